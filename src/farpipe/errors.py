@@ -1,0 +1,41 @@
+"""What can go wrong, each kind with the exit code that the command line returns for it."""
+
+
+class FarpipeError(Exception):
+    """Base of every error that farpipe raises on purpose; its text is written for the user."""
+
+    exit_code = 1
+
+
+class UsageError(FarpipeError):
+    """The command was called in a way that makes no sense (exit 2)."""
+
+    exit_code = 2
+
+
+class InputError(FarpipeError):
+    """A file or value that the user gave is wrong; the text names the place and the remedy (exit 3)."""
+
+    exit_code = 3
+
+
+class ScheduleError(InputError):
+    """A schedule breaks a rule; the text names the first broken rule and draws the place (exit 3)."""
+
+
+class InfeasibleError(FarpipeError):
+    """The input is sound but nothing satisfies it; the text names the binding constraint (exit 4)."""
+
+    exit_code = 4
+
+
+class GateError(FarpipeError):
+    """A measured or published number is outside its tolerance (exit 5)."""
+
+    exit_code = 5
+
+
+class RunError(FarpipeError):
+    """A run broke for a reason outside farpipe: a peer died, a message never came, the disk is full (exit 6)."""
+
+    exit_code = 6

@@ -1,0 +1,248 @@
+"""One optimizer step as numbers: durations, bytes, memory limits and links.
+
+A Problem knows nothing of models, GPUs or datacenters. It is the upper half of farpipe's waist: planners write
+it, schedulers, the simulator and the runtime read it.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from farpipe.strict import expect_format, finite, nearest, parse_json, read_text, validate, write_text
+from farpipe.units import format_bytes, format_rate, format_seconds
+
+FORMAT: Final = "farpipe/problem/1"
+MAX_MICROBATCHES: Final = 1 << 20
+
+
+def _positive(value: Any) -> float:
+    return finite(value, exclusive=True)
+
+
+def _number_or_list(value: Any) -> float | tuple[float, ...]:
+    return tuple(finite(item) for item in value) if isinstance(value, list | tuple) else finite(value)
+
+
+def _name_or_list(value: Any) -> str | tuple[str, ...]:
+    names = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError("expected the name of a link, or a list with one name per microbatch")
+    return tuple(names) if isinstance(value, list | tuple) else str(value)
+
+
+NonNegative = Annotated[float, BeforeValidator(finite)]
+Positive = Annotated[float, BeforeValidator(_positive)]
+PerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_number_or_list)]
+"""A figure that is the same for every microbatch (a number) or differs (one number per microbatch)."""
+LinkNames = Annotated[str | tuple[str, ...], BeforeValidator(_name_or_list)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Rank(_Part):
+    """A process, one position of the pipeline. `memory_bytes` None: unlimited."""
+
+    memory_bytes: NonNegative | None = None
+    static_bytes: NonNegative = 0.0
+    """Parameters, gradients, optimizer state: what is there during the whole step."""
+
+
+class Stage(_Part):
+    """A slice of the model on one rank."""
+
+    rank: Annotated[int, Field(ge=0)]
+    forward_s: PerMicrobatch
+    input_grad_s: PerMicrobatch
+    weight_grad_s: PerMicrobatch
+    activation_bytes: PerMicrobatch = 0.0
+    """Held from the start of F to the end of I or B."""
+    weight_stash_bytes: PerMicrobatch = 0.0
+    """What remains of it after I, until the end of W."""
+
+
+class Link(_Part):
+    """One direction of a connection; it carries one message at a time."""
+
+    latency_s: NonNegative
+    bandwidth_bytes_per_s: Positive
+
+
+class Transfer(_Part):
+    """What one message puts on which link."""
+
+    link: LinkNames
+    bytes: PerMicrobatch
+
+
+class Hop(_Part):
+    """The boundary between stage s and s + 1; None: that direction is free."""
+
+    forward: Transfer | None = None
+    backward: Transfer | None = None
+
+
+class Sync(_Part):
+    """The data-parallel collectives of one stage: gather before its first F, reduce after its last W or B."""
+
+    gather: Transfer | None = None
+    reduce: Transfer | None = None
+
+
+def site_of(end: str) -> str:
+    """The site in one end of a link's name: ``zurich`` in ``zurich`` and in ``zurich:3``."""
+    return end.partition(":")[0]
+
+
+def is_inter_site(link: str) -> bool:
+    """Whether a link joins two sites.
+
+    Links are named ``from>to`` after their sites; inside a site, where each pair of ranks has a link of its own,
+    ``site:rank>site:rank``. A name of another form is taken for a link between sites.
+    """
+    source, arrow, target = link.partition(">")
+    return not arrow or site_of(source) != site_of(target)
+
+
+class Problem(_Part):
+    """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`."""
+
+    num_microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    links: dict[str, Link] = Field(default_factory=dict)
+    hops: tuple[Hop | None, ...] = ()
+    sync: tuple[Sync | None, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, data: Any) -> Any:
+        """JSON has lists where Python has tuples; strict mode would tell them apart."""
+        if not isinstance(data, dict):
+            return data
+        keys = ("ranks", "stages", "hops", "sync")
+        return data | {key: tuple(data[key]) for key in keys if isinstance(data.get(key), list)}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(self.hops) != len(self.stages) - 1:
+            raise ValueError(
+                f"hops: expected one entry per adjacent stage pair, {len(self.stages) - 1}, found {len(self.hops)}"
+            )
+        if self.sync is not None and len(self.sync) != len(self.stages):
+            raise ValueError(f"sync: expected one entry per stage, {len(self.stages)}, found {len(self.sync)}")
+        for index, stage in enumerate(self.stages):
+            if stage.rank >= len(self.ranks):
+                raise ValueError(f"stages[{index}].rank: there is no rank {stage.rank}; ranks: {len(self.ranks)}")
+            for name in _STAGE_FIGURES:
+                self._expect_length(getattr(stage, name), f"stages[{index}].{name}")
+        for place, transfer in self.transfers():
+            self._expect_length(transfer.bytes, f"{place}.bytes")
+            self._expect_links(transfer.link, f"{place}.link")
+        return self
+
+    def _expect_length(self, value: float | str | tuple[Any, ...], place: str) -> None:
+        if isinstance(value, tuple) and len(value) != self.num_microbatches:
+            raise ValueError(f"{place}: expected one entry per microbatch, {self.num_microbatches}, found {len(value)}")
+
+    def _expect_links(self, names: str | tuple[str, ...], place: str) -> None:
+        self._expect_length(names, place)
+        for name in dict.fromkeys([names] if isinstance(names, str) else names):
+            if name not in self.links:
+                raise ValueError(f"{place}: there is no link {name!r}{nearest(name, self.links)}")
+
+    def transfers(self) -> list[tuple[str, Transfer]]:
+        """Every transfer of the step with its key path in the file."""
+        found: list[tuple[str, Transfer | None]] = []
+        for index, hop in enumerate(self.hops):
+            if hop is not None:
+                found += [(f"hops[{index}].forward", hop.forward), (f"hops[{index}].backward", hop.backward)]
+        for index, sync in enumerate(self.sync or ()):
+            if sync is not None:
+                found += [(f"sync[{index}].gather", sync.gather), (f"sync[{index}].reduce", sync.reduce)]
+        return [(place, transfer) for place, transfer in found if transfer is not None]
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of (virtual) stages over all ranks."""
+        return len(self.stages)
+
+    @cached_property
+    def stages_of_rank(self) -> tuple[tuple[int, ...], ...]:
+        """For every rank the stages that live on it, ascending."""
+        of_rank: list[list[int]] = [[] for _ in self.ranks]
+        for index, stage in enumerate(self.stages):
+            of_rank[stage.rank].append(index)
+        return tuple(tuple(stages) for stages in of_rank)
+
+    def table(self, figure: str) -> NDArray[np.float64]:
+        """A stage figure (``"forward_s"``, ``"activation_bytes"``, ...) as an array [num_stages, num_microbatches]."""
+        rows = [self.row(getattr(stage, figure)) for stage in self.stages]
+        return np.stack(rows)
+
+    def row(self, value: float | Sequence[float]) -> NDArray[np.float64]:
+        """A per-microbatch figure as an array [num_microbatches]."""
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), (self.num_microbatches,))
+
+    def to_json(self) -> str:
+        """The problem in the format ``farpipe/problem/1``."""
+        body = self.model_dump_json(exclude_none=False)
+        return f'{{"format":"{FORMAT}",{body[1:]}'
+
+    def save(self, path: Path | str) -> None:
+        """Write the problem to `path`, whole or not at all."""
+        write_text(path, self.to_json() + "\n")
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "problem") -> Self:
+        """Read ``farpipe/problem/1``; InputError names the place of whatever is wrong."""
+        return validate(cls, expect_format(parse_json(text, source), FORMAT, source), source)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a problem file."""
+        return cls.from_json(read_text(path), str(path))
+
+    def __repr__(self) -> str:
+        lines = [f"Problem: {self.num_stages} stages on {self.num_ranks} ranks, {self.num_microbatches} microbatches"]
+        lines += [f"  stage {index}: {_describe_stage(stage)}" for index, stage in enumerate(self.stages)]
+        for index, rank in enumerate(self.ranks):
+            if rank.memory_bytes is not None:
+                free = rank.memory_bytes - rank.static_bytes
+                lines.append(f"  rank {index}: {format_bytes(rank.memory_bytes)}, {format_bytes(free)} for activations")
+        for name, link in self.links.items():
+            lines.append(f"  {name}: {format_seconds(link.latency_s)}, {format_rate(link.bandwidth_bytes_per_s)}")
+        return "\n".join(lines)
+
+    __str__ = __repr__
+
+
+_STAGE_FIGURES: Final = (
+    "forward_s",
+    "input_grad_s",
+    "weight_grad_s",
+    "activation_bytes",
+    "weight_stash_bytes",
+)
+
+
+def _describe_stage(stage: Stage) -> str:
+    times = [f"{letter} {_span(getattr(stage, name))}" for letter, name in zip("FIW", _STAGE_FIGURES, strict=False)]
+    return f"rank {stage.rank}, " + ", ".join(times)
+
+
+def _span(value: float | tuple[float, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"{format_seconds(min(value))}..{format_seconds(max(value))}"
+    return format_seconds(value)

@@ -1,0 +1,211 @@
+"""The rules that a schedule must keep, in the order in which they are checked.
+
+1. There is one order per rank, and as many microbatches as in the Problem.
+2. Every action belongs to a stage of its own rank and to a microbatch of the step.
+3. Every stage does F once for every microbatch, and then either B once, or I once and W once.
+4. On its rank F comes before I or B, and I before W.
+5. No rank waits for another in a circle.
+6. No rank ever holds more than its memory.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InfeasibleError, ScheduleError
+from farpipe.problem import Problem
+from farpipe.schedule.action import Action
+from farpipe.schedule.grid import draw_grid
+from farpipe.schedule.schedule import RankOrder, Schedule
+from farpipe.units import format_bytes
+
+
+def check(problem: Problem, schedule: Schedule, *, memory: bool = True) -> None:
+    """Raise for the first rule that `schedule` breaks, with the order drawn and an arrow at the place.
+
+    ScheduleError for rules 1 to 5, InfeasibleError for memory (rule 6, left out with ``memory=False``).
+    """
+    _check_shape(problem, schedule)
+    for rank in range(problem.num_ranks):
+        _check_rank(problem, schedule, rank)
+    _check_deadlock(problem, schedule)
+    if memory:
+        _check_memory(problem, schedule)
+
+
+def _fail(rule: int, text: str, schedule: Schedule, mark: tuple[int, int]) -> ScheduleError:
+    return ScheduleError(f"schedule {schedule.method!r} breaks rule {rule}: {text}\n{draw_grid(schedule.ranks, mark)}")
+
+
+def _check_shape(problem: Problem, schedule: Schedule) -> None:
+    if len(schedule.ranks) != problem.num_ranks:
+        raise ScheduleError(
+            f"schedule {schedule.method!r} breaks rule 1: it has orders for {len(schedule.ranks)} ranks, "
+            f"the problem has {problem.num_ranks}"
+        )
+    if schedule.num_microbatches != problem.num_microbatches:
+        raise ScheduleError(
+            f"schedule {schedule.method!r} breaks rule 1: it is made for {schedule.num_microbatches} "
+            f"microbatches, the problem has {problem.num_microbatches}"
+        )
+
+
+def _check_rank(problem: Problem, schedule: Schedule, rank: int) -> None:
+    order = schedule.ranks[rank]
+    mine = set(problem.stages_of_rank[rank])
+    place: dict[Action, int] = {}
+    for position, action in enumerate(order):
+        here = (rank, position)
+        if action.stage not in mine:
+            raise _fail(2, f"{action}: stage {action.stage} is not on rank {rank}", schedule, here)
+        if action.microbatch >= problem.num_microbatches:
+            text = f"{action}: microbatches are 0 to {problem.num_microbatches - 1}"
+            raise _fail(2, text, schedule, here)
+        if action in place:
+            text = f"{action} is done twice, at positions {place[action]} and {position}"
+            raise _fail(3, text, schedule, here)
+        place[action] = position
+        _check_action(schedule, rank, action, place)
+    _check_complete(problem, schedule, rank, place)
+
+
+def _check_action(schedule: Schedule, rank: int, action: Action, place: dict[Action, int]) -> None:
+    """Rules 3 and 4 for one action, given everything that comes before it on its rank."""
+    stage, kind, microbatch = action
+    here = (rank, place[action])
+
+    def has(other: str) -> bool:
+        return (stage, other, microbatch) in place
+
+    forward, input_grad = Action(stage, "F", microbatch), Action(stage, "I", microbatch)
+    if kind == "B" and (has("I") or has("W")):
+        raise _fail(3, f"{action}: the backward of {forward} is already done as I or W", schedule, here)
+    if kind in "IW" and has("B"):
+        raise _fail(3, f"{action}: the backward of {forward} is already done as B", schedule, here)
+    if kind in "IB" and not has("F"):
+        raise _fail(4, f"{action} comes before its forward {forward}", schedule, here)
+    if kind == "W" and not has("I"):
+        raise _fail(4, f"{action} comes before its input gradient {input_grad}", schedule, here)
+
+
+def _check_complete(problem: Problem, schedule: Schedule, rank: int, place: dict[Action, int]) -> None:
+    end = (rank, max(len(schedule.ranks[rank]) - 1, 0))
+    for stage in problem.stages_of_rank[rank]:
+        for microbatch in range(problem.num_microbatches):
+            if (stage, "F", microbatch) not in place:
+                text = f"{Action(stage, 'F', microbatch)} is missing on rank {rank}"
+                raise _fail(3, text, schedule, end)
+            if (stage, "B", microbatch) in place:
+                continue
+            if (stage, "I", microbatch) not in place:
+                text = (
+                    f"{stage}B{microbatch} (or {stage}I{microbatch} and {stage}W{microbatch}) is missing on rank {rank}"
+                )
+                raise _fail(3, text, schedule, (rank, place[Action(stage, "F", microbatch)]))
+            if (stage, "W", microbatch) not in place:
+                text = f"{Action(stage, 'W', microbatch)} is missing on rank {rank}"
+                raise _fail(3, text, schedule, (rank, place[Action(stage, "I", microbatch)]))
+
+
+def awaited(action: Action, num_stages: int) -> tuple[int, str, int] | None:
+    """What an action needs from another stage, as (stage, "F" or "backward", microbatch); None: nothing."""
+    stage, kind, microbatch = action
+    if kind == "F":
+        return (stage - 1, "F", microbatch) if stage > 0 else None
+    if kind in "IB":
+        return (stage + 1, "backward", microbatch) if stage + 1 < num_stages else None
+    return None
+
+
+def _check_deadlock(problem: Problem, schedule: Schedule) -> None:
+    """Play the orders without times until nothing moves; a rank that is not at its end is stuck."""
+    done: set[tuple[int, str, int]] = set()
+    position = [0] * problem.num_ranks
+    waiting: dict[tuple[int, str, int], int] = {}
+    ready = list(range(problem.num_ranks))
+    while ready:
+        rank = ready.pop()
+        for action in schedule.ranks[rank][position[rank] :]:
+            need = awaited(action, problem.num_stages)
+            if need is not None and need not in done:
+                waiting[need] = rank
+                break
+            position[rank] += 1
+            if action.kind == "W":
+                continue
+            made = (action.stage, "F" if action.kind == "F" else "backward", action.microbatch)
+            done.add(made)
+            if made in waiting:
+                ready.append(waiting.pop(made))
+    stuck = [rank for rank in range(problem.num_ranks) if position[rank] < len(schedule.ranks[rank])]
+    if stuck:
+        raise _fail(5, _tell_circle(problem, schedule, position, stuck), schedule, (stuck[0], position[stuck[0]]))
+
+
+def _tell_circle(problem: Problem, schedule: Schedule, position: list[int], stuck: list[int]) -> str:
+    """Follow who waits for whom from the first stuck rank until a rank comes up again."""
+    path, lines = [], []
+    rank = stuck[0]
+    while rank not in path:
+        path.append(rank)
+        action = schedule.ranks[rank][position[rank]]
+        need = awaited(action, problem.num_stages)
+        assert need is not None
+        other = problem.stages[need[0]].rank
+        what = f"{need[0]}F{need[2]}" if need[1] == "F" else f"the backward {need[0]}B{need[2]}"
+        lines.append(f"rank {rank} can't start {action}: it waits for {what} on rank {other}")
+        rank = other
+    return "deadlock\n  " + "\n  ".join(lines)
+
+
+def memory_steps(problem: Problem, order: RankOrder) -> Iterator[tuple[float, float]]:
+    """For every action of a rank's order the bytes taken at its start and given back at its end."""
+    activation, stash = problem.table("activation_bytes"), problem.table("weight_stash_bytes")
+    for stage, kind, microbatch in order:
+        held, kept = activation[stage, microbatch], stash[stage, microbatch]
+        if kind == "F":
+            yield held, 0.0
+        elif kind == "B":
+            yield 0.0, held
+        elif kind == "I":
+            yield 0.0, held - kept
+        else:
+            yield 0.0, kept
+
+
+def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> NDArray[np.float64]:
+    """Bytes in use on `rank` while each action of its order runs, static bytes included: [num_actions + 1].
+
+    The last entry is what remains after the last action. Memory follows from the order alone: an activation is
+    taken at the start of F and given back at the end of I or B, the stash of its weight gradient at the end of W.
+    """
+    steps = np.array([*memory_steps(problem, schedule.ranks[rank])], dtype=np.float64).reshape(-1, 2)
+    taken, given = np.cumsum(steps[:, 0]), np.cumsum(steps[:, 1])
+    during = taken - np.concatenate(([0.0], given))[:-1] if len(steps) else taken
+    after = (taken[-1] - given[-1]) if len(steps) else 0.0
+    return np.asarray(problem.ranks[rank].static_bytes + np.concatenate((during, [after])))
+
+
+def peak_memory_bytes(problem: Problem, schedule: Schedule) -> list[float]:
+    """The most bytes that each rank ever holds, static bytes included."""
+    return [float(memory_curve(problem, schedule, rank).max()) for rank in range(problem.num_ranks)]
+
+
+def exceeds(used: float, limit: float | None) -> bool:
+    """Whether `used` bytes are over a limit, forgiving what rounding of sums can do."""
+    return limit is not None and used > limit and not math.isclose(used, limit, rel_tol=1e-9)
+
+
+def _check_memory(problem: Problem, schedule: Schedule) -> None:
+    for rank, spec in enumerate(problem.ranks):
+        curve = memory_curve(problem, schedule, rank)
+        over = [position for position, used in enumerate(curve[:-1]) if exceeds(float(used), spec.memory_bytes)]
+        if over:
+            used, limit = float(curve[over[0]]), float(spec.memory_bytes or 0)
+            raise InfeasibleError(
+                f"schedule {schedule.method!r} breaks rule 6: rank {rank} would hold {format_bytes(used)} at "
+                f"{schedule.ranks[rank][over[0]]}, {format_bytes(used - limit)} more than its {format_bytes(limit)}\n"
+                + draw_grid(schedule.ranks, (rank, over[0]))
+            )

@@ -1,0 +1,238 @@
+"""Timeline: what happened to every action and message of one step, predicted or measured.
+
+Times are seconds since the step began, on one clock. Predicted and measured timelines are the same type, so
+comparing them is one function.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InputError
+from farpipe.problem import is_inter_site
+from farpipe.schedule import KINDS, Action
+from farpipe.strict import expect_format, finite, parse_json, read_text, write_text
+
+FORMAT: Final = "farpipe/timeline/1"
+
+MESSAGE_KINDS: Final = ("forward", "backward", "gather", "reduce")
+
+ACTION_DTYPE: Final = np.dtype(
+    [
+        ("rank", "i4"),
+        ("stage", "i4"),
+        ("kind", "i4"),
+        ("microbatch", "i4"),
+        ("start_s", "f8"),
+        ("end_s", "f8"),
+    ]
+)
+"""One action; `kind` is its place in KINDS."""
+
+MESSAGE_DTYPE: Final = np.dtype(
+    [
+        ("link", "i4"),
+        ("kind", "i4"),
+        ("stage", "i4"),
+        ("microbatch", "i4"),
+        ("source", "i4"),
+        ("target", "i4"),
+        ("bytes", "f8"),
+        ("ready_s", "f8"),
+        ("start_s", "f8"),
+        ("end_s", "f8"),
+        ("arrival_s", "f8"),
+    ]
+)
+"""One message: `stage` is its producer's, `link` an index into `links` (-1: a hop without a link).
+
+It was ready when its producer ended, was on the link from `start_s` to `end_s` and reached the consumer at
+`arrival_s`. Collectives have microbatch -1, and their own rank as source and target.
+"""
+
+
+@dataclass(frozen=True, repr=False)
+class Timeline:
+    """What happened in one step; `actions` are sorted by rank, then start."""
+
+    source: Literal["predicted", "measured"]
+    num_ranks: int
+    links: tuple[str, ...]
+    actions: NDArray[np.void]
+    messages: NDArray[np.void]
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """From the start of the first action or collective to the end of the last, on any rank."""
+        if not len(self.actions):
+            return 0.0
+        collectives = self.messages[self.messages["microbatch"] < 0]
+        start = min([self.actions["start_s"].min(), *collectives["ready_s"]])
+        return float(max([self.actions["end_s"].max(), *collectives["arrival_s"]]) - start)
+
+    @cached_property
+    def busy_s(self) -> NDArray[np.float64]:
+        """Compute time of every rank: [num_ranks]."""
+        durations = self.actions["end_s"] - self.actions["start_s"]
+        return np.bincount(self.actions["rank"], weights=durations, minlength=self.num_ranks).astype(np.float64)
+
+    @property
+    def bubble_ratio(self) -> float:
+        """1 - busy compute time / (number of ranks x makespan)."""
+        return float(1 - self.busy_s.sum() / (self.num_ranks * self.makespan_s)) if self.makespan_s else 0.0
+
+    @cached_property
+    def exposed_s(self) -> NDArray[np.float64]:
+        """Seconds that each rank waited for communication: [num_ranks, 2], between sites and inside a site.
+
+        A wait counts from when the rank was free *and* the message was ready; waiting for the computation of
+        another rank is bubble, not exposed communication. After a rank's last action the time until its
+        collectives are done counts as well.
+        """
+        exposed = np.zeros((self.num_ranks, 2))
+        for rank, link, seconds in self._waits():
+            inside = link < 0 or not is_inter_site(self.links[link])
+            exposed[rank, int(inside)] += seconds
+        return exposed
+
+    def _waits(self) -> Iterator[tuple[int, int, float]]:
+        """(rank, link, seconds) of every wait for a message."""
+        inputs, gathers = self._inputs(), self._collectives("gather")
+        free, began = np.zeros(self.num_ranks), set()
+        for action in self.actions:
+            rank, stage = int(action["rank"]), int(action["stage"])
+            needs = [inputs.get((stage, int(action["kind"]), int(action["microbatch"])))]
+            if stage not in began:
+                began.add(stage)
+                needs.append(gathers.get(stage))
+            for message in (need for need in needs if need is not None):
+                until = min(action["start_s"], message["arrival_s"])
+                wait = float(until - max(free[rank], message["ready_s"]))
+                if wait > 0:
+                    yield rank, int(message["link"]), wait
+                    free[rank] = until
+            free[rank] = action["end_s"]
+        for message in sorted(self._collectives("reduce").values(), key=lambda m: float(m["arrival_s"])):
+            rank = int(message["source"])
+            wait = float(message["arrival_s"] - max(free[rank], message["ready_s"]))
+            if wait > 0:
+                yield rank, int(message["link"]), wait
+                free[rank] = message["arrival_s"]
+
+    def _inputs(self) -> dict[tuple[int, int, int], Any]:
+        """Messages by the (stage, kind, microbatch) of the action that consumes them."""
+        found: dict[tuple[int, int, int], Any] = {}
+        for message in self.messages[self.messages["microbatch"] >= 0]:
+            stage, microbatch = int(message["stage"]), int(message["microbatch"])
+            if MESSAGE_KINDS[message["kind"]] == "forward":
+                found[stage + 1, KINDS.index("F"), microbatch] = message
+            else:
+                found[stage - 1, KINDS.index("I"), microbatch] = message
+                found[stage - 1, KINDS.index("B"), microbatch] = message
+        return found
+
+    def _collectives(self, kind: str) -> dict[int, Any]:
+        chosen = self.messages[self.messages["kind"] == MESSAGE_KINDS.index(kind)]
+        return {int(message["stage"]): message for message in chosen}
+
+    def link_bytes(self) -> dict[str, float]:
+        """Bytes that went over every link."""
+        return {
+            name: float(self.messages["bytes"][self.messages["link"] == i].sum()) for i, name in enumerate(self.links)
+        }
+
+    def link_busy_ratio(self) -> dict[str, float]:
+        """Share of the makespan in which every link carried something."""
+        durations = self.messages["end_s"] - self.messages["start_s"]
+        span = self.makespan_s or 1.0
+        return {name: float(durations[self.messages["link"] == i].sum() / span) for i, name in enumerate(self.links)}
+
+    def label(self, action: np.void) -> str:
+        """The action in its text form."""
+        return str(Action(int(action["stage"]), KINDS[action["kind"]], int(action["microbatch"])))
+
+    def to_data(self) -> dict[str, Any]:
+        """The timeline as JSON data in the format ``farpipe/timeline/1``: every event with its resource."""
+        events = [
+            {
+                "resource": f"rank {action['rank']}",
+                "event": self.label(action),
+                "start_s": float(action["start_s"]),
+                "end_s": float(action["end_s"]),
+            }
+            for action in self.actions
+        ]
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "num_ranks": self.num_ranks,
+            "links": list(self.links),
+            "makespan_s": self.makespan_s,
+            "events": events + [self._message_data(message) for message in self.messages],
+        }
+
+    def _message_data(self, message: np.void) -> dict[str, Any]:
+        link = int(message["link"])
+        return {
+            "resource": self.links[link] if link >= 0 else "free hop",
+            "event": MESSAGE_KINDS[message["kind"]],
+            **{name: int(message[name]) for name in ("stage", "microbatch", "source", "target")},
+            **{name: float(message[name]) for name in ("bytes", "ready_s", "start_s", "end_s", "arrival_s")},
+        }
+
+    @classmethod
+    def from_data(cls, data: Any, source: str = "timeline") -> "Timeline":
+        """Read JSON data; InputError names the event that is wrong."""
+        body = expect_format(data, FORMAT, source)
+        try:
+            links = tuple(str(name) for name in body["links"])
+            events = [_parse_event(event, links, index) for index, event in enumerate(body["events"])]
+            kind, num_ranks = body["source"], body["num_ranks"]
+            if kind not in ("predicted", "measured") or type(num_ranks) is not int or num_ranks < 1:
+                raise ValueError("source must be 'predicted' or 'measured' and num_ranks a count")
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            reason = f"missing key {error}" if isinstance(error, KeyError) else error
+            raise InputError(f"{source}: not a timeline: {reason}") from None
+        actions = np.array([row for dtype, row in events if dtype is ACTION_DTYPE], dtype=ACTION_DTYPE)
+        messages = np.array([row for dtype, row in events if dtype is MESSAGE_DTYPE], dtype=MESSAGE_DTYPE)
+        return cls(kind, num_ranks, links, actions, messages)
+
+    def save(self, path: Path | str) -> None:
+        """Write the timeline to `path`, whole or not at all."""
+        write_text(path, json.dumps(self.to_data()) + "\n")
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Timeline":
+        """Read a timeline file."""
+        return cls.from_data(parse_json(read_text(path), str(path)), str(path))
+
+    def __repr__(self) -> str:
+        inter, intra = self.exposed_s.sum(axis=0)
+        return (
+            f"Timeline ({self.source}): {self.num_ranks} ranks, {len(self.actions)} actions, "
+            f"{len(self.messages)} messages, step {self.makespan_s:.4g} s, bubble {self.bubble_ratio:.1%}, "
+            f"exposed {inter:.4g} s between sites and {intra:.4g} s inside (sum over ranks)"
+        )
+
+
+def _parse_event(event: Any, links: Sequence[str], index: int) -> tuple[np.dtype[np.void], tuple[Any, ...]]:
+    if not isinstance(event, dict):
+        raise ValueError(f"events[{index}] is not an object")
+    start, end = finite(event["start_s"], minimum=-np.inf), finite(event["end_s"], minimum=-np.inf)
+    resource, name = event["resource"], event["event"]
+    if str(resource).startswith("rank ") and resource not in links:
+        action = Action.parse(name)
+        kind = KINDS.index(action.kind)
+        return ACTION_DTYPE, (int(resource[5:]), action.stage, kind, action.microbatch, start, end)
+    link = -1 if resource == "free hop" else links.index(resource)
+    whole = tuple(int(event[key]) for key in ("stage", "microbatch", "source", "target"))
+    stage, microbatch, sender, receiver = whole
+    size, ready, arrival = (finite(event[key], minimum=-np.inf) for key in ("bytes", "ready_s", "arrival_s"))
+    kind = MESSAGE_KINDS.index(name)
+    return MESSAGE_DTYPE, (link, kind, stage, microbatch, sender, receiver, size, ready, start, end, arrival)
