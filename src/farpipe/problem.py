@@ -143,6 +143,8 @@ class Problem(_Part):
             for name in _STAGE_FIGURES:
                 self._expect_length(getattr(stage, name), f"stages[{index}].{name}")
         for place, transfer in self.transfers():
+            if place.startswith("sync") and not (isinstance(transfer.link, str) and isinstance(transfer.bytes, float)):
+                raise ValueError(f"{place}: a collective has no microbatches: give one link and one number of bytes")
             self._expect_length(transfer.bytes, f"{place}.bytes")
             self._expect_links(transfer.link, f"{place}.link")
         return self

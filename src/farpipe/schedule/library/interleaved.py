@@ -1,0 +1,50 @@
+"""Interleaved 1F1B: several stages per rank, round robin (Narayanan et al., SC 2021, arXiv 2104.04473)."""
+
+from farpipe.errors import InputError
+from farpipe.problem import Problem
+from farpipe.schedule.action import Action
+from farpipe.schedule.schedule import RankOrder, Schedule
+
+
+def interleaved(problem: Problem) -> Schedule:
+    """Microbatches go in groups of p through every stage of a rank; warm-up is 2(p - 1 - r) + (v - 1)p forwards.
+
+    Defined for v stages per rank placed round robin and a number of microbatches that p divides.
+    """
+    ring = _round_robin(problem)
+    num_ranks, num_microbatches = problem.num_ranks, problem.num_microbatches
+    if num_microbatches % num_ranks:
+        raise InputError(
+            f"schedule 'interleaved' needs a number of microbatches that the {num_ranks} ranks divide; "
+            f"it is {num_microbatches}"
+        )
+    orders: list[RankOrder] = [()] * num_ranks
+    for position, rank in enumerate(ring):
+        orders[rank] = _rank_order(position, problem.stages_of_rank[rank], num_ranks, num_microbatches)
+    return Schedule(num_microbatches, tuple(orders), "interleaved")
+
+
+def _rank_order(position: int, stages: tuple[int, ...], num_ranks: int, num_microbatches: int) -> RankOrder:
+    groups = range(0, num_microbatches, num_ranks)
+    forward = [Action(s, "F", g + j) for g in groups for s in stages for j in range(num_ranks)]
+    backward = [Action(s, "B", g + j) for g in groups for s in reversed(stages) for j in range(num_ranks)]
+    if len(stages) == 1:
+        ahead = num_ranks - 1 - position
+    else:
+        ahead = 2 * (num_ranks - 1 - position) + (len(stages) - 1) * num_ranks
+    ahead = min(ahead, len(forward))
+    steady = [action for pair in zip(forward[ahead:], backward, strict=False) for action in pair]
+    return tuple(forward[:ahead] + steady + backward[len(forward) - ahead :])
+
+
+def _round_robin(problem: Problem) -> list[int]:
+    """The ranks in pipeline order; InputError unless stage s + p lives where stage s does."""
+    num_ranks = problem.num_ranks
+    ring = [stage.rank for stage in problem.stages[:num_ranks]]
+    regular = problem.num_stages % num_ranks == 0 and len(set(ring)) == num_ranks
+    if not regular or any(stage.rank != ring[s % num_ranks] for s, stage in enumerate(problem.stages)):
+        raise InputError(
+            "schedule 'interleaved' needs the same number of stages on every rank, placed round robin "
+            "(stage s + p on the rank of stage s)"
+        )
+    return ring

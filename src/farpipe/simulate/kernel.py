@@ -1,0 +1,163 @@
+"""The compiled kernel: plays the orders of all ranks and writes down when everything happened.
+
+Every rank runs ahead until an input is missing. A message on a link that one rank feeds goes on its way at once, for
+such messages are ready in that rank's order. On a link that several ranks feed it is pending until nobody can run any
+further: then the earliest pending message can't be overtaken any more, since whatever is still to come waits for it or
+for a later one. So links serve in the order in which messages became ready, and the time is linear in the number of
+actions (times the logarithm of the pending messages on shared links).
+"""
+
+import numpy as np
+from numba import njit
+
+_F, _W = 0, 2
+_NOTHING, _FREE = -2, -1
+
+
+@njit(cache=True, inline="always")
+def _gather(sync_link, sync_s, latency_s, link_free_s, sync_start_s, gate_s):  # type: ignore[no-untyped-def]
+    """All gathers are ready at time zero and go first, lower stages before higher."""
+    for stage in range(gate_s.size):
+        link = sync_link[0, stage]
+        if link != _NOTHING:
+            sync_start_s[0, stage], gate_s[stage] = _put(link, 0.0, sync_s[0, stage], latency_s, link_free_s)
+
+
+@njit(cache=True, inline="always")
+def _put(link, ready, seconds, latency_s, link_free_s):  # type: ignore[no-untyped-def]
+    """Put a message that is ready on its link: (start, arrival)."""
+    if link == _FREE:
+        return ready, ready
+    start = max(ready, link_free_s[link])
+    link_free_s[link] = start + seconds
+    return start, start + seconds + latency_s[link]
+
+
+@njit(cache=True, inline="always")
+def _before(one, other, ready_s, tie):  # type: ignore[no-untyped-def]
+    return ready_s[one] < ready_s[other] or (ready_s[one] == ready_s[other] and tie[one] < tie[other])
+
+
+@njit(cache=True)
+def _push(heap, size, item, ready_s, tie):  # type: ignore[no-untyped-def]
+    place = size
+    while place > 0:
+        parent = (place - 1) >> 1
+        if not _before(item, heap[parent], ready_s, tie):
+            break
+        heap[place] = heap[parent]
+        place = parent
+    heap[place] = item
+
+
+@njit(cache=True)
+def _pop(heap, size, ready_s, tie):  # type: ignore[no-untyped-def]
+    """The earliest of the `size` items on the heap, taken off."""
+    first, last = heap[0], heap[size - 1]
+    place, size = 0, size - 1
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        if child + 1 < size and _before(heap[child + 1], heap[child], ready_s, tie):
+            child += 1
+        if not _before(heap[child], last, ready_s, tie):
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = last
+    return first
+
+
+@njit(cache=True)
+def play(  # type: ignore[no-untyped-def]  # noqa: C901
+    codes, begin, shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, out
+):
+    """Play the orders; returns the number of actions that could be played.
+
+    `shape` = (S, M); tables are flat, a message's place is ``way * S * M + stage * M + microbatch`` (way 0 forward,
+    1 backward), a reduce's ``2 * S * M + stage``. `shared` [L] tells which links several ranks feed. `out` =
+    (start_s [A], message_start_s [2SM], arrival_s [2SM], sync_start_s [2, S]); `arrival_s`, by consumer, must come in
+    filled with -1 (not there yet) but for what needs no message: forwards of the first stage, backwards of the last.
+    """
+    start_s, message_start_s, arrival_s, sync_start_s = out
+    num_stages, num_microbatches = shape
+    per_kind = num_stages * num_microbatches
+    num_ranks = begin.size - 1
+    link_free_s, gate_s = np.zeros(latency_s.size), np.zeros(num_stages)
+    _gather(sync_link, sync_s, latency_s, link_free_s, sync_start_s, gate_s)
+    left = np.full(num_stages, num_microbatches, np.int32)
+    position, free_s = begin[:-1].copy(), np.zeros(num_ranks)
+    waits_for = np.full(num_ranks, -1, np.int32)
+    stack = np.arange(num_ranks)
+    top, played, pending = num_ranks, 0, 0
+    capacity = 2 * per_kind + num_stages if shared.any() else 0
+    heap, ready_s, tie = np.empty(capacity, np.int64), np.empty(capacity), np.empty(capacity, np.int64)
+    while top > 0 or pending > 0:
+        if top == 0:  # nobody can run: the earliest pending message goes on its link
+            item = _pop(heap, pending, ready_s, tie)
+            pending -= 1
+            if item >= 2 * per_kind:
+                stage = item - 2 * per_kind
+                name = sync_link[1, stage]
+                sync_start_s[1, stage], _ = _put(name, ready_s[item], sync_s[1, stage], latency_s, link_free_s)
+                continue
+            way = item // per_kind
+            target = item + num_microbatches - 2 * way * num_microbatches
+            message_start_s[item], arrival_s[target] = _put(
+                link[item], ready_s[item], transfer_s[item], latency_s, link_free_s
+            )
+            rank = rank_of_stage[(target - way * per_kind) // num_microbatches]
+            if waits_for[rank] != target:
+                continue
+            waits_for[rank] = -1
+        else:
+            top -= 1
+            rank = stack[top]
+        at, end, now = position[rank], begin[rank + 1], free_s[rank]
+        while at < end:
+            code = codes[at]
+            kind = code // per_kind
+            slot = code - kind * per_kind
+            stage = slot // num_microbatches
+            way = 0 if kind == _F else 1
+            if kind != _W:
+                arrival = arrival_s[way * per_kind + slot]
+                if arrival < 0.0:
+                    waits_for[rank] = way * per_kind + slot
+                    break
+                now = max(now, arrival)
+                if kind == _F:
+                    now = max(now, gate_s[stage])
+            start_s[at] = now
+            now += duration_s[code]
+            at += 1
+            if kind != _W:
+                sent = way * per_kind + slot
+                name = link[sent]
+                if name >= 0 and shared[name]:
+                    ready_s[sent], tie[sent] = now, stage * (num_microbatches + 1) + slot % num_microbatches
+                    _push(heap, pending, sent, ready_s, tie)
+                    pending += 1
+                elif name != _NOTHING:
+                    target = sent + num_microbatches - 2 * way * num_microbatches
+                    message_start_s[sent], arrival_s[target] = _put(name, now, transfer_s[sent], latency_s, link_free_s)
+                    other = rank_of_stage[stage + 1 - 2 * way]
+                    if waits_for[other] == target:
+                        waits_for[other] = -1
+                        stack[top] = other
+                        top += 1
+            if kind >= _W:
+                left[stage] -= 1
+                name = sync_link[1, stage]
+                if left[stage] == 0 and name != _NOTHING:
+                    if shared[name]:
+                        item = 2 * per_kind + stage
+                        ready_s[item], tie[item] = now, stage * (num_microbatches + 1) + num_microbatches
+                        _push(heap, pending, item, ready_s, tie)
+                        pending += 1
+                    else:
+                        sync_start_s[1, stage], _ = _put(name, now, sync_s[1, stage], latency_s, link_free_s)
+        played += at - position[rank]
+        position[rank], free_s[rank] = at, now
+    return played

@@ -1,0 +1,114 @@
+"""Play a schedule on paper: `simulate(problem, schedule) -> Timeline`."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import ScheduleError
+from farpipe.problem import Problem
+from farpipe.schedule import KINDS, Schedule, check
+from farpipe.simulate.lowering import (
+    BACKWARD,
+    FORWARD,
+    GATHER,
+    NOTHING,
+    REDUCE,
+    Floats,
+    Ints,
+    StepArrays,
+    encode,
+    lower,
+)
+from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, Timeline
+
+
+def simulate(problem: Problem, schedule: Schedule) -> Timeline:
+    """The predicted Timeline of `schedule`; deterministic, linear in the number of actions.
+
+    Meaning: a message is sent when its producer ends; a directed link carries one message at a time in the order in
+    which they became ready, each for bytes/bandwidth seconds, and delivers it `latency_s` after it has left. Memory
+    is not looked at here (see `farpipe.schedule.check`). ScheduleError when the orders break a rule of `check`.
+    """
+    check(problem, schedule, memory=False)
+    arrays = lower(problem)
+    codes, begin = encode(schedule, problem.num_stages)
+    start_s, message_start_s, _, sync_start_s = play(arrays, codes, begin)
+    actions = _action_rows(arrays, codes, begin, start_s)
+    messages = np.concatenate(
+        [_message_rows(arrays, actions, message_start_s), _sync_rows(arrays, actions, sync_start_s)]
+    )
+    return Timeline("predicted", problem.num_ranks, tuple(problem.links), actions, messages)
+
+
+def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+    """Run the compiled kernel: starts of actions [A], of messages and their arrivals [2, S, M], of collectives [2, S].
+
+    ScheduleError when not every action could be played.
+    """
+    from farpipe.simulate import kernel  # here, for numba takes a third of a second to import
+
+    out = _outputs(arrays, codes.size)
+    flat = [table.reshape(-1) for table in (arrays.duration_s, arrays.rank_of_stage, arrays.link, arrays.transfer_s)]
+    flat_out = (out[0], out[1].reshape(-1), out[2].reshape(-1), out[3])
+    sync = (arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared)
+    play_compiled: Any = kernel.play
+    played = play_compiled(codes, begin, arrays.link.shape[1:], *flat, *sync, flat_out)
+    if played < codes.size:
+        raise ScheduleError(f"the orders deadlock: only {played} of {codes.size} actions can be played")
+    return out
+
+
+def _outputs(arrays: StepArrays, num_actions: int) -> tuple[Floats, Floats, Floats, Floats]:
+    arrival_s = np.full(arrays.link.shape, -1.0)
+    arrival_s[FORWARD, 0] = arrival_s[BACKWARD, -1] = 0.0
+    return np.empty(num_actions), np.zeros(arrays.link.shape), arrival_s, np.zeros(arrays.sync_link.shape)
+
+
+def _action_rows(arrays: StepArrays, codes: Ints, begin: Ints, start_s: Floats) -> NDArray[np.void]:
+    _, num_stages, num_microbatches = arrays.duration_s.shape
+    rows = np.empty(codes.size, ACTION_DTYPE)
+    rows["rank"] = np.repeat(np.arange(arrays.num_ranks), np.diff(begin))
+    rows["kind"] = codes // (num_stages * num_microbatches)
+    rows["stage"] = codes // num_microbatches % num_stages
+    rows["microbatch"] = codes % num_microbatches
+    rows["start_s"] = start_s
+    rows["end_s"] = start_s + arrays.duration_s.reshape(-1)[codes]
+    return rows
+
+
+def _message_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -> NDArray[np.void]:
+    ready_s = np.zeros(arrays.link.shape)
+    for way, kinds in ((FORWARD, ("F",)), (BACKWARD, ("I", "B"))):
+        made = actions[np.isin(actions["kind"], [KINDS.index(kind) for kind in kinds])]
+        ready_s[way, made["stage"], made["microbatch"]] = made["end_s"]
+    kind, stage, microbatch = np.nonzero(arrays.link != NOTHING)
+    target = stage + np.where(kind == FORWARD, 1, -1)
+    between = arrays.rank_of_stage[stage] != arrays.rank_of_stage[np.clip(target, 0, arrays.rank_of_stage.size - 1)]
+    chosen = (kind[between], stage[between], microbatch[between])
+    rows = _rows(arrays, arrays.link[chosen], start_s[chosen], arrays.transfer_s[chosen], arrays.bytes[chosen])
+    rows["kind"], rows["stage"], rows["microbatch"] = chosen
+    rows["ready_s"] = ready_s[chosen]
+    rows["source"], rows["target"] = arrays.rank_of_stage[chosen[1]], arrays.rank_of_stage[target[between]]
+    return rows
+
+
+def _sync_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -> NDArray[np.void]:
+    way, stage = np.nonzero(arrays.sync_link != NOTHING)
+    rows = _rows(arrays, arrays.sync_link[way, stage], start_s[way, stage], arrays.sync_s[way, stage], None)
+    rows["kind"], rows["stage"], rows["microbatch"] = np.where(way == 0, GATHER, REDUCE), stage, -1
+    rows["bytes"] = arrays.sync_bytes[way, stage]
+    rows["source"] = rows["target"] = arrays.rank_of_stage[stage]
+    done_s = np.zeros(arrays.rank_of_stage.size)
+    np.maximum.at(done_s, actions["stage"], actions["end_s"])
+    rows["ready_s"] = np.where(way == 0, 0.0, done_s[stage])
+    return rows
+
+
+def _rows(arrays: StepArrays, link: Ints, start_s: Floats, seconds: Floats, size: Any) -> NDArray[np.void]:
+    rows = np.zeros(link.size, MESSAGE_DTYPE)
+    rows["link"], rows["start_s"], rows["end_s"] = link, start_s, start_s + seconds
+    latency = np.concatenate([arrays.latency_s, [0.0]])  # the last for a free hop, whose link is -1
+    rows["arrival_s"] = rows["end_s"] + latency[link]
+    rows["bytes"] = 0.0 if size is None else size
+    return rows

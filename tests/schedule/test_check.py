@@ -1,0 +1,139 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.errors import InfeasibleError, ScheduleError
+from farpipe.problem import Problem, Rank, Stage
+from farpipe.schedule import Action, Schedule, check, memory_curve, peak_memory_bytes
+from farpipe.schedule.library import order
+from strategies import problems_with_schedules
+
+GOOD = ["0F0 0F1 0B0 0B1", "1F0 1I0 1W0 1F1 1B1"]
+
+
+def pipeline(num_ranks=2, num_microbatches=2, memory=None, stash=1.0):
+    stages = tuple(
+        Stage(rank=r, forward_s=1, input_grad_s=1, weight_grad_s=1, activation_bytes=2, weight_stash_bytes=stash)
+        for r in range(num_ranks)
+    )
+    return Problem(
+        num_microbatches=num_microbatches,
+        ranks=(Rank(memory_bytes=memory, static_bytes=1),) * num_ranks,
+        stages=stages,
+        hops=(None,) * (num_ranks - 1),
+    )
+
+
+def test_a_good_schedule_passes():
+    check(pipeline(), Schedule.from_text(GOOD, 2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (GOOD[:1], "rule 1: it has orders for 1 ranks, the problem has 2"),
+        (["0F0 1F0", GOOD[1]], "rule 2: 1F0: stage 1 is not on rank 0"),
+        (["0F0 0F7", GOOD[1]], "rule 2: 0F7: microbatches are 0 to 1"),
+        (["0F0 0F1 0F0 0B0 0B1", GOOD[1]], "rule 3: 0F0 is done twice, at positions 0 and 2"),
+        (["0F0 0B0", GOOD[1]], "rule 3: 0F1 is missing on rank 0"),
+        (["0F0 0F1 0B1", GOOD[1]], "rule 3: 0B0 (or 0I0 and 0W0) is missing on rank 0"),
+        (["0F0 0F1 0I0 0B1", GOOD[1]], "rule 3: 0W0 is missing on rank 0"),
+        (["0F0 0F1 0B0 0I0 0B1", GOOD[1]], "rule 3: 0I0: the backward of 0F0 is already done as B"),
+        (["0F0 0I0 0B0 0F1 0B1", GOOD[1]], "rule 3: 0B0: the backward of 0F0 is already done as I or W"),
+        (["0B0 0F0 0F1 0B1", GOOD[1]], "rule 4: 0B0 comes before its forward 0F0"),
+        (["0F0 0F1 0W0 0I0 0B1", GOOD[1]], "rule 4: 0W0 comes before its input gradient 0I0"),
+        (["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], "rule 5: deadlock"),
+    ],
+)
+def test_the_first_broken_rule_is_named(rows, message):
+    with pytest.raises(ScheduleError) as caught:
+        check(pipeline(), Schedule.from_text(rows, 2))
+    assert message in str(caught.value)
+
+
+def test_the_grid_has_an_arrow_at_the_place():
+    with pytest.raises(ScheduleError) as caught:
+        check(pipeline(), Schedule.from_text(["0F0 0F1 0F0 0B0 0B1", GOOD[1]], 2))
+    assert str(caught.value).splitlines() == [
+        "schedule 'given' breaks rule 3: 0F0 is done twice, at positions 0 and 2",
+        "rank 0: 0F0 0F1 0F0 0B0 0B1",
+        "                ^^^",
+        "rank 1: 1F0 1I0 1W0 1F1 1B1",
+    ]
+
+
+def test_a_deadlock_is_told_as_a_circle():
+    with pytest.raises(ScheduleError) as caught:
+        check(pipeline(), Schedule.from_text(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], 2))
+    assert "rank 0 can't start 0B0: it waits for the backward 1B0 on rank 1" in str(caught.value)
+    assert "rank 1 can't start 1F1: it waits for 0F1 on rank 0" in str(caught.value)
+
+
+def test_memory_follows_the_order():
+    schedule = Schedule.from_text(["0F0 0F1 0I0 0B1 0W0", GOOD[1]], 2)
+    problem = pipeline()
+    check(problem, schedule)
+    assert memory_curve(problem, schedule, 0).tolist() == [3, 5, 5, 4, 2, 1]
+    assert peak_memory_bytes(problem, schedule) == [5, 3]
+
+
+def test_a_stash_larger_than_the_activation_counts_too():
+    problem = pipeline(stash=5.0)
+    schedule = Schedule.from_text(["0F0 0F1 0I0 0B1 0W0", GOOD[1]], 2)
+    assert memory_curve(problem, schedule, 0).tolist() == [3, 5, 5, 8, 6, 1]
+
+
+def test_too_little_memory_is_infeasible_and_the_place_is_drawn():
+    problem = pipeline(memory=4)
+    with pytest.raises(InfeasibleError) as caught:
+        check(problem, Schedule.from_text(GOOD, 2))
+    text = str(caught.value)
+    assert "rule 6: rank 0 would hold 5 B at 0F1, 1 B more than its 4 B" in text
+    assert text.splitlines()[2] == "            ^^^"
+    check(problem, Schedule.from_text(GOOD, 2), memory=False)
+
+
+def test_many_ranks_and_actions_are_drawn_in_a_window():
+    problem = pipeline(num_ranks=40, num_microbatches=100)
+    good = order("1f1b", problem)
+    broken = list(good.ranks[20])
+    broken.insert(90, broken[89])
+    rows = [*good.ranks[:20], tuple(broken), *good.ranks[21:]]
+    with pytest.raises(ScheduleError) as caught:
+        check(problem, Schedule(100, tuple(rows)))
+    lines = str(caught.value).splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 120
+    arrow = next(line for line in lines if "^" in line)
+    assert lines[lines.index(arrow) - 1][arrow.index("^") :].split()[0] == str(broken[90])
+
+
+@given(problems_with_schedules(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_damage_to_a_valid_schedule_is_noticed(pair, data):
+    problem, schedule = pair
+    check(problem, schedule)
+    rank = data.draw(st.integers(0, problem.num_ranks - 1))
+    rows = [list(order) for order in schedule.ranks]
+    at = data.draw(st.integers(0, len(rows[rank]) - 1))
+    if data.draw(st.booleans()):
+        rows[rank].insert(at, rows[rank][at])
+    else:
+        del rows[rank][at]
+    with pytest.raises(ScheduleError):
+        check(problem, Schedule(schedule.num_microbatches, tuple(map(tuple, rows))))
+
+
+@given(problems_with_schedules())
+@settings(max_examples=100, deadline=None)
+def test_a_step_gives_back_what_it_took(pair):
+    problem, schedule = pair
+    for rank in range(problem.num_ranks):
+        curve = memory_curve(problem, schedule, rank)
+        assert curve[-1] == problem.ranks[rank].static_bytes
+        assert curve.min() >= problem.ranks[rank].static_bytes
+
+
+def test_actions_have_one_text_form():
+    assert str(Action(3, "W", 12)) == "3W12"
+    assert Action.parse("3W12") == (3, "W", 12)

@@ -1,0 +1,84 @@
+"""Hypothesis strategies for Problems and for valid Schedules of them."""
+
+from hypothesis import strategies as st
+
+from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from farpipe.schedule import Action, Schedule
+from farpipe.schedule.check import awaited
+
+# Halves are exact in binary, so sums of them are too, and ties really are ties.
+SECONDS = st.integers(0, 12).map(lambda n: n / 2)
+POSITIVE_SECONDS = st.integers(1, 12).map(lambda n: n / 2)
+
+
+@st.composite
+def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECONDS, with_sync=True):
+    """Any Problem: several stages per rank, figures per microbatch, links shared by hops and by collectives."""
+    num_ranks = draw(st.integers(1, max_ranks))
+    num_stages = draw(st.integers(num_ranks, max(num_ranks, max_stages)))
+    num_microbatches = draw(st.integers(1, max_microbatches))
+    places = draw(st.permutations(list(range(num_ranks))))
+    places += draw(
+        st.lists(st.integers(0, num_ranks - 1), min_size=num_stages - num_ranks, max_size=num_stages - num_ranks)
+    )
+
+    def figure():
+        return draw(seconds | st.lists(seconds, min_size=num_microbatches, max_size=num_microbatches).map(tuple))
+
+    names = [f"link {i}" for i in range(draw(st.integers(1, 3)))]
+    links = {n: Link(latency_s=draw(SECONDS), bandwidth_bytes_per_s=draw(st.sampled_from([1.0, 2.0]))) for n in names}
+    link_names = st.sampled_from(names)
+    per_microbatch = st.lists(link_names, min_size=num_microbatches, max_size=num_microbatches).map(tuple)
+
+    def transfer():
+        return draw(
+            st.none() | st.builds(lambda link: Transfer(link=link, bytes=figure()), link_names | per_microbatch)
+        )
+
+    def collective():
+        return draw(st.none() | st.builds(Transfer, link=link_names, bytes=SECONDS))
+
+    stages = tuple(
+        Stage(
+            rank=places[s],
+            forward_s=figure(),
+            input_grad_s=figure(),
+            weight_grad_s=figure(),
+            activation_bytes=2.0,
+            weight_stash_bytes=draw(st.sampled_from([0.0, 1.0, 2.0])),
+        )
+        for s in range(num_stages)
+    )
+    hops = tuple(Hop(forward=transfer(), backward=transfer()) for _ in range(num_stages - 1))
+    sync = tuple(Sync(gather=collective(), reduce=collective()) for _ in range(num_stages)) if with_sync else None
+    ranks = tuple(Rank() for _ in range(num_ranks))
+    return Problem(num_microbatches=num_microbatches, ranks=ranks, stages=stages, links=links, hops=hops, sync=sync)
+
+
+@st.composite
+def schedules(draw, problem):
+    """Any valid Schedule of `problem`: a random play in which every action's inputs are there."""
+    num_stages = problem.num_stages
+    microbatches = range(problem.num_microbatches)
+    split = {(s, j): draw(st.booleans()) for s in range(num_stages) for j in microbatches}
+    todo = [Action(s, "F", j) for s in range(num_stages) for j in microbatches]
+    done, orders = set(), [[] for _ in problem.ranks]
+    while todo:
+        ready = [a for a in todo if (need := awaited(a, num_stages)) is None or need in done]
+        action = draw(st.sampled_from(ready))
+        todo.remove(action)
+        stage, kind, j = action
+        orders[problem.stages[stage].rank].append(action)
+        done.add((stage, "F" if kind == "F" else "backward", j))
+        if kind == "F":
+            todo.append(Action(stage, "I" if split[stage, j] else "B", j))
+        elif kind == "I":
+            todo.append(Action(stage, "W", j))
+    return Schedule(problem.num_microbatches, tuple(map(tuple, orders)), "random")
+
+
+@st.composite
+def problems_with_schedules(draw, **options):
+    """A Problem and a valid Schedule of it."""
+    problem = draw(problems(**options))
+    return problem, draw(schedules(problem))
