@@ -75,10 +75,11 @@ def play(  # type: ignore[no-untyped-def]  # noqa: C901
 ):
     """Play the orders; returns the number of actions that could be played.
 
-    `shape` = (S, M); tables are flat, a message's place is ``way * S * M + stage * M + microbatch`` (way 0 forward,
-    1 backward), a reduce's ``2 * S * M + stage``. `shared` [L] tells which links several ranks feed. `out` =
-    (start_s [A], message_start_s [2SM], arrival_s [2SM], sync_start_s [2, S]); `arrival_s`, by consumer, must come in
-    filled with -1 (not there yet) but for what needs no message: forwards of the first stage, backwards of the last.
+    `codes` are as `lowering.encode` makes them; `shape` = (S, M). Tables are flat: a message's place is
+    ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a reduce's ``2 * S * M + stage``. `shared` [L]
+    tells which links several ranks feed. `out` = (start_s [A], message_start_s [2SM], arrival_s [2SM], sync_start_s
+    [2, S]); `arrival_s`, by consumer, must come in filled with -1 (not there yet) but for what needs no message:
+    forwards of the first stage, backwards of the last.
     """
     start_s, message_start_s, arrival_s, sync_start_s = out
     num_stages, num_microbatches = shape
@@ -117,8 +118,7 @@ def play(  # type: ignore[no-untyped-def]  # noqa: C901
         at, end, now = position[rank], begin[rank + 1], free_s[rank]
         while at < end:
             code = codes[at]
-            kind = code // per_kind
-            slot = code - kind * per_kind
+            kind, slot = code & 3, code >> 2
             stage = slot // num_microbatches
             way = 0 if kind == _F else 1
             if kind != _W:
@@ -130,7 +130,7 @@ def play(  # type: ignore[no-untyped-def]  # noqa: C901
                 if kind == _F:
                     now = max(now, gate_s[stage])
             start_s[at] = now
-            now += duration_s[code]
+            now += duration_s[kind * per_kind + slot]
             at += 1
             if kind != _W:
                 sent = way * per_kind + slot

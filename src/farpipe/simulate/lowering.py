@@ -111,12 +111,12 @@ def _shared(rank_of_stage: Ints, link: Ints, sync_link: Ints, duration_s: Floats
     return shared | np.array([len(ranks) > 1 for ranks in feeders], np.bool_)
 
 
-def encode(schedule: Schedule, num_stages: int) -> tuple[Ints, Ints]:
-    """All orders as one array of codes ``(kind * S + stage) * M + microbatch``, and where each rank's begins."""
+def encode(schedule: Schedule) -> tuple[Ints, Ints]:
+    """All orders as one array of codes ``4 (stage * M + microbatch) + kind``, and where each rank's begins."""
     num_microbatches = schedule.num_microbatches
     place = {kind: index for index, kind in enumerate(KINDS)}
     codes = [
-        (place[kind] * num_stages + stage) * num_microbatches + microbatch
+        4 * (stage * num_microbatches + microbatch) + place[kind]
         for order in schedule.ranks
         for stage, kind, microbatch in order
     ]

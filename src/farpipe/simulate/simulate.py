@@ -32,7 +32,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     """
     check(problem, schedule, memory=False)
     arrays = lower(problem)
-    codes, begin = encode(schedule, problem.num_stages)
+    codes, begin = encode(schedule)
     start_s, message_start_s, _, sync_start_s = play(arrays, codes, begin)
     actions = _action_rows(arrays, codes, begin, start_s)
     messages = np.concatenate(
@@ -66,14 +66,13 @@ def _outputs(arrays: StepArrays, num_actions: int) -> tuple[Floats, Floats, Floa
 
 
 def _action_rows(arrays: StepArrays, codes: Ints, begin: Ints, start_s: Floats) -> NDArray[np.void]:
-    _, num_stages, num_microbatches = arrays.duration_s.shape
+    num_microbatches = arrays.duration_s.shape[2]
     rows = np.empty(codes.size, ACTION_DTYPE)
     rows["rank"] = np.repeat(np.arange(arrays.num_ranks), np.diff(begin))
-    rows["kind"] = codes // (num_stages * num_microbatches)
-    rows["stage"] = codes // num_microbatches % num_stages
-    rows["microbatch"] = codes % num_microbatches
+    rows["kind"] = codes & 3
+    rows["stage"], rows["microbatch"] = np.divmod(codes >> 2, num_microbatches)
     rows["start_s"] = start_s
-    rows["end_s"] = start_s + arrays.duration_s.reshape(-1)[codes]
+    rows["end_s"] = start_s + arrays.duration_s[rows["kind"], rows["stage"], rows["microbatch"]]
     return rows
 
 

@@ -6,6 +6,8 @@ The idea is GeoPipe's (arXiv 2510.12064); the closed form below was found to hol
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from farpipe.errors import UsageError
 from farpipe.problem import Problem, Transfer
 from farpipe.schedule.library.one_f_one_b import require_one_stage_per_rank, with_warm_up
@@ -33,7 +35,8 @@ def extra_forwards(problem: Problem) -> list[int]:
     The round trip of a hop is its forward and its backward message, latency and bytes/bandwidth both. F + I + W is
     the slowest stage's, for it sets the pace.
     """
-    pace = float(sum(problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")).mean(axis=1).max())
+    durations = [problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")]
+    pace = float(np.sum(durations, axis=0).mean(axis=1).max())
     extra = [0] * problem.num_stages
     for index, hop in enumerate(problem.hops):
         if hop is None or problem.stages[index].rank == problem.stages[index + 1].rank:

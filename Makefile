@@ -1,0 +1,38 @@
+# Every target makes its own environment in .venv; nothing but Python 3.11+ and pip has to be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-fast check bench format clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[train,dev]'
+	touch $(READY)
+
+demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan against plain 1F1B
+	$(BIN)/python recipes/demo.py
+
+test: $(READY)  ## all tests
+	$(BIN)/python -m pytest
+
+test-fast: $(READY)  ## without the tests that start processes or take long
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(READY)  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: $(READY)  ## all benchmarks; writes docs/reference/benchmarks.md
+	$(BIN)/python benchmarks/run_all.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,91 @@
+"""Simulator speed: million actions per second on one core, and what loading costs a fresh process. Prints JSON.
+
+The limit to hold this against: an action reads and writes about 100 bytes of tables, so memory alone would allow some
+hundred million a second on a core with 10 GB/s.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.schedule import Schedule
+from farpipe.schedule.library import order
+from farpipe.simulate.lowering import encode, lower
+from farpipe.simulate.simulate import play
+
+LOAD = """
+import time; begin = time.perf_counter()
+from farpipe.problem import Problem, Rank, Stage
+from farpipe.schedule.library import order
+from farpipe.simulate import simulate
+stage = Stage(rank=0, forward_s=1, input_grad_s=1, weight_grad_s=1)
+problem = Problem(num_microbatches=1, ranks=(Rank(),), stages=(stage,))
+simulate(problem, order("1f1b", problem))
+print(time.perf_counter() - begin)
+"""
+
+
+def chain(num_ranks: int, num_microbatches: int) -> Problem:
+    """Equal stages, a link of its own for every hop and direction."""
+    ends = [(a, b) for r in range(num_ranks - 1) for a, b in ((r, r + 1), (r + 1, r))]
+    links = {f"s{a}>s{b}": Link(latency_s=0.01, bandwidth_bytes_per_s=1e9) for a, b in ends}
+    hops = [
+        Hop(forward=Transfer(link=f"s{r}>s{r + 1}", bytes=1e6), backward=Transfer(link=f"s{r + 1}>s{r}", bytes=1e6))
+        for r in range(num_ranks - 1)
+    ]
+    stages = [Stage(rank=r, forward_s=1, input_grad_s=1, weight_grad_s=1) for r in range(num_ranks)]
+    ranks = (Rank(),) * num_ranks
+    return Problem(num_microbatches=num_microbatches, ranks=ranks, stages=tuple(stages), links=links, hops=tuple(hops))
+
+
+def split(schedule: Schedule) -> Schedule:
+    """The schedule with every B done as I and W."""
+    orders = [
+        [a if a.kind == "F" else a._replace(kind=k) for a in o for k in ("F" if a.kind == "F" else "IW")]
+        for o in schedule.ranks
+    ]
+    return Schedule(schedule.num_microbatches, tuple(map(tuple, orders)), schedule.method)
+
+
+def actions_per_second(num_ranks: int, num_microbatches: int, *, shared: bool, repeats: int = 15) -> float:
+    """The best of `repeats`; `shared` treats every link as if several ranks fed it."""
+    problem = chain(num_ranks, num_microbatches)
+    codes, begin = encode(split(order("1f1b", problem)))
+    arrays = lower(problem)
+    arrays = dataclasses.replace(arrays, shared=np.full_like(arrays.shared, shared))
+    play(arrays, codes, begin)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        play(arrays, codes, begin)
+        times.append(time.perf_counter() - start)
+    return codes.size / min(times)
+
+
+def load_seconds() -> float:
+    """Imports and the first simulation in a fresh process whose kernel is cached, the best of three."""
+    runs = [subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=True) for _ in range(4)]
+    return min(float(run.stdout) for run in runs)
+
+
+def main() -> None:
+    """Measure and print."""
+    sizes = [(4, 64), (16, 256), (64, 1024), (64, 4096)]
+    million = {f"{p} x {m}": round(actions_per_second(p, m, shared=False) / 1e6, 1) for p, m in sizes}
+    shared = {f"{p} x {m}": round(actions_per_second(p, m, shared=True) / 1e6, 1) for p, m in sizes}
+    result = {
+        "benchmark": "kernel_speed",
+        "million_actions_per_s": million,
+        "million_actions_per_s_all_links_shared": shared,
+        "load_s": round(load_seconds(), 3),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The commands under their names."""
+
+from typing import Annotated
+
+import typer
+
+from farpipe import __version__
+from farpipe.cli.compare import compare
+from farpipe.cli.plan import plan
+from farpipe.cli.profile import profile
+from farpipe.cli.schedule import schedule
+from farpipe.cli.simulate import simulate
+from farpipe.cli.train import train
+from farpipe.cli.validate import validate
+
+app = typer.Typer(
+    name="farpipe",
+    help="Plan, simulate and run the training of one large model over several datacenters.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (plan, schedule, compare, simulate, profile, train, validate):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"farpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and leave.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Plan, simulate and run the training of one large model over several datacenters."""

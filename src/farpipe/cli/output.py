@@ -1,0 +1,33 @@
+"""How commands show what they found: tables for eyes, JSON for machines, progress on stderr."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_json(data: Any) -> None:
+    """`data` as JSON on stdout; a NaN would be a bug of ours."""
+    sys.stdout.write(json.dumps(data, allow_nan=False) + "\n")
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A console that keeps its lines whole when it does not write to a terminal."""
+    from rich.console import Console
+
+    file = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if file.isatty() else 140)
+
+
+@contextmanager
+def status(what: str) -> Iterator[None]:
+    """Say on stderr what is being waited for, if a person watches."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console(stderr=True).status(what):
+        yield

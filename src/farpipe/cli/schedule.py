@@ -1,0 +1,50 @@
+"""``farpipe schedule PROBLEM.json``: order one step."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farpipe.cli.output import console, print_json
+
+
+def schedule(
+    problem: Annotated[Path, typer.Argument(help="A problem in the format farpipe/problem/1.")],
+    method: Annotated[str, typer.Option(help="Name of an order, or auto: the fastest of all.")] = "auto",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule to this file.")] = None,
+    timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every event too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Order one step: who does what in which order, how long it takes, how near to the best it is."""
+    from farpipe.plan.orders import best_order
+    from farpipe.problem import Problem
+    from farpipe.schedule import peak_memory_bytes
+    from farpipe.schedule.bounds import lower_bound_s
+    from farpipe.units import format_bytes, format_seconds
+
+    begin = time.perf_counter()
+    step = Problem.load(problem)
+    found, played = best_order(step, method)
+    bound = lower_bound_s(step)
+    facts: dict[str, Any] = {
+        "schedule": found.to_data(),
+        "makespan_s": played.makespan_s,
+        "lower_bound_s": bound,
+        "gap": played.makespan_s / bound - 1 if bound else 0.0,
+        "bubble_ratio": played.bubble_ratio,
+        "peak_memory_bytes": peak_memory_bytes(step, found),
+        "elapsed_s": time.perf_counter() - begin,
+    }
+    if output is not None:
+        found.save(output)
+    if as_json:
+        print_json(facts | ({"timeline": played.to_data()} if timeline else {}))
+        return
+    out = console()
+    out.print(found, markup=False)
+    out.print(
+        f"step {format_seconds(played.makespan_s)}, at most {facts['gap']:.1%} above the best possible "
+        f"(bound {format_seconds(bound)}), bubble {played.bubble_ratio:.1%}, "
+        f"peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
+    )

@@ -1,0 +1,63 @@
+"""The best order for a Problem among the named ones: each is checked, simulated and compared."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.problem import Problem
+from farpipe.schedule import Schedule, check
+from farpipe.schedule.library import ORDERS, order
+from farpipe.simulate import Timeline, simulate
+from farpipe.strict import nearest
+
+AUTO: Final = "auto"
+"""The method that tries every named order and keeps the fastest."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one order: a timeline, or the reason why there is none."""
+
+    method: str
+    schedule: Schedule | None = None
+    timeline: Timeline | None = None
+    obstacle: InputError | InfeasibleError | None = None
+
+
+def try_order(method: str, problem: Problem) -> Outcome:
+    """Make, check and simulate one named order; UsageError for an unknown name."""
+    try:
+        schedule = order(method, problem)
+        check(problem, schedule)
+    except (InputError, InfeasibleError) as error:
+        return Outcome(method, obstacle=error)
+    return Outcome(method, schedule, simulate(problem, schedule))
+
+
+def try_orders(problem: Problem, methods: Iterable[str] = tuple(ORDERS)) -> list[Outcome]:
+    """The outcome of every method, the fastest first, those that can't be used last."""
+    outcomes = [try_order(method, problem) for method in methods]
+    return sorted(outcomes, key=lambda o: o.timeline.makespan_s if o.timeline else float("inf"))
+
+
+def best_order(problem: Problem, method: str = AUTO) -> tuple[Schedule, Timeline]:
+    """The schedule of `method` with its timeline.
+
+    Raises UsageError for an unknown method, InputError when the method is not defined for such a problem, and
+    InfeasibleError when no order (or not the one asked for) fits memory.
+    """
+    if method != AUTO and method not in ORDERS:
+        names = [AUTO, *ORDERS]
+        raise UsageError(f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}")
+    outcomes = try_orders(problem, ORDERS if method == AUTO else (method,))
+    best = outcomes[0]
+    if best.schedule is None or best.timeline is None:
+        raise _most_telling(outcomes)
+    return best.schedule, best.timeline
+
+
+def _most_telling(outcomes: list[Outcome]) -> InputError | InfeasibleError:
+    """Too little memory says more than an order that is not defined here; of those, 1F1B's, which needs least."""
+    obstacles = [o.obstacle for o in sorted(outcomes, key=lambda o: o.method != "1f1b") if o.obstacle is not None]
+    return next((error for error in obstacles if isinstance(error, InfeasibleError)), obstacles[0])

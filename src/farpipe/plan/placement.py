@@ -1,0 +1,60 @@
+"""Which site each pipeline rank is on: every order of every set of sites, each site one unbroken run of ranks."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise, permutations
+
+from farpipe.errors import InfeasibleError
+from farpipe.spec import Cluster, Site
+
+MAX_SITES = 6
+
+
+def site_orders(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tuple[Site, ...]]:
+    """Every order of every set of up to MAX_SITES sites whose neighbours are linked both ways; fewer sites first."""
+    if pinned is not None:
+        order = tuple(cluster.site(name) for name in pinned)
+        _require_links(cluster, order)
+        yield order
+        return
+    for size in range(1, min(len(cluster.sites), MAX_SITES) + 1):
+        for chosen in combinations(cluster.sites, size):
+            for order in permutations(chosen):
+                if missing_link(cluster, order) is None:
+                    yield order
+
+
+def missing_link(cluster: Cluster, order: Sequence[Site]) -> tuple[str, str] | None:
+    """The first neighbours in `order` that can't talk in one direction, as (source, target)."""
+    for one, other in pairwise(order):
+        for source, target in ((one.name, other.name), (other.name, one.name)):
+            if cluster.link(source, target) is None:
+                return source, target
+    return None
+
+
+def _require_links(cluster: Cluster, order: Sequence[Site]) -> None:
+    missing = missing_link(cluster, order)
+    if missing is not None:
+        source, target = missing
+        raise InfeasibleError(
+            f"layout.sites: {' > '.join(site.name for site in order)} needs a link from {source} to {target}; "
+            "add it to cluster.links or choose another order"
+        )
+
+
+def place_ranks(order: Sequence[Site], num_ranks: int, devices_per_rank: int) -> list[Site] | None:
+    """The site of every pipeline rank, in proportion to what the sites hold; None when they can't hold them.
+
+    A rank with all its tensor- and data-parallel devices is on one site. Every site of `order` gets at least one rank.
+    """
+    room = [site.num_devices // devices_per_rank for site in order]
+    if sum(room) < num_ranks or num_ranks < len(order) or min(room) < 1:
+        return None
+    wish = [num_ranks * r / sum(room) for r in room]
+    counts = [max(1, math.floor(w)) for w in wish]
+    while sum(counts) != num_ranks:
+        step = 1 if sum(counts) < num_ranks else -1
+        able = [i for i in range(len(order)) if (counts[i] < room[i] if step > 0 else counts[i] > 1)]
+        counts[max(able, key=lambda i: step * (wish[i] - counts[i]))] += step
+    return [site for site, count in zip(order, counts, strict=True) for _ in range(count)]

@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.errors import InfeasibleError
+from farpipe.plan.placement import place_ranks, site_orders
+from farpipe.spec import Cluster, Device, Link, LocalLink, Site
+
+DEVICE = Device(name="d", peak_flops={"bf16": 1e12}, memory_bytes=1e9, memory_bandwidth_bytes_per_s=1e12)
+LOCAL = LocalLink(latency_s=1e-6, bandwidth_bytes_per_s=1e10)
+
+
+def site(name, num_devices):
+    return Site(
+        name=name, device=DEVICE, num_devices=num_devices, devices_per_machine=1, machine_link=LOCAL, site_link=LOCAL
+    )
+
+
+def both_ways(*pairs):
+    ends = [(a, b) for one, other in pairs for a, b in ((one, other), (other, one))]
+    return tuple(Link(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=1e9) for a, b in ends)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 40), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_every_rank_has_room_and_every_site_a_rank(sizes, num_ranks, devices_per_rank):
+    order = [site(f"s{i}", size) for i, size in enumerate(sizes)]
+    placed = place_ranks(order, num_ranks, devices_per_rank)
+    room = [size // devices_per_rank for size in sizes]
+    possible = sum(room) >= num_ranks >= len(sizes) and min(room) >= 1
+    assert (placed is not None) == possible
+    if placed is not None:
+        names = [p.name for p in placed]
+        assert len(names) == num_ranks
+        assert list(dict.fromkeys(names)) == [s.name for s in order]
+        assert names == sorted(names)
+        assert all(names.count(s.name) * devices_per_rank <= s.num_devices for s in order)
+
+
+def test_ranks_are_placed_in_proportion():
+    order = [site("a", 12), site("b", 4)]
+    assert [s.name for s in place_ranks(order, 8, 1)] == ["a"] * 6 + ["b"] * 2
+
+
+def test_only_linked_neighbours_are_tried():
+    cluster = Cluster(sites=(site("a", 1), site("b", 1), site("c", 1)), links=both_ways(("a", "b"), ("b", "c")))
+    orders = ["".join(s.name for s in order) for order in site_orders(cluster, None)]
+    assert orders == ["a", "b", "c", "ab", "ba", "bc", "cb", "abc", "cba"]
+
+
+def test_a_pinned_order_without_a_link_is_infeasible():
+    cluster = Cluster(sites=(site("a", 1), site("b", 1)))
+    with pytest.raises(InfeasibleError, match="needs a link from a to b"):
+        list(site_orders(cluster, ["a", "b"]))

@@ -1,0 +1,31 @@
+import pytest
+from hypothesis import given, settings
+
+from farpipe.problem import Problem, Rank, Stage
+from farpipe.schedule.bounds import critical_path_s, link_work_s, lower_bound_s
+from farpipe.schedule.library import order
+from farpipe.simulate import simulate
+from strategies import problems_with_schedules
+
+
+@given(problems_with_schedules())
+@settings(max_examples=300, deadline=None)
+def test_no_schedule_is_faster_than_the_bound(pair):
+    problem, schedule = pair
+    assert simulate(problem, schedule).makespan_s >= lower_bound_s(problem) * (1 - 1e-12)
+
+
+@given(problems_with_schedules(max_ranks=1, max_stages=3))
+@settings(max_examples=50, deadline=None)
+def test_the_bound_is_met_on_one_rank_without_collectives(pair):
+    problem, schedule = pair
+    alone = problem.model_copy(update={"sync": None})
+    assert simulate(alone, schedule).makespan_s == pytest.approx(lower_bound_s(alone))
+
+
+def test_one_microbatch_takes_its_critical_path():
+    stages = tuple(Stage(rank=r, forward_s=1, input_grad_s=2, weight_grad_s=3) for r in range(3))
+    problem = Problem(num_microbatches=1, ranks=(Rank(),) * 3, stages=stages, hops=(None, None))
+    assert critical_path_s(problem) == 3 * 1 + 3 * 2 + 3
+    assert link_work_s(problem) == 0
+    assert simulate(problem, order("gpipe", problem)).makespan_s == 3 * 6
