@@ -25,47 +25,61 @@ ModelType = TypeVar("ModelType", bound=BaseModel)
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest of `words`, or an empty string when none is close."""
-    close = difflib.get_close_matches(word.lower(), {w.lower(): w for w in words}, n=1, cutoff=0.6)
-    by_lower = {w.lower(): w for w in words}
+    by_lower = {known.lower(): known for known in words}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def read_text(path: Path | str) -> str:
-    """The file's text; InputError when it is missing, a folder, too large, empty or not UTF-8."""
+    """The file's text; InputError when it is missing, no plain file, too large, empty or not UTF-8."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe could keep us waiting for ever
+            raise InputError(f"{path}: not a plain file")
         if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; this can't be one of farpipe's files")
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")  # some editors put this mark first
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the path
+        raise InputError(f"{str(path)!r}: can't be read: {error}") from None
     if not text.strip():
         raise InputError(f"{path}: the file is empty")
     return text
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write `text` so that the file is there whole or not at all.
+    """Write `text` so that the file is there whole or not at all; to a device or a pipe it is written straight.
 
     Raises RunError when the disk is full or the place can't be written; what stood there before stays.
     """
     path = Path(path)
-    temporary = ""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(text.encode("utf-8"))
+        else:
+            _write_whole(path, text.encode("utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
-            file.write(text)
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
+        temporary.chmod(0o644)
+        temporary.replace(path)
+        temporary = None
+    finally:
+        if temporary is not None:  # also after Ctrl-C
+            temporary.unlink(missing_ok=True)
 
 
 def parse_json(text: str, source: str) -> Any:
@@ -100,6 +114,8 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         raise InputError(f"{source}: not TOML: {error}") from None
     except RecursionError:
         raise InputError(f"{source}: nested too deeply") from None
+    except ValueError as error:  # integers of thousands of digits
+        raise InputError(f"{source}: {error}") from None
 
 
 def expect_format(data: Any, name: str, source: str) -> dict[str, Any]:
@@ -121,18 +137,24 @@ def validate(model: type[ModelType], data: Any, source: str, prefix: str = "") -
 
 def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix: str) -> str:
     first = _most_telling(error)
-    path = key_path([prefix, *first["loc"]] if prefix else first["loc"])
+    location = first["loc"]
+    if location[-1:] == ("[key]",) and first["type"] != "extra_forbidden":
+        location = location[:-1]  # pydantic's mark for an error in the key itself, which stands before it
+    path = key_path([prefix, *location] if prefix else location)
+    place = f"{source}: {path}" if path else source
     if first["type"] == "extra_forbidden":
         known = _known_keys(model, first["loc"][:-1])
         hint = nearest(str(first["loc"][-1]), known) or f"; known here: {', '.join(sorted(known))}"
-        return f"{source}: {path}: unknown key{hint}"
+        return f"{place}: unknown key{hint}"
     if first["type"] == "missing":
-        return f"{source}: {path}: missing"
+        return f"{place}: missing"
     message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] in ("model_type", "dict_type"):  # the class behind a table means nothing to the user
+        message = "expected a table"
     message = message[:1].lower() + message[1:]
     if first["type"] == "value_error":  # our own validators show the value where it helps
-        return f"{source}: {path}: {message}" if path else f"{source}: {message}"
-    return f"{source}: {path}: {message}, found {_show(first['input'])}"
+        return f"{place}: {message}"
+    return f"{place}: {message}, found {_show(first['input'])}"
 
 
 def _most_telling(error: ValidationError) -> Any:
@@ -142,11 +164,12 @@ def _most_telling(error: ValidationError) -> Any:
 
 
 def key_path(location: Sequence[int | str]) -> str:
-    """``("links", 0, "latency")`` as ``links[0].latency``."""
+    """``("links", 0, "latency")`` as ``links[0].latency``, in one line whatever the keys are."""
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path
+        word = str(part) if str(part).isprintable() else repr(part)
+        path += f"[{part}]" if isinstance(part, int) else f".{word}" if path else word
+    return path if len(path) <= 200 else path[:197] + "..."
 
 
 def _known_keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
@@ -172,11 +195,14 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _show(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
     if isinstance(value, Mapping):
-        text = "a table"
-    elif isinstance(value, list | tuple):
-        text = f"a list of {len(value)}"
+        return "a table"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    try:
+        text = "nothing" if value is None else repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a huge number"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -191,5 +217,5 @@ def finite(value: Any, *, minimum: float = 0.0, exclusive: bool = False) -> floa
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, found {value}")
     if number < minimum or (exclusive and number == minimum):
-        raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {value}")
+        raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {_show(value)}")
     return number

@@ -1,7 +1,9 @@
 """Quantities as people write them ("400 Gbit/s", "35 ms", "80 GiB") and as farpipe keeps them (SI floats)."""
 
+import difflib
 import math
 import re
+from decimal import Context, Decimal
 from typing import Final
 
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
@@ -9,7 +11,7 @@ _BINARY: Final = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "P
 _BYTES: Final = {f"{p}B": f for p, f in (_DECIMAL | _BINARY).items()}
 _BITS: Final = {f"{p}bit": f / 8 for p, f in (_DECIMAL | _BINARY).items()}
 
-SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES: Final = _BYTES
 BYTES_PER_S: Final = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()} | {
     f"{prefix}bps": factor / 8 for prefix, factor in _DECIMAL.items()
@@ -19,42 +21,61 @@ FLOPS: Final = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()
 }
 WATTS: Final = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)\s*")
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)\s*")
 
 
 def parse(text: object, units: dict[str, float], example: str) -> float:
-    """`text` such as ``"35 ms"`` in SI units.
+    """`text` such as ``"35 ms"`` in SI units, rounded once: ``"3.4 us"`` is 3.4e-6 and not its neighbour.
 
     `units` is one of this module's tables and `example` what the error suggests. A bare zero needs no unit.
     Raises ValueError for anything that is not a finite, non-negative quantity in one of `units`.
     """
     if not isinstance(text, bool) and isinstance(text, int | float) and text == 0:
         return 0.0
-    if not isinstance(text, str):
-        raise ValueError(f'expected a quantity with its unit such as "{example}", found {text!r}')
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f'expected a quantity with its unit such as "{example}", found {text!r}')
+        raise ValueError(f'expected a quantity with its unit such as "{example}", found {_shorten(text)}')
     number, unit = match.groups()
     if unit not in units:
-        raise ValueError(f'unknown unit {unit!r} in {text!r}; write it like "{example}"')
-    value = float(number) * units[unit]
+        raise ValueError(f"unknown unit {unit[:20]!r} in {_shorten(text)}{_nearest(unit, units, example)}")
+    exact = Context(prec=60, traps=[])  # what is too large becomes infinite, and is told below
+    value = float(exact.multiply(exact.create_decimal(number.replace("_", "")), Decimal(repr(units[unit]))))
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"must be finite and not negative, found {text!r}")
-    return value
+        raise ValueError(f"must be finite and not negative, found {_shorten(text)}")
+    return value + 0.0  # no negative zero
+
+
+def _shorten(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a huge number"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _nearest(unit: str, units: dict[str, float], example: str) -> str:
+    """What the writer may have meant: ``Gb/s`` can be bits or bytes, so both are offered."""
+    bits_or_bytes = [unit.removesuffix("b/s") + ending for ending in ("bit/s", "B/s")]
+    same_letters = [known for known in units if known.lower() == unit.lower()]
+    close = difflib.get_close_matches(unit[:20], units, n=1, cutoff=0.6)
+    guesses = [guess for guess in bits_or_bytes if guess in units] or same_letters[:1] or close
+    return f"; did you mean {' or '.join(map(repr, guesses))}?" if guesses else f'; write it like "{example}"'
 
 
 def format_seconds(seconds: float) -> str:
     """Three significant digits in the unit that a person would choose: ``1.21 s``, ``35.0 ms``, ``12 us``."""
-    if seconds and abs(seconds) >= 120:
-        minutes, rest = divmod(round(seconds), 60)
+    if seconds == 0 or not math.isfinite(seconds):
+        return f"{seconds:g} s"
+    if abs(seconds) >= 120:
+        sign = "-" if seconds < 0 else ""
+        minutes, rest = divmod(round(abs(seconds)), 60)
         hours, minutes = divmod(minutes, 60)
-        return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+        return sign + (f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s")
     return _scaled(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Binary prefixes, three significant digits: ``80.0 GiB``."""
+    """Binary prefixes, three significant digits: ``79.6 GiB``; a whole number of bytes loses its zeros: ``80 GiB``."""
     steps = [(f"{p}B", f) for p, f in sorted(_BINARY.items(), key=lambda item: -item[1])]
     return _scaled(num_bytes, (*steps, ("B", 1.0)))
 
@@ -66,6 +87,8 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def _scaled(value: float, steps: tuple[tuple[str, float], ...]) -> str:
+    if not math.isfinite(value):
+        return f"{value:g} {steps[-1][0]}"
     unit, factor = next(((u, f) for u, f in steps if abs(value) >= f * 0.9995), steps[-1])
     scaled = value / factor if value else 0.0
     digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2

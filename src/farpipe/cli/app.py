@@ -8,6 +8,7 @@ from farpipe import __version__
 from farpipe.cli.compare import compare
 from farpipe.cli.plan import plan
 from farpipe.cli.profile import profile
+from farpipe.cli.report import report
 from farpipe.cli.schedule import schedule
 from farpipe.cli.simulate import simulate
 from farpipe.cli.train import train
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, schedule, compare, simulate, profile, train, validate):
+for command in (plan, schedule, compare, simulate, profile, train, report, validate):
     app.command()(command)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,3 +31,17 @@ def status(what: str) -> Iterator[None]:
         return
     with console(stderr=True).status(what):
         yield
+
+
+@contextmanager
+def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr that is told (done, total); silent where nobody watches."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    with Progress(
+        *columns, TimeRemainingColumn(), console=shown, transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

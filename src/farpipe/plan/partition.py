@@ -1,19 +1,19 @@
 """Which layers each stage gets: exact, by dynamic programming."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
 
-
-_Partial = tuple[tuple[float, float], list[int]]
-"""(slowest stage, sum of squares) and the layers of the stages so far."""
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class StageRoom:
-    """What one stage costs by its number of layers."""
+    """What one stage takes and holds, by its number of layers."""
 
     layer_s: float
     """Forward and backward of one layer for one microbatch."""
@@ -26,44 +26,36 @@ class StageRoom:
 def divide_layers(num_layers: int, stages: Sequence[StageRoom], *, fewest: int = 1) -> list[int]:
     """Layers per stage that make the slowest stage as fast as possible, each stage at least `fewest`.
 
-    Among partitions with the same slowest stage the most even one is taken (smallest sum of squared stage times), and
-    among those the one that gives the earlier stages more. Exact, in O(stages x layers^2).
-
-    Raises InfeasibleError when the stages can't hold all layers.
+    Among partitions with the same slowest stage one with the smallest sum of squared stage times is taken. Exact, in
+    O(stages x layers^2). Raises InfeasibleError when the stages can't hold all layers.
     """
     most = [num_layers if room.most_layers is None else min(num_layers, room.most_layers) for room in stages]
     if len(stages) * fewest > num_layers:
         raise InfeasibleError(f"{num_layers} layers are too few for {len(stages)} stages of at least {fewest}")
     if sum(most) < num_layers or min(most) < fewest:
-        raise InfeasibleError(f"memory holds {sum(most)} of {num_layers} layers: {most} by stage")
-    best: list[_Partial | None] = [((0.0, 0.0), []), *[None] * num_layers]
-    for room, limit in zip(stages, most, strict=True):
-        best = [_extend(best, total, room, range(fewest, min(limit, total) + 1)) for total in range(num_layers + 1)]
-    found = best[num_layers]
-    assert found is not None, "a partition exists, for the stages hold all layers"
-    return found[1]
+        raise InfeasibleError(f"memory holds {sum(max(n, 0) for n in most)} of {num_layers} layers: {most} by stage")
+    counts = np.arange(num_layers + 1)
+    seconds = np.stack([room.extra_s + counts * room.layer_s for room in stages])
+    seconds[(counts < fewest) | (counts > np.array(most)[:, None])] = np.inf
+    slowest, _ = _cheapest(seconds, np.maximum)
+    even = np.where(seconds <= slowest * (1 + 1e-9), seconds**2, np.inf)
+    return _cheapest(even, np.add)[1]
 
 
-def _extend(
-    best: Sequence[_Partial | None], total: int, room: StageRoom, choices: range
-) -> _Partial | None:
-    """The best way to have given `total` layers once this stage has taken one of `choices`."""
-    found: _Partial | None = None
-    for count in choices:
-        before = best[total - count]
-        if before is None:
-            continue
-        (slowest, squares), layers = before
-        seconds = room.extra_s + count * room.layer_s
-        key = (max(slowest, seconds), squares + seconds * seconds)
-        if found is None or _clearly_less(key, found[0]):
-            found = (key, [*layers, count])
-    return found
+def _cheapest(price: Floats, join: Callable[[Floats, Floats], Floats]) -> tuple[float, list[int]]:
+    """The choice of counts that adds up to all layers with the lowest joint price: (price, counts).
 
-
-def _clearly_less(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Lexicographic order that takes what differs by rounding alone for equal."""
-    for a, b in zip(one, other, strict=True):
-        if not math.isclose(a, b, rel_tol=1e-9):
-            return a < b
-    return False
+    `price` [num_stages, num_layers + 1] is what a stage costs by its number of layers; `join` puts stages together.
+    """
+    num_stages, width = price.shape
+    best, choice = price[0], np.zeros((num_stages, width), np.int64)
+    choice[0] = np.arange(width)
+    for stage in range(1, num_stages):
+        joined = [join(best[total::-1], price[stage, : total + 1]) for total in range(width)]
+        choice[stage] = [int(options.argmin()) for options in joined]
+        best = np.array([options.min() for options in joined])
+    counts, left = [], width - 1
+    for stage in reversed(range(num_stages)):
+        counts.append(int(choice[stage, left]))
+        left -= counts[-1]
+    return float(best[-1]), counts[::-1]

@@ -1,0 +1,57 @@
+"""See it: tables, Gantt charts, traces and the report page. Names are imported when they are first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from farpipe.report.gantt import draw_gantt, draw_small_multiples
+    from farpipe.report.gantt_frame import Panel
+    from farpipe.report.page import write_report
+    from farpipe.report.summary import ComparisonRow, PlanRow, StepRow, step_row
+    from farpipe.report.tables import comparison_table, plan_table, step_time_table, to_rich
+    from farpipe.report.trace import write_trace
+    from farpipe.report.views import RunReport, RunView, TableView
+
+_HOME: Final = {
+    "Panel": "gantt_frame",
+    "draw_gantt": "gantt",
+    "draw_small_multiples": "gantt",
+    "write_report": "page",
+    "ComparisonRow": "summary",
+    "PlanRow": "summary",
+    "StepRow": "summary",
+    "step_row": "summary",
+    "comparison_table": "tables",
+    "plan_table": "tables",
+    "step_time_table": "tables",
+    "to_rich": "tables",
+    "write_trace": "trace",
+    "RunReport": "views",
+    "RunView": "views",
+    "TableView": "views",
+}
+
+__all__ = [
+    "ComparisonRow",
+    "Panel",
+    "PlanRow",
+    "RunReport",
+    "RunView",
+    "StepRow",
+    "TableView",
+    "comparison_table",
+    "draw_gantt",
+    "draw_small_multiples",
+    "plan_table",
+    "step_row",
+    "step_time_table",
+    "to_rich",
+    "write_report",
+    "write_trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

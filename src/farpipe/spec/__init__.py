@@ -1,0 +1,27 @@
+"""What the user writes: the model, its training, the cluster, and the job that joins them."""
+
+from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
+from farpipe.spec.job import Job, Pins
+from farpipe.spec.load import load_job, parse_job
+from farpipe.spec.model import Model
+from farpipe.spec.presets import preset_device, preset_model, preset_site
+from farpipe.spec.training import Data, Precision, Training
+
+__all__ = [
+    "Cluster",
+    "Data",
+    "Device",
+    "Job",
+    "Link",
+    "LocalLink",
+    "Model",
+    "Pins",
+    "Precision",
+    "Site",
+    "Training",
+    "load_job",
+    "parse_job",
+    "preset_device",
+    "preset_model",
+    "preset_site",
+]

@@ -1,0 +1,5 @@
+"""``python -m farpipe`` is the same as ``farpipe``."""
+
+from farpipe.cli import main
+
+main()

@@ -1,0 +1,125 @@
+"""Reading the catalogue's tables, in SI units.
+
+A name is looked up without regard to case; ``_`` and blanks count as ``-``. Rows have aliases ("h100" is "h100-sxm").
+An unknown name is a ValueError that tells the nearest known one.
+"""
+
+import datetime
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from farpipe.strict import nearest
+from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """An accelerator."""
+
+    name: str
+    peak_flops: Mapping[str, float]
+    """Dense FLOP/s by precision: bf16, fp16, fp32; one that the device lacks is missing."""
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    power_w: float
+    machine_link: "LinkRow"
+    """What one device can send, in one direction, to the other devices of its machine."""
+    source: str
+    date: datetime.date
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A published model."""
+
+    name: str
+    shape: Mapping[str, int | bool | str]
+    """Keys of [model] in a job; what is missing has its default there."""
+    published_params: int
+    """The number of parameters that the source states, true to `tolerance` (relative)."""
+    tolerance: float
+    source: str
+    date: datetime.date
+
+
+@dataclass(frozen=True)
+class LinkRow:
+    """One direction of a typical link."""
+
+    name: str
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    source: str
+    date: datetime.date
+
+
+def device_names() -> tuple[str, ...]:
+    """The devices of the catalogue, without aliases."""
+    return tuple(_table("device"))
+
+
+def model_names() -> tuple[str, ...]:
+    """The models of the catalogue, without aliases."""
+    return tuple(_table("model"))
+
+
+def link_names() -> tuple[str, ...]:
+    """The links of the catalogue."""
+    return tuple(_table("link"))
+
+
+def device_row(name: str) -> DeviceRow:
+    """The device called `name`; ValueError if there is none."""
+    found, row = _find("device", name)
+    return DeviceRow(
+        name=found,
+        peak_flops={precision: parse(rate, FLOPS, "989 TFLOP/s") for precision, rate in row["peak"].items()},
+        memory_bytes=parse(row["memory"], BYTES, "80 GiB"),
+        memory_bandwidth_bytes_per_s=parse(row["memory_bandwidth"], BYTES_PER_S, "3350 GB/s"),
+        power_w=parse(row["power"], WATTS, "700 W"),
+        machine_link=_link(f"inside a {found} machine", row["machine_link"] | _origin(row)),
+        **_origin(row),
+    )
+
+
+def model_row(name: str) -> ModelRow:
+    """The model called `name`; ValueError if there is none."""
+    found, row = _find("model", name)
+    facts = {"aliases", "published", "tolerance", "source", "date"}
+    shape = {key: value for key, value in row.items() if key not in facts}
+    return ModelRow(found, shape, row["published"], row["tolerance"], **_origin(row))
+
+
+def link_row(name: str) -> LinkRow:
+    """The link called `name`; ValueError if there is none."""
+    return _link(*_find("link", name))
+
+
+def _link(name: str, row: Mapping[str, Any]) -> LinkRow:
+    latency_s = parse(row["latency"], SECONDS, "35 ms")
+    bandwidth = parse(row["bandwidth"], BYTES_PER_S, "400 Gbit/s")
+    return LinkRow(name, latency_s, bandwidth, **_origin(row))
+
+
+def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"source": row["source"], "date": row["date"]}
+
+
+def _find(kind: str, name: str) -> tuple[str, dict[str, Any]]:
+    table = _table(kind)
+    names = {word: key for key, row in table.items() for word in (key, *row.get("aliases", ()))}
+    word = name.strip().lower().replace("_", "-").replace(" ", "-")
+    if word not in names:
+        hint = nearest(word, names) or f"; known: {', '.join(table)}"
+        raise ValueError(f"there is no {kind} {name[:60]!r} in the catalogue{hint}")
+    return names[word], table[names[word]]
+
+
+@cache
+def _table(kind: str) -> dict[str, dict[str, Any]]:
+    file = resources.files("farpipe.catalog").joinpath(f"{kind}s.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))

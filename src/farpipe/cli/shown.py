@@ -1,0 +1,173 @@
+"""What commands have in common: reading a step from whatever file the user names, and the tables they show."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farpipe.errors import InputError
+from farpipe.strict import parse_json, read_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from farpipe.cost import Profile
+    from farpipe.plan import Plan
+    from farpipe.plan.orders import Outcome
+    from farpipe.problem import Problem
+    from farpipe.report import ComparisonRow, RunReport, RunView, TableView
+    from farpipe.schedule import Schedule
+
+
+def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
+    """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any."""
+    from farpipe.plan import Plan, make_plan
+    from farpipe.problem import Problem
+    from farpipe.spec import load_job
+
+    if path.suffix == ".toml":
+        plan = make_plan(load_job(path))
+        return plan.problem, plan.schedule, plan
+    text = read_text(path)
+    data = parse_json(text, str(path))
+    name = str(data.get("format", "")) if isinstance(data, dict) else ""
+    if name.startswith("farpipe/plan/"):
+        plan = Plan.from_json(text, str(path))
+        return plan.problem, plan.schedule, plan
+    if name.startswith("farpipe/problem/"):
+        return Problem.from_json(text, str(path)), None, None
+    raise InputError(f"{path}: expected a job (.toml), a plan or a problem, found format {name!r}")
+
+
+def show_plan(plan: "Plan", out: "Console") -> None:
+    """The plan, its stages and links, the runners-up and why they lost."""
+    from farpipe.report import to_rich
+
+    out.print(f"[bold]{_headline(plan)}[/bold]")
+    for view in plan_tables(plan):
+        out.print(to_rich(view))
+    for line in plan.advice:
+        out.print(f"* {line}", markup=False)
+
+
+def _headline(plan: "Plan") -> str:
+    from farpipe.units import format_seconds
+
+    at, expected = plan.layout, plan.prediction
+    where = " > ".join(dict.fromkeys(plan.sites))
+    return (
+        f"{plan.job.model.name} over {where}: {format_seconds(expected.step_s)} a step, "
+        f"{expected.tokens_per_s:,.0f} tokens/s, bubble {expected.bubble_ratio:.1%}\n"
+        f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}, {at.num_microbatches} microbatches of "
+        f"{at.microbatch_size}, order {plan.schedule.method}"
+    )
+
+
+def plan_tables(plan: "Plan") -> "tuple[TableView, ...]":
+    """Stages, links between sites, and what else was looked at."""
+    return _stage_table(plan), _link_table(plan), _choice_table(plan)
+
+
+def _stage_table(plan: "Plan") -> "TableView":
+    from farpipe.report import TableView
+    from farpipe.units import format_bytes, format_seconds
+
+    rows = []
+    for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
+        times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
+        limit = plan.problem.ranks[placement.rank].memory_bytes
+        rows.append(
+            (
+                str(index),
+                f"{placement.rank} at {placement.site}",
+                f"{placement.first_layer} to {placement.end_layer - 1}",
+                *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
+                format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
+                "unlimited" if limit is None else format_bytes(limit),
+            )
+        )
+    columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "of")
+    return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}))
+
+
+def _link_table(plan: "Plan") -> "TableView":
+    from farpipe.problem import is_inter_site
+    from farpipe.report import TableView
+    from farpipe.units import format_bytes, format_rate, format_seconds
+
+    rows = [
+        (
+            name,
+            format_seconds(link.latency_s),
+            format_rate(link.bandwidth_bytes_per_s),
+            format_bytes(plan.prediction.link_bytes.get(name, 0.0)),
+            f"{plan.prediction.link_bytes.get(name, 0.0) / link.bandwidth_bytes_per_s / plan.prediction.step_s:.0%}",
+        )
+        for name, link in plan.problem.links.items()
+        if is_inter_site(name)
+    ]
+    return TableView(
+        "Links between sites", ("link", "latency", "rate", "a step", "busy"), tuple(rows), frozenset({1, 2, 3, 4})
+    )
+
+
+def _choice_table(plan: "Plan") -> "TableView":
+    from farpipe.report import TableView
+    from farpipe.units import format_seconds
+
+    rows = [
+        (choice.what, choice.method or "-", format_seconds(choice.step_s) if choice.step_s else "-", choice.reason)
+        for choice in plan.runners_up
+    ]
+    return TableView("Why the others lost", ("layout", "order", "step", "reason"), tuple(rows), frozenset({2}))
+
+
+def step_table(views: "list[RunView]") -> "Table":
+    """Predicted and measured step time of runs."""
+    from farpipe.report import step_row, step_time_table
+
+    return step_time_table([step_row(view) for view in views])
+
+
+def plan_report(plan: "Plan", runs: "list[RunView]") -> "RunReport":
+    """The page about a plan and its runs."""
+    from farpipe.report import RunReport
+
+    where = " > ".join(dict.fromkeys(plan.sites))
+    return RunReport(
+        title=f"{plan.job.model.name} over {where}",
+        runs=tuple(runs),
+        summary=_headline(plan).splitlines()[1],
+        plan_tables=tuple(view for view in plan_tables(plan) if view.rows),
+        plan_text="\n".join(plan.advice),
+    )
+
+
+def comparison_row(problem: "Problem", outcome: "Outcome") -> "ComparisonRow":
+    """One schedule among others."""
+    from farpipe.report import ComparisonRow
+    from farpipe.schedule import peak_memory_bytes
+
+    if outcome.timeline is None or outcome.schedule is None:
+        return ComparisonRow(outcome.method, obstacle=str(outcome.obstacle).splitlines()[0])
+    inter_site_s, intra_site_s = outcome.timeline.exposed_s.mean(axis=0)
+    return ComparisonRow(
+        outcome.method,
+        outcome.timeline.makespan_s,
+        outcome.timeline.bubble_ratio,
+        float(inter_site_s),
+        float(intra_site_s),
+        max(peak_memory_bytes(problem, outcome.schedule)),
+    )
+
+
+def profile_table(profile: "Profile") -> "Table":
+    """Measured times of one microbatch."""
+    from farpipe.report import TableView, to_rich
+    from farpipe.units import format_seconds
+
+    def row(name: str, part: Any) -> tuple[str, ...]:
+        return name, *(format_seconds(s) for s in (part.forward_s, part.input_grad_s, part.weight_grad_s))
+
+    rows = tuple(row(name, getattr(profile, name)) for name in ("embedding", "layer", "head"))
+    title = f"{profile.device}, {profile.precision}, microbatch {profile.microbatch_size} x {profile.sequence_length}"
+    return to_rich(TableView(title, ("part", "F", "I", "W"), rows, frozenset({1, 2, 3})))

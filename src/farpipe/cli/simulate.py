@@ -1,0 +1,45 @@
+"""``farpipe simulate PLAN``: the predicted timeline of a plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farpipe.cli.output import console, print_json
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(help="A plan, or a problem together with --schedule.")],
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file to play instead of the plan's own.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the Gantt chart as SVG.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the timeline as JSON.")] = False,
+) -> None:
+    """Play a plan on paper: step time, bubble, waits, memory, links."""
+    from farpipe.cli.shown import load_step, plan_report, step_table
+    from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
+    from farpipe.schedule import Schedule, check
+    from farpipe.simulate import simulate as play
+    from farpipe.strict import write_text
+
+    problem, own, source = load_step(plan)
+    chosen = Schedule.load(schedule) if schedule is not None else own
+    if chosen is None:
+        raise typer.BadParameter("a problem has no schedule: give one with --schedule", param_hint="--schedule")
+    check(problem, chosen)
+    timeline = play(problem, chosen)
+    overhead_s = source.prediction.overhead_s if source else 0.0
+    view = RunView(chosen.method, problem, timeline, None, (), overhead_s, source.sites if source else ())
+    if trace is not None:
+        write_trace({"predicted": timeline}, trace)
+    if plot is not None:
+        write_text(plot, draw_gantt([Panel("predicted", timeline, view.sites)]).svg())
+    if html is not None:
+        report = plan_report(source, [view]) if source else RunReport(str(plan), (view,))
+        write_report(report, html)
+    if as_json:
+        print_json(timeline.to_data())
+        return
+    console().print(step_table([view]))
+    console().print(repr(timeline), markup=False)

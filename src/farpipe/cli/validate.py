@@ -1,0 +1,24 @@
+"""``farpipe validate``: the gate. Published and measured step times against ours; exit 5 outside tolerance."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farpipe.cli.output import console, print_json, status
+
+
+def validate(
+    points: Annotated[Path | None, typer.Option(help="Measured points of your own (TOML or CSV).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
+) -> None:
+    """Hold the cost model and the simulator against published and measured step times."""
+    from farpipe.plan.validation import validate as run_gate
+
+    with status("simulating the reference points"):
+        report = run_gate(points)
+    if as_json:
+        print_json(report.to_data())
+    else:
+        console().print(report.table())
+    report.raise_if_failed()

@@ -1,0 +1,92 @@
+"""Matrix products of a transformer, and the FLOPs that follow from them.
+
+Every product is counted in full: attention as a full s x s matrix, not its causal half, as Megatron's publications do.
+For the shapes of GPT the sum over a step is 72 B L s h^2 (1 + s/6h + V/12hL) (Korthikanti et al. 2022,
+arXiv 2205.05198, appendix A), exactly.
+"""
+
+from dataclasses import dataclass
+
+from farpipe.spec import Model
+
+
+@dataclass(frozen=True)
+class Product:
+    """`count` matrix products [rows, depth] x [depth, columns]; sizes may be fractions under tensor parallelism."""
+
+    rows: float
+    columns: float
+    depth: float
+    count: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """A multiplication and an addition for each of rows x columns x depth."""
+        return 2 * self.count * self.rows * self.columns * self.depth
+
+    @property
+    def elements(self) -> float:
+        """Numbers read and written once each: both factors and the result."""
+        return self.count * (self.rows * self.depth + self.depth * self.columns + self.rows * self.columns)
+
+    def input_grad(self) -> "Product":
+        """The product that makes the gradient of the left factor."""
+        return Product(self.rows, self.depth, self.columns, self.count)
+
+    def weight_grad(self) -> "Product":
+        """The product that makes the gradient of the right factor."""
+        return Product(self.depth, self.columns, self.rows, self.count)
+
+
+def attention_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
+    """Query, key and value in one, and the output, on one of `tensor` devices (Megatron-LM, arXiv 1909.08053)."""
+    inward = (model.attention_hidden + 2 * model.kv_hidden) / tensor
+    return (
+        Product(tokens, inward, model.hidden),
+        Product(tokens, model.hidden, model.attention_hidden / tensor),
+    )
+
+
+def mlp_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
+    """The MLP's way in (gate and up in one, where gated) and out, on one of `tensor` devices."""
+    inner = model.ffn_hidden / tensor
+    return (
+        Product(tokens, inner * (2 if model.gated_mlp else 1), model.hidden),
+        Product(tokens, model.hidden, inner),
+    )
+
+
+def attention_core(model: Model, sequences: float, sequence_length: int, tensor: int = 1) -> tuple[Product, ...]:
+    """Scores and context of `sequences`, one pair of products for every query head on the device."""
+    heads = sequences * model.num_heads / tensor
+    return (
+        Product(sequence_length, sequence_length, model.head_dim, heads),
+        Product(sequence_length, model.head_dim, sequence_length, heads),
+    )
+
+
+def head_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
+    """The logits, the vocabulary divided over `tensor` devices."""
+    return (Product(tokens, model.vocab_size / tensor, model.hidden),)
+
+
+def layer_flops(model: Model, sequence_length: int, sequences: float = 1.0) -> float:
+    """FLOPs of one layer's forward; the two gradients take twice as many together."""
+    tokens = sequences * sequence_length
+    products = (
+        *attention_linear(model, tokens),
+        *mlp_linear(model, tokens),
+        *attention_core(model, sequences, sequence_length),
+    )
+    return sum(product.flops for product in products)
+
+
+def head_flops(model: Model, tokens: float) -> float:
+    """FLOPs of the head's forward."""
+    return sum(product.flops for product in head_linear(model, tokens))
+
+
+def step_flops(model: Model, sequence_length: int, sequences: float) -> float:
+    """FLOPs that one optimizer step over `sequences` needs: forward and both gradients, nothing computed twice."""
+    layers = model.num_layers * layer_flops(model, sequence_length, sequences)
+    return 3 * (layers + head_flops(model, sequences * sequence_length))

@@ -1,0 +1,106 @@
+"""How a job is spread: degrees of parallelism, and which site has which layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farpipe.errors import InfeasibleError, InputError
+from farpipe.spec import Cluster, Model, Training
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The degrees of parallelism; one replica is `pipeline` ranks of `tensor` devices each."""
+
+    pipeline: int
+    """Pipeline ranks."""
+    data: int
+    """Replicas; those of one rank are on the same site."""
+    tensor: int
+    """Devices that share each layer."""
+    virtual: int
+    """Stages on each rank."""
+    microbatch_size: int
+    """Sequences in one microbatch."""
+    num_microbatches: int
+    """Microbatches of one step in each replica."""
+
+    @property
+    def devices_per_rank(self) -> int:
+        """Devices that one pipeline rank takes on its site: `tensor` in each of `data` replicas."""
+        return self.tensor * self.data
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of one replica."""
+        return self.pipeline * self.virtual
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one stage is, and its slice of the model: layers `first_layer` up to, not including, `end_layer`."""
+
+    rank: int
+    site: str
+    first_layer: int
+    end_layer: int
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the stage."""
+        return self.end_layer - self.first_layer
+
+
+def place_evenly(sites: Sequence[str], layers: Sequence[int]) -> tuple[Placement, ...]:
+    """Stages placed round robin: `sites` names the site of every rank, `layers` counts the layers of every stage."""
+    ends = [sum(layers[: index + 1]) for index in range(len(layers))]
+    return tuple(
+        Placement(index % len(sites), sites[index % len(sites)], end - count, end)
+        for index, (count, end) in enumerate(zip(layers, ends, strict=True))
+    )
+
+
+def check_layout(
+    model: Model, training: Training, layout: Layout, placements: Sequence[Placement], cluster: Cluster
+) -> None:
+    """InputError when the parts do not fit together, InfeasibleError when a site has too few devices."""
+    _check_batch(training, layout)
+    _check_slices(model, layout, placements)
+    sites: dict[int, str] = {}
+    for placement in placements:
+        sites.setdefault(placement.rank, placement.site)
+    if sorted(sites) != list(range(layout.pipeline)):
+        raise InputError(f"placements: expected ranks 0 to {layout.pipeline - 1}, found {sorted(sites)}")
+    for index, placement in enumerate(placements):
+        if placement.site != sites[placement.rank]:
+            raise InputError(f"placements[{index}].site: rank {placement.rank} is on {sites[placement.rank]!r} already")
+    for site in cluster.sites:
+        ranks = sum(name == site.name for name in sites.values())
+        if ranks * layout.devices_per_rank > site.num_devices:
+            raise InfeasibleError(
+                f"site {site.name!r} has {site.num_devices} devices; {ranks} ranks x tensor {layout.tensor} x "
+                f"data {layout.data} need {ranks * layout.devices_per_rank}"
+            )
+
+
+def _check_batch(training: Training, layout: Layout) -> None:
+    batch = layout.data * layout.num_microbatches * layout.microbatch_size
+    if batch != training.global_batch:
+        raise InputError(
+            f"layout: data {layout.data} x num_microbatches {layout.num_microbatches} x microbatch_size "
+            f"{layout.microbatch_size} is {batch} sequences; training.global_batch is {training.global_batch}"
+        )
+
+
+def _check_slices(model: Model, layout: Layout, placements: Sequence[Placement]) -> None:
+    if len(placements) != layout.num_stages:
+        raise InputError(f"placements: expected one per stage, {layout.num_stages}, found {len(placements)}")
+    reached = 0
+    for index, placement in enumerate(placements):
+        if placement.first_layer != reached or placement.end_layer < reached:
+            raise InputError(
+                f"placements[{index}]: layers {placement.first_layer} to {placement.end_layer} do not continue "
+                f"at layer {reached}"
+            )
+        reached = placement.end_layer
+    if reached != model.num_layers:
+        raise InputError(f"placements: they hold {reached} layers, the model has {model.num_layers}")

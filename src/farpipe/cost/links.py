@@ -1,0 +1,62 @@
+"""The links of a step's Problem: who sends to whom over what, each with the name that everyone knows it by."""
+
+from farpipe.cost.calibration import Calibration
+from farpipe.cost.layout import Layout, Placement
+from farpipe.cost.transfer import Way, rank_way
+from farpipe.errors import InfeasibleError
+from farpipe.problem import Link, Transfer
+from farpipe.spec import Cluster, Site
+
+
+class StepLinks:
+    """Makes the transfers of a step and keeps the links that they use.
+
+    Between sites a link is ``a>b``, shared by all ranks and replicas: messages of the replicas cross together, so the
+    bytes of one transfer are those of all. Inside a site each pair of ranks has its own, ``site:rank>site:rank``, a
+    rank's data-parallel ring is ``site:rank>site:rank`` with the same rank twice; bytes are those of one replica.
+    """
+
+    def __init__(self, cluster: Cluster, layout: Layout, sites: dict[int, Site]) -> None:
+        """`sites`: the site of every rank."""
+        self.cluster, self.layout, self.sites = cluster, layout, sites
+        self.links: dict[str, Link] = {}
+
+    def between(self, source: Placement, target: Placement, num_bytes: float, calibration: Calibration) -> Transfer:
+        """One replica's `num_bytes` from the rank of `source` to that of `target`.
+
+        InfeasibleError when the two sites have no link in that direction.
+        """
+        if source.site == target.site:
+            site = self.sites[source.rank]
+            places = [self._place(rank) for rank in (source.rank, target.rank)]
+            way = rank_way(site, calibration, self.layout, *places)
+            return self._over(f"{site.name}:{source.rank}>{site.name}:{target.rank}", way, num_bytes)
+        link = self.cluster.link(source.site, target.site)
+        if link is None:
+            raise InfeasibleError(
+                f"ranks {source.rank} and {target.rank} must talk, and there is no link from {source.site!r} to "
+                f"{target.site!r}; add it to cluster.links or choose another order of sites"
+            )
+        way = Way(link.latency_s, link.bandwidth_bytes_per_s)
+        return self._over(f"{source.site}>{target.site}", way, num_bytes * self.layout.data)
+
+    def ring(self, rank: int, way: Way, num_bytes: float) -> Transfer:
+        """What every device of `rank` sends in a collective of the replicas."""
+        site = self.sites[rank].name
+        return self._over(f"{site}:{rank}>{site}:{rank}", way, num_bytes)
+
+    def seconds(self, transfer: Transfer) -> float:
+        """How long a transfer takes on its empty link."""
+        assert isinstance(transfer.link, str)
+        assert isinstance(transfer.bytes, float)
+        link = self.links[transfer.link]
+        return link.latency_s + transfer.bytes / link.bandwidth_bytes_per_s
+
+    def _over(self, name: str, way: Way, num_bytes: float) -> Transfer:
+        link = Link(latency_s=way.latency_s, bandwidth_bytes_per_s=way.bandwidth_bytes_per_s)
+        self.links.setdefault(name, link)
+        return Transfer(link=name, bytes=num_bytes)
+
+    def _place(self, rank: int) -> int:
+        """How many ranks are before `rank` on its site."""
+        return sum(self.sites[other].name == self.sites[rank].name for other in range(rank))

@@ -1,0 +1,148 @@
+"""Bytes on one device: activations, what waits for weight gradients, parameters and optimizer state.
+
+Activations after Korthikanti et al. 2022 (arXiv 2205.05198), table 2 and section 4: a GPT layer in 16 bit keeps
+s b h (10 + 24/t + 5 a s/(h t)) bytes under tensor parallelism, s b h (34 + 5 a s/h)/t with sequence parallelism as
+well, the last term only without selective recomputation or flash attention, and 2 s b h under full recomputation. The
+terms are counted here tensor by tensor, so that grouped queries, gated MLPs and 32 bit follow. Masks of dropout (one
+byte per element) are always counted; where there is no dropout that is 6 % too much.
+"""
+
+from typing import Final
+
+from farpipe.cost.layout import Layout
+from farpipe.spec import Model, Precision, Training
+
+MASK_BYTES: Final = 1
+
+
+def element_bytes(precision: Precision) -> int:
+    """Bytes of one weight or activation."""
+    return 4 if precision == "fp32" else 2
+
+
+def gradient_bytes(precision: Precision) -> int:
+    """Bytes of one accumulated gradient: bf16 is too coarse to add up in, so Megatron-LM does that in 32 bit."""
+    return 2 if precision == "fp16" else 4
+
+
+def optimizer_bytes(precision: Precision) -> int:
+    """Bytes of Adam's state per parameter: two moments, and a 32-bit master weight where weights are shorter."""
+    return 8 if precision == "fp32" else 12
+
+
+def microbatch_tokens(training: Training, layout: Layout) -> int:
+    """Tokens of one microbatch."""
+    return training.sequence_length * layout.microbatch_size
+
+
+def boundary_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """One message between stages, for all tensor-parallel devices of a replica together.
+
+    Each device sends its 1/t and gathers the rest on the other side (Narayanan et al., SC 2021, section 4.1).
+    """
+    return float(microbatch_tokens(training, layout) * model.hidden * element_bytes(training.precision))
+
+
+def shared_width_bytes(model: Model, training: Training) -> float:
+    """Per token, what every tensor-parallel device keeps of a layer: the 10 of 10 + 24/t, times hidden.
+
+    Inputs of both norms, of attention and of the MLP, and two dropout masks.
+    """
+    return model.hidden * (4 * element_bytes(training.precision) + 2 * MASK_BYTES)
+
+
+def split_width_bytes(model: Model, training: Training) -> float:
+    """Per token, what is divided over the tensor-parallel devices: the 24, times hidden.
+
+    Query, key, value, context; in the MLP the inputs of the nonlinearity and of the way out, and with a gate also the
+    gate's nonlinearity and the other factor.
+    """
+    attention = 2 * model.attention_hidden + 2 * model.kv_hidden
+    mlp = model.ffn_hidden * (4 if model.gated_mlp else 2)
+    return (attention + mlp) * element_bytes(training.precision)
+
+
+def score_width_bytes(model: Model, training: Training) -> float:
+    """Per token, what attention keeps of its matrix: softmax, its mask and its dropped-out copy, the 5 a s."""
+    return model.num_heads * training.sequence_length * (2 * element_bytes(training.precision) + MASK_BYTES)
+
+
+def linear_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """What one layer keeps for one microbatch besides the matrix of scores."""
+    shared = shared_width_bytes(model, training) / (layout.tensor if training.sequence_parallel else 1)
+    split = split_width_bytes(model, training) / layout.tensor
+    return microbatch_tokens(training, layout) * (shared + split)
+
+
+def score_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """What one layer keeps of the matrix of scores when nothing is recomputed; flash attention keeps none."""
+    if training.flash_attention:
+        return 0.0
+    return microbatch_tokens(training, layout) * score_width_bytes(model, training) / layout.tensor
+
+
+def layer_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """What one layer keeps for one microbatch from its forward to its backward."""
+    if training.recompute == "full":
+        return _residual_bytes(model, training, layout)
+    scores = score_activation_bytes(model, training, layout) if training.recompute == "none" else 0.0
+    return linear_activation_bytes(model, training, layout) + scores
+
+
+def embedding_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """The mask of the dropout behind the embedding."""
+    tokens = microbatch_tokens(training, layout) / (layout.tensor if training.sequence_parallel else 1)
+    return tokens * model.hidden * MASK_BYTES
+
+
+def head_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """Inputs of the final norm and of the head, and the logits in 32 bit (Korthikanti et al., section 4.3)."""
+    logits = 4 * microbatch_tokens(training, layout) * model.vocab_size / layout.tensor
+    return 2 * _residual_bytes(model, training, layout) + logits
+
+
+def working_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """What the backward of one layer needs for a while: under recomputation, what is computed again.
+
+    It does not grow with the number of microbatches in flight, so it counts once per device.
+    """
+    scores = score_activation_bytes(model, training, layout)
+    if training.recompute == "full":
+        return linear_activation_bytes(model, training, layout) + scores
+    return scores if training.recompute == "selective" else 0.0
+
+
+def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """What remains of one layer between I and W: inputs and output gradients of its linear maps."""
+    inner = model.ffn_hidden / layout.tensor
+    heads, keys = model.attention_hidden / layout.tensor, model.kv_hidden / layout.tensor
+    inputs = 2 * model.hidden + heads + inner
+    grads = 2 * model.hidden + heads + 2 * keys + inner * (2 if model.gated_mlp else 1)
+    return microbatch_tokens(training, layout) * (inputs + grads) * element_bytes(training.precision)
+
+
+def head_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """What remains of the head between I and W: its input and the gradient of the logits."""
+    width = model.hidden + model.vocab_size / layout.tensor
+    return microbatch_tokens(training, layout) * width * element_bytes(training.precision)
+
+
+def embedding_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """What remains of the embedding between I and W: the gradient of its output."""
+    return microbatch_tokens(training, layout) * model.hidden * element_bytes(training.precision)
+
+
+def state_bytes(num_params: float, training: Training, layout: Layout) -> float:
+    """Parameters, gradients and Adam's state on one device: 2 + 4 (fp16: 2) + 12 bytes, in fp32 4 + 4 + 8.
+
+    `num_params` are those of a stage, divided over the tensor-parallel devices; ZeRO stage 1 (Rajbhandari et al.,
+    arXiv 1910.02054) divides the optimizer's part over the replicas.
+    """
+    precision = training.precision
+    optimizer = optimizer_bytes(precision) / (layout.data if training.zero1 else 1)
+    return num_params / layout.tensor * (element_bytes(precision) + gradient_bytes(precision) + optimizer)
+
+
+def _residual_bytes(model: Model, training: Training, layout: Layout) -> float:
+    tokens = microbatch_tokens(training, layout) / (layout.tensor if training.sequence_parallel else 1)
+    return tokens * model.hidden * element_bytes(training.precision)

@@ -1,0 +1,108 @@
+"""Profile: measured times of a device, which take the place of modelled ones.
+
+`farpipe profile` writes it (format ``farpipe/profile/1``).
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from farpipe.cost.compute import Times
+from farpipe.cost.layout import Layout
+from farpipe.errors import InputError
+from farpipe.spec import Device, Model, Precision, Training
+from farpipe.strict import expect_format, finite, parse_json, read_text, validate, write_text
+
+FORMAT: Final = "farpipe/profile/1"
+
+Seconds = Annotated[float, BeforeValidator(finite)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class PartTimes(_Part):
+    """Seconds of one microbatch through one part of the model."""
+
+    forward_s: Seconds
+    input_grad_s: Seconds
+    weight_grad_s: Seconds
+
+    def times(self, factor: float) -> Times:
+        """Each of the three multiplied by `factor`."""
+        return Times(self.forward_s, self.input_grad_s, self.weight_grad_s).times(factor)
+
+
+class Profile(_Part):
+    """What was measured on one device for one shape of model; times of other microbatch sizes are proportional."""
+
+    device: Annotated[str, Field(min_length=1)]
+    shape: Annotated[str, Field(min_length=1)]
+    """`model_shape` of the model that was measured."""
+    precision: Precision
+    recompute: str
+    microbatch_size: Count
+    sequence_length: Count
+    embedding: PartTimes
+    layer: PartTimes
+    """One layer; what is recomputed counts to the input gradient."""
+    head: PartTimes
+    """The final norm, the head and the loss."""
+    optimizer_s_per_param: Seconds
+    action_overhead_s: Seconds
+    """Fixed time of one F or I besides its computation."""
+
+    def expect(self, model: Model, training: Training, layout: Layout, device: Device) -> None:
+        """InputError naming the first thing that differs from what was measured."""
+        wanted = {
+            "device": device.name,
+            "shape": model_shape(model),
+            "precision": training.precision,
+            "recompute": training.recompute,
+            "sequence_length": training.sequence_length,
+        }
+        for key, value in wanted.items():
+            if getattr(self, key) != value:
+                raise InputError(
+                    f"profile of {self.device!r}: {key}: measured with {getattr(self, key)!r}, the job has {value!r}; "
+                    "measure again with `farpipe profile`"
+                )
+        if layout.tensor != 1:
+            raise InputError(
+                f"profile of {self.device!r}: measured on one device; the layout has tensor {layout.tensor}"
+            )
+
+    def to_json(self) -> str:
+        """The profile in the format ``farpipe/profile/1``."""
+        return f'{{"format":"{FORMAT}",{self.model_dump_json()[1:]}'
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile to `path`, whole or not at all."""
+        write_text(path, self.to_json() + "\n")
+
+    @classmethod
+    def from_data(cls, data: Any, source: str = "profile") -> Self:
+        """Read JSON data; InputError names the place of whatever is wrong."""
+        return validate(cls, expect_format(data, FORMAT, source), source)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "profile") -> Self:
+        """Read ``farpipe/profile/1`` from JSON text."""
+        return cls.from_data(parse_json(text, source), source)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a profile file."""
+        return cls.from_json(read_text(path), str(path))
+
+
+def model_shape(model: Model) -> str:
+    """Everything of a model that the time of one layer, of the embedding or of the head depends on."""
+    mlp = "gated" if model.gated_mlp else "plain"
+    return (
+        f"hidden {model.hidden}, heads {model.num_heads}/{model.num_kv_heads} x {model.head_dim}, "
+        f"{mlp} mlp {model.ffn_hidden}, vocabulary {model.vocab_size}"
+    )

@@ -1,0 +1,117 @@
+"""What one stage costs: a slice of the layers, with or without the embedding and the head."""
+
+from dataclasses import dataclass
+
+from farpipe.cost import compute, memory
+from farpipe.cost.calibration import Calibration, calibration_of
+from farpipe.cost.compute import Times
+from farpipe.cost.layout import Layout
+from farpipe.cost.profile import Profile
+from farpipe.spec import Model, Site, Training
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds and bytes of one stage for one microbatch.
+
+    Bytes are those of one of the tensor-parallel devices; `boundary_bytes` and `num_params` are of all together.
+    """
+
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    activation_bytes: float
+    weight_stash_bytes: float
+    static_bytes: float
+    """Parameters, gradients, optimizer state."""
+    working_bytes: float
+    """Needed for a while in every backward; the stages of a rank share it."""
+    boundary_bytes: float
+    """One message to the next stage or back."""
+    num_params: int
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """How much of the model: multiplies a figure of a layer, of the embedding and of the head."""
+
+    num_layers: int
+    embedding: bool
+    head: bool
+
+    def weigh(self, layer: float, embedding: float, head: float) -> float:
+        return self.num_layers * layer + self.embedding * embedding + self.head * head
+
+
+def stage_cost(
+    model: Model,
+    training: Training,
+    layout: Layout,
+    site: Site,
+    num_layers: int,
+    *,
+    embedding: bool = False,
+    head: bool = False,
+    profile: Profile | None = None,
+    calibration: Calibration | None = None,
+) -> StageCost:
+    """What `num_layers` layers at `site` cost, with the embedding and the head where asked for.
+
+    `profile` gives measured times in place of modelled ones; `calibration` is that of the catalogue if not given.
+    Raises InputError when the profile was measured for something else, InfeasibleError when the device lacks the
+    precision.
+    """
+    part = _Slice(num_layers, embedding, head)
+    job = (model, training, layout)
+    times = _times(part, *job, site, profile, calibration or calibration_of(site.device))
+    num_params = stage_params(model, num_layers, embedding=embedding, head=head)
+    return StageCost(
+        forward_s=times.forward_s,
+        input_grad_s=times.input_grad_s,
+        weight_grad_s=times.weight_grad_s,
+        activation_bytes=part.weigh(
+            memory.layer_activation_bytes(*job),
+            memory.embedding_activation_bytes(*job),
+            memory.head_activation_bytes(*job),
+        ),
+        weight_stash_bytes=part.weigh(
+            memory.layer_stash_bytes(*job), memory.embedding_stash_bytes(*job), memory.head_stash_bytes(*job)
+        ),
+        static_bytes=memory.state_bytes(num_params, training, layout),
+        working_bytes=memory.working_bytes(*job) if num_layers else 0.0,
+        boundary_bytes=memory.boundary_bytes(*job),
+        num_params=num_params,
+    )
+
+
+def stage_params(model: Model, num_layers: int, *, embedding: bool, head: bool) -> int:
+    """Parameters of a slice; a head that is tied to an embedding on another stage has a copy of its own."""
+    copy = model.vocab_size * model.hidden if head and model.tied_embeddings and not embedding else 0
+    part = _Slice(num_layers, embedding, head)
+    return int(part.weigh(model.num_layer_params, model.num_embedding_params, model.num_head_params)) + copy
+
+
+def _times(
+    part: _Slice,
+    model: Model,
+    training: Training,
+    layout: Layout,
+    site: Site,
+    profile: Profile | None,
+    calibration: Calibration,
+) -> Times:
+    """The times of the slice, and the fixed time of an F and of an I; a W follows its I at once in most orders."""
+    if profile is not None:
+        profile.expect(model, training, layout, site.device)
+        scale = layout.microbatch_size / profile.microbatch_size
+        layer, embedding, head = (p.times(scale) for p in (profile.layer, profile.embedding, profile.head))
+        overhead = profile.action_overhead_s
+    else:
+        job = (model, training, layout, site, calibration)
+        layer, embedding, head = compute.layer_times(*job), compute.embedding_times(*job), compute.head_times(*job)
+        overhead = calibration.action_overhead_s
+    return Times(
+        part.weigh(layer.forward_s, embedding.forward_s, head.forward_s) + overhead,
+        part.weigh(layer.input_grad_s, embedding.input_grad_s, head.input_grad_s) + overhead,
+        part.weigh(layer.weight_grad_s, embedding.weight_grad_s, head.weight_grad_s),
+    )

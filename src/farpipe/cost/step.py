@@ -1,0 +1,209 @@
+"""From a job and its placement to the Problem of one step, and what a step takes besides its pipeline."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from farpipe.cost import memory
+from farpipe.cost.calibration import Calibration, calibration_of
+from farpipe.cost.layout import Layout, Placement, check_layout
+from farpipe.cost.links import StepLinks
+from farpipe.cost.profile import Profile
+from farpipe.cost.stage import StageCost, stage_cost
+from farpipe.cost.transfer import replica_way, ring_bytes, site_way
+from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer
+from farpipe.spec import Cluster, Device, Model, Site, Training
+
+
+def step_problem(
+    model: Model,
+    training: Training,
+    layout: Layout,
+    placements: Sequence[Placement],
+    cluster: Cluster,
+    *,
+    profiles: Mapping[str, Profile] | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> Problem:
+    """The Problem of one optimizer step of one replica, on `placements` (one per stage, in pipeline order).
+
+    `profiles` and `calibrations` are by device name; what is missing comes from the model and from the catalogue.
+    Gradients of the replicas are reduced after a stage's last W, beside the computation of other ranks but not of its
+    own (Megatron-LM without overlap); with ZeRO-1 they are reduce-scattered, and the parameters gathered before the
+    first F. Tied embeddings: the first and the last stage send each other their gradient of the shared matrix.
+
+    Raises InputError when the parts do not fit together or a profile was measured for something else, InfeasibleError
+    when devices or a link are missing.
+    """
+    step = _Step(model, training, layout, tuple(placements), cluster, profiles or {}, calibrations or {})
+    costs = step.stage_costs()
+    links = step.links()
+    hops, sync = step.hops(links, costs), step.sync(links, costs)
+    return Problem(
+        num_microbatches=layout.num_microbatches,
+        ranks=tuple(step.rank(rank, costs) for rank in range(layout.pipeline)),
+        stages=tuple(map(_stage, placements, costs)),
+        links=links.links,
+        hops=tuple(hops),
+        sync=tuple(sync) if any(sync) else None,
+    )
+
+
+def step_overhead_s(
+    model: Model,
+    training: Training,
+    layout: Layout,
+    placements: Sequence[Placement],
+    cluster: Cluster,
+    *,
+    profiles: Mapping[str, Profile] | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> float:
+    """Seconds of a step outside the pipeline's makespan; arguments and errors as for `step_problem`.
+
+    The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
+    reduction comes first, the exchange of tied embeddings.
+    """
+    step = _Step(model, training, layout, tuple(placements), cluster, profiles or {}, calibrations or {})
+    costs = step.stage_costs()
+    fixed = max(step.calibration(site).step_overhead_s for site in step.sites().values())
+    return step.optimizer_s(costs) + step.clipping_s() + step.late_tied_exchange_s() + fixed
+
+
+@dataclass(frozen=True)
+class _Step:
+    model: Model
+    training: Training
+    layout: Layout
+    placements: tuple[Placement, ...]
+    cluster: Cluster
+    profiles: Mapping[str, Profile]
+    calibrations: Mapping[str, Calibration]
+
+    def __post_init__(self) -> None:
+        check_layout(self.model, self.training, self.layout, self.placements, self.cluster)
+
+    def sites(self) -> dict[int, Site]:
+        """The site of every rank."""
+        return {p.rank: self.cluster.site(p.site) for p in self.placements}
+
+    def calibration(self, site: Site) -> Calibration:
+        found = self.calibrations.get(site.device.name)
+        return calibration_of(site.device) if found is None else found
+
+    def links(self) -> StepLinks:
+        return StepLinks(self.cluster, self.layout, self.sites())
+
+    def stage_costs(self) -> list[StageCost]:
+        """The cost of every stage; equal ones are computed once."""
+        last = len(self.placements) - 1
+        keys = [(p.site, p.num_layers, i == 0, i == last) for i, p in enumerate(self.placements)]
+        known = {key: self._stage_cost(*key) for key in dict.fromkeys(keys)}
+        return [known[key] for key in keys]
+
+    def _stage_cost(self, site_name: str, num_layers: int, embedding: bool, head: bool) -> StageCost:
+        site = self.cluster.site(site_name)
+        profile, calibration = self.profiles.get(site.device.name), self.calibration(site)
+        job = (self.model, self.training, self.layout, site, num_layers)
+        return stage_cost(*job, embedding=embedding, head=head, profile=profile, calibration=calibration)
+
+    def _of_rank(self, rank: int, costs: Sequence[StageCost]) -> list[StageCost]:
+        return [cost for placement, cost in zip(self.placements, costs, strict=True) if placement.rank == rank]
+
+    def rank(self, rank: int, costs: Sequence[StageCost]) -> Rank:
+        mine = self._of_rank(rank, costs)
+        static = sum(cost.static_bytes for cost in mine) + max(cost.working_bytes for cost in mine)
+        return Rank(memory_bytes=self.sites()[rank].device.memory_bytes, static_bytes=static)
+
+    def hops(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Hop | None]:
+        found: list[Hop | None] = []
+        for index, (here, there) in enumerate(zip(self.placements, self.placements[1:], strict=False)):
+            num_bytes = costs[index].boundary_bytes
+            forward, backward = self._exchange(links, here, there, num_bytes)
+            found.append(None if here.rank == there.rank else Hop(forward=forward, backward=backward))
+        return found
+
+    def _exchange(self, links: StepLinks, one: Placement, other: Placement, num_bytes: float) -> list[Transfer | None]:
+        """`num_bytes` there and back; None where both are on one rank."""
+        if one.rank == other.rank:
+            return [None, None]
+        calibration = self.calibration(self.cluster.site(one.site))
+        return [links.between(a, b, num_bytes, calibration) for a, b in ((one, other), (other, one))]
+
+    def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
+        found = [self._replica_sync(links, p, cost) for p, cost in zip(self.placements, costs, strict=True)]
+        if self.layout.data == 1:
+            there, back = self._tied_exchange(links)
+            if there is not None and back is not None:
+                found[0], found[-1] = Sync(reduce=there), Sync(reduce=back)
+        return found
+
+    def _replica_sync(self, links: StepLinks, placement: Placement, cost: StageCost) -> Sync | None:
+        """The collectives of the stage's replicas, which are all on one site."""
+        if self.layout.data == 1:
+            return None
+        site, precision = self.cluster.site(placement.site), self.training.precision
+        way = replica_way(site, self.calibration(site), self.layout)
+        num_params = cost.num_params / self.layout.tensor
+        size, gradients = self.layout.data, num_params * memory.gradient_bytes(precision)
+        if not self.training.zero1:
+            return Sync(reduce=links.ring(placement.rank, way, ring_bytes("all-reduce", gradients, size)))
+        weights = num_params * memory.element_bytes(precision)
+        return Sync(
+            gather=links.ring(placement.rank, way, ring_bytes("all-gather", weights, size)),
+            reduce=links.ring(placement.rank, way, ring_bytes("reduce-scatter", gradients, size)),
+        )
+
+    def _tied_exchange(self, links: StepLinks) -> list[Transfer | None]:
+        """The gradient of the shared matrix from the first stage to the last and back."""
+        matrix = self.model.vocab_size * self.model.hidden * memory.gradient_bytes(self.training.precision)
+        if not self.model.tied_embeddings:
+            return [None, None]
+        return self._exchange(links, self.placements[0], self.placements[-1], float(matrix))
+
+    def late_tied_exchange_s(self) -> float:
+        """With replicas the exchange comes after their reduction, so outside the pipeline."""
+        if self.layout.data == 1:
+            return 0.0
+        links = self.links()
+        return max((links.seconds(t) for t in self._tied_exchange(links) if t is not None), default=0.0)
+
+    def optimizer_s(self, costs: Sequence[StageCost]) -> float:
+        """The slowest rank's Adam; ZeRO-1 divides it over the replicas."""
+        shards = self.layout.tensor * (self.layout.data if self.training.zero1 else 1)
+        seconds = []
+        for rank, site in self.sites().items():
+            num_params = sum(cost.num_params for cost in self._of_rank(rank, costs)) / shards
+            seconds.append(num_params * self._optimizer_s_per_param(site.device, self.calibration(site)))
+        return max(seconds)
+
+    def _optimizer_s_per_param(self, device: Device, calibration: Calibration) -> float:
+        """Bound by memory: state and weight are read and written, the gradient is read for the norm and for the
+        update, and written in between by clipping."""
+        profile = self.profiles.get(device.name)
+        if profile is not None:
+            return profile.optimizer_s_per_param
+        precision = self.training.precision
+        traffic = 2 * memory.optimizer_bytes(precision) + 3 * memory.gradient_bytes(precision)
+        traffic += memory.element_bytes(precision) * (2 if precision == "fp32" else 1)
+        return traffic / (device.memory_bandwidth_bytes_per_s * calibration.memory_fraction)
+
+    def clipping_s(self) -> float:
+        """One number from everybody and back: latency alone, of the slowest pair of sites and of a tree inside."""
+        if self.training.clip_norm is None or self.layout.pipeline == 1:
+            return 0.0
+        sites = {site.name: site for site in self.sites().values()}
+        far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= set(sites)]
+        near = max(site_way(site, self.calibration(site)).latency_s for site in sites.values())
+        return 2 * (max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near)
+
+
+def _stage(placement: Placement, cost: StageCost) -> Stage:
+    return Stage(
+        rank=placement.rank,
+        forward_s=cost.forward_s,
+        input_grad_s=cost.input_grad_s,
+        weight_grad_s=cost.weight_grad_s,
+        activation_bytes=cost.activation_bytes,
+        weight_stash_bytes=cost.weight_stash_bytes,
+    )

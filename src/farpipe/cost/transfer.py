@@ -1,0 +1,83 @@
+"""Seconds of collectives, and the effective links between ranks of one site.
+
+Ranks fill a site in pipeline order, each rank a block of data x tensor devices with the tensor-parallel ones next to
+each other, as Megatron-LM orders them (arXiv 2104.04473, section 3). A ring's slowest part sets its pace: inside a
+machine the machine's link; across machines all site links that the ring's members in one machine have together, if
+that is less. Ring all-reduce moves 2 (n - 1)/n of the bytes through every device, reduce-scatter and all-gather half of
+it (Patarasu and Yuan 2009); its latency is that of a tree, 2 log2 n steps, as NCCL chooses for short messages.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from farpipe.cost.calibration import Calibration
+from farpipe.cost.layout import Layout
+from farpipe.spec import LocalLink, Site
+
+Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """What one device, or one rank's devices together, can count on: latency and bandwidth as programs see them."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def seconds(self, num_bytes: float) -> float:
+        """Time of one message."""
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+def machine_way(site: Site, calibration: Calibration) -> Way:
+    """From one device to another of its machine."""
+    return _effective(site.machine_link, calibration.machine_link_fraction)
+
+
+def site_way(site: Site, calibration: Calibration) -> Way:
+    """From one device to a device of another machine of the site."""
+    return _effective(site.site_link, calibration.site_link_fraction)
+
+
+def _effective(link: LocalLink, fraction: float) -> Way:
+    return Way(link.latency_s, link.bandwidth_bytes_per_s * fraction)
+
+
+def ring_way(site: Site, calibration: Calibration, size: int, stride: int = 1) -> Way:
+    """The ring through `size` devices of a site, each `stride` after the one before: latency of a tree, bandwidth."""
+    inside, across = machine_way(site, calibration), site_way(site, calibration)
+    steps = 2 * math.ceil(math.log2(size)) if size > 1 else 0
+    if size * stride <= site.devices_per_machine:
+        return Way(steps * inside.latency_s, inside.bandwidth_bytes_per_s)
+    neighbours = max(1, min(size, site.devices_per_machine // stride))
+    bandwidth = min(inside.bandwidth_bytes_per_s, neighbours * across.bandwidth_bytes_per_s)
+    return Way(steps * across.latency_s, bandwidth)
+
+
+def ring_bytes(kind: Collective, num_bytes: float, size: int) -> float:
+    """Bytes that every device of a ring sends for a buffer of `num_bytes`."""
+    return (2 if kind == "all-reduce" else 1) * (size - 1) / size * num_bytes
+
+
+def tensor_collective_s(site: Site, calibration: Calibration, layout: Layout, num_bytes: float) -> float:
+    """One all-reduce of `num_bytes` over the tensor-parallel devices; with sequence parallelism the reduce-scatter and
+    the all-gather in its place move as much (Korthikanti et al. 2022, section 4.2.2)."""
+    if layout.tensor == 1:
+        return 0.0
+    way = ring_way(site, calibration, layout.tensor)
+    return calibration.collective_start_s + way.seconds(ring_bytes("all-reduce", num_bytes, layout.tensor))
+
+
+def replica_way(site: Site, calibration: Calibration, layout: Layout) -> Way:
+    """The data-parallel ring of one device."""
+    return ring_way(site, calibration, layout.data, layout.tensor)
+
+
+def rank_way(site: Site, calibration: Calibration, layout: Layout, source: int, target: int) -> Way:
+    """Between two ranks of one site, given as their places in it; the tensor-parallel devices send side by side."""
+    size, machine = layout.devices_per_rank, site.devices_per_machine
+    first, last = min(source, target) * size, (max(source, target) + 1) * size - 1
+    way = machine_way if first // machine == last // machine else site_way
+    one = way(site, calibration)
+    return Way(one.latency_s, one.bandwidth_bytes_per_s * layout.tensor)

@@ -1,0 +1,163 @@
+"""Emulated directed links: when a message leaves and arrives, agreed on by all processes through shared memory.
+
+A link carries one message at a time, each for bytes/bandwidth seconds, and a message arrives `latency_s` after it
+has left: latency overlaps, bandwidth does not. The processes share one number per link, the time at which it is
+free again. All times here are nanoseconds of CLOCK_MONOTONIC, which every process on one machine reads alike.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import NamedTuple, Self
+
+from farpipe.errors import InputError, RunError
+
+LOCK_TIMEOUT_S = 10.0
+_LOCK_RETRY_S = 20e-6
+_DIGEST_BYTES = 32
+_SLOT_BYTES = 8
+
+
+@dataclass(frozen=True)
+class LinkShape:
+    """What one emulated link does to messages: one-way latency in seconds, bandwidth in bytes per second."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise InputError(f"emulated link: latency_s must be finite and not negative, found {self.latency_s}")
+        if not self.bandwidth_bytes_per_s > 0:  # infinity is allowed: latency alone
+            raise InputError(f"emulated link: bandwidth must be more than zero, found {self.bandwidth_bytes_per_s}")
+
+    @property
+    def latency_ns(self) -> int:
+        """The latency in whole nanoseconds, rounded up."""
+        return math.ceil(self.latency_s * 1e9)
+
+    def transfer_ns(self, num_bytes: int) -> int:
+        """How long the link is taken by `num_bytes`, rounded up to whole nanoseconds."""
+        return math.ceil(num_bytes / self.bandwidth_bytes_per_s * 1e9)
+
+
+class Passage(NamedTuple):
+    """One message's way over a link: on it from `start_ns` to `end_ns`, at the other side at `arrival_ns`."""
+
+    start_ns: int
+    end_ns: int
+    arrival_ns: int
+
+
+class EmulatedLinks:
+    """The state of all emulated links of one run, shared by its processes on this machine.
+
+    One process calls `create` and tells the others its `path`, under which they `open` the same memory. It is
+    nameless memory (memfd): nothing is left behind, however the processes end.
+    """
+
+    def __init__(self, file_descriptor: int, shapes: Mapping[str, LinkShape]) -> None:
+        self._shapes = dict(shapes)
+        self._slots = {name: index for index, name in enumerate(sorted(shapes))}
+        self._file_descriptor = file_descriptor
+        self._thread_lock = threading.Lock()  # flock tells processes apart, not the threads of one
+        self._memory = mmap.mmap(file_descriptor, _size_bytes(shapes))
+        self._free_ns = memoryview(self._memory)[_DIGEST_BYTES:].cast("q")
+
+    @classmethod
+    def create(cls, shapes: Mapping[str, LinkShape]) -> Self:
+        """Links that are free now, in new shared memory."""
+        file_descriptor = os.memfd_create("farpipe-links")
+        os.ftruncate(file_descriptor, _size_bytes(shapes))
+        os.pwrite(file_descriptor, _digest(shapes), 0)
+        return cls(file_descriptor, shapes)
+
+    @classmethod
+    def open(cls, path: str, shapes: Mapping[str, LinkShape]) -> Self:
+        """The links that another process created; InputError when its shapes are not `shapes`."""
+        try:
+            file_descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise RunError(
+                f"emulated links: can't open {path}: {error.strerror}; an emulated WAN needs all ranks on one machine, "
+                "run by one user"
+            ) from None
+        if os.pread(file_descriptor, _DIGEST_BYTES, 0) != _digest(shapes):
+            os.close(file_descriptor)
+            raise InputError("emulated links: the ranks were given different links; start all with the same plan")
+        return cls(file_descriptor, shapes)
+
+    @property
+    def path(self) -> str:
+        """Where other processes of this user can `open` the same links."""
+        return f"/proc/{os.getpid()}/fd/{self._file_descriptor}"
+
+    def shape(self, name: str) -> LinkShape:
+        """What link `name` does."""
+        return self._shapes[name]
+
+    def reserve(self, name: str, num_bytes: int) -> Passage:
+        """Put a message on the link: it starts now or, if the link is taken, when it is free again."""
+        shape, slot = self._shapes[name], self._slots[name]
+        with self._locked(name):
+            start_ns = max(time.monotonic_ns(), self._free_ns[slot])
+            end_ns = start_ns + shape.transfer_ns(num_bytes)
+            self._free_ns[slot] = end_ns
+        return Passage(start_ns, end_ns, end_ns + shape.latency_ns)
+
+    def slip_in(self, name: str, num_bytes: int) -> Passage:
+        """Put a small control message on the link beside the queue, as a TCP connection of its own would.
+
+        It starts now whatever else is on the link, and what it takes of the rate is taken from those behind it.
+        """
+        shape, slot = self._shapes[name], self._slots[name]
+        with self._locked(name):
+            start_ns = time.monotonic_ns()
+            end_ns = start_ns + shape.transfer_ns(num_bytes)
+            self._free_ns[slot] = max(start_ns, self._free_ns[slot]) + end_ns - start_ns
+        return Passage(start_ns, end_ns, end_ns + shape.latency_ns)
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Alone on all links; a process that dies in here releases the lock, one that is stopped does not."""
+        with self._thread_lock:
+            give_up_s = time.monotonic() + LOCK_TIMEOUT_S
+            while not self._try_lock():
+                if time.monotonic() > give_up_s:
+                    raise RunError(f"emulated link {name}: its lock was held for {LOCK_TIMEOUT_S:g} s by a process")
+                time.sleep(_LOCK_RETRY_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._file_descriptor, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the shared memory; it is gone when the last process has."""
+        self._free_ns.release()
+        self._memory.close()
+        os.close(self._file_descriptor)
+
+
+def _size_bytes(shapes: Mapping[str, LinkShape]) -> int:
+    return _DIGEST_BYTES + _SLOT_BYTES * len(shapes)
+
+
+def _digest(shapes: Mapping[str, LinkShape]) -> bytes:
+    """Tells whether two processes speak of the same links."""
+    text = json.dumps({name: asdict(shape) for name, shape in shapes.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,131 @@
+"""Plan: layout, placement, partition, schedule and prediction - all that a run needs, in one JSON file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+from farpipe.cost import Layout, Placement
+from farpipe.errors import InputError
+from farpipe.problem import FORMAT as PROBLEM_FORMAT
+from farpipe.problem import Problem
+from farpipe.schedule import Schedule, check
+from farpipe.spec import Job
+from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
+from farpipe.units import format_bytes, format_seconds
+
+FORMAT: Final = "farpipe/plan/1"
+
+
+def _read_problem(value: Any) -> Any:
+    if isinstance(value, Problem) or not isinstance(value, Mapping):
+        return value
+    return _as_value_error(lambda: expect_format(value, PROBLEM_FORMAT, "problem"))
+
+
+def _read_schedule(value: Any) -> Any:
+    return value if isinstance(value, Schedule) else _as_value_error(lambda: Schedule.from_data(value))
+
+
+def _as_value_error(read: Any) -> Any:
+    try:
+        return read()
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+ProblemData = Annotated[
+    Problem, BeforeValidator(_read_problem), PlainSerializer(lambda problem: json.loads(problem.to_json()))
+]
+ScheduleData = Annotated[
+    Schedule, BeforeValidator(_read_schedule), PlainSerializer(lambda schedule: schedule.to_data())
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Prediction(_Part):
+    """What the simulator expects of one step."""
+
+    step_s: float
+    """From one step's start to the next one's: makespan and overhead."""
+    makespan_s: float
+    overhead_s: float
+    """Optimizer, clipping, and whatever else is outside the pipeline."""
+    bubble_ratio: float
+    tokens_per_s: float
+    exposed_inter_site_s: float
+    """Waiting for messages between sites, mean over ranks."""
+    exposed_intra_site_s: float
+    peak_memory_bytes: tuple[float, ...]
+    """Of one device of every rank."""
+    link_bytes: dict[str, float]
+
+
+class Choice(_Part):
+    """One way that was looked at: what it would take, and why it was not taken."""
+
+    what: str
+    method: str
+    step_s: float
+    reason: str
+
+
+class Plan(_Part):
+    """All that a run needs."""
+
+    job: Job
+    layout: Layout
+    placements: tuple[Placement, ...]
+    problem: ProblemData
+    schedule: ScheduleData
+    prediction: Prediction
+    runners_up: tuple[Choice, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The site of every rank."""
+        by_rank = {placement.rank: placement.site for placement in self.placements}
+        return tuple(by_rank[rank] for rank in range(self.layout.pipeline))
+
+    def to_json(self) -> str:
+        """The plan in the format ``farpipe/plan/1``."""
+        return json.dumps({"format": FORMAT} | self.model_dump(mode="json"), indent=1)
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan to `path`, whole or not at all."""
+        write_text(path, self.to_json() + "\n")
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "plan") -> Self:
+        """Read ``farpipe/plan/1``; a plan whose schedule does not fit its problem is refused."""
+        plan = validate(cls, expect_format(parse_json(text, source), FORMAT, source), source)
+        check(plan.problem, plan.schedule)
+        return plan
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a plan file."""
+        return cls.from_json(read_text(path), str(path))
+
+    def __repr__(self) -> str:
+        at, expected = self.layout, self.prediction
+        lines = [
+            f"Plan for {self.job.model.name}: pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}, "
+            f"{at.num_microbatches} microbatches of {at.microbatch_size}, order {self.schedule.method}",
+            f"  step {format_seconds(expected.step_s)}, bubble {expected.bubble_ratio:.1%}, "
+            f"{expected.tokens_per_s:,.0f} tokens/s",
+        ]
+        lines += [
+            f"  stage {index}: rank {p.rank} at {p.site}, layers {p.first_layer} to {p.end_layer - 1}, "
+            f"peak {format_bytes(expected.peak_memory_bytes[p.rank])}"
+            for index, p in enumerate(self.placements)
+        ]
+        return "\n".join(lines)
+
+    __str__ = __repr__

@@ -1,0 +1,91 @@
+"""Axes: where a value lies in the picture, where the ticks are and what is written at them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_STEPS: Final = (1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values from `low` to `high` evenly onto pixels from `start` to `end` (which may run backwards)."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The pixel of one value; a scale without extent puts everything at its start."""
+        span = self.high - self.low
+        return self.start + (value - self.low) / span * (self.end - self.start) if span else self.start
+
+    def map(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The pixels of many values."""
+        span = self.high - self.low or math.inf
+        return np.asarray(self.start + (values - self.low) / span * (self.end - self.start), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What an axis counts: its units as (name, factor), largest first."""
+
+    units: tuple[tuple[str, float], ...]
+
+    def unit(self, largest: float) -> tuple[str, float]:
+        """The unit in which a person would give `largest`."""
+        return next((unit for unit in self.units if abs(largest) >= unit[1] * 0.9995), self.units[-1])
+
+
+TIME: Final = Quantity((("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
+MEMORY: Final = Quantity((("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)))
+SHARE: Final = Quantity((("%", 0.01),))
+PLAIN: Final = Quantity((("", 1.0),))
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A place on an axis and its label."""
+
+    value: float
+    label: str
+
+
+def ticks(low: float, high: float, quantity: Quantity, about: int = 8, whole: bool = False) -> list[Tick]:
+    """Round places in [low, high], `about` that many; the last one's label carries the unit.
+
+    `whole` leaves no fractions of the unit, for axes that count things.
+    """
+    name, factor = quantity.unit(max(abs(low), abs(high)))
+    step = _round_step((high - low) / factor / max(about, 1))
+    step = max(step, 1.0) if whole else step
+    first, last = math.ceil(low / factor / step - 1e-9), math.floor(high / factor / step + 1e-9)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    labels = [f"{index * step:.{digits}f}" if index else "0" for index in range(first, last + 1)]
+    if labels and name:
+        labels[-1] += f"\N{NO-BREAK SPACE}{name}"
+    return [Tick((first + i) * step * factor, label) for i, label in enumerate(labels)]
+
+
+def _round_step(step: float) -> float:
+    """The next 1, 2 or 5 times a power of ten from `step` on."""
+    if step <= 0 or not math.isfinite(step):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(power * factor for factor in _STEPS if power * factor >= step * (1 - 1e-9))
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Move label places apart, as little as needed, until neighbours are `gap` away; their order stays."""
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    moved = list(places)
+    for before, after in pairwise(order):
+        moved[after] = max(moved[after], moved[before] + gap)
+    shift = sum(moved) / len(moved) - sum(places) / len(places) if places else 0.0
+    return [place - shift for place in moved]

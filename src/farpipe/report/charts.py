@@ -1,0 +1,215 @@
+"""The line charts of a report: memory of ranks, use of links, loss and step time over the steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.problem import Problem, is_inter_site
+from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME
+from farpipe.report.gantt_frame import extent
+from farpipe.report.intervals import covered
+from farpipe.report.lines import Curve, LineChart
+from farpipe.report.views import RunView
+from farpipe.report.words import percent
+from farpipe.schedule import KINDS, Action
+from farpipe.schedule.check import memory_steps
+from farpipe.simulate.timeline import Timeline
+from farpipe.units import format_bytes, format_rate, format_seconds
+
+Floats = NDArray[np.float64]
+
+MAX_CHARTS: Final = 16
+"""Small charts in one group; of more ranks or links those are drawn that matter most."""
+WINDOW: Final = 0.05
+"""The use of a link is a moving mean over this part of the step, told at NUM_PLACES places."""
+NUM_PLACES: Final = 161
+WORTH_DRAWING: Final = 0.05
+"""A link inside a site gets a chart when it is used for at least this part of the step."""
+
+_SMALL_PX: Final = (340.0, 150.0)
+_LIMIT_IN_SIGHT: Final = 2.5
+"""A limit is drawn where it is at most this many times the highest peak."""
+_MEMORY_NOTE: Final = (
+    "Bytes that each rank holds: parameters and optimizer state, and the activations of microbatches in flight. "
+    "Reckoned from the sizes in the plan and from when the actions ran, not read from a device."
+)
+_LINK_NOTE: Final = (
+    f"Share of the time in which a link carries something, as a moving mean over {percent(WINDOW)} of the step; "
+    "where it stays at 100\N{NO-BREAK SPACE}%, the link is the wall."
+)
+
+
+@dataclass(frozen=True)
+class ChartGroup:
+    """Small charts that belong together; `left_out` says what is missing."""
+
+    charts: list[LineChart]
+    note: str = ""
+    left_out: str = ""
+
+
+def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[Floats, Floats]:
+    """(times in seconds [N], bytes from then on [N]) of what `rank` holds, static bytes included.
+
+    Bytes are taken at the start of F and given back at the end of I, B or W (`farpipe.schedule.check.memory_steps`).
+    """
+    actions = timeline.actions[timeline.actions["rank"] == rank]
+    order = tuple(Action(int(a["stage"]), KINDS[a["kind"]], int(a["microbatch"])) for a in actions)
+    steps = np.array([*memory_steps(problem, order)], dtype=np.float64).reshape(-1, 2)
+    times = np.concatenate([actions["start_s"], actions["end_s"]])
+    change = np.concatenate([steps[:, 0], -steps[:, 1]])
+    moves = np.lexsort((change, times))  # what is given back goes before what is taken at the same time
+    moves = moves[change[moves] != 0]
+    held = problem.ranks[rank].static_bytes + np.concatenate([[0.0], np.cumsum(change[moves])])
+    return np.concatenate([[extent(timeline)[0]], times[moves]]), held
+
+
+def memory_charts(view: RunView, key: str) -> ChartGroup:
+    """One chart per rank, those nearest to their limits if there are many; none where nothing has a size."""
+    problem, spans = view.problem, _timelines(view)
+    curves = {rank: [_memory_curve(problem, t, rank) for t in spans] for rank in range(problem.num_ranks)}
+    peaks = {rank: max(float(curve.y.max()) for curve in found) for rank, found in curves.items()}
+    highest = max(peaks.values())
+    if highest == 0:
+        return ChartGroup([])
+    limits = {rank: problem.ranks[rank].memory_bytes for rank in curves}
+    shown = [limit for limit in limits.values() if limit is not None and limit <= highest * _LIMIT_IN_SIGHT]
+    top = max([highest, *shown]) * 1.06
+    order = sorted(curves, key=lambda rank: peaks[rank] / (limits[rank] or highest), reverse=True)
+    charts = [
+        _small(
+            f"{key}-{rank}",
+            _rank_title(view, rank),
+            curves[rank],
+            y_axis=MEMORY,
+            text=_of_limit(peaks[rank], limits[rank]),
+            limit=limits[rank],
+            x_range=_step_range(spans),
+            y_range=(0.0, top),
+        )
+        for rank in sorted(order[:MAX_CHARTS])
+    ]
+    return ChartGroup(charts, _MEMORY_NOTE, _left_out(len(order), "ranks, those nearest to their limits"))
+
+
+def _left_out(total: int, what: str) -> str:
+    return f"Drawn: {MAX_CHARTS} of {total} {what}." if total > MAX_CHARTS else ""
+
+
+def _memory_curve(problem: Problem, timeline: Timeline, rank: int) -> Curve:
+    times, held = memory_over_time(problem, timeline, rank)
+    return Curve(timeline.source, times, held, timeline.source, step=True)
+
+
+def _of_limit(peak: float, limit: float | None) -> str:
+    text = f"peak {format_bytes(peak)}"
+    return text if limit is None else f"{text} of {format_bytes(limit)}"
+
+
+def _rank_title(view: RunView, rank: int) -> str:
+    return f"rank {rank}" + (f", {view.sites[rank]}" if rank < len(view.sites) else "")
+
+
+def link_charts(view: RunView, key: str) -> ChartGroup:
+    """One chart per link that matters: how much of the time it carries something; between sites first."""
+    timelines = _timelines(view)
+    use = {name: max(t.link_busy_ratio().get(name, 0.0) for t in timelines) for name in view.problem.links}
+    used = sorted((name for name in use if use[name] > 0), key=lambda name: not is_inter_site(name))
+    names = [name for name in used if is_inter_site(name) or use[name] >= WORTH_DRAWING][:MAX_CHARTS]
+    low, high = _step_range(timelines)
+    charts = [
+        _small(
+            f"{key}-{index}",
+            name.replace(">", " → "),
+            [_use_curve(timeline, name, low, high) for timeline in timelines],
+            y_axis=SHARE,
+            text=_link_text(view, name),
+            x_range=(low, high),
+            y_range=(0.0, 1.0),
+        )
+        for index, name in enumerate(names)
+    ]
+    left = len(used) - len(names)
+    busiest = max((use[name] for name in used if name not in names), default=0.0)
+    left_out = f"Not drawn: {left} more links, none of which is used for more than {percent(busiest)} of the step."
+    return ChartGroup(charts, _LINK_NOTE, left_out if left else "")
+
+
+def _use_curve(timeline: Timeline, name: str, low: float, high: float) -> Curve:
+    """The share of time in which the link carries something, as a moving mean over WINDOW of the step."""
+    at = timeline.links.index(name) if name in timeline.links else -2
+    messages = timeline.messages[timeline.messages["link"] == at]
+    places = np.linspace(low, high, NUM_PLACES)
+    half = WINDOW / 2 * (high - low)
+    edges = np.stack([np.maximum(places - half, low), np.minimum(places + half, high)])
+    busy = covered(messages["start_s"], messages["end_s"], edges.T)[:, 0] / np.maximum(edges[1] - edges[0], 1e-12)
+    return Curve(timeline.source, places, np.clip(busy, 0.0, 1.0), timeline.source)
+
+
+def _link_text(view: RunView, name: str) -> str:
+    link = view.problem.links[name]
+    used = (view.measured or view.predicted).link_busy_ratio().get(name, 0.0)
+    return (
+        f"{percent(min(1.0, used))} used · {format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
+    )
+
+
+def loss_chart(runs: Sequence[RunView], key: str = "loss") -> LineChart | None:
+    """The loss of every run over its steps; None when none has any."""
+    curves = _metric_curves(runs, "loss")
+    return _over_steps(key, "Loss", curves, "nats per token") if curves else None
+
+
+def step_time_chart(runs: Sequence[RunView], key: str = "steps") -> LineChart | None:
+    """Measured and predicted time of every step; None when nothing was measured."""
+    curves = _metric_curves(runs, "step_s")
+    if not curves:
+        return None
+    first, last = min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves)
+    for view in runs:
+        if any(curve.name == view.name for curve in curves):
+            expected = np.full(2, view.predicted.makespan_s + view.step_overhead_s)
+            curves.append(Curve(f"{view.name} predicted", np.array([first, last]), expected, "predicted"))
+    return _over_steps(key, "Time of a step", curves, "", from_zero=True)
+
+
+def _metric_curves(runs: Sequence[RunView], name: str) -> list[Curve]:
+    """A metric of every run with at least two values; the first is drawn broad, to show below another."""
+    found = [(view.name, metric(view.metrics, name), f"run{index % 4}") for index, view in enumerate(runs)]
+    return [Curve(run, steps, values, look) for run, (steps, values), look in found if steps.size > 1]
+
+
+def metric(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[Floats, Floats]:
+    """(steps [N], values [N]) of a metric, without the lines in which it is missing or not a finite number."""
+    rows = [(line.get("step", index), line.get(name)) for index, line in enumerate(metrics)]
+    chosen = [(step, value) for step, value in rows if _is_number(step) and _is_number(value)]
+    table = np.array(chosen, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _over_steps(key: str, title: str, curves: list[Curve], text: str, from_zero: bool = False) -> LineChart:
+    top = max(float(curve.y.max()) for curve in curves)
+    y_range = (0.0, top * 1.08 or 1.0) if from_zero else None
+    axis = TIME if from_zero else PLAIN
+    return LineChart(key, title, curves, PLAIN, axis, x_label="step", text=text, y_range=y_range, counts=True)
+
+
+def _small(key: str, title: str, curves: Sequence[Curve], **rest: Any) -> LineChart:
+    width, height = _SMALL_PX
+    return LineChart(key, title, curves, TIME, named=False, width=width, height=height, **rest)
+
+
+def _timelines(view: RunView) -> list[Timeline]:
+    return [timeline for timeline in (view.predicted, view.measured) if timeline is not None]
+
+
+def _step_range(timelines: Sequence[Timeline]) -> tuple[float, float]:
+    extents = [extent(timeline) for timeline in timelines]
+    return min(0.0, *(low for low, _ in extents)), max(high for _, high in extents)

@@ -1,0 +1,76 @@
+"""A figure: SVG that stands in a page or in a file of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from farpipe.report.markup import Markup, join, number, tag
+from farpipe.strict import write_text
+
+
+def figures_css() -> str:
+    """Colours and type of all figures."""
+    return (files("farpipe.report") / "figures.css").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a picture with the height that it takes, drawn from its own top left corner."""
+
+    content: Markup
+    height: float
+
+
+def stack(blocks: Sequence[Block], gap: float = 0.0) -> Block:
+    """The blocks under each other."""
+    top, parts = 0.0, []
+    for block in blocks:
+        parts.append(at(0, top, block.content) if top else block.content)
+        top += block.height + gap
+    return Block(join(parts, "\n"), max(0.0, top - gap))
+
+
+def at(x: float, y: float, *content: str) -> Markup:
+    """`content` moved to (x, y)."""
+    place = number(x) if y == 0 else f"{number(x)} {number(y)}"
+    return tag("g", *content, transform=f"translate({place})")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with its size in pixels; `key` makes its ids unique within a page."""
+
+    key: str
+    title: str
+    description: str
+    width: float
+    body: Block
+
+    def svg(self) -> str:
+        """The picture as the text of a file of its own, colours and type inside."""
+        return self._element(tag("style", Markup(figures_css()))) + "\n"
+
+    def inline(self) -> Markup:
+        """The picture as an element of a page that has `figures_css`."""
+        return self._element(Markup(""))
+
+    def _element(self, style: Markup) -> Markup:
+        label = tag("title", self.title, id=f"{self.key}-title") + tag("desc", self.description, id=f"{self.key}-desc")
+        return tag(
+            "svg",
+            Markup(label),
+            style,
+            self.body.content,
+            xmlns="http://www.w3.org/2000/svg",
+            class_="figure",
+            viewBox=f"0 0 {number(self.width)} {number(self.body.height)}",
+            width=self.width,
+            height=self.body.height,
+            role="img",
+            aria_labelledby=f"{self.key}-title {self.key}-desc",
+        )
+
+    def save(self, path: Path | str) -> None:
+        """Write the picture as a file of its own, whole or not at all."""
+        write_text(path, self.svg())

@@ -1,0 +1,115 @@
+"""The rows of a Gantt chart: what one rank did, what one link carried."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.problem import is_inter_site
+from farpipe.report.axis import Scale
+from farpipe.report.intervals import lanes
+from farpipe.report.markup import Markup, number, tag
+from farpipe.report.words import duration, moment, span
+from farpipe.schedule import KINDS
+from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.units import format_bytes
+
+NUM_SHADES: Final = 4
+"""Virtual stages of a rank are told apart by this many shades; more share them."""
+
+BOX_PX: Final = 9.0
+"""Height of a message on its link."""
+FALL_PX: Final = 9.0
+"""Height that the latency tail of a message falls through until it arrives."""
+MAX_LANES: Final = 3
+
+_SEAM_PX: Final = 0.7
+_DIGIT_PX: Final = 0.6
+"""Width of a digit, as a share of the size of the type."""
+_MIN_FONT_PX: Final = 8.0
+
+
+def shades(actions: NDArray[np.void]) -> dict[int, int]:
+    """The shade of every stage of one rank: its place among them."""
+    stages = np.unique(actions["stage"]).tolist()
+    return {stage: place * NUM_SHADES // max(NUM_SHADES, len(stages)) for place, stage in enumerate(stages)}
+
+
+def action_boxes(
+    timeline: Timeline,
+    actions: NDArray[np.void],
+    shade: Mapping[int, int],
+    scale: Scale,
+    height: float,
+    font: float,
+) -> Iterator[Markup]:
+    """One box per action, with its microbatch inside where there is room (`font` 0: nowhere)."""
+    for action in actions:
+        left, right = _clip(scale, action["start_s"], action["end_s"])
+        kind = f"{KINDS[action['kind']]}{shade[int(action['stage'])]}"
+        title = tag("title", f"{timeline.label(action)} · {span(action['start_s'], action['end_s'])}")
+        yield tag("rect", title, class_=kind, x=left, width=_box_width(left, right), height=height)
+        text = str(action["microbatch"])
+        size = min(font, (right - left - 2) / (len(text) * _DIGIT_PX))
+        if size >= _MIN_FONT_PX:
+            place = {"x": (left + right) / 2, "y": height / 2 + size * 0.36}
+            yield tag("text", text, class_=f"n on-{kind}", font_size=size, **place)
+
+
+def wait_boxes(timeline: Timeline, waited: NDArray[np.void], scale: Scale, height: float, key: str) -> Iterator[Markup]:
+    """A hatched box for every wait for a message; waits between sites have an edge as well."""
+    for wait in waited:
+        left, right = _clip(scale, wait["start_s"], wait["end_s"])
+        name = link_name(timeline, int(wait["link"]))
+        across = wait["link"] >= 0 and is_inter_site(name)
+        title = tag("title", f"waits {duration(wait['end_s'] - wait['start_s'])} for {name}")
+        hatch = "across" if across else "inside"
+        box = {"x": left, "width": right - left, "height": height}
+        yield tag("rect", title, fill=f"url(#{key}-{hatch})", class_="edge-across" if across else None, **box)
+
+
+def link_row(timeline: Timeline, messages: NDArray[np.void], scale: Scale) -> Iterator[Markup]:
+    """A link's messages as boxes while they occupy it; a thin tail falls from each to where it arrives."""
+    yield tag("path", class_="tail", d=" ".join(_tails(messages, scale)))
+    lane = np.minimum(lanes(messages["start_s"], messages["end_s"]), MAX_LANES - 1)
+    num_lanes = int(lane.max(initial=0)) + 1
+    height = BOX_PX / num_lanes
+    for message, place in zip(messages, lane.tolist(), strict=True):
+        left, right = _clip(scale, message["start_s"], message["end_s"])
+        kind = MESSAGE_KINDS[message["kind"]]
+        box = {"x": left, "y": place * height, "width": max(1.0, _box_width(left, right)), "height": height}
+        yield tag("rect", tag("title", message_title(timeline, message)), class_=kind, **box)
+
+
+def _tails(messages: NDArray[np.void], scale: Scale) -> Iterable[str]:
+    for end, arrival in zip(scale.map(messages["end_s"]), scale.map(messages["arrival_s"]), strict=True):
+        last = max(scale.start, scale.end)
+        if arrival - end > 0.5 and end < last:
+            share = min(1.0, (last - end) / (arrival - end))
+            yield f"M{number(end)} {number(BOX_PX)}l{number((arrival - end) * share)} {number(FALL_PX * share)}"
+
+
+def message_title(timeline: Timeline, message: Any) -> str:
+    """A message in words, for people who point at it."""
+    kind, stage = MESSAGE_KINDS[message["kind"]], message["stage"]
+    what = f"{kind} of stage {stage}"
+    if message["microbatch"] >= 0:
+        what += f", microbatch {message['microbatch']}, rank {message['source']} to rank {message['target']}"
+    on_link = span(message["start_s"], message["end_s"])
+    arrival = moment(message["arrival_s"], message["end_s"] - message["start_s"])
+    return f"{what} · {format_bytes(message['bytes'])} · on the link {on_link} · arrives at {arrival}"
+
+
+def link_name(timeline: Timeline, link: int) -> str:
+    """The link's name; a hop without a link is called that."""
+    return timeline.links[link] if link >= 0 else "a hop without a link"
+
+
+def _clip(scale: Scale, start: float, end: float) -> tuple[float, float]:
+    return max(scale.start, scale(start)), min(scale.end, scale(end))
+
+
+def _box_width(left: float, right: float) -> float:
+    """A little less than the time it stands for, so that neighbours show a seam, but never nothing."""
+    return max(0.4, right - left - min(_SEAM_PX, (right - left) / 4))

@@ -1,0 +1,101 @@
+"""The legend of a Gantt chart: only what the picture really contains."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from farpipe.problem import is_inter_site
+from farpipe.report.figure import Block, at, stack
+from farpipe.report.gantt_frame import Frame, Panel
+from farpipe.report.markup import Markup, join, tag
+from farpipe.schedule import KINDS
+from farpipe.simulate.timeline import MESSAGE_KINDS
+
+_ACTIONS: Final = {
+    "F": "F forward",
+    "I": "I gradient of the input",
+    "W": "W gradient of the weights",
+    "B": "B backward, I and W at once",
+}
+_MESSAGES: Final = {
+    "forward": "activation on its link",
+    "backward": "gradient on its link",
+    "gather": "parameters gathered",
+    "reduce": "gradients reduced",
+}
+_SWATCH_PX: Final = 14.0
+_LETTER_PX: Final = 5.9
+_LINE_PX: Final = 18.0
+
+Entry = tuple[Markup, str]
+
+
+def legend(panels: Sequence[Panel], frame: Frame) -> Block:
+    """Swatches with their names: what ranks do in the first line, what links carry in the next."""
+    lines = [_line(_rank_entries(panels, frame), frame.width)]
+    if frame.links:
+        lines.append(_line(_link_entries(panels), frame.width))
+    drawn = stack([Block(Markup(""), 2), *lines])
+    return Block(join([_hatches(frame.key), drawn.content]), drawn.height)
+
+
+def _line(entries: Iterable[Entry], width: float) -> Block:
+    """Entries beside each other, broken where the picture ends."""
+    x, y, parts = 1.0, 0.0, []
+    for swatch, name in entries:
+        size = _SWATCH_PX + 5 + len(name) * _LETTER_PX + 14
+        if x + size > width and x > 1:
+            x, y = 1.0, y + _LINE_PX
+        parts.append(at(x, y, swatch, tag("text", name, x=_SWATCH_PX + 5, y=10)))
+        x += size
+    return Block(join(parts), y + _LINE_PX)
+
+
+def _rank_entries(panels: Sequence[Panel], frame: Frame) -> Iterator[Entry]:
+    kinds = np.unique(np.concatenate([panel.timeline.actions["kind"] for panel in panels]))
+    for kind in (KINDS[index] for index in kinds):
+        yield _box(class_=f"{kind}0"), _ACTIONS[kind]
+    yield _box(class_="ground"), "idle (bubble)"
+    if any(_stages_per_rank(panel) > 1 for panel in panels):
+        shades = join(tag("rect", class_=f"F{i}", x=i * 5, width=4, height=12) for i in range(3))
+        yield shades, "lighter: a later stage of its rank"
+    across = {is_across for panel in panels for is_across in _waits_across(panel, frame)}
+    if True in across:
+        yield _box(fill=f"url(#{frame.key}-across)", class_="edge-across"), "waits for a message from another site"
+    if False in across:
+        yield _box(fill=f"url(#{frame.key}-inside)"), "waits for a message inside its site"
+
+
+def _stages_per_rank(panel: Panel) -> int:
+    placed = np.unique(panel.timeline.actions[["rank", "stage"]])
+    return int(np.bincount(placed["rank"]).max(initial=0))
+
+
+def _waits_across(panel: Panel, frame: Frame) -> list[bool]:
+    links = panel.timeline.links
+    seen = np.unique(frame.visible(panel.waits)["link"])
+    return [bool(index >= 0) and is_inter_site(links[index]) for index in seen]
+
+
+def _link_entries(panels: Sequence[Panel]) -> Iterator[Entry]:
+    kinds = np.unique(np.concatenate([panel.timeline.messages["kind"] for panel in panels]))
+    for kind in (MESSAGE_KINDS[index] for index in kinds):
+        yield _box(class_=kind, y=2, height=8), _MESSAGES[kind]
+    yield tag("path", class_="tail", d="M0 2L14 10"), "latency, until it arrives"
+
+
+def _box(y: float = 0.0, height: float = 12.0, **attributes: str) -> Markup:
+    return tag("rect", y=y, width=_SWATCH_PX, height=height, **attributes)
+
+
+def _hatches(key: str) -> Markup:
+    """Stripes for waits: strong and rising between sites, thin and falling inside a site."""
+    across = tag("path", d="M0 0V5", class_="hatch-across")
+    inside = tag("path", d="M0 0V5", class_="hatch-inside")
+    return tag("defs", _pattern(f"{key}-across", across, 45), _pattern(f"{key}-inside", inside, -45))
+
+
+def _pattern(name: str, content: Markup, turn: int) -> Markup:
+    place = {"id": name, "patternUnits": "userSpaceOnUse", "patternTransform": f"rotate({turn})"}
+    return tag("pattern", content, width=5, height=5, **place)

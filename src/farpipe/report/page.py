@@ -1,0 +1,186 @@
+"""The report page: one HTML file that needs nothing else, neither scripts nor a network."""
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from farpipe.report.charts import ChartGroup, link_charts, loss_chart, memory_charts, step_time_chart
+from farpipe.report.figure import figures_css
+from farpipe.report.gantt import draw_gantt
+from farpipe.report.gantt_frame import Panel, fitting_window
+from farpipe.report.lines import LineChart
+from farpipe.report.markup import Markup, join, tag
+from farpipe.report.summary import StepRow, step_row, step_time_view
+from farpipe.report.views import RunReport, RunView, TableView
+from farpipe.report.words import percent, signed_percent
+from farpipe.simulate.timeline import Timeline
+from farpipe.strict import write_text
+from farpipe.units import format_seconds
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""The browser itself keeps the page from loading or running anything."""
+_GANTT_NOTE: Final = (
+    "Numbers are microbatches; point at a box for its times. The dark line is the end of the step. "
+    "A wait counts from when the rank was free and the message ready; in the rest of its idle time a rank waits for "
+    "the work of another."
+)
+
+
+def write_report(report: RunReport, path: Path | str) -> None:
+    """Write the page to `path`, whole or not at all."""
+    write_text(path, render(report))
+
+
+def render(report: RunReport) -> str:
+    """The page as HTML text."""
+    rows = [step_row(view) for view in report.runs]
+    sections = [
+        _section("Step time", list(_step_time(rows))),
+        _section("Plan", list(_plan(report))),
+        _section("Timeline", list(_timelines(report.runs))),
+        _section("Memory", list(_groups(report.runs, memory_charts, "memory"))),
+        _section("Links", list(_groups(report.runs, link_charts, "links"))),
+        _section("Training", list(_training(report.runs))),
+    ]
+    header = tag("header", tag("h1", report.title), tag("p", report.summary) if report.summary else "")
+    body = tag("body", header, tag("main", *sections))
+    return f"<!doctype html>\n{tag('html', _head(report.title), body, lang='en')}\n"
+
+
+def _head(title: str) -> Markup:
+    css = figures_css() + (files("farpipe.report") / "page.css").read_text(encoding="utf-8")
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name_="color-scheme", content="light dark"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", title),
+        tag("style", Markup(css)),
+    )
+
+
+def _section(title: str, content: Sequence[str]) -> Markup:
+    return tag("section", tag("h2", title), *content) if content else Markup("")
+
+
+def _step_time(rows: Sequence[StepRow]) -> Iterator[Markup]:
+    if rows:
+        yield _key_figures(rows[0], named=len(rows) > 1)
+        yield _table(step_time_view(rows), captioned=False)
+
+
+def _key_figures(row: StepRow, named: bool) -> Markup:
+    """The few numbers that people look for first, of the first run."""
+    figures = [("run", row.name)] if named else []
+    figures.append(("predicted step", format_seconds(row.predicted_s)))
+    if row.measured_s is not None and row.error is not None:
+        figures += [("measured step", format_seconds(row.measured_s)), ("prediction off by", signed_percent(row.error))]
+    figures.append(("bubble", percent(row.bubble_ratio)))
+    step_s = row.measured_s or row.predicted_s
+    figures.append(("waiting between sites", percent(row.exposed_inter_site_s / step_s if step_s else 0.0)))
+    if row.last_loss is not None:
+        figures.append(("last loss", f"{row.last_loss:.3f}"))
+    cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in figures]
+    return tag("dl", *cells, class_="key-figures", aria_label=f"Key figures of {row.name}")
+
+
+def _table(view: TableView, *, captioned: bool = True) -> Markup:
+    """A table that scrolls by itself where the screen is narrow."""
+    head = tag("tr", *(_cell(view, i, name, "th", "col") for i, name in enumerate(view.columns)))
+    rows = [_row(view, index) for index in range(len(view.rows))]
+    caption = tag("caption", view.title) if captioned else ""
+    table = tag("table", caption, tag("thead", head), tag("tbody", *rows))
+    note = tag("p", view.note, class_="note") if view.note else ""
+    return join([_scrolling(table, view.title), note])
+
+
+def _row(view: TableView, index: int) -> Markup:
+    first, *rest = view.rows[index]
+    cells = [_cell(view, i, text, "td") for i, text in enumerate(rest, 1)]
+    chosen = "chosen" if index == view.chosen else None
+    return tag("tr", _cell(view, 0, first, "th", "row"), *cells, class_=chosen)
+
+
+def _cell(view: TableView, index: int, text: str, name: str, scope: str | None = None) -> Markup:
+    return tag(name, text, scope=scope, class_="number" if index in view.numbers else None)
+
+
+def _scrolling(content: Markup, label: str) -> Markup:
+    return tag("div", content, class_="scroll", role="region", aria_label=label, tabindex=0)
+
+
+def _plan(report: RunReport) -> Iterator[Markup]:
+    if report.plan_facts:
+        facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in report.plan_facts]
+        yield tag("dl", *facts, class_="facts")
+    for view in report.plan_tables:
+        yield _table(view)
+    if report.plan_text:
+        yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
+
+
+def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
+    """A Gantt chart for every run, all with the same scale."""
+    panels = [_panels(view) for view in runs]
+    window = fitting_window([panel for group in panels for panel in group]) if panels else None
+    for index, (view, group) in enumerate(zip(runs, panels, strict=True)):
+        yield _run_heading(view, runs)
+        figure = draw_gantt(group, window=window, key=f"gantt-{index}")
+        yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
+    if panels:
+        yield tag("p", _GANTT_NOTE, class_="note")
+
+
+def _panels(view: RunView) -> list[Panel]:
+    timelines = [timeline for timeline in (view.predicted, view.measured) if timeline is not None]
+    return [Panel(timeline.source, timeline, view.sites, _step_text(timeline)) for timeline in timelines]
+
+
+def _step_text(timeline: Timeline) -> str:
+    inter, intra = timeline.exposed_s.mean(axis=0) / (timeline.makespan_s or 1.0)
+    waits = f", waiting {percent(inter)} between sites and {percent(intra)} inside" if len(timeline.messages) else ""
+    return f"{format_seconds(timeline.makespan_s)}, bubble {percent(timeline.bubble_ratio)}{waits}"
+
+
+def _run_heading(view: RunView, runs: Sequence[RunView]) -> Markup:
+    """The name of a run where there are several."""
+    return tag("h3", view.name) if len(runs) > 1 else Markup("")
+
+
+def _groups(runs: Sequence[RunView], draw: Callable[[RunView, str], ChartGroup], key: str) -> Iterator[Markup]:
+    """A group of small charts for every run that has any, and below what they show."""
+    groups = [(view, draw(view, f"{key}-{index}")) for index, view in enumerate(runs)]
+    drawn = [(view, group) for view, group in groups if group.charts]
+    for view, group in drawn:
+        yield _run_heading(view, runs)
+        yield _curve_key(group.charts)
+        yield tag("div", *map(_chart, group.charts), class_="charts small")
+        if group.left_out:
+            yield tag("p", group.left_out, class_="note")
+    if drawn:
+        yield tag("p", drawn[0][1].note, class_="note")
+
+
+def _curve_key(charts: Sequence[LineChart]) -> Markup:
+    """What the lines in a group of charts stand for."""
+    entries = {curve.name: f"curve {curve.look}" for curve in charts[0].curves}
+    if any(chart.limit_is_drawn for chart in charts):
+        entries["limit"] = "limit"
+    swatches = [
+        tag("span", tag("svg", tag("path", d="M1 5H21", class_=look), class_="swatch", aria_hidden="true"), f" {name}")
+        for name, look in entries.items()
+    ]
+    return tag("p", *swatches, class_="key")
+
+
+def _training(runs: Sequence[RunView]) -> Iterator[Markup]:
+    charts = [chart for chart in (loss_chart(runs), step_time_chart(runs)) if chart is not None]
+    if charts:
+        yield tag("div", *map(_chart, charts), class_="charts")
+
+
+def _chart(chart: LineChart) -> Markup:
+    return tag("figure", chart.figure().inline())

@@ -1,0 +1,192 @@
+"""The figures of runs, schedules and plans as tables: one place that says what is shown and how it is written."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from farpipe.report.charts import metric
+from farpipe.report.views import RunView, TableView
+from farpipe.report.words import duration, percent, signed_percent
+from farpipe.units import format_bytes
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A run in figures; None: not measured. Exposed time is the mean over the ranks."""
+
+    name: str
+    predicted_s: float
+    measured_s: float | None
+    bubble_ratio: float
+    exposed_inter_site_s: float
+    exposed_intra_site_s: float
+    tokens_per_s: float | None
+    first_loss: float | None
+    last_loss: float | None
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction was off: predicted / measured - 1."""
+        return self.predicted_s / self.measured_s - 1 if self.measured_s else None
+
+
+def step_row(view: RunView) -> StepRow:
+    """The figures of a run.
+
+    Measured ones are medians over the steps without the first, in which everything is still cold; without metrics they
+    are those of the one measured timeline, and without that the predicted ones.
+    """
+    timeline = view.measured or view.predicted
+    inter, intra = timeline.exposed_s.mean(axis=0)
+    measured = typical(view, "step_s")
+    if measured is None and view.measured is not None:
+        measured = view.measured.makespan_s + view.step_overhead_s
+    _, losses = metric(view.metrics, "loss")
+    return StepRow(
+        view.name,
+        view.predicted.makespan_s + view.step_overhead_s,
+        measured,
+        _or(typical(view, "bubble"), timeline.bubble_ratio),
+        _or(typical(view, "exposed_inter_site_s"), float(inter)),
+        _or(typical(view, "exposed_intra_site_s"), float(intra)),
+        typical(view, "tokens_per_s"),
+        float(losses[0]) if losses.size else None,
+        float(losses[-1]) if losses.size else None,
+    )
+
+
+def typical(view: RunView, name: str) -> float | None:
+    """The median of a metric over the steps, the first left out where there are more."""
+    _, values = metric(view.metrics, name)
+    later = values[1:] if values.size > 1 else values
+    return float(median(later)) if later.size else None
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def step_time_view(rows: Sequence[StepRow]) -> TableView:
+    """The step-time table; columns that no row can fill are left out."""
+    columns = [
+        ("run", [row.name for row in rows]),
+        ("predicted step", [duration(row.predicted_s) for row in rows]),
+        ("measured step", [_or_missing(row.measured_s, duration) for row in rows]),
+        ("prediction off by", [_or_missing(row.error, signed_percent) for row in rows]),
+        ("bubble", [percent(row.bubble_ratio) for row in rows]),
+        ("waits between sites", [_wait(row.exposed_inter_site_s, row) for row in rows]),
+        ("waits inside sites", [_wait(row.exposed_intra_site_s, row) for row in rows]),
+        ("tokens/s", [_or_missing(row.tokens_per_s, _count) for row in rows]),
+        ("loss", [_fall(row.first_loss, row.last_loss) for row in rows]),
+    ]
+    filled = [(name, cells) for name, cells in columns if any(cell != MISSING for cell in cells)]
+    cells = tuple(zip(*(cells for _, cells in filled), strict=True))
+    note = "Waits are exposed communication per rank (mean over the ranks) and step."
+    if any(row.measured_s is not None for row in rows):
+        note += " Measured: medians over the steps, the first left out."
+    names = tuple(name for name, _ in filled)
+    return TableView("Step time", names, cells, frozenset(range(1, len(names))), note=note)
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A candidate plan: how it is laid out, what it would take, and why it was chosen or lost."""
+
+    layout: str
+    sites: str
+    schedule: str
+    step_s: float | None
+    peak_memory_bytes: float | None
+    verdict: str
+    chosen: bool = False
+
+
+def plan_view(rows: Sequence[PlanRow], title: str = "Plans considered") -> TableView:
+    """The chosen plan and its runners-up."""
+    cells = tuple(
+        (
+            row.layout,
+            row.sites,
+            row.schedule,
+            _or_missing(row.step_s, duration),
+            _or_missing(row.peak_memory_bytes, format_bytes),
+            row.verdict,
+        )
+        for row in rows
+    )
+    names = ("layout", "sites", "schedule", "step", "peak memory", "verdict")
+    return TableView(title, names, cells, frozenset({3, 4}), _first(row.chosen for row in rows))
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One schedule among others on the same Problem; `obstacle` says why there is no timeline."""
+
+    method: str
+    step_s: float | None = None
+    bubble_ratio: float | None = None
+    exposed_inter_site_s: float | None = None
+    exposed_intra_site_s: float | None = None
+    peak_memory_bytes: float | None = None
+    obstacle: str = ""
+
+
+def comparison_view(rows: Sequence[ComparisonRow], title: str = "Schedules side by side") -> TableView:
+    """Every schedule with its step time and how much longer that is than the best one's."""
+    best = min((row.step_s for row in rows if row.step_s is not None), default=None)
+    cells = tuple(
+        (
+            row.method,
+            _or_missing(row.step_s, duration),
+            _slower(row.step_s, best),
+            _or_missing(row.bubble_ratio, percent),
+            _or_missing(row.exposed_inter_site_s, duration),
+            _or_missing(row.exposed_intra_site_s, duration),
+            _or_missing(row.peak_memory_bytes, format_bytes),
+            row.obstacle,
+        )
+        for row in rows
+    )
+    names = (
+        "schedule",
+        "step",
+        "above best",
+        "bubble",
+        "waits between sites",
+        "waits inside sites",
+        "peak memory",
+        "remark",
+    )
+    width = len(names) if any(row.obstacle for row in rows) else len(names) - 1
+    chosen = _first(best is not None and row.step_s == best for row in rows)
+    return TableView(title, names[:width], tuple(row[:width] for row in cells), frozenset(range(1, 7)), chosen)
+
+
+def _first(flags: Iterable[bool]) -> int | None:
+    return next((index for index, flag in enumerate(flags) if flag), None)
+
+
+def _slower(seconds: float | None, best: float | None) -> str:
+    if seconds is None or not best:
+        return MISSING
+    return "best" if seconds == best else signed_percent(seconds / best - 1)
+
+
+def _or_missing(value: float | None, write: Callable[[float], str]) -> str:
+    return MISSING if value is None else write(value)
+
+
+def _wait(seconds: float, row: StepRow) -> str:
+    """An exposed time with its share of the step."""
+    whole = row.measured_s or row.predicted_s
+    return f"{duration(seconds)} ({percent(seconds / whole)})" if seconds and whole else "0"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def _fall(first: float | None, last: float | None) -> str:
+    return MISSING if first is None or last is None else f"{first:.3f} → {last:.3f}"

@@ -1,0 +1,183 @@
+"""Timelines as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, in the JSON Trace Event Format.
+
+Every timeline is a process group with one track per rank and per link; every message is an arrow from the action that
+made it, over its link, to the action that used it. Times are whole nanoseconds, written in microseconds.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.problem import is_inter_site
+from farpipe.report.causes import first_actions, last_actions, makers, users
+from farpipe.report.gantt_rows import link_name
+from farpipe.report.intervals import lanes
+from farpipe.report.waits import waits
+from farpipe.schedule import KINDS
+from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.strict import write_text
+
+Event = dict[str, Any]
+Nanoseconds = NDArray[np.int64]
+Anchor = tuple[int, int, int]
+"""A place to which an arrow can be tied: (track, start, end) of a slice, in nanoseconds."""
+
+_ACTIONS: Final = {"F": "forward", "I": "input gradient", "W": "weight gradient", "B": "backward"}
+_ORDER: Final = {"M": 0, "X": 1, "s": 2, "t": 3, "f": 4}
+_SHARED_LINK: Final = "{} ({})"
+
+
+def write_trace(timelines: Mapping[str, Timeline], path: Path | str) -> None:
+    """Write the trace of `timelines`, each under its name, to `path`, whole or not at all."""
+    write_text(path, json.dumps(trace(timelines), separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
+    """The trace as JSON data: events sorted by time, slices before the arrows that are tied to them."""
+    events: list[Event] = []
+    num_arrows = 0
+    for index, (name, timeline) in enumerate(timelines.items()):
+        tracks = _Tracks(index + 1, timeline)
+        arrows = list(tracks.arrows(num_arrows))
+        num_arrows += len(timeline.messages)
+        events += [*tracks.names(name), *tracks.actions(), *tracks.waits(), *tracks.messages(), *arrows]
+    events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0.0), _ORDER[event["ph"]]))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+@dataclass(frozen=True)
+class _Tracks:
+    """The tracks of one timeline: rank r is track r + 1, links follow."""
+
+    group: int
+    timeline: Timeline
+
+    @cached_property
+    def lane(self) -> NDArray[np.int64]:
+        """The track of every message; messages that share a link at the same time lie on several; 0: no link."""
+        messages = self.timeline.messages
+        track, free = np.zeros(len(messages), np.int64), self.timeline.num_ranks + 1
+        for link in range(len(self.timeline.links)):
+            own = np.flatnonzero(messages["link"] == link)
+            own = own[np.argsort(messages["start_s"][own], kind="stable")]
+            found = lanes(_nanoseconds(messages["start_s"][own]), _nanoseconds(messages["end_s"][own]))
+            track[own] = free + found
+            free += int(found.max(initial=0)) + 1
+        return track
+
+    def names(self, name: str) -> Iterator[Event]:
+        """Names and order of the group and its tracks."""
+        yield self._name("process_name", 0, name=name)
+        yield self._name("process_sort_index", 0, sort_index=self.group)
+        ranks = {rank + 1: f"rank {rank}" for rank in range(self.timeline.num_ranks)}
+        for track, label in (ranks | self._link_tracks()).items():
+            yield self._name("thread_name", track, name=label)
+            yield self._name("thread_sort_index", track, sort_index=track)
+
+    def _link_tracks(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for link in range(len(self.timeline.links)):
+            own = np.unique(self.lane[self.timeline.messages["link"] == link])
+            name = link_name(self.timeline, link)
+            found |= {int(t): name if i == 0 else _SHARED_LINK.format(name, i + 1) for i, t in enumerate(own)}
+        return found
+
+    def _name(self, what: str, track: int, **args: Any) -> Event:
+        return {"ph": "M", "name": what, "pid": self.group, "tid": track, "args": args}
+
+    def _slice(self, track: int, name: str, category: str, start: int, end: int, args: dict[str, Any]) -> Event:
+        place = {"pid": self.group, "tid": track, "ts": start / 1000, "dur": (end - start) / 1000}
+        return {"ph": "X", "name": name, "cat": category, **place, "args": args}
+
+    def actions(self) -> Iterator[Event]:
+        """A slice for every action."""
+        for action, (track, start, end) in zip(self.timeline.actions, self._action_anchors, strict=True):
+            args = {"stage": int(action["stage"]), "microbatch": int(action["microbatch"])}
+            category = _ACTIONS[KINDS[action["kind"]]]
+            yield self._slice(track, self.timeline.label(action), category, start, end, args)
+
+    def waits(self) -> Iterator[Event]:
+        """A slice for every exposed wait, between the actions of its rank."""
+        found = waits(self.timeline)
+        for wait, start, end in zip(
+            found, *(_nanoseconds(found[f]).tolist() for f in ("start_s", "end_s")), strict=True
+        ):
+            if end > start:
+                name = link_name(self.timeline, int(wait["link"]))
+                across = wait["link"] >= 0 and is_inter_site(name)
+                category = "wait between sites" if across else "wait inside a site"
+                yield self._slice(int(wait["rank"]) + 1, f"wait: {name}", category, start, end, {})
+
+    def messages(self) -> Iterator[Event]:
+        """A slice for every message while it occupies its link."""
+        for message, (track, start, end) in zip(self.timeline.messages, self._message_anchors, strict=True):
+            if track > 0:
+                kind, stage, microbatch = MESSAGE_KINDS[message["kind"]], message["stage"], message["microbatch"]
+                name = f"{kind} {stage}" if microbatch < 0 else f"{kind} {stage}, microbatch {microbatch}"
+                yield self._slice(track, name, "message", start, end, _message_args(message))
+
+    def arrows(self, first: int) -> Iterator[Event]:
+        """Start, step and finish of the arrow of every message; its number is `first` plus the message's."""
+        ends = zip(self._ends(makers(self.timeline), "reduce"), self._ends(users(self.timeline), "gather"), strict=True)
+        for index, (maker, user) in enumerate(ends):
+            anchor = self._message_anchors[index]
+            stops = [stop for stop in (maker, anchor if anchor[0] else None, user) if stop is not None]
+            yield from self._arrow(first + index + 1, stops)
+
+    def _arrow(self, number: int, stops: Sequence[Anchor]) -> Iterator[Event]:
+        """An arrow leaves at the end of its first slice and points at the beginning of the others."""
+        times = [_inside(stop, last=index == 0) for index, stop in enumerate(stops)]
+        if len(stops) < 2 or times != sorted(times):  # a message that came before it was sent: clocks that disagree
+            return
+        for index, (stop, time) in enumerate(zip(stops, times, strict=True)):
+            phase = "s" if index == 0 else "f" if index == len(stops) - 1 else "t"
+            place = {"pid": self.group, "tid": stop[0], "ts": time / 1000}
+            bind = {"bp": "e"} if phase == "f" else {}
+            yield {"ph": phase, "name": "message", "cat": "message", "id": number, **place, **bind}
+
+    def _ends(self, actions: NDArray[np.intp], collective: str) -> list[Anchor | None]:
+        """The slices at one end of the arrows; a `collective` is tied to the first or last action of its stage."""
+        tied = (last_actions if collective == "reduce" else first_actions)(self.timeline)
+        found = actions.copy()
+        for index in np.flatnonzero(self.timeline.messages["kind"] == MESSAGE_KINDS.index(collective)):
+            found[index] = tied.get(int(self.timeline.messages["stage"][index]), -1)
+        return [self._action_anchors[index] if index >= 0 else None for index in found.tolist()]
+
+    @cached_property
+    def _action_anchors(self) -> list[Anchor]:
+        return _anchors(self.timeline.actions["rank"] + 1, self.timeline.actions)
+
+    @cached_property
+    def _message_anchors(self) -> list[Anchor]:
+        return _anchors(self.lane, self.timeline.messages)
+
+
+def _anchors(track: NDArray[Any], rows: NDArray[np.void]) -> list[Anchor]:
+    start, end = _nanoseconds(rows["start_s"]), _nanoseconds(rows["end_s"])
+    return list(zip(track.tolist(), start.tolist(), np.maximum(start, end).tolist(), strict=True))
+
+
+def _inside(stop: Anchor, last: bool) -> int:
+    """A time within a slice, its last nanosecond or its first, so that a viewer ties the arrow to it."""
+    _, start, end = stop
+    return max(start, end - 1) if last else start
+
+
+def _nanoseconds(seconds: NDArray[np.float64]) -> Nanoseconds:
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def _message_args(message: np.void) -> dict[str, Any]:
+    times = {f"{name}_us": round(float(message[f"{name}_s"]) * 1e6, 3) for name in ("ready", "arrival")}
+    return {
+        "bytes": float(message["bytes"]),
+        "source": int(message["source"]),
+        "target": int(message["target"]),
+        **times,
+    }

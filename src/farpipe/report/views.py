@@ -1,0 +1,52 @@
+"""What a report shows, as plain data: whoever planned, simulated or ran something fills it in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farpipe.problem import Problem
+from farpipe.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table as text; columns whose index is in `numbers` are aligned to the right, row `chosen` stands out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+    chosen: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One schedule, predicted and, if it ran, measured.
+
+    `metrics` are the lines of metrics.jsonl; of each line ``step``, ``loss``, ``step_s``, ``tokens_per_s``,
+    ``bubble``, ``exposed_inter_site_s`` and ``exposed_intra_site_s`` (means over the ranks) are read where present.
+    `step_overhead_s` is what a step takes besides the pipeline, such as the optimizer; `sites` names every rank's
+    site.
+    """
+
+    name: str
+    problem: Problem
+    predicted: Timeline
+    measured: Timeline | None = None
+    metrics: Sequence[Mapping[str, Any]] = ()
+    step_overhead_s: float = 0.0
+    sites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything on the page: what it is about, the plan as facts, tables and text, and the runs, the chosen first."""
+
+    title: str
+    runs: tuple[RunView, ...]
+    summary: str = ""
+    plan_facts: tuple[tuple[str, str], ...] = ()
+    plan_tables: tuple[TableView, ...] = ()
+    plan_text: str = ""
+    """One paragraph per line."""

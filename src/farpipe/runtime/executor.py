@@ -1,0 +1,166 @@
+"""Runs one rank's order of actions: takes what an action needs, runs it on its stage, passes on what it made.
+
+The order is the only authority. Which messages are sent and received follows from it and from which rank each
+stage is on; sends never wait, so the only waits are for inputs that have not arrived yet.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from farpipe.errors import FarpipeError
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.stage import Stage
+from farpipe.runtime.transport import Message, Tag
+from farpipe.schedule import Action, Schedule
+
+Way = Literal["forward", "backward"]
+
+NOBODY: Final = -1
+
+MessageRow = tuple[int, int, int, int, int]
+"""ready, start, end, arrival (ns) and bytes of a received message."""
+
+
+class Instruction(NamedTuple):
+    """An action with where its input comes from and where its output goes."""
+
+    action: Action
+    way: Way
+    """The direction of its messages."""
+    producer: int
+    """The stage that makes its input; NOBODY if it needs none."""
+    source: int
+    """The rank of that stage; NOBODY if there is none."""
+    target: int
+    """The rank that consumes its output; NOBODY if there is none."""
+    waiting_for: str
+    """Its input in words, for errors."""
+
+
+def stage_ranks(schedule: Schedule) -> list[int]:
+    """For every stage the rank whose order has its actions."""
+    ranks = {action.stage: rank for rank, order in enumerate(schedule.ranks) for action in order}
+    return [ranks[stage] for stage in range(len(ranks))]
+
+
+def lower(schedule: Schedule, rank: int) -> tuple[Instruction, ...]:
+    """The order of `rank` with the messages that follow from it."""
+    ranks = [NOBODY, *stage_ranks(schedule), NOBODY]  # ranks[stage + 1], so that both ends have a neighbour
+    return tuple(_lower_action(action, ranks) for action in schedule.ranks[rank])
+
+
+def _lower_action(action: Action, ranks: list[int]) -> Instruction:
+    stage, kind, microbatch = action
+    if kind == "W":
+        return Instruction(action, "backward", NOBODY, NOBODY, NOBODY, "")
+    step = -1 if kind == "F" else 1
+    source, target = ranks[stage + 1 + step], ranks[stage + 1 - step]
+    what = "activation" if kind == "F" else "gradient"
+    return Instruction(
+        action=action,
+        way="forward" if kind == "F" else "backward",
+        producer=stage + step if source != NOBODY else NOBODY,
+        source=source,
+        target=target,
+        waiting_for=f"the {what} of microbatch {microbatch} from stage {stage + step} for {action}",
+    )
+
+
+def received(program: tuple[Instruction, ...], rank: int) -> list[Instruction]:
+    """The instructions whose input comes from another rank, in order: one message each."""
+    return [item for item in program if item.source not in (NOBODY, rank)]
+
+
+@dataclass(frozen=True)
+class StepEvents:
+    """When things happened on one rank in one step, in ns of this rank's clock."""
+
+    actions: NDArray[np.int64]
+    """[num_actions, 2]: start and end, in the rank's order."""
+    messages: NDArray[np.int64]
+    """[num_received, 5]: ready, start, end, arrival and bytes, in the order of `received`."""
+
+
+class Executor:
+    """One rank's part of the pipeline."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        peers: Peers,
+        stage_done: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`stages`: those of this rank by number; ``stage_done(step, stage)`` is called after a stage's last action."""
+        self.rank, self.peers, self._stage_done = peers.rank, peers, stage_done
+        self.program = lower(schedule, peers.rank)
+        self._calls = [(item, _call(stages[item.action.stage], item.action)) for item in self.program]
+        self._last_of = {item.action.stage: item.action for item in self.program}
+        self._local: dict[tuple[Way, int, int], Tensor] = {}
+
+    def run(self, step: int) -> StepEvents:
+        """Run the whole order once; RunError names the action at which it broke."""
+        actions: list[tuple[int, int]] = []
+        messages: list[MessageRow] = []
+        now_ns = self.peers.clock.now_ns
+        self._local.clear()
+        for item, call in self._calls:
+            x = self._input(item, step, messages)
+            start_ns = now_ns()
+            try:
+                y = call(x)
+            except FarpipeError as error:
+                raise type(error)(f"rank {self.rank}: {item.action}: {error}") from None
+            actions.append((start_ns, now_ns()))
+            if item.target != NOBODY:
+                self._pass_on(item, step, y)
+            if self._stage_done is not None and self._last_of[item.action.stage] is item.action:
+                self._stage_done(step, item.action.stage)
+        return StepEvents(np.array(actions, np.int64).reshape(-1, 2), message_table(messages))
+
+    def _input(self, item: Instruction, step: int, messages: list[MessageRow]) -> Tensor | None:
+        if item.source == NOBODY:
+            return None
+        microbatch = item.action.microbatch
+        if item.source == self.rank:
+            return self._local.pop((item.way, item.producer, microbatch))
+        tag = Tag(step, item.producer, microbatch)
+        message = self.peers.receive(item.source, item.way, tag, waiting_for=item.waiting_for)
+        messages.append(message_row(message))
+        return message.tensor
+
+    def _pass_on(self, item: Instruction, step: int, y: Tensor | None) -> None:
+        assert y is not None, f"{item.action} made nothing"
+        stage, _, microbatch = item.action
+        if item.target == self.rank:
+            self._local[item.way, stage, microbatch] = y
+        else:
+            self.peers.send(item.target, item.way, Tag(step, stage, microbatch), y)
+
+
+def _call(stage: Stage, action: Action) -> Callable[[Tensor | None], Tensor | None]:
+    """The action as a function of its input."""
+    microbatch = action.microbatch
+    if action.kind == "F":
+        return lambda x: stage.forward(microbatch, x)
+    if action.kind == "I":
+        return lambda gy: stage.input_grad(microbatch, gy)
+    if action.kind == "B":
+        return lambda gy: stage.backward(microbatch, gy)
+    return lambda _: stage.weight_grad(microbatch)
+
+
+def message_row(message: Message) -> MessageRow:
+    """What is recorded of a message."""
+    times = message.times
+    return times.ready_ns, times.start_ns, times.end_ns, times.arrival_ns, message.tensor.nbytes
+
+
+def message_table(rows: Sequence[MessageRow]) -> NDArray[np.int64]:
+    """[num_messages, 5]"""
+    return np.array(rows, np.int64).reshape(-1, 5)

@@ -1,0 +1,260 @@
+"""A slice of a decoder-only transformer as a PyTorch module: what one stage computes.
+
+Llama-like (RMSNorm, rotary positions, grouped-query attention, SwiGLU) and GPT-like (layer norm, learned positions,
+two-matrix MLP with GELU) models, as `farpipe.spec.Model` describes them.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from farpipe.errors import InputError
+from farpipe.runtime.weight_grads import Embedding, Linear, WeightGradStore
+from farpipe.spec import Model, Precision
+
+INITIAL_STD: Final = 0.02
+ROTARY_BASE: Final = 10_000.0
+NORM_EPSILON: Final = 1e-5
+_DTYPES: Final[dict[Precision, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """The dtype of activations and messages; InputError for a precision that doesn't train here."""
+    if precision not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise InputError(f"training.precision: {precision!r} needs loss scaling, which isn't there; use one of {known}")
+    return _DTYPES[precision]
+
+
+@dataclass(frozen=True)
+class StageSlice:
+    """Layers ``first_layer <= i < end_layer`` with the embedding before and the head behind them, or not."""
+
+    first_layer: int
+    end_layer: int
+    has_embedding: bool
+    has_head: bool
+
+
+def slices(partition: tuple[tuple[int, int], ...]) -> list[StageSlice]:
+    """One slice per stage: the embedding goes with the first, the head with the last."""
+    last = len(partition) - 1
+    return [StageSlice(first, end, stage == 0, stage == last) for stage, (first, end) in enumerate(partition)]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """In what and how a module computes."""
+
+    parameters: torch.dtype = torch.float32
+    compute: torch.dtype = torch.float32
+    recompute_layers: bool = False
+    """Keep only every layer's input and compute the layer again in its backward."""
+
+
+class StageModule(nn.Module):
+    """One stage: tokens [b, s] or activations [b, s, hidden] in, activations or logits [b, s, vocab] out.
+
+    With a `store` the linear layers defer their weight gradients through it; without one this is plain autograd.
+    Parameters carry the names that they have in the whole model, whatever the slice.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        part: StageSlice,
+        sequence_length: int,
+        store: WeightGradStore | None = None,
+        numerics: Numerics = Numerics(),
+    ) -> None:
+        super().__init__()
+        self.model, self.part, self.numerics = model, part, numerics
+        make = _Maker(model, store, numerics.parameters)
+        if part.has_embedding:
+            self.embedding = make.embedding(model.vocab_size)
+            if model.positions == "learned":
+                self.positions = make.embedding(_num_positions(model, sequence_length))
+        self.layers = nn.ModuleDict({str(i): Layer(make) for i in range(part.first_layer, part.end_layer)})
+        if part.has_head:
+            self.norm = Norm(make)
+            self.head = make.linear(model.hidden, model.vocab_size, bias=False)
+        if self.is_tied_inside:
+            self.head.weight = self.embedding.weight
+        rotary = _rotary_table(model, sequence_length, numerics.compute) if model.positions == "rotary" else None
+        self.register_buffer("rotary", rotary, persistent=False)
+
+    @property
+    def is_tied_inside(self) -> bool:
+        """Whether embedding and head are one matrix in this very stage."""
+        return self.model.tied_embeddings and self.part.has_embedding and self.part.has_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stage's output for one microbatch."""
+        x = self._embed(x) if self.part.has_embedding else x
+        for layer in self.layers.values():
+            if self.numerics.recompute_layers:
+                x = checkpoint(layer, x, self.rotary, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, self.rotary)
+        return self.head(self.norm(x)) if self.part.has_head else x
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens)
+        if self.model.positions == "learned":
+            x = x + self.positions(torch.arange(tokens.shape[-1], device=tokens.device))
+        return x.to(self.numerics.compute)
+
+    def forget_casts(self) -> None:
+        """To be called when the parameters have changed."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.forget_cast()
+
+
+class _Maker:
+    """What every part of a module is made with."""
+
+    def __init__(self, model: Model, store: WeightGradStore | None, dtype: torch.dtype) -> None:
+        self.model, self.store, self.dtype = model, store, dtype
+
+    def linear(self, in_features: int, out_features: int, *, bias: bool | None = None) -> Linear:
+        bias = self.model.bias if bias is None else bias
+        return Linear(in_features, out_features, self.store, bias=bias, dtype=self.dtype)
+
+    def embedding(self, num_rows: int) -> Embedding:
+        return Embedding(num_rows, self.model.hidden, self.store, dtype=self.dtype)
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each behind a norm and beside the residual stream."""
+
+    def __init__(self, make: _Maker) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = Norm(make), Attention(make)
+        self.mlp_norm, self.mlp = Norm(make), Mlp(make)
+
+    def forward(self, x: Tensor, rotary: Tensor | None) -> Tensor:
+        """[b, s, hidden] -> [b, s, hidden]."""
+        x = x + self.attention(self.attention_norm(x), rotary)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Norm(nn.Module):
+    """RMSNorm (a gain) or layer norm (a gain and a shift) over the last axis."""
+
+    def __init__(self, make: _Maker) -> None:
+        super().__init__()
+        width = make.model.hidden
+        self.gain = nn.Parameter(torch.empty(width, dtype=make.dtype))
+        has_shift = make.model.norm == "layernorm"
+        self.shift = nn.Parameter(torch.empty(width, dtype=make.dtype)) if has_shift else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]."""
+        gain = self.gain.to(x.dtype)
+        if self.shift is None:
+            return functional.rms_norm(x, gain.shape, gain, NORM_EPSILON)
+        return functional.layer_norm(x, gain.shape, gain, self.shift.to(x.dtype), NORM_EPSILON)
+
+
+class Attention(nn.Module):
+    """Causal attention; with fewer key and value heads than query heads, each serves a group of queries."""
+
+    def __init__(self, make: _Maker) -> None:
+        super().__init__()
+        model = make.model
+        self.head_dim = model.head_dim
+        self.is_grouped = model.num_kv_heads < model.num_heads
+        self.query = make.linear(model.hidden, model.attention_hidden)
+        self.key = make.linear(model.hidden, model.kv_hidden)
+        self.value = make.linear(model.hidden, model.kv_hidden)
+        self.output = make.linear(model.attention_hidden, model.hidden)
+
+    def forward(self, x: Tensor, rotary: Tensor | None) -> Tensor:
+        """[b, s, hidden] -> [b, s, hidden]."""
+        query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.is_grouped)
+        y: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return y
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[b, s, heads * head_dim] -> [b, heads, s, head_dim]."""
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """``down(silu(gate(x)) * up(x))`` where gated (SwiGLU, arXiv 2002.05202), ``down(gelu(up(x)))`` otherwise."""
+
+    def __init__(self, make: _Maker) -> None:
+        super().__init__()
+        model = make.model
+        self.gate = make.linear(model.hidden, model.ffn_hidden) if model.gated_mlp else None
+        self.up = make.linear(model.hidden, model.ffn_hidden)
+        self.down = make.linear(model.ffn_hidden, model.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, hidden] -> [b, s, hidden]."""
+        inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
+        y: Tensor = self.down(inner)
+        return y
+
+
+def _num_positions(model: Model, sequence_length: int) -> int:
+    assert model.max_sequence_length is not None
+    if sequence_length > model.max_sequence_length:
+        raise InputError(
+            f"training.sequence_length: {sequence_length} tokens, but the model's table of learned positions has "
+            f"{model.max_sequence_length} rows (model.max_sequence_length)"
+        )
+    return model.max_sequence_length
+
+
+def _rotary_table(model: Model, sequence_length: int, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines [2, s, head_dim / 2] of rotary positions (arXiv 2104.09864), worked out in float64."""
+    frequency = ROTARY_BASE ** (-torch.arange(0, model.head_dim, 2, dtype=torch.float64) / model.head_dim)
+    angle = torch.outer(torch.arange(sequence_length, dtype=torch.float64), frequency)
+    return torch.stack([angle.cos(), angle.sin()]).to(dtype)
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Turn the pairs (i, i + head_dim / 2) of [b, heads, s, head_dim] by the angle of their position."""
+    cos, sin = rotary[:, : x.shape[-2]]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+@torch.no_grad()
+def initialise(module: StageModule, seed: int) -> None:
+    """Fill the parameters from `seed` and their names alone, so that every partition starts with the same weights.
+
+    Matrices are normal with a standard deviation of 0.02, divided by sqrt(2 num_layers) where they feed the residual
+    stream (as GPT-2 does); gains are one, biases and shifts zero. The numbers come from NumPy's Philox generator,
+    which gives the same ones on every machine.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 2:
+            parameter.copy_(_normal(_shared_name(name, module.model), parameter, seed, module.model.num_layers))
+        else:
+            parameter.fill_(1.0 if name.endswith("gain") else 0.0)
+
+
+def _shared_name(name: str, model: Model) -> str:
+    return "embedding.weight" if model.tied_embeddings and name == "head.weight" else name
+
+
+def _normal(name: str, like: Tensor, seed: int, num_layers: int) -> Tensor:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16])))
+    std = INITIAL_STD
+    if name.endswith(("attention.output.weight", "mlp.down.weight")):
+        std /= math.sqrt(2 * num_layers)
+    return torch.from_numpy(generator.standard_normal(tuple(like.shape), dtype=np.float32)).mul_(std)

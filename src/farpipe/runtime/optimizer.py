@@ -1,0 +1,80 @@
+"""AdamW over the parameters of all ranks, with the gradient clipped by the norm of the whole of it."""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from farpipe.errors import RunError
+from farpipe.runtime.peers import Peers
+from farpipe.spec import Training
+
+CLIP_EPSILON: Final = 1e-6
+"""Added to the norm when clipping, as `torch.nn.utils.clip_grad_norm_` does."""
+_NUMBER: Final = struct.Struct("<d")
+
+
+class Optimizer:
+    """AdamW on this rank's parameters. Weight decay is for matrices only, not for gains, shifts and biases."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], training: Training, *, copies: Sequence[nn.Parameter] = ()
+    ) -> None:
+        """`copies`: those of `parameters` that another rank or stage owns, and that don't count in the norm."""
+        self.parameters = list(dict.fromkeys(parameters))
+        others = {id(copy) for copy in copies}
+        self._counted = [parameter for parameter in self.parameters if id(parameter) not in others]
+        self.clip_norm = training.clip_norm
+        self._adamw = _adamw(self.parameters, training)
+
+    def sum_of_squares(self) -> float:
+        """Of the gradients that this rank owns, summed up in float64."""
+        norms = [_norm(parameter) for parameter in self._counted if parameter.grad is not None]
+        return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+    @torch.no_grad()
+    def update(self, grad_norm: float) -> None:
+        """Clip by the norm of the whole gradient, update the parameters, drop the gradients."""
+        if self.clip_norm is not None and grad_norm + CLIP_EPSILON > self.clip_norm:
+            grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            torch._foreach_mul_(grads, self.clip_norm / (grad_norm + CLIP_EPSILON))
+        if self._adamw is not None:
+            self._adamw.step()
+            self._adamw.zero_grad(set_to_none=True)
+
+
+def _adamw(parameters: list[nn.Parameter], training: Training) -> torch.optim.AdamW | None:
+    """None for a rank without parameters, which torch's optimizer does not accept."""
+    if not parameters:
+        return None
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
+
+
+def _norm(parameter: nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    norm: torch.Tensor = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+    return norm
+
+
+def global_norm(sum_of_squares: float, peers: Peers, step: int) -> float:
+    """The norm of the whole gradient from every rank's share; all ranks get the same bits.
+
+    RunError when it is not finite: the training has broken down, and going on would only spoil the weights.
+    """
+    name, waiting_for = f"norm {step}", f"the gradient norm of step {step}"
+    shares = peers.exchange(name, _NUMBER.pack(sum_of_squares), waiting_for=waiting_for)
+    total = math.fsum(_NUMBER.unpack(share)[0] for share in shares)
+    if not math.isfinite(total):
+        broken = [rank for rank, share in enumerate(shares) if not math.isfinite(_NUMBER.unpack(share)[0])]
+        raise RunError(
+            f"step {step}: the gradient on rank {', '.join(map(str, broken)) or 'all'} is not finite: the training "
+            "has diverged; lower training.learning_rate or clip_norm"
+        )
+    return math.sqrt(total)

@@ -1,0 +1,176 @@
+"""What executes the actions of one stage: on PyTorch, or asleep for a rehearsal of the pipeline without the model."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from farpipe.errors import RunError
+from farpipe.problem import Problem
+from farpipe.runtime.data import IGNORED, Batch
+from farpipe.runtime.model import StageModule
+from farpipe.runtime.weight_grads import WeightGradStore
+
+
+class Stage(Protocol):
+    """One stage of the pipeline. The first stage gets no `x` and gives no `gx`, the last gives no `y` and gets no `gy`.
+
+    A backward is either `backward` or `input_grad` and later `weight_grad`, chosen per microbatch.
+    """
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """Input activation -> output activation."""
+
+    def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """Gradient of the output -> gradient of the input; the weights' gradients are put off."""
+
+    def weight_grad(self, microbatch: int) -> None:
+        """Add the gradients of the weights that `input_grad` has put off."""
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """`input_grad` and `weight_grad` at once."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The shape and dtype of the activations between stages, and of their gradients."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def expect(self, tensor: Tensor | None, what: str) -> Tensor:
+        """`tensor` itself if it fits; RunError says what came instead."""
+        if tensor is None or tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
+            found = "nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}"
+            raise RunError(
+                f"the {what} should be {list(self.shape)} {self.dtype}, but {found} came; "
+                "do all ranks run the same plan with the same version of farpipe?"
+            )
+        return tensor
+
+
+class TorchStage:
+    """A StageModule with what its microbatches in flight have saved."""
+
+    def __init__(
+        self, module: StageModule, store: WeightGradStore, boundary: Boundary, device: torch.device | str = "cpu"
+    ) -> None:
+        self.module, self.store, self.boundary = module, store, boundary
+        self.device = torch.device(device)
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._batch: Batch | None = None
+        self._losses: list[Tensor] = []
+
+    def begin_step(self, batch: Batch | None) -> None:
+        """Take the step's tokens (needed by the first and the last stage)."""
+        self._batch = batch
+        self._saved.clear()
+        self._losses.clear()
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per target token over the microbatches done in this step; on the last stage only."""
+        return float(torch.stack(self._losses).sum()) if self._losses else 0.0
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """See Stage; on the last stage the loss is computed and nothing is returned."""
+        x = self._input(microbatch, x)
+        y = self.module(x)
+        if self.module.part.has_head:
+            y = self._loss(microbatch, y)
+            self._losses.append(y.detach())
+        self._saved[microbatch] = (x, y)
+        self._finish()
+        return None if self.module.part.has_head else y.detach()
+
+    def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """See Stage."""
+        with self.store.deferring(microbatch):
+            return self.backward(microbatch, gy)
+
+    def weight_grad(self, microbatch: int) -> None:
+        """See Stage."""
+        self.store.compute(microbatch)
+        self._finish()
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """See Stage."""
+        x, y = self._saved.pop(microbatch)
+        if not self.module.part.has_head:
+            gy = self.boundary.expect(gy, "gradient").to(self.device)
+        torch.autograd.backward(y, gy)
+        self._finish()
+        return x.grad
+
+    def _input(self, microbatch: int, x: Tensor | None) -> Tensor:
+        if self.module.part.has_embedding:
+            return self._step_batch.tokens[microbatch].to(self.device)
+        return self.boundary.expect(x, "activation").to(self.device).detach().requires_grad_()
+
+    def _loss(self, microbatch: int, logits: Tensor) -> Tensor:
+        """This microbatch's share of the step's loss: summed over its tokens, divided by all of the step's."""
+        batch = self._step_batch
+        targets = batch.targets[microbatch].to(self.device)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        total = functional.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total / batch.num_target_tokens
+
+    @property
+    def _step_batch(self) -> Batch:
+        assert self._batch is not None, "begin_step with a batch comes before the first and the last stage's actions"
+        return self._batch
+
+    def _finish(self) -> None:
+        """An action ends when its computation has: a message must be complete, and measured times must be true."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class SleepStage:
+    """Takes as long as its Problem says and passes tensors of as many bytes, but computes nothing: a rehearsal."""
+
+    def __init__(self, problem: Problem, stage: int) -> None:
+        spec = problem.stages[stage]
+        self._forward_s, self._input_grad_s, self._weight_grad_s = (
+            problem.row(figure).tolist() for figure in (spec.forward_s, spec.input_grad_s, spec.weight_grad_s)
+        )
+        self._outputs = _payloads(problem, stage, "forward") if stage + 1 < problem.num_stages else None
+        self._gradients = _payloads(problem, stage - 1, "backward") if stage > 0 else None
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """See Stage."""
+        _sleep(self._forward_s[microbatch])
+        return None if self._outputs is None else self._outputs[microbatch]
+
+    def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """See Stage."""
+        _sleep(self._input_grad_s[microbatch])
+        return None if self._gradients is None else self._gradients[microbatch]
+
+    def weight_grad(self, microbatch: int) -> None:
+        """See Stage."""
+        _sleep(self._weight_grad_s[microbatch])
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """See Stage."""
+        _sleep(self._input_grad_s[microbatch] + self._weight_grad_s[microbatch])
+        return None if self._gradients is None else self._gradients[microbatch]
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+def _payloads(problem: Problem, hop: int, way: str) -> list[Tensor]:
+    """One tensor per microbatch with the bytes of its message; equal sizes share one tensor, nobody writes to it."""
+    spec = problem.hops[hop]
+    transfer = None if spec is None else spec.forward if way == "forward" else spec.backward
+    sizes = [0] * problem.num_microbatches if transfer is None else problem.row(transfer.bytes).round().astype(int)
+    tensors = {size: torch.zeros(size, dtype=torch.uint8) for size in {int(size) for size in sizes}}
+    return [tensors[int(size)] for size in sizes]

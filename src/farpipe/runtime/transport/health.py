@@ -1,0 +1,138 @@
+"""Whether a run is still sound; the first thing that goes wrong ends every wait."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple, TypeVar
+
+from farpipe.errors import RunError
+from farpipe.runtime.transport.wire import WireError
+
+Result = TypeVar("Result")
+
+LONGEST_WAIT_S: Final = 3600.0
+"""Threads look around at least this often; Python's own limit is not much higher."""
+
+EXPLANATION_S: Final = 0.5
+"""A broken data connection may be the consequence of something that is about to be heard over control."""
+
+
+class PeerError(RunError):
+    """The run broke because of another rank: it was lost, or it gave up and said why (exit 6)."""
+
+    because_of_peer = True
+    """For the launcher, which shows the cause and not its effects."""
+
+
+class Later(NamedTuple):
+    """What is waited for is known to come at `machine_ns` (the machine's clock), not before."""
+
+    machine_ns: int
+
+
+class Health:
+    """The first reason why a run broke, who has said goodbye, and the conditions on which threads wait meanwhile.
+
+    `announce` tells the other ranks why; it is called once, by whatever thread finds out.
+    """
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self._announce = announce
+        self._lock = threading.Lock()
+        self._error: RunError | None = None
+        self._conditions: list[threading.Condition] = []
+        self._departed: set[int] = set()
+        self._explained = self.condition()
+
+    @property
+    def error(self) -> RunError | None:
+        """What broke the run; None while it is sound."""
+        return self._error
+
+    def condition(self, lock: "threading.Lock | None" = None) -> threading.Condition:
+        """A new condition, on `lock` if given, whose waiters wake when the run breaks."""
+        condition = threading.Condition(lock)
+        with self._lock:
+            self._conditions.append(condition)
+        return condition
+
+    def fail(self, error: RunError, announce: str | None) -> None:
+        """Break the run, unless it is broken already, wake everybody and tell the other ranks `announce`.
+
+        Not to be called under a condition.
+        """
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            conditions = list(self._conditions)
+        for condition in conditions:
+            with condition:
+                condition.notify_all()
+        if announce is not None:
+            self._announce(announce)
+
+    def depart(self, peer: int) -> None:
+        """`peer` has said goodbye: that its connections close is no loss."""
+        with self._explained:
+            self._departed.add(peer)
+            self._explained.notify_all()
+
+    def has_departed(self, peer: int) -> bool:
+        """Whether `peer` has said goodbye."""
+        return peer in self._departed
+
+    def lose(self, peer: int, how: str, patience_s: float = EXPLANATION_S) -> None:
+        """A connection with `peer` broke; unless it is explained within `patience_s`, that breaks the run."""
+        with self._explained:
+            self._explained.wait_for(lambda: self._error or peer in self._departed, patience_s)
+        if peer not in self._departed:
+            self.fail(PeerError(f"rank {peer} is lost: {how}"), announce=f"rank {peer} is lost: {how}")
+
+    def await_departures(self, peers: Collection[int], limit_s: float) -> None:
+        """Wait until all of `peers` have said goodbye, but not longer than `limit_s`."""
+        with self._explained:
+            self._explained.wait_for(lambda: self._error or self._departed.issuperset(peers), limit_s)
+
+    @contextmanager
+    def guard(self, peer: int, what: str, patience_s: float = EXPLANATION_S) -> Iterator[None]:
+        """Around all that a thread does with `peer`: however it fails, the run hears of it."""
+        try:
+            yield
+        except RunError as error:
+            self.fail(error, announce=str(error))
+        except (OSError, WireError) as error:
+            self.lose(peer, f"{what}: {error}", patience_s)
+        except Exception as error:
+            text = f"a fault in farpipe while {what}: {error!r}"
+            self.fail(RunError(text), announce=text)
+            raise
+
+    def check(self, context: str) -> None:
+        """Raise the error that broke the run, if any, with `context` before it."""
+        if self._error is not None:
+            raise type(self._error)(f"{context}: {self._error}")
+
+    def wait(
+        self,
+        condition: threading.Condition,
+        ready: Callable[[], Result | Later | None],
+        deadline_s: float,
+        context: str,
+    ) -> Result | None:
+        """Under `condition`, wait until `ready()` gives a result; None when `deadline_s` (monotonic) has passed.
+
+        Raises the error that broke the run as soon as it does, with `context` before it.
+        """
+        while True:
+            self.check(context)
+            result = ready()
+            if result is not None and not isinstance(result, Later):
+                return result
+            now_ns = time.monotonic_ns()
+            left_s = deadline_s - now_ns / 1e9
+            if left_s <= 0:
+                return None
+            due_s = (result.machine_ns - now_ns) / 1e9 if result else LONGEST_WAIT_S
+            condition.wait(min(left_s, due_s, LONGEST_WAIT_S))

@@ -1,0 +1,257 @@
+"""The transport of one rank: what the executor calls."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+
+from farpipe.emulate import EmulatedLinks
+from farpipe.errors import RunError
+from farpipe.runtime.clock import Clock
+from farpipe.runtime.transport.config import TransportConfig
+from farpipe.runtime.transport.control import ControlLink
+from farpipe.runtime.transport.handshake import Purpose, dial
+from farpipe.runtime.transport.health import Health
+from farpipe.runtime.transport.inbox import Inbox
+from farpipe.runtime.transport.introduction import Introduction, introduce
+from farpipe.runtime.transport.listener import Listener
+from farpipe.runtime.transport.mailbox import Mailbox
+from farpipe.runtime.transport.mesh import Mesh
+from farpipe.runtime.transport.message import Channel, ChannelKind, Message, Tag
+from farpipe.runtime.transport.outbox import Outbox
+from farpipe.runtime.transport.receiving import receive_messages
+from farpipe.runtime.transport.rendezvous import Rendezvous
+from farpipe.runtime.transport.sockets import listen, prepare
+
+FAREWELL_S: Final = 1.0
+"""How long a rank that leaves tries to tell why, and then waits for its threads."""
+LINGER_S: Final = 0.5
+"""How long a rank that has said goodbye waits for the goodbyes of the others."""
+
+
+class Transport:
+    """Messages between this rank and the others. Made by `connect`; use it as a context manager or `close` it.
+
+    Calls may come from several threads. Every wait has a limit and raises RunError (PeerError when another rank is
+    to blame) that names what was waited for; after the first such error all calls raise.
+    """
+
+    def __init__(self, rank: int, world_size: int, config: TransportConfig, clock: Clock) -> None:
+        self.rank: Final = rank
+        self.world_size: Final = world_size
+        self.clock: Final = clock
+        """The clock of all stamps that this rank makes; the executor stamps its actions with the same."""
+        self._config = config
+        self._health = Health(self._announce)
+        self._inbox = Inbox(config, self._health, clock)
+        self._mailbox = Mailbox(self._health)
+        self._mesh = Mesh(rank, world_size, self._health, self._mailbox, self._make_link)
+        self._outboxes: dict[Channel, Outbox] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _start(
+        self, listener: socket.socket, token: bytes, ranks: list[Introduction], links: EmulatedLinks | None
+    ) -> None:
+        """Connect to the ranks that have introduced themselves, and see that all have come so far."""
+        self._token, self._ranks, self._links = token, ranks, links
+        self._listener = Listener(listener, token, self._serve)
+        deadline_s = time.monotonic() + self._config.connect_timeout_s
+        with self._breaking():
+            self._mesh.connect(lambda peer: self._dial(peer, None), deadline_s)
+            self._mesh.exchange("farpipe start", b"", deadline_s, "starting")
+
+    def _dial(self, peer: int, kind: ChannelKind | None) -> socket.socket:
+        deadline_s = time.monotonic() + self._config.connect_timeout_s
+        set_options = partial(prepare, config=self._config)
+        return dial(
+            self._ranks[peer].address,
+            Purpose(self.rank, peer, kind),
+            self._token,
+            set_options,
+            deadline_s,
+            self._health,
+        )
+
+    def _serve(self, purpose: Purpose, sock: socket.socket) -> None:
+        """What happens on a connection that another rank has opened."""
+        peer = purpose.source
+        if purpose.target != self.rank or peer == self.rank or peer >= self.world_size:
+            return
+        if purpose.kind is None:
+            self._mesh.serve(peer, sock)
+            return
+        with self._health.guard(peer, f"receiving {purpose.kind} messages"):
+            receive_messages(sock, Channel(peer, purpose.kind), self._inbox, self._config.max_message_bytes)
+
+    def _make_link(self, peer: int, sock: socket.socket) -> ControlLink:
+        name = self._config.emulated_link(self.rank, peer)
+        reserve = partial(self._links.slip_in, name) if self._links and name else None
+        return ControlLink(peer, sock, self._health, self.clock, self._inbox, self._mailbox, reserve)
+
+    def _announce(self, reason: str) -> None:
+        self._mesh.abort(reason)
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """What one rank can't get past ends the run of all."""
+        try:
+            yield
+        except RunError as error:
+            self._health.fail(error, announce=str(error))
+            raise
+
+    def open(self, peer: int, kind: ChannelKind) -> None:
+        """Open the channel to `peer` now and not with the first message; does not wait."""
+        self._outbox(peer, kind)
+
+    def _outbox(self, peer: int, kind: ChannelKind) -> Outbox:
+        if peer == self.rank or not 0 <= peer < self.world_size:
+            raise ValueError(f"rank {self.rank} can't send to rank {peer} of {self.world_size}")
+        channel = Channel(peer, kind)
+        with self._lock:
+            if channel not in self._outboxes:
+                name = self._config.emulated_link(self.rank, peer)
+                reserve = partial(self._links.reserve, name) if self._links and name else None
+                connect_stream = partial(self._dial, peer, kind)
+                self._outboxes[channel] = Outbox(
+                    channel, self._config, self._health, self.clock, connect_stream, reserve
+                )
+            return self._outboxes[channel]
+
+    def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: torch.Tensor) -> None:
+        """Queue `tensor` for rank `peer` and return; nobody needs to have asked for it.
+
+        The tensor is not copied if it is contiguous and in CPU memory: don't change it afterwards. Blocks only while
+        more than `buffer_bytes` wait in this channel; RunError when that lasts longer than `timeout_s`. InputError
+        for a dtype or size that can't be sent.
+        """
+        outbox = self._outbox(peer, kind)
+        if self._health.has_departed(peer):
+            raise RunError(f"rank {peer} has ended its work; the {kind} message of {tag} is too late")
+        with self._breaking():
+            outbox.put(tag, tensor.detach().cpu().contiguous())
+
+    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
+        """The message `tag` from rank `peer`, once, as soon as it is there; `waiting_for` names it in errors.
+
+        Raises RunError after `timeout_s` (all other ranks are told as well), and at once when a peer is lost, when a
+        rank aborts, or when `peer` has closed without sending it.
+        """
+        with self._breaking():
+            return self._inbox.take(Channel(peer, kind), tag, waiting_for)
+
+    def exchange(self, name: str, payload: bytes, *, waiting_for: str) -> list[bytes]:
+        """Everybody's payload by rank; every rank calls it with the same `name`. Takes one one-way latency."""
+        with self._breaking():
+            return self._mesh.exchange(name, payload, time.monotonic() + self._config.timeout_s, waiting_for)
+
+    def post(self, peer: int, name: str, payload: bytes) -> None:
+        """Send a small payload that `peer` finds with `poll(name)`; never blocks. `peer` may be this rank."""
+        with self._breaking():
+            self._health.check(f"posting {name!r} to rank {peer}")
+            self._mesh.post(peer, name, payload)
+
+    def poll(self, name: str) -> list[tuple[int, bytes]]:
+        """The payloads posted under `name` that have arrived since the last call, with the ranks that sent them."""
+        return self._mailbox.take_posted(name)
+
+    def clock_offsets(self) -> list[int]:
+        """Nanoseconds to subtract from each rank's stamps to have them on rank 0's clock.
+
+        Estimated anew at every call from several pings to every rank, which answer without knowing: no other rank
+        needs to call anything. Any rank may ask. Wrong by half the difference between the latencies of the two
+        directions; emulated latencies don't count.
+        """
+        with self._breaking():
+            return self._mesh.clock_offsets(time.monotonic() + self._config.timeout_s)
+
+    def abort(self, reason: str) -> None:
+        """Tell all ranks, as far as they can be reached, why the run ends; from now on every wait raises."""
+        self._health.fail(RunError(f"this rank gave up: {reason}"), announce=reason)
+        self._mesh.flush(time.monotonic() + FAREWELL_S)
+
+    def close(self) -> None:
+        """Send what is queued, say goodbye, end all threads and connections.
+
+        RunError when what is queued can't be sent within `timeout_s` or the run breaks meanwhile. If it was broken
+        before, nothing is sent and nothing raised. A second call does nothing.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            if self._health.error is None:
+                self._leave()
+        finally:
+            self._end()
+
+    def _leave(self) -> None:
+        deadline_s = time.monotonic() + self._config.timeout_s
+        with self._breaking():
+            for channel, outbox in self._outboxes.items():
+                if not outbox.flush(deadline_s):
+                    raise RunError(f"closing: the last {channel.kind} messages to rank {channel.peer} can't be sent")
+        self._mesh.goodbye(self._num_messages)
+        self._mesh.flush(time.monotonic() + FAREWELL_S)
+        self._health.await_departures([rank for rank in range(self.world_size) if rank != self.rank], LINGER_S)
+
+    def _num_messages(self, peer: int) -> Mapping[ChannelKind, int]:
+        return {channel.kind: outbox.num_messages for channel, outbox in self._outboxes.items() if channel.peer == peer}
+
+    def _end(self) -> None:
+        self._health.fail(RunError("the transport is closed"), announce=None)
+        self._mesh.flush(time.monotonic() + FAREWELL_S)
+        deadline_s = time.monotonic() + FAREWELL_S
+        self._mesh.close(deadline_s)
+        for outbox in self._outboxes.values():
+            outbox.interrupt()
+        for outbox in self._outboxes.values():
+            outbox.join(deadline_s)
+        self._listener.close(deadline_s)
+        if self._links:
+            self._links.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close; when an error is passing through, abort with its text before."""
+        if error is not None:
+            self.abort(str(error) or type(error).__name__)
+        self.close()
+
+
+def connect(
+    rank: int, world_size: int, config: TransportConfig, rendezvous: Rendezvous, clock: Clock | None = None
+) -> Transport:
+    """Meet the other ranks and open the control connections to all of them; data channels open at first use.
+
+    `clock` None: the process's. Raises InputError for a port that is taken or links that differ between the ranks,
+    RunError naming the ranks that did not come within `connect_timeout_s`.
+    """
+    transport = Transport(rank, world_size, config, clock or Clock.from_environment())
+    shapes = config.link_shapes()
+    with ExitStack() as undo:
+        listener = undo.enter_context(listen(config))
+        links = EmulatedLinks.create(shapes) if shapes and rank == 0 else None
+        if links:
+            undo.callback(links.close)
+        ranks = introduce(rank, listener, config, rendezvous, links)
+        token = rendezvous.token(config.connect_timeout_s)
+        if shapes and rank:
+            links = EmulatedLinks.open(ranks[0].links_path, shapes)
+        undo.pop_all()
+    try:
+        transport._start(listener, token, ranks, links)
+    except BaseException:
+        transport.close()
+        raise
+    return transport

@@ -1,0 +1,122 @@
+"""Sites with their devices, and the directed links between the sites."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Self
+
+from pydantic import Field, model_validator
+
+from farpipe.spec.part import Count, Name, NonNegative, Part, Positive, SiteName, fault
+from farpipe.spec.training import Precision
+from farpipe.strict import nearest
+
+Place = tuple[str | int, ...]
+
+USUAL_MACHINE: Final = 8
+
+
+class Device(Part):
+    """One accelerator."""
+
+    name: Name
+    peak_flops: dict[Precision, Positive] = Field(min_length=1)
+    """Dense FLOP/s by precision, without sparsity; a precision that is missing can't be used."""
+    memory_bytes: Positive
+    memory_bandwidth_bytes_per_s: Positive
+    power_w: Positive | None = None
+    """Board power; None where it is not known."""
+
+
+class LocalLink(Part):
+    """A connection inside a site, as one device sees it in one direction."""
+
+    latency_s: NonNegative
+    bandwidth_bytes_per_s: Positive
+
+
+def _equal_machines(known: dict[str, Any]) -> int:
+    """The most devices, up to the usual number, that make all machines of the site equal."""
+    num_devices = int(known.get("num_devices", 1))
+    return next(number for number in range(USUAL_MACHINE, 0, -1) if num_devices % number == 0)
+
+
+class Site(Part):
+    """A datacenter with `num_devices` equal devices in machines of `devices_per_machine`."""
+
+    name: SiteName
+    device: Device
+    num_devices: Count
+    devices_per_machine: Count = Field(default_factory=_equal_machines)
+    machine_link: LocalLink
+    """Between the devices of one machine, NVLink for example."""
+    site_link: LocalLink
+    """Between the machines of the site, InfiniBand for example."""
+
+    @model_validator(mode="after")
+    def _whole_machines(self) -> Self:
+        if self.num_devices % self.devices_per_machine:
+            raise fault(
+                f"{self.devices_per_machine} does not divide num_devices {self.num_devices}", "devices_per_machine"
+            )
+        return self
+
+
+class Link(Part):
+    """One direction of a connection between two sites."""
+
+    source: SiteName
+    target: SiteName
+    latency_s: NonNegative
+    bandwidth_bytes_per_s: Positive
+
+    @property
+    def name(self) -> str:
+        """``zurich>lugano``, as in a Problem."""
+        return f"{self.source}>{self.target}"
+
+
+def check_ends(site_names: Sequence[str], links: Iterable[tuple[Place, str, str]]) -> None:
+    """Raise unless every site has a name of its own and every pair of different sites at most one link.
+
+    `links` holds where each directed link is written, its source and its target.
+    """
+    known: set[str] = set()
+    for index, name in enumerate(site_names):
+        if name in known:
+            raise fault(f"there is already a site called {name!r}", "sites", index, "name")
+        known.add(name)
+    seen: set[tuple[str, ...]] = set()
+    for place, *ends in links:
+        for name in ends:
+            if name not in known:
+                raise fault(f"there is no site {name!r}{nearest(name, site_names)}", *place)
+        if ends[0] == ends[1]:
+            raise fault(f"{ends[0]!r} is linked with itself", *place)
+        if tuple(ends) in seen:
+            raise fault(f"the link from {ends[0]!r} to {ends[1]!r} is given twice", *place)
+        seen.add(tuple(ends))
+
+
+class Cluster(Part):
+    """The sites that may be used and the links between them; a pair of sites without a link can't talk."""
+
+    sites: tuple[Site, ...] = Field(min_length=1)
+    links: tuple[Link, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [site.name for site in self.sites]
+        check_ends(names, [(("links", index), link.source, link.target) for index, link in enumerate(self.links)])
+        return self
+
+    def site(self, name: str) -> Site:
+        """The site called `name`; KeyError if there is none."""
+        return {site.name: site for site in self.sites}[name]
+
+    def link(self, source: str, target: str) -> Link | None:
+        """The link from `source` to `target`, None if there is none."""
+        return next((link for link in self.links if (link.source, link.target) == (source, target)), None)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all sites."""
+        return sum(site.num_devices for site in self.sites)

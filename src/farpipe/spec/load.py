@@ -1,0 +1,22 @@
+"""Reading job.toml."""
+
+from pathlib import Path
+
+from farpipe.spec.job import Job
+from farpipe.spec.written import WrittenJob
+from farpipe.strict import parse_toml, read_text, validate
+
+
+def load_job(path: Path | str) -> Job:
+    """The job in the file at `path`.
+
+    Raises InputError that names file, key path and value for a file that can't be read, is not TOML, has unknown or
+    missing keys, or asks for something impossible.
+    """
+    return parse_job(read_text(path), str(path))
+
+
+def parse_job(text: str, source: str = "job.toml") -> Job:
+    """The job in `text`, the content of a job.toml; `source` is what errors call it."""
+    written = validate(WrittenJob, parse_toml(text, source), source)
+    return written.resolve().model_copy(update={"text": text})

@@ -1,0 +1,105 @@
+"""The shape of a decoder-only transformer and how many parameters it has."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from farpipe.spec.part import Count, Flag, Name, Part, fault
+
+
+def _all_heads(known: dict[str, Any]) -> int:
+    return int(known.get("num_heads", 1))
+
+
+def _even_share(known: dict[str, Any]) -> int:
+    return max(1, int(known.get("hidden", 1)) // int(known.get("num_heads", 1)))
+
+
+class Model(Part):
+    """A decoder-only transformer: `num_layers` equal layers between an embedding and a head."""
+
+    name: Name = "custom"
+    num_layers: Count
+    hidden: Count
+    """Width of the residual stream."""
+    num_heads: Count
+    """Query heads."""
+    num_kv_heads: Count = Field(default_factory=_all_heads)
+    """Key and value heads; fewer than `num_heads` is grouped-query attention."""
+    head_dim: Count = Field(default_factory=_even_share)
+    """Width of one head, hidden / num_heads where nothing else is said."""
+    ffn_hidden: Count
+    """Inner width of the MLP."""
+    gated_mlp: Flag = True
+    """Three matrices (SwiGLU) instead of two."""
+    vocab_size: Count
+    tied_embeddings: Flag = False
+    """The head uses the embedding's matrix."""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """RMSNorm has a gain, layer norm a gain and a shift."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    max_sequence_length: Count | None = None
+    """Rows of the learned position table; for rotary positions only a note."""
+    bias: Flag = False
+    """Whether the linear layers of attention and MLP have biases (the head never has)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if "head_dim" not in self.model_fields_set and self.hidden % self.num_heads:
+            raise fault(f"{self.hidden} is not a multiple of num_heads {self.num_heads}; or give head_dim", "hidden")
+        if self.num_heads % self.num_kv_heads:
+            raise fault(f"{self.num_kv_heads} does not divide num_heads {self.num_heads}", "num_kv_heads")
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise fault(f"rotary positions turn pairs, so it must be even, found {self.head_dim}", "head_dim")
+        if self.positions == "learned" and self.max_sequence_length is None:
+            raise fault("learned positions need a table of this many rows; give the number", "max_sequence_length")
+        return self
+
+    @property
+    def attention_hidden(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_hidden(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_attention_params(self) -> int:
+        """Parameters of one layer's attention: query, key, value, output."""
+        weights = 2 * self.hidden * (self.attention_hidden + self.kv_hidden)
+        return weights + self.bias * (self.attention_hidden + 2 * self.kv_hidden + self.hidden)
+
+    @property
+    def num_mlp_params(self) -> int:
+        """Parameters of one layer's MLP."""
+        num_inward = 2 if self.gated_mlp else 1
+        weights = (num_inward + 1) * self.hidden * self.ffn_hidden
+        return weights + self.bias * (num_inward * self.ffn_hidden + self.hidden)
+
+    @property
+    def num_norm_params(self) -> int:
+        """Parameters of one norm."""
+        return self.hidden * (2 if self.norm == "layernorm" else 1)
+
+    @property
+    def num_layer_params(self) -> int:
+        """Parameters of one layer, its two norms included."""
+        return self.num_attention_params + self.num_mlp_params + 2 * self.num_norm_params
+
+    @property
+    def num_embedding_params(self) -> int:
+        """Parameters ahead of the first layer: tokens and, where learned, positions."""
+        rows = self.vocab_size + ((self.max_sequence_length or 0) if self.positions == "learned" else 0)
+        return rows * self.hidden
+
+    @property
+    def num_head_params(self) -> int:
+        """Parameters after the last layer: the final norm and, unless tied, the output matrix."""
+        return self.num_norm_params + (0 if self.tied_embeddings else self.vocab_size * self.hidden)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the whole model; a tied matrix counts once."""
+        return self.num_embedding_params + self.num_layers * self.num_layer_params + self.num_head_params

@@ -1,0 +1,44 @@
+"""What every part of a job is made of: frozen tables without unknown keys, counts, figures, names."""
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from farpipe.strict import finite
+
+MAX_COUNT: Final = 1 << 40
+"""No count in a job is larger; a typing slip is named before it turns into an endless computation."""
+
+
+class Part(BaseModel):
+    """A table of a job: frozen, nothing unknown in it, figures in SI units."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _positive(value: Any) -> float:
+    return finite(value, exclusive=True)
+
+
+def _site_name(name: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"a site's name is letters, digits, '_', '-' and '.', found {name!r}")
+    return name
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=60)]
+SiteName = Annotated[Name, AfterValidator(_site_name)]
+NonNegative = Annotated[float, BeforeValidator(finite)]
+Positive = Annotated[float, BeforeValidator(_positive)]
+
+
+def fault(message: str, *location: str | int) -> ValidationError:
+    """The error to raise when what stands at `location`, seen from the table being checked, is impossible."""
+    kind = PydanticCustomError("value_error", "{message}", {"message": message})
+    return ValidationError.from_exception_data("job", [{"type": kind, "loc": location, "input": None}])

@@ -1,0 +1,70 @@
+"""Writing a job as job.toml."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from farpipe.spec.cluster import Device, Link, LocalLink, Site
+
+if TYPE_CHECKING:
+    from farpipe.spec.job import Job
+
+
+def as_toml(job: "Job") -> str:
+    """`job` in the format that `parse_job` reads, every figure explicit and exact."""
+    sections = [
+        _section("[model]", job.model.model_dump()),
+        _section("[training]", job.training.model_dump() | {"clip_norm": job.training.clip_norm or "none"}),
+        _section("[data]", job.data.model_dump()),
+        *(_section("[[cluster.sites]]", _site(site)) for site in job.cluster.sites),
+        *(_section("[[cluster.links]]", _link(link)) for link in job.cluster.links),
+        _section("[layout]", job.layout.model_dump()),
+        _section("[schedule]", {"method": job.schedule or "auto"}),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def _site(site: Site) -> dict[str, Any]:
+    links = {"machine_link": _speed(site.machine_link), "site_link": _speed(site.site_link)}
+    return site.model_dump() | {"device": _device(site.device)} | links
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "peak": {precision: _quantity(rate, "FLOP/s") for precision, rate in device.peak_flops.items()},
+        "memory": _quantity(device.memory_bytes, "B"),
+        "memory_bandwidth": _quantity(device.memory_bandwidth_bytes_per_s, "B/s"),
+        "power": None if device.power_w is None else _quantity(device.power_w, "W"),
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {"from": link.source, "to": link.target} | _speed(link)
+
+
+def _speed(link: Link | LocalLink) -> dict[str, Any]:
+    return {"latency": _quantity(link.latency_s, "s"), "bandwidth": _quantity(link.bandwidth_bytes_per_s, "B/s")}
+
+
+def _quantity(value: float, unit: str) -> str:
+    return f"{repr(value).removesuffix('.0')} {unit}"
+
+
+def _section(header: str, table: Mapping[str, Any]) -> str:
+    pairs = _pairs(table)
+    return "".join(f"{line}\n" for line in [header, *pairs]) if pairs else ""
+
+
+def _pairs(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in table.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(_pairs(value)) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)

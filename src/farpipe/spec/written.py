@@ -1,0 +1,234 @@
+"""The tables of a job.toml as people write them, with presets, unit strings and links in both directions.
+
+Every table here has `resolve`, which gives the part of a Job that it stands for. It is called once while the table is
+read, so that whatever is wrong with it is told with the table's own key path.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Self, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+
+from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row
+from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Place, Site, check_ends
+from farpipe.spec.job import Job, Pins
+from farpipe.spec.model import Model
+from farpipe.spec.part import Count, Name, Part, SiteName, Text, fault
+from farpipe.spec.training import Data, Precision, Training
+from farpipe.strict import nearest
+from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
+
+USUAL_SITE_LINK: Final = "infiniband-ndr"
+
+Value = TypeVar("Value")
+
+
+def _quantity(units: dict[str, float], example: str) -> BeforeValidator:
+    return BeforeValidator(lambda text: parse(text, units, example))
+
+
+def _more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
+    def read(text: Any) -> float:
+        value = parse(text, units, example)
+        if value == 0:
+            raise ValueError(f"must be more than zero, found {text!r}")
+        return value
+
+    return BeforeValidator(read)
+
+
+def _known(look_up: Callable[[str], object]) -> AfterValidator:
+    """A name that `look_up` finds in the catalogue."""
+
+    def read(name: str) -> str:
+        look_up(name)
+        return name
+
+    return AfterValidator(read)
+
+
+ModelPreset = Annotated[Text, _known(model_row)]
+DevicePreset = Annotated[Text, _known(device_row)]
+LinkPreset = Annotated[Text, _known(link_row)]
+Latency = Annotated[float, _quantity(SECONDS, "35 ms")]
+Bandwidth = Annotated[float, _more_than_zero(BYTES_PER_S, "400 Gbit/s")]
+Memory = Annotated[float, _more_than_zero(BYTES, "80 GiB")]
+MemoryBandwidth = Annotated[float, _more_than_zero(BYTES_PER_S, "3350 GB/s")]
+Flops = Annotated[float, _more_than_zero(FLOPS, "989 TFLOP/s")]
+Power = Annotated[float, _more_than_zero(WATTS, "700 W")]
+
+
+def _table(value: Any) -> Any:
+    """A name alone is a table with that preset."""
+    return {"preset": value} if isinstance(value, str) else value
+
+
+def _first(place: Place, *values: Value | None) -> Value:
+    """The first value that there is; an error at `place` if there is none."""
+    found = next((value for value in values if value is not None), None)
+    if found is None:
+        raise fault("missing; give it, or a preset that has it", *place)
+    return found
+
+
+class Written(Part):
+    """A table of the file."""
+
+    @abstractmethod
+    def resolve(self) -> Any:
+        """The part of a Job that the table stands for."""
+
+    @model_validator(mode="after")
+    def _resolvable(self) -> Self:
+        self.resolve()
+        return self
+
+
+class WrittenModel(Written):
+    """[model]: a preset, a shape, or a preset with some of its shape replaced."""
+
+    model_config = ConfigDict(extra="allow")
+
+    preset: ModelPreset | None = None
+
+    def resolve(self) -> Model:
+        """The model; explicit keys override the preset's."""
+        shape = self.model_extra or {}
+        known = ["preset", *Model.model_fields]
+        for key in shape:
+            if key not in known:
+                raise fault(f"unknown key{nearest(key, known)}", key)
+        row = model_row(self.preset) if self.preset else None
+        return Model.model_validate(({"name": row.name, **row.shape} if row else {}) | shape)
+
+
+class WrittenDevice(Written):
+    """`device` of a site: a preset, figures, or a preset with some figures replaced."""
+
+    preset: DevicePreset | None = None
+    name: Name | None = None
+    peak: dict[Precision, Flops] = Field(default_factory=dict)
+    memory: Memory | None = None
+    memory_bandwidth: MemoryBandwidth | None = None
+    power: Power | None = None
+
+    def row(self) -> DeviceRow | None:
+        """The preset's row of the catalogue, if there is a preset."""
+        return device_row(self.preset) if self.preset else None
+
+    def resolve(self) -> Device:
+        """The device; explicit figures override the preset's."""
+        row = self.row()
+        bandwidth = getattr(row, "memory_bandwidth_bytes_per_s", None)
+        return Device(
+            name=_first(("name",), self.name, getattr(row, "name", None)),
+            peak_flops=_first(("peak",), {**getattr(row, "peak_flops", {}), **self.peak} or None),
+            memory_bytes=_first(("memory",), self.memory, getattr(row, "memory_bytes", None)),
+            memory_bandwidth_bytes_per_s=_first(("memory_bandwidth",), self.memory_bandwidth, bandwidth),
+            power_w=self.power or getattr(row, "power_w", None),
+        )
+
+
+class WrittenSpeed(Part):
+    """`machine_link` and `site_link` of a site: a preset, figures, or both."""
+
+    preset: LinkPreset | None = None
+    latency: Latency | None = None
+    bandwidth: Bandwidth | None = None
+
+    def speed(self, *place: str, default: LinkRow | None = None) -> LocalLink:
+        """Latency and bandwidth of the table at `place`; what is not given is the preset's, or else the default's."""
+        row = link_row(self.preset) if self.preset else default
+        bandwidth = getattr(row, "bandwidth_bytes_per_s", None)
+        return LocalLink(
+            latency_s=_first((*place, "latency"), self.latency, getattr(row, "latency_s", None)),
+            bandwidth_bytes_per_s=_first((*place, "bandwidth"), self.bandwidth, bandwidth),
+        )
+
+
+class WrittenSite(Written):
+    """[[cluster.sites]]"""
+
+    name: SiteName
+    device: Annotated[WrittenDevice, BeforeValidator(_table)]
+    num_devices: Count
+    devices_per_machine: Count | None = None
+    machine_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
+    site_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
+
+    def resolve(self) -> Site:
+        """The site; a machine's links are the device preset's unless they are given."""
+        row = self.device.row()
+        machines = {} if self.devices_per_machine is None else {"devices_per_machine": self.devices_per_machine}
+        return Site(
+            name=self.name,
+            device=self.device.resolve(),
+            num_devices=self.num_devices,
+            machine_link=self.machine_link.speed("machine_link", default=row.machine_link if row else None),
+            site_link=self.site_link.speed("site_link", default=link_row(USUAL_SITE_LINK)),
+            **machines,
+        )
+
+
+class WrittenLink(WrittenSpeed, Written):
+    """[[cluster.links]]: `between` two sites in both directions, or `from` one `to` another."""
+
+    between: tuple[SiteName, SiteName] | None = None
+    source: SiteName | None = Field(default=None, alias="from")
+    target: SiteName | None = Field(default=None, alias="to")
+
+    def ends(self) -> list[tuple[str, str]]:
+        """Source and target of each direction."""
+        if self.between and not (self.source or self.target):
+            return [self.between, self.between[::-1]]
+        if self.source and self.target and not self.between:
+            return [(self.source, self.target)]
+        raise fault('give either between = ["a", "b"] (both directions) or from = "a" and to = "b" (one)')
+
+    def resolve(self) -> list[Link]:
+        """One directed link, or two."""
+        speed = self.speed()
+        return [Link(source=source, target=target, **speed.model_dump()) for source, target in self.ends()]
+
+
+class WrittenCluster(Written):
+    """[cluster]"""
+
+    sites: Annotated[tuple[WrittenSite, ...], Field(min_length=1)]
+    links: tuple[WrittenLink, ...] = ()
+
+    def resolve(self) -> Cluster:
+        """The cluster; links are checked here first, where they still have the file's numbers."""
+        names = [site.name for site in self.sites]
+        check_ends(names, [(("links", i), *ends) for i, link in enumerate(self.links) for ends in link.ends()])
+        links = tuple(directed for link in self.links for directed in link.resolve())
+        return Cluster(sites=tuple(site.resolve() for site in self.sites), links=links)
+
+
+class WrittenSchedule(Part):
+    """[schedule]"""
+
+    method: Name = "auto"
+
+
+class WrittenJob(Written):
+    """The whole file."""
+
+    model: WrittenModel
+    training: Training
+    cluster: WrittenCluster
+    data: Data = Data()
+    layout: Pins = Pins()
+    schedule: WrittenSchedule = WrittenSchedule()
+
+    def resolve(self) -> Job:
+        """The job."""
+        return Job(
+            model=self.model.resolve(),
+            training=self.training,
+            cluster=self.cluster.resolve(),
+            data=self.data,
+            layout=self.layout,
+            schedule=self.schedule.method,
+        )

@@ -1,0 +1,142 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farpipe.problem import Problem
+from farpipe.schedule import Schedule, check
+from farpipe.simulate import Timeline
+
+GOLDEN = Path(__file__).parent / "golden"
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def expect_golden(name, text):
+    """Compare with the golden file; run with FARPIPE_REGENERATE=1 to write it anew."""
+    path = GOLDEN / name
+    if os.environ.get("FARPIPE_REGENERATE"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_help_lists_every_command(farpipe):
+    run = farpipe("--help")
+    assert run.returncode == 0
+    for command in ("plan", "schedule", "compare", "simulate", "profile", "train", "report", "validate"):
+        assert f"\n  {command} " in run.stdout
+
+
+def test_version(farpipe):
+    assert farpipe("--version").stdout.startswith("farpipe 0.")
+
+
+def test_schedule_shows_order_time_and_gap(farpipe, problem_file):
+    run = farpipe("schedule", problem_file, "--method", "1f1b")
+    assert (run.returncode, run.stderr) == (0, "")
+    expect_golden("schedule_1f1b.txt", run.stdout)
+
+
+def test_schedule_auto_takes_the_fastest(farpipe, problem_file):
+    found = json.loads(farpipe("schedule", problem_file, "--json").stdout)
+    every = [json.loads(farpipe("schedule", problem_file, "--json", "--method", m).stdout) for m in ("1f1b", "gpipe")]
+    assert found["makespan_s"] == min(e["makespan_s"] for e in every)
+
+
+def test_schedule_json_has_what_the_format_promises(farpipe, problem_file):
+    data = json.loads(farpipe("schedule", problem_file, "--method", "eager", "--json", "--timeline").stdout)
+    assert set(data) == {
+        *("schedule", "makespan_s", "lower_bound_s", "gap", "bubble_ratio", "peak_memory_bytes", "elapsed_s"),
+        "timeline",
+    }
+    problem, schedule = Problem.load(problem_file), Schedule.from_data(data["schedule"])
+    check(problem, schedule)
+    timeline = Timeline.from_data(data["timeline"])
+    assert timeline.makespan_s == data["makespan_s"] >= data["lower_bound_s"]
+    assert len(timeline.actions) == schedule.num_actions
+
+
+def test_schedule_file_is_simulated(farpipe, problem_file, tmp_path):
+    assert farpipe("schedule", problem_file, "-o", "s.json").returncode == 0
+    run = farpipe(
+        "simulate", problem_file, "--schedule", "s.json", "--trace", "t.json", "--plot", "g.svg", "--html", "r.html"
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert (tmp_path / "g.svg").read_text().startswith("<svg")
+    assert "<!doctype html>" in (tmp_path / "r.html").read_text()
+
+
+def test_compare_shows_all_orders(farpipe, problem_file):
+    run = farpipe("compare", problem_file)
+    assert run.returncode == 0
+    expect_golden("compare.txt", run.stdout)
+    data = json.loads(farpipe("compare", problem_file, "--json").stdout)
+    assert {row["method"] for row in data["schedules"]} == {"gpipe", "1f1b", "eager", "interleaved"}
+
+
+def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
+    run = farpipe("plan", RECIPES / "two_sites.toml", "--json")
+    assert run.returncode == 0, run.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert json.loads(run.stdout) == plan
+    timeline = json.loads(farpipe("simulate", "plan.json", "--json").stdout)
+    assert timeline["makespan_s"] == plan["prediction"]["makespan_s"]
+
+
+def test_plan_tells_why_the_others_lost(farpipe):
+    run = farpipe("plan", RECIPES / "two_sites.toml")
+    assert "Why the others lost" in run.stdout
+    assert "times as fast as" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["schedule", "absent.json"], 3, "absent.json: can't be read: No such file or directory"),
+        (["schedule", "{problem}", "--method", "1f1"], 2, "there is no schedule '1f1'; did you mean '1f1b'?"),
+        (["simulate", "{problem}"], 2, "give one with --schedule"),
+        (["plan", "{problem}"], 3, "not TOML"),
+        (["compare", "empty.json"], 3, "empty.json: the file is empty"),
+        (["simulate", "binary.json"], 3, "binary.json: not UTF-8"),
+        (["schedul"], 2, "No such command 'schedul'"),
+        (["schedule"], 2, "Missing argument"),
+    ],
+)
+def test_mistakes_end_in_a_message_and_an_exit_code(farpipe, problem_file, tmp_path, arguments, code, message):
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe{}")
+    run = farpipe(*(a.format(problem=problem_file) for a in arguments))
+    assert run.returncode == code
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_problem_without_memory_is_infeasible(farpipe, problem_file):
+    data = json.loads(problem_file.read_text())
+    data["ranks"] = [{"memory_bytes": 1, "static_bytes": 0.5}] * 2
+    problem_file.write_text(json.dumps(data))
+    run = farpipe("schedule", problem_file)
+    assert run.returncode == 4
+    assert "rank 0 would hold 1.50 B at 0F0" in run.stderr
+    assert "^^^" in run.stderr
+
+
+def test_an_output_that_can_not_be_written_is_told(farpipe, problem_file):
+    run = farpipe("schedule", problem_file, "-o", "/proc/none/s.json")
+    assert run.returncode == 6
+    assert "/proc/none/s.json: can't be written" in run.stderr
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_half_written(farpipe, problem_file):
+    run = farpipe("schedule", problem_file, "-o", "/dev/full")
+    assert run.returncode == 6
+    assert "can't be written" in run.stderr
+
+
+def test_a_closed_pipe_is_no_error(problem_file):
+    command = f"{sys.executable} -m farpipe schedule {problem_file} --json --timeline | head -c 1"
+    run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert run.stderr == ""

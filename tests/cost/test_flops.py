@@ -1,0 +1,47 @@
+"""FLOPs of a step, against the published formula."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_jobs import gpt, llama
+from farpipe.cost import flops, step_flops
+from farpipe.cost.flops import Product
+
+
+@given(
+    num_layers=st.integers(1, 200),
+    num_heads=st.integers(1, 160),
+    head_dim=st.integers(1, 256),
+    sequence_length=st.integers(1, 1 << 17),
+    vocab_size=st.integers(1, 300_000),
+    batch=st.integers(1, 4096),
+)
+def test_a_gpt_step_has_the_flops_of_korthikanti(num_layers, num_heads, head_dim, sequence_length, vocab_size, batch):
+    hidden = num_heads * head_dim
+    model = gpt(num_layers, hidden, num_heads, vocab_size, positions="learned", max_sequence_length=sequence_length)
+    published = 72 * batch * num_layers * sequence_length * hidden**2
+    published *= 1 + sequence_length / (6 * hidden) + vocab_size / (12 * hidden * num_layers)
+    assert step_flops(model, sequence_length, batch) == pytest.approx(published, rel=1e-12)
+
+
+def test_grouped_queries_and_gates_are_counted_matrix_by_matrix():
+    model = llama(hidden=6, num_heads=3, head_dim=4, num_kv_heads=1, ffn_hidden=5)
+    linear = 2 * (6 * 12 + 6 * 4 + 6 * 4 + 12 * 6 + 3 * 6 * 5)
+    attention = 2 * 2 * 7 * 12
+    assert flops.layer_flops(model, sequence_length=7) == 7 * (linear + attention)
+
+
+@given(rows=st.integers(1, 999), columns=st.integers(1, 999), depth=st.integers(1, 999))
+def test_both_gradients_of_a_product_cost_as_much_as_the_product(rows, columns, depth):
+    product = Product(rows, columns, depth)
+    assert product.input_grad().flops == product.weight_grad().flops == product.flops
+    assert product.input_grad().elements == product.weight_grad().elements == product.elements
+
+
+@given(tensor=st.sampled_from([1, 2, 4, 8]))
+def test_tensor_parallelism_divides_the_flops(tensor):
+    model = llama()
+    for parts in (flops.attention_linear, flops.mlp_linear, flops.head_linear):
+        whole, part = (sum(p.flops for p in parts(model, 100, t)) for t in (1, tensor))
+        assert part * tensor == pytest.approx(whole)

@@ -1,0 +1,212 @@
+"""From a placed job to the Problem of one step."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost_jobs import A100, layout, llama, placed, site, training, two_sites
+from farpipe.cost import Placement, calibration_of, place_evenly, stage_cost, step_overhead_s, step_problem
+from farpipe.cost.stage import stage_params
+from farpipe.errors import InfeasibleError, InputError
+from farpipe.problem import Problem, is_inter_site
+from farpipe.schedule.library import order
+from farpipe.simulate import simulate
+from farpipe.spec import Cluster
+
+ONE_SITE = Cluster(sites=(site(),))
+LAW = calibration_of(A100)
+
+
+def problem_of(model=None, degrees=None, cluster=ONE_SITE, sites=("a",), **how):
+    model, degrees = model or llama(), degrees or layout()
+    return step_problem(model, training(**how), degrees, placed(model, degrees, sites), cluster)
+
+
+def overhead_of(model=None, degrees=None, cluster=ONE_SITE, sites=("a",), **how):
+    model, degrees = model or llama(), degrees or layout()
+    return step_overhead_s(model, training(**how), degrees, placed(model, degrees, sites), cluster)
+
+
+def test_stages_carry_the_costs_of_their_slices():
+    problem = problem_of(degrees=layout(pipeline=4))
+    model, spec = llama(), training()
+    first, inner, last = (
+        stage_cost(model, spec, layout(pipeline=4), site(), 1, embedding=e, head=h)
+        for e, h in ((True, False), (False, False), (False, True))
+    )
+    for stage, cost in zip(problem.stages, (first, inner, inner, last), strict=True):
+        for name in ("forward_s", "input_grad_s", "weight_grad_s", "activation_bytes", "weight_stash_bytes"):
+            assert getattr(stage, name) == getattr(cost, name)
+    assert problem.num_microbatches == 16
+    assert problem.ranks[1].memory_bytes == A100.memory_bytes
+    assert problem.ranks[1].static_bytes == inner.static_bytes + inner.working_bytes
+
+
+@given(pipeline=st.integers(1, 8), virtual=st.integers(1, 3), tied=st.booleans(), num_layers=st.integers(1, 40))
+def test_the_stages_together_have_all_parameters(pipeline, virtual, tied, num_layers):
+    model = llama(num_layers=num_layers, tied_embeddings=tied)
+    degrees = layout(pipeline=pipeline, virtual=virtual)
+    stages = placed(model, degrees)
+    last = len(stages) - 1
+    total = sum(
+        stage_params(model, stage.num_layers, embedding=i == 0, head=i == last) for i, stage in enumerate(stages)
+    )
+    copy = model.vocab_size * model.hidden if tied and last > 0 else 0
+    assert total == model.num_params + copy
+
+
+def test_virtual_stages_go_round_the_ranks_and_share_their_working_memory():
+    model, degrees = llama(num_layers=8), layout(pipeline=2, virtual=2)
+    problem = problem_of(model, degrees, recompute="full")
+    assert [stage.rank for stage in problem.stages] == [0, 1, 0, 1]
+    first, third = (
+        stage_cost(model, training(recompute="full"), degrees, site(), 2, embedding=e) for e in (True, False)
+    )
+    assert problem.ranks[0].static_bytes == first.static_bytes + third.static_bytes + first.working_bytes
+    assert [hop.forward.link for hop in problem.hops] == ["a:0>a:1", "a:1>a:0", "a:0>a:1"]
+
+
+def test_neighbours_on_one_rank_need_no_link():
+    model, degrees = llama(), layout(pipeline=1, virtual=2)
+    problem = problem_of(model, degrees)
+    assert problem.hops == (None,)
+    assert problem.links == {}
+
+
+def test_links_are_named_after_sites_and_ranks():
+    problem = problem_of(degrees=layout(pipeline=4), cluster=two_sites(), sites=("a", "b"))
+    names = [(hop.forward.link, hop.backward.link) for hop in problem.hops]
+    assert names == [("a:0>a:1", "a:1>a:0"), ("a>b", "b>a"), ("b:2>b:3", "b:3>b:2")]
+    assert [name for name in problem.links if is_inter_site(name)] == ["a>b", "b>a"]
+    assert problem.links["a>b"].bandwidth_bytes_per_s == 1.25e9
+    assert problem.links["b>a"].bandwidth_bytes_per_s == 2.5e9
+    assert problem.links["a:0>a:1"].bandwidth_bytes_per_s == 300e9 * LAW.machine_link_fraction
+
+
+def test_a_message_is_the_residual_stream_and_replicas_cross_together():
+    for data in (1, 4):
+        problem = problem_of(degrees=layout(pipeline=4, data=data), cluster=two_sites(), sites=("a", "b"))
+        message = 2 * 256 * 512 * 2
+        assert problem.hops[0].forward.bytes == message
+        assert problem.hops[1].forward.bytes == problem.hops[1].backward.bytes == data * message
+
+
+def test_sites_without_a_link_are_infeasible():
+    cluster = Cluster(sites=two_sites().sites, links=two_sites().links[:1])
+    with pytest.raises(InfeasibleError, match=r"there is no link from 'b' to 'a'; add it to cluster.links"):
+        problem_of(cluster=cluster, sites=("a", "b"))
+
+
+def test_replicas_reduce_their_gradients_after_the_last_weight_gradient():
+    assert problem_of().sync is None
+    problem = problem_of(degrees=layout(data=4, tensor=2))
+    params = stage_cost(llama(), training(), layout(), site(), 2, embedding=True).num_params
+    assert problem.sync[0].gather is None
+    assert problem.sync[0].reduce.link == "a:0>a:0"
+    assert problem.sync[0].reduce.bytes == pytest.approx(2 * 3 / 4 * params / 2 * 4)
+    assert not is_inter_site("a:0>a:0")
+
+
+def test_zero_1_gathers_parameters_and_scatters_gradients():
+    problem = problem_of(degrees=layout(data=4), zero1=True)
+    params = stage_cost(llama(), training(), layout(), site(), 2, embedding=True).num_params
+    assert problem.sync[0].gather.bytes == pytest.approx(3 / 4 * params * 2)
+    assert problem.sync[0].reduce.bytes == pytest.approx(3 / 4 * params * 4)
+
+
+def test_tied_embeddings_are_exchanged_between_the_first_and_the_last_stage():
+    model = llama(tied_embeddings=True)
+    problem = problem_of(model, layout(pipeline=4), two_sites(), ("a", "b"))
+    assert [sync is None for sync in problem.sync] == [False, True, True, False]
+    assert (problem.sync[0].reduce.link, problem.sync[3].reduce.link) == ("a>b", "b>a")
+    assert problem.sync[0].reduce.bytes == 1000 * 512 * 4
+    assert problem_of(model, layout(pipeline=1)).sync is None
+
+
+def test_behind_the_reduction_of_replicas_the_tied_exchange_is_overhead():
+    degrees = layout(pipeline=2, data=2)
+    tied, untied = (
+        overhead_of(llama(tied_embeddings=tied), degrees, two_sites(), ("a", "b")) for tied in (True, False)
+    )
+    exchange = 0.01 + 2 * 1000 * 512 * 4 / 1.25e9
+    assert tied - untied == pytest.approx(exchange)
+
+
+def test_zero_1_divides_the_optimizer_s_time():
+    plain, divided = (overhead_of(degrees=layout(data=8), zero1=z, clip_norm=None) for z in (False, True))
+    fixed = LAW.step_overhead_s
+    assert divided - fixed == pytest.approx((plain - fixed) / 8)
+
+
+def test_clipping_waits_for_a_round_trip_between_the_sites():
+    on, off = (overhead_of(cluster=two_sites(0.05), sites=("a", "b"), clip_norm=c) for c in (1.0, None))
+    assert on - off == pytest.approx(0.1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        (layout(num_microbatches=5), "data 1 x num_microbatches 5 x microbatch_size 2 is 10 sequences"),
+        (layout(pipeline=3), "placements: expected one per stage, 3, found 2"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_an_input_error(degrees, message):
+    model = llama()
+    with pytest.raises(InputError, match=message):
+        step_problem(model, training(), degrees, placed(model, layout()), ONE_SITE)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            [Placement(0, "a", 0, 2), Placement(1, "a", 3, 4)],
+            r"placements\[1\]: layers 3 to 4 do not continue at layer 2",
+        ),
+        ([Placement(0, "a", 0, 2), Placement(1, "a", 2, 3)], "they hold 3 layers, the model has 4"),
+        ([Placement(0, "a", 0, 2), Placement(0, "a", 2, 4)], "expected ranks 0 to 1"),
+    ],
+)
+def test_slices_must_cover_the_model_in_order(stages, message):
+    with pytest.raises(InputError, match=message):
+        step_problem(llama(), training(), layout(), stages, ONE_SITE)
+
+
+def test_a_rank_has_one_site():
+    stages = place_evenly(["a", "b"], [1, 1, 1, 1])
+    moved = [*stages[:2], Placement(0, "b", 2, 3), stages[3]]
+    with pytest.raises(InputError, match=r"placements\[2\].site: rank 0 is on 'a' already"):
+        step_problem(llama(), training(), layout(virtual=2), moved, two_sites())
+
+
+def test_a_site_with_too_few_devices_is_infeasible():
+    cluster = Cluster(sites=(site(num_devices=8),))
+    with pytest.raises(InfeasibleError, match="site 'a' has 8 devices; 2 ranks x tensor 8 x data 1 need 16"):
+        problem_of(degrees=layout(tensor=8), cluster=cluster)
+
+
+def test_the_problem_survives_its_file(tmp_path):
+    problem = problem_of(degrees=layout(data=2, pipeline=4), cluster=two_sites(), sites=("a", "b"), zero1=True)
+    problem.save(tmp_path / "problem.json")
+    assert Problem.load(tmp_path / "problem.json") == problem
+
+
+def step_s(**parts):
+    problem = problem_of(**parts)
+    return simulate(problem, order("1f1b", problem)).makespan_s
+
+
+@settings(deadline=None)
+@given(latency_s=st.floats(0, 1), factor=st.floats(1, 1000))
+def test_a_faster_link_never_hurts(latency_s, factor):
+    slow, fast = (
+        step_s(cluster=two_sites(s, 1e8 * f, 2e8 * f), sites=("a", "b"))
+        for s, f in ((latency_s, 1), (latency_s / factor, factor))
+    )
+    assert fast <= slow or math.isclose(fast, slow)
+
+
+def test_a_step_over_a_slow_link_takes_longer_than_inside_a_site():
+    assert step_s(cluster=two_sites(), sites=("a", "b")) > step_s() + 2 * 0.01

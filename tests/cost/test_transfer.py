@@ -1,0 +1,59 @@
+"""Collectives and the effective links inside a site."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_jobs import A100, layout, site
+from farpipe.cost import calibration_of, transfer
+
+LAW = calibration_of(A100)
+INSIDE, ACROSS = 300e9 * LAW.machine_link_fraction, 25e9 * LAW.site_link_fraction
+
+
+@given(size=st.integers(2, 512), num_bytes=st.floats(1, 1e12))
+def test_an_all_reduce_moves_what_a_reduce_scatter_and_an_all_gather_move(size, num_bytes):
+    parts = [transfer.ring_bytes(kind, num_bytes, size) for kind in ("reduce-scatter", "all-gather")]
+    assert transfer.ring_bytes("all-reduce", num_bytes, size) == pytest.approx(sum(parts))
+    assert sum(parts) < 2 * num_bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "bandwidth"),
+    [
+        (8, 1, INSIDE),  # one machine
+        (2, 4, INSIDE),
+        (2, 8, ACROSS),  # one member per machine
+        (4, 4, 2 * ACROSS),  # two per machine share two network ports
+        (16, 1, 8 * ACROSS),  # whole machines
+        (3, 16, ACROSS),
+    ],
+)
+def test_a_ring_is_as_fast_as_its_slowest_part(size, stride, bandwidth):
+    assert transfer.ring_way(site(), LAW, size, stride).bandwidth_bytes_per_s == pytest.approx(bandwidth)
+
+
+def test_a_ring_of_one_has_nothing_to_wait_for():
+    assert transfer.ring_way(site(), LAW, 1).latency_s == 0
+    assert transfer.tensor_collective_s(site(), LAW, layout(), 1e9) == 0
+
+
+def test_tensor_parallelism_across_machines_is_slow():
+    inside, across = (transfer.tensor_collective_s(site(), LAW, layout(tensor=t), 1e9) for t in (8, 16))
+    assert across > 1.3 * inside
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "ranks", "bandwidth"),
+    [
+        (2, 2, (0, 1), 2 * INSIDE),  # two ranks of four devices share a machine
+        (2, 2, (1, 2), 2 * ACROSS),
+        (8, 1, (0, 1), 8 * ACROSS),
+        (1, 1, (0, 7), INSIDE),
+        (1, 1, (7, 8), ACROSS),
+    ],
+)
+def test_ranks_talk_inside_their_machine_where_they_can(tensor, data, ranks, bandwidth):
+    for source, target in (ranks, ranks[::-1]):
+        way = transfer.rank_way(site(), LAW, layout(tensor=tensor, data=data), source, target)
+        assert way.bandwidth_bytes_per_s == pytest.approx(bandwidth)

@@ -1,0 +1,129 @@
+"""Jobs to start from, and random ones."""
+
+from hypothesis import strategies as st
+
+from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Model, Pins, Site, Training
+
+PLAIN = """\
+[model]
+preset = "llama-3-8b"
+
+[training]
+sequence_length = 4096
+global_batch = 256
+
+[[cluster.sites]]
+name = "zurich"
+device = "h100"
+num_devices = 8
+
+[[cluster.sites]]
+name = "lugano"
+device = "h100"
+num_devices = 16
+
+[[cluster.links]]
+between = ["zurich", "lugano"]
+latency = "6 ms"
+bandwidth = "100 Gbit/s"
+
+[layout]
+
+[schedule]
+"""
+
+
+def changed(*replacements):
+    """PLAIN with every (old, new) pair replaced once."""
+    text = PLAIN
+    for old, new in replacements:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
+
+
+def added(section, lines):
+    """PLAIN with `lines` at the end of [section]."""
+    return changed((f"[{section}]\n", f"[{section}]\n{lines}\n"))
+
+
+positive = st.floats(1e-9, 1e18)
+words = st.text(min_size=1, max_size=10)
+
+
+@st.composite
+def models(draw):
+    num_kv_heads, group = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    return Model(
+        name=draw(words),
+        num_layers=draw(st.integers(1, 64)),
+        hidden=draw(st.integers(1, 64)) * num_kv_heads * group,
+        num_heads=num_kv_heads * group,
+        num_kv_heads=num_kv_heads,
+        head_dim=2 * draw(st.integers(1, 64)),
+        ffn_hidden=draw(st.integers(1, 4096)),
+        gated_mlp=draw(st.booleans()),
+        vocab_size=draw(st.integers(256, 100_000)),
+        tied_embeddings=draw(st.booleans()),
+        norm=draw(st.sampled_from(["rmsnorm", "layernorm"])),
+        positions=draw(st.sampled_from(["rotary", "learned"])),
+        max_sequence_length=4096,
+        bias=draw(st.booleans()),
+    )
+
+
+@st.composite
+def trainings(draw):
+    microbatch_size = draw(st.integers(1, 8))
+    return Training(
+        sequence_length=draw(st.integers(1, 4096)),
+        global_batch=microbatch_size * draw(st.integers(1, 64)),
+        microbatch_size=draw(st.sampled_from([None, microbatch_size])),
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        zero1=draw(st.booleans()),
+        learning_rate=draw(positive),
+        betas=(draw(st.floats(0, 0.999)), draw(st.floats(0, 0.999))),
+        clip_norm=draw(st.none() | positive),
+    )
+
+
+@st.composite
+def sites(draw, name):
+    local_links = st.builds(LocalLink, latency_s=st.floats(0, 1), bandwidth_bytes_per_s=positive)
+    devices_per_machine = draw(st.integers(1, 8))
+    return Site(
+        name=name,
+        device=Device(
+            name=draw(words),
+            peak_flops={precision: draw(positive) for precision in ("bf16", "fp16", "fp32")},
+            memory_bytes=draw(st.floats(1e12, 1e15)),
+            memory_bandwidth_bytes_per_s=draw(positive),
+            power_w=draw(st.none() | positive),
+        ),
+        num_devices=devices_per_machine * draw(st.integers(1, 8)),
+        devices_per_machine=devices_per_machine,
+        machine_link=draw(local_links),
+        site_link=draw(local_links),
+    )
+
+
+@st.composite
+def jobs(draw):
+    names = draw(st.lists(st.sampled_from(["a", "b2", "Zürich", "x.y-z", "_"]), min_size=1, max_size=4, unique=True))
+    pairs = [(source, target) for source in names for target in names if source != target]
+    ends = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    links = [
+        Link(source=a, target=b, latency_s=draw(st.floats(0, 10)), bandwidth_bytes_per_s=draw(positive))
+        for a, b in ends
+    ]
+    return Job(
+        model=draw(models()),
+        training=draw(trainings()),
+        cluster=Cluster(sites=tuple(draw(sites(name)) for name in names), links=tuple(links)),
+        data=Data(source=draw(words)),
+        layout=Pins(sites=draw(st.none() | st.just(tuple(reversed(names)))), pipeline=draw(st.none() | st.just(1)))
+        if len(names) == 1
+        else Pins(),
+        schedule=draw(st.none() | st.sampled_from(["1f1b", "greedy"])),
+    )

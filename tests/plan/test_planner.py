@@ -1,0 +1,183 @@
+import json
+
+import pytest
+
+from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.plan import Plan, make_plan
+from farpipe.plan.candidates import candidates
+from farpipe.plan.evaluate import Evaluated, Rejected, evaluate, fastest_possible_s
+from farpipe.plan.orders import best_order, try_orders
+from farpipe.plan.planner import search
+from farpipe.plan.remedy import changes
+from farpipe.schedule import check
+from farpipe.schedule.bounds import lower_bound_s
+from farpipe.simulate import simulate
+from plan.jobs import both_ways, device, job, site
+
+
+def two_sites(pipeline=None, **options):
+    return job([site("a"), site("b")], both_ways("a", "b", **options), pipeline=pipeline)
+
+
+def test_the_plan_is_the_best_of_all_candidates():
+    request = two_sites()
+    plan = make_plan(request)
+    results = [evaluate(request, candidate, {}) for candidate in candidates(request)]
+    assert plan.prediction.step_s == min(r.step_s for r in results if isinstance(r, Evaluated))
+    assert len(results) > 50
+
+
+def test_what_is_predicted_is_what_is_simulated():
+    plan = make_plan(two_sites())
+    check(plan.problem, plan.schedule)
+    timeline = simulate(plan.problem, plan.schedule)
+    assert timeline.makespan_s == plan.prediction.makespan_s >= lower_bound_s(plan.problem)
+    assert plan.prediction.step_s == plan.prediction.makespan_s + plan.prediction.overhead_s
+    assert max(plan.prediction.peak_memory_bytes) <= device().memory_bytes
+
+
+def test_no_candidate_beats_its_bound():
+    request = two_sites()
+    for candidate in candidates(request):
+        result = evaluate(request, candidate, {})
+        if isinstance(result, Evaluated):
+            assert result.step_s >= fastest_possible_s(request, candidate, {}) * (1 - 1e-9)
+
+
+def test_layers_add_up_and_every_stage_is_placed():
+    plan = make_plan(two_sites())
+    assert sum(p.num_layers for p in plan.placements) == 8
+    assert [p.first_layer for p in plan.placements[1:]] == [p.end_layer for p in plan.placements[:-1]]
+    assert set(plan.sites) <= {"a", "b"}
+
+
+def test_a_second_site_over_a_bad_link_does_not_help_and_that_is_said():
+    plan = make_plan(two_sites(latency_s=0.5, gbit_per_s=0.1))
+    assert set(plan.sites) == {"a"} or set(plan.sites) == {"b"}
+    assert any("A second site does not help" in line for line in plan.advice)
+    assert any("more waiting for messages between sites" in choice.reason for choice in plan.runners_up)
+
+
+def test_a_slow_link_in_use_is_called_the_wall():
+    plan = make_plan(job([site("a", 1), site("b", 1)], both_ways("a", "b", gbit_per_s=0.2), sites=("a", "b")))
+    wall = next(line for line in plan.advice if "is the wall" in line)
+    assert "from" in wall
+    assert "Gbit/s on it would not be" in wall
+
+
+def test_a_slower_device_gets_fewer_layers():
+    slow = site("b", 1, device("v100-32gb", flops=125e12))
+    plan = make_plan(job([site("a", 1), slow], both_ways("a", "b"), sites=("a", "b"), pipeline=2))
+    first, second = plan.placements
+    assert first.num_layers > second.num_layers
+
+
+def test_pins_are_kept():
+    request = job(
+        [site("a"), site("b")],
+        both_ways("a", "b"),
+        schedule="1f1b",
+        pipeline=2,
+        data=2,
+        tensor=2,
+        sites=("b", "a"),
+        layers=(5, 3),
+        num_microbatches=4,
+    )
+    plan = make_plan(request)
+    assert (plan.layout.pipeline, plan.layout.data, plan.layout.tensor) == (2, 2, 2)
+    assert (plan.layout.num_microbatches, plan.layout.microbatch_size) == (4, 2)
+    assert plan.sites == ("b", "a")
+    assert [p.num_layers for p in plan.placements] == [5, 3]
+    assert plan.schedule.method == "1f1b"
+
+
+def test_virtual_stages_are_planned_when_pinned():
+    plan = make_plan(job([site("a")], pipeline=4, virtual=2, num_microbatches=16, schedule="interleaved"))
+    assert len(plan.placements) == 8
+    assert plan.schedule.method == "interleaved"
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "remedy"),
+    [
+        (1.6, 'training.recompute = "full"'),
+        (1.2, "no pin layout.num_microbatches"),
+        (0.8, "devices with 2 GiB of memory"),
+    ],
+)
+def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gib, remedy):
+    tight = job([site("a", on=device(memory_gib=memory_gib))], pipeline=4, data=1, tensor=1, num_microbatches=4)
+    with pytest.raises(InfeasibleError) as caught:
+        make_plan(tight)
+    assert "no layout of this job works; nearest: a: pipeline 4" in str(caught.value)
+    assert str(caught.value).endswith(f"smallest change that works: {remedy}")
+    changed = next(changed for name, changed in changes(tight) if name == remedy)
+    assert make_plan(changed).prediction.step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ({"pipeline": 8}, "needs 8 devices, the cluster has 4; add 4 devices or pin less"),
+        ({"pipeline": 2, "tensor": 4}, "needs 8 devices, the cluster has 4; add 4 devices or pin less"),
+    ],
+)
+def test_too_few_devices_for_the_pins_are_told(pins, message):
+    with pytest.raises(InfeasibleError, match=message):
+        make_plan(job([site("a")], **pins))
+
+
+def test_sites_without_a_link_are_used_one_at_a_time():
+    plan = make_plan(job([site("a"), site("b", 8)]))
+    assert set(plan.sites) == {"b"}
+
+
+def test_every_order_of_sites_is_told_of():
+    evaluated, rejected = search(two_sites(), {})
+    assert {e.candidate.order for e in evaluated} == {("a",), ("b",), ("a", "b"), ("b", "a")}
+    assert all(isinstance(r, Rejected) for r in rejected)
+
+
+def test_json_survives_a_round_trip_and_is_strict(tmp_path):
+    plan = make_plan(two_sites(pipeline=2))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    data = json.loads(plan.to_json())
+    for change, message in [
+        ({"format": "farpipe/plan/9"}, "format"),
+        ({"layuot": 1}, "layuot: unknown key; did you mean 'layout'"),
+        ({"schedule": {"format": "farpipe/schedule/1"}}, "schedule: method: missing"),
+        ({"problem": data["problem"] | {"hops": []}}, "problem: hops: expected one entry per adjacent stage pair"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            Plan.from_json(json.dumps(data | change))
+
+
+def test_a_plan_whose_schedule_was_tampered_with_is_refused():
+    data = json.loads(make_plan(two_sites()).to_json())
+    data["schedule"]["ranks"][0].pop()
+    with pytest.raises(InputError, match="breaks rule 3"):
+        Plan.from_json(json.dumps(data))
+
+
+def test_repr_tells_what_runs_where():
+    text = repr(make_plan(two_sites()))
+    assert "Plan for small: pipeline" in text
+    assert "stage 0: rank 0 at" in text
+
+
+def test_auto_is_never_worse_than_any_order_that_fits():
+    problem = make_plan(two_sites(latency_s=0.05)).problem
+    _, timeline = best_order(problem)
+    outcomes = try_orders(problem)
+    assert timeline.makespan_s == min(o.timeline.makespan_s for o in outcomes if o.timeline)
+    with pytest.raises(UsageError, match="did you mean '1f1b'"):
+        best_order(problem, "1f1")
+
+
+def test_progress_is_told():
+    calls = []
+    make_plan(two_sites(), progress=lambda done, total: calls.append((done, total)))
+    assert calls[0][0] == 0
+    assert all(done < total for done, total in calls)

@@ -1,0 +1,166 @@
+import dataclasses
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from farpipe.report import Panel, draw_gantt, draw_small_multiples
+from farpipe.report.gantt_frame import MAX_BOXES, choose_frame, spaced
+from farpipe.simulate import simulate
+from farpipe.simulate.timeline import MESSAGE_DTYPE
+from report.steps import as_measured, play, sites_of, two_sites
+from strategies import problems_with_schedules
+
+SVG = "{http://www.w3.org/2000/svg}"
+SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ACTION = re.compile(r"\d+[FIWB]\d+ · ")
+
+
+def parsed(figure):
+    return ElementTree.fromstring(figure.svg())
+
+
+def boxes(tree, pattern):
+    """(title, element) of every box whose title matches."""
+    found = [(rect.findtext(f"{SVG}title") or "", rect) for rect in tree.iter(f"{SVG}rect")]
+    return [(title, rect) for title, rect in found if re.match(pattern, title)]
+
+
+def texts(tree):
+    return ["".join(element.itertext()) for element in tree.iter(f"{SVG}text")]
+
+
+def test_every_action_has_a_box_as_long_as_it_lasts():
+    timeline = play(two_sites(2, 3))
+    panel = Panel("predicted", timeline)
+    scale = choose_frame([panel], None, "").scale
+    drawn = {title.split(" · ")[0]: rect for title, rect in boxes(parsed(draw_gantt([panel])), ACTION)}
+    assert len(drawn) == len(timeline.actions)
+    for action in timeline.actions:
+        rect = drawn[timeline.label(action)]
+        assert float(rect.get("x")) == pytest.approx(scale(action["start_s"]), abs=0.01)
+        end = float(rect.get("x")) + float(rect.get("width"))
+        assert end == pytest.approx(scale(action["end_s"]), abs=0.75)  # a seam is left between neighbours
+        assert rect.get("class") == timeline.label(action)[1] + "0"
+
+
+def test_titles_tell_start_end_and_duration():
+    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(2, 1)))]))
+    titles = [title for title, _ in boxes(tree, "")]
+    assert "1F0 · 1.75 s to 2.75 s (1 s)" in titles
+    assert "waits 750 ms for east>west" in titles
+    on_link = "on the link 1 s to 1.25 s (250 ms) · arrives at 1.75 s"
+    assert f"forward of stage 0, microbatch 0, rank 0 to rank 1 · 1 B · {on_link}" in titles
+
+
+def test_predicted_and_measured_stand_on_one_time_axis():
+    problem = two_sites(2, 2)
+    fast, slow = play(problem), as_measured(play(two_sites(2, 2, latency_s=4.0)))
+    tree = parsed(draw_gantt([Panel("predicted", fast), Panel("measured", slow)]))
+    starts = [float(rect.get("x")) for title, rect in boxes(tree, r"0F1 ")]
+    assert starts[0] == starts[1]
+    assert texts(tree).count("0") == 1 + 2 * 4  # one axis that begins at 0; microbatch 0 in F and B of both ranks
+
+
+def test_virtual_stages_have_their_own_shade_and_the_legend_says_so():
+    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(2, 2, per_rank=2), "interleaved"))]))
+    assert {rect.get("class") for _, rect in boxes(tree, r"[01]F")} == {"F0"}
+    assert {rect.get("class") for _, rect in boxes(tree, r"[23]F")} == {"F1"}
+    assert "lighter: a later stage of its rank" in texts(tree)
+
+
+def test_a_wait_between_sites_is_hatched_unlike_one_inside_a_site():
+    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(4, 4)), sites_of(4))], key="k"))
+    fills = {title.split(" for ")[1]: rect.get("fill") for title, rect in boxes(tree, "waits ")}
+    assert fills["east>west"] == fills["west>east"] == "url(#k-across)"
+    patterns = {pattern.get("id") for pattern in tree.iter(f"{SVG}pattern")}
+    assert patterns == {"k-across", "k-inside"}
+
+
+def test_the_site_of_ranks_is_named_once():
+    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(4, 2)), sites_of(4))]))
+    named = [text.removeprefix(site) for site in ("east", "west") for text in texts(tree) if text == site + site]
+    assert len(named) == 2  # as text and as its title
+
+
+def test_names_from_users_are_escaped():
+    tree = parsed(draw_gantt([Panel("<script>alert(1)</script>", play(two_sites(2, 1)), ("<b>", "&"))]))
+    assert "<script>alert(1)</script>" in texts(tree)
+    assert not list(tree.iter(f"{SVG}script"))
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(64, 1024), (8, 1024), (2, 4096)])
+def test_a_huge_step_is_cut_to_a_window_and_the_picture_says_so(num_ranks, num_microbatches):
+    panel = Panel("predicted", play(two_sites(num_ranks, num_microbatches)))
+    figure = draw_gantt([panel, dataclasses.replace(panel, title="measured")])
+    tree = parsed(figure)
+    assert (
+        200 < len(boxes(tree, ACTION)) <= 2 * (MAX_BOXES + num_ranks)
+    )  # and what is already running when the window begins
+    assert len(figure.svg()) < 1_200_000
+    assert any(text.startswith("Drawn: ") and "strip below" in text for text in texts(tree))
+    assert "Whole step: share of the ranks that compute" in texts(tree)
+
+
+def test_a_huge_number_of_ranks_is_thinned_and_the_picture_says_so():
+    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(200, 1)))]))
+    assert len([text for text in texts(tree) if re.fullmatch(r"rank \d+", text)]) == 64
+    assert "Drawn: 64 of 200 ranks, evenly spaced." in texts(tree)
+    assert "Not drawn: 396 more links inside sites that carried messages." in texts(tree)
+
+
+def test_a_small_step_is_drawn_whole():
+    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(1, 1)))]))
+    assert [title.split(" · ")[0] for title, _ in boxes(tree, ACTION)] == ["0F0", "0B0"]
+    assert not [text for text in texts(tree) if "Drawn" in text or "Not drawn" in text]
+
+
+def test_a_window_shows_what_touches_it():
+    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(1, 3)))], window=(1.5, 4.0)))
+    assert [title.split(" · ")[0] for title, _ in boxes(tree, ACTION)] == ["0B0", "0F1", "0B1"]
+    assert any("Drawn: 1.50 s to 4.00 s of 7.50 s" in text for text in texts(tree))
+
+
+def test_a_timeline_in_which_nothing_happened_can_be_drawn():
+    empty = dataclasses.replace(play(two_sites(1, 1)), actions=np.empty(0, play(two_sites(1, 1)).actions.dtype))
+    assert "rank 0" in texts(parsed(draw_gantt([Panel("predicted", empty)])))
+
+
+def test_messages_that_share_a_link_at_the_same_time_lie_beside_each_other():
+    timeline = play(two_sites(2, 2))
+    messages = timeline.messages.copy()
+    messages["end_s"] += 5.0
+    shared = dataclasses.replace(timeline, messages=messages.astype(MESSAGE_DTYPE))
+    rows = boxes(parsed(draw_gantt([Panel("measured", as_measured(shared))])), "forward of")
+    assert len({rect.get("y") for _, rect in rows}) == 2
+
+
+def test_small_multiples_have_one_axis_and_no_links():
+    problem = two_sites(4, 8)
+    panels = [Panel(name, play(problem, name), text="a < b") for name in ("gpipe", "1f1b", "eager")]
+    tree = parsed(draw_small_multiples(panels))
+    assert len(boxes(tree, ACTION)) == 3 * len(panels[0].timeline.actions)
+    assert not boxes(tree, "forward of")
+    assert [text for text in texts(tree) if text in ("gpipegpipe", "1f1b1f1b", "eagereager")]
+    assert parsed(draw_small_multiples(panels)).get("height") < parsed(draw_gantt(panels)).get("height")
+
+
+@SOME
+@given(problems_with_schedules())
+def test_any_step_becomes_a_picture_within_its_borders(step):
+    figure = draw_gantt([Panel("predicted", simulate(*step)), Panel("measured", simulate(*step))])
+    tree = parsed(figure)
+    assert len(boxes(tree, ACTION)) == 2 * step[1].num_actions
+    for rect in tree.iter(f"{SVG}rect"):
+        assert 0 <= float(rect.get("x", 0)) + float(rect.get("width")) <= figure.width + 0.5
+    assert "NaN" not in figure.svg()
+    assert "nan" not in figure.svg()
+
+
+def test_spaced_numbers_include_both_ends():
+    assert spaced(5, 64) == (0, 1, 2, 3, 4)
+    assert spaced(200, 64)[0] == 0
+    assert spaced(200, 64)[-1] == 199
+    assert len(spaced(200, 64)) == 64

@@ -1,0 +1,89 @@
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from farpipe.report import (
+    ComparisonRow,
+    PlanRow,
+    TableView,
+    comparison_table,
+    plan_table,
+    step_row,
+    step_time_table,
+    to_rich,
+)
+from farpipe.report.summary import comparison_view, step_time_view
+from report.steps import run_view
+
+
+def printed(table):
+    out = io.StringIO()
+    Console(file=out, width=160).print(table)
+    return out.getvalue().replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_first_step_does_not_count_and_the_overhead_does():
+    row = step_row(run_view(num_steps=4))
+    assert row.measured_s == 2.0  # the first step took 6 s
+    assert row.predicted_s == run_view().predicted.makespan_s + 0.25
+    assert row.error == pytest.approx(row.predicted_s / 2.0 - 1)
+    assert (row.first_loss, row.last_loss) == (5.0, 1.25)
+
+
+def test_without_metrics_the_measured_timeline_counts():
+    view = dataclasses.replace(run_view(num_steps=2), metrics=())
+    row = step_row(view)
+    assert row.measured_s == view.measured.makespan_s + 0.25
+    assert row.bubble_ratio == view.measured.bubble_ratio
+    assert row.exposed_inter_site_s == pytest.approx(view.measured.exposed_s[:, 0].mean())
+    assert row.tokens_per_s is None
+
+
+def test_what_was_only_predicted_has_no_measured_columns():
+    view = step_time_view([step_row(run_view())])
+    assert view.columns == ("run", "predicted step", "bubble", "waits between sites", "waits inside sites")
+    assert "Measured" not in view.note
+
+
+def test_the_step_time_table_shows_prediction_and_measurement():
+    text = printed(step_time_table([step_row(run_view(num_steps=4)), step_row(run_view(method="gpipe", num_steps=4))]))
+    for part in ("predicted step", "measured step", "1f1b", "gpipe", "5.000 → 1.250", "waits between sites"):
+        assert part in text
+
+
+def test_schedules_are_compared_with_the_best():
+    rows = [
+        ComparisonRow("a", 2.0, 0.1, 0.0, 0.0, 2.0**30),
+        ComparisonRow("b", 3.0),
+        ComparisonRow("c", obstacle="no [x]"),
+    ]
+    view = comparison_view(rows)
+    assert [row[2].replace("\N{NO-BREAK SPACE}", " ") for row in view.rows] == ["best", "+50.0 %", "–"]
+    assert view.chosen == 0
+    assert "no [x]" in printed(comparison_table(rows))
+
+
+def test_where_nothing_stands_in_the_way_there_is_no_remark():
+    assert comparison_view([ComparisonRow("a", 2.0)]).columns[-1] == "peak memory"
+
+
+def test_a_plan_and_its_runners_up_say_why():
+    text = printed(
+        plan_table(
+            [
+                PlanRow("4 x 1", "a, b", "1f1b", 1.5, 2e9, "chosen", True),
+                PlanRow("2 x 2", "b", "", None, None, "too big"),
+            ]
+        )
+    )
+    assert "1.50 s" in text
+    assert "too big" in text
+
+
+def test_brackets_in_a_table_are_shown_as_they_are():
+    text = printed(to_rich(TableView("[red]t", ("[b]",), (("[/x] [bold]",),), note="n")))
+    assert "[/x] [bold]" in text
+    assert "[b]" in text
+    assert "[red]t" in text

@@ -1,0 +1,127 @@
+import dataclasses
+import json
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from farpipe.report import write_trace
+from farpipe.report.trace import trace
+from farpipe.simulate import simulate
+from report.steps import as_measured, play, two_sites
+from strategies import problems_with_schedules
+
+SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+KEYS = {
+    "M": {"ph", "name", "pid", "tid", "args"},
+    "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "s": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
+    "t": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
+    "f": {"ph", "name", "cat", "id", "pid", "tid", "ts", "bp"},
+}
+
+
+def nanoseconds(event):
+    start = round(event["ts"] * 1000)
+    return start, start + round(event.get("dur", 0) * 1000)
+
+
+def check_strictly(data):
+    """Everything that a viewer relies on."""
+    assert set(data) == {"traceEvents", "displayTimeUnit"}
+    events = json.loads(json.dumps(data, allow_nan=False))["traceEvents"]
+    tracks, arrows = defaultdict(list), defaultdict(list)
+    names = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    groups = {e["pid"] for e in events if e["name"] == "process_name"}
+    for event in events:
+        assert set(event) == KEYS[event["ph"]]
+        assert event["pid"] in groups
+        if event["ph"] == "M":
+            continue
+        assert (event["pid"], event["tid"]) in names
+        assert isinstance(event["ts"], float)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            tracks[event["pid"], event["tid"]].append(nanoseconds(event))
+        else:
+            arrows[event["id"]].append(event)
+    timed = [event["ts"] for event in events if event["ph"] != "M"]
+    assert timed == sorted(timed)
+    for spans in tracks.values():
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    for arrow in arrows.values():
+        assert [event["ph"] for event in arrow] in (["s", "f"], ["s", "t", "f"])
+        assert arrow[-1]["bp"] == "e"
+        assert len({(event["cat"], event["name"], event["pid"]) for event in arrow}) == 1
+        for event in arrow:
+            at, _ = nanoseconds(event)
+            assert any(start <= at < max(end, start + 1) for start, end in tracks[event["pid"], event["tid"]])
+    return events, arrows
+
+
+@SOME
+@given(problems_with_schedules())
+def test_the_trace_of_any_step_keeps_the_rules_of_its_format(step):
+    timeline = simulate(*step)
+    events, arrows = check_strictly(trace({"predicted": timeline, "measured": as_measured(timeline)}))
+    assert len(arrows) == 2 * len(timeline.messages)
+    slices = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
+    actions = [event for event in slices if event["tid"] <= timeline.num_ranks and not event["cat"].startswith("wait")]
+    assert len(actions) == len(timeline.actions)
+
+
+def test_an_arrow_goes_from_the_action_over_the_link_to_the_action():
+    data = trace({"predicted": play(two_sites(2, 1))})
+    _, arrows = check_strictly(data)
+    tracks = {e["tid"]: e["args"]["name"] for e in data["traceEvents"] if e["name"] == "thread_name"}
+    forward, backward = arrows.values()
+    assert [tracks[event["tid"]] for event in forward] == ["rank 0", "east>west", "rank 1"]
+    assert [tracks[event["tid"]] for event in backward] == ["rank 1", "west>east", "rank 0"]
+    assert [event["ts"] for event in forward] == [999999.999, 1e6, 1.75e6]
+
+
+def test_collectives_are_tied_to_the_first_and_last_action_of_their_stage():
+    data = trace({"predicted": play(two_sites(2, 2, sync=True))})
+    _, arrows = check_strictly(data)
+    assert len(arrows) == 4 + 4  # two messages each way, a gather and a reduce per stage
+
+
+def test_waits_between_sites_can_be_told_from_those_inside():
+    waits = {e["cat"] for e in trace({"p": play(two_sites(4, 4))})["traceEvents"] if e["name"].startswith("wait")}
+    assert waits == {"wait between sites", "wait inside a site"}
+
+
+def test_messages_that_share_a_link_get_tracks_of_their_own():
+    timeline = play(two_sites(2, 3))
+    messages = timeline.messages.copy()
+    messages["end_s"] += 3.0
+    data = trace({"measured": dataclasses.replace(as_measured(timeline), messages=messages)})
+    check_strictly(data)
+    names = [event["args"]["name"] for event in data["traceEvents"] if event["name"] == "thread_name"]
+    assert "east>west (2)" in names
+
+
+def test_an_arrow_that_would_point_into_the_past_is_left_out():
+    timeline = play(two_sites(2, 1))
+    messages = timeline.messages.copy()
+    messages["start_s"][0] += 100.0
+    messages["end_s"][0] += 100.0
+    _, arrows = check_strictly(trace({"measured": dataclasses.replace(as_measured(timeline), messages=messages)}))
+    assert len(arrows) == 1
+
+
+def test_the_file_is_json_with_a_group_per_timeline(tmp_path):
+    timeline = play(two_sites(2, 2))
+    write_trace({"predicted": timeline, "measured": as_measured(timeline)}, tmp_path / "trace.json")
+    data = json.loads((tmp_path / "trace.json").read_text())
+    groups = [event["args"]["name"] for event in data["traceEvents"] if event["name"] == "process_name"]
+    assert groups == ["predicted", "measured"]
+
+
+@pytest.mark.parametrize("field", ["actions", "messages"])
+def test_a_timeline_without_actions_or_messages_has_a_trace(field):
+    timeline = play(two_sites(2, 1))
+    bare = dataclasses.replace(timeline, **{field: getattr(timeline, field)[:0]})
+    events = trace({"p": bare})["traceEvents"]
+    assert not [event for event in events if event["ph"] in "stf"]

@@ -1,0 +1,66 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from farpipe.problem import is_inter_site
+from farpipe.report.causes import inputs, makers, users
+from farpipe.report.waits import waits
+from farpipe.simulate import simulate
+from report.steps import play, two_sites
+from strategies import problems_with_schedules
+
+MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def added_up(timeline):
+    exposed = np.zeros((timeline.num_ranks, 2))
+    for wait in waits(timeline):
+        inside = wait["link"] < 0 or not is_inter_site(timeline.links[wait["link"]])
+        exposed[wait["rank"], int(inside)] += wait["end_s"] - wait["start_s"]
+    return exposed
+
+
+@MANY
+@given(problems_with_schedules())
+def test_the_waits_add_up_to_the_exposed_time_of_the_timeline(step):
+    timeline = simulate(*step)
+    assert added_up(timeline) == pytest.approx(timeline.exposed_s)
+
+
+@MANY
+@given(problems_with_schedules())
+def test_a_rank_never_waits_while_it_computes_or_waits_already(step):
+    timeline = simulate(*step)
+    for rank in range(timeline.num_ranks):
+        rows = [timeline.actions[timeline.actions["rank"] == rank], *[w for w in [waits(timeline)] if len(w)]]
+        spans = [(r["start_s"], r["end_s"]) for part in rows for r in part[part["rank"] == rank]]
+        spans = sorted(span for span in spans if span[1] > span[0])
+        assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
+
+
+@MANY
+@given(problems_with_schedules())
+def test_messages_are_tied_to_the_actions_that_made_and_used_them(step):
+    timeline = simulate(*step)
+    messages, actions = timeline.messages, timeline.actions
+    own = messages["microbatch"] >= 0
+    made, used = makers(timeline), users(timeline)
+    assert (made[own] >= 0).all()
+    assert (used[own] >= 0).all()
+    assert (made[~own] == -1).all()
+    assert actions["end_s"][made[own]] == pytest.approx(messages["ready_s"][own])
+    assert (actions["start_s"][used[own]] >= messages["arrival_s"][own] - 1e-9).all()
+    assert (inputs(timeline)[used[own]] == np.flatnonzero(own)).all()
+
+
+def test_the_wait_for_the_far_site_begins_when_the_message_is_ready():
+    timeline = play(two_sites(2, 1))
+    (first, *_) = waits(timeline)[waits(timeline)["rank"] == 1]
+    assert (first["start_s"], first["end_s"]) == (1.0, 1.75)  # F ends at 1, 0.25 s on the link, 0.5 s on the way
+    assert timeline.links[first["link"]] == "east>west"
+
+
+def test_a_timeline_without_messages_has_no_waits():
+    assert len(waits(play(two_sites(1, 3)))) == 0

@@ -1,0 +1,173 @@
+import json
+import math
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from farpipe.errors import InputError, RunError
+from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.runtime.executor import StepEvents, message_table
+from farpipe.runtime.metrics import MetricsFile, Summary, num_warm_up_steps, summarise
+from farpipe.runtime.recorder import Recorder
+from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.step_report import Assembler, StepReport, step_metrics
+from farpipe.schedule import Schedule
+from farpipe.simulate import simulate
+from farpipe.simulate.timeline import Timeline
+from in_process import InProcessPeers, Switchboard
+
+MS = 1_000_000
+
+PROBLEM = Problem(
+    num_microbatches=2,
+    ranks=(Rank(), Rank()),
+    stages=tuple(Stage(rank=r, forward_s=0.01, input_grad_s=0.01, weight_grad_s=0.01) for r in range(2)),
+    links={
+        "a>b": Link(latency_s=0.005, bandwidth_bytes_per_s=1e6),
+        "b>a": Link(latency_s=0.007, bandwidth_bytes_per_s=1e6),
+    },
+    hops=(Hop(forward=Transfer(link="a>b", bytes=(1000, 2000)), backward=Transfer(link="b>a", bytes=3000)),),
+)
+SCHEDULE = Schedule.from_text(["0F0 0F1 0B0 0I1 0W1", "1F0 1B0 1F1 1B1"], 2)
+
+
+def played(step=0, skew_ns=(0, 0), slower=1.0):
+    """The reports of two ranks that did exactly what the simulator says, seen on clocks that differ by `skew_ns`."""
+    predicted = simulate(PROBLEM, SCHEDULE)
+    stamp = lambda seconds, rank: round(seconds * slower * 1e9) + 5 * MS + skew_ns[rank]  # noqa: E731
+    reports = []
+    for rank in range(2):
+        actions = [(a["start_s"], a["end_s"]) for a in predicted.actions if a["rank"] == rank]
+        arrived = sorted((m for m in predicted.messages if m["target"] == rank), key=lambda m: m["arrival_s"])
+        messages = [
+            (
+                *(stamp(m[name], int(m["source"])) for name in ("ready_s", "start_s", "end_s")),
+                stamp(m["arrival_s"], rank),
+                int(m["bytes"]),
+            )
+            for m in arrived
+        ]
+        table = np.array([[stamp(t, rank) for t in row] for row in actions], np.int64)
+        events = StepEvents(table, message_table(messages))
+        loss = 2.5 if rank == 1 else math.nan
+        reports.append(StepReport(step, skew_ns[rank], 100 * MS + skew_ns[rank], loss, 1.5, events, message_table([])))
+    return reports
+
+
+def test_reports_survive_the_way_to_rank_0():
+    report = played()[1]
+    found = StepReport.unpack(report.pack())
+    assert (found.step, found.begin_ns, found.end_ns, found.loss, found.grad_norm) == (0, 0, 100 * MS, 2.5, 1.5)
+    assert np.array_equal(found.events.actions, report.events.actions)
+    assert np.array_equal(found.events.messages, report.events.messages)
+
+
+@pytest.mark.parametrize("skew_ns", [(0, 0), (0, 987_654_321), (0, -3_000_000_000)])
+def test_a_run_that_does_what_was_predicted_is_measured_as_predicted(skew_ns):
+    predicted = simulate(PROBLEM, SCHEDULE)
+    measured = Assembler(PROBLEM, SCHEDULE).timeline(played(skew_ns=skew_ns), skew_ns)
+    assert measured.source == "measured"
+    assert measured.makespan_s == pytest.approx(predicted.makespan_s, abs=1e-8)
+    assert measured.bubble_ratio == pytest.approx(predicted.bubble_ratio, abs=1e-6)
+    assert measured.exposed_s == pytest.approx(predicted.exposed_s, abs=1e-8)
+    assert measured.link_bytes() == predicted.link_bytes() == {"a>b": 3000, "b>a": 6000}
+    for name in ("rank", "stage", "kind", "microbatch"):
+        assert np.array_equal(measured.actions[name], predicted.actions[name])
+    key = ["kind", "stage", "microbatch"]
+    assert np.array_equal(np.sort(measured.messages, order=key)[key], np.sort(predicted.messages, order=key)[key])
+
+
+def test_one_line_of_metrics():
+    reports = played()
+    line = step_metrics(Assembler(PROBLEM, SCHEDULE).timeline(reports, (0, 0)), reports, tokens=50)
+    predicted = simulate(PROBLEM, SCHEDULE)
+    assert line["loss"] == 2.5
+    assert line["grad_norm"] == 1.5
+    assert line["step_s"] == pytest.approx(0.1)
+    assert line["tokens_per_s"] == pytest.approx(500)
+    assert line["exposed_inter_site_s"] == pytest.approx(predicted.exposed_s[:, 0].mean(), abs=1e-8)
+    assert line["exposed_inter_site_max_s"] == pytest.approx(predicted.exposed_s[:, 0].max(), abs=1e-8)
+    assert line["exposed_intra_site_s"] == 0
+    assert json.loads(json.dumps(line)) == line
+
+
+def make_recorder(folder, num_steps=5):
+    run = RunSpec(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "b"), num_steps=num_steps, device="sleep")
+    board = Switchboard(2)
+    return Recorder(run, folder, InProcessPeers(board, 0)), [InProcessPeers(board, rank) for rank in range(2)]
+
+
+def post(peers, reports):
+    for rank, report in reversed([*enumerate(reports)]):
+        peers[rank].post(0, "step reports", report.pack())
+
+
+def test_the_timeline_is_that_of_the_median_step(tmp_path):
+    recorder, peers = make_recorder(tmp_path)
+    for step, slower in enumerate([9, 9, 3, 1, 2]):
+        post(peers, played(step, slower=slower))
+        recorder.collect()
+    summary = recorder.finish(5)
+    expected = 2 * simulate(PROBLEM, SCHEDULE).makespan_s
+    assert summary.num_warm_up_steps == 2
+    assert summary.timeline_step == 4
+    assert summary.makespan_s == pytest.approx(expected, abs=1e-8)
+    assert Timeline.load(tmp_path / "timeline.json").makespan_s == pytest.approx(expected, abs=1e-8)
+
+
+def test_steps_are_written_while_the_run_goes_on(tmp_path):
+    recorder, peers = make_recorder(tmp_path)
+    post(peers, played(0))
+    post(peers, played(1)[1:])
+    recorder.collect()
+    recorder.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0], "step 1 lacks the report of a rank"
+    assert not (tmp_path / "summary.json").exists()
+
+
+@contextmanager
+def files_no_larger_than(num_bytes):
+    """As on a full disk, writes end short or fail (EFBIG for ENOSPC)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 100, 600])
+def test_a_full_disk_ends_the_run_and_leaves_whole_lines(room, tmp_path):
+    recorder, peers = make_recorder(tmp_path)
+    for step in range(5):
+        post(peers, played(step))
+    with files_no_larger_than(room), pytest.raises(RunError, match=r"metrics\.jsonl: can't be written"):
+        recorder.finish(5)
+    recorder.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [*range(room // 500)]
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_metrics_of_an_earlier_run_are_not_written_over(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: can't be written: File exists"):
+        MetricsFile(tmp_path / "metrics.jsonl")
+
+
+def test_warm_up_is_three_steps_but_never_more_than_half():
+    assert [num_warm_up_steps(n) for n in (1, 2, 5, 6, 100)] == [0, 1, 2, 3, 3]
+
+
+def test_a_summary_survives_its_file(tmp_path):
+    reports = played()
+    line = step_metrics(Assembler(PROBLEM, SCHEDULE).timeline(reports, (0, 0)), reports, tokens=50)
+    summary = summarise([line] * 4, 2)
+    summary.save(tmp_path / "summary.json")
+    assert Summary.load(tmp_path / "summary.json") == summary
+    (tmp_path / "summary.json").write_text('{"format": "farpipe/summary/1", "num_steps": 3}')
+    with pytest.raises(InputError, match="not a summary of this version"):
+        Summary.load(tmp_path / "summary.json")

@@ -1,0 +1,86 @@
+"""Connected transports for tests: the ranks of a run as objects of this process, over real sockets."""
+
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch.distributed as dist
+
+from farpipe.runtime.clock import Clock
+from farpipe.runtime.transport import PeerError, Rendezvous, TransportConfig, connect
+
+
+def in_parallel(*calls):
+    """The results of all calls, each made in a thread of its own; an error of one is raised."""
+    results, errors = [None] * len(calls), []
+
+    def run(index):
+        try:
+            results[index] = calls[index]()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def connect_all(world_size=2, configs=None, clocks=None, **settings):
+    """The transports of all ranks, connected."""
+    settings = {"timeout_s": 10.0, "connect_timeout_s": 20.0} | settings
+    configs = configs or [TransportConfig(**settings)] * world_size
+    clocks = clocks or [Clock()] * world_size
+    store = dist.HashStore()
+
+    def one(rank):
+        return lambda: connect(rank, world_size, configs[rank], Rendezvous(store, rank, world_size), clocks[rank])
+
+    return in_parallel(*map(one, range(world_size)))
+
+
+@contextmanager
+def connected(world_size=2, configs=None, clocks=None, **settings):
+    """As `connect_all`, closed at the end, by then perhaps broken."""
+    transports = connect_all(world_size, configs, clocks, **settings)
+    try:
+        yield transports
+    finally:
+        with suppress(PeerError):
+            in_parallel(*(transport.close for transport in transports))
+
+
+def both_ways(first, second, shape):
+    """The `links` setting for one emulated shape between two ranks."""
+    return {(first, second): (f"{first}>{second}", shape), (second, first): (f"{second}>{first}", shape)}
+
+
+RANK_PROGRAM = """
+import os, signal, sys, time
+import torch
+from farpipe.emulate import LinkShape
+from farpipe.errors import RunError
+from farpipe.runtime.clock import Clock
+from farpipe.runtime.launch import reporting_errors
+from farpipe.runtime.transport import Tag, TransportConfig, connect, rendezvous_from_env
+
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+def join(**settings):
+    return connect(RANK, WORLD_SIZE, TransportConfig(**settings), rendezvous_from_env())
+"""
+
+
+def program(body):
+    """What `launch` needs to run `body` in every rank, after the imports and names above."""
+    return lambda rank: [sys.executable, "-c", RANK_PROGRAM + body]
+
+
+def printed(log_dir, rank):
+    """What a rank has printed."""
+    return (Path(log_dir) / f"rank-{rank}.log").read_text()
