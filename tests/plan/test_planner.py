@@ -55,7 +55,7 @@ def test_a_second_site_over_a_bad_link_does_not_help_and_that_is_said():
     plan = make_plan(two_sites(latency_s=0.5, gbit_per_s=0.1))
     assert set(plan.sites) == {"a"} or set(plan.sites) == {"b"}
     assert any("A second site does not help" in line for line in plan.advice)
-    assert any("more waiting for messages between sites" in choice.reason for choice in plan.runners_up)
+    assert any("more for the links between sites" in choice.reason for choice in plan.runners_up)
 
 
 def test_a_slow_link_in_use_is_called_the_wall():

@@ -31,7 +31,7 @@ def two_sites(num_ranks, num_microbatches, per_rank=1, latency_s=0.5, sync=False
     links, hops = {}, []
     for a, b in pairwise(places):
         far = sites[a] != sites[b]
-        for end in {name(a, b), name(b, a)} if a != b else ():
+        for end in (name(a, b), name(b, a)) if a != b else ():
             links[end] = Link(latency_s=latency_s if far else 0.0, bandwidth_bytes_per_s=4.0 if far else 64.0)
         hops.append(
             Hop(forward=Transfer(link=name(a, b), bytes=1.0), backward=Transfer(link=name(b, a), bytes=1.0))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from farpipe.problem import Sync, Transfer
 from farpipe.report import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.gantt_frame import MAX_BOXES, choose_frame, spaced
 from farpipe.simulate import simulate
@@ -51,7 +52,7 @@ def test_titles_tell_start_end_and_duration():
     titles = [title for title, _ in boxes(tree, "")]
     assert "1F0 · 1.75 s to 2.75 s (1 s)" in titles
     assert "waits 750 ms for east>west" in titles
-    on_link = "on the link 1 s to 1.25 s (250 ms) · arrives at 1.75 s"
+    on_link = "on the link 1.000 s to 1.250 s (250 ms) · arrives at 1.750 s"
     assert f"forward of stage 0, microbatch 0, rank 0 to rank 1 · 1 B · {on_link}" in titles
 
 
@@ -77,6 +78,16 @@ def test_a_wait_between_sites_is_hatched_unlike_one_inside_a_site():
     assert fills["east>west"] == fills["west>east"] == "url(#k-across)"
     patterns = {pattern.get("id") for pattern in tree.iter(f"{SVG}pattern")}
     assert patterns == {"k-across", "k-inside"}
+
+
+def test_the_legend_names_only_what_is_drawn():
+    problem = two_sites(6, 4)
+    reduce = Sync(reduce=Transfer(link="east:0>east:1", bytes=1.0))  # inside a site, whose links are not drawn
+    with_sync = problem.model_copy(update={"sync": (reduce, None, None, None, None, None)})
+    named = texts(parsed(draw_gantt([Panel("predicted", play(with_sync))])))
+    assert "activation on its link" in named
+    assert "gradients reduced" not in named
+    assert "W gradient of the weights" not in named
 
 
 def test_the_site_of_ranks_is_named_once():
@@ -117,8 +128,13 @@ def test_a_small_step_is_drawn_whole():
     assert not [text for text in texts(tree) if "Drawn" in text or "Not drawn" in text]
 
 
-def test_a_window_shows_what_touches_it():
-    tree = parsed(draw_gantt([Panel("predicted", play(two_sites(1, 3)))], window=(1.5, 4.0)))
+def test_a_window_shows_what_touches_it_and_cuts_it_off_at_its_borders():
+    panel = Panel("predicted", play(two_sites(1, 3)))
+    tree = parsed(draw_gantt([panel], window=(1.5, 4.0)))
+    scale = choose_frame([panel], (1.5, 4.0), "").scale
+    for _, rect in boxes(tree, ACTION):
+        left, width = float(rect.get("x")), float(rect.get("width"))
+        assert scale.start <= left <= left + width <= scale.end + 0.5
     assert [title.split(" · ")[0] for title, _ in boxes(tree, ACTION)] == ["0B0", "0F1", "0B1"]
     assert any("Drawn: 1.50 s to 4.00 s of 7.50 s" in text for text in texts(tree))
 

@@ -32,6 +32,11 @@ def test_the_first_step_does_not_count_and_the_overhead_does():
     assert (row.first_loss, row.last_loss) == (5.0, 1.25)
 
 
+def test_of_two_steps_the_second_counts():
+    assert step_row(run_view(num_steps=2)).measured_s == 2.0
+    assert step_row(run_view(num_steps=1)).measured_s == 6.0
+
+
 def test_without_metrics_the_measured_timeline_counts():
     view = dataclasses.replace(run_view(num_steps=2), metrics=())
     row = step_row(view)

@@ -35,6 +35,8 @@ from small_models import (
     whole_model,
 )
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parent.parent
 TRAINING = Training(sequence_length=16, global_batch=8, microbatch_size=2, precision="fp32", learning_rate=1e-2)
 

@@ -1,5 +1,6 @@
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ def test_exchange_gives_everybody_everything_by_rank():
         for turn in range(3):
             parts = [bytes([rank, turn]) * (rank * 1000) for rank in range(3)]
             results = in_parallel(
-                *(lambda t=t: t.exchange("norm", parts[t.rank], waiting_for="the norm") for t in transports)
+                *(partial(t.exchange, "norm", parts[t.rank], waiting_for="the norm") for t in transports)
             )
             assert results == [parts] * 3
 
@@ -150,14 +151,18 @@ def test_posts_arrive_once_in_order_and_under_their_name():
 def test_a_full_send_buffer_blocks_and_then_says_so():
     with connected(buffer_bytes=MIB, timeout_s=1.0) as (first, _):
         tensor = torch.zeros(3 * MIB // 4)
+
+        def send_more_than_the_kernel_takes():
+            for i in range(100):
+                first.send(1, "forward", Tag(0, 0, i), tensor)
+
         start = time.monotonic()
         with pytest.raises(
             RunError,
             match=r"sending the forward message of step 0, stage 0, microbatch \d+ to rank 1: no room for 3 MiB "
             r"within 1 s; .* the limit is 1 MiB \(buffer_bytes\)",
         ):
-            for i in range(100):  # the kernel's own buffers take some as well
-                first.send(1, "forward", Tag(0, 0, i), tensor)
+            send_more_than_the_kernel_takes()
         assert 1.0 <= time.monotonic() - start < 5.0
 
 
@@ -209,7 +214,7 @@ def test_a_rank_that_takes_less_than_is_sent_refuses_it():
     configs = [TransportConfig(timeout_s=5.0), TransportConfig(timeout_s=5.0, max_message_bytes=100)]
     with connected(configs=configs) as (first, second):
         first.send(1, "forward", Tag(0, 0, 0), torch.zeros(101, dtype=torch.uint8))
-        with pytest.raises(PeerError, match="a message of 101 bytes for shape .*; the limit is 100"):
+        with pytest.raises(PeerError, match=r"a message of 101 bytes for shape .*; the limit is 100"):
             take(second, 0, Tag(0, 0, 0))
 
 

@@ -1,4 +1,5 @@
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -31,42 +32,45 @@ def receive_many(transport, peer, count, kind="forward"):
 def test_messages_follow_each_other_at_the_rate_and_arrive_after_the_latency():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
         start_ns = time.monotonic_ns()
+        first.send(1, "forward", Tag(1, 0, 0), torch.zeros(5_000_000))  # 0.8 s: the others are sent meanwhile
         send_many(first, 1, 5)
-        assert time.monotonic_ns() - start_ns < 100 * MS, "sending waited for the link"
+        assert time.monotonic_ns() - start_ns < 500 * MS, "sending waited for the link"
+        before = second.receive(0, "forward", Tag(1, 0, 0), waiting_for="the first").times
         times, late_ns = receive_many(second, 0, 5)
-    assert times[0].start_ns >= times[0].ready_ns >= start_ns
+    assert before.start_ns >= before.ready_ns >= start_ns
+    assert before.end_ns == before.start_ns + 800 * MS
     for i, message in enumerate(times):
-        assert message.start_ns == times[0].start_ns + i * 20 * MS
+        assert message.start_ns == before.end_ns + i * 20 * MS
         assert message.end_ns == message.start_ns + 20 * MS
-        assert message.end_ns + 20 * MS <= message.arrival_ns < message.end_ns + 60 * MS
+        assert message.end_ns + 20 * MS <= message.arrival_ns < message.end_ns + 220 * MS
     assert min(late_ns) >= 0
-    assert sorted(late_ns)[2] < 5 * MS, "half of the messages were handed over late"
+    assert sorted(late_ns)[2] < 25 * MS, "half of the messages were handed over late"
 
 
 def test_a_message_that_is_asked_for_late_is_handed_over_at_once():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
         send_many(first, 1, 1)
-        time.sleep(0.1)
+        time.sleep(0.5)
         before_ns = time.monotonic_ns()
         (times,), _ = receive_many(second, 0, 1)
-    assert time.monotonic_ns() - before_ns < 20 * MS
-    assert times.arrival_ns < before_ns
+    assert times.arrival_ns < before_ns < time.monotonic_ns() < before_ns + 200 * MS
 
 
 def test_directions_do_not_share_the_rate():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
-        send_many(first, 1, 3)
-        send_many(second, 0, 3)
-        there, back = receive_many(second, 0, 3)[0], receive_many(first, 1, 3)[0]
-    assert back[0].start_ns < there[1].start_ns
+        send_many(first, 1, 25)
+        send_many(second, 0, 2)
+        there, back = receive_many(second, 0, 25)[0], receive_many(first, 1, 2)[0]
+    assert back[0].start_ns < there[-1].start_ns
+    assert back[1].end_ns < there[-1].end_ns
 
 
 def test_kinds_share_the_link_but_not_their_queues():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
-        send_many(first, 1, 2, kind="forward")
+        send_many(first, 1, 20, kind="forward")
         send_many(first, 1, 1, kind="backward")
-        forward, backward = receive_many(second, 0, 2)[0], receive_many(second, 0, 1, kind="backward")[0]
-    assert backward[0].start_ns == forward[1].end_ns
+        forward, backward = receive_many(second, 0, 20)[0], receive_many(second, 0, 1, kind="backward")[0]
+    assert backward[0].start_ns == forward[-1].end_ns
 
 
 def test_two_rank_pairs_on_one_link_take_turns():
@@ -75,17 +79,17 @@ def test_two_rank_pairs_on_one_link_take_turns():
         in_parallel(lambda: send_many(ranks[0], 2, 4), lambda: send_many(ranks[1], 3, 4))
         times = receive_many(ranks[2], 0, 4)[0] + receive_many(ranks[3], 1, 4)[0]
     passages = sorted((message.start_ns, message.end_ns) for message in times)
-    assert all(later[0] >= earlier[1] for earlier, later in zip(passages, passages[1:], strict=False))
+    assert all(later[0] >= earlier[1] for earlier, later in pairwise(passages))
     assert passages[-1][1] - passages[0][0] >= 8 * 20 * MS
 
 
 def test_control_has_the_latency_but_does_not_wait_behind_data():
     with connected(links=both_ways(0, 1, SHAPE)) as ranks:
-        for _ in range(3):
+        for count in (0, 100, 0):  # the second time behind two seconds of data
             start_ns = time.monotonic_ns()
-            send_many(ranks[0], 1, 25) if _ == 1 else None  # half a second of data
+            send_many(ranks[0], 1, count)
             in_parallel(*(lambda r=r: r.exchange("norm", b"1234", waiting_for="the norm") for r in ranks))
-            assert 20 * MS <= time.monotonic_ns() - start_ns < 250 * MS
+            assert 20 * MS <= time.monotonic_ns() - start_ns < 1000 * MS
 
 
 def test_a_post_arrives_after_the_latency():
@@ -107,12 +111,15 @@ def test_stamps_of_an_emulated_link_are_on_the_clocks_of_the_ranks():
         offsets = first.clock_offsets()
     assert times.end_ns - times.start_ns == 20 * MS
     journey_ns = (times.arrival_ns + 4_000_000_000) - (times.end_ns - 5_000_000_000)
-    assert 20 * MS <= journey_ns < 60 * MS
+    assert 20 * MS <= journey_ns < 220 * MS
     assert abs(offsets[1] + 9_000_000_000) < MS, "the emulated latency must not count"
 
 
 def test_what_is_on_the_way_longer_than_the_limit_is_overdue():
-    with connected(links=both_ways(0, 1, LinkShape(3.0, 1e9)), timeout_s=0.3, connect_timeout_s=20.0) as (first, second):
+    with connected(links=both_ways(0, 1, LinkShape(0.8, 1e9)), timeout_s=0.3, connect_timeout_s=20.0) as (
+        first,
+        second,
+    ):
         send_many(first, 1, 1)
         with pytest.raises(RunError, match=r"it did not come within 0\.3 s"):
             receive_many(second, 0, 1)

@@ -10,8 +10,10 @@ from farpipe.runtime.launch import launch
 from farpipe.runtime.transport import PeerError, Tag
 from transports import connected, in_parallel, printed, program
 
+TAG = Tag(4, 1, 7)
 
-def receive(transport, peer, tag=Tag(4, 1, 7), waiting_for="2F7"):
+
+def receive(transport, peer, tag=TAG, waiting_for="2F7"):
     return transport.receive(peer, "forward", tag, waiting_for=waiting_for)
 
 
@@ -49,7 +51,9 @@ def test_when_a_rank_is_killed_all_others_say_so_within_seconds(tmp_path):
 def test_a_stopped_rank_is_noticed_by_the_limit_and_removed(tmp_path):
     body = MIDDLE_OF_A_STEP.format(timeout_s=1, signal="SIGSTOP")
     start_s = time.monotonic()
-    with pytest.raises(RunError, match=r"rank [02] failed: [02]F7: waited for .* from rank 1: it did not come within 1 s"):
+    with pytest.raises(
+        RunError, match=r"rank [02] failed: [02]F7: waited for .* from rank 1: it did not come within 1 s"
+    ):
         launch(program(body), 3, log_dir=tmp_path)
     assert time.monotonic() - start_s < 30
     assert all(1 <= waited_s(tmp_path, rank) < 4 for rank in (0, 2))
@@ -78,7 +82,9 @@ def test_an_overdue_message_shows_what_came_instead():
     with connected(timeout_s=0.5) as (first, second):
         for i in range(6):
             first.send(1, "forward", Tag(4, 0, i), torch.zeros(1 << 18))
-        with pytest.raises(RunError, match=r"waiting in this channel, 6 MiB: \(step 4, stage 0, microbatch 0\), .*\.\.\."):
+        with pytest.raises(
+            RunError, match=r"waiting in this channel, 6 MiB: \(step 4, stage 0, microbatch 0\), .*\.\.\."
+        ):
             receive(second, 0)
 
 
@@ -86,7 +92,7 @@ def test_an_abort_reaches_everybody_who_waits():
     with connected(3) as ranks:
 
         def wait(rank):
-            with pytest.raises(PeerError, match="2F7: .*rank 1 gave up: loss is not a number"):
+            with pytest.raises(PeerError, match=r"2F7: .*rank 1 gave up: loss is not a number"):
                 receive(ranks[rank], 1)
 
         in_parallel(lambda: wait(0), lambda: wait(2), lambda: time.sleep(0.2) or ranks[1].abort("loss is not a number"))
@@ -122,7 +128,9 @@ def test_waiting_for_a_rank_that_has_left_ends_at_once():
 def test_an_exchange_with_a_rank_that_has_left_ends_at_once():
     with connected() as (first, second):
         first.close()
-        with pytest.raises(PeerError, match="the norm: waited for rank 0 in the exchange 'x': that rank has ended its work"):
+        with pytest.raises(
+            PeerError, match="the norm: waited for rank 0 in the exchange 'x': that rank has ended its work"
+        ):
             second.exchange("x", b"", waiting_for="the norm")
 
 

@@ -1,33 +1,52 @@
 """``farpipe profile JOB.toml``: measure this machine's stage times."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from farpipe.cli.output import console, status
+from farpipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from farpipe.spec import Job
 
 
 def profile(
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the profile.")] = Path("profile.json"),
-    device: Annotated[str, typer.Option(help="What to measure on: cpu or cuda.")] = "cpu",
-    processes: Annotated[
-        int, typer.Option(min=1, help="Measure in so many processes at once, as many as will run.")
-    ] = 1,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What to measure on.")] = "cpu",
+    name: Annotated[
+        str | None, typer.Option(help="The job's name for it, where its sites have several devices.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Measure in so many at once, as many as will run here.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
     from farpipe.cli.shown import profile_table
-    from farpipe.runtime.profile import measure_profile
+    from farpipe.runtime.profile import profile as measure
     from farpipe.spec import load_job
 
     spec = load_job(job)
-    with status("measuring the stages of the model"):
-        measured = measure_profile(spec, device=device, num_processes=processes)
+    called = _device_name(spec, name)
+    with status("measuring the parts of the model"):
+        measured = measure(spec.model, spec.training, called, device=device, num_processes=processes)
     measured.save(output)
     if as_json:
         typer.echo(measured.to_json())
         return
     console().print(profile_table(measured))
     typer.echo(f"profile written to {output}")
+
+
+def _device_name(job: "Job", wanted: str | None) -> str:
+    from farpipe.strict import nearest
+
+    names = sorted({site.device.name for site in job.cluster.sites})
+    if wanted is None and len(names) == 1:
+        return names[0]
+    if wanted is None:
+        raise UsageError(f"the job has several devices; say with --name which one this is: {', '.join(names)}")
+    if wanted not in names:
+        raise UsageError(f"--name: the job has no device {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}")
+    return wanted

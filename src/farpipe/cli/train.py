@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,7 +25,9 @@ def train(
     run_dir: Annotated[Path, typer.Option(help="Where everything about the run goes.")] = Path("runs/last"),
     schedule: Annotated[str | None, typer.Option(help="Another order than the plan's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the job's.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or sleep: rehearse without computing.")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda", "sleep"], typer.Option(help="What to compute on; sleep rehearses without computing.")
+    ] = "cpu",
     profile: Annotated[list[Path] | None, typer.Option(help="Measured times, for a job.")] = None,
     streams: Annotated[int, typer.Option(min=1, help="TCP connections per channel.")] = 4,
     timeout_s: Annotated[float, typer.Option(help="Longest wait for one message, in seconds.")] = 60.0,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farpipe.errors import InfeasibleError, InputError
+from farpipe.problem import MAX_MICROBATCHES
 from farpipe.spec import Cluster, Model, Training
 
 
@@ -88,6 +89,11 @@ def _check_batch(training: Training, layout: Layout) -> None:
         raise InputError(
             f"layout: data {layout.data} x num_microbatches {layout.num_microbatches} x microbatch_size "
             f"{layout.microbatch_size} is {batch} sequences; training.global_batch is {training.global_batch}"
+        )
+    if layout.num_microbatches > MAX_MICROBATCHES:
+        raise InputError(
+            f"layout: {layout.num_microbatches} microbatches in one step are more than {MAX_MICROBATCHES}; "
+            "choose a larger microbatch_size or a smaller global_batch"
         )
 
 

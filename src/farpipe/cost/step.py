@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from farpipe.cost import memory
 from farpipe.cost.calibration import Calibration, calibration_of
@@ -66,7 +67,7 @@ def step_overhead_s(
     """
     step = _Step(model, training, layout, tuple(placements), cluster, profiles or {}, calibrations or {})
     costs = step.stage_costs()
-    fixed = max(step.calibration(site).step_overhead_s for site in step.sites().values())
+    fixed = max(step.calibration(site).step_overhead_s for site in step.sites.values())
     return step.optimizer_s(costs) + step.clipping_s() + step.late_tied_exchange_s() + fixed
 
 
@@ -83,6 +84,7 @@ class _Step:
     def __post_init__(self) -> None:
         check_layout(self.model, self.training, self.layout, self.placements, self.cluster)
 
+    @cached_property
     def sites(self) -> dict[int, Site]:
         """The site of every rank."""
         return {p.rank: self.cluster.site(p.site) for p in self.placements}
@@ -92,7 +94,7 @@ class _Step:
         return calibration_of(site.device) if found is None else found
 
     def links(self) -> StepLinks:
-        return StepLinks(self.cluster, self.layout, self.sites())
+        return StepLinks(self.cluster, self.layout, self.sites)
 
     def stage_costs(self) -> list[StageCost]:
         """The cost of every stage; equal ones are computed once."""
@@ -113,7 +115,7 @@ class _Step:
     def rank(self, rank: int, costs: Sequence[StageCost]) -> Rank:
         mine = self._of_rank(rank, costs)
         static = sum(cost.static_bytes for cost in mine) + max(cost.working_bytes for cost in mine)
-        return Rank(memory_bytes=self.sites()[rank].device.memory_bytes, static_bytes=static)
+        return Rank(memory_bytes=self.sites[rank].device.memory_bytes, static_bytes=static)
 
     def hops(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Hop | None]:
         found: list[Hop | None] = []
@@ -172,7 +174,7 @@ class _Step:
         """The slowest rank's Adam; ZeRO-1 divides it over the replicas."""
         shards = self.layout.tensor * (self.layout.data if self.training.zero1 else 1)
         seconds = []
-        for rank, site in self.sites().items():
+        for rank, site in self.sites.items():
             num_params = sum(cost.num_params for cost in self._of_rank(rank, costs)) / shards
             seconds.append(num_params * self._optimizer_s_per_param(site.device, self.calibration(site)))
         return max(seconds)
@@ -192,7 +194,7 @@ class _Step:
         """One number from everybody and back: latency alone, of the slowest pair of sites and of a tree inside."""
         if self.training.clip_norm is None or self.layout.pipeline == 1:
             return 0.0
-        sites = {site.name: site for site in self.sites().values()}
+        sites = {site.name: site for site in self.sites.values()}
         far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= set(sites)]
         near = max(site_way(site, self.calibration(site)).latency_s for site in sites.values())
         return 2 * (max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near)

@@ -1,12 +1,13 @@
 """The best order for a Problem among the named ones: each is checked, simulated and compared."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.problem import Problem
-from farpipe.schedule import Schedule, check
+from farpipe.schedule import Schedule, check, peak_memory_bytes
 from farpipe.schedule.library import ORDERS, order
 from farpipe.simulate import Timeline, simulate
 from farpipe.strict import nearest
@@ -36,9 +37,15 @@ def try_order(method: str, problem: Problem) -> Outcome:
 
 
 def try_orders(problem: Problem, methods: Iterable[str] = tuple(ORDERS)) -> list[Outcome]:
-    """The outcome of every method, the fastest first, those that can't be used last."""
-    outcomes = [try_order(method, problem) for method in methods]
-    return sorted(outcomes, key=lambda o: o.timeline.makespan_s if o.timeline else float("inf"))
+    """The outcome of every method, the fastest first (of equals the one that needs less memory), useless ones last."""
+    return sorted((try_order(method, problem) for method in methods), key=lambda outcome: _merit(problem, outcome))
+
+
+def _merit(problem: Problem, outcome: Outcome) -> tuple[float, float]:
+    """Makespan to nine digits, so that rounding does not decide between equals, and peak memory."""
+    if outcome.timeline is None or outcome.schedule is None:
+        return math.inf, math.inf
+    return float(f"{outcome.timeline.makespan_s:.9g}"), max(peak_memory_bytes(problem, outcome.schedule))
 
 
 def best_order(problem: Problem, method: str = AUTO) -> tuple[Schedule, Timeline]:

@@ -8,19 +8,18 @@ which the row takes the tolerance and everything that it has no column for.
 import csv
 import datetime
 import io
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from farpipe.catalog import device_row
 from farpipe.cost import Layout, Placement, place_evenly
 from farpipe.errors import InputError
 from farpipe.spec import Cluster, LocalLink, Model, Precision, Site, Training
-from farpipe.spec.part import Count, Flag, Part, Positive, Text
+from farpipe.spec.part import Count, Flag, Part, Positive, Text, fault
 from farpipe.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
 from farpipe.strict import expect_format, nearest, parse_toml, read_text, validate
 
@@ -48,7 +47,7 @@ class ReferencePoint(Part):
     pipeline: Count
     virtual: Count = 1
     precision: Precision = "bf16"
-    recompute: Text
+    recompute: Literal["none", "selective", "full"]
     sequence_parallel: Flag = False
     flash_attention: Flag
     zero1: Flag = False
@@ -62,11 +61,19 @@ class ReferencePoint(Part):
         degrees = f"t{self.tensor} d{self.data} p{self.pipeline}" + (f" v{self.virtual}" if self.virtual > 1 else "")
         return f"{self.model} {degrees} b{self.microbatch_size} {self.recompute}"
 
-    def job(self) -> "ReferenceJob":
-        """The point as the parts of a job; InputError when its degrees do not divide its batch."""
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
         sequences = self.data * self.microbatch_size
         if self.global_batch % sequences:
-            raise InputError(f"global_batch: {self.global_batch} is not a multiple of {sequences} sequences at a time")
+            raise fault(f"{self.global_batch} is not a multiple of {sequences} sequences at a time", "global_batch")
+        if self.pipeline * self.virtual > self.num_layers:
+            raise fault(f"{self.pipeline * self.virtual} stages are more than {self.num_layers} layers", "pipeline")
+        self.job()
+        return self
+
+    def job(self) -> "ReferenceJob":
+        """The point as the parts of a job."""
+        sequences = self.data * self.microbatch_size
         layout = Layout(
             pipeline=self.pipeline,
             data=self.data,
@@ -171,20 +178,10 @@ def _parse(text: str, source: str) -> tuple[_WrittenGroup, ...]:
 
 def _resolve(group: _WrittenGroup, source: str, index: int) -> ReferenceGroup:
     points = [
-        _point({**group.common, **point}, source, f"group[{index}].points[{place}]")
+        validate(ReferencePoint, {**group.common, **point}, source, f"group[{index}].points[{place}]")
         for place, point in enumerate(group.points)
     ]
     return ReferenceGroup(group.name, group.tolerance, group.source, tuple(points))
-
-
-def _point(data: Mapping[str, Any], source: str, place: str) -> ReferencePoint:
-    """A checked point: its fields, and that they make a job."""
-    point = validate(ReferencePoint, dict(data), source, place)
-    try:
-        point.job()
-    except (InputError, ValueError) as error:
-        raise InputError(f"{source}: {place}: {error}") from None
-    return point
 
 
 def _from_csv(text: str, source: str) -> tuple[ReferenceGroup, ...]:
@@ -199,7 +196,8 @@ def _from_csv(text: str, source: str) -> tuple[ReferenceGroup, ...]:
             hint = nearest(name, carried) or f"; known: {', '.join(carried)}"
             raise InputError(f"{source}: {place}: group: there is no carried group {name!r}{hint}")
         cells = {key: _cell(cell) for key, cell in row.items() if cell.strip()}
-        points.setdefault(name, []).append(_point({**carried[name].common, **cells}, source, place))
+        point = validate(ReferencePoint, {**carried[name].common, **cells}, source, place)
+        points.setdefault(name, []).append(point)
     if not points:
         raise InputError(f"{source}: there is no point in it, only a header")
     return tuple(

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Final
 
 from farpipe.report.markup import Markup, join, number, tag
 from farpipe.strict import write_text
+
+_MARGIN_PX: Final = 12.0
+"""White space around a picture that is a file of its own."""
 
 
 def figures_css() -> str:
@@ -49,13 +53,14 @@ class Figure:
 
     def svg(self) -> str:
         """The picture as the text of a file of its own, colours and type inside."""
-        return self._element(tag("style", Markup(figures_css()))) + "\n"
+        return self._element(tag("style", Markup(figures_css())), _MARGIN_PX) + "\n"
 
     def inline(self) -> Markup:
         """The picture as an element of a page that has `figures_css`."""
-        return self._element(Markup(""))
+        return self._element(Markup(""), 0.0)
 
-    def _element(self, style: Markup) -> Markup:
+    def _element(self, style: Markup, margin: float) -> Markup:
+        width, height = self.width + 2 * margin, self.body.height + 2 * margin
         label = tag("title", self.title, id=f"{self.key}-title") + tag("desc", self.description, id=f"{self.key}-desc")
         return tag(
             "svg",
@@ -64,9 +69,9 @@ class Figure:
             self.body.content,
             xmlns="http://www.w3.org/2000/svg",
             class_="figure",
-            viewBox=f"0 0 {number(self.width)} {number(self.body.height)}",
-            width=self.width,
-            height=self.body.height,
+            viewBox=" ".join(map(number, (-margin, -margin, width, height))),
+            width=width,
+            height=height,
             role="img",
             aria_labelledby=f"{self.key}-title {self.key}-desc",
         )

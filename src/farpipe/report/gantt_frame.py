@@ -15,7 +15,7 @@ from farpipe.report.words import duration, moment
 from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import Timeline
 
-MAX_BOXES: Final = 2000
+MAX_BOXES: Final = 2500
 """Actions and messages drawn per panel; several panels share three times as many."""
 MIN_BOX_PX: Final = 3.0
 """Mean width of a box below which the time window is cut."""

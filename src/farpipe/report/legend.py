@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farpipe.problem import is_inter_site
 from farpipe.report.figure import Block, at, stack
 from farpipe.report.gantt_frame import Frame, Panel
 from farpipe.report.markup import Markup, join, tag
 from farpipe.schedule import KINDS
-from farpipe.simulate.timeline import MESSAGE_KINDS
+from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 
 _ACTIONS: Final = {
     "F": "F forward",
@@ -35,7 +36,7 @@ def legend(panels: Sequence[Panel], frame: Frame) -> Block:
     """Swatches with their names: what ranks do in the first line, what links carry in the next."""
     lines = [_line(_rank_entries(panels, frame), frame.width)]
     if frame.links:
-        lines.append(_line(_link_entries(panels), frame.width))
+        lines.append(_line(_link_entries(panels, frame), frame.width))
     drawn = stack([Block(Markup(""), 2), *lines])
     return Block(join([_hatches(frame.key), drawn.content]), drawn.height)
 
@@ -78,11 +79,17 @@ def _waits_across(panel: Panel, frame: Frame) -> list[bool]:
     return [bool(index >= 0) and is_inter_site(links[index]) for index in seen]
 
 
-def _link_entries(panels: Sequence[Panel]) -> Iterator[Entry]:
-    kinds = np.unique(np.concatenate([panel.timeline.messages["kind"] for panel in panels]))
+def _link_entries(panels: Sequence[Panel], frame: Frame) -> Iterator[Entry]:
+    kinds = np.unique(np.concatenate([_kinds_on(panel.timeline, frame.links) for panel in panels]))
     for kind in (MESSAGE_KINDS[index] for index in kinds):
         yield _box(class_=kind, y=2, height=8), _MESSAGES[kind]
     yield tag("path", class_="tail", d="M0 2L14 10"), "latency, until it arrives"
+
+
+def _kinds_on(timeline: Timeline, links: Sequence[str]) -> NDArray[np.int32]:
+    """The kinds of the messages that went over `links`."""
+    drawn = [index for index, name in enumerate(timeline.links) if name in links]
+    return np.asarray(timeline.messages["kind"][np.isin(timeline.messages["link"], drawn)], np.int32)
 
 
 def _box(y: float = 0.0, height: float = 12.0, **attributes: str) -> Markup:

@@ -57,8 +57,8 @@ class LineChart:
     y_range: tuple[float, float] | None = None
     counts: bool = False
     named: bool = True
-    width: float = 520.0
-    height: float = 230.0
+    width: float = 420.0
+    height: float = 210.0
 
     @cached_property
     def x(self) -> Scale:

@@ -57,8 +57,8 @@ def launch(
     as OMP_NUM_THREADS unless that is set.
 
     When a rank fails, the others are given a moment, then SIGTERM, then SIGKILL; the error is that of the rank that
-    failed first, not of those that failed because of it: InputError or InfeasibleError if it ended with their exit
-    codes, otherwise RunError. It has the rank's own words (see `reporting_errors`) or the end of its log. Ctrl-C and,
+    failed first, not of those that failed because of it: InputError or InfeasibleError if it was one or the exit code
+    says so, otherwise RunError. It has the rank's own words (see `reporting_errors`) or the end of its log. Ctrl-C and,
     in the main thread, SIGTERM end all ranks and come out as KeyboardInterrupt.
     """
     with ExitStack() as stack:
@@ -240,7 +240,7 @@ class _Crew:
             return rank.told_to_end, bool(report.get("because_of_peer"))
 
         rank, report = min(reports, key=rating)
-        kind = _ERRORS.get(rank.exit_code or 0, RunError)
+        kind = _ERRORS.get(report.get("exit_code", rank.exit_code) or 0, RunError)
         return kind(f"rank {rank.rank} {_describe(rank, report)} (log: {rank.log})")
 
 
@@ -287,6 +287,7 @@ def _write_report(error: Exception) -> None:
         return
     report = {
         "text": str(error),
+        "exit_code": getattr(error, "exit_code", 1),
         "for_user": isinstance(error, FarpipeError),
         "because_of_peer": getattr(error, "because_of_peer", False),
     }

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from farpipe.errors import FarpipeError, InputError
@@ -20,6 +19,7 @@ from farpipe.runtime.metrics import RUN_NAME
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
+from farpipe.runtime.work import choose_gpu
 
 INTERRUPTED = 130
 
@@ -60,19 +60,9 @@ def _run_rank(run_dir: Path, host: str, port: int, advertise_host: str | None, a
     if world_size != run.num_ranks:
         raise InputError(f"{run_dir / RUN_NAME} is for {run.num_ranks} ranks, but {world_size} were started")
     if run.device == "cuda":
-        _choose_gpu()
+        choose_gpu()
     with connect(rank, world_size, config, rendezvous) as transport:
         train_rank(run, transport, run_dir)
-
-
-def _choose_gpu() -> None:
-    """Each rank of a machine takes the GPU with its local number."""
-    local_rank, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local_rank >= num_gpus:
-        raise InputError(
-            f"device 'cuda': there are {num_gpus} GPUs for local rank {local_rank}; start fewer ranks here"
-        )
-    torch.cuda.set_device(local_rank)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What a rank does around its actions in every step: training a model, or rehearsing without one."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import nn
 
+from farpipe.errors import InputError
 from farpipe.runtime.data import Batches, load_text, require_vocabulary
 from farpipe.runtime.model import Numerics, StageModule, StageSlice, compute_dtype, initialise, slices
 from farpipe.runtime.optimizer import Optimizer, global_norm
@@ -89,7 +91,7 @@ class Learning:
         assert run.model is not None
         assert run.training is not None
         self._peers = peers
-        numerics = _numerics(run.training, parameters)
+        numerics = numerics_of(run.training, parameters)
         mine = run.problem.stages_of_rank[peers.rank]
         parts = slices(run.partition)
         self.torch_stages = {s: make_stage(run.model, run.training, parts[s], numerics, run.device) for s in mine}
@@ -152,10 +154,21 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Peers) -> TiedWe
     return TiedWeights(copies, last, _exchange(run, peers))
 
 
-def _numerics(training: Training, parameters: torch.dtype) -> Numerics:
+def numerics_of(training: Training, parameters: torch.dtype = torch.float32) -> Numerics:
+    """What a training computes in."""
     compute = compute_dtype(training.precision)
     compute = parameters if compute == torch.float32 else compute
     return Numerics(parameters, compute, recompute_layers=training.recompute == "full")
+
+
+def choose_gpu() -> None:
+    """Each rank of a machine takes the GPU with its local number."""
+    local_rank, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= num_gpus:
+        raise InputError(
+            f"device 'cuda': there are {num_gpus} GPUs for local rank {local_rank}; start fewer ranks here"
+        )
+    torch.cuda.set_device(local_rank)
 
 
 def make_stage(model: Model, training: Training, part: StageSlice, numerics: Numerics, device: str) -> TorchStage:

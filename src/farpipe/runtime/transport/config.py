@@ -43,7 +43,8 @@ class TransportConfig:
     socket_buffer_bytes: int | None = None
     """Kernel buffer per TCP connection and direction; None: the kernel adapts it (up to tcp_wmem and tcp_rmem)."""
     congestion_control: str | None = None
-    """TCP's algorithm, such as "bbr"; None: the system's default."""
+    """TCP's algorithm; None: the system's default. "bbr" also keeps its rate when a connection was idle for a while,
+    where the others start slowly again unless the system's tcp_slow_start_after_idle is off."""
     links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
 

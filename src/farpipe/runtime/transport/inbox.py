@@ -22,6 +22,8 @@ class _Parcel:
 
     header: ChunkHeader
     tensor: torch.Tensor
+    data: memoryview
+    """The tensor's memory."""
     missing_bytes: int
     start_ns: int
     end_ns: int = 0
@@ -64,7 +66,7 @@ class _Shelf:
         if header.tag in self.by_tag:
             raise WireError(f"the message of {header.tag} was sent twice")
         tensor = torch.empty(header.shape, dtype=header.dtype)
-        parcel = _Parcel(header, tensor, header.total_bytes, header.start_ns)
+        parcel = _Parcel(header, tensor, tensor_bytes(tensor), header.total_bytes, header.start_ns)
         self.by_number[header.number] = self.by_tag[header.tag] = parcel
         self.num_bytes += header.total_bytes
         return parcel
@@ -105,7 +107,7 @@ class Inbox:
             assert parcel is not None, "without a deadline there is always a result"
         if not header.same_message(parcel.header):
             raise WireError(f"the chunks of message {header.number} contradict each other")
-        return tensor_bytes(parcel.tensor)[header.offset : header.offset + header.chunk_bytes]
+        return parcel.data[header.offset : header.offset + header.chunk_bytes]
 
     def _shelf(self, channel: Channel) -> _Shelf:
         return self._shelves.setdefault(channel, _Shelf())

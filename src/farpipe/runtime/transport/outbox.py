@@ -22,7 +22,7 @@ from farpipe.runtime.transport.sockets import interrupt, send_all
 from farpipe.runtime.transport.wire import END_FRAME, STAMP, ChunkHeader, check_sendable, pack_chunk, tensor_bytes
 from farpipe.units import format_bytes
 
-SMALLEST_CHUNK_BYTES: Final = 64 << 10
+SMALLEST_CHUNK_BYTES: Final = 128 << 10
 LARGEST_CHUNK_BYTES: Final = 1 << 20
 
 

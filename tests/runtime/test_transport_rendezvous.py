@@ -1,0 +1,138 @@
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from farpipe.emulate import LinkShape
+from farpipe.errors import InputError, RunError
+from farpipe.runtime.transport import Rendezvous, TransportConfig, connect, rendezvous_from_env
+from transports import RANK_PROGRAM, both_ways, connect_all, in_parallel
+
+ENV = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RANK": None}, "RANK is not in the environment; start the ranks with torchrun"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a whole number, found 'two'"),
+        ({"RANK": "2"}, "RANK: must be less than WORLD_SIZE, found 2 of 2"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not in the environment"),
+        ({"MASTER_PORT": "-1"}, "MASTER_PORT: expected a whole number, found '-1'"),
+    ],
+)
+def test_an_environment_that_says_too_little_is_refused(change, message):
+    env = {name: text for name, text in (ENV | change).items() if text is not None}
+    with pytest.raises(InputError, match=message):
+        rendezvous_from_env(env=env)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=rf"MASTER_PORT {port} can't be listened on: Address already in use"):
+            rendezvous_from_env(env=ENV | {"MASTER_PORT": str(port)})
+        with pytest.raises(InputError, match=rf"can't listen on 127.0.0.1 port {port}: Address already in use"):
+            connect_all(1, port=port)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def test_nobody_at_the_meeting_point_is_an_error_in_time():
+    env = ENV | {"RANK": "1", "MASTER_PORT": str(free_port())}
+    with pytest.raises(RunError, match=r"rank 1: no meeting point at 127.0.0.1:\d+ .* within 1 s"):
+        rendezvous_from_env(timeout_s=1, env=env)
+
+
+def test_ranks_that_do_not_come_are_named():
+    store = dist.HashStore()
+    with pytest.raises(RunError, match=r"rank 0 waited 0\.2 s for the others; missing: rank 1, rank 2"):
+        connect(0, 3, TransportConfig(connect_timeout_s=0.2), Rendezvous(store, 0, 3))
+
+
+def introduction(host="127.0.0.1", machine=None):
+    machine = machine or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return json.dumps({"host": host, "port": free_port(), "machine": machine, "links_path": ""})
+
+
+def test_a_rank_that_comes_to_the_meeting_but_not_to_the_port_is_named():
+    store = dist.HashStore()
+    store.set("rank 1", introduction())
+    with pytest.raises(RunError, match="rank 0 connecting to the others: no connection with rank 1 in time"):
+        connect(0, 2, TransportConfig(connect_timeout_s=0.5), Rendezvous(store, 0, 2))
+    store.set("rank 0", introduction())
+    with pytest.raises(RunError, match=r"connecting to rank 0 at 127\.0\.0\.1:\d+: .*refused"):
+        connect(1, 2, TransportConfig(connect_timeout_s=0.5), Rendezvous(store, 1, 2))
+
+
+def test_a_loopback_address_on_another_machine_is_refused_with_a_hint():
+    store = dist.HashStore()
+    store.set("rank 1", introduction(machine="another"))
+    with pytest.raises(InputError, match=r"rank 0 listens on 127\.0\.0\.1, where other machines can't reach it"):
+        connect(0, 2, TransportConfig(), Rendezvous(store, 0, 2))
+
+
+def test_emulated_links_between_machines_are_refused():
+    store = dist.HashStore()
+    store.set("rank 1", introduction(host="192.0.2.1", machine="another"))
+    config = TransportConfig(links=both_ways(0, 1, LinkShape(0.02, 1e6)))
+    with pytest.raises(InputError, match="an emulated WAN needs all ranks on one machine"):
+        connect(0, 2, config, Rendezvous(store, 0, 2))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"host": "127.0.0.1", "port": "x", "links_path": ""}'])
+def test_an_introduction_that_makes_no_sense_is_refused(text):
+    store = dist.HashStore()
+    store.set("rank 1", text)
+    with pytest.raises(RunError, match="what rank 1 says of itself makes no sense"):
+        connect(0, 2, TransportConfig(connect_timeout_s=0.5), Rendezvous(store, 0, 2))
+
+
+def test_the_token_is_the_same_for_all_and_new_for_every_run():
+    def token(store, rank):
+        return lambda: Rendezvous(store, rank, 2).token(5.0)
+
+    tokens = []
+    for _ in range(2):
+        store = dist.HashStore()
+        first, second = in_parallel(token(store, 1), token(store, 0))
+        assert first == second
+        tokens.append(first)
+    assert tokens[0] != tokens[1]
+    assert len(tokens[0]) >= 32
+
+
+def test_a_token_from_outside_does_not_go_through_the_store():
+    store = dist.HashStore()
+    assert Rendezvous(store, 0, 2, token=b"secret").token(5.0) == b"secret"
+    assert not store.check(["token"])
+
+
+TORCHRUN_PROGRAM = (
+    RANK_PROGRAM
+    + """
+with join() as transport:
+    parts = transport.exchange("hello", str(RANK).encode(), waiting_for="hello")
+    os.write(1, b"heard " + b"".join(parts) + b"\\n")
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_the_same_program_runs_under_torchrun(tmp_path, backend):
+    script = tmp_path / "ranks.py"
+    script.write_text(TORCHRUN_PROGRAM)
+    where = ["--master-port" if backend == "static" else "--rdzv-endpoint"]
+    where.append(str(free_port()) if backend == "static" else f"127.0.0.1:{free_port()}")
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--rdzv-backend={backend}", *where, str(script)]
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("heard 01") == 2
