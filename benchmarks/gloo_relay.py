@@ -19,6 +19,7 @@ CHUNK_BYTES: Final = 8192
 MAX_AHEAD_BYTES: Final = 4 << 20
 """What the relay takes in before it has passed it on: like the buffers of the sockets on the way."""
 _LOW, _HIGH = "127.0.0.1", "127.1.1.1"
+_SMALL_PORTS = range(10240, 30000, 256)  # smaller than any rank's own, whichever of the two bytes is compared first
 _ADDRESS = re.compile(rb"\x02\x00(..)\x7f\x00\x00\x01", re.DOTALL)
 
 
@@ -32,7 +33,7 @@ class Relay:
     def __init__(self, store: dist.Store, near: int, far: int, latency_s: float, bytes_per_s: float) -> None:
         self.ranks, self._store = (near, far), store
         self._links = {way: _Link(latency_s, bytes_per_s) for way in ("there", "back")}
-        self.addresses = {near: _listen(_LOW, range(20000, 30000)), far: _listen(_HIGH, range(1))}
+        self.addresses = {near: _listen(_LOW, _SMALL_PORTS), far: _listen(_HIGH, range(1))}
         for rank, listener in self.addresses.items():
             threading.Thread(target=self._accept, args=(rank, listener), daemon=True).start()
         for rank, listener in self.addresses.items():

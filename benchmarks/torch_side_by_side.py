@@ -78,9 +78,9 @@ def make_problem() -> Any:
 def torch_step(name: str, *, wan: bool = True) -> dict[str, float]:
     """Measured seconds of a step with one of torch's schedules."""
     import torch.distributed as dist
-    from gloo_relay import Relay
 
     from farpipe.runtime.launch import launch
+    from gloo_relay import Relay
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     if wan:
@@ -97,8 +97,9 @@ def torch_rank(name: str, port: int, wan: bool, folder: Path) -> None:
     """One rank of torch's pipeline; leaves start and end of every step in `folder`."""
     import torch
     import torch.distributed as dist
-    from gloo_relay import ShapedStore
     from torch.distributed import pipelining
+
+    from gloo_relay import ShapedStore
 
     rank = int(os.environ["RANK"])
     inner = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))

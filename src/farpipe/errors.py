@@ -39,3 +39,9 @@ class RunError(FarpipeError):
     """A run broke for a reason outside farpipe: a peer died, a message never came, the disk is full (exit 6)."""
 
     exit_code = 6
+
+
+class InterruptedByUser(FarpipeError):
+    """Ctrl-C or SIGTERM; the text says what is left behind (exit 130)."""
+
+    exit_code = 130

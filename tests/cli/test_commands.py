@@ -15,9 +15,9 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def expect_golden(name, text):
-    """Compare with the golden file; run with FARPIPE_REGENERATE=1 to write it anew."""
+    """Compare with the golden file; run with GOLDEN=write to write it anew."""
     path = GOLDEN / name
-    if os.environ.get("FARPIPE_REGENERATE"):
+    if os.environ.get("GOLDEN") == "write":
         path.write_text(text)
     assert text == path.read_text()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from farpipe.cli.output import console, print_json, status
+from farpipe.errors import InterruptedByUser
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -53,8 +54,11 @@ def train(
         spec.save(run_dir / RUN_NAME)
         typer.echo(TORCHRUN.format(num_sites=len(set(plan.sites)), run_dir=run_dir))
         return
-    with _progress(plan.schedule.method, num_steps) as on_step:
-        run(spec, run_dir, on_step=on_step, master_port=port)
+    try:
+        with _progress(plan.schedule.method, num_steps) as on_step:
+            run(spec, run_dir, on_step=on_step, master_port=port)
+    except KeyboardInterrupt:
+        raise InterruptedByUser(f"interrupted; all ranks have ended, {run_dir} holds no whole run") from None
     shown = write_results(run_dir)
     if as_json:
         print_json(summary_json(run_dir))

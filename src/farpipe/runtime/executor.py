@@ -108,7 +108,6 @@ class Executor:
         actions: list[tuple[int, int]] = []
         messages: list[MessageRow] = []
         now_ns = self.peers.clock.now_ns
-        self._local.clear()
         for item, call in self._calls:
             x = self._input(item, step, messages)
             start_ns = now_ns()

@@ -79,6 +79,7 @@ def kill_all(child: int) -> int:
 
 
 def main() -> int:
+    """Run the command line, see above; the exit code of the command."""
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(lifeline, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -164,6 +165,8 @@ class _Crew:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self._log_dir}: can't be made: {error.strerror}") from None
+        # Not in log_dir: a full disk there is one of the things that ranks have to report.
+        self._reports = tempfile.TemporaryDirectory(prefix="farpipe-", ignore_cleanup_errors=True)
         self._lifeline, self._our_end = os.pipe()
         return self
 
@@ -172,13 +175,13 @@ class _Crew:
             self.stop(0.0)
         finally:
             os.close(self._lifeline)
+            self._reports.cleanup()
 
     def start(self, rank: int, argv: Sequence[str], environment: Mapping[str, str], listener: socket.socket) -> None:
         """Start a rank; only rank 0 gets the listening socket."""
-        log, error_file = self._log_dir / f"rank-{rank}.log", self._log_dir / f"rank-{rank}.error.json"
+        log, error_file = self._log_dir / f"rank-{rank}.log", Path(self._reports.name) / f"rank-{rank}.json"
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE_VARIABLE: str(error_file.absolute())}
         try:
-            error_file.unlink(missing_ok=True)
             with log.open("wb") as output:
                 guard = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_GUARD), str(self._lifeline), *argv],
@@ -189,9 +192,9 @@ class _Crew:
                     pass_fds=[self._lifeline, *([listener.fileno()] if rank == 0 else [])],
                     start_new_session=True,
                 )
+            self._ranks.append(_Rank(rank, guard, os.pidfd_open(guard.pid), log, error_file))
         except OSError as error:
             raise RunError(f"rank {rank}: can't be started: {error}") from None
-        self._ranks.append(_Rank(rank, guard, os.pidfd_open(guard.pid), log, error_file))
 
     def running(self) -> list[_Rank]:
         """The ranks that have not ended."""

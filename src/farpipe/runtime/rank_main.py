@@ -6,6 +6,8 @@ On real sites every rank must be told the address under which the others reach i
         -m farpipe.runtime.rank_main RUN_DIR --host 10.0.0.1 --allow-plaintext
 """
 
+import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -27,7 +29,9 @@ INTERRUPTED = 130
 def main(
     run_dir: Annotated[Path, typer.Argument(help="Directory with run.json; rank 0 writes the results to it.")],
     host: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port for the first rank of this machine, the next ones take the next; 0: any free.")
+    ] = 0,
     advertise_host: Annotated[str | None, typer.Option(help="Address to tell the others, if not --host.")] = None,
     allow_plaintext: Annotated[bool, typer.Option(help="The network is private: messages may go unencrypted.")] = False,
 ) -> None:
@@ -36,7 +40,8 @@ def main(
         with reporting_errors():
             _run_rank(run_dir, host, port, advertise_host, allow_plaintext)
     except FarpipeError as error:
-        print(f"rank {os.environ.get('RANK', '?')}: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the log's disk may be full, which may be the very error
+            print(f"rank {os.environ.get('RANK', '?')}: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -50,7 +55,7 @@ def _run_rank(run_dir: Path, host: str, port: int, advertise_host: str | None, a
         timeout_s=settings.timeout_s,
         connect_timeout_s=settings.connect_timeout_s,
         host=host,
-        port=port,
+        port=port + int(os.environ.get("LOCAL_RANK", "0")) if port else 0,
         advertise_host=advertise_host,
         allow_plaintext=allow_plaintext,
         links=run.links(),
@@ -61,6 +66,7 @@ def _run_rank(run_dir: Path, host: str, port: int, advertise_host: str | None, a
         raise InputError(f"{run_dir / RUN_NAME} is for {run.num_ranks} ranks, but {world_size} were started")
     if run.device == "cuda":
         choose_gpu()
+    gc.freeze()  # collections would otherwise walk over all of torch's objects, now and then in the middle of a step
     with connect(rank, world_size, config, rendezvous) as transport:
         train_rank(run, transport, run_dir)
 

@@ -108,7 +108,7 @@ def _sync_rows(problem: Problem, rank: int, ends: Ends | None) -> Iterator[tuple
 def step_metrics(timeline: Timeline, reports: Sequence[StepReport], tokens: int) -> dict[str, Any]:
     """One line of ``metrics.jsonl``: figures of one step. `step_s` is from its start to the next step's, on rank 0."""
     step_s = (reports[0].end_ns - reports[0].begin_ns) * 1e-9
-    losses = [report.loss for report in reports if not math.isnan(report.loss)]
+    losses = [report.loss for report in reports if math.isfinite(report.loss)]
     inter, intra = timeline.exposed_s.T
     return {
         "step": reports[0].step,

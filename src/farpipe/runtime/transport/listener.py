@@ -52,7 +52,7 @@ class Listener:
             self._num_strangers += 1
             thread = threading.Thread(target=self._run, args=(connection,), name="farpipe connection", daemon=True)
             self._connections[connection] = thread
-        thread.start()
+            thread.start()
 
     def _run(self, connection: socket.socket) -> None:
         try:

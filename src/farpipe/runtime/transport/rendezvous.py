@@ -134,8 +134,9 @@ def _store(rank: int, timeout_s: float, env: Mapping[str, str]) -> Store:
             master_listen_fd=listener,
         )
     except (dist.DistError, ValueError) as error:
-        raise RunError(f"rank {rank}: no meeting point at {host}:{port} (MASTER_ADDR, MASTER_PORT) within "
-                       f"{timeout_s:g} s: {_first_line(error)}") from None  # fmt: skip
+        where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
+        reason = _first_line(error)
+        raise RunError(f"rank {rank}: no meeting point at {where} within {timeout_s:g} s: {reason}") from None
 
 
 def _check_port_is_free(port: int) -> None:

@@ -13,6 +13,7 @@ KEEPALIVE_S: Final = 5
 """A peer whose machine is gone without a word is noticed after about four times this."""
 _KEEPALIVE_PROBES: Final = 3
 _BACKLOG: Final = 1024
+_CONGESTION_CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 class ClosedError(ConnectionError):
@@ -37,10 +38,8 @@ def _set_congestion_control(sock: socket.socket, name: str) -> None:
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().strip()
-            raise InputError(f"transport: congestion_control {name!r}: {error.strerror}; available: {known}") from None
-        raise InputError(f"transport: congestion_control {name!r}: {error.strerror}") from None
+        known = _CONGESTION_CONTROLS.read_text().strip()
+        raise InputError(f"transport: congestion_control {name!r}: {error.strerror}; available: {known}") from None
 
 
 def listen(config: TransportConfig) -> socket.socket:

@@ -48,11 +48,12 @@ class Transport:
         self.clock: Final = clock
         """The clock of all stamps that this rank makes; the executor stamps its actions with the same."""
         self._config = config
-        self._health = Health(self._announce)
+        self._health = Health(lambda reason: self._mesh.abort(reason))
         self._inbox = Inbox(config, self._health, clock)
         self._mailbox = Mailbox(self._health)
         self._mesh = Mesh(rank, world_size, self._health, self._mailbox, self._make_link)
         self._outboxes: dict[Channel, Outbox] = {}
+        self._links: EmulatedLinks | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -94,9 +95,6 @@ class Transport:
         name = self._config.emulated_link(self.rank, peer)
         reserve = partial(self._links.slip_in, name) if self._links and name else None
         return ControlLink(peer, sock, self._health, self.clock, self._inbox, self._mailbox, reserve)
-
-    def _announce(self, reason: str) -> None:
-        self._mesh.abort(reason)
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:

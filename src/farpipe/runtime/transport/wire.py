@@ -104,8 +104,8 @@ END_FRAME: Final = _DATA.pack(_DATA_MAGIC, DataFrame.END, *(0 for _ in range(20)
 def check_sendable(tensor: torch.Tensor) -> None:
     """InputError for a tensor of a kind that has no form on the wire."""
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
-        raise InputError(f"a {tensor.layout} tensor of {tensor.dtype} can't be sent; "
-                         f"send a strided one of {', '.join(map(str, DTYPES))}")  # fmt: skip
+        known = ", ".join(map(str, DTYPES))
+        raise InputError(f"a {tensor.layout} tensor of {tensor.dtype} can't be sent; send a strided one of {known}")
     if tensor.dim() > MAX_DIMENSIONS:
         raise InputError(f"a tensor of {tensor.dim()} dimensions can't be sent; the limit is {MAX_DIMENSIONS}")
 
@@ -113,19 +113,14 @@ def check_sendable(tensor: torch.Tensor) -> None:
 def pack_chunk(header: ChunkHeader) -> bytes:
     """The header as bytes."""
     shape = header.shape + (0,) * (MAX_DIMENSIONS - len(header.shape))
-    kind, code = DataFrame.CHUNK, DTYPES.index(header.dtype)
-    numbers = (header.total_bytes, header.offset, header.chunk_bytes)
-    times = (header.ready_ns, header.start_ns, header.deliver_ns)
-    return _DATA.pack(
-        _DATA_MAGIC, kind, code, len(header.shape), header.number, *header.tag, *numbers, *times, *shape
-    )  # fmt: skip
+    about = (DataFrame.CHUNK, DTYPES.index(header.dtype), len(header.shape), header.number)
+    return _DATA.pack(_DATA_MAGIC, *about, *header.tag, *header[4:], *shape)
 
 
 def unpack_chunk(data: bytes | bytearray | memoryview, max_message_bytes: int) -> ChunkHeader | None:
     """The header in `data`, None for the end frame; WireError for anything that can't be right."""
     magic, kind, code, num_dimensions, number, *rest = _DATA.unpack(data)
-    tag, (total_bytes, offset, chunk_bytes) = Tag(*rest[:3]), rest[3:6]
-    ready_ns, start_ns, deliver_ns = rest[6:9]
+    tag, (total_bytes, offset, chunk_bytes), times = Tag(*rest[:3]), rest[3:6], rest[6:9]
     if magic != _DATA_MAGIC or kind not in iter(DataFrame):
         raise WireError(f"not a data frame: {bytes(data[:8])!r}")
     if kind == DataFrame.END:
@@ -137,9 +132,7 @@ def unpack_chunk(data: bytes | bytearray | memoryview, max_message_bytes: int) -
         raise WireError(f"a message of {total_bytes} bytes for shape {shape}; the limit is {max_message_bytes}")
     if offset + chunk_bytes > total_bytes:
         raise WireError(f"a chunk beyond its message: {offset} + {chunk_bytes} of {total_bytes} bytes")
-    return ChunkHeader(
-        number, tag, dtype, shape, total_bytes, offset, chunk_bytes, ready_ns, start_ns, deliver_ns
-    )  # fmt: skip
+    return ChunkHeader(number, tag, dtype, shape, total_bytes, offset, chunk_bytes, *times)
 
 
 def pack_control(header: ControlHeader) -> bytes:
