@@ -18,9 +18,7 @@ def two_sites(num_microbatches=16, forward_s=0.020, latency_s=0.020, mbit_per_s=
     wan = Hop(forward=Transfer(link="a>b", bytes=5e5), backward=Transfer(link="b>a", bytes=5e5))
     stages = [Stage(rank=r, forward_s=forward_s, input_grad_s=forward_s, weight_grad_s=forward_s) for r in range(4)]
     hops = (None, wan, None)
-    return Problem(
-        num_microbatches=num_microbatches, ranks=(Rank(),) * 4, stages=tuple(stages), links=links, hops=hops
-    )
+    return Problem(num_microbatches=num_microbatches, ranks=(Rank(),) * 4, stages=tuple(stages), links=links, hops=hops)
 
 
 @pytest.mark.parametrize("method", ["1f1b", "gpipe", "eager"])

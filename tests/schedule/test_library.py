@@ -3,28 +3,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InputError, UsageError
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.schedule import Schedule, check, peak_memory_bytes
 from farpipe.schedule.library import ORDERS, extra_forwards, order
 from farpipe.simulate import simulate
+from pipelines import pipeline
 
-ONE_STAGE_PER_RANK = ["gpipe", "1f1b", "eager"]
-
-
-def pipeline(num_ranks, num_microbatches, stages_per_rank=1, memory=None, cuts=(), latency=0.0, size=0.0):
-    num_stages = num_ranks * stages_per_rank
-    link = {"a>b": Link(latency_s=latency, bandwidth_bytes_per_s=1)}
-    slow = Hop(forward=Transfer(link="a>b", bytes=size), backward=Transfer(link="a>b", bytes=size))
-    return Problem(
-        num_microbatches=num_microbatches,
-        ranks=(Rank(memory_bytes=memory),) * num_ranks,
-        stages=tuple(
-            Stage(rank=s % num_ranks, forward_s=1, input_grad_s=1, weight_grad_s=1, activation_bytes=1)
-            for s in range(num_stages)
-        ),
-        links=link,
-        hops=tuple(slow if s in cuts else None for s in range(num_stages - 1)),
-    )
+ONE_STAGE_PER_RANK = ["gpipe", "1f1b", "eager", "geopipe", "zb-h1", "zb-h2", "zb-1p", "zb-2p"]
+V_SHAPE = ["gpipe", "zbv", "v-half", "v-min", "wave"]
+ROUND_ROBIN = ["gpipe", "bfs", "interleaved"]
 
 
 @given(st.sampled_from(ONE_STAGE_PER_RANK), st.integers(1, 9), st.integers(1, 20))
@@ -36,11 +22,44 @@ def test_every_order_is_valid_for_any_number_of_ranks_and_microbatches(name, num
     assert schedule.method == name
 
 
-@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
+@given(st.sampled_from(V_SHAPE), st.integers(1, 9), st.integers(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_every_order_for_a_v_is_valid_for_any_number_of_ranks_and_microbatches(name, num_ranks, num_microbatches):
+    problem = pipeline(num_ranks, num_microbatches, v_shape=True)
+    schedule = order(name, problem)
+    check(problem, schedule)
+    assert schedule.method == name
+
+
+@given(st.sampled_from(ROUND_ROBIN), st.integers(1, 6), st.integers(1, 5), st.integers(2, 4))
 @settings(max_examples=100, deadline=None)
-def test_interleaved_is_valid_where_it_is_defined(num_ranks, rounds, stages_per_rank):
+def test_every_looped_order_is_valid_where_it_is_defined(name, num_ranks, rounds, stages_per_rank):
     problem = pipeline(num_ranks, num_ranks * rounds, stages_per_rank)
-    check(problem, order("interleaved", problem))
+    schedule = order(name, problem)
+    check(problem, schedule)
+    assert schedule.method == name
+
+
+@given(st.integers(1, 6), st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_interleaved_with_one_stage_per_rank_is_1f1b(num_ranks, rounds):
+    problem = pipeline(num_ranks, num_ranks * rounds)
+    assert order("interleaved", problem).ranks == order("1f1b", problem).ranks
+
+
+@pytest.mark.parametrize(("num_ranks", "rounds", "loops"), [(2, 2, 2), (4, 2, 2), (4, 4, 3), (8, 2, 4)])
+def test_interleaving_divides_the_bubble_of_1f1b_by_the_stages_per_rank(num_ranks, rounds, loops):
+    """(p - 1)(F + B) / v (Narayanan et al., arXiv 2104.04473)."""
+    problem = pipeline(num_ranks, rounds * num_ranks, loops)
+    makespan_s = simulate(problem, order("interleaved", problem)).makespan_s
+    assert makespan_s == pytest.approx(3 * rounds * num_ranks + 3 * (num_ranks - 1) / loops)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches", "loops"), [(2, 4, 2), (4, 4, 3), (4, 9, 2), (8, 16, 4)])
+def test_breadth_first_has_the_bubble_of_interleaved_for_any_number_of_microbatches(num_ranks, num_microbatches, loops):
+    problem = pipeline(num_ranks, num_microbatches, loops)
+    makespan_s = simulate(problem, order("bfs", problem)).makespan_s
+    assert makespan_s == pytest.approx(3 * num_microbatches + 3 * (num_ranks - 1) / loops)
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.data())
@@ -102,48 +121,60 @@ def test_eager_is_never_over_memory_where_1f1b_is_not(num_ranks, num_microbatche
     check(problem, order("eager", problem))
 
 
-def test_orders_that_are_not_defined_say_for_which_problems_they_are():
-    with pytest.raises(InputError, match="needs one stage on every rank; rank 0 has 2"):
-        order("1f1b", pipeline(2, 4, 2))
+def test_geopipe_counts_the_cuts_between_sites_that_are_given_upstream_of_each():
+    problem = pipeline(4, 16, cuts=(0, 2), latency=2.0)
+    assert order("geopipe", problem, extra=[1, 2]).ranks == order("eager", problem, extra=[3, 2, 2, 0]).ranks
+    with pytest.raises(UsageError, match="each of 2 cuts, found \\[1\\]"):
+        order("geopipe", problem, extra=[1])
+
+
+def test_geopipe_counts_no_hop_inside_a_site():
+    problem = pipeline(3, 9, cuts=(0, 1), latency=2.0)
+    inside = problem.links | {"a:1>a:2": problem.links["a>b"]}
+    hop = problem.hops[0].model_copy(
+        update={way: problem.hops[0].forward.model_copy(update={"link": "a:1>a:2"}) for way in ("forward", "backward")}
+    )
+    problem = problem.model_copy(update={"links": inside, "hops": (hop, problem.hops[1])})
+    assert extra_forwards(problem) == [4, 2, 0]
+    assert order("geopipe", problem).ranks == order("eager", problem, extra=[2, 2, 0]).ranks
+
+
+def test_geopipe_hides_the_round_trips_as_its_closed_form_says():
+    """(m + p - 1)(tf + tb) + sum of 2(x + L) over the cuts (arXiv 2510.12064), for x no more than tf + tb."""
+    problem = pipeline(4, 64, cuts=(0, 2), latency=2.0, size=1.0)
+    makespan_s = simulate(problem, order("geopipe", problem)).makespan_s
+    assert makespan_s == pytest.approx(3 * (64 + 3) + 2 * 2 * (1 + 2), rel=0.01)
+
+
+@pytest.mark.parametrize("name", sorted({*ONE_STAGE_PER_RANK} - {"gpipe"}))
+def test_orders_for_one_stage_per_rank_say_so(name):
+    with pytest.raises(InputError, match=f"'{name}' needs one stage on every rank; rank 0 has 2"):
+        order(name, pipeline(2, 4, 2))
+
+
+@pytest.mark.parametrize("name", sorted({*V_SHAPE} - {"gpipe"}))
+@pytest.mark.parametrize("loops", [1, 2, 3])
+def test_orders_for_a_v_say_so(name, loops):
+    with pytest.raises(InputError, match=f"'{name}' needs a V: stages s and 2p - 1 - s"):
+        order(name, pipeline(2, 4, loops))
+
+
+@pytest.mark.parametrize("name", sorted({*ROUND_ROBIN} - {"gpipe"}))
+def test_looped_orders_say_so(name):
+    with pytest.raises(InputError, match=f"'{name}' needs the same number of stages on every rank, placed round robin"):
+        order(name, pipeline(2, 4, v_shape=True))
+
+
+def test_what_else_orders_are_not_defined_for():
     with pytest.raises(InputError, match="2 ranks divide; it is 3"):
         order("interleaved", pipeline(2, 3, 2))
+    with pytest.raises(InputError, match="'bfs' needs several stages on every rank"):
+        order("bfs", pipeline(2, 4))
     with pytest.raises(UsageError, match="did you mean 'eager'"):
         order("egar", pipeline(2, 3))
     with pytest.raises(UsageError, match="expected 2 counts"):
         order("eager", pipeline(2, 3), extra=[1])
 
 
-@pytest.mark.parametrize(
-    ("num_microbatches", "milliseconds", "message_ms", "bubble"),
-    [
-        (24, (18.522, 18.086, 9.337), 0.601, 0.2431),
-        (32, (18.513, 18.086, 9.331), 0.626, 0.1985),
-        (64, (18.546, 18.097, 9.321), 0.762, 0.1240),
-        (24, (29.718, 29.444, 19.927), 0.527, 0.2347),
-        (32, (29.802, 29.428, 19.530), 0.577, 0.1898),
-        (64, (29.935, 29.621, 19.388), 0.535, 0.1091),
-    ],
-)
-def test_1f1b_bubble_equals_the_published_one(num_microbatches, milliseconds, message_ms, bubble):
-    """Zero Bubble Pipeline Parallelism (arXiv 2401.10241), tables 5 and 9: 8 ranks, one latency for every hop.
-
-    Its bubble is (t - m(F + I + W)) / t with t the longest time that any rank spends from its first to its last action.
-    """
-    forward, inputs, weights = milliseconds
-    link = {f"{s}>{s + d}": Link(latency_s=message_ms, bandwidth_bytes_per_s=1) for s in range(8) for d in (1, -1)}
-    hops = [
-        Hop(forward=Transfer(link=f"{s}>{s + 1}", bytes=0), backward=Transfer(link=f"{s + 1}>{s}", bytes=0))
-        for s in range(7)
-    ]
-    stages = [Stage(rank=s, forward_s=forward, input_grad_s=inputs, weight_grad_s=weights) for s in range(8)]
-    problem = Problem(
-        num_microbatches=num_microbatches, ranks=(Rank(),) * 8, stages=tuple(stages), links=link, hops=tuple(hops)
-    )
-    actions = simulate(problem, order("1f1b", problem)).actions
-    spans = [mine["end_s"].max() - mine["start_s"].min() for mine in (actions[actions["rank"] == r] for r in range(8))]
-    longest = max(spans)
-    assert round((longest - num_microbatches * sum(milliseconds)) / longest, 4) == bubble
-
-
 def test_every_order_is_tested_here():
-    assert set(ORDERS) == {*ONE_STAGE_PER_RANK, "interleaved"}
+    assert set(ORDERS) == {*ONE_STAGE_PER_RANK, *V_SHAPE, *ROUND_ROBIN}

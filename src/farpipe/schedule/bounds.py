@@ -1,5 +1,7 @@
 """Lower bounds: no schedule of a Problem can be faster. Each with the sketch of its proof."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +10,8 @@ from farpipe.problem import Problem, Transfer
 
 def lower_bound_s(problem: Problem) -> float:
     """The largest of the bounds below, seconds."""
-    return max(*busiest_rank_bounds_s(problem), critical_path_s(problem), link_work_s(problem))
+    simple = max(*busiest_rank_bounds_s(problem), critical_path_s(problem), link_work_s(problem))
+    return max(simple, relaxation_s(problem))
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
@@ -51,6 +54,57 @@ def link_work_s(problem: Problem) -> float:
             share = rows if isinstance(transfer.link, str) else rows[np.array(names) == name]
             busy[name] += float(share.sum()) / problem.links[name].bandwidth_bytes_per_s
     return max(busy.values(), default=0.0)
+
+
+def relaxation_s(problem: Problem) -> float:
+    """Every rank alone, given the earliest start and the least rest of all its actions.
+
+    Number the actions of one stage and kind in the order in which they happen. Then the i-th F of a stage follows the
+    i - 1 before it and, as i microbatches must have come through, the i-th F of the stage before; the i-th I likewise;
+    and where K microbatches fit memory, the i-th F waits for the (i - K)-th release, whichever those are: that makes
+    one round trip per K microbatches. So longest paths through these numbers (the least durations of any microbatch
+    taken) bound every start, the same backwards in time every rest, and the best interruptible order of one rank's
+    actions between those bounds the step (Carlier's and Jackson's bound for one machine).
+    """
+    from farpipe.schedule import bound_kernel  # here, for numba takes a third of a second to import
+
+    names = ("forward_s", "input_grad_s", "weight_grad_s")
+    durations = np.stack([problem.table(name).min(axis=1) for name in names])
+    travel = np.zeros((2, problem.num_stages))
+    for index in range(problem.num_stages - 1):
+        travel[0, index] = _travel_s(problem, index, "forward").min()
+        travel[1, index + 1] = _travel_s(problem, index, "backward").min()
+    limits: tuple[Any, ...] = (_windows(problem), problem.num_microbatches)
+    head = bound_kernel.heads(durations, travel, _collectives_s(problem, "gather"), *limits)
+    tail = bound_kernel.tails(durations, travel, _collectives_s(problem, "reduce"), *limits)
+    ranks = [np.array(stages, np.int64) for stages in problem.stages_of_rank if stages]
+    return max(float(bound_kernel.one_machine(head, tail, durations, stages)) for stages in ranks)
+
+
+def _windows(problem: Problem) -> NDArray[np.int64]:
+    """[2, S]: at most how many microbatches fit between F and the end of I, and between F and the end of W."""
+    most = np.full((2, problem.num_stages), problem.num_microbatches, np.int64)
+    held = problem.table("activation_bytes").min(axis=1)
+    kept = np.minimum(held, problem.table("weight_stash_bytes").min(axis=1))
+    for index, stage in enumerate(problem.stages):
+        memory_bytes, static_bytes = problem.ranks[stage.rank].memory_bytes, problem.ranks[stage.rank].static_bytes
+        for row, size in enumerate((held[index], kept[index])):
+            if memory_bytes is not None and size > 0:
+                room = max((memory_bytes * (1 + 1e-9) - static_bytes) / size, 1.0)
+                most[row, index] = min(problem.num_microbatches, int(room * (1 + 1e-9)))
+    return most
+
+
+def _collectives_s(problem: Problem, kind: str) -> NDArray[np.float64]:
+    """Per stage how long its gather or reduce takes, alone on its link: [num_stages]."""
+    found = np.zeros(problem.num_stages)
+    for index, sync in enumerate(problem.sync or ()):
+        transfer: Transfer | None = getattr(sync, kind) if sync is not None else None
+        if transfer is not None:
+            assert isinstance(transfer.link, str)
+            link = problem.links[transfer.link]
+            found[index] = problem.row(transfer.bytes)[0] / link.bandwidth_bytes_per_s + link.latency_s
+    return found
 
 
 def _heads_s(problem: Problem) -> NDArray[np.float64]:

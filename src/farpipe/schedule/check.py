@@ -127,7 +127,9 @@ def _check_deadlock(problem: Problem, schedule: Schedule) -> None:
     ready = list(range(problem.num_ranks))
     while ready:
         rank = ready.pop()
-        for action in schedule.ranks[rank][position[rank] :]:
+        order = schedule.ranks[rank]
+        while position[rank] < len(order):
+            action = order[position[rank]]
             need = awaited(action, problem.num_stages)
             if need is not None and need not in done:
                 waiting[need] = rank

@@ -1,6 +1,7 @@
 """Eager 1F1B: extra warm-up forwards upstream of every slow hop, so that its round trip is hidden.
 
-The idea is GeoPipe's (arXiv 2510.12064); the closed form below was found to hold in simulation.
+The idea is GeoPipe's (arXiv 2510.12064), whose own order is `geopipe`: it counts the hops between sites, this one all.
+The closed form below was found to hold in simulation.
 """
 
 import math
@@ -10,7 +11,8 @@ import numpy as np
 
 from farpipe.errors import UsageError
 from farpipe.problem import Problem, Transfer
-from farpipe.schedule.library.one_f_one_b import require_one_stage_per_rank, with_warm_up
+from farpipe.schedule.library.one_f_one_b import with_warm_up
+from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.schedule import Schedule
 
 
@@ -20,32 +22,44 @@ def eager(problem: Problem, extra: int | Sequence[int] | None = None) -> Schedul
     `extra` is one number for all stages but the last, one per stage, or None: the closed form of
     `extra_forwards`, reduced where memory forbids it.
     """
-    require_one_stage_per_rank(problem, "eager")
-    last = problem.num_stages - 1
     if extra is None:
-        warm_up = _fit_memory(problem, [last - i + e for i, e in enumerate(extra_forwards(problem))])
-    else:
-        warm_up = [last - i + e for i, e in enumerate(_per_stage(extra, problem.num_stages))]
-    return with_warm_up(problem, warm_up, "eager")
+        return with_extra(problem, extra_forwards(problem), "eager", fit_memory=True)
+    return with_extra(problem, _per_stage(extra, problem.num_stages), "eager", fit_memory=False)
+
+
+def with_extra(problem: Problem, extra: Sequence[int], method: str, *, fit_memory: bool) -> Schedule:
+    """1F1B with ``extra[i]`` more warm-up forwards on stage i, or as many of them as memory lets it hold."""
+    require_one_stage_per_rank(problem, method)
+    warm_up = [problem.num_stages - 1 - stage + more for stage, more in enumerate(extra)]
+    return with_warm_up(problem, _fit_memory(problem, warm_up) if fit_memory else warm_up, method)
 
 
 def extra_forwards(problem: Problem) -> list[int]:
-    """Extra forwards per stage: sum over the hops c at or downstream of ``ceil(round trip_c / (F + I + W))``.
+    """Extra forwards per stage: sum of `hidden_by` over the hops at or downstream of it."""
+    return upstream_sums([hidden_by(problem, hop) for hop in range(problem.num_stages - 1)])
 
-    The round trip of a hop is its forward and its backward message, latency and bytes/bandwidth both. F + I + W is
-    the slowest stage's, for it sets the pace.
+
+def upstream_sums(of_hop: Sequence[int]) -> list[int]:
+    """For every stage the sum over the hops at or downstream of it."""
+    return [sum(of_hop[stage:]) for stage in range(len(of_hop) + 1)]
+
+
+def hidden_by(problem: Problem, index: int) -> int:
+    """The extra forwards that hide a hop: ``ceil(round trip / (F + I + W))``, at most the number of microbatches.
+
+    The round trip is its forward and its backward message, latency and bytes/bandwidth both. F + I + W is the slowest
+    stage's, for it sets the pace.
     """
+    hop = problem.hops[index]
+    if hop is None or problem.stages[index].rank == problem.stages[index + 1].rank:
+        return 0
     durations = [problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")]
     pace = float(np.sum(durations, axis=0).mean(axis=1).max())
-    extra = [0] * problem.num_stages
-    for index, hop in enumerate(problem.hops):
-        if hop is None or problem.stages[index].rank == problem.stages[index + 1].rank:
-            continue
-        round_trip = _mean_seconds(problem, hop.forward) + _mean_seconds(problem, hop.backward)
-        hidden = problem.num_microbatches if pace == 0 else min(problem.num_microbatches, round_trip / pace)
-        for stage in range(index + 1):
-            extra[stage] += math.ceil(hidden - 1e-9) if round_trip > 0 else 0
-    return extra
+    round_trip = _mean_seconds(problem, hop.forward) + _mean_seconds(problem, hop.backward)
+    if round_trip == 0:
+        return 0
+    most = problem.num_microbatches
+    return most if pace == 0 else math.ceil(min(most, round_trip / pace) - 1e-9)
 
 
 def _mean_seconds(problem: Problem, transfer: Transfer | None) -> float:

@@ -3,6 +3,7 @@
 from farpipe.errors import InputError
 from farpipe.problem import Problem
 from farpipe.schedule.action import Action
+from farpipe.schedule.library.placement import require_round_robin
 from farpipe.schedule.schedule import RankOrder, Schedule
 
 
@@ -11,7 +12,7 @@ def interleaved(problem: Problem) -> Schedule:
 
     Defined for v stages per rank placed round robin and a number of microbatches that p divides.
     """
-    ring = _round_robin(problem)
+    ring = require_round_robin(problem, "interleaved")
     num_ranks, num_microbatches = problem.num_ranks, problem.num_microbatches
     if num_microbatches % num_ranks:
         raise InputError(
@@ -35,16 +36,3 @@ def _rank_order(position: int, stages: tuple[int, ...], num_ranks: int, num_micr
     ahead = min(ahead, len(forward))
     steady = [action for pair in zip(forward[ahead:], backward, strict=False) for action in pair]
     return tuple(forward[:ahead] + steady + backward[len(forward) - ahead :])
-
-
-def _round_robin(problem: Problem) -> list[int]:
-    """The ranks in pipeline order; InputError unless stage s + p lives where stage s does."""
-    num_ranks = problem.num_ranks
-    ring = [stage.rank for stage in problem.stages[:num_ranks]]
-    regular = problem.num_stages % num_ranks == 0 and len(set(ring)) == num_ranks
-    if not regular or any(stage.rank != ring[s % num_ranks] for s, stage in enumerate(problem.stages)):
-        raise InputError(
-            "schedule 'interleaved' needs the same number of stages on every rank, placed round robin "
-            "(stage s + p on the rank of stage s)"
-        )
-    return ring

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from farpipe.errors import InputError
 from farpipe.problem import Problem
 from farpipe.schedule.action import Action
+from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.schedule import RankOrder, Schedule
 
 
@@ -29,13 +29,3 @@ def _stage_order(stage: int, warm_up: int, num_microbatches: int) -> RankOrder:
     for j in range(num_microbatches - ahead):
         order += [Action(stage, "F", ahead + j), Action(stage, "B", j)]
     return tuple(order + [Action(stage, "B", j) for j in range(num_microbatches - ahead, num_microbatches)])
-
-
-def require_one_stage_per_rank(problem: Problem, method: str) -> None:
-    """InputError unless every rank has exactly one stage."""
-    for rank, stages in enumerate(problem.stages_of_rank):
-        if len(stages) != 1:
-            raise InputError(
-                f"schedule {method!r} needs one stage on every rank; rank {rank} has {len(stages)} "
-                "(for several stages per rank: 'gpipe', 'interleaved')"
-            )

@@ -1,0 +1,102 @@
+"""The compiled part of `bounds.relaxation_s`: earliest start and least rest of the i-th action of a stage and kind."""
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def heads(durations_s, travel_s, gates_s, windows, num_microbatches):  # type: ignore[no-untyped-def]
+    """[3, S, M]: no schedule starts the i-th F, I or W of a stage (counted in their own order) before this.
+
+    `durations_s` [3, S] and `travel_s` [2, S] (from a stage onwards, forward and backward) are the least of any
+    microbatch; `windows` [2, S]: how many microbatches fit between F and the end of I, and of W.
+    """
+    num_stages = durations_s.shape[1]
+    head = np.zeros((3, num_stages, num_microbatches))
+    for i in range(num_microbatches):
+        for s in range(num_stages):
+            start = gates_s[s] if i == 0 else head[0, s, i - 1] + durations_s[0, s]
+            if s > 0:
+                start = max(start, head[0, s - 1, i] + durations_s[0, s - 1] + travel_s[0, s - 1])
+            for row in range(2):
+                if i >= windows[row, s]:
+                    start = max(start, head[1 + row, s, i - windows[row, s]] + durations_s[1 + row, s])
+            head[0, s, i] = start
+        for s in range(num_stages - 1, -1, -1):
+            start = head[0, s, i] + durations_s[0, s]
+            if s + 1 < num_stages:
+                start = max(start, head[1, s + 1, i] + durations_s[1, s + 1] + travel_s[1, s + 1])
+            if i > 0:
+                start = max(start, head[1, s, i - 1] + durations_s[1, s])
+            head[1, s, i] = start
+            start += durations_s[1, s]
+            head[2, s, i] = start if i == 0 else max(start, head[2, s, i - 1] + durations_s[2, s])
+    return head
+
+
+@njit(cache=True)
+def tails(durations_s, travel_s, ends_s, windows, num_microbatches):  # type: ignore[no-untyped-def]
+    """[3, S, M]: what is left of the step at least when the i-th F, I or W of a stage ends: `heads` read backwards."""
+    num_stages = durations_s.shape[1]
+    tail = np.zeros((3, num_stages, num_microbatches))
+    for i in range(num_microbatches - 1, -1, -1):
+        last = i == num_microbatches - 1
+        for s in range(num_stages):
+            rest = ends_s[s] if last else tail[2, s, i + 1] + durations_s[2, s]
+            if i + windows[1, s] < num_microbatches:
+                rest = max(rest, tail[0, s, i + windows[1, s]] + durations_s[0, s])
+            tail[2, s, i] = rest
+            rest += durations_s[2, s]
+            if not last:
+                rest = max(rest, tail[1, s, i + 1] + durations_s[1, s])
+            if s > 0:
+                rest = max(rest, tail[1, s - 1, i] + durations_s[1, s - 1] + travel_s[1, s])
+            if i + windows[0, s] < num_microbatches:
+                rest = max(rest, tail[0, s, i + windows[0, s]] + durations_s[0, s])
+            tail[1, s, i] = rest
+        for s in range(num_stages - 1, -1, -1):
+            rest = tail[1, s, i] + durations_s[1, s]
+            if not last:
+                rest = max(rest, tail[0, s, i + 1] + durations_s[0, s])
+            if s + 1 < num_stages:
+                rest = max(rest, tail[0, s + 1, i] + durations_s[0, s + 1] + travel_s[0, s])
+            tail[0, s, i] = rest
+    return tail
+
+
+@njit(cache=True)
+def one_machine(head, tail, durations_s, stages):  # type: ignore[no-untyped-def]  # noqa: C901
+    """The end of all actions of `stages` on one rank, if it might interrupt them: of those that are there always the
+    one with most left behind it (Jackson's preemptive schedule, the best there is)."""
+    num_microbatches = head.shape[2]
+    place = np.zeros((3, stages.size), np.int64)
+    left = np.empty((3, stages.size))
+    for k in range(3):
+        for a in range(stages.size):
+            left[k, a] = durations_s[k, stages[a]]
+    now, end = 0.0, 0.0
+    while True:
+        chosen_k, chosen_a, most, soonest = -1, -1, -1.0, np.inf
+        for k in range(3):
+            for a in range(stages.size):
+                i = place[k, a]
+                if i == num_microbatches:
+                    continue
+                released = head[k, stages[a], i]
+                if released > now:
+                    soonest = min(soonest, released)
+                elif tail[k, stages[a], i] > most:
+                    chosen_k, chosen_a, most = k, a, tail[k, stages[a], i]
+        if chosen_k < 0:
+            if soonest == np.inf:
+                return end
+            now = soonest
+            continue
+        work = min(left[chosen_k, chosen_a], soonest - now)
+        left[chosen_k, chosen_a] -= work
+        now += work
+        if now >= soonest and left[chosen_k, chosen_a] > 0:
+            continue
+        end = max(end, now + most)
+        place[chosen_k, chosen_a] += 1
+        left[chosen_k, chosen_a] = durations_s[chosen_k, stages[chosen_a]]

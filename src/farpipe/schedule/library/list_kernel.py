@@ -1,0 +1,155 @@
+"""The compiled loop of list scheduling; what its arguments mean is told in `list_scheduling`.
+
+Time moves forward: of all ranks the one that can start something first starts it. Which action a rank would start next
+is kept, and looked at again only when the rank has done something or a message for it has been sent.
+"""
+
+import numpy as np
+from numba import njit
+
+F, I, W = 0, 1, 2  # noqa: E741  the letters of the actions
+_NEVER = np.inf
+
+
+@njit(cache=True, inline="always")
+def _fits_before(start, seconds, fit, other):  # type: ignore[no-untyped-def]
+    """Whether an action started at `start` is, but for a share of it, done when a preferred one can start."""
+    return start < other and start + fit * seconds <= other + 1e-12
+
+
+@njit(cache=True)
+def _goes_first(start, seconds, fit, key, other_start, other_seconds, other_fit, other_key):  # type: ignore[no-untyped-def]
+    """Whether one pass goes before another: the one with the lesser key, unless the other fits before it."""
+    if key < other_key:
+        return not _fits_before(other_start, other_seconds, other_fit, start)
+    return _fits_before(start, seconds, fit, other_start)
+
+
+@njit(cache=True)
+def _next_pass(rank, stages, step, state, key, rules):  # type: ignore[no-untyped-def]
+    """The F or I that the rank would do next: (start, kind, stage, whether some F lacks memory)."""
+    duration, activation, reserve, room = step
+    done, arrival, free, used, last = state
+    strict, alternate, warm_up_fit, reserved = rules
+    start, kind, stage, blocked = _NEVER, -1, -1, False
+    best_key, best_seconds, best_fit = _NEVER, 0.0, 0.0
+    for s in stages:
+        if s < 0:
+            break
+        for k in range(2):
+            j = done[k, s]
+            if j == key.shape[2] or (k == I and j == done[F, s]):
+                continue
+            at = max(free[rank], arrival[k, s, j])
+            if k == F and at < _NEVER and used[rank] + activation[s, j] + reserved * reserve[s] > room[rank]:
+                blocked, at = True, _NEVER
+            its_key = key[k, s, j]
+            if alternate and k == last[rank]:
+                its_key += 1e12
+            fit = warm_up_fit if k == F and done[I, s] == 0 else 0.0
+            seconds = duration[k, s, j]
+            if strict:
+                better = its_key < best_key
+            else:
+                better = at < _NEVER and _goes_first(at, seconds, fit, its_key, start, best_seconds, best_fit, best_key)
+            if better:
+                start, kind, stage = at, k, s
+                best_key, best_seconds, best_fit = its_key, seconds, fit
+    return start, kind, stage, blocked
+
+
+@njit(cache=True)
+def _next_weights(stages, done):  # type: ignore[no-untyped-def]
+    """The stage with the oldest W that is left, or -1."""
+    found = -1
+    for s in stages:
+        if s < 0:
+            break
+        if done[W, s] < done[I, s] and (found < 0 or done[W, s] < done[W, found]):
+            found = s
+    return found
+
+
+@njit(cache=True)
+def _next_action(rank, stages, step, state, idle, key, rules, weight_rules):  # type: ignore[no-untyped-def]
+    """(start, kind, stage) of what the rank would do next; a start of infinity: nothing yet."""
+    weight_fit, level_idle = weight_rules
+    done, free = state[0], state[2]
+    start, kind, stage, blocked = _next_pass(rank, stages, step, state, key, rules)
+    of = _next_weights(stages, done)
+    now = free[rank]
+    if of < 0 or start <= now:
+        return start, kind, stage
+    fits = _fits_before(now, step[0][W, of, done[W, of]], weight_fit, start)
+    if fits or blocked or (level_idle and idle[rank] + start - now > idle.max() + 1e-12):
+        return now, W, of
+    return start, kind, stage
+
+
+@njit(cache=True)
+def _send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
+    """Put what an F or I makes on its way; the stage that gets it, or -1."""
+    link, transfer, latency = wires
+    target = stage + 1 if kind == F else stage - 1
+    if kind == F and target == arrival.shape[1]:
+        arrival[I, stage, j] = end
+        return stage
+    if target < 0:
+        return -1
+    name = link[kind, stage, j]
+    if name < 0:
+        arrival[kind, target, j] = end
+    else:
+        link_free[name] = max(end, link_free[name]) + transfer[kind, stage, j]
+        arrival[kind, target, j] = link_free[name] + latency[name]
+    return target
+
+
+@njit(cache=True)
+def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_rules, codes):  # type: ignore[no-untyped-def]
+    """Write the actions into `codes` as they start; (how many there are, makespan, longest time of any rank).
+
+    Fewer than there is room for: no rank can start anything any more.
+    """
+    duration, activation = step[0], step[1]
+    num_stages, num_microbatches = duration.shape[1:]
+    num_ranks = stages_of_rank.shape[0]
+    done = np.zeros((3, num_stages), np.int64)
+    arrival = np.full((2, num_stages, num_microbatches), _NEVER)
+    arrival[F, 0] = 0.0
+    free, used, idle = np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(num_ranks)
+    last, began = np.full(num_ranks, -1), np.full(num_ranks, -1.0)
+    link_free = np.zeros(wires[2].size)
+    state = (done, arrival, free, used, last)
+    start, choice = np.full(num_ranks, _NEVER), np.full((num_ranks, 2), -1)
+    for r in range(num_ranks):
+        start[r], choice[r, 0], choice[r, 1] = _next_action(
+            r, stages_of_rank[r], step, state, idle, key, rules, weight_rules
+        )
+    for count in range(codes.size):
+        rank = int(np.argmin(start))
+        if start[rank] == _NEVER:
+            return count, _NEVER, _NEVER
+        kind, stage = choice[rank]
+        j = done[kind, stage]
+        done[kind, stage] += 1
+        codes[count] = 4 * (stage * num_microbatches + j) + kind
+        end = start[rank] + duration[kind, stage, j]
+        if began[rank] < 0:
+            began[rank] = start[rank]
+        else:
+            idle[rank] += start[rank] - free[rank]
+        free[rank] = end
+        told = -1
+        if kind == W:
+            used[rank] -= stash[stage, j]
+        else:
+            last[rank] = kind
+            used[rank] += activation[stage, j] if kind == F else stash[stage, j] - activation[stage, j]
+            told = _send(kind, stage, j, end, arrival, wires, link_free)
+        other = rank_of_stage[told] if told >= 0 else rank
+        for r in (rank, other):
+            start[r], choice[r, 0], choice[r, 1] = _next_action(
+                r, stages_of_rank[r], step, state, idle, key, rules, weight_rules
+            )
+    return codes.size, free.max(), (free - began).max()

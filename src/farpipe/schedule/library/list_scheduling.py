@@ -1,0 +1,160 @@
+"""List scheduling: the earliest startable action by priority, with W where there is time for it.
+
+What the duration-aware orders share. Each of them says in which order it prefers forwards (F) and input gradients (I),
+as numbers, and how much memory it wants to use. W is nobody's input, so it fills the time in which a rank would wait,
+or makes room when memory is full (the heuristic of Zero Bubble Pipeline Parallelism, arXiv 2401.10241).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InfeasibleError
+from farpipe.problem import Problem
+from farpipe.schedule.action import KINDS, Action
+from farpipe.schedule.library.placement import microbatch_bytes
+from farpipe.schedule.schedule import Schedule
+from farpipe.units import format_bytes
+
+Floats = NDArray[np.float64]
+
+MOST_ACTIONS_TO_PLAY: Final = 20_000_000
+"""All rules are tried unless that takes more; ten to twenty seconds."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a rank chooses."""
+
+    alternate: bool = False
+    """After an F the I's before the F's, and after an I the F's before the I's, whatever the keys."""
+    warm_up_fit: float = 0.0
+    """The share of an F that must be over when an I that is on its way arrives, as long as no I has been done."""
+    weight_fit: float = 1.0
+    """The share of a W that must be over when the next F or I can start."""
+    level_idle: bool = True
+    """Do a W that does not fit if the rank would otherwise come to have waited longest of all."""
+    reserve: float = 1.0
+    """How many times the reserve of its stage an F leaves free."""
+    strict: bool = False
+    """F and I exactly in the order of their keys; otherwise the key decides between those that can start."""
+
+
+def list_schedule(
+    problem: Problem,
+    key: Floats,
+    room_bytes: Floats,
+    rules: Sequence[Rules],
+    method: str,
+    reserve_bytes: Floats | None = None,
+) -> Schedule:
+    """The best (least makespan, then least time of the busiest rank) of the schedules that `rules`, best first, give.
+
+    `key` [2, S, M] are the priorities of F and I, the least first; `room_bytes` [R] is what the activations of every
+    rank may take, `reserve_bytes` [S] what a forward of every stage leaves of it, zero if not given. Messages take
+    their links in the order in which they are made; collectives are not looked at. InfeasibleError when memory leaves
+    nothing to start.
+    """
+    reserve_bytes = np.zeros(problem.num_stages) if reserve_bytes is None else reserve_bytes
+    arguments = _arguments(problem, room_bytes, reserve_bytes)
+    affordable = max(1, MOST_ACTIONS_TO_PLAY // _num_actions(problem))
+    played = [_play(problem, arguments, key, rule) for rule in rules[:affordable]]
+    complete = [(seconds, codes) for seconds, codes in played if codes.size == _num_actions(problem)]
+    if not complete:
+        raise _stuck(problem, room_bytes, method)
+    return _decode(problem, min(complete, key=lambda pair: pair[0])[1], method)
+
+
+def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], room_bytes: Floats, method: str) -> Schedule:
+    """The F and I of every rank in the order given, and W where there is time, or where memory calls for it.
+
+    A rank whose passes need more than its room gets that much: `check` then tells what is missing.
+    """
+    room_bytes = np.maximum(room_bytes, [_least_bytes(problem, order) for order in passes])
+    key = np.zeros((2, problem.num_stages, problem.num_microbatches))
+    for order in passes:
+        for place, (stage, kind, microbatch) in enumerate(order):
+            key[KINDS.index(kind), stage, microbatch] = place
+    rules = (Rules(strict=True), Rules(strict=True, weight_fit=0.5))
+    return list_schedule(problem, key, room_bytes, rules, method)
+
+
+def _least_bytes(problem: Problem, passes: Sequence[Action]) -> float:
+    """What F and I in this order hold if every W follows its I at once."""
+    held = problem.table("activation_bytes")
+    steps = [held[stage, j] if kind == "F" else -held[stage, j] for stage, kind, j in passes]
+    return float(np.cumsum([0.0, *steps]).max())
+
+
+def memory_room(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:
+    """What the activations of every rank may take: what the order wants, but no more than the rank has: [R]."""
+    has = [np.inf if rank.memory_bytes is None else rank.memory_bytes - rank.static_bytes for rank in problem.ranks]
+    return np.asarray(np.minimum(has, wanted_bytes), np.float64)
+
+
+def _num_actions(problem: Problem) -> int:
+    return 3 * problem.num_stages * problem.num_microbatches
+
+
+def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> tuple[Any, ...]:
+    """What the kernel reads of a Problem, whatever the rules."""
+    stages = np.full((problem.num_ranks, problem.num_stages), -1)
+    for rank, mine in enumerate(problem.stages_of_rank):
+        stages[rank, : len(mine)] = mine
+    duration_s = np.stack([problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")])
+    step = (duration_s, problem.table("activation_bytes"), reserve_bytes, room_bytes * (1 + 1e-9))
+    rank_of_stage = np.array([stage.rank for stage in problem.stages])
+    return stages, rank_of_stage, step, problem.table("weight_stash_bytes"), _wires(problem)
+
+
+def _wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """(link [2, S, M] or -1 for none, seconds on it [2, S, M], latency [L]) of the messages after F and I."""
+    shape = (2, problem.num_stages, problem.num_microbatches)
+    link, transfer_s = np.full(shape, -1), np.zeros(shape)
+    place = {name: index for index, name in enumerate(problem.links)}
+    for index, hop in enumerate(problem.hops):
+        if hop is None or problem.stages[index].rank == problem.stages[index + 1].rank:
+            continue
+        for kind, stage, transfer in ((0, index, hop.forward), (1, index + 1, hop.backward)):
+            if transfer is not None:
+                names = (transfer.link,) if isinstance(transfer.link, str) else transfer.link
+                link[kind, stage] = [place[name] for name in names]
+                bandwidth = np.array([problem.links[name].bandwidth_bytes_per_s for name in names])
+                transfer_s[kind, stage] = problem.row(transfer.bytes) / bandwidth
+    return link, transfer_s, np.array([spec.latency_s for spec in problem.links.values()], np.float64)
+
+
+def _play(
+    problem: Problem, arguments: tuple[Any, ...], key: Floats, rules: Rules
+) -> tuple[tuple[float, float], NDArray[np.int64]]:
+    """((makespan, longest time of any rank) to nine digits, codes of the actions as they start)."""
+    from farpipe.schedule.library import list_kernel  # here, for numba takes a third of a second to import
+
+    codes = np.empty(_num_actions(problem), np.int64)
+    choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve))
+    kernel: Any = list_kernel.play
+    count, *seconds = kernel(*arguments, key, choice, (float(rules.weight_fit), rules.level_idle), codes)
+    makespan, longest = (float(f"{s:.9g}") for s in seconds)
+    return (makespan, longest), codes[:count]
+
+
+def _decode(problem: Problem, codes: NDArray[np.int64], method: str) -> Schedule:
+    orders: list[list[Action]] = [[] for _ in problem.ranks]
+    rank_of_stage = [stage.rank for stage in problem.stages]
+    stages, microbatches = np.divmod(codes >> 2, problem.num_microbatches)
+    for stage, kind, microbatch in zip(stages.tolist(), (codes & 3).tolist(), microbatches.tolist(), strict=True):
+        orders[rank_of_stage[stage]].append(Action(stage, KINDS[kind], microbatch))
+    return Schedule(problem.num_microbatches, tuple(map(tuple, orders)), method)
+
+
+def _stuck(problem: Problem, room_bytes: Floats, method: str) -> InfeasibleError:
+    """The rank that is shortest of memory for one microbatch in all its stages."""
+    needs = microbatch_bytes(problem)
+    rank = int(np.argmax(needs - room_bytes))
+    return InfeasibleError(
+        f"schedule {method!r} finds nothing to start: rank {rank} has {format_bytes(float(room_bytes[rank]))} for "
+        f"activations, one microbatch takes {format_bytes(float(needs[rank]))} there"
+    )

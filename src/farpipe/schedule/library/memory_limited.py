@@ -1,0 +1,47 @@
+"""ZB-1p and ZB-2p: zero bubble within a memory limit (Qi et al., arXiv 2401.10241).
+
+Input gradients go before forwards, forwards run ahead as far as memory lets them, and W fills the gaps. Whether a
+forward may hold up the first input gradients, and a W the next pass, is tried out, as the paper does.
+"""
+
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from farpipe.errors import UsageError
+from farpipe.problem import Problem
+from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
+from farpipe.schedule.library.placement import require_one_stage_per_rank
+from farpipe.schedule.schedule import Schedule
+
+_FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5), (True, False))
+RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
+
+
+def zb_1p(problem: Problem, limit: float = 1.0) -> Schedule:
+    """Zero bubble in the memory of 1F1B; `limit` as for `memory_limited`."""
+    return memory_limited(problem, limit, "zb-1p")
+
+
+def zb_2p(problem: Problem, limit: float = 2.0) -> Schedule:
+    """Zero bubble in twice the memory of 1F1B; `limit` as for `memory_limited`."""
+    return memory_limited(problem, limit, "zb-2p")
+
+
+def memory_limited(problem: Problem, limit: float, method: str) -> Schedule:
+    """Activations take at most `limit` times what 1F1B takes on the first rank, and no more than a rank has.
+
+    Where 1F1B itself needs more on some rank, that rank gets as much.
+    """
+    if not limit >= 1:
+        raise UsageError(f"limit: expected a factor of at least 1 on the memory of 1F1B, found {limit}")
+    require_one_stage_per_rank(problem, method)
+    held = problem.table("activation_bytes").max(axis=1)
+    of_1f1b = held * np.minimum(np.arange(problem.num_stages, 0, -1), problem.num_microbatches)
+    wanted = np.zeros(problem.num_ranks)
+    for stage, spec in enumerate(problem.stages):
+        wanted[spec.rank] = max(limit * held[0] * problem.num_stages, of_1f1b[stage])
+    key = np.zeros((2, problem.num_stages, problem.num_microbatches))
+    key[0] = 1.0
+    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method)

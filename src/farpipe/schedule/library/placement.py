@@ -1,0 +1,45 @@
+"""Which stages live on which rank: what an order asks of a Problem."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InputError
+from farpipe.problem import Problem
+
+
+def require_one_stage_per_rank(problem: Problem, method: str) -> None:
+    """InputError unless every rank has exactly one stage."""
+    for rank, stages in enumerate(problem.stages_of_rank):
+        if len(stages) != 1:
+            raise InputError(
+                f"schedule {method!r} needs one stage on every rank; rank {rank} has {len(stages)} "
+                "(for several stages per rank: 'gpipe', 'bfs', 'interleaved', for two in a V: 'zbv', 'wave')"
+            )
+
+
+def require_round_robin(problem: Problem, method: str) -> list[int]:
+    """The ranks in pipeline order; InputError unless stage s + p lives where stage s does."""
+    num_ranks = problem.num_ranks
+    ring = [stage.rank for stage in problem.stages[:num_ranks]]
+    regular = problem.num_stages % num_ranks == 0 and len(set(ring)) == num_ranks
+    if not regular or any(stage.rank != ring[s % num_ranks] for s, stage in enumerate(problem.stages)):
+        raise InputError(
+            f"schedule {method!r} needs the same number of stages on every rank, placed round robin "
+            "(stage s + p on the rank of stage s)"
+        )
+    return ring
+
+
+def require_v_shape(problem: Problem, method: str) -> list[int]:
+    """The ranks in pipeline order; InputError unless stages s and 2p - 1 - s share a rank, and no others do."""
+    num_ranks = problem.num_ranks
+    way = [stage.rank for stage in problem.stages]
+    if len(way) != 2 * num_ranks or len(set(way[:num_ranks])) != num_ranks or way != way[::-1]:
+        raise InputError(f"schedule {method!r} needs a V: stages s and 2p - 1 - s on the same one of p ranks")
+    return way[:num_ranks]
+
+
+def microbatch_bytes(problem: Problem) -> NDArray[np.float64]:
+    """What one microbatch (the largest) takes in all stages of every rank: [R]."""
+    held = problem.table("activation_bytes").max(axis=1)
+    return np.array([held[list(stages)].sum() for stages in problem.stages_of_rank])
