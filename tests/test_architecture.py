@@ -9,7 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
 ROOMS = [
-    *("errors", "units", "strict", "catalog", "spec", "problem", "cost", "schedule", "simulate", "plan"),
+    *("errors", "units", "strict", "catalog", "spec", "problem", "cost", "schedule", "simulate", "search"),
+    *("plan",),
     *("emulate", "runtime", "report", "cli"),
 ]
 """Each room may import only from rooms before it."""

@@ -41,7 +41,7 @@ class RunError(FarpipeError):
     exit_code = 6
 
 
-class InterruptedByUser(FarpipeError):
+class RunInterruptedError(FarpipeError):
     """Ctrl-C or SIGTERM; the text says what is left behind (exit 130)."""
 
     exit_code = 130

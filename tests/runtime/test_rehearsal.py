@@ -23,12 +23,23 @@ def two_sites(num_microbatches=16, forward_s=0.020, latency_s=0.020, mbit_per_s=
 
 @pytest.mark.parametrize("method", ["1f1b", "gpipe", "eager"])
 def test_measured_step_time_is_the_predicted_one(method, tmp_path):
+    """Within 5 %. Other work on the machine only ever makes a step longer, so one of three tries has to do."""
     problem = two_sites()
     schedule = order(method, problem)
     predicted = simulate(problem, schedule)
     spec = RunSpec(problem=problem, schedule=schedule, sites=("a", "a", "b", "b"), num_steps=6, device="sleep")
-    summary = run(spec, tmp_path)
-    assert summary.makespan_s == pytest.approx(predicted.makespan_s, rel=0.05)
+    tries = []
+    while len(tries) < 3 and not any(is_as_predicted(summary, predicted) for summary in tries):
+        tries.append(run(spec, tmp_path / str(len(tries))))
+    assert any(is_as_predicted(summary, predicted) for summary in tries), (predicted, tries)
+
+
+def is_as_predicted(summary, predicted):
+    """Step time and exposed times within 5 % of the step."""
+    tolerance = 0.05 * predicted.makespan_s
     inter_site_s, intra_site_s = predicted.exposed_s.mean(axis=0)
-    assert summary.exposed_inter_site_s == pytest.approx(inter_site_s, abs=0.05 * predicted.makespan_s)
-    assert summary.exposed_intra_site_s == pytest.approx(intra_site_s, abs=0.05 * predicted.makespan_s)
+    return (
+        abs(summary.makespan_s - predicted.makespan_s) <= tolerance
+        and abs(summary.exposed_inter_site_s - inter_site_s) <= tolerance
+        and abs(summary.exposed_intra_site_s - intra_site_s) <= tolerance
+    )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from farpipe.search import Progress
+
 
 def print_json(data: Any) -> None:
     """`data` as JSON on stdout; a NaN would be a bug of ours."""
@@ -31,6 +33,21 @@ def status(what: str) -> Iterator[None]:
         return
     with console(stderr=True).status(what):
         yield
+
+
+@contextmanager
+def search_status(what: str) -> Iterator[Callable[["Progress"], None]]:
+    """Like `status`, told of the best order and the bound as a search goes on; silent where nobody watches."""
+    from farpipe.units import format_seconds
+
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    with console(stderr=True).status(what) as line:
+        yield lambda progress: line.update(
+            f"{what}: {progress.method}, step {format_seconds(progress.makespan_s)}, "
+            f"at least {format_seconds(progress.lower_bound_s)}"
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from farpipe.cli.output import console, print_json, status
-from farpipe.errors import InterruptedByUser
+from farpipe.errors import RunInterruptedError
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -31,7 +31,9 @@ def train(
     ] = "cpu",
     profile: Annotated[list[Path] | None, typer.Option(help="Measured times, for a job.")] = None,
     streams: Annotated[int, typer.Option(min=1, help="TCP connections per channel.")] = 4,
-    timeout_s: Annotated[float, typer.Option(help="Longest wait for one message, in seconds.")] = 60.0,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Longest wait for one message; default: a minute, or ten predicted steps.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port on which the ranks meet; 0: any that is free.")] = 0,
     emulate: Annotated[bool, typer.Option(help="Delay messages between sites as the links would.")] = True,
     prepare: Annotated[bool, typer.Option("--prepare", help="Only write the run directory, for torchrun.")] = False,
@@ -45,7 +47,7 @@ def train(
 
     refuse_results(run_dir)
     plan = _load_plan(job, profile or [], schedule)
-    transport = {"streams": streams, "timeout_s": timeout_s}
+    transport = {"streams": streams, "timeout_s": timeout_s or max(60.0, 10 * plan.prediction.step_s)}
     num_steps = steps or plan.job.training.num_steps
     local = emulate and not prepare
     spec = run_spec_of(plan, num_steps=num_steps, device=device, emulate_links=local, transport=transport)
@@ -58,7 +60,7 @@ def train(
         with _progress(plan.schedule.method, num_steps) as on_step:
             run(spec, run_dir, on_step=on_step, master_port=port)
     except KeyboardInterrupt:
-        raise InterruptedByUser(f"interrupted; all ranks have ended, {run_dir} holds no whole run") from None
+        raise RunInterruptedError(f"interrupted; all ranks have ended, {run_dir} holds no whole run") from None
     shown = write_results(run_dir)
     if as_json:
         print_json(summary_json(run_dir))

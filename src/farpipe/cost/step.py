@@ -191,13 +191,13 @@ class _Step:
         return traffic / (device.memory_bandwidth_bytes_per_s * calibration.memory_fraction)
 
     def clipping_s(self) -> float:
-        """One number from everybody and back: latency alone, of the slowest pair of sites and of a tree inside."""
-        if self.training.clip_norm is None or self.layout.pipeline == 1:
+        """Everybody tells everybody one number: latency alone, of the slowest pair of sites and of a tree inside."""
+        if self.layout.pipeline == 1:
             return 0.0
         sites = {site.name: site for site in self.sites.values()}
         far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= set(sites)]
         near = max(site_way(site, self.calibration(site)).latency_s for site in sites.values())
-        return 2 * (max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near)
+        return max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near
 
 
 def _stage(placement: Placement, cost: StageCost) -> Stage:

@@ -7,11 +7,12 @@ from farpipe.errors import InfeasibleError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.candidates import Candidate, candidates
 from farpipe.plan.evaluate import Evaluated, Rejected, evaluate, fastest_possible_s
-from farpipe.plan.orders import best_order
+from farpipe.plan.orders import best_order, find_order
 from farpipe.plan.plan import Choice, Plan, Prediction
 from farpipe.plan.remedy import explain_infeasible
 from farpipe.problem import Problem
 from farpipe.schedule import Schedule, peak_memory_bytes
+from farpipe.search import Progress as Step
 from farpipe.simulate import Timeline
 from farpipe.spec import Job
 
@@ -51,6 +52,15 @@ def reorder(plan: Plan, method: str) -> Plan:
     schedule, timeline = best_order(plan.problem, method)
     prediction = predict(plan.job, plan.problem, schedule, timeline, plan.prediction.overhead_s)
     return plan.model_copy(update={"schedule": schedule, "prediction": prediction, "runners_up": (), "advice": ()})
+
+
+def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Step], None] = lambda progress: None) -> Plan:
+    """The same plan with the best order that a search of `time_limit_s` seconds finds, if that is faster."""
+    found = find_order(plan.problem, time_limit_s=time_limit_s, on_progress=on_progress)
+    if found.timeline.makespan_s >= plan.prediction.makespan_s:
+        return plan
+    prediction = predict(plan.job, plan.problem, found.schedule, found.timeline, plan.prediction.overhead_s)
+    return plan.model_copy(update={"schedule": found.schedule, "prediction": prediction})
 
 
 def search(

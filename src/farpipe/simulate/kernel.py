@@ -70,7 +70,20 @@ def _pop(heap, size, ready_s, tie):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def play(  # type: ignore[no-untyped-def]  # noqa: C901
+def new_scratch(shape, num_ranks, num_links, any_shared):  # type: ignore[no-untyped-def]
+    """What a play works in, to be used again: (link_free_s, gate_s, idle_s, left, position, free_s, waits_for, stack,
+    heap, ready_s, tie)."""
+    num_stages, num_microbatches = shape
+    capacity = 2 * num_stages * num_microbatches + num_stages if any_shared else 0
+    clocks = (np.empty(num_links), np.empty(num_stages), np.empty(num_ranks))
+    left, position = np.empty(num_stages, np.int32), np.empty(num_ranks, np.int32)
+    ranks = (np.empty(num_ranks), np.empty(num_ranks, np.int32), np.empty(num_ranks, np.int64))
+    heap, ready_s, tie = np.empty(capacity, np.int64), np.empty(capacity), np.empty(capacity, np.int64)
+    return (clocks[0], clocks[1], clocks[2], left, position, ranks[0], ranks[1], ranks[2], heap, ready_s, tie)
+
+
+@njit(cache=True)
+def play(  # type: ignore[no-untyped-def]
     codes, begin, shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, out
 ):
     """Play the orders; returns the number of actions that could be played.
@@ -78,22 +91,45 @@ def play(  # type: ignore[no-untyped-def]  # noqa: C901
     `codes` are as `lowering.encode` makes them; `shape` = (S, M). Tables are flat: a message's place is
     ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a reduce's ``2 * S * M + stage``. `shared` [L]
     tells which links several ranks feed. `out` = (start_s [A], message_start_s [2SM], arrival_s [2SM], sync_start_s
-    [2, S]); `arrival_s`, by consumer, must come in filled with -1 (not there yet) but for what needs no message:
-    forwards of the first stage, backwards of the last.
+    [2, S]).
     """
+    tables = (shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared)
+    num_ranks = begin.size - 1
+    scratch = new_scratch(shape, num_ranks, latency_s.size, shared.any())
+    return run(codes, begin, tables, out, scratch, np.full(num_ranks, np.inf))
+
+
+@njit(cache=True)
+def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]
+    """The end of the last action or collective; infinite when the orders deadlock or a rank idles too long."""
+    if run(codes, begin, tables, out, scratch, idle_limit_s) < codes.size:
+        return np.inf
+    sync_link, sync_s, latency_s = tables[5], tables[6], tables[7]
+    end_s = scratch[5].max()
+    for stage in range(sync_link.shape[1]):
+        name = sync_link[1, stage]
+        if name != _NOTHING:
+            end_s = max(end_s, out[3][1, stage] + sync_s[1, stage] + latency_s[name])
+    return end_s
+
+
+@njit(cache=True)
+def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
+    """What `play` does, in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
+    shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared = tables
     start_s, message_start_s, arrival_s, sync_start_s = out
+    link_free_s, gate_s, idle_s, left, position, free_s, waits_for, stack, heap, ready_s, tie = scratch
     num_stages, num_microbatches = shape
     per_kind = num_stages * num_microbatches
     num_ranks = begin.size - 1
-    link_free_s, gate_s = np.zeros(latency_s.size), np.zeros(num_stages)
+    arrival_s[:] = -1.0  # not there yet, but for what needs no message: the first forwards, the last backwards
+    arrival_s[:num_microbatches] = arrival_s[2 * per_kind - num_microbatches :] = 0.0
+    link_free_s[:], gate_s[:], idle_s[:], free_s[:] = 0.0, 0.0, 0.0, 0.0
     _gather(sync_link, sync_s, latency_s, link_free_s, sync_start_s, gate_s)
-    left = np.full(num_stages, num_microbatches, np.int32)
-    position, free_s = begin[:-1].copy(), np.zeros(num_ranks)
-    waits_for = np.full(num_ranks, -1, np.int32)
-    stack = np.arange(num_ranks)
+    left[:], waits_for[:], position[:] = num_microbatches, -1, begin[:-1]
+    for rank in range(num_ranks):
+        stack[rank] = rank
     top, played, pending = num_ranks, 0, 0
-    capacity = 2 * per_kind + num_stages if shared.any() else 0
-    heap, ready_s, tie = np.empty(capacity, np.int64), np.empty(capacity), np.empty(capacity, np.int64)
     while top > 0 or pending > 0:
         if top == 0:  # nobody can run: the earliest pending message goes on its link
             item = _pop(heap, pending, ready_s, tie)
@@ -126,9 +162,13 @@ def play(  # type: ignore[no-untyped-def]  # noqa: C901
                 if arrival < 0.0:
                     waits_for[rank] = way * per_kind + slot
                     break
-                now = max(now, arrival)
                 if kind == _F:
-                    now = max(now, gate_s[stage])
+                    arrival = max(arrival, gate_s[stage])
+                if arrival > now:
+                    idle_s[rank] += arrival - now
+                    if idle_s[rank] > idle_limit_s[rank]:
+                        return -1
+                    now = arrival
             start_s[at] = now
             now += duration_s[kind * per_kind + slot]
             at += 1

@@ -60,9 +60,8 @@ def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, 
 
 
 def _outputs(arrays: StepArrays, num_actions: int) -> tuple[Floats, Floats, Floats, Floats]:
-    arrival_s = np.full(arrays.link.shape, -1.0)
-    arrival_s[FORWARD, 0] = arrival_s[BACKWARD, -1] = 0.0
-    return np.empty(num_actions), np.zeros(arrays.link.shape), arrival_s, np.zeros(arrays.sync_link.shape)
+    shape = arrays.link.shape
+    return np.empty(num_actions), np.zeros(shape), np.empty(shape), np.zeros(arrays.sync_link.shape)
 
 
 def _action_rows(arrays: StepArrays, codes: Ints, begin: Ints, start_s: Floats) -> NDArray[np.void]:

@@ -1,0 +1,353 @@
+"""The exact search: a constraint model of the step, solved by OR-Tools' CP-SAT.
+
+Every action and every message is an interval; ranks and links do one thing at a time; memory is a cumulative. Actions
+may wait for nothing, links that several ranks feed may serve in any order, and durations are rounded down to whole
+ticks, so the model allows everything that a schedule can do: its bound is a bound. An answer counts only as what our
+own simulator makes of its order.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from farpipe.search.step import Orders, Player, SearchStep
+from farpipe.search.ticks import Ticks, choose_ticks
+from farpipe.simulate.lowering import BACKWARD, FORWARD, Ints
+
+_MEMORY_UNITS: Final = 1_000_000
+_MAX_PAIRS: Final = 2_000
+
+
+@dataclass(frozen=True)
+class ExactResult:
+    """What the solver found: `orders` None when nothing better than what it was given."""
+
+    orders: Orders | None
+    makespan_s: float
+    lower_bound_s: float
+    proven: bool
+    """Whether the solver closed its search."""
+    cut_by_clock: bool
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message on its link, in ticks; `queue`: messages of one way and stage."""
+
+    queue: tuple[int, int]
+    ready: Any
+    start: Any
+    size: int
+
+
+@dataclass
+class _Model:
+    """The variables: `start` by code of action, as ticks."""
+
+    model: Any
+    step: SearchStep
+    ticks: Ticks
+    split: bool
+    horizon: int
+    start: dict[int, Any] = field(default_factory=dict)
+    size: dict[int, int] = field(default_factory=dict)
+    link_intervals: dict[int, list[Any]] = field(default_factory=dict)
+    sent: dict[int, list[_Sent]] = field(default_factory=dict)
+    """Messages by link."""
+    arrival: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    makespan: Any = None
+
+    def code(self, stage: int, kind: int, microbatch: int) -> int:
+        return 4 * (stage * self.step.problem.num_microbatches + microbatch) + kind
+
+    def begin(self, stage: int, kind: int, microbatch: int) -> Any:
+        return self.start[self.code(stage, kind, microbatch)]
+
+    def end(self, stage: int, kind: int, microbatch: int) -> Any:
+        code = self.code(stage, kind, microbatch)
+        return self.start[code] + self.size[code]
+
+    @property
+    def back(self) -> int:
+        """The kind that makes the gradient of the input."""
+        return 1 if self.split else 3
+
+    @property
+    def last(self) -> int:
+        """The kind that ends with a microbatch."""
+        return 2 if self.split else 3
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        return (0, 1, 2) if self.split else (0, 3)
+
+
+def solve(
+    step: SearchStep,
+    best: tuple[float, Orders],
+    lower_bound_s: float,
+    *,
+    time_limit_s: float,
+    effort: float = 1e9,
+    seed: int = 0,
+    split: bool = True,
+    in_order: bool | None = None,
+    on_better: Callable[[float, Orders], None] = lambda makespan_s, orders: None,
+) -> ExactResult:
+    """Look for orders better than `best` (makespan_s, orders), or prove that there are none.
+
+    `in_order`: microbatches of one stage and kind in their sequence. None: where they are alike, for then nothing is
+    lost; if asked for elsewhere, no bound follows. `effort` is CP-SAT's deterministic time, the same on every machine.
+    """
+    from ortools.sat.python import cp_model  # here, for it takes most of a second to import
+
+    durations = np.concatenate([step.arrays.duration_s.ravel(), step.arrays.transfer_s.ravel(), step.arrays.latency_s])
+    ticks = choose_ticks(np.concatenate([durations, step.arrays.sync_s.ravel()]), best[0])
+    ordered = step.alike if in_order is None else in_order
+    built = _build(cp_model.CpModel(), step, ticks, best[0], lower_bound_s, split, ordered)
+    _hint(built, step, best[1])
+    watcher = _watcher(cp_model, built, best[0], on_better)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.num_workers = 1  # what a second would add is not the same in every run, and proved no sooner
+    solver.parameters.random_seed = seed
+    solver.parameters.cp_model_probing_level, solver.parameters.symmetry_level = 0, 0
+    status = solver.solve(built.model, watcher)
+    closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+    sound = ordered == step.alike or not ordered
+    bound_s = lower_bound_s
+    if sound:
+        in_ticks = built.horizon + 1 if status == cp_model.INFEASIBLE else solver.best_objective_bound
+        bound_s = min(watcher.makespan_s, max(lower_bound_s, float(in_ticks) * ticks.seconds))
+    cut = not closed and solver.response_proto.deterministic_time < 0.99 * effort
+    return ExactResult(watcher.orders, watcher.makespan_s, bound_s, closed and sound, cut)
+
+
+def _build(
+    model: Any, step: SearchStep, ticks: Ticks, best_s: float, lower_bound_s: float, split: bool, in_order: bool
+) -> _Model:
+    horizon = max(ticks.up(best_s) - 1, 0)  # only what is faster is of interest: infeasible means proven
+    built = _Model(model, step, ticks, split, horizon)
+    _add_actions(built)
+    _add_messages(built)
+    _add_first_come(built, in_order)
+    _add_precedence(built, in_order)
+    _add_memory(built, in_order)
+    _add_gathers(built)
+    floor = min(int(ticks.down(lower_bound_s)), built.horizon)
+    built.makespan = model.new_int_var(floor, built.horizon, "makespan")
+    _add_ends(built)
+    for intervals in built.link_intervals.values():
+        model.add_no_overlap(intervals)
+    model.minimize(built.makespan)
+    return built
+
+
+def _cells(step: SearchStep) -> Iterator[tuple[int, int]]:
+    num_stages, num_microbatches = step.held_bytes.shape
+    return ((stage, j) for stage in range(num_stages) for j in range(num_microbatches))
+
+
+def _add_actions(built: _Model) -> None:
+    """An interval per action; a rank does one thing at a time."""
+    step, model = built.step, built.model
+    sizes = built.ticks.down(step.arrays.duration_s)
+    of_rank: list[list[Any]] = [[] for _ in range(step.arrays.num_ranks)]
+    for stage, j in _cells(step):
+        for kind in built.kinds:
+            code, size = built.code(stage, kind, j), int(sizes[kind, stage, j])
+            built.start[code] = model.new_int_var(0, built.horizon, "")
+            built.size[code] = size
+            interval = model.new_fixed_size_interval_var(built.start[code], size, "")
+            of_rank[step.arrays.rank_of_stage[stage]].append(interval)
+    for intervals in of_rank:
+        model.add_no_overlap(intervals)
+
+
+def _add_messages(built: _Model) -> None:
+    """`arrival` of every message at its consumer; those on a link are intervals there."""
+    step, model = built.step, built.model
+    sizes, latency = built.ticks.down(step.arrays.transfer_s), built.ticks.down(step.arrays.latency_s)
+    num_stages = step.held_bytes.shape[0]
+    for way, kind, shift in ((FORWARD, 0, 1), (BACKWARD, built.back, -1)):
+        for stage, j in _cells(step):
+            if not 0 <= stage + shift < num_stages:
+                continue
+            ready, link = built.end(stage, kind, j), int(step.arrays.link[way, stage, j])
+            arrival = ready
+            if link >= 0:
+                size = int(sizes[way, stage, j])
+                arrival = ready + size + int(latency[link])
+                if size:
+                    sent = model.new_int_var(0, built.horizon, "")
+                    model.add(sent >= ready)
+                    interval = model.new_fixed_size_interval_var(sent, size, "")
+                    built.link_intervals.setdefault(link, []).append(interval)
+                    built.sent.setdefault(link, []).append(_Sent((way, stage), ready, sent, size))
+                    arrival = sent + size + int(latency[link])
+            built.arrival[way, stage + shift, j] = arrival
+
+
+def _add_first_come(built: _Model, in_order: bool) -> None:
+    """A link that one rank feeds serves in the order in which that rank made the messages.
+
+    Left out where it would take too many pairs, and on links of several ranks: the model then allows more than is so.
+    """
+    for link, messages in built.sent.items():
+        if built.step.arrays.shared[link]:
+            continue
+        if in_order:
+            for one, other in pairwise(sorted(messages, key=lambda message: message.queue)):
+                if one.queue == other.queue:
+                    built.model.add(one.start + one.size <= other.start)
+        pairs = [
+            (one, other) for one, other in combinations(messages, 2) if not (in_order and one.queue == other.queue)
+        ]
+        for one, other in pairs if len(pairs) <= _MAX_PAIRS else ():
+            first = built.model.new_bool_var("")
+            for before, after, literal in ((one, other, first), (other, one, first.negated())):
+                built.model.add(before.ready <= after.ready).only_enforce_if(literal)
+                built.model.add(before.start + before.size <= after.start).only_enforce_if(literal)
+
+
+def _add_precedence(built: _Model, in_order: bool) -> None:
+    """F before I before W, nothing before its message, and microbatches in their sequence."""
+    model, num_microbatches = built.model, built.step.held_bytes.shape[1]
+    for stage, j in _cells(built.step):
+        model.add(built.begin(stage, built.back, j) >= built.end(stage, 0, j))
+        if built.split:
+            model.add(built.begin(stage, 2, j) >= built.end(stage, 1, j))
+        for way, kind in ((FORWARD, 0), (BACKWARD, built.back)):
+            if (way, stage, j) in built.arrival:
+                model.add(built.begin(stage, kind, j) >= built.arrival[way, stage, j])
+        if in_order and j + 1 < num_microbatches:
+            for kind in built.kinds:
+                model.add(built.begin(stage, kind, j + 1) >= built.end(stage, kind, j))
+
+
+def _add_memory(built: _Model, in_order: bool) -> None:
+    step = built.step
+    for rank in range(step.arrays.num_ranks):
+        stages = step.stages[step.stages_begin[rank] : step.stages_begin[rank + 1]]
+        if len(stages) and np.isfinite(step.room_bytes[rank]):
+            held, kept = (
+                step.held_bytes[stages],
+                step.kept_bytes[stages] if built.split else 0.0 * step.kept_bytes[stages],
+            )
+            if held.sum() > step.room_bytes[rank]:
+                _add_rank_memory(built, rank, stages, np.minimum(held, kept), held)
+                if in_order:
+                    _add_windows(built, rank, stages, held)
+
+
+def _add_rank_memory(built: _Model, rank: int, stages: Ints, kept: Any, held: Any) -> None:
+    """Two intervals per microbatch: from F to the end of I what I gives back, from F to the end of W the rest."""
+    parts = [(kept, built.last), (held - kept, built.back)]
+    intervals, demands = [], []
+    for place, stage in enumerate(stages.tolist()):
+        for j in range(held.shape[1]):
+            for part, kind in parts:
+                if part[place, j] > 0:
+                    size = built.model.new_int_var(0, built.horizon, "")
+                    intervals.append(
+                        built.model.new_interval_var(built.begin(stage, 0, j), size, built.end(stage, kind, j), "")
+                    )
+                    demands.append(float(part[place, j]))
+    capacity, units = _memory_units(float(built.step.room_bytes[rank]), np.array(demands))
+    built.model.add_cumulative(intervals, units, capacity)
+
+
+def _memory_units(room: float, demands: Any) -> tuple[int, list[int]]:
+    """(capacity, demands) as whole numbers; exact where all demands are equal, else rounded in favour of fitting."""
+    if (demands == demands[0]).all():
+        return int(room / demands[0]), [1] * len(demands)
+    unit = room / _MEMORY_UNITS
+    return _MEMORY_UNITS, np.floor(demands / unit * (1 + 1e-12)).astype(int).tolist()
+
+
+def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
+    """At most K microbatches fit between F and I, so F of j waits for the end of I of j - K (of W if all is stash)."""
+    for place, stage in enumerate(stages.tolist()):
+        if not held[place].min() > 0:
+            continue
+        window = int(built.step.room_bytes[rank] / held[place].min())
+        all_stash = (built.step.kept_bytes[stage] >= held[place]).all()
+        kind = built.last if all_stash else built.back
+        for j in range(window, held.shape[1]):
+            built.model.add(built.begin(stage, 0, j) >= built.end(stage, kind, j - window))
+
+
+def _add_gathers(built: _Model) -> None:
+    """Gathers before the first forward."""
+    arrays, model = built.step.arrays, built.model
+    sizes, latency = built.ticks.down(arrays.sync_s), built.ticks.down(arrays.latency_s)
+    num_stages, num_microbatches = built.step.held_bytes.shape
+    for stage in range(num_stages):
+        link = int(arrays.sync_link[0, stage])
+        if link >= 0:
+            done = _collective(built, link, int(sizes[0, stage]), []) + int(latency[link])
+            for j in range(num_microbatches):
+                model.add(built.begin(stage, 0, j) >= done)
+
+
+def _collective(built: _Model, link: int, size: int, ready: list[Any]) -> Any:
+    """A collective on its link, once all is `ready`; returns its end."""
+    sent = built.model.new_int_var(0, built.horizon, "")
+    for earlier in ready:
+        built.model.add(sent >= earlier)
+    built.link_intervals.setdefault(link, []).append(built.model.new_fixed_size_interval_var(sent, size, ""))
+    return sent + size
+
+
+def _add_ends(built: _Model) -> None:
+    """The step ends no earlier than anything."""
+    arrays, (num_stages, num_microbatches) = built.step.arrays, built.step.held_bytes.shape
+    sizes, latency = built.ticks.down(arrays.sync_s), built.ticks.down(arrays.latency_s)
+    for stage in range(num_stages):
+        ends = [built.end(stage, built.last, j) for j in range(num_microbatches)]
+        link = int(arrays.sync_link[1, stage])
+        if link >= 0:
+            ends = [*ends, _collective(built, link, int(sizes[1, stage]), ends) + int(latency[link])]
+        for end in ends:
+            built.model.add(built.makespan >= end)
+
+
+def _hint(built: _Model, step: SearchStep, orders: Orders) -> None:
+    """Start times of the best known orders."""
+    for code, start_s in zip(orders[0].tolist(), Player(step).start_s(orders).tolist(), strict=True):
+        if code in built.start:
+            built.model.add_hint(built.start[code], int(built.ticks.down(start_s)))
+
+
+def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[float, Orders], None]) -> Any:
+    """Keeps the best order among the solver's answers, by our simulator's time."""
+    player = Player(built.step)
+
+    class Watcher(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+        orders: Orders | None = None
+        makespan_s = best_s
+
+        def on_solution_callback(self) -> None:
+            orders = _orders_of({code: self.value(start) for code, start in built.start.items()}, built)
+            makespan_s = player.makespan_s(orders)
+            if makespan_s < self.makespan_s * (1 - 1e-12) and player.fits_memory(orders):
+                self.orders, self.makespan_s = orders, makespan_s
+                on_better(makespan_s, orders)
+
+    return Watcher()
+
+
+def _orders_of(start: dict[int, int], built: _Model) -> Orders:
+    """The order of start times on every rank; of equal ones what takes no time comes first."""
+    num_microbatches = built.step.held_bytes.shape[1]
+    of_rank: list[list[int]] = [[] for _ in range(built.step.arrays.num_ranks)]
+    for code in start:
+        of_rank[built.step.arrays.rank_of_stage[(code >> 2) // num_microbatches]].append(code)
+    for codes in of_rank:
+        codes.sort(key=lambda code: (start[code], built.size[code] > 0, code & 3, code))
+    begin = np.concatenate(([0], np.cumsum([len(codes) for codes in of_rank]))).astype(np.int32)
+    return np.array([code for codes in of_rank for code in codes], np.int32), begin

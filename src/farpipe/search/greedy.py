@@ -1,0 +1,65 @@
+"""Greedy orders: every combination of what the rules leave open is tried, the best is kept."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from farpipe.search.step import Orders, Player, SearchStep
+from farpipe.simulate.lowering import BACKWARD, FORWARD, Floats, Ints
+
+MAX_ACTIONS_IN_ALL = 20_000_000
+"""Over all tries together: about ten seconds' work; of steps larger than that fewer tastes are tried."""
+
+
+def greedy_orders(step: SearchStep, *, split: bool = True) -> list[tuple[float, Orders]]:
+    """(makespan_s, orders) of every greedy try, best first; empty when one microbatch does not fit some rank.
+
+    `split`: backwards as I and W, else as B.
+    """
+    from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
+
+    compiled: Any = greedy_kernel.greedy
+    player = Player(step)
+    found: dict[bytes, tuple[float, Orders]] = {}
+    most = max(1, MAX_ACTIONS_IN_ALL // step.num_actions)
+    memory = (step.held_bytes, step.kept_bytes, step.room_bytes)
+    for (in_flight, taste), _ in zip(tries(step, split), range(most), strict=False):
+        where = (step.arrays.num_ranks, step.stages, step.stages_begin)
+        orders = compiled(step.tables, *where, *memory, in_flight, taste)
+        if orders[0].size and (key := orders[0].tobytes()) not in found:
+            found[key] = player.makespan_s(orders), orders
+    return sorted(found.values(), key=lambda pair: pair[0])
+
+
+def tries(step: SearchStep, split: bool) -> Iterator[tuple[Ints, Floats]]:
+    """(most in flight per stage, taste): the likely ones first. The places of a taste are `greedy_kernel`'s."""
+    rules = ((0.0, 1.0), (0.0, 0.0), (1.0, 0.0))  # alternate, backward first, forward first
+    deep = (0.0, 1.0) if step.problem.num_stages > step.problem.num_ranks else (0.0,)
+    fillers = product((0.0, 1.0), (0.5, 0.0, 1.0)) if split else ((0.0, 0.0),)
+    for (by_weights, overshoot), (first, mixed), deepest in product(fillers, rules, deep):
+        for in_flight in depths(step):
+            yield in_flight, np.array([first, deepest, mixed, by_weights, overshoot, float(split)])
+
+
+def depths(step: SearchStep) -> Iterator[Ints]:
+    """How many microbatches may be in flight per stage: any that fit; then what hides the round trip, and around it."""
+    num_stages, num_microbatches = step.held_bytes.shape
+    everything = np.full(num_stages, num_microbatches, np.int32)
+    yield everything
+    hiding = round_trips_s(step) / max(float(step.arrays.duration_s[[0, 3]].sum(axis=0).mean(axis=1).max()), 1e-300)
+    for extra in (0, 1, 2, 4):
+        wanted = np.ceil(np.minimum(hiding, num_microbatches) - 1e-9) + extra
+        yield np.clip(wanted, 1, num_microbatches).astype(np.int32)
+
+
+def round_trips_s(step: SearchStep) -> Floats:
+    """[S]: from the start of F to the end of W of one microbatch alone in the pipeline, on average."""
+    arrays = step.arrays
+    stage_s = arrays.duration_s[[0, 1]].sum(axis=0).mean(axis=1)
+    latency_s = np.concatenate([arrays.latency_s, [0.0, 0.0]])  # the last two for FREE and NOTHING
+    travel_s = (arrays.transfer_s + latency_s[arrays.link]).mean(axis=2)
+    hop_s = np.append(travel_s[FORWARD, :-1] + travel_s[BACKWARD, 1:], 0.0)
+    below = np.cumsum((stage_s + hop_s)[::-1])[::-1]
+    return np.asarray(below + arrays.duration_s[2].mean(axis=1))

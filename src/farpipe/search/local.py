@@ -1,0 +1,79 @@
+"""Local search over orders: annealing from several seeds, in rounds of a fixed number of evaluations."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from farpipe.search.step import Orders, Player, SearchStep
+
+NUM_THREADS: Final = 2
+"""Annealings side by side. A constant, for the answer must not depend on the machine."""
+HOT, COLD = 0.3, 0.01
+"""Temperatures at the start and the end of a round, in mean action durations."""
+
+
+@dataclass
+class Walk:
+    """One annealing: where it is best, and how good that is."""
+
+    orders: Orders
+    makespan_s: float
+
+
+Report = Callable[[float, Orders], bool]
+"""Told of (makespan_s, orders) of the best after every round; True: go on."""
+
+
+def improve(
+    step: SearchStep,
+    seeds: Sequence[tuple[float, Orders]],
+    *,
+    num_evaluations: int,
+    num_rounds: int = 8,
+    seed: int = 0,
+    target_s: float = 0.0,
+    report: Report = lambda makespan_s, orders: True,
+) -> tuple[float, Orders]:
+    """The best orders found from `seeds` (makespan_s, orders) with `num_evaluations` in all: (makespan_s, orders).
+
+    The first seeds get a walk each; after every second round all go on from the best. The same
+    step, seeds, seed and numbers give the same answer, unless `report` ends it. Seeds must be valid and fit memory.
+    """
+    walks = [Walk(orders, makespan_s) for makespan_s, orders in seeds[:NUM_THREADS]]
+    walks += [Walk(walks[0].orders, walks[0].makespan_s) for _ in range(NUM_THREADS - len(walks))]
+    players = [Player(step) for _ in walks]
+    each = max(1, num_evaluations // (num_rounds * len(walks)))
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for index in range(num_rounds):
+            heat = HOT * 0.7**index
+            rounds = [(players[w], walk, each, heat, target_s, _seed(seed, index, w)) for w, walk in enumerate(walks)]
+            walks = list(pool.map(_anneal, *zip(*rounds, strict=True)))
+            best = min(walks, key=lambda walk: walk.makespan_s)
+            if not report(best.makespan_s, best.orders) or best.makespan_s <= target_s:
+                break
+            if index % 2:
+                walks = [best] * len(walks)
+    return best.makespan_s, best.orders
+
+
+def _seed(seed: int, index: int, walk: int) -> int:
+    return int(np.random.SeedSequence((seed, index, walk)).generate_state(1)[0])
+
+
+def _anneal(player: Player, walk: Walk, num_evaluations: int, heat: float, target_s: float, seed: int) -> Walk:
+    from farpipe.search import local_kernel  # here, for numba takes a third of a second to import
+
+    step = player.step
+    compiled: Any = local_kernel.anneal
+    codes, begin = walk.orders[0].copy(), walk.orders[1]
+    memory = (step.held_bytes, step.kept_bytes, step.room_bytes)
+    unit = step.mean_action_s
+    temperatures_s = (heat * unit, COLD * unit) if unit else (1e-12, 1e-12)
+    where: tuple[Any, ...] = (codes, begin, step.tables, player.out(codes.size), player.scratch, memory)
+    makespan_s, _ = compiled(
+        *where, step.work_s, temperatures_s, num_evaluations, step.alike, target_s * (1 + 1e-12), seed
+    )
+    return Walk((codes, begin), makespan_s)

@@ -1,0 +1,208 @@
+"""The compiled local search: simulated annealing over the orders of all ranks.
+
+A move swaps two neighbouring blocks of a rank's order (a block of one action is a shift); a chained move shifts the
+same microbatch on several ranks in a row. Where microbatches are alike, those of one stage and kind keep their
+sequence: what a move carries past its like is renumbered. The rules on a rank and its memory are checked over the
+changed stretch only, the rest (deadlock, time) by the simulator's kernel.
+
+There is no move that joins I and W into B: in our model B is never faster than I at once followed by W.
+"""
+
+import numpy as np
+from numba import njit
+
+from farpipe.simulate.kernel import makespan
+
+_F, _I, _W, _B = 0, 1, 2, 3
+MAX_STRETCH = 64
+"""Actions between the ends of a move, at most."""
+_MAX_CHAIN = 8
+
+
+@njit(cache=True, nogil=True)
+def anneal(  # type: ignore[no-untyped-def]
+    codes, begin, tables, out, scratch, memory, rank_work_s, temperatures_s, num_evaluations, renumber, target_s, seed
+):
+    """Improve `codes` in place into the best orders found; returns (makespan_s, evaluations done).
+
+    `memory` = (held [S, M], kept [S, M], room [R]); temperatures fall from the first to the second of
+    `temperatures_s`. Stops early at `target_s`.
+    """
+    np.random.seed(seed)
+    num_ranks, rank_of_stage = begin.size - 1, tables[2]
+    current, level, place = codes.copy(), np.empty(codes.size), np.empty(4 * tables[0][0] * tables[0][1], np.int32)
+    _lay_out(current, begin, memory, level, place)
+    state = (current, begin, memory, level, place, tables[0][1], rank_of_stage)
+    undo = (np.empty((_MAX_CHAIN, 3), np.int64), np.empty((_MAX_CHAIN, MAX_STRETCH), np.int32))
+    cursor = np.empty(4 * tables[0][0], np.int64)
+    no_limit = np.full(num_ranks, np.inf)
+    now_s = makespan(current, begin, tables, out, scratch, no_limit)
+    best_s, cooling = now_s, np.log(temperatures_s[1] / temperatures_s[0]) / max(num_evaluations, 1)
+    for evaluation in range(num_evaluations):
+        if best_s <= target_s:
+            return best_s, evaluation
+        touched = _move(state, undo, cursor, renumber)
+        if touched == 0:
+            continue
+        temperature_s = temperatures_s[0] * np.exp(cooling * evaluation)
+        limit_s = now_s - temperature_s * np.log(1.0 - np.random.random())
+        limit_s = max(limit_s, now_s * (1 + 1e-12))
+        new_s = makespan(current, begin, tables, out, scratch, limit_s - rank_work_s) if touched > 0 else np.inf
+        if new_s > limit_s:
+            _take_back(state, undo, abs(touched))
+            continue
+        now_s = new_s
+        if new_s < best_s * (1 - 1e-12):
+            best_s = new_s
+            codes[:] = current
+    return best_s, num_evaluations
+
+
+@njit(cache=True)
+def _lay_out(codes, begin, memory, level, place):  # type: ignore[no-untyped-def]
+    """Bytes in use before every action, and the place of every action in the orders (-1: it does not exist)."""
+    place[:] = -1
+    for rank in range(begin.size - 1):
+        used = 0.0
+        for at in range(begin[rank], begin[rank + 1]):
+            level[at] = used
+            used += _taken(codes[at], memory)
+            place[codes[at]] = at
+
+
+@njit(cache=True, inline="always")
+def _taken(code, memory):  # type: ignore[no-untyped-def]
+    """Bytes that an action takes for good (less than 0: gives back)."""
+    held, kept = memory[0], memory[1]
+    stage, microbatch = (code >> 2) // held.shape[1], (code >> 2) % held.shape[1]
+    kind = code & 3
+    if kind == _F:
+        return held[stage, microbatch]
+    if kind == _B:
+        return -held[stage, microbatch]
+    if kind == _W:
+        return -kept[stage, microbatch]
+    return kept[stage, microbatch] - held[stage, microbatch]
+
+
+@njit(cache=True)
+def _move(state, undo, cursor, renumber):  # type: ignore[no-untyped-def]
+    """Make a random move; returns the number of ranks changed: 0 nothing, negative: it broke a rule on the last."""
+    begin = state[1]
+    num_ranks = begin.size - 1
+    rank = np.random.randint(num_ranks)
+    size = begin[rank + 1] - begin[rank]
+    if size < 2:
+        return 0
+    at = begin[rank] + np.random.randint(size)
+    reach = 1 + int(-np.log(1.0 - np.random.random()) * 5.0)
+    reach = min(reach, MAX_STRETCH // 2)
+    shift = reach if np.random.random() < 0.5 else -reach
+    if num_ranks > 1 and np.random.random() < 0.25:
+        return _chain(state, undo, cursor, renumber, at, shift)
+    block = 1
+    if np.random.random() < 0.3:
+        block += int(-np.log(1.0 - np.random.random()) * 3.0)
+    if shift > 0:
+        low, middle, high = at, at + min(block, MAX_STRETCH // 2), at + min(block, MAX_STRETCH // 2) + shift
+    else:
+        low, middle, high = at + shift, at, at + min(block, MAX_STRETCH // 2)
+    low, high = max(low, begin[rank]), min(high, begin[rank + 1])
+    return _swap_blocks(state, undo, cursor, renumber, 0, rank, low, middle, high)
+
+
+@njit(cache=True)
+def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped-def]
+    """Shift an action and the same microbatch's action of the following stages by the same number of places."""
+    codes, begin, _, _, place, num_microbatches, rank_of_stage = state
+    code, touched = codes[at], 0
+    length = 2 + np.random.randint(_MAX_CHAIN - 1)
+    seen = np.full(length, -1, np.int64)
+    for link in range(length):
+        stage = (code >> 2) // num_microbatches + link
+        if stage >= rank_of_stage.size:
+            break
+        rank = rank_of_stage[stage]
+        here = place[code + 4 * link * num_microbatches]
+        if here < 0 or (seen == rank).any():
+            break
+        seen[link] = rank
+        low, middle, high = (here, here + 1, here + 1 + shift) if shift > 0 else (here + shift, here, here + 1)
+        low, high = max(low, begin[rank]), min(high, begin[rank + 1])
+        if low >= middle or middle >= high:
+            continue
+        changed = _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high)
+        if changed < 0:
+            return changed
+        touched = max(touched, changed)
+    return touched
+
+
+@njit(cache=True)
+def _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high):  # type: ignore[no-untyped-def]
+    """Swap codes[low:middle] and codes[middle:high]; returns touched + 1, its negative if a rule is broken, or 0."""
+    codes, _, memory, level, place, num_microbatches, _ = state
+    stretches, saved = undo
+    if low >= middle or middle >= high or high - low > MAX_STRETCH:
+        return 0
+    size, first = high - low, middle - low
+    for i in range(size):
+        saved[touched, i] = codes[low + i]
+    stretches[touched, 0], stretches[touched, 1], stretches[touched, 2] = low, high, rank
+    for i in range(size):
+        codes[low + i] = saved[touched, i + first if i + first < size else i + first - size]
+    if renumber:
+        _keep_sequence(codes, low, high, saved[touched], cursor, num_microbatches)
+    for at in range(low, high):
+        place[codes[at]] = at
+    return touched + 1 if _sound(codes, low, high, memory, level, place, rank) else -touched - 1
+
+
+@njit(cache=True)
+def _keep_sequence(codes, low, high, before, cursor, num_microbatches):  # type: ignore[no-untyped-def]
+    """Give the actions of each stage and kind the microbatches in the sequence in which they stood before."""
+    for at in range(low, high):
+        cursor[4 * ((codes[at] >> 2) // num_microbatches) + (codes[at] & 3)] = 0
+    for at in range(low, high):
+        stage, kind = (codes[at] >> 2) // num_microbatches, codes[at] & 3
+        token = 4 * stage + kind
+        i = cursor[token]
+        while (before[i] >> 2) // num_microbatches != stage or (before[i] & 3) != kind:
+            i += 1
+        codes[at] = before[i]
+        cursor[token] = i + 1
+
+
+@njit(cache=True)
+def _sound(codes, low, high, memory, level, place, rank):  # type: ignore[no-untyped-def]
+    """Whether codes[low:high] keep F before I before W, and memory; brings `level` up to date as far as they do."""
+    room = memory[2][rank]
+    used = level[low]
+    for at in range(low, high):
+        code = codes[at]
+        kind, base = code & 3, code & ~3
+        level[at] = used
+        used += _taken(code, memory)
+        if kind == _F:
+            if used > room:
+                return False
+        elif kind == _W:
+            if place[base + _I] > at:
+                return False
+        elif place[base + _F] > at:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _take_back(state, undo, touched):  # type: ignore[no-untyped-def]
+    codes, _, memory, level, place, _, _ = state
+    stretches, saved = undo
+    for change in range(touched - 1, -1, -1):
+        low, high = stretches[change, 0], stretches[change, 1]
+        used = level[low]
+        for at in range(low, high):
+            codes[at] = saved[change, at - low]
+            place[codes[at]] = at
+            level[at] = used
+            used += _taken(codes[at], memory)

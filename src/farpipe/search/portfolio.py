@@ -1,0 +1,274 @@
+"""The best order for a step: named orders, greedy, local search, exact, each handing on its best, at any time limit."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.problem import Problem
+from farpipe.schedule import Action, Schedule, check
+from farpipe.schedule.bounds import lower_bound_s
+from farpipe.schedule.library import ORDERS, order
+from farpipe.search.exact import solve
+from farpipe.search.greedy import greedy_orders
+from farpipe.search.local import improve
+from farpipe.search.step import (
+    Orders,
+    Player,
+    SearchStep,
+    fits_memory,
+    search_step,
+    split_backwards,
+    to_orders,
+    to_schedule,
+)
+from farpipe.simulate import Timeline, simulate
+from farpipe.strict import nearest
+
+METHODS: Final = ("named", "greedy", "local", "exact")
+"""The stages of the search, in the order in which they hand on their best."""
+
+SEARCHES: Final[dict[str, tuple[str, ...]]] = {
+    "greedy": ("greedy",),
+    "local": ("named", "greedy", "local"),
+    "exact": METHODS,
+    "auto": METHODS,
+}
+"""What each method that users may name goes through; ``auto`` leaves the exact search out where steps are large."""
+
+_CLOSE: Final = 1e-9
+_PLAYED_ACTIONS_PER_S: Final = 2.5e7
+"""Sets how many evaluations a second of time limit is worth: about what a slow or busy core does."""
+_LOCAL_SHARE, _EFFORT_SHARE = 0.3, 0.2
+_MAX_EXACT_ACTIONS: Final = 1500
+"""Larger steps are left to the local search, which does better there, unless `always_exact`."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search has come."""
+
+    method: str
+    elapsed_s: float
+    makespan_s: float
+    lower_bound_s: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best order and how good it is."""
+
+    schedule: Schedule
+    """`method` is the name of what made it, such as ``auto (local)``."""
+    timeline: Timeline
+    lower_bound_s: float
+    gap: float
+    """makespan / lower bound - 1."""
+    proven: bool
+    """Whether no order can be faster."""
+    cut_by_clock: bool
+    """Whether the search ended for the time limit (or Ctrl-C): another run may then find another order."""
+    history: tuple[Progress, ...]
+    """Every time that the best order or the bound got better."""
+
+
+@dataclass
+class _Best:
+    """What is known so far."""
+
+    step: SearchStep
+    deadline_s: float
+    began_s: float
+    bound_s: float
+    on_progress: Callable[[Progress], None]
+    makespan_s: float = math.inf
+    orders: Orders | None = None
+    made_by: str = ""
+    seeds: list[tuple[float, Orders]] = field(default_factory=list)
+    history: list[Progress] = field(default_factory=list)
+    cut_by_clock: bool = False
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    @property
+    def proven(self) -> bool:
+        return bool(self.makespan_s <= self.bound_s * (1 + _CLOSE))
+
+    def offer(self, method: str, makespan_s: float, orders: Orders) -> None:
+        """Keep `orders` if they are better than what there is."""
+        if makespan_s < self.makespan_s * (1 - 1e-12):
+            self.makespan_s, self.orders, self.made_by = makespan_s, orders, method
+            self._tell(method)
+
+    def raise_bound(self, method: str, bound_s: float) -> None:
+        """A better lower bound; never above what was found, which rounding could make of it."""
+        if bound_s > self.bound_s:
+            self.bound_s = min(bound_s, self.makespan_s)
+            self._tell(method)
+
+    def _tell(self, method: str) -> None:
+        news = Progress(method, time.monotonic() - self.began_s, self.makespan_s, self.bound_s)
+        self.history.append(news)
+        self.on_progress(news)
+
+
+def search(
+    problem: Problem,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    methods: Iterable[str] = METHODS,
+    *,
+    split: bool = True,
+    always_exact: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Found:
+    """The best order for `problem` that can be found in about `time_limit_s` seconds.
+
+    Ends early when it is proven that none is faster; on KeyboardInterrupt with the best so far. `split`: backwards may
+    be done as I and W; else only as B. `always_exact`: the exact search however large the step. The same arguments give
+    the same schedule unless `cut_by_clock`. Raises InfeasibleError when one microbatch alone does not fit some rank,
+    UsageError for unknown methods.
+    """
+    chosen = _known(methods)
+    began_s = time.monotonic()
+    best = _Best(search_step(problem), began_s + time_limit_s, began_s, lower_bound_s(problem), on_progress)
+    try:
+        for method in METHODS:
+            too_large = method == "exact" and not always_exact and best.step.num_actions > _MAX_EXACT_ACTIONS
+            if method not in chosen or best.proven or too_large:
+                continue
+            if best.orders is not None and best.left_s <= 0:
+                best.cut_by_clock = True
+                break
+            _STAGES[method](best, time_limit_s, seed, split)
+    except KeyboardInterrupt:
+        if best.orders is None:
+            raise
+        best.cut_by_clock = True
+    return _found(best)
+
+
+def _known(methods: Iterable[str]) -> tuple[str, ...]:
+    chosen = tuple(methods)
+    for name in chosen:
+        if name not in METHODS:
+            raise UsageError(f"there is no search {name!r}{nearest(name, METHODS)}; known: {', '.join(METHODS)}")
+    return chosen
+
+
+def _found(best: _Best) -> Found:
+    if best.orders is None:
+        _one_by_one(best)
+    assert best.orders is not None
+    problem = best.step.problem
+    schedule = to_schedule(best.orders, problem.num_microbatches, best.made_by)
+    check(problem, schedule)
+    timeline = simulate(problem, schedule)
+    bound_s = float(min(best.bound_s, timeline.makespan_s))
+    gap = timeline.makespan_s / bound_s - 1 if bound_s else 0.0
+    return Found(schedule, timeline, bound_s, gap, best.proven, best.cut_by_clock, tuple(best.history))
+
+
+def _one_by_one(best: _Best) -> None:
+    """One microbatch after the other: what fits wherever anything fits, and else says which rank is too small."""
+    problem = best.step.problem
+    ranks = tuple(
+        tuple(
+            action
+            for j in range(problem.num_microbatches)
+            for action in [Action(s, "F", j) for s in stages] + [Action(s, "B", j) for s in reversed(stages)]
+        )
+        for stages in problem.stages_of_rank
+    )
+    schedule = Schedule(problem.num_microbatches, ranks, "one by one")
+    check(problem, schedule)
+    orders = to_orders(schedule)
+    best.offer("one by one", Player(best.step).makespan_s(orders), orders)
+
+
+def _named(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
+    player = Player(best.step)
+    for name in ORDERS:
+        try:
+            schedule = order(name, best.step.problem)
+        except (InputError, InfeasibleError):
+            continue
+        variants = {name: schedule, f"{name} split": split_backwards(schedule)} if split else {name: _joined(schedule)}
+        for label, variant in variants.items():
+            if variant is not None and fits_memory(best.step.problem, variant):
+                _offer_seed(best, label, player, to_orders(variant))
+
+
+def _joined(schedule: Schedule) -> Schedule | None:
+    """The schedule if it has no backward in two parts."""
+    return schedule if all(action.kind in "FB" for row in schedule.ranks for action in row) else None
+
+
+def _offer_seed(best: _Best, name: str, player: Player, orders: Orders) -> None:
+    makespan_s = player.makespan_s(orders)
+    best.offer(name, makespan_s, orders)
+    best.seeds.append((makespan_s, orders))
+
+
+def _greedy(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
+    found = greedy_orders(best.step, split=split)
+    for makespan_s, orders in found[:1]:
+        best.offer("greedy", makespan_s, orders)
+    best.seeds.extend(found[:2])
+
+
+def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
+    seeds = _seeds(best, split)
+    plays = _LOCAL_SHARE * time_limit_s * _PLAYED_ACTIONS_PER_S / best.step.num_actions
+    deadline_s = time.monotonic() + best.left_s
+
+    def report(makespan_s: float, orders: Orders) -> bool:
+        best.offer("local", makespan_s, orders)
+        best.cut_by_clock |= time.monotonic() >= deadline_s
+        return not best.cut_by_clock
+
+    improve(best.step, seeds, num_evaluations=int(plays), seed=seed, target_s=best.bound_s, report=report)
+
+
+def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, Orders]]:
+    """Where the local search begins: the best so far, all backwards in the form that is asked for."""
+    if best.orders is None:
+        _one_by_one(best)
+    assert best.orders is not None
+    problem, player = best.step.problem, Player(best.step)
+    seeds = best.seeds or [(best.makespan_s, best.orders)]
+    if split:
+        schedules = [split_backwards(to_schedule(orders, problem.num_microbatches, "")) for _, orders in seeds]
+        seeds = [(player.makespan_s(orders), orders) for orders in map(to_orders, schedules)]
+    return sorted(seeds, key=lambda pair: pair[0])
+
+
+def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
+    result = solve(
+        best.step,
+        _hint(best, split),
+        best.bound_s,
+        time_limit_s=best.left_s,
+        effort=_EFFORT_SHARE * time_limit_s,
+        seed=seed,
+        split=split,
+        on_better=lambda seconds, better: best.offer("exact", seconds, better),
+    )
+    best.cut_by_clock |= result.cut_by_clock
+    best.raise_bound("exact", result.lower_bound_s)
+
+
+def _hint(best: _Best, split: bool) -> tuple[float, Orders]:
+    """The best so far in the form that the exact search works on."""
+    if best.orders is None or not split:
+        return _seeds(best, split)[0]
+    problem = best.step.problem
+    orders = to_orders(split_backwards(to_schedule(best.orders, problem.num_microbatches, "")))
+    return Player(best.step).makespan_s(orders), orders
+
+
+_STAGES: Final = {"named": _named, "greedy": _greedy, "local": _local, "exact": _exact}

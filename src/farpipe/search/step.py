@@ -1,0 +1,157 @@
+"""A Problem as the searches read it: the simulator's flat tables, memory, and what makes a good order good."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.problem import Problem
+from farpipe.schedule import KINDS, Action, Schedule, memory_curve
+from farpipe.schedule.check import exceeds
+from farpipe.simulate.lowering import Floats, Ints, StepArrays, encode, lower
+
+Orders = tuple[Ints, Ints]
+"""The orders of all ranks as codes, and where each rank's begins: as `farpipe.simulate.lowering.encode` makes them."""
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One Problem, lowered once for many evaluations."""
+
+    problem: Problem
+    arrays: StepArrays
+    tables: tuple[Any, ...]
+    """What `farpipe.simulate.kernel.run` reads."""
+    room_bytes: Floats
+    """[R]: what a rank has for activations; infinite where memory is unlimited."""
+    held_bytes: Floats
+    """[S, M]: taken at the start of F."""
+    kept_bytes: Floats
+    """[S, M]: what remains of it from the end of I to the end of W."""
+    stages: Ints
+    """[S]: the stages of rank 0, then those of rank 1, ..., each ascending."""
+    stages_begin: Ints
+    """[R + 1]: where each rank's stages begin in `stages`."""
+    alike: bool
+    """Whether all microbatches are, so that they may be done in their own order without loss."""
+
+    @property
+    def num_actions(self) -> int:
+        """Actions of a schedule whose backwards are split."""
+        return 3 * self.held_bytes.size
+
+    @property
+    def work_s(self) -> Floats:
+        """[R]: all computation of every rank."""
+        stage_s = self.arrays.duration_s[[0, 3]].sum(axis=(0, 2))
+        return np.asarray(np.bincount(self.arrays.rank_of_stage, stage_s, self.problem.num_ranks), np.float64)
+
+    @property
+    def mean_action_s(self) -> float:
+        """The mean duration of F, I and W."""
+        return float(self.arrays.duration_s[:3].mean())
+
+
+def search_step(problem: Problem) -> SearchStep:
+    """Lower `problem` for a search."""
+    arrays = lower(problem)
+    flat = [table.reshape(-1) for table in (arrays.duration_s, arrays.rank_of_stage, arrays.link, arrays.transfer_s)]
+    shape = (problem.num_stages, problem.num_microbatches)
+    held, kept = problem.table("activation_bytes"), problem.table("weight_stash_bytes")
+    counts = [len(stages) for stages in problem.stages_of_rank]
+    rows = (*arrays.duration_s, *arrays.link, *arrays.transfer_s, held, kept)
+    return SearchStep(
+        problem=problem,
+        arrays=arrays,
+        tables=(shape, *flat, arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared),
+        room_bytes=np.array([_room_bytes(problem, rank) for rank in range(problem.num_ranks)]),
+        held_bytes=held,
+        kept_bytes=kept,
+        stages=np.array([stage for stages in problem.stages_of_rank for stage in stages], np.int32),
+        stages_begin=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        alike=all(bool((row == row[:, :1]).all()) for row in rows),
+    )
+
+
+def _room_bytes(problem: Problem, rank: int) -> float:
+    """Rounded up by half of what `check` forgives."""
+    spec = problem.ranks[rank]
+    if spec.memory_bytes is None:
+        return np.inf
+    return spec.memory_bytes * (1 + 5e-10) - spec.static_bytes
+
+
+def fits_memory(problem: Problem, schedule: Schedule) -> bool:
+    """Whether no rank ever holds more than its memory."""
+    return not any(
+        exceeds(float(memory_curve(problem, schedule, rank)[:-1].max(initial=0.0)), spec.memory_bytes)
+        for rank, spec in enumerate(problem.ranks)
+    )
+
+
+class Player:
+    """Plays orders of one step again and again in the same memory; not to be used by two threads at once."""
+
+    def __init__(self, step: SearchStep):
+        from farpipe.simulate import kernel  # here, for numba takes a third of a second to import
+
+        self.step = step
+        self._kernel: Any = kernel
+        arrays = step.arrays
+        num_links, any_shared = arrays.latency_s.size, bool(arrays.shared.any())
+        self.scratch = self._kernel.new_scratch(step.tables[0], arrays.num_ranks, num_links, any_shared)
+        self._no_limit = np.full(arrays.num_ranks, np.inf)
+
+    def out(self, num_actions: int) -> tuple[NDArray[Any], ...]:
+        """New memory for what a play finds."""
+        size = self.step.arrays.link.size
+        return np.empty(num_actions), np.zeros(size), np.empty(size), np.zeros(self.step.arrays.sync_link.shape)
+
+    def makespan_s(self, orders: Orders) -> float:
+        """The step time of `orders`; infinite when they deadlock. Memory is not looked at."""
+        return self._play(orders)[0]
+
+    def start_s(self, orders: Orders) -> Floats:
+        """When every action starts: [num_actions]."""
+        return np.asarray(self._play(orders)[1][0])
+
+    def _play(self, orders: Orders) -> tuple[float, tuple[NDArray[Any], ...]]:
+        codes, begin = orders
+        out = self.out(codes.size)
+        return float(self._kernel.makespan(codes, begin, self.step.tables, out, self.scratch, self._no_limit)), out
+
+    def fits_memory(self, orders: Orders) -> bool:
+        """Whether no rank ever holds more than its memory."""
+        return fits_memory(self.step.problem, to_schedule(orders, self.step.problem.num_microbatches, ""))
+
+
+def to_schedule(orders: Orders, num_microbatches: int, method: str) -> Schedule:
+    """The Schedule that `orders` encode."""
+    codes, begin = orders
+    stage, microbatch = np.divmod(codes >> 2, num_microbatches)
+    rows = zip(stage.tolist(), (codes & 3).tolist(), microbatch.tolist(), strict=True)
+    actions = tuple(Action(s, KINDS[k], j) for s, k, j in rows)
+    ranks = tuple(actions[begin[r] : begin[r + 1]] for r in range(begin.size - 1))
+    return Schedule(num_microbatches, ranks, method)
+
+
+def split_backwards(schedule: Schedule) -> Schedule:
+    """Every B as I and W.
+
+    Never slower: the gradient leaves at the end of I instead of B, and the same memory is free at the end of W.
+    """
+    orders = [
+        [
+            part
+            for action in order
+            for part in ((action._replace(kind="I"), action._replace(kind="W")) if action.kind == "B" else (action,))
+        ]
+        for order in schedule.ranks
+    ]
+    return Schedule(schedule.num_microbatches, tuple(map(tuple, orders)), schedule.method)
+
+
+def to_orders(schedule: Schedule) -> Orders:
+    """The codes of a Schedule."""
+    return encode(schedule)

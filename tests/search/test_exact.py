@@ -1,0 +1,137 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.problem import Problem
+from farpipe.schedule import Action, Schedule, check
+from farpipe.schedule.bounds import lower_bound_s
+from farpipe.search.exact import solve
+from farpipe.search.greedy import greedy_orders
+from farpipe.search.step import Player, fits_memory, search_step, to_orders, to_schedule
+from farpipe.simulate import simulate
+from strategies import POSITIVE_SECONDS, problems
+from two_sites import two_sites
+
+
+def rank_orders(stage, num_microbatches, kinds):
+    """Every order of one stage's actions that keeps F before I before W."""
+    tokens = [j for j in range(num_microbatches) for _ in kinds]
+    for order in set(itertools.permutations(tokens)):
+        seen = [0] * num_microbatches
+        row = []
+        for j in order:
+            row.append(Action(stage, kinds[seen[j]], j))
+            seen[j] += 1
+        yield tuple(row)
+
+
+def brute_force_s(problem, kinds="FIW"):
+    """The step time of the best of all orders that fit memory."""
+    player = Player(search_step(problem))
+    of_stage = [list(rank_orders(s, problem.num_microbatches, kinds)) for s in range(problem.num_stages)]
+    of_rank = [of_stage[stages[0]] for stages in problem.stages_of_rank]
+    idle = [()] * problem.num_ranks
+
+    def fits(rank, row):
+        return fits_memory(problem, Schedule(problem.num_microbatches, (*idle[:rank], row, *idle[rank + 1 :])))
+
+    of_rank = [[row for row in rows if fits(rank, row)] for rank, rows in enumerate(of_rank)]
+    every = (to_orders(Schedule(problem.num_microbatches, rows)) for rows in itertools.product(*of_rank))
+    return min(map(player.makespan_s, every))
+
+
+def exactly(problem, split=True, **options):
+    step = search_step(problem)
+    return solve(
+        step, greedy_orders(step, split=split)[-1], lower_bound_s(problem), time_limit_s=5, split=split, **options
+    )
+
+
+def with_a_link_each(problem: Problem) -> Problem:
+    """Every hop and direction with a link of its own, and no collectives."""
+    links, hops = {}, []
+    for index, hop in enumerate(problem.hops):
+        ways = {}
+        for way in ("forward", "backward"):
+            transfer = getattr(hop, way)
+            if transfer is not None:
+                name = transfer.link if isinstance(transfer.link, str) else transfer.link[0]
+                links[f"{way} {index}"] = problem.links[name]
+                ways[way] = transfer.model_copy(update={"link": f"{way} {index}"})
+        hops.append(type(hop)(**ways))
+    return problem.model_copy(update={"links": links, "hops": tuple(hops), "sync": None})
+
+
+def with_room(problem, room):
+    ranks = tuple(rank.model_copy(update={"memory_bytes": room}) for rank in problem.ranks)
+    return problem.model_copy(update={"ranks": ranks})
+
+
+TINY = problems(max_ranks=2, max_stages=1, max_microbatches=2, seconds=POSITIVE_SECONDS)
+
+
+@given(TINY, st.sampled_from([2.0, 3.0, None]))
+@settings(max_examples=15, deadline=None)
+def test_it_agrees_with_brute_force_where_a_link_serves_one_hop(problem, room):
+    problem = with_room(with_a_link_each(problem), room)
+    result = exactly(problem)
+    assert result.proven
+    assert result.makespan_s == pytest.approx(brute_force_s(problem))
+    assert result.lower_bound_s == pytest.approx(result.makespan_s)
+
+
+@given(problems(max_ranks=3, max_stages=1, max_microbatches=2))
+@settings(max_examples=15, deadline=None)
+def test_its_bound_holds_and_its_answer_is_possible_on_any_tiny_problem(problem):
+    result = exactly(problem)
+    best_s = brute_force_s(problem)
+    assert result.lower_bound_s <= best_s * (1 + 1e-9)
+    assert result.makespan_s >= best_s * (1 - 1e-9)
+
+
+@given(problems(max_ranks=3, max_stages=1, max_microbatches=3, seconds=POSITIVE_SECONDS))
+@settings(max_examples=15, deadline=None)
+def test_joined_backwards_agree_with_brute_force(problem):
+    problem = with_room(with_a_link_each(problem), 4.0)
+    result = exactly(problem, split=False)
+    assert result.makespan_s == pytest.approx(brute_force_s(problem, "FB"))
+    if result.orders is not None:
+        assert {a.kind for row in to_schedule(result.orders, problem.num_microbatches, "").ranks for a in row} == {
+            *"FB"
+        }
+
+
+@given(TINY)
+@settings(max_examples=15, deadline=None)
+def test_more_memory_never_makes_the_optimum_worse(problem):
+    problem = with_a_link_each(problem)
+    found = [exactly(with_room(problem, room)).makespan_s for room in (2.0, 3.0, 4.0)]
+    assert found == sorted(found, reverse=True)
+
+
+@given(TINY)
+@settings(max_examples=15, deadline=None)
+def test_a_faster_link_never_makes_the_optimum_worse(problem):
+    slow = with_a_link_each(problem)
+    links = {name: link.model_copy(update={"latency_s": link.latency_s / 2}) for name, link in slow.links.items()}
+    assert exactly(slow.model_copy(update={"links": links})).makespan_s <= exactly(slow).makespan_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_its_answer_fits_memory_and_is_what_the_simulator_says(chunks):
+    problem = two_sites((3, 4, 2), (1, 1), num_ranks=3, num_microbatches=4, in_flight=2, chunks=chunks)
+    result = exactly(problem)
+    assert result.orders is not None
+    schedule = to_schedule(result.orders, 4, "exact")
+    check(problem, schedule)
+    assert simulate(problem, schedule).makespan_s == result.makespan_s
+
+
+def test_durations_without_a_common_tick_still_give_a_bound():
+    problem = two_sites(
+        (1.0, 2**0.5, 0.7390851332151607), (0.1234567, 0.3), num_ranks=3, num_microbatches=4, in_flight=3
+    )
+    result = exactly(problem)
+    assert result.lower_bound_s <= result.makespan_s <= result.lower_bound_s * 1.001

@@ -1,0 +1,196 @@
+"""The documentation says what is there: commands and options, links, command lines, TOML."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from farpipe.cli.app import app
+from farpipe.plan.reference_points import load_points
+from farpipe.runtime import rank_main
+from farpipe.spec import parse_job
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
+COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RANK_MAIN = "python -m farpipe.runtime.rank_main"
+
+
+def page_name(path):
+    return str(path.relative_to(ROOT))
+
+
+def interface():
+    """Every command, by the words that call it, as the parser sees it."""
+    alone = typer.Typer(add_completion=False)
+    alone.command()(rank_main.main)
+    ours = typer.main.get_command(app).commands
+    return {f"farpipe {name}": command for name, command in ours.items()} | {RANK_MAIN: typer.main.get_command(alone)}
+
+
+INTERFACE = interface()
+
+
+def parameters(command):
+    """Its arguments and options but for --help."""
+    return [parameter for parameter in command.params if "--help" not in parameter.opts]
+
+
+def row(parameter):
+    """A parameter as the reference shows it."""
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    return f"| {names} | {parameter.help} | {shown_default(parameter)} |"
+
+
+def shown_default(parameter):
+    if parameter.required:
+        return "required"
+    if isinstance(parameter.default, bool):
+        return "yes" if parameter.default else "no"
+    return "none" if parameter.default is None else f"`{parameter.default}`"
+
+
+def sections(text):
+    """The text below every second-level heading."""
+    return dict(part.split("\n", 1) for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:])
+
+
+def test_the_reference_has_every_command_and_no_other():
+    assert list(sections(COMMANDS)) == list(INTERFACE)
+
+
+@pytest.mark.parametrize("name", INTERFACE)
+def test_the_reference_has_every_option_and_no_other(name):
+    section, command = sections(COMMANDS)[name], INTERFACE[name]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [row(parameter) for parameter in parameters(command)]
+    assert command.help in section
+
+
+def code_lines(text):
+    """Lines of code blocks, fenced or indented; lines that end in a backslash are joined with the next."""
+    blocks = [body for _, body in FENCE.findall(text)]
+    outside = FENCE.sub("", text)
+    lines = "\n".join([*blocks, *re.findall(r"^    \S.*$", outside, re.MULTILINE)]).replace("\\\n", " ").splitlines()
+    return [line.strip().removeprefix("$ ") for line in lines]
+
+
+def command_lines(text):
+    """(command, arguments) of every call of farpipe in code blocks, placeholders and comments removed."""
+    for line in code_lines(text):
+        for name, command in INTERFACE.items():
+            words = name.removeprefix("python ").split()
+            call = re.search(rf"(?:^|[ ;(])({re.escape(' '.join(words))})(?= |$)(.*)", line)
+            if call and (name == RANK_MAIN or line.startswith(name)) and "[OPTIONS]" not in line:
+                yield line, command, arguments(call[2])
+
+
+def arguments(text):
+    """What stands before a comment, a pipe, a redirection or the next command."""
+    words = list(shlex.shlex(text, posix=True, punctuation_chars="|&;<>()"))
+    words = shlex.split(text, comments=True) if words else []
+    ends = [index for index, word in enumerate(words) if re.match(r"[|&;<>()]|\d?>", word) or word.endswith(";")]
+    for index in ends[:1]:
+        return words[:index] + (
+            [words[index].rstrip(";")] if words[index].endswith(";") and words[index] != ";" else []
+        )
+    return words
+
+
+SHOWN = [(page_name(page), *call) for page in PAGES for call in command_lines(page.read_text(encoding="utf-8"))]
+
+
+def test_there_are_command_lines_to_check():
+    assert {command.name for _, _, command, _ in SHOWN} >= {"plan", "profile", "simulate", "train", "report"}
+    assert sum("rank_main" in line for _, line, _, _ in SHOWN) >= 4
+
+
+@pytest.mark.parametrize(("page", "line", "command", "words"), SHOWN, ids=[f"{p}: {c}" for p, c, *_ in SHOWN])
+def test_every_command_line_that_is_shown_parses(page, line, command, words):
+    try:
+        command.make_context(command.name, list(words))
+    except Exception as error:
+        pytest.fail(f"{page}: {line}: {error}")
+
+
+INLINE = [
+    (page_name(page), call)
+    for page in PAGES
+    for call in re.findall(r"`(farpipe [^`]*)`", FENCE.sub("", page.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.parametrize(("page", "call"), INLINE)
+def test_commands_named_in_a_sentence_have_the_options_that_are_named(page, call):
+    name, options = call.split()[1], re.findall(r"(?<=\s)(--?[a-z][\w-]*)", call)
+    if name.startswith("-") or name.isupper():
+        return
+    command = INTERFACE.get(f"farpipe {name}")
+    assert command is not None, f"{page}: there is no command {name!r}"
+    known = {word for parameter in command.params for word in (*parameter.opts, *parameter.secondary_opts)}
+    assert {*options} <= known | {"--help"}, f"{page}: {call}"
+
+
+LINKS = [
+    (page_name(page), target)
+    for page in PAGES
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8")))
+    if not re.match(r"[a-z]+:", target)
+]
+
+
+@pytest.mark.parametrize(("page", "target"), LINKS)
+def test_every_link_points_to_something(page, target):
+    path, _, anchor = target.partition("#")
+    file = (ROOT / page).parent / path if path else ROOT / page
+    assert file.exists(), f"{page}: {target}"
+    if anchor:
+        assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page}: {target}"
+
+
+def anchors(text):
+    """The anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+TOML = [
+    (page_name(page), index, body)
+    for page in PAGES
+    for index, (kind, body) in enumerate(FENCE.findall(page.read_text(encoding="utf-8")))
+    if kind == "toml"
+]
+
+
+@pytest.mark.parametrize(("page", "index", "body"), TOML, ids=[f"{page} {index}" for page, index, _ in TOML])
+def test_every_toml_block_loads(page, index, body, tmp_path):
+    data = tomllib.loads(body)
+    if data.get("format", "").startswith("farpipe/points/"):
+        (tmp_path / "points.toml").write_text(body, encoding="utf-8")
+        assert load_points(tmp_path / "points.toml")
+    else:
+        assert parse_job(body if "model" in data else completed(page, index, body))
+
+
+def completed(page, index, body):
+    """Some tables of a job together with the other tables of the job before them on the page."""
+    whole = next(text for other, place, text in reversed(TOML) if (other, place) < (page, index) and "[model]" in text)
+    tables = re.split(r"^(?=\[)", whole, flags=re.MULTILINE)
+    given = set(re.findall(r"^\[.*?\]$", body, re.MULTILINE))
+    return "".join(table for table in tables if table.splitlines()[:1] and table.splitlines()[0] not in given) + body
+
+
+def test_every_page_is_reachable_from_the_readme():
+    seen, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop().resolve()
+        if page in seen or not page.exists():
+            continue
+        seen.add(page)
+        targets = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text(encoding="utf-8"))
+        todo += [page.parent / target for target in targets if not re.match(r"[a-z]+:", target)]
+    assert {page.resolve() for page in ROOT.glob("docs/**/*.md")} <= seen
