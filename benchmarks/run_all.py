@@ -49,9 +49,13 @@ def section(script: Path) -> str:
     return f"{head}| figure | value |\n|---|---|\n{table}\n"
 
 
+def _is_script(path: Path) -> bool:
+    return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+
+
 def main() -> None:
     """Run them all."""
-    scripts = sorted(path for path in HERE.glob("*.py") if path.name != "run_all.py")
+    scripts = sorted(path for path in HERE.glob("*.py") if path.name != "run_all.py" and _is_script(path))
     page = HEAD.format(machine=machine()) + "".join(section(script) for script in scripts)
     PAGE.write_text(page, encoding="utf-8")
     print(page)

@@ -43,7 +43,7 @@ def show_plan(plan: "Plan", out: "Console") -> None:
     from farpipe.report import to_rich
 
     out.print(f"[bold]{_headline(plan)}[/bold]")
-    for view in plan_tables(plan):
+    for view in filter(lambda view: view.rows, plan_tables(plan)):
         out.print(to_rich(view))
     for line in plan.advice:
         out.print(f"* {line}", markup=False)
