@@ -91,14 +91,7 @@ def command_lines(text):
 
 def arguments(text):
     """What stands before a comment, a pipe, a redirection or the next command."""
-    words = list(shlex.shlex(text, posix=True, punctuation_chars="|&;<>()"))
-    words = shlex.split(text, comments=True) if words else []
-    ends = [index for index, word in enumerate(words) if re.match(r"[|&;<>()]|\d?>", word) or word.endswith(";")]
-    for index in ends[:1]:
-        return words[:index] + (
-            [words[index].rstrip(";")] if words[index].endswith(";") and words[index] != ";" else []
-        )
-    return words
+    return shlex.split(re.split(r"\s\d?[|&><]|[;)]", text)[0], comments=True)
 
 
 SHOWN = [(page_name(page), *call) for page in PAGES for call in command_lines(page.read_text(encoding="utf-8"))]

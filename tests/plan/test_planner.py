@@ -27,6 +27,12 @@ def test_the_plan_is_the_best_of_all_candidates():
     assert len(results) > 50
 
 
+def test_what_one_site_can_do_alone_is_its_best():
+    evaluated, _ = search(two_sites(), {})
+    alone = min(e.step_s for e in evaluated if e.candidate.order == ("a",))
+    assert alone == make_plan(job([site("a")])).prediction.step_s
+
+
 def test_what_is_predicted_is_what_is_simulated():
     plan = make_plan(two_sites())
     check(plan.problem, plan.schedule)

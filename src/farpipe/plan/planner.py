@@ -1,5 +1,6 @@
 """From a job to the best plan: every layout that could still win is simulated, and every loser is told why."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from farpipe.cost import Profile
@@ -70,27 +71,30 @@ def search(
     bounded = sorted(((fastest_possible_s(job, c, profiles), c) for c in candidates(job)), key=lambda pair: pair[0])
     evaluated: list[Evaluated] = []
     rejected: list[Rejected] = []
-    seen_orders: set[tuple[str, ...]] = set()
+    best_s: dict[tuple[str, ...], float] = {}
     for index, (bound_s, candidate) in enumerate(bounded):
         if progress is not None:
             progress(index, len(bounded))
-        if not _worth_a_look(bound_s, candidate, evaluated, seen_orders):
+        if not _worth_a_look(bound_s, candidate, best_s):
             continue
         result = evaluate(job, candidate, profiles)
         if isinstance(result, Rejected):
             rejected.append(result)
         else:
             evaluated.append(result)
-            seen_orders.add(candidate.order)
+            best_s[candidate.order] = min(result.step_s, best_s.get(candidate.order, math.inf))
     return sorted(evaluated, key=lambda e: e.step_s), rejected
 
 
-def _worth_a_look(
-    bound_s: float, candidate: Candidate, evaluated: list[Evaluated], seen_orders: set[tuple[str, ...]]
-) -> bool:
-    """Whether it may still win, or is the first of its order of sites, which users want to compare."""
-    new_order = candidate.order not in seen_orders and len(seen_orders) < MAX_ORDERS_TO_COMPARE
-    return new_order or not evaluated or bound_s < min(e.step_s for e in evaluated)
+def _worth_a_look(bound_s: float, candidate: Candidate, best_s: Mapping[tuple[str, ...], float]) -> bool:
+    """Whether it may be the best of all, or of a single site, or is the first of its order of sites.
+
+    The best that a site can do alone is what more sites are compared with, so it has to be right as well.
+    """
+    if candidate.order not in best_s:
+        return len(best_s) < MAX_ORDERS_TO_COMPARE or bound_s < min(best_s.values())
+    alone = len(candidate.order) == 1
+    return bound_s < (best_s[candidate.order] if alone else min(best_s.values()))
 
 
 def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> Prediction:
