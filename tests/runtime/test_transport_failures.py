@@ -22,6 +22,7 @@ with reporting_errors(), join(timeout_s={timeout_s}) as transport:
     transport.exchange("all here", b"", waiting_for="the start")
     if RANK == 1:
         print("victim", flush=True)
+        time.sleep(1)  # the others are through the exchange by now: a kill may take with it what was not read yet
         os.kill(os.getpid(), signal.{signal})
         time.sleep(60)
     start = time.monotonic()
@@ -45,7 +46,7 @@ def test_when_a_rank_is_killed_all_others_say_so_within_seconds(tmp_path):
         assert "PeerError" in text
         assert f"{rank}F7: waited for the forward message of step 4, stage 1, microbatch 7 from rank 1" in text
         assert "rank 1 is lost" in text
-        assert waited_s(tmp_path, rank) < 3
+        assert waited_s(tmp_path, rank) < 4
 
 
 def test_a_stopped_rank_is_noticed_by_the_limit_and_removed(tmp_path):
@@ -56,7 +57,7 @@ def test_a_stopped_rank_is_noticed_by_the_limit_and_removed(tmp_path):
     ):
         launch(program(body), 3, log_dir=tmp_path)
     assert time.monotonic() - start_s < 30
-    assert all(1 <= waited_s(tmp_path, rank) < 4 for rank in (0, 2))
+    assert all(1 <= waited_s(tmp_path, rank) < 5 for rank in (0, 2))
 
 
 def test_a_message_that_never_comes_ends_the_wait_of_all_ranks():

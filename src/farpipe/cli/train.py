@@ -32,9 +32,10 @@ def train(
     profile: Annotated[list[Path] | None, typer.Option(help="Measured times, for a job.")] = None,
     streams: Annotated[int, typer.Option(min=1, help="TCP connections per channel.")] = 4,
     timeout_s: Annotated[
-        float | None, typer.Option(help="Longest wait for one message; default: a minute, or ten predicted steps.")
+        float | None,
+        typer.Option(min=0.1, max=1e6, help="Longest wait for one message; default: a minute, or ten predicted steps."),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port on which the ranks meet; 0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on which the ranks meet; 0: any that is free.")] = 0,
     emulate: Annotated[bool, typer.Option(help="Delay messages between sites as the links would.")] = True,
     prepare: Annotated[bool, typer.Option("--prepare", help="Only write the run directory, for torchrun.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,

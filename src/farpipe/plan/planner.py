@@ -68,7 +68,8 @@ def search(
     job: Job, profiles: Mapping[str, Profile], progress: Progress | None = None
 ) -> tuple[list[Evaluated], list[Rejected]]:
     """The candidates worth telling of, the fastest first, and those that do not work."""
-    bounded = sorted(((fastest_possible_s(job, c, profiles), c) for c in candidates(job)), key=lambda pair: pair[0])
+    known = [c for c in candidates(job) if job.layout.tensor is not None or _is_measured(c, profiles)]
+    bounded = sorted(((fastest_possible_s(job, c, profiles), c) for c in known), key=lambda pair: pair[0])
     evaluated: list[Evaluated] = []
     rejected: list[Rejected] = []
     best_s: dict[tuple[str, ...], float] = {}
@@ -84,6 +85,11 @@ def search(
             evaluated.append(result)
             best_s[candidate.order] = min(result.step_s, best_s.get(candidate.order, math.inf))
     return sorted(evaluated, key=lambda e: e.step_s), rejected
+
+
+def _is_measured(candidate: Candidate, profiles: Mapping[str, Profile]) -> bool:
+    """A profile tells of one device; with one, layers are not divided over several unless the job pins that."""
+    return candidate.layout.tensor == 1 or not any(site.device.name in profiles for site in candidate.sites)
 
 
 def _worth_a_look(bound_s: float, candidate: Candidate, best_s: Mapping[tuple[str, ...], float]) -> bool:
