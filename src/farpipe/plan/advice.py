@@ -35,7 +35,7 @@ def _without_links_s(result: Evaluated, keep_inside: bool) -> float:
     hops = [hop and Hop(forward=stays(hop.forward), backward=stays(hop.backward)) for hop in problem.hops]
     sync = [s and Sync(gather=stays(s.gather), reduce=stays(s.reduce)) for s in problem.sync or ()]
     free = problem.model_copy(update={"hops": tuple(hops), "sync": tuple(sync) or None})
-    return simulate(free, result.schedule).makespan_s
+    return simulate(free, result.schedule, checked=True).makespan_s
 
 
 def reason(best: Evaluated, other: Evaluated) -> str:

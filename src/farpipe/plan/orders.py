@@ -35,7 +35,7 @@ def try_order(method: str, problem: Problem) -> Outcome:
         check(problem, schedule)
     except (InputError, InfeasibleError) as error:
         return Outcome(method, obstacle=error)
-    return Outcome(method, schedule, simulate(problem, schedule))
+    return Outcome(method, schedule, simulate(problem, schedule, checked=True))
 
 
 def try_orders(problem: Problem, methods: Iterable[str] = tuple(ORDERS)) -> list[Outcome]:
