@@ -24,7 +24,13 @@ ROWS = [
 ]
 
 
-def two_sites(times: tuple[int, int, int], delay: tuple[int, int], in_flight: int) -> Problem:
+def two_sites(
+    times: tuple[int, int, int],
+    delay: tuple[int, int],
+    in_flight: int,
+    num_ranks: int = NUM_RANKS,
+    num_microbatches: int = NUM_MICROBATCHES,
+) -> Problem:
     """Half of the ranks at each of two sites, a link for each direction between them."""
     forward_s, input_grad_s, weight_grad_s = map(float, times)
     link = Link(latency_s=delay[0] * forward_s, bandwidth_bytes_per_s=1.0)
@@ -39,14 +45,14 @@ def two_sites(times: tuple[int, int, int], delay: tuple[int, int], in_flight: in
             activation_bytes=1.0,
             weight_stash_bytes=1.0,
         )
-        for rank in range(NUM_RANKS)
+        for rank in range(num_ranks)
     ]
     return Problem(
-        num_microbatches=NUM_MICROBATCHES,
-        ranks=(Rank(memory_bytes=float(in_flight)),) * NUM_RANKS,
+        num_microbatches=num_microbatches,
+        ranks=(Rank(memory_bytes=float(in_flight)),) * num_ranks,
         stages=tuple(stages),
         links={"a>b": link, "b>a": link},
-        hops=tuple(cut if rank == NUM_RANKS // 2 - 1 else None for rank in range(NUM_RANKS - 1)),
+        hops=tuple(cut if rank == num_ranks // 2 - 1 else None for rank in range(num_ranks - 1)),
     )
 
 

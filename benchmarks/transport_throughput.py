@@ -1,5 +1,5 @@
-"""Transport speed between two processes: throughput and latency by number of streams, without and with an emulated
-link. Prints JSON.
+"""Transport speed between two processes: throughput and latency by number of streams, plain, within TLS, and with an
+emulated link. Prints JSON.
 
 Per case: `large_gbit_per_s` of NUM_LARGE messages of LARGE_BYTES sent back to back, from the first byte to the last;
 `small_latency_us` from send to arrival of SMALL_BYTES messages sent one at a time, and `send_us`, how long such a send
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 STREAMS = (1, 4, 16)
+SITE = "here"
 LARGE_BYTES, NUM_LARGE = 64 << 20, 8
 SMALL_BYTES, NUM_SMALL = 4096, 200
 LINK_LATENCY_S, LINK_BYTES_PER_S = 0.020, 125e6
@@ -24,12 +25,15 @@ EMULATED_BYTES, NUM_EMULATED = 1 << 20, 100
 
 
 def main() -> None:
+    from farpipe.runtime.authority import init, issue
     from farpipe.runtime.launch import launch
 
     result: dict = {"large_bytes": LARGE_BYTES, "small_bytes": SMALL_BYTES}
-    for link in ("plain", "emulated"):
+    for link in ("plain", "tls", "emulated"):
         for streams in STREAMS:
             with tempfile.TemporaryDirectory() as folder:
+                init(Path(folder) / "certs")
+                issue(Path(folder) / "certs", SITE)
                 command = [sys.executable, __file__, folder, str(streams), link]
                 launch(lambda _, command=command: command, 2, log_dir=Path(folder))
                 figures = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
@@ -37,16 +41,18 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def run_rank(folder: Path, streams: int, *, emulated: bool) -> None:
+def run_rank(folder: Path, streams: int, kind: str) -> None:
     """One side of a case; rank 0 sends, rank 1 receives, each leaves its figures in `folder`."""
     from farpipe.emulate import LinkShape
+    from farpipe.runtime.tls import TlsFiles
     from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
 
     rank = int(os.environ["RANK"])
-    links = {(0, 1): ("west>east", LinkShape(LINK_LATENCY_S, LINK_BYTES_PER_S))} if emulated else {}
-    config = TransportConfig(streams=streams, links=links)
+    links = {(0, 1): ("west>east", LinkShape(LINK_LATENCY_S, LINK_BYTES_PER_S))} if kind == "emulated" else {}
+    tls = TlsFiles.find(folder / "certs", SITE) if kind == "tls" else None
+    config = TransportConfig(streams=streams, links=links, tls=tls, sites=(SITE,) * 2)
     with connect(rank, 2, config, rendezvous_from_env()) as transport:
-        figures = (measure_emulated if emulated else measure_plain)(transport)
+        figures = (measure_emulated if kind == "emulated" else measure_plain)(transport)
         transport.exchange("done", b"", waiting_for="the other side")
     (folder / f"{rank}.json").write_text(json.dumps(figures))
 
@@ -119,4 +125,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         main()
     else:
-        run_rank(Path(sys.argv[1]), int(sys.argv[2]), emulated=sys.argv[3] == "emulated")
+        run_rank(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,6 +1,6 @@
 """Models, trainings and clusters for the cost model's tests."""
 
-from farpipe.cost import Layout, place_evenly
+from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
 from farpipe.spec import Cluster, Device, Link, LocalLink, Model, Site, Training
 
 A100 = Device(
@@ -65,8 +65,15 @@ def two_sites(latency_s=0.01, there=1.25e9, back=2.5e9):
     )
 
 
-def placed(model, degrees, sites=("a",)):
+def step(model, spec, degrees, placements, cluster, **known):
+    """The cost of one step; `known`: profiles, calibrations."""
+    return step_cost(JobCosts(model, spec, **known), degrees, placements, cluster)
+
+
+def placed(model, degrees, sites=("a",), recompute="none"):
     """Layers divided evenly over the stages, the ranks over `sites` in unbroken runs."""
     each, more = divmod(model.num_layers, degrees.num_stages)
     layers = [each + (stage < more) for stage in range(degrees.num_stages)]
-    return place_evenly([sites[rank * len(sites) // degrees.pipeline] for rank in range(degrees.pipeline)], layers)
+    return place_evenly(
+        [sites[rank * len(sites) // degrees.pipeline] for rank in range(degrees.pipeline)], layers, recompute
+    )

@@ -114,7 +114,15 @@ def jobs(draw):
     pairs = [(source, target) for source in names for target in names if source != target]
     ends = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     links = [
-        Link(source=a, target=b, latency_s=draw(st.floats(0, 10)), bandwidth_bytes_per_s=draw(positive))
+        Link(
+            source=a,
+            target=b,
+            latency_s=draw(st.floats(0, 10)),
+            bandwidth_bytes_per_s=draw(positive),
+            queue_bytes=draw(st.none() | positive),
+            loss=draw(st.floats(0, 0.99)),
+            jitter_s=draw(st.floats(0, 1)),
+        )
         for a, b in ends
     ]
     return Job(

@@ -10,6 +10,7 @@ from farpipe.runtime.data import IGNORED, Batch
 from farpipe.runtime.model import Numerics, StageModule, StageSlice, initialise, slices
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.weight_grads import WeightGradStore
+from farpipe.schedule import Schedule
 from farpipe.spec import Model
 
 SEED, MICROBATCH_SIZE, SEQUENCE_LENGTH = 7, 2, 6
@@ -58,7 +59,7 @@ def make_batch(model, num_microbatches, *, uneven=True):
     return Batch(tokens, targets)
 
 
-def make_stage(model, part, dtype, *, recompute=False):
+def make_stage(model, part, dtype, *, recompute="none"):
     """A TorchStage with initial weights."""
     store = WeightGradStore()
     module = StageModule(model, part, SEQUENCE_LENGTH, store, Numerics(dtype, dtype, recompute))
@@ -96,3 +97,18 @@ def relative_error(found, expected):
     """The largest difference relative to the largest expected value."""
     found, expected = found.detach(), expected.detach()
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def split_backward(schedule):
+    """Every B as I, with its W some actions later."""
+    orders = []
+    for actions in schedule.ranks:
+        out, late = [], []
+        for action in actions:
+            out.append(action._replace(kind="I") if action.kind == "B" else action)
+            if action.kind == "B":
+                late.append(action._replace(kind="W"))
+            if len(late) > 2:
+                out.append(late.pop(0))
+        orders.append(tuple(out + late))
+    return Schedule(schedule.num_microbatches, tuple(orders), schedule.method + " split")

@@ -26,7 +26,14 @@ def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECOND
         return draw(seconds | st.lists(seconds, min_size=num_microbatches, max_size=num_microbatches).map(tuple))
 
     names = [f"link {i}" for i in range(draw(st.integers(1, 3)))]
-    links = {n: Link(latency_s=draw(SECONDS), bandwidth_bytes_per_s=draw(st.sampled_from([1.0, 2.0]))) for n in names}
+    replicas = draw(st.sampled_from([1, 1, 2, 3]))
+
+    def link():
+        turns = replicas if with_sync else draw(st.sampled_from([1, replicas]))
+        rate = draw(st.sampled_from([1.0, 2.0]))
+        return Link(latency_s=draw(SECONDS), bandwidth_bytes_per_s=rate, num_turns=turns)
+
+    links = {name: link() for name in names}
     link_names = st.sampled_from(names)
     per_microbatch = st.lists(link_names, min_size=num_microbatches, max_size=num_microbatches).map(tuple)
 

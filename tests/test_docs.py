@@ -28,8 +28,15 @@ def interface():
     """Every command, by the words that call it, as the parser sees it."""
     alone = typer.Typer(add_completion=False)
     alone.command()(rank_main.main)
-    ours = typer.main.get_command(app).commands
-    return {f"farpipe {name}": command for name, command in ours.items()} | {RANK_MAIN: typer.main.get_command(alone)}
+    ours = {f"farpipe {name}": command for name, command in typer.main.get_command(app).commands.items()}
+    return dict(singly(ours)) | {RANK_MAIN: typer.main.get_command(alone)}
+
+
+def singly(commands):
+    """Every command of a group under its own words, as in ``farpipe wan up``."""
+    for words, command in commands.items():
+        inner = getattr(command, "commands", {})
+        yield from singly({f"{words} {name}": one for name, one in inner.items()}) if inner else [(words, command)]
 
 
 INTERFACE = interface()
@@ -119,11 +126,14 @@ INLINE = [
 
 @pytest.mark.parametrize(("page", "call"), INLINE)
 def test_commands_named_in_a_sentence_have_the_options_that_are_named(page, call):
-    name, options = call.split()[1], re.findall(r"(?<=\s)(--?[a-z][\w-]*)", call)
-    if name.startswith("-") or name.isupper():
+    words, options = call.split(), re.findall(r"(?<=\s)(--?[a-z][\w-]*)", call)
+    if words[1].startswith("-") or words[1].isupper():
         return
-    command = INTERFACE.get(f"farpipe {name}")
-    assert command is not None, f"{page}: there is no command {name!r}"
+    command = INTERFACE.get(" ".join(words[:3])) or INTERFACE.get(" ".join(words[:2]))
+    if command is None and len(words) == 2:  # a whole group, such as `farpipe wan`
+        assert any(known.startswith(f"{call} ") for known in INTERFACE), f"{page}: there is no command {call!r}"
+        return
+    assert command is not None, f"{page}: there is no command {call!r}"
     known = {word for parameter in command.params for word in (*parameter.opts, *parameter.secondary_opts)}
     assert {*options} <= known | {"--help"}, f"{page}: {call}"
 

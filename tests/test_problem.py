@@ -54,6 +54,13 @@ def test_json_survives_a_round_trip(problem):
     assert again.to_json() == problem.to_json()
 
 
+def test_a_changed_copy_forgets_what_was_reckoned_from_the_old_values():
+    problem = Problem.from_json(json.dumps(EXAMPLE))
+    assert problem.table("forward_s").max() == 1
+    slower = tuple(stage.model_copy(update={"forward_s": 2.0}) for stage in problem.stages)
+    assert problem.model_copy(update={"stages": slower}).table("forward_s").tolist() == [[2, 2, 2], [2, 2, 2]]
+
+
 def test_the_documented_example_is_read():
     problem = Problem.from_json(json.dumps(EXAMPLE))
     assert problem.num_stages == 2
@@ -84,6 +91,10 @@ def test_repr_tells_stages_memory_and_links():
             [1, 2],
             "stages[0].input_grad_s: expected one entry per microbatch, 3, found 2",
         ),
+        (["stages", 0, "forward_s"], 1e300, "stages[0].forward_s: must be at most 1e+15 s, found 1e+300"),
+        (["hops", 0, "forward", "bytes"], 1e300, "hops[0].forward.bytes: would take more than 1e+15 s on link"),
+        (["links", "zurich>lugano", "num_turns"], 0, "num_turns: input should be greater than or equal to 1, found 0"),
+        (["links", "lugano>zurich", "num_turns"], 3, "links.zurich>lugano.num_turns: where replicas take turns on any"),
         (["links", "zurich>lugano", "bandwidth_bytes_per_s"], 0, "bandwidth_bytes_per_s: must be more than 0, found 0"),
         (
             ["hops", 0, "forward", "link"],

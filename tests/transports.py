@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from farpipe.runtime.authority import init, issue
 from farpipe.runtime.clock import Clock
+from farpipe.runtime.tls import TlsFiles
 from farpipe.runtime.transport import PeerError, Rendezvous, TransportConfig, connect
 
 
@@ -53,6 +55,14 @@ def connected(world_size=2, configs=None, clocks=None, **settings):
     finally:
         with suppress(PeerError):
             in_parallel(*(transport.close for transport in transports))
+
+
+def tls_files(folder, sites):
+    """The TLS files of every site in `sites`, from a new authority in `folder`."""
+    init(folder / "authority")
+    for site in dict.fromkeys(sites):
+        issue(folder / "authority", site)
+    return [TlsFiles.find(folder / "authority", site) for site in sites]
 
 
 def both_ways(first, second, shape):

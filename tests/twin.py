@@ -8,6 +8,16 @@ from farpipe.problem import Problem
 from farpipe.schedule import Schedule
 
 
+def crossings(problem: Problem):
+    """(link, seconds) of every message."""
+    for index, hop in enumerate(problem.hops):
+        between = problem.stages[index].rank != problem.stages[index + 1].rank
+        for transfer in (hop.forward, hop.backward) if hop and between else ():
+            for j in range(problem.num_microbatches) if transfer else ():
+                name = transfer.link if isinstance(transfer.link, str) else transfer.link[j]
+                yield name, problem.row(transfer.bytes)[j] / problem.links[name].bandwidth_bytes_per_s
+
+
 def play_slowly(problem: Problem, schedule: Schedule):
     """({action: (start, end)}, {(kind, stage, microbatch): (ready, start, end, arrival)})."""
     num_stages, num_microbatches = problem.num_stages, problem.num_microbatches
@@ -15,8 +25,11 @@ def play_slowly(problem: Problem, schedule: Schedule):
     link_free = dict.fromkeys(problem.links, 0.0)
     actions, messages, pending = {}, {}, []
     position, free = [0] * problem.num_ranks, [0.0] * problem.num_ranks
-    arrival = {("forward", 0, j): 0.0 for j in range(num_microbatches)}
-    arrival |= {("backward", num_stages - 1, j): 0.0 for j in range(num_microbatches)}
+    longest = max((seconds for name, seconds in crossings(problem) if problem.links[name].num_turns > 1), default=0.0)
+    others = {name: (link.num_turns - 1) * longest for name, link in problem.links.items()}
+    begin = max(others.values(), default=0.0)
+    arrival = {("forward", 0, j): begin for j in range(num_microbatches)}
+    arrival |= {("backward", num_stages - 1, j): begin for j in range(num_microbatches)}
     gate = [0.0] * num_stages
     left = [num_microbatches] * num_stages
 
@@ -32,8 +45,9 @@ def play_slowly(problem: Problem, schedule: Schedule):
         name = transfer.link if isinstance(transfer.link, str) else transfer.link[j]
         link = problem.links[name]
         start = max(ready, link_free[name])
-        link_free[name] = start + problem.row(transfer.bytes)[j] / link.bandwidth_bytes_per_s
-        return start, link_free[name], link_free[name] + link.latency_s
+        end = start + problem.row(transfer.bytes)[j] / link.bandwidth_bytes_per_s
+        link_free[name] = end + others[name]
+        return start, end, end + link.latency_s
 
     def deliver(kind, stage, j, ready, transfer):
         start, end, there = travel(transfer, ready, j)
@@ -80,7 +94,7 @@ def play_slowly(problem: Problem, schedule: Schedule):
 
     for stage, sync in enumerate(problem.sync or ()):
         if sync is not None and sync.gather is not None:
-            gate[stage] = deliver("gather", stage, 0, 0.0, sync.gather)
+            gate[stage] = deliver("gather", stage, 0, 0.0, sync.gather) + begin
     while True:
         if any(step(rank) for rank in range(problem.num_ranks)):
             continue

@@ -41,6 +41,18 @@ class RunError(FarpipeError):
     exit_code = 6
 
 
+class DivergedError(RunError):
+    """The loss or a gradient is no longer finite; starting the run again does not help (exit 7)."""
+
+    exit_code = 7
+
+
+class RunStoppedError(FarpipeError):
+    """SIGTERM: the run has written a checkpoint and left; it goes on when it is started again (exit 75)."""
+
+    exit_code = 75
+
+
 class RunInterruptedError(FarpipeError):
     """Ctrl-C or SIGTERM; the text says what is left behind (exit 130)."""
 

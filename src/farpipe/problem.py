@@ -4,7 +4,7 @@ A Problem knows nothing of models, GPUs or datacenters. It is the upper half of 
 it, schedulers, the simulator and the runtime read it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -18,14 +18,27 @@ from farpipe.units import format_bytes, format_rate, format_seconds
 
 FORMAT: Final = "farpipe/problem/1"
 MAX_MICROBATCHES: Final = 1 << 20
+MAX_SECONDS: Final = 1e15
+"""For one action or message: thirty million years; sums of longer ones would leave the range of numbers."""
 
 
 def _positive(value: Any) -> float:
     return finite(value, exclusive=True)
 
 
+def _seconds(value: Any) -> float:
+    seconds = finite(value)
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"must be at most {MAX_SECONDS:g} s, found {value!r}")
+    return seconds
+
+
 def _number_or_list(value: Any) -> float | tuple[float, ...]:
-    return tuple(finite(item) for item in value) if isinstance(value, list | tuple) else finite(value)
+    return tuple(map(finite, value)) if isinstance(value, list | tuple) else finite(value)
+
+
+def _seconds_or_list(value: Any) -> float | tuple[float, ...]:
+    return tuple(map(_seconds, value)) if isinstance(value, list | tuple) else _seconds(value)
 
 
 def _name_or_list(value: Any) -> str | tuple[str, ...]:
@@ -39,6 +52,7 @@ NonNegative = Annotated[float, BeforeValidator(finite)]
 Positive = Annotated[float, BeforeValidator(_positive)]
 PerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_number_or_list)]
 """A figure that is the same for every microbatch (a number) or differs (one number per microbatch)."""
+SecondsPerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_seconds_or_list)]
 LinkNames = Annotated[str | tuple[str, ...], BeforeValidator(_name_or_list)]
 
 
@@ -58,9 +72,9 @@ class Stage(_Part):
     """A slice of the model on one rank."""
 
     rank: Annotated[int, Field(ge=0)]
-    forward_s: PerMicrobatch
-    input_grad_s: PerMicrobatch
-    weight_grad_s: PerMicrobatch
+    forward_s: SecondsPerMicrobatch
+    input_grad_s: SecondsPerMicrobatch
+    weight_grad_s: SecondsPerMicrobatch
     activation_bytes: PerMicrobatch = 0.0
     """Held from the start of F to the end of I or B."""
     weight_stash_bytes: PerMicrobatch = 0.0
@@ -70,8 +84,10 @@ class Stage(_Part):
 class Link(_Part):
     """One direction of a connection; it carries one message at a time."""
 
-    latency_s: NonNegative
+    latency_s: Annotated[float, BeforeValidator(_seconds)]
     bandwidth_bytes_per_s: Positive
+    num_turns: Annotated[int, Field(ge=1)] = 1
+    """How many replicas of the pipeline, this one included, take turns on it; see `Problem.turn_s`."""
 
 
 class Transfer(_Part):
@@ -111,7 +127,12 @@ def is_inter_site(link: str) -> bool:
 
 
 class Problem(_Part):
-    """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`."""
+    """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`.
+
+    Of several replicas of the pipeline it describes one, for they are alike. On a link that they share, either they
+    send together: then a message carries the bytes of all of them; or they take turns (`Link.num_turns`): then it
+    carries this replica's bytes at the full rate, and the link is taken for the others' turns as well.
+    """
 
     num_microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
@@ -147,7 +168,33 @@ class Problem(_Part):
                 raise ValueError(f"{place}: a collective has no microbatches: give one link and one number of bytes")
             self._expect_length(transfer.bytes, f"{place}.bytes")
             self._expect_links(transfer.link, f"{place}.link")
+            for name, share in self.shares(transfer):
+                if not float(share.max()) <= MAX_SECONDS * self.links[name].bandwidth_bytes_per_s:
+                    raise ValueError(f"{place}.bytes: would take more than {MAX_SECONDS:g} s on link {name!r}")
+        self._expect_turns()
         return self
+
+    def _expect_turns(self) -> None:
+        """The same replicas take turns everywhere; a collective, which they share, would upset private links."""
+        counts = {name: link.num_turns for name, link in self.links.items() if link.num_turns > 1}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"links: the same replicas take turns everywhere: num_turns must be equal, found {counts}")
+        if counts:
+            for name in self.mixed_links:
+                if name not in counts:
+                    raise ValueError(
+                        f"links.{name}.num_turns: where replicas take turns on any link, they must on those that "
+                        f"carry both messages and collectives; expected {max(counts.values())}, found 1"
+                    )
+
+    @property
+    def mixed_links(self) -> tuple[str, ...]:
+        """The links that carry both messages and collectives."""
+        users: dict[str, set[bool]] = {name: set() for name in self.links}
+        for place, transfer in self.transfers():
+            for name in {transfer.link} if isinstance(transfer.link, str) else set(transfer.link):
+                users[name].add(place.startswith("hops"))
+        return tuple(name for name, kinds in users.items() if len(kinds) == 2)
 
     def _expect_length(self, value: float | str | tuple[Any, ...], place: str) -> None:
         if isinstance(value, tuple) and len(value) != self.num_microbatches:
@@ -188,14 +235,66 @@ class Problem(_Part):
             of_rank[stage.rank].append(index)
         return tuple(tuple(stages) for stages in of_rank)
 
+    @cached_property
+    def turn_s(self) -> float:
+        """By how much a replica lags behind the one before it where they take turns: the longest message there.
+
+        With that lag k replicas can all do what this one does: when it puts a message on the link at t, the others'
+        follow at t + turn, t + 2 turns, ..., so the link is free again (k - 1) turns after the message has crossed.
+        Collectives are all replicas' together: a reduce is ready when the last of them is, a gather when the first
+        begins, and each is followed by the same pause.
+        """
+        turns = [0.0]
+        for index, hop in enumerate(self.hops):
+            if hop is not None and self.stages[index].rank != self.stages[index + 1].rank:
+                for transfer in filter(None, (hop.forward, hop.backward)):
+                    for name, share in self.shares(transfer):
+                        if self.links[name].num_turns > 1:
+                            turns.append(float(share.max()) / self.links[name].bandwidth_bytes_per_s)
+        return max(turns)
+
+    def pause_s(self, name: str) -> float:
+        """How long a link is taken by the other replicas' turns after each message or collective."""
+        return (self.links[name].num_turns - 1) * self.turn_s
+
+    @property
+    def lag_s(self) -> float:
+        """When the last of the replicas begins, and with it the first action of a Timeline: the step is that longer."""
+        return max((self.pause_s(name) for name in self.links), default=0.0)
+
+    def shares(self, transfer: Transfer) -> list[tuple[str, NDArray[np.float64]]]:
+        """For every link of a hop's transfer the bytes of the messages that take it."""
+        rows = self.row(transfer.bytes)
+        if isinstance(transfer.link, str):
+            return [(transfer.link, rows)]
+        names = np.array(transfer.link)
+        return [(name, rows[names == name]) for name in dict.fromkeys(transfer.link)]
+
     def table(self, figure: str) -> NDArray[np.float64]:
-        """A stage figure (``"forward_s"``, ``"activation_bytes"``, ...) as an array [num_stages, num_microbatches]."""
-        rows = [self.row(getattr(stage, figure)) for stage in self.stages]
-        return np.stack(rows)
+        """A stage figure (``"forward_s"``, ``"activation_bytes"``, ...) as an array [num_stages, num_microbatches].
+
+        It is kept, and not to be written to.
+        """
+        if figure not in self._tables:
+            table = np.stack([self.row(getattr(stage, figure)) for stage in self.stages])
+            table.setflags(write=False)
+            self._tables[figure] = table
+        return self._tables[figure]
+
+    @cached_property
+    def _tables(self) -> dict[str, NDArray[np.float64]]:
+        return {}
 
     def row(self, value: float | Sequence[float]) -> NDArray[np.float64]:
         """A per-microbatch figure as an array [num_microbatches]."""
         return np.broadcast_to(np.asarray(value, dtype=np.float64), (self.num_microbatches,))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's, without what was reckoned from the old values."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("stages_of_rank", "turn_s", "_tables"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     def to_json(self) -> str:
         """The problem in the format ``farpipe/problem/1``."""
@@ -224,7 +323,9 @@ class Problem(_Part):
                 free = rank.memory_bytes - rank.static_bytes
                 lines.append(f"  rank {index}: {format_bytes(rank.memory_bytes)}, {format_bytes(free)} for activations")
         for name, link in self.links.items():
-            lines.append(f"  {name}: {format_seconds(link.latency_s)}, {format_rate(link.bandwidth_bytes_per_s)}")
+            turns = f", {link.num_turns} replicas take turns" if link.num_turns > 1 else ""
+            rate = format_rate(link.bandwidth_bytes_per_s)
+            lines.append(f"  {name}: {format_seconds(link.latency_s)}, {rate}{turns}")
         return "\n".join(lines)
 
     __str__ = __repr__

@@ -61,6 +61,8 @@ def write_text(path: Path | str, text: str) -> None:
             path.write_bytes(text.encode("utf-8"))
         else:
             _write_whole(path, text.encode("utf-8"))
+    except FileExistsError:
+        raise RunError(f"{path}: can't be written: {path.parent} is not a directory") from None
     except OSError as error:
         raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
 

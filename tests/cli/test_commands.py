@@ -78,6 +78,36 @@ def test_compare_shows_all_orders(farpipe, problem_file):
     assert {row["method"] for row in data["schedules"]} == set(ORDERS)
 
 
+def test_compare_searches_when_asked(farpipe, problem_file, tmp_path):
+    data = json.loads(farpipe("compare", problem_file, "--search-s", "1", "--json", "--plot", "c.svg").stdout)
+    rows = {row["method"]: row for row in data["schedules"]}
+    assert set(rows) == {*ORDERS, "greedy", "auto"}
+    played = [row for row in data["schedules"] if not row["obstacle"]]
+    assert [row["makespan_s"] for row in played] == sorted(row["makespan_s"] for row in played)
+    assert rows["auto"]["makespan_s"] == played[0]["makespan_s"]
+    assert rows["auto"]["gap"] == pytest.approx(rows["auto"]["makespan_s"] / data["lower_bound_s"] - 1)
+    assert rows["1f1b"]["link_busy_ratio"] == pytest.approx({"a>b": 4 / 27, "b>a": 4 / 27})
+    picture = (tmp_path / "c.svg").read_text()
+    assert all(f">{row['method']}<" in picture for row in played)
+    assert ">bfs<" not in picture
+
+
+def test_compare_of_named_methods_takes_orders_and_searches(farpipe, problem_file):
+    run = farpipe("compare", problem_file, "--method", "greedy", "--method", "1f1b", "--method", "1f1b", "--json")
+    assert [row["method"] for row in json.loads(run.stdout)["schedules"]] == ["greedy", "1f1b"]
+
+
+def test_compare_of_a_job_counts_what_is_outside_the_pipeline_as_plan_does(farpipe, tmp_path):
+    plan = json.loads(farpipe("plan", RECIPES / "two_sites.toml", "--json").stdout)
+    data = json.loads(farpipe("compare", "plan.json", "--json").stdout)
+    assert data["overhead_s"] == plan["prediction"]["overhead_s"] > 0
+    chosen = next(row for row in data["schedules"] if row["method"] == plan["schedule"]["method"])
+    assert chosen["step_s"] == plan["prediction"]["step_s"]
+    assert chosen["makespan_s"] == plan["prediction"]["makespan_s"]
+    schedule = json.loads(farpipe("schedule", "plan.json", "--method", chosen["method"], "--json").stdout)
+    assert schedule["makespan_s"] == chosen["makespan_s"]
+
+
 def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
     run = farpipe("plan", RECIPES / "two_sites.toml", "--json")
     assert run.returncode == 0, run.stderr
@@ -119,10 +149,17 @@ def test_a_problem_without_memory_is_infeasible(farpipe, problem_file):
     data = json.loads(problem_file.read_text())
     data["ranks"] = [{"memory_bytes": 1, "static_bytes": 0.5}] * 2
     problem_file.write_text(json.dumps(data))
-    run = farpipe("schedule", problem_file)
+    run = farpipe("schedule", problem_file, "--method", "1f1b")
     assert run.returncode == 4
     assert "rank 0 would hold 1.50 B at 0F0" in run.stderr
     assert "^^^" in run.stderr
+    run = farpipe("schedule", problem_file)
+    assert run.returncode == 4
+    assert "no schedule fits memory: rank" in run.stderr
+    run = farpipe("compare", problem_file, "--search-s", "1", "--plot", "c.svg")
+    assert (run.returncode, run.stdout) == (4, "")
+    assert "1f1b, eager, geopipe" in run.stderr
+    assert "greedy, auto: no schedule fits memory" in run.stderr
 
 
 def test_an_output_that_can_not_be_written_is_told(farpipe, problem_file):

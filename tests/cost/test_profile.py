@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cost_jobs import A100, gpt, layout, placed, site, training
-from farpipe.cost import PartTimes, Profile, model_shape, stage_cost, step_overhead_s, step_problem
+from cost_jobs import A100, gpt, layout, placed, site, step, training
+from farpipe.cost import PartTimes, Profile, model_shape, stage_cost
 from farpipe.cost.stage import stage_params
 from farpipe.errors import InputError
 from farpipe.spec import Cluster
@@ -35,19 +35,31 @@ def test_a_stage_takes_the_measured_times_in_proportion_to_the_microbatch():
     assert (cost.forward_s, cost.input_grad_s, cost.weight_grad_s) == (262.25, 520.25, 784.0)
 
 
+def test_full_recomputation_follows_from_a_measurement_without():
+    plain, again = (
+        stage_cost(gpt(), training(recompute=way), layout(microbatch_size=1), site(), 3, head=True, profile=profile())
+        for way in ("none", "full")
+    )
+    assert (again.forward_s, again.weight_grad_s) == (plain.forward_s, plain.weight_grad_s)
+    assert again.input_grad_s - plain.input_grad_s == 3 * 10.0
+    assert again.activation_bytes < plain.activation_bytes
+    with pytest.raises(InputError, match="recompute: measured with 'full', the job has 'none'"):
+        stage_cost(gpt(), training(recompute="none"), layout(), site(), 1, profile=profile(recompute="full"))
+
+
 def test_a_step_uses_the_profile_of_each_device():
     model, degrees, cluster = gpt(), layout(), Cluster(sites=(site(),))
     parts = (model, training(), degrees, placed(model, degrees), cluster)
-    problem = step_problem(*parts, profiles={A100.name: profile(microbatch_size=2)})
+    problem = step(*parts, profiles={A100.name: profile(microbatch_size=2)}).problem
     assert [stage.forward_s for stage in problem.stages] == [21.25, 120.25]
-    other = step_problem(*parts, profiles={"h100-sxm": profile()})
-    assert other == step_problem(*parts)
+    other = step(*parts, profiles={"h100-sxm": profile()})
+    assert other == step(*parts)
 
 
 def test_the_optimizer_takes_the_measured_time_of_the_largest_rank():
     model, degrees, cluster = gpt(), layout(), Cluster(sites=(site(),))
     parts = (model, training(clip_norm=None), degrees, placed(model, degrees), cluster)
-    slow, fast = (step_overhead_s(*parts, profiles={A100.name: profile(optimizer_s_per_param=s)}) for s in (1e-6, 0.0))
+    slow, fast = (step(*parts, profiles={A100.name: profile(optimizer_s_per_param=s)}).overhead_s for s in (1e-6, 0.0))
     ranks = [stage_params(model, 2, embedding=first, head=not first) for first in (True, False)]
     assert slow - fast == pytest.approx(1e-6 * max(ranks))
 

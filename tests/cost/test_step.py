@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_jobs import A100, layout, llama, placed, site, training, two_sites
-from farpipe.cost import Placement, calibration_of, place_evenly, stage_cost, step_overhead_s, step_problem
+from cost_jobs import A100, layout, llama, placed, site, step, training, two_sites
+from farpipe.cost import JobCosts, Placement, calibration_of, place_evenly, place_stages, stage_cost
 from farpipe.cost.stage import stage_params
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.problem import Problem, is_inter_site
@@ -21,12 +21,13 @@ LAW = calibration_of(A100)
 
 def problem_of(model=None, degrees=None, cluster=ONE_SITE, sites=("a",), **how):
     model, degrees = model or llama(), degrees or layout()
-    return step_problem(model, training(**how), degrees, placed(model, degrees, sites), cluster)
+    stages = placed(model, degrees, sites, how.get("recompute", "none"))
+    return step(model, training(**how), degrees, stages, cluster).problem
 
 
 def overhead_of(model=None, degrees=None, cluster=ONE_SITE, sites=("a",), **how):
     model, degrees = model or llama(), degrees or layout()
-    return step_overhead_s(model, training(**how), degrees, placed(model, degrees, sites), cluster)
+    return step(model, training(**how), degrees, placed(model, degrees, sites), cluster).overhead_s
 
 
 def test_stages_carry_the_costs_of_their_slices():
@@ -40,7 +41,7 @@ def test_stages_carry_the_costs_of_their_slices():
         for name in ("forward_s", "input_grad_s", "weight_grad_s", "activation_bytes", "weight_stash_bytes"):
             assert getattr(stage, name) == getattr(cost, name)
     assert problem.num_microbatches == 16
-    assert problem.ranks[1].memory_bytes == A100.memory_bytes
+    assert problem.ranks[1].memory_bytes == A100.memory_bytes * 15 / 16
     assert problem.ranks[1].static_bytes == inner.static_bytes + inner.working_bytes
 
 
@@ -66,6 +67,26 @@ def test_virtual_stages_go_round_the_ranks_and_share_their_working_memory():
     )
     assert problem.ranks[0].static_bytes == first.static_bytes + third.static_bytes + first.working_bytes
     assert [hop.forward.link for hop in problem.hops] == ["a:0>a:1", "a:1>a:0", "a:0>a:1"]
+
+
+def test_every_stage_recomputes_in_its_own_way():
+    model, degrees = llama(num_layers=8), layout(pipeline=4)
+    ways = ("full", "none", "full", "none")
+    stages = place_stages(range(4), ["a"] * 4, [2] * 4, ways)
+    found = step(model, training(), degrees, stages, ONE_SITE).problem
+    first, second, third, _ = found.stages
+    assert first.activation_bytes < second.activation_bytes > third.activation_bytes
+    assert third.input_grad_s == pytest.approx(second.input_grad_s + second.forward_s - LAW.action_overhead_s)
+    assert (third.forward_s, third.weight_grad_s) == (second.forward_s, second.weight_grad_s)
+    assert third.weight_stash_bytes == second.weight_stash_bytes
+    assert found.ranks[2].static_bytes > found.ranks[1].static_bytes
+
+
+def test_equal_stages_are_priced_once_and_equal_to_those_priced_alone():
+    costs = JobCosts(llama(), training())
+    one, same = (costs.stage(layout(), site(), 2, "full", embedding=True, head=False) for _ in range(2))
+    assert one is same
+    assert one == stage_cost(llama(), training(recompute="full"), layout(), site(), 2, embedding=True)
 
 
 def test_neighbours_on_one_rank_need_no_link():
@@ -155,7 +176,7 @@ def test_the_exchange_of_norms_waits_for_the_latency_between_the_sites():
 def test_parts_that_do_not_fit_together_are_an_input_error(degrees, message):
     model = llama()
     with pytest.raises(InputError, match=message):
-        step_problem(model, training(), degrees, placed(model, layout()), ONE_SITE)
+        step(model, training(), degrees, placed(model, layout()), ONE_SITE)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +192,14 @@ def test_parts_that_do_not_fit_together_are_an_input_error(degrees, message):
 )
 def test_slices_must_cover_the_model_in_order(stages, message):
     with pytest.raises(InputError, match=message):
-        step_problem(llama(), training(), layout(), stages, ONE_SITE)
+        step(llama(), training(), layout(), stages, ONE_SITE)
 
 
 def test_a_rank_has_one_site():
     stages = place_evenly(["a", "b"], [1, 1, 1, 1])
     moved = [*stages[:2], Placement(0, "b", 2, 3), stages[3]]
     with pytest.raises(InputError, match=r"placements\[2\].site: rank 0 is on 'a' already"):
-        step_problem(llama(), training(), layout(virtual=2), moved, two_sites())
+        step(llama(), training(), layout(virtual=2), moved, two_sites())
 
 
 def test_a_site_with_too_few_devices_is_infeasible():

@@ -98,3 +98,16 @@ def test_two_processes_on_one_link_never_overlap(links):
         process.join()
     assert len(passages) == 600
     assert all(later.start_ns >= earlier.end_ns for earlier, later in pairwise(passages))
+
+
+def test_a_link_can_change_while_it_is_in_use(links):
+    before = links.reserve("a>b", 25_000_000)
+    other = EmulatedLinks.open(links.path, SHAPES)
+    other.change("a>b", LinkShape(0.25, 1e3))
+    other.close()
+    after = links.reserve("a>b", 1000)
+    assert after.start_ns == before.end_ns, "the queue stays"
+    assert after.end_ns - after.start_ns == 1_000_000_000
+    assert after.arrival_ns - after.end_ns == 250_000_000
+    assert links.shape("a>b") == LinkShape(0.25, 1e3)
+    assert links.shape("b>a") == SHAPES["b>a"]

@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -7,52 +8,76 @@ from hypothesis import strategies as st
 from farpipe.errors import InfeasibleError
 from farpipe.plan.partition import StageRoom, divide_layers
 
-ROOMS = st.builds(
+WAYS = st.builds(
     StageRoom,
     layer_s=st.integers(1, 5).map(float),
     extra_s=st.integers(0, 6).map(float),
     most_layers=st.none() | st.integers(1, 8),
+    recompute=st.sampled_from(["none", "full"]),
 )
+STAGES = st.lists(st.lists(WAYS, min_size=1, max_size=2), min_size=1, max_size=4)
 
 
-def slowest(rooms, layers):
-    return max(room.extra_s + n * room.layer_s for room, n in zip(rooms, layers, strict=True))
+def seconds(rooms, num_layers):
+    """The fastest of a stage's ways that holds so many layers; infinity where none does."""
+    fit = [room for room in rooms if room.most_layers is None or num_layers <= room.most_layers]
+    return min((room.extra_s + num_layers * room.layer_s for room in fit), default=math.inf)
 
 
-@given(st.integers(1, 9), st.lists(ROOMS, min_size=1, max_size=4))
+def slowest(stages, layers):
+    return max(seconds(rooms, n) for rooms, n in zip(stages, layers, strict=True))
+
+
+@given(st.integers(1, 9), STAGES)
 @settings(max_examples=200, deadline=None)
-def test_equals_brute_force(num_layers, rooms):
+def test_equals_brute_force(num_layers, stages):
     every = [
         layers
-        for layers in itertools.product(range(1, num_layers + 1), repeat=len(rooms))
-        if sum(layers) == num_layers
-        and all(room.most_layers is None or n <= room.most_layers for room, n in zip(rooms, layers, strict=True))
+        for layers in itertools.product(range(1, num_layers + 1), repeat=len(stages))
+        if sum(layers) == num_layers and slowest(stages, layers) < math.inf
     ]
     if not every:
         with pytest.raises(InfeasibleError):
-            divide_layers(num_layers, rooms)
+            divide_layers(num_layers, stages)
         return
-    layers = divide_layers(num_layers, rooms)
-    assert sum(layers) == num_layers
-    assert tuple(layers) in every
-    assert slowest(rooms, layers) == min(slowest(rooms, other) for other in every)
+    found = divide_layers(num_layers, stages)
+    assert found.layers in every
+    assert found.slowest_s == slowest(stages, found.layers) == min(slowest(stages, other) for other in every)
+    for rooms, n, way in zip(stages, found.layers, found.recompute, strict=True):
+        same = [room for room in rooms if room.recompute == way]
+        assert seconds(same, n) == seconds(rooms, n)
 
 
 def test_equal_stages_get_equal_layers():
-    assert divide_layers(32, [StageRoom(1.0)] * 8) == [4] * 8
+    assert divide_layers(32, [[StageRoom(1.0)]] * 8).layers == (4,) * 8
 
 
 def test_a_slow_device_and_a_head_get_fewer_layers():
-    rooms = [StageRoom(1.0), StageRoom(2.0), StageRoom(1.0, extra_s=3.0)]
-    assert divide_layers(12, rooms) == [6, 3, 3]
+    rooms = [[StageRoom(1.0)], [StageRoom(2.0)], [StageRoom(1.0, extra_s=3.0)]]
+    assert divide_layers(12, rooms).layers == (6, 3, 3)
+
+
+def test_only_the_stages_that_lack_memory_recompute():
+    early = [StageRoom(3.0, most_layers=2), StageRoom(4.0, most_layers=8, recompute="full")]
+    late = [StageRoom(3.0), StageRoom(4.0, recompute="full")]
+    found = divide_layers(8, [early, early, late])
+    assert found.recompute == ("none", "none", "none")
+    assert divide_layers(12, [early, early, late]).recompute == ("full", "full", "none")
+
+
+def test_pinned_layers_are_kept_and_end_stages_may_have_none():
+    stages = [[StageRoom(1.0)], [StageRoom(1.0)], [StageRoom(1.0, most_layers=3)]]
+    assert divide_layers(8, stages, [0, 6, 2]).layers == (0, 6, 2)
+    with pytest.raises(InfeasibleError, match="memory holds 19 of 8 layers"):
+        divide_layers(8, stages, [0, 4, 4])
 
 
 def test_what_rounding_alone_makes_smaller_is_not_taken_for_better():
-    assert divide_layers(7, [StageRoom(0.1)] * 3) in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
+    assert divide_layers(7, [[StageRoom(0.1)]] * 3).layers in ((3, 2, 2), (2, 3, 2), (2, 2, 3))
 
 
 def test_too_few_layers_or_too_little_memory_is_infeasible():
     with pytest.raises(InfeasibleError, match="3 layers are too few for 4 stages"):
-        divide_layers(3, [StageRoom(1.0)] * 4)
+        divide_layers(3, [[StageRoom(1.0)]] * 4)
     with pytest.raises(InfeasibleError, match="memory holds 4 of 8 layers"):
-        divide_layers(8, [StageRoom(1.0, most_layers=2)] * 2)
+        divide_layers(8, [[StageRoom(1.0, most_layers=2)]] * 2)

@@ -2,33 +2,39 @@ import json
 
 import pytest
 
+from farpipe.cost import JobCosts, PartTimes, Profile
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.plan import Plan, make_plan
+from farpipe.plan import Plan, make_plan, refine
 from farpipe.plan.candidates import candidates
-from farpipe.plan.evaluate import Evaluated, Rejected, evaluate, fastest_possible_s
+from farpipe.plan.evaluate import Evaluated, Rejected, evaluate
 from farpipe.plan.orders import best_order, try_orders
 from farpipe.plan.planner import search
 from farpipe.plan.remedy import changes
+from farpipe.plan.stage_ways import fastest_possible_s
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.simulate import simulate
-from plan.jobs import both_ways, device, job, site
+from plan.jobs import TRAINING, both_ways, device, job, site
 
 
-def two_sites(pipeline=None, **options):
-    return job([site("a"), site("b")], both_ways("a", "b", **options), pipeline=pipeline)
+def two_sites(pipeline=None, tensor=None, **options):
+    return job([site("a"), site("b")], both_ways("a", "b", **options), pipeline=pipeline, tensor=tensor)
+
+
+def costs_of(request):
+    return JobCosts(request.model, request.training)
 
 
 def test_the_plan_is_the_best_of_all_candidates():
-    request = two_sites()
+    request = two_sites(tensor=2)
     plan = make_plan(request)
-    results = [evaluate(request, candidate, {}) for candidate in candidates(request)]
-    assert plan.prediction.step_s == min(r.step_s for r in results if isinstance(r, Evaluated))
+    results = [evaluate(request, candidate, costs_of(request)) for candidate in candidates(request)]
+    assert plan.prediction.step_s <= min(r.step_s for r in results if isinstance(r, Evaluated))
     assert len(results) > 50
 
 
 def test_what_one_site_can_do_alone_is_its_best():
-    evaluated, _ = search(two_sites(), {})
+    evaluated, _ = search(two_sites(), costs_of(two_sites()))
     alone = min(e.step_s for e in evaluated if e.candidate.order == ("a",))
     assert alone == make_plan(job([site("a")])).prediction.step_s
 
@@ -43,11 +49,12 @@ def test_what_is_predicted_is_what_is_simulated():
 
 
 def test_no_candidate_beats_its_bound():
-    request = two_sites()
+    request = two_sites(tensor=2)
+    costs = costs_of(request)
     for candidate in candidates(request):
-        result = evaluate(request, candidate, {})
+        result = evaluate(request, candidate, costs)
         if isinstance(result, Evaluated):
-            assert result.step_s >= fastest_possible_s(request, candidate, {}) * (1 - 1e-9)
+            assert result.step_s >= fastest_possible_s(costs, candidate) * (1 - 1e-9)
 
 
 def test_layers_add_up_and_every_stage_is_placed():
@@ -73,7 +80,7 @@ def test_a_slow_link_in_use_is_called_the_wall():
 
 def test_a_slower_device_gets_fewer_layers():
     slow = site("b", 1, device("v100-32gb", flops=125e12))
-    plan = make_plan(job([site("a", 1), slow], both_ways("a", "b"), sites=("a", "b"), pipeline=2))
+    plan = make_plan(job([site("a", 1), slow], both_ways("a", "b"), sites=("a", "b"), pipeline=2, virtual=1))
     first, second = plan.placements
     assert first.num_layers > second.num_layers
 
@@ -107,18 +114,21 @@ def test_virtual_stages_are_planned_when_pinned():
 @pytest.mark.parametrize(
     ("memory_gib", "remedy"),
     [
-        (1.6, 'training.recompute = "full"'),
-        (1.2, "no pin layout.num_microbatches"),
+        (1.6, 'training.recompute = "auto"'),
+        (1.35, "no pin layout.num_microbatches"),
         (0.8, "devices with 2 GiB of memory"),
     ],
 )
 def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gib, remedy):
-    tight = job([site("a", on=device(memory_gib=memory_gib))], pipeline=4, data=1, tensor=1, num_microbatches=4)
+    plain = TRAINING.model_copy(update={"recompute": "none"})
+    tight = job(
+        [site("a", on=device(memory_gib=memory_gib))], training=plain, pipeline=4, data=1, tensor=1, num_microbatches=4
+    )
     with pytest.raises(InfeasibleError) as caught:
         make_plan(tight)
     assert "no layout of this job works; nearest: a: pipeline 4" in str(caught.value)
     assert str(caught.value).endswith(f"smallest change that works: {remedy}")
-    changed = next(changed for name, changed in changes(tight) if name == remedy)
+    changed = next(changed for name, changed in changes(tight, costs_of(tight)) if name == remedy)
     assert make_plan(changed).prediction.step_s > 0
 
 
@@ -140,7 +150,7 @@ def test_sites_without_a_link_are_used_one_at_a_time():
 
 
 def test_every_order_of_sites_is_told_of():
-    evaluated, rejected = search(two_sites(), {})
+    evaluated, rejected = search(two_sites(), costs_of(two_sites()))
     assert {e.candidate.order for e in evaluated} == {("a",), ("b",), ("a", "b"), ("b", "a")}
     assert all(isinstance(r, Rejected) for r in rejected)
 
@@ -180,6 +190,69 @@ def test_auto_is_never_worse_than_any_order_that_fits():
     assert timeline.makespan_s == pytest.approx(min(o.timeline.makespan_s for o in outcomes if o.timeline), rel=1e-9)
     with pytest.raises(UsageError, match="did you mean '1f1b'"):
         best_order(problem, "1f1")
+
+
+def test_a_profile_of_a_device_that_the_job_lacks_is_refused():
+    part = PartTimes(forward_s=1e-3, input_grad_s=1e-3, weight_grad_s=1e-3)
+    measured = Profile(
+        device="a100-80g",
+        shape="any",
+        precision="bf16",
+        recompute="none",
+        microbatch_size=1,
+        sequence_length=1024,
+        embedding=part,
+        layer=part,
+        head=part,
+        optimizer_s_per_param=1e-9,
+        action_overhead_s=0.0,
+    )
+    with pytest.raises(InputError, match=r"profile of 'a100-80g': no site of the job has .* did you mean 'a100-80gb'"):
+        make_plan(two_sites(pipeline=2), [measured])
+
+
+def test_what_a_search_brought_is_told():
+    plan = make_plan(job([site("a")], pipeline=2, data=1, tensor=1, virtual=1, num_microbatches=4, schedule="gpipe"))
+    found = refine(plan, 5.0)
+    assert found.prediction.makespan_s < plan.prediction.makespan_s
+    assert found.advice[:-1] == plan.advice
+    assert "The search found an order that is" in found.advice[-1]
+    assert "no order can be" in found.advice[-1]
+    assert "found no faster order" in refine(found, 1.0).advice[-1]
+
+
+def test_the_reserve_is_left_free():
+    tight = {"pipeline": 4, "data": 1, "tensor": 1, "num_microbatches": 8}
+    request = job([site("a", on=device(memory_gib=2.0))], **tight)
+    assert max(make_plan(request).prediction.peak_memory_bytes) <= 2.0 * 2**30 * 15 / 16
+    for reserve_gib, fits in ((0.0, True), (1.5, False)):
+        place = request.cluster.sites[0].model_copy(update={"memory_reserve_bytes": reserve_gib * 2**30})
+        changed = request.model_copy(update={"cluster": request.cluster.model_copy(update={"sites": (place,)})})
+        if fits:
+            assert make_plan(changed).prediction.step_s <= make_plan(request).prediction.step_s
+        else:
+            with pytest.raises(InfeasibleError):
+                make_plan(changed)
+
+
+def test_sites_that_are_alike_are_planned_once_and_told_of_alike():
+    evaluated, _ = search(two_sites(), costs_of(two_sites()))
+    best = {}
+    for one in evaluated:
+        best[one.candidate.order] = min(one.step_s, best.get(one.candidate.order, one.step_s))
+    assert best[("a",)] == best[("b",)]
+    assert best[("a", "b")] == best[("b", "a")]
+
+
+def test_the_least_memory_that_is_enough_is_found():
+    request = job([site("a", on=device(memory_gib=0.4))], pipeline=4, data=1, tensor=1)
+    costs = costs_of(request)
+    least = next(changed for name, changed in changes(request, costs) if "of memory" in name)
+    assert make_plan(least).prediction.step_s > 0
+    gib = least.cluster.sites[0].device.memory_bytes / 2**30
+    smaller = job([site("a", on=device(memory_gib=gib - 1))], pipeline=4, data=1, tensor=1) if gib > 1 else request
+    with pytest.raises(InfeasibleError):
+        make_plan(smaller)
 
 
 def test_progress_is_told():

@@ -60,18 +60,26 @@ def test_the_step_time_table_shows_prediction_and_measurement():
 
 def test_schedules_are_compared_with_the_best():
     rows = [
-        ComparisonRow("a", 2.0, 0.1, 0.0, 0.0, 2.0**30),
+        ComparisonRow("a", 2.0, 0.0, 0.1, 0.0, 0.0, 2.0**30, 0.5),
         ComparisonRow("b", 3.0),
         ComparisonRow("c", obstacle="no [x]"),
     ]
     view = comparison_view(rows)
-    assert [row[2].replace("\N{NO-BREAK SPACE}", " ") for row in view.rows] == ["best", "+50.0 %", "–"]
+    assert [row[2].replace("\N{NO-BREAK SPACE}", " ") for row in view.rows] == ["best", "+50.0 %"]
     assert view.chosen == 0
-    assert "no [x]" in printed(comparison_table(rows))
+    assert "c: no [x]" in printed(comparison_table(rows))
 
 
-def test_where_nothing_stands_in_the_way_there_is_no_remark():
-    assert comparison_view([ComparisonRow("a", 2.0)]).columns[-1] == "peak memory"
+def test_schedules_that_can_not_be_used_share_a_line_for_the_same_reason():
+    rows = [
+        ComparisonRow("a", obstacle="schedule 'a' needs a V"),
+        ComparisonRow("b", obstacle="schedule 'b' needs a V"),
+    ]
+    view = comparison_view([*rows, ComparisonRow("c", obstacle="too big"), ComparisonRow("d", 1.0)])
+    assert view.note == "a, b: needs a V\nc: too big"
+    assert [row[0] for row in view.rows] == ["d"]
+    assert view.chosen == 0
+    assert comparison_view([ComparisonRow("d", 1.0)]).note == ""
 
 
 def test_a_plan_and_its_runners_up_say_why():

@@ -125,3 +125,29 @@ def test_a_timeline_without_actions_or_messages_has_a_trace(field):
     bare = dataclasses.replace(timeline, **{field: getattr(timeline, field)[:0]})
     events = trace({"p": bare})["traceEvents"]
     assert not [event for event in events if event["ph"] in "stf"]
+
+
+def group_names(data):
+    return [event["args"]["name"] for event in data["traceEvents"] if event["name"] == "process_name"]
+
+
+@pytest.mark.parametrize(
+    ("most", "names", "has_arrows"),
+    [
+        (48, ["predicted", "measured"], True),
+        (47, ["predicted (too many messages for arrows)", "measured (too many messages for arrows)"], False),
+        (19, ["predicted (only what begins in the first 5.25 s, without arrows)"], False),
+    ],
+)
+def test_a_large_step_is_thinned_and_says_so(monkeypatch, most, names, has_arrows):
+    timeline = play(two_sites(2, 2))
+    assert (len(timeline.actions), len(timeline.messages)) == (8, 4)
+    monkeypatch.setattr("farpipe.report.trace.MAX_EVENTS", most)
+    data = trace({"predicted": timeline, "measured": as_measured(timeline)})
+    events, arrows = check_strictly(data)
+    assert group_names(data)[: len(names)] == names
+    assert bool(arrows) == has_arrows
+    slices = [event for event in events if event["ph"] == "X" and not event["cat"].startswith("wait")]
+    assert len(slices) + len([event for event in events if event["ph"] in "stf"]) <= most
+    if most < 24:
+        assert max(event["ts"] for event in slices) < 5.25e6

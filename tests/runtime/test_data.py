@@ -1,19 +1,34 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from farpipe.errors import InputError
-from farpipe.runtime.data import IGNORED, Batch, Batches, load_text, require_vocabulary
-from farpipe.spec import Data
+from farpipe.runtime.data import IGNORED, Batch, Batches, require_vocabulary
+from farpipe.runtime.tokens import Tokens
 from small_models import LLAMA
 
-TEXT = np.frombuffer(bytes(range(256)) * 4, np.uint8)
+TEXT = Tokens((np.frombuffer(bytes(range(256)) * 4, np.uint8),), 256)
 SHAPE = (3, 2, 16)
+NUM_SEQUENCES = 1023 // 16
 
 
-def test_batches_are_windows_of_the_text_with_the_next_byte_as_target():
+def numbered(*sizes):
+    """Shards of numbers that count on from one to the next, so that a token tells where it stood."""
+    ends = np.cumsum([0, *sizes])
+    return Tokens(tuple(np.arange(a, b, dtype=np.uint32) for a, b in pairwise(ends)))
+
+
+def firsts(batch):
+    """The first token of every sequence."""
+    return batch.tokens[..., 0].flatten().tolist()
+
+
+def test_batches_are_sequences_of_the_text_with_the_next_token_as_target():
     batch = Batches(TEXT, SHAPE, seed=1).batch(0)
     assert batch.tokens.shape == batch.targets.shape == SHAPE
+    assert batch.tokens.dtype == batch.targets.dtype == torch.int64
     assert torch.equal(batch.tokens[..., 1:], batch.targets[..., :-1])
     assert torch.equal((batch.tokens + 1) % 256, batch.targets)
     assert batch.num_target_tokens == 3 * 2 * 16
@@ -28,63 +43,98 @@ def test_a_batch_depends_on_seed_and_step_alone():
     assert not torch.equal(tokens(1, 5), tokens(2, 5))
 
 
+def test_resuming_at_a_step_goes_on_where_the_run_was():
+    straight = Batches(TEXT, SHAPE, seed=3)
+    whole = [straight.batch(step) for step in range(25)]
+    resumed = Batches(TEXT, SHAPE, seed=3)
+    assert all(torch.equal(resumed.batch(step).tokens, whole[step].tokens) for step in range(20, 25))
+
+
+def test_every_epoch_sees_every_sequence_once_in_an_order_of_its_own():
+    batches = Batches(numbered(6 * 16 * 5 + 1), SHAPE, seed=0)
+    assert batches.num_sequences == 30
+    epochs = [[first for step in range(5) for first in firsts(batches.batch(5 * e + step))] for e in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == [16 * sequence for sequence in range(30)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs[0] != sorted(epochs[0])
+
+
+def test_an_epoch_may_end_within_a_batch():
+    batches = Batches(numbered(7 * 16 + 1), SHAPE, seed=0)
+    seen = [first for step in range(7) for first in firsts(batches.batch(step))]
+    assert all(seen.count(16 * sequence) == 6 for sequence in range(7)), "42 places in 6 epochs of 7"
+
+
+def test_sequences_do_not_go_over_the_end_of_a_shard():
+    batches = Batches(numbered(50, 10, 65), SHAPE, seed=0)
+    seen = {first for step in range(7) for first in firsts(batches.batch(step))}
+    assert seen == {0, 16, 32, 60, 76, 92, 108}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_replicas_share_the_batch_of_one(num_replicas):
+    whole = Batches(TEXT, (6, 2, 16), seed=5, held_out=0.1).held_out_batch(0)
+    shares = [whole.share(replica, num_replicas) for replica in range(num_replicas)]
+    assert {tuple(share.tokens.shape) for share in shares} == {(6 // num_replicas, 2, 16)}
+    assert torch.equal(torch.cat([share.tokens for share in shares]), whole.tokens)
+    assert torch.equal(torch.cat([share.targets for share in shares]), whole.targets)
+    assert {share.num_target_tokens for share in shares} == {7 * 16}, "the loss is divided by the whole step's"
+
+
+def test_what_is_held_out_is_never_trained_on_and_evaluated_once():
+    batches = Batches(numbered(100 * 16 + 1), SHAPE, seed=1, held_out=0.095)
+    assert (batches.num_held_out, batches.num_sequences, batches.num_held_out_batches) == (10, 90, 2)
+    trained = {first for step in range(45) for first in firsts(batches.batch(step))}
+    kept = [batches.held_out_batch(index) for index in range(2)]
+    counted = [b.tokens[..., 0][b.targets[..., 0] != IGNORED].tolist() for b in kept]
+    evaluated = counted[0] + counted[1]
+    assert len(trained) == 90
+    assert len(evaluated) == len(set(evaluated)) == 10
+    assert not trained & set(evaluated)
+    assert kept[1].num_target_tokens == 4 * 16
+    with pytest.raises(InputError, match=r"10 sequences are held out, which is 2 batches of 6"):
+        batches.held_out_batch(2)
+    assert max(evaluated) - min(evaluated) > 800, "they are spread over the text"
+    others = Batches(numbered(100 * 16 + 1), SHAPE, seed=2, held_out=0.095)
+    assert torch.equal(others.held_out_batch(0).tokens, kept[0].tokens), "the seed does not change what is held out"
+
+
 def test_ignored_targets_do_not_count():
     targets = torch.tensor([[[1, IGNORED], [IGNORED, IGNORED]]])
     assert Batch(targets, targets).num_target_tokens == 1
 
 
-def test_every_byte_of_the_text_can_be_seen():
-    text = np.arange(98, dtype=np.uint8)
-    batches = Batches(text, SHAPE, seed=0)
-    seen = {int(token) for step in range(50) for token in batches.batch(step).targets.flatten()}
-    assert seen == set(range(1, 98))
-
-
 def test_too_little_text_says_how_much_is_needed():
-    with pytest.raises(
-        InputError, match=r"96 bytes, but one step of 3 microbatches x 2 sequences x 16 tokens needs 97"
-    ):
-        Batches(np.zeros(96, np.uint8), SHAPE, seed=0)
+    with pytest.raises(InputError, match=r"96 tokens, but one step of 6 sequences x 16 tokens needs 97"):
+        Batches(Tokens((np.zeros(96, np.uint8),)), SHAPE, seed=0)
+    with pytest.raises(InputError, match=r"one step of 12 sequences .* beside 4 that are held out"):
+        Batches(Tokens((np.zeros(200, np.uint8),)), (6, 2, 16), 0, held_out=0.3)
+    with pytest.raises(InputError, match="has 0 tokens"):
+        Batches(Tokens((np.zeros(0, np.uint8),)), SHAPE, 0)
 
 
 def test_the_digest_tells_texts_and_seeds_apart():
-    changed = TEXT.copy()
+    changed = TEXT.shards[0].copy()
     changed[500] += 1
     variants = [
         Batches(TEXT, SHAPE, 1),
-        Batches(changed, SHAPE, 1),
+        Batches(Tokens((changed,)), SHAPE, 1),
         Batches(TEXT, SHAPE, 2),
-        Batches(TEXT, (2, 3, 16), 1),
+        Batches(TEXT, SHAPE, 1, held_out=0.1),
+        Batches(TEXT, (3, 3, 16), 1),
+        Batches(TEXT, (3, 2, 15), 1),
     ]
-    assert len({batches.digest for batches in variants}) == 4
-    assert Batches(TEXT.copy(), SHAPE, 1).digest == variants[0].digest
+    assert len({batches.digest for batches in variants}) == len(variants)
+    assert Batches(TEXT, (2, 3, 16), 1).digest == variants[0].digest, "the same sequences in other microbatches"
+    assert Batches(Tokens((TEXT.shards[0].copy(),)), SHAPE, 1).digest == variants[0].digest
 
 
-def test_the_standard_library_is_real_text_and_large_enough_for_a_demo():
-    text = load_text(Data(source="stdlib"))
-    assert text.size > 1_000_000
-    assert b"import collections" in text.tobytes()
-
-
-def test_a_folder_is_read_in_order_of_names_without_hidden_files(tmp_path):
-    (tmp_path / "b.txt").write_text("second")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x.txt").write_text("first")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "index").write_bytes(b"\xff\xfe")
-    assert load_text(Data(source=str(tmp_path))).tobytes() == b"first\n\nsecond"
-
-
-def test_what_can_not_be_read_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"no file or folder '.*nothing'; \"stdlib\" is always there"):
-        load_text(Data(source=str(tmp_path / "nothing")))
-    with pytest.raises(InputError, match="has no files in it"):
-        load_text(Data(source=str(tmp_path)))
-    (tmp_path / "image.png").write_bytes(b"ab\xff\xd8")
-    with pytest.raises(InputError, match=r"image\.png: not UTF-8 text \(byte 2\)"):
-        load_text(Data(source=str(tmp_path)))
-
-
-def test_a_vocabulary_smaller_than_a_byte_is_refused():
-    with pytest.raises(InputError, match=r"model\.vocab_size: .* 256 different tokens, the model only 32"):
-        require_vocabulary(LLAMA)
+def test_a_vocabulary_that_is_too_small_is_refused():
+    with pytest.raises(InputError, match=r"model\.vocab_size: .* 256 different tokens, the model 32"):
+        require_vocabulary(TEXT, LLAMA)
+    with pytest.raises(InputError, match=r"model\.vocab_size: .* 33 different tokens, the model 32"):
+        require_vocabulary(numbered(33), LLAMA)
+    require_vocabulary(numbered(32), LLAMA)
+    with pytest.raises(InputError, match="there is a -1"):
+        require_vocabulary(Tokens((np.array([3, -1]),)), LLAMA)

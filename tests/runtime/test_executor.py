@@ -22,6 +22,7 @@ from small_models import (
     placed_problem,
     reference_step,
     relative_error,
+    split_backward,
     whole_model,
 )
 from strategies import schedules
@@ -77,21 +78,6 @@ def assert_equals_whole(model, schedule, dtype, **options):
     assert all(stage.store.num_bytes == 0 for stage in stages)
 
 
-def split_backward(schedule):
-    """Every B as I, with its W some actions later."""
-    orders = []
-    for actions in schedule.ranks:
-        out, late = [], []
-        for action in actions:
-            out.append(action._replace(kind="I") if action.kind == "B" else action)
-            if action.kind == "B":
-                late.append(action._replace(kind="W"))
-            if len(late) > 2:
-                out.append(late.pop(0))
-        orders.append(tuple(out + late))
-    return Schedule(schedule.num_microbatches, tuple(orders), schedule.method + " split")
-
-
 PLACEMENTS = [(0,), (0, 1), (0, 1, 2, 3), *V_SHAPES.values(), *ROUND_ROBIN.values()]
 
 
@@ -118,9 +104,10 @@ def test_gpt_like_models_with_tied_weights(num_ranks):
     assert_equals_whole(GPT, split_backward(schedule), torch.float64)
 
 
-def test_recomputation_changes_no_gradient():
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_changes_no_gradient(recompute):
     schedule = order("1f1b", placed_problem((0, 1), 3))
-    assert_equals_whole(LLAMA, split_backward(schedule), torch.float64, recompute=True)
+    assert_equals_whole(LLAMA, split_backward(schedule), torch.float64, recompute=recompute)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -139,6 +126,36 @@ def test_a_second_step_is_not_mixed_up_with_the_first():
     once = run_pipelined(LLAMA, schedule, stages, batch)
     twice = run_pipelined(LLAMA, schedule, make_stages(LLAMA, 2, torch.float64), batch, steps=2)
     assert once == twice
+
+
+def _telling(told, what, call):
+    def tell(*inputs):
+        told.append(what)
+        return call(*inputs)
+
+    return tell
+
+
+def test_a_stage_is_told_to_begin_before_its_first_and_to_end_after_its_last_action():
+    told = []
+    problem = placed_problem((0, 0), 2)
+    no_time = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.0)
+    problem = problem.model_copy(update={"stages": tuple(s.model_copy(update=no_time) for s in problem.stages)})
+
+    def note(word):
+        return lambda step, stage: told.append(f"{word} {stage}")
+
+    def work(peers):
+        stages = {stage: SleepStage(problem, stage) for stage in range(2)}
+        for number, stage in stages.items():
+            for name in ("forward", "backward"):
+                setattr(stage, name, _telling(told, f"{name} {number}", getattr(stage, name)))
+        Executor(order("gpipe", problem), stages, peers, note("end"), note("begin")).run(0)
+
+    run_ranks(1, work)
+    for stage in range(2):
+        mine = [what for what in told if what.endswith(str(stage))]
+        assert mine == [f"begin {stage}", *[f"forward {stage}"] * 2, *[f"backward {stage}"] * 2, f"end {stage}"]
 
 
 def test_messages_follow_from_the_order():

@@ -1,10 +1,22 @@
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from farpipe.errors import InputError
 from farpipe.runtime.model import Numerics, StageModule, StageSlice, compute_dtype, initialise, rotate, slices
+from farpipe.runtime.weight_grads import WeightGradStore
 from farpipe.spec import Model
-from small_models import GPT, LLAMA, SEQUENCE_LENGTH, TIED, even_partition, make_batch, whole_model
+from small_models import (
+    GPT,
+    LLAMA,
+    MICROBATCH_SIZE,
+    SEED,
+    SEQUENCE_LENGTH,
+    TIED,
+    even_partition,
+    make_batch,
+    whole_model,
+)
 
 
 @pytest.mark.parametrize("model", [LLAMA, TIED, GPT], ids=["llama", "tied", "gpt"])
@@ -98,3 +110,36 @@ def test_precisions_that_train():
 def test_heads_wider_than_the_hidden_share():
     model = Model(num_layers=1, hidden=12, num_heads=2, head_dim=8, ffn_hidden=8, vocab_size=16)
     assert whole_model(model, torch.float32)(torch.zeros(1, 6, dtype=torch.int64)).shape == (1, 6, 16)
+
+
+LONG = 64
+"""So many tokens that scores are most of what attention makes."""
+
+
+def kept_bytes(model, recompute, dtype=torch.float64):
+    """What autograd keeps of one forward of two layers, besides parameters and what is kept to compute again from."""
+    numerics = Numerics(dtype, dtype, recompute)
+    module = StageModule(model, StageSlice(0, 2, False, False), LONG, WeightGradStore(), numerics)
+    initialise(module, SEED)
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, or its place would be used again
+        return tensor
+
+    x = torch.randn(MICROBATCH_SIZE, LONG, model.hidden, dtype=dtype, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, sdpa_kernel(SDPBackend.MATH):
+        module(x)
+    return sum(size for size, _ in kept.values())
+
+
+def test_recomputing_attention_keeps_no_scores_and_recomputing_all_keeps_next_to_nothing():
+    scores = 2 * MICROBATCH_SIZE * LLAMA.num_heads * LONG**2 * 8
+    inputs = 2 * MICROBATCH_SIZE * LONG * (LLAMA.attention_hidden + 2 * LLAMA.kv_hidden) * 8
+    none, selective, full = (kept_bytes(LLAMA, recompute) for recompute in ("none", "selective", "full"))
+    assert selective + inputs <= none - 0.9 * scores, "nearly all of two layers' softmax"
+    assert full + 2 * MICROBATCH_SIZE * LONG * LLAMA.hidden * 8 < (selective + inputs) / 4

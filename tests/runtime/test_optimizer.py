@@ -66,5 +66,5 @@ def test_a_gradient_that_is_not_finite_names_its_rank():
     def work(peers):
         return global_norm(float("nan") if peers.rank == 1 else 1.0, peers, 3)
 
-    with pytest.raises(RunError, match="step 3: the gradient on rank 1 is not finite"):
+    with pytest.raises(RunError, match="step 3: the loss or gradient on rank 1 is not finite"):
         run_ranks(2, work)

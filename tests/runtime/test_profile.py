@@ -62,6 +62,17 @@ def test_a_profile_is_measured_by_several_processes_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_precision_that_does_not_train_is_said():
-    with pytest.raises(InputError, match="'fp16' needs loss scaling"):
+def test_a_precision_that_does_not_train_is_said_and_the_log_stays(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(InputError, match="'fp16' needs loss scaling") as caught:
         profile(model(32), TRAINING.model_copy(update={"precision": "fp16"}), "this machine", seconds=0.1)
+    (log,) = tmp_path.glob("farpipe-profile-*/rank-0.log")
+    assert f"(log: {log})" in str(caught.value)
+    assert "fp16" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_profile_that_was_measured_leaves_nothing_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    profile(model(32), TRAINING, "this machine", seconds=0.1)
+    assert list(tmp_path.iterdir()) == []

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import resource
@@ -9,7 +10,7 @@ import pytest
 from farpipe.errors import InputError, RunError
 from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.runtime.executor import StepEvents, message_table
-from farpipe.runtime.metrics import MetricsFile, Summary, num_warm_up_steps, summarise
+from farpipe.runtime.metrics import Summary, num_warm_up_steps, summarise
 from farpipe.runtime.recorder import Recorder
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_report import Assembler, StepReport, step_metrics
@@ -31,6 +32,7 @@ PROBLEM = Problem(
     hops=(Hop(forward=Transfer(link="a>b", bytes=(1000, 2000)), backward=Transfer(link="b>a", bytes=3000)),),
 )
 SCHEDULE = Schedule.from_text(["0F0 0F1 0B0 0I1 0W1", "1F0 1B0 1F1 1B1"], 2)
+RUN = RunSpec(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "b"), num_steps=1, device="sleep")
 
 
 def played(step=0, skew_ns=(0, 0), slower=1.0):
@@ -67,7 +69,7 @@ def test_reports_survive_the_way_to_rank_0():
 @pytest.mark.parametrize("skew_ns", [(0, 0), (0, 987_654_321), (0, -3_000_000_000)])
 def test_a_run_that_does_what_was_predicted_is_measured_as_predicted(skew_ns):
     predicted = simulate(PROBLEM, SCHEDULE)
-    measured = Assembler(PROBLEM, SCHEDULE).timeline(played(skew_ns=skew_ns), skew_ns)
+    measured = Assembler(RUN).timeline(played(skew_ns=skew_ns), skew_ns)
     assert measured.source == "measured"
     assert measured.makespan_s == pytest.approx(predicted.makespan_s, abs=1e-8)
     assert measured.bubble_ratio == pytest.approx(predicted.bubble_ratio, abs=1e-6)
@@ -79,9 +81,33 @@ def test_a_run_that_does_what_was_predicted_is_measured_as_predicted(skew_ns):
     assert np.array_equal(np.sort(measured.messages, order=key)[key], np.sort(predicted.messages, order=key)[key])
 
 
+def later(report, by_ns):
+    """The same, somewhat later."""
+    actions, messages = report.events.actions + by_ns, report.events.messages.copy()
+    messages[:, :4] += by_ns
+    return dataclasses.replace(report, events=StepEvents(actions, messages))
+
+
+def test_replicas_make_one_timeline_with_what_the_last_one_did_and_what_all_sent():
+    run = RunSpec.model_validate(dict(RUN) | {"replicas": (("a", "b"),) * 2})
+    skew_ns = (0, 987_654_321)
+    first, second = played(skew_ns=skew_ns)
+    reports = [first, later(first, 4 * MS), second, later(second, 4 * MS)]
+    offsets_ns = [skew_ns[0], skew_ns[0], skew_ns[1], skew_ns[1]]
+    predicted, measured = simulate(PROBLEM, SCHEDULE), Assembler(run).timeline(reports, offsets_ns)
+    assert measured.actions["start_s"] == pytest.approx(predicted.actions["start_s"] + 0.004, abs=1e-8)
+    assert measured.link_bytes() == {"a>b": 6000, "b>a": 12000}
+    assert measured.exposed_s == pytest.approx(predicted.exposed_s, abs=1e-8)
+    key = ["kind", "stage", "microbatch"]
+    ours, theirs = (np.sort(timeline.messages, order=key) for timeline in (measured, predicted))
+    took = (ours["end_s"] - ours["start_s"]) / (theirs["end_s"] - theirs["start_s"])
+    assert took == pytest.approx(np.full(len(took), 1.0)), "it was ready when the link took it"
+    assert step_metrics(measured, reports, tokens=50)["loss"] == 5.0, "of both"
+
+
 def test_one_line_of_metrics():
     reports = played()
-    line = step_metrics(Assembler(PROBLEM, SCHEDULE).timeline(reports, (0, 0)), reports, tokens=50)
+    line = step_metrics(Assembler(RUN).timeline(reports, (0, 0)), reports, tokens=50)
     predicted = simulate(PROBLEM, SCHEDULE)
     assert line["loss"] == 2.5
     assert line["grad_norm"] == 1.5
@@ -152,20 +178,14 @@ def test_a_full_disk_ends_the_run_and_leaves_whole_lines(room, tmp_path):
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_metrics_of_an_earlier_run_are_not_written_over(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(RunError, match=r"metrics\.jsonl: can't be written: File exists"):
-        MetricsFile(tmp_path / "metrics.jsonl")
-
-
 def test_warm_up_is_three_steps_but_never_more_than_half():
     assert [num_warm_up_steps(n) for n in (1, 2, 5, 6, 100)] == [0, 1, 2, 3, 3]
 
 
 def test_a_summary_survives_its_file(tmp_path):
     reports = played()
-    line = step_metrics(Assembler(PROBLEM, SCHEDULE).timeline(reports, (0, 0)), reports, tokens=50)
-    summary = summarise([line] * 4, 2)
+    line = step_metrics(Assembler(RUN).timeline(reports, (0, 0)), reports, tokens=50)
+    summary = summarise([line | {"attempt": 0, "model_flops_utilisation": None}] * 4, 2)
     summary.save(tmp_path / "summary.json")
     assert Summary.load(tmp_path / "summary.json") == summary
     (tmp_path / "summary.json").write_text('{"format": "farpipe/summary/1", "num_steps": 3}')

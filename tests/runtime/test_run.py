@@ -128,7 +128,7 @@ def test_a_taken_port_is_said(tmp_path):
 
 def test_too_little_text_ends_all_ranks_with_the_reason(tmp_path):
     (tmp_path / "text").write_text("short")
-    with pytest.raises(InputError, match=r"data\.source: the text has 5 bytes, but one step .* needs 129"):
+    with pytest.raises(InputError, match=r"data\.source: the text has 5 tokens, but one step .* needs 129"):
         run(training(2, data=Data(source=str(tmp_path / "text"))), tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
 

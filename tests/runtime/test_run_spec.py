@@ -120,14 +120,76 @@ def test_tied_weights_are_exchanged_between_the_ends():
     assert make_run(model=LLAMA).ends is None
 
 
-def test_data_parallel_collectives_are_refused():
+def test_data_parallel_collectives_need_replicas():
     reduce = Sync(reduce=Transfer(link="a>b", bytes=8))
     tied = make_problem(sync=(reduce, None, reduce))
     assert make_run(tied, model=TIED).ends is not None
-    with pytest.raises(ValueError, match="data-parallel collectives can't be run yet"):
-        make_run(tied, model=LLAMA)
-    with pytest.raises(ValueError, match="data-parallel collectives can't be run yet"):
-        make_run(make_problem(sync=(reduce, reduce, reduce)), model=TIED)
+    for problem, model in ((tied, LLAMA), (make_problem(sync=(reduce,) * 3), TIED)):
+        with pytest.raises(ValueError, match="it has data-parallel collectives, but there is one replica"):
+            make_run(problem, model=model)
+
+
+SITES = ("a", "a", "b")
+HALF = TRAINING.model_copy(update={"global_batch": 16})
+
+
+def test_replicas_divide_the_batch_and_are_processes_of_their_own():
+    run = make_run(training=HALF, replicas=(SITES,) * 2)
+    assert (run.num_replicas, run.num_ranks) == (2, 6)
+    with pytest.raises(ValueError, match="microbatch_size 2 x 4 microbatches x 2 replicas is not global_batch 8"):
+        make_run(replicas=(SITES,) * 2)
+
+
+def test_replicas_share_the_links_between_sites():
+    wan, back = LinkShape(0.02, 25e6), LinkShape(0.03, 5e6)
+    links = make_run(training=HALF, replicas=(SITES,) * 2).links()
+    assert {pair for pair, link in links.items() if link == ("a>b", wan)} == {(s, t) for s in range(4) for t in (4, 5)}
+    assert {pair for pair, link in links.items() if link == ("b>a", back)} == {(s, t) for s in (4, 5) for t in range(4)}
+    inside = {pair: link for pair, link in links.items() if pair[0] < 4 and pair[1] < 4}
+    assert inside == {
+        (0, 2): ("a:0>a:1", None),
+        (1, 3): ("a:0>a:1", None),
+        (2, 0): ("a:1>a:0", None),
+        (3, 1): ("a:1>a:0", None),
+    }
+
+
+def test_replicas_at_other_sites_are_joined_by_the_sites_links():
+    links = make_run(training=HALF, replicas=(SITES, ("b", "b", "b"))).links()
+    assert links[0, 3][0] == links[1, 4][0] == "a>b"
+    assert links[3, 0][0] == "b>a"
+    assert (3, 4) not in links, "inside a site nothing is delayed"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        ((SITES, ("a", "b")), "replicas.*expected one site per rank, 3, for every replica"),
+        ((("b", "a", "a"), SITES), "the first replica is at .*, but sites are"),
+    ],
+)
+def test_replicas_have_the_same_ranks(replicas, message):
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        make_run(training=HALF, replicas=replicas)
+
+
+def test_collectives_of_replicas_are_those_that_the_training_needs():
+    ring = Transfer(link="a:0>a:1", bytes=8)
+    whole, divided = (Sync(reduce=ring),) * 3, (Sync(reduce=ring, gather=ring),) * 3
+    zero1 = HALF.model_copy(update={"zero1": True})
+    options = {"replicas": (SITES,) * 2}
+    assert make_run(make_problem(sync=divided), training=zero1, **options).has_gather(1)
+    assert not make_run(make_problem(sync=whole), training=HALF, **options).has_gather(1)
+    with pytest.raises(ValueError, match="zero1 = True: every stage needs a reduce and a gather"):
+        make_run(make_problem(sync=whole), training=zero1, **options)
+    with pytest.raises(ValueError, match="zero1 = False: every stage needs a reduce and no gather"):
+        make_run(make_problem(sync=divided), training=HALF, **options)
+
+
+def test_recomputation_is_said_per_stage():
+    assert make_run(recompute=("none", "full", "selective")).recompute[1] == "full"
+    with pytest.raises(ValueError, match="expected one per stage, 3, found 1"):
+        make_run(recompute=("full",))
 
 
 def test_a_rehearsal_needs_no_model():

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import torch
 
+from farpipe.runtime.tls import RefusedError
 from farpipe.runtime.transport import PeerError, Tag, handshake
 from farpipe.runtime.transport.handshake import HandshakeError, Purpose
 from transports import connected
@@ -17,7 +18,7 @@ from transports import connected
 @pytest.fixture
 def pair(monkeypatch):
     monkeypatch.setattr(handshake, "LIMIT_S", 1.0)
-    with connected() as transports:
+    with connected(streams=1) as transports:
         yield transports
 
 
@@ -90,49 +91,59 @@ def test_dripping_bytes_do_not_prolong_the_limit(pair):
 
 def test_a_wrong_token_is_turned_away_by_both_sides(pair):
     with knock(pair[1]) as stranger, pytest.raises(HandshakeError, match="does not know this run's token"):
-        handshake.offer(stranger, Purpose(0, 1, "forward"), os.urandom(32))
+        handshake.offer(stranger, Purpose(0, 1, "forward"), os.urandom(32), 0)
     with knock(pair[1]) as stranger:
-        stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION, 0, 0, 1, bytes(16)))
+        stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION, 0, 0, 1, 0, bytes(16)))
         stranger.recv(48, socket.MSG_WAITALL)
-        stranger.sendall(os.urandom(32))
+        stranger.sendall(os.urandom(40))
         assert was_closed(stranger, within_s=5)
     assert_still_works(pair)
 
 
 def test_an_answer_can_not_be_played_back_as_a_proof(pair):
     with knock(pair[1]) as stranger:
-        stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION, 0, 0, 1, bytes(16)))
-        stranger.sendall(stranger.recv(48, socket.MSG_WAITALL)[16:])
+        stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION, 0, 0, 1, 0, bytes(16)))
+        stranger.sendall(bytes(8) + stranger.recv(48, socket.MSG_WAITALL)[16:])
         assert was_closed(stranger, within_s=5)
     assert_still_works(pair)
 
 
 def test_another_version_is_turned_away(pair):
     with knock(pair[1]) as stranger:
-        stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION + 1, 0, 0, 1, bytes(16)))
+        stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION + 1, 0, 0, 1, 0, bytes(16)))
         assert was_closed(stranger, within_s=5)
 
 
 @pytest.mark.parametrize("purpose", [Purpose(0, 0, "forward"), Purpose(1, 1, "forward"), Purpose(9, 1, None)])
-def test_a_connection_for_someone_else_is_closed(pair, purpose):
+def test_a_connection_for_someone_else_is_refused_with_the_reason(pair, purpose):
     with knock(pair[1]) as misled:
-        handshake.offer(misled, purpose, pair[1]._token)
+        with pytest.raises(RefusedError, match="this is rank 1 of 2, and the call is for"):
+            handshake.offer(misled, purpose, pair[1]._token, 0)
         assert was_closed(misled, within_s=5)
     assert_still_works(pair)
 
 
-def test_a_second_control_connection_does_not_replace_the_first(pair):
-    with knock(pair[0]) as second:
-        handshake.offer(second, Purpose(1, 0, None), pair[0]._token)
-        assert was_closed(second, within_s=5)
+def test_a_control_connection_dialled_by_the_wrong_side_is_refused(pair):
+    with knock(pair[1]) as second, pytest.raises(RefusedError, match="rank 1 calls rank 0, and not the other way"):
+        handshake.offer(second, Purpose(0, 1, None), pair[1]._token, 0)
     assert_still_works(pair)
+
+
+def test_a_rank_that_dials_again_takes_over_and_what_it_claims_is_checked(pair):
+    pair[0].send(1, "forward", Tag(0, 0, 0), torch.arange(5))
+    pair[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="the first")
+    with knock(pair[1]) as second:
+        assert handshake.offer(second, Purpose(0, 1, "forward"), pair[1]._token, 0) == 1
+    pair[0].send(1, "forward", Tag(0, 0, 1), torch.arange(5))
+    assert pair[1].receive(0, "forward", Tag(0, 0, 1), waiting_for="proof").tensor.sum() == 10
+    with knock(pair[1]) as liar:
+        handshake.offer(liar, Purpose(0, 1, "forward"), pair[1]._token, 100)
+        assert was_closed(liar, within_s=5)
 
 
 def test_a_rank_that_sends_nonsense_ends_the_run_with_its_name(pair):
     with knock(pair[1]) as rank:
-        handshake.offer(rank, Purpose(0, 1, "forward"), pair[1]._token)
+        handshake.offer(rank, Purpose(0, 1, "forward"), pair[1]._token, 0)
         rank.sendall(b"nonsense" * 100)
-        with pytest.raises(
-            PeerError, match=r"rank 0 is lost: receiving forward messages: not a data frame: b'nonsense'"
-        ):
+        with pytest.raises(PeerError, match=r"rank 0 is lost: receiving forward messages: not a frame: b'nonsense'"):
             pair[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="1F0")

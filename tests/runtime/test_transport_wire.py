@@ -11,7 +11,6 @@ from farpipe.runtime.transport.wire import (
     CONTROL_HEADER_BYTES,
     DATA_HEADER_BYTES,
     DTYPES,
-    END_FRAME,
     ChunkHeader,
     ControlFrame,
     ControlHeader,
@@ -52,10 +51,6 @@ def test_control_headers_survive_the_wire(kind, name_bytes, payload_bytes, sent_
     assert unpack_control(pack_control(header)) == header
 
 
-def test_the_end_frame_is_no_chunk():
-    assert unpack_chunk(END_FRAME, LIMIT) is None
-
-
 @given(st.binary(min_size=DATA_HEADER_BYTES, max_size=DATA_HEADER_BYTES))
 def test_random_bytes_are_no_chunk(data):
     with pytest.raises(WireError):
@@ -92,7 +87,7 @@ def test_a_message_over_the_limit_is_refused_before_memory_is_taken_for_it():
 @pytest.mark.parametrize("dtype_code", [len(DTYPES), 255])
 def test_an_unknown_dtype_is_refused(dtype_code):
     data = bytearray(pack_chunk(HEADER))
-    data[5] = dtype_code
+    data[4] = dtype_code
     with pytest.raises(WireError, match="unknown dtype"):
         unpack_chunk(data, LIMIT)
 

@@ -1,10 +1,13 @@
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, ScheduleError
 from farpipe.problem import Problem, Rank, Stage
-from farpipe.schedule import Action, Schedule, check, memory_curve, peak_memory_bytes
+from farpipe.schedule import KINDS, Action, Schedule, check, memory_curve, peak_memory_bytes
+from farpipe.schedule.check import COMPILED_FROM, _all_sound
 from farpipe.schedule.library import order
 from strategies import problems_with_schedules
 
@@ -122,6 +125,50 @@ def test_damage_to_a_valid_schedule_is_noticed(pair, data):
         del rows[rank][at]
     with pytest.raises(ScheduleError):
         check(problem, Schedule(schedule.num_microbatches, tuple(map(tuple, rows))))
+
+
+@given(problems_with_schedules(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_compiled_rules_accept_exactly_what_the_worded_ones_do(pair, data):
+    """Any one action replaced, moved, doubled or left out, on the same rank or another."""
+    problem, schedule = pair
+    assert _all_sound(problem, schedule)
+    rows = [list(order) for order in schedule.ranks]
+    source, target = (rows[data.draw(st.integers(0, problem.num_ranks - 1))] for _ in range(2))
+    at = data.draw(st.integers(0, len(source) - 1))
+    action = source[at] if data.draw(st.booleans()) else source.pop(at)
+    if data.draw(st.booleans()):
+        action = action._replace(kind=data.draw(st.sampled_from(KINDS)), microbatch=data.draw(st.integers(0, 4)))
+    target.insert(data.draw(st.integers(0, len(target))), action)
+    changed = Schedule(schedule.num_microbatches, tuple(map(tuple, rows)))
+    try:
+        check(problem, changed, memory=False)
+    except ScheduleError:
+        assert not _all_sound(problem, changed)
+    else:
+        assert _all_sound(problem, changed)
+
+
+@pytest.mark.parametrize("broken", ["swapped", "doubled", "missing"])
+def test_large_schedules_are_told_the_same_errors(broken, monkeypatch):
+    problem = pipeline(num_ranks=8, num_microbatches=700)
+    rows = [list(order) for order in order("1f1b", problem).ranks]
+    check(problem, order("1f1b", problem))
+    if broken == "swapped":
+        rows[5][600], rows[5][620] = rows[5][620], rows[5][600]
+    elif broken == "doubled":
+        rows[5].insert(900, rows[5][10])
+    else:
+        del rows[5][900]
+    schedule = Schedule(700, tuple(map(tuple, rows)))
+    assert schedule.num_actions > COMPILED_FROM
+    told = []
+    for limit in (COMPILED_FROM, schedule.num_actions + 1):
+        monkeypatch.setattr(sys.modules[check.__module__], "COMPILED_FROM", limit)
+        with pytest.raises(ScheduleError) as caught:
+            check(problem, schedule)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
 
 
 @given(problems_with_schedules())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.problem import Problem
+from farpipe.problem import Problem, Rank
 from farpipe.schedule import Action, Schedule, check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search.exact import solve
@@ -35,7 +35,8 @@ def brute_force_s(problem, kinds="FIW"):
     idle = [()] * problem.num_ranks
 
     def fits(rank, row):
-        return fits_memory(problem, Schedule(problem.num_microbatches, (*idle[:rank], row, *idle[rank + 1 :])))
+        alone = Schedule(problem.num_microbatches, (*idle[:rank], row, *idle[rank + 1 :]))
+        return fits_memory(player.step, to_orders(alone))
 
     of_rank = [[row for row in rows if fits(rank, row)] for rank, rows in enumerate(of_rank)]
     every = (to_orders(Schedule(problem.num_microbatches, rows)) for rows in itertools.product(*of_rank))
@@ -82,6 +83,18 @@ def test_it_agrees_with_brute_force_where_a_link_serves_one_hop(problem, room):
     assert result.lower_bound_s == pytest.approx(result.makespan_s)
 
 
+@given(TINY, st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_the_sequence_of_microbatches_can_be_asked_for_and_left_open(problem, in_order):
+    problem = with_room(with_a_link_each(problem), 3.0)
+    result, best_s = exactly(problem, in_order=in_order), brute_force_s(problem)
+    assert result.makespan_s >= best_s * (1 - 1e-9)
+    assert result.lower_bound_s <= best_s * (1 + 1e-9)
+    if not in_order:
+        assert result.proven
+        assert result.makespan_s == pytest.approx(best_s)
+
+
 @given(problems(max_ranks=3, max_stages=1, max_microbatches=2))
 @settings(max_examples=15, deadline=None)
 def test_its_bound_holds_and_its_answer_is_possible_on_any_tiny_problem(problem):
@@ -91,7 +104,18 @@ def test_its_bound_holds_and_its_answer_is_possible_on_any_tiny_problem(problem)
     assert result.makespan_s >= best_s * (1 - 1e-9)
 
 
-@given(problems(max_ranks=3, max_stages=1, max_microbatches=3, seconds=POSITIVE_SECONDS))
+@given(problems(max_ranks=2, max_stages=4, max_microbatches=3), st.sampled_from([1.0, 1.5, 2.0]))
+@settings(max_examples=40, deadline=None)
+def test_no_bound_is_above_what_the_exact_search_finds(problem, factor):
+    """Several stages per rank, shared links, collectives, little memory; the search is not told the bound."""
+    rooms = [factor * 2.0 * len(stages) for stages in problem.stages_of_rank]
+    ranks = tuple(Rank(memory_bytes=room) for room in rooms)
+    step = search_step(problem.model_copy(update={"ranks": ranks}))
+    found = solve(step, greedy_orders(step)[-1], 0.0, time_limit_s=2)
+    assert lower_bound_s(step.problem) <= found.makespan_s * (1 + 1e-9)
+
+
+@given(problems(max_ranks=2, max_stages=1, max_microbatches=3, seconds=POSITIVE_SECONDS))
 @settings(max_examples=15, deadline=None)
 def test_joined_backwards_agree_with_brute_force(problem):
     problem = with_room(with_a_link_each(problem), 4.0)

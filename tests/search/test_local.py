@@ -3,11 +3,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.schedule import check
+from farpipe.search import local_kernel
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.local import improve
 from farpipe.search.step import Player, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
-from strategies import problems_with_schedules
+from strategies import POSITIVE_SECONDS, problems_with_schedules
 from two_sites import two_sites
 
 
@@ -31,6 +32,24 @@ def test_a_walk_keeps_memory(in_flight, chunks, seed):
     makespan_s, orders = improve(step, greedy_orders(step), num_evaluations=2000, num_rounds=2, seed=seed)
     check(problem, to_schedule(orders, 5, "local"))
     assert makespan_s <= greedy_orders(step)[0][0]
+
+
+@given(problems_with_schedules(with_sync=False, seconds=POSITIVE_SECONDS))
+@settings(max_examples=60, deadline=None)
+def test_the_critical_path_leads_from_the_first_action_to_the_last_to_end(pair):
+    problem, schedule = pair
+    player, (codes, begin) = Player(search_step(problem)), to_orders(schedule)
+    makespan_s, out = player._play((codes, begin))
+    place = np.full(4 * problem.num_stages * problem.num_microbatches, -1, np.int32)
+    place[codes] = np.arange(codes.size)
+    path = np.empty(codes.size, np.int64)
+    chain = path[: local_kernel._critical_path(codes, begin, player.step.tables, out, place, path)]
+    start_s = out[0][chain]
+    end_s = start_s + player.step.arrays.duration_s.reshape(4, -1)[codes[chain] & 3, codes[chain] >> 2]
+    assert end_s[0] == makespan_s
+    assert np.all(end_s[1:] <= start_s[:-1])
+    assert start_s[-1] == problem.lag_s
+    assert codes[chain[-1]] & 3 == 0
 
 
 def test_the_same_seed_and_number_of_evaluations_give_the_same_order():

@@ -1,13 +1,17 @@
+import math
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.problem import Rank
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import METHODS, search
-from farpipe.search.step import fits_memory
+from farpipe.search.step import fits_memory, search_step, to_orders
 from farpipe.simulate import simulate
 from strategies import problems
 from two_sites import two_sites
@@ -20,7 +24,7 @@ def named_s(problem):
             schedule = order(name, problem)
         except (InputError, InfeasibleError):
             continue
-        if fits_memory(problem, schedule):
+        if fits_memory(search_step(problem), to_orders(schedule)):
             yield simulate(problem, schedule).makespan_s
 
 
@@ -42,9 +46,31 @@ def test_one_more_method_never_makes_it_worse(in_flight, delay, chunks):
     assert times == sorted(times, reverse=True)
 
 
+@given(problems(max_ranks=2, max_stages=2, max_microbatches=3), st.integers(0, 3))
+@settings(max_examples=15, deadline=None)
+def test_more_memory_never_makes_a_proven_answer_worse(problem, seed):
+    """True of the model: what fits little memory fits more. Of the search where it finds the best of all orders."""
+    before_s = math.inf
+    for factor in (1.0, 1.5, 2.0, 3.0):
+        rooms = [factor * 2.0 * len(stages) for stages in problem.stages_of_rank]
+        found = search(
+            problem.model_copy(update={"ranks": tuple(Rank(memory_bytes=room) for room in rooms)}), 2.0, seed
+        )
+        if found.proven:
+            assert found.timeline.makespan_s <= before_s * (1 + 1e-9)
+        before_s = min(before_s, found.timeline.makespan_s)
+
+
+@given(problems(max_ranks=3, max_stages=4, max_microbatches=3), st.integers(0, 3))
+@settings(max_examples=15, deadline=None)
+def test_the_same_problem_and_seed_give_the_same_schedule(problem, seed):
+    first, second = (search(problem, 1.0, seed) for _ in range(2))
+    assert first.cut_by_clock or second.cut_by_clock or first.schedule == second.schedule
+
+
 def test_the_same_seed_gives_the_same_order():
     problem = two_sites((76, 93, 41), (2, 0), in_flight=8)
-    first, second = (search(problem, 60.0, seed=3, methods=METHODS[:3]) for _ in range(2))
+    first, second = (search(problem, 2.0, seed=3, methods=METHODS[:3]) for _ in range(2))
     assert not first.cut_by_clock
     assert first.schedule == second.schedule
 
@@ -62,10 +88,12 @@ def test_without_split_backwards_there_are_none():
 
 def test_ctrl_c_returns_the_best_so_far():
     def interrupt(progress):
-        raise KeyboardInterrupt
+        if math.isfinite(progress.makespan_s):
+            raise KeyboardInterrupt
 
     found = search(two_sites((1, 1, 1), (2, 2), num_ranks=4, num_microbatches=6, in_flight=4), on_progress=interrupt)
     assert found.cut_by_clock
+    assert found.interrupted
     check(two_sites((1, 1, 1), (2, 2), num_ranks=4, num_microbatches=6, in_flight=4), found.schedule)
 
 
@@ -76,9 +104,59 @@ def test_a_clock_that_ran_out_is_told_and_the_answer_still_stands():
     assert found.timeline.makespan_s <= min(named_s(problem))
 
 
-def test_a_microbatch_that_does_not_fit_is_infeasible_and_names_the_rank():
-    with pytest.raises(InfeasibleError, match="rank 0"):
-        search(two_sites((1, 1, 1), num_ranks=2, num_microbatches=2, in_flight=0.5))
+def test_the_clock_is_kept_where_the_step_is_large():
+    problem = two_sites((76, 93, 41), (2, 2), num_ranks=32, num_microbatches=128, in_flight=32)
+    search(two_sites(num_ranks=2, num_microbatches=2, chunks=1), 1.0)  # compile
+    began_s = time.monotonic()
+    found = search(problem, 0.5)
+    assert found.cut_by_clock
+    assert time.monotonic() - began_s < 20  # on a busy machine; alone it takes two seconds
+    check(problem, found.schedule)
+
+
+def test_a_large_step_gets_better_than_greedy_and_all_named_orders():
+    problem = two_sites((76, 93, 41), (1, 0), num_ranks=16, num_microbatches=32, in_flight=16)
+    found = search(problem, 4.0)
+    others = [search(problem, 60.0, methods=[method]).timeline.makespan_s for method in ("named", "greedy")]
+    assert found.timeline.makespan_s < min(others)
+
+
+@pytest.mark.parametrize(
+    ("static", "said"),
+    [
+        (0.0, "it would take 8 microbatches instead of 2, each 1/4 as large, or recomputation that keeps 25% of"),
+        (0.5, "even the smallest microbatch is too large"),
+    ],
+)
+def test_a_microbatch_that_does_not_fit_is_infeasible_and_the_rank_and_what_would_fit_are_told(static, said):
+    problem = two_sites((1, 1, 1), num_ranks=2, num_microbatches=2, in_flight=4)
+    small = Rank(memory_bytes=0.25, static_bytes=static)
+    with pytest.raises(InfeasibleError, match=r"rank 1 has 0\.25 B") as caught:
+        search(problem.model_copy(update={"ranks": (problem.ranks[0], small)}))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "times", [(0, 0, 0), (0, 1, 1), (1, 0, 0), (1e12, 1e12, 1e12), (1e15, 1e-9, 1), (1e-300, 1e-300, 1e-300)]
+)
+def test_empty_and_overlong_actions_are_ordered_like_others(times):
+    problem = two_sites(times, (1, 1e-3), num_ranks=3, num_microbatches=6, in_flight=3)
+    found = search(problem, 1.0)
+    assert found.timeline.makespan_s >= found.lower_bound_s >= 0
+    assert found.gap < 0.2
+
+
+def test_a_stash_larger_than_the_activation_is_never_split_over_the_limit():
+    problem = two_sites((1, 1, 1), (1, 0), num_ranks=2, num_microbatches=3, in_flight=1)
+    stages = tuple(stage.model_copy(update={"weight_stash_bytes": 2.0}) for stage in problem.stages)
+    found = search(problem.model_copy(update={"stages": stages}), 1.0)
+    check(problem.model_copy(update={"stages": stages}), found.schedule)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_microbatches_are_answered():
+    problem = two_sites((1, 1, 1), (2, 1), num_ranks=2, num_microbatches=100_000, in_flight=4)
+    assert search(problem, 1.0).gap < 1
 
 
 def test_an_unknown_method_is_refused():

@@ -1,19 +1,19 @@
 """What people type: one short file per command; whatever is heavy is imported inside the command."""
 
+import errno
+import os
 import sys
 import traceback
 
-from farpipe.errors import FarpipeError
+from farpipe.errors import FarpipeError, RunError
 
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line; every error that a user can make ends in one clear message and its exit code."""
-    from farpipe.cli.app import app
-
     try:
-        app()
+        _run()
     except FarpipeError as error:
         print(f"farpipe: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -21,9 +21,34 @@ def main() -> None:
         print("farpipe: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        sys.stderr.close()
+        _drop_output()
         sys.exit(0)
     except Exception:
         traceback.print_exc()
         print("farpipe: this is a bug in farpipe; please report it with the lines above", file=sys.stderr)
         sys.exit(1)
+
+
+def _run() -> None:
+    """The command, and all of its output written; BrokenPipeError when nobody reads it any more."""
+    from farpipe.cli.app import app
+
+    stdout = sys.stdout
+    try:
+        try:
+            app()
+        except SystemExit:
+            if sys.stdout is not stdout:  # the parser has met a closed pipe, and would call it exit code 1
+                raise BrokenPipeError from None
+            stdout.flush()
+            raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        raise RunError(f"{error.filename or 'standard output'}: can't be written: {error.strerror}") from None
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere, so that Python's own last flush has nothing to complain about."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)

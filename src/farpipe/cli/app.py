@@ -5,14 +5,19 @@ from typing import Annotated
 import typer
 
 from farpipe import __version__
+from farpipe.cli.certs import certs
 from farpipe.cli.compare import compare
+from farpipe.cli.export import export
+from farpipe.cli.import_ import import_
 from farpipe.cli.plan import plan
+from farpipe.cli.probe import probe
 from farpipe.cli.profile import profile
 from farpipe.cli.report import report
 from farpipe.cli.schedule import schedule
 from farpipe.cli.simulate import simulate
 from farpipe.cli.train import train
 from farpipe.cli.validate import validate
+from farpipe.cli.wan import wan
 
 app = typer.Typer(
     name="farpipe",
@@ -24,6 +29,11 @@ app = typer.Typer(
 )
 for command in (plan, schedule, compare, simulate, profile, train, report, validate):
     app.command()(command)
+app.command()(export)
+app.command("import")(import_)  # the word alone is Python's
+app.add_typer(wan, name="wan")
+app.add_typer(certs, name="certs")
+app.command()(probe)
 
 
 def _print_version(wanted: bool) -> None:

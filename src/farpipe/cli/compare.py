@@ -1,41 +1,149 @@
 """``farpipe compare JOB|PROBLEM``: every schedule side by side."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.output import console, print_json
+from farpipe.cli.output import console, print_json, search_status
+from farpipe.errors import InfeasibleError, InputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farpipe.plan.orders import Outcome
+    from farpipe.problem import Problem
+    from farpipe.report import ComparisonRow
+
+SEARCHED = ("greedy", "auto")
+"""What `--search-s` adds when no method is named."""
+DEFAULT_SEARCH_S = 10.0
 
 
 def compare(
     step: Annotated[Path, typer.Argument(help="A job (.toml), a plan, or a problem.")],
     method: Annotated[
-        list[str] | None, typer.Option(help="Only these orders; may be given several times. Default: all.")
+        list[str] | None, typer.Option(help="Only these orders or searches; may be given several times. Default: all.")
     ] = None,
+    search_s: Annotated[
+        float, typer.Option(min=0, help="Search too (greedy, auto), each for so many seconds; 0: named orders only.")
+    ] = 0.0,
     plot: Annotated[Path | None, typer.Option(help="Write all Gantt charts as one SVG picture.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory."""
-    from farpipe.cli.shown import comparison_row, load_step
-    from farpipe.plan.orders import try_orders
-    from farpipe.report import Panel, comparison_table, draw_small_multiples
-    from farpipe.schedule.bounds import lower_bound_s
-    from farpipe.schedule.library import ORDERS
-    from farpipe.strict import write_text
+    """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
+    from farpipe.cli.shown import load_step
+    from farpipe.report import comparison_table, obstacles
+    from farpipe.units import format_seconds
 
     problem, _, plan = load_step(step)
-    outcomes = try_orders(problem, method or tuple(ORDERS))
-    bound_s = lower_bound_s(problem)
-    if plot is not None:
-        sites = plan.sites if plan else ()
-        panels = [Panel(o.method, o.timeline, sites) for o in outcomes if o.timeline is not None]
-        write_text(plot, draw_small_multiples(panels).svg())
-    rows = [comparison_row(problem, outcome) for outcome in outcomes]
+    names = _known(method) if method else _all_methods(search_s)
+    outcomes, bound_s = _outcomes(problem, names, search_s or DEFAULT_SEARCH_S)
+    overhead_s = plan.prediction.overhead_s if plan else 0.0
+    rows = [_row(problem, outcome, bound_s, overhead_s) for outcome in outcomes]
+    usable = any(outcome.timeline is not None for outcome in outcomes)
+    if plot is not None and usable:
+        _draw(plot, outcomes, plan.sites if plan else ())
     if as_json:
-        fields = ("method", "step_s", "bubble_ratio", "exposed_inter_site_s", "exposed_intra_site_s")
-        table = [{name: getattr(row, name) for name in (*fields, "peak_memory_bytes", "obstacle")} for row in rows]
-        print_json({"lower_bound_s": bound_s, "schedules": table})
+        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, outcomes)})
+    if not usable:
+        raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
+    if as_json:
         return
     console().print(comparison_table(rows))
-    typer.echo(f"no schedule can be faster than {bound_s:.6g} s")
+    typer.echo(f"lower bound, whatever the order: {format_seconds(bound_s)} (gap: how far above it an order is)")
+    if overhead_s:
+        typer.echo(f"outside the pipeline: {format_seconds(overhead_s)} (optimizer, clipping), a part of every step")
+
+
+def _known(names: "Sequence[str]") -> list[str]:
+    """`names` without repetitions; UsageError for one that is neither an order nor a search."""
+    from farpipe.schedule.library import ORDERS
+    from farpipe.search import SEARCHES
+    from farpipe.strict import nearest
+
+    known = [*ORDERS, *SEARCHES]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no schedule {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def _all_methods(search_s: float) -> list[str]:
+    from farpipe.schedule.library import ORDERS
+
+    return [*ORDERS, *(SEARCHED if search_s else ())]
+
+
+def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "tuple[list[Outcome], float]":
+    """What became of every method, the fastest first, and the highest lower bound that anything proved."""
+    from farpipe.plan.orders import Outcome, find_order, try_orders
+    from farpipe.schedule.bounds import lower_bound_s
+    from farpipe.schedule.library import ORDERS
+
+    outcomes = try_orders(problem, [name for name in names if name in ORDERS])
+    bound_s = lower_bound_s(problem)
+    for name in (name for name in names if name not in ORDERS):
+        try:
+            with search_status(f"searching ({name})") as tell:
+                found = find_order(problem, name, time_limit_s=search_s, on_progress=tell)
+        except (InputError, InfeasibleError) as error:
+            outcomes.append(Outcome(name, obstacle=error))
+            continue
+        outcomes.append(Outcome(name, found.schedule, found.timeline))
+        bound_s = max(bound_s, found.lower_bound_s)
+    return sorted(outcomes, key=_makespan_s), bound_s
+
+
+def _makespan_s(outcome: "Outcome") -> float:
+    """To nine digits, so that rounding does not decide between equals; infinite where there is none."""
+    return float(f"{outcome.timeline.makespan_s:.9g}") if outcome.timeline else float("inf")
+
+
+def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: float) -> "ComparisonRow":
+    from farpipe.report import ComparisonRow
+    from farpipe.schedule import peak_memory_bytes
+
+    timeline = outcome.timeline
+    if timeline is None or outcome.schedule is None:
+        return ComparisonRow(outcome.method, obstacle=str(outcome.obstacle).splitlines()[0])
+    inter_site_s, intra_site_s = timeline.exposed_s.mean(axis=0)
+    return ComparisonRow(
+        outcome.method,
+        timeline.makespan_s + overhead_s,
+        max(timeline.makespan_s / bound_s - 1, 0.0) if bound_s else 0.0,
+        timeline.bubble_ratio,
+        float(inter_site_s),
+        float(intra_site_s),
+        max(peak_memory_bytes(problem, outcome.schedule)),
+        max(timeline.link_busy_ratio().values(), default=0.0),
+    )
+
+
+def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> list[dict[str, Any]]:
+    """The rows for machines, with the makespan and the use of every link."""
+    from dataclasses import asdict
+
+    return [
+        asdict(row)
+        | {
+            "makespan_s": outcome.timeline.makespan_s if outcome.timeline else None,
+            "link_busy_ratio": outcome.timeline.link_busy_ratio() if outcome.timeline else {},
+            "made_by": outcome.schedule.method if outcome.schedule else None,
+        }
+        for row, outcome in zip(rows, outcomes, strict=True)
+    ]
+
+
+def _draw(path: Path, outcomes: "Sequence[Outcome]", sites: tuple[str, ...]) -> None:
+    """One small Gantt chart per order that can be used, the fastest on top."""
+    from farpipe.report import Panel, draw_small_multiples
+    from farpipe.strict import write_text
+    from farpipe.units import format_seconds
+
+    played = [(outcome.method, outcome.timeline) for outcome in outcomes if outcome.timeline is not None]
+    panels = [
+        Panel(name, timeline, sites, f"{format_seconds(timeline.makespan_s)}, {timeline.bubble_ratio:.0%} bubble")
+        for name, timeline in played
+    ]
+    write_text(path, draw_small_multiples(panels).svg())

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ def console(*, stderr: bool = False) -> "Console":
     """A console that keeps its lines whole when it does not write to a terminal."""
     from rich.console import Console
 
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:  # rich would leave with exit code 1
+            raise BrokenPipeError
+
     file = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if file.isatty() else 140)
+    return Pipe(stderr=stderr, highlight=False, width=None if file.isatty() else 140)
 
 
 @contextmanager
@@ -45,8 +50,9 @@ def search_status(what: str) -> Iterator[Callable[["Progress"], None]]:
         return
     with console(stderr=True).status(what) as line:
         yield lambda progress: line.update(
-            f"{what}: {progress.method}, step {format_seconds(progress.makespan_s)}, "
-            f"at least {format_seconds(progress.lower_bound_s)}"
+            f"{what}: {progress.method}, "
+            + (f"step {format_seconds(progress.makespan_s)}, " if isfinite(progress.makespan_s) else "")
+            + f"at least {format_seconds(progress.lower_bound_s)}"
         )
 
 

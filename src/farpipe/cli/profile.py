@@ -1,5 +1,6 @@
 """``farpipe profile JOB.toml``: measure this machine's stage times."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,7 +20,14 @@ def profile(
     name: Annotated[
         str | None, typer.Option(help="The job's name for it, where its sites have several devices.")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Measure in so many at once, as many as will run here.")] = 1,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure in so many at once, as many as will run here. "
+            "Default: on a CPU the job's devices, at most one per core; on a GPU 1.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
@@ -29,14 +37,21 @@ def profile(
 
     spec = load_job(job)
     called = _device_name(spec, name)
-    with status("measuring the parts of the model"):
-        measured = measure(spec.model, spec.training, called, device=device, num_processes=processes)
+    num_processes = processes or _num_processes(spec, device)
+    with status(f"measuring the parts of the model in {num_processes} processes at once"):
+        measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
     measured.save(output)
     if as_json:
         typer.echo(measured.to_json())
         return
     console().print(profile_table(measured))
     typer.echo(f"profile written to {output}")
+
+
+def _num_processes(job: "Job", device: str) -> int:
+    """As many as `farpipe train` would start here: on a CPU all ranks share the cores, and each has a part of them."""
+    num_cores = len(os.sched_getaffinity(0))
+    return min(sum(site.num_devices for site in job.cluster.sites), num_cores) if device == "cpu" else 1
 
 
 def _device_name(job: "Job", wanted: str | None) -> str:

@@ -13,14 +13,17 @@ def report(
         list[Path], typer.Argument(help="Run directories; the first is the one that the page is about.")
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html in the first.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Of the first run. Default: trace.json beside the page.")] = None,
 ) -> None:
-    """Put one run, or several side by side, on one HTML page, and show their step times."""
-    from farpipe.cli.runs import load_run
-    from farpipe.cli.shown import plan_report, step_table
-    from farpipe.report import write_report
+    """Put runs side by side on one HTML page, write the trace of the first, and show their step times."""
+    from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_run, write_pages
+    from farpipe.cli.shown import step_table
 
     runs = [load_run(path) for path in run_dir]
-    target = output or run_dir[0] / "report.html"
-    write_report(plan_report(runs[0].plan, [run.view for run in runs]), target)
+    page = output or run_dir[0] / PAGE_NAME
+    trace = trace or page.with_name(TRACE_NAME)
+    write_pages(runs, page, trace)
+    for run in (run for run in runs if run.broken_off):
+        typer.echo(run.broken_off, err=True)
     console().print(step_table([run.view for run in runs]))
-    typer.echo(f"report: {target}")
+    typer.echo(f"report: {page}   trace for ui.perfetto.dev: {trace}")

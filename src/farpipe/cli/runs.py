@@ -5,16 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farpipe.errors import InputError
-from farpipe.strict import parse_json, read_text
+from farpipe.errors import InputError, UsageError
+from farpipe.strict import read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farpipe.plan import Plan
     from farpipe.report import RunView
     from farpipe.runtime.run_spec import RunSpec
 
 PLAN_NAME = "plan.json"
 JOB_NAME = "job.toml"
+DEFAULT_RUN_DIR = Path("runs/last")
+PAGE_NAME = "report.html"
+TRACE_NAME = "trace.json"
 
 
 @dataclass(frozen=True)
@@ -23,50 +28,99 @@ class LoadedRun:
 
     plan: "Plan"
     view: "RunView"
+    broken_off: str = ""
+    """Of a run that has no end: how far it came and the last that its ranks said; it shows what there is."""
 
 
 def load_run(run_dir: Path) -> LoadedRun:
-    """Read a run directory; InputError when something is missing or damaged."""
+    """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
     from farpipe.plan import Plan
     from farpipe.report import RunView
-    from farpipe.runtime.metrics import METRICS_NAME, TIMELINE_NAME
+    from farpipe.runtime.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
     from farpipe.simulate import Timeline, simulate
 
+    if not (run_dir / PLAN_NAME).is_file():
+        raise InputError(f"{run_dir}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
     plan = Plan.load(run_dir / PLAN_NAME)
+    metrics = read_metrics(run_dir / METRICS_NAME) if (run_dir / METRICS_NAME).exists() else []
     view = RunView(
         name=plan.schedule.method,
         problem=plan.problem,
-        predicted=simulate(plan.problem, plan.schedule),
-        measured=Timeline.load(run_dir / TIMELINE_NAME),
-        metrics=load_metrics(run_dir / METRICS_NAME),
-        step_overhead_s=plan.prediction.overhead_s,
+        predicted=simulate(plan.problem, plan.schedule, checked=True),
+        measured=Timeline.load(run_dir / TIMELINE_NAME) if (run_dir / TIMELINE_NAME).exists() else None,
+        metrics=metrics,
+        step_overhead_s=overhead_s(plan, run_dir),
         sites=plan.sites,
     )
-    return LoadedRun(plan, view)
+    whole = (run_dir / SUMMARY_NAME).exists()
+    return LoadedRun(plan, view, "" if whole else _how_it_ended(run_dir, len(metrics)))
 
 
-def load_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``."""
-    lines = [parse_json(line, f"{path}:{number}") for number, line in enumerate(read_text(path).splitlines(), 1)]
-    if not all(isinstance(line, dict) for line in lines):
-        raise InputError(f"{path}: every line must be an object")
-    return lines
+def overhead_s(plan: "Plan", run_dir: Path) -> float:
+    """What a step of this run takes besides the pipeline; a rehearsal has no optimizer."""
+    from farpipe.runtime.metrics import RUN_NAME
+    from farpipe.runtime.run_spec import RunSpec
+
+    rehearsed = (run_dir / RUN_NAME).exists() and RunSpec.load(run_dir / RUN_NAME).device == "sleep"
+    return 0.0 if rehearsed else plan.prediction.overhead_s
+
+
+def _how_it_ended(run_dir: Path, num_steps: int) -> str:
+    """How far a run without an end came, and the last line of each of its logs, the earliest first."""
+    from farpipe.runtime.run import LOGS_NAME
+
+    logs = sorted((run_dir / LOGS_NAME).glob("rank-*.log"), key=lambda log: log.stat().st_mtime)
+    lines = [(log, log.read_text(encoding="utf-8", errors="replace").strip().splitlines()) for log in logs]
+    said = [f"\n  {log}: {text[-1][:500]}" for log, text in lines if text]
+    last = " The last that its ranks said:" + "".join(said) if said else ""
+    return f"{run_dir}: not a whole run: {num_steps} steps are recorded.{last}"
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where a run goes, and what it goes on from."""
+
+    run_dir: Path
+    resume: str | None = None
+    """Another directory with the checkpoints to go on from."""
+    in_place: bool = False
+    """Whether it goes on in the directory that it has."""
+
+
+def prepare_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
+    """What ``--run-dir`` and ``--resume`` ask for.
+
+    InputError when the directory has results of another run, or there is nothing to go on from; UsageError when the
+    new directory has to be named.
+    """
+    from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, MANIFEST_NAME, whole_checkpoints
+    from farpipe.runtime.run import refuse_results
+
+    is_checkpoint = resume is not None and (resume / MANIFEST_NAME).exists()
+    if is_checkpoint and run_dir is None:
+        raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
+    if resume is not None and not is_checkpoint and not whole_checkpoints(resume / CHECKPOINTS_NAME):
+        raise InputError(f"{resume}: there is no whole checkpoint in its {CHECKPOINTS_NAME}")
+    place = run_dir or resume or DEFAULT_RUN_DIR
+    if resume is not None and place.resolve() == resume.resolve():
+        return RunPlace(place, in_place=True)
+    refuse_results(place)
+    return RunPlace(place, None if resume is None else str(resume.absolute()))
 
 
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     """What the ranks have to know to run `plan`; `settings` are further fields of RunSpec.
 
-    InputError for what the engine can't run yet: data- and tensor-parallel plans.
+    InputError for what the engine can't run yet: tensor-parallel plans.
     """
     from farpipe.runtime.run_spec import RunSpec
 
     layout = plan.layout
-    for name in ("data", "tensor"):
-        if getattr(layout, name) != 1:
-            raise InputError(
-                f"the engine runs pipelines only as yet, and the plan has {name} = {getattr(layout, name)}; "
-                f"plan again with layout.{name} = 1"
-            )
+    if layout.tensor != 1:
+        raise InputError(
+            f"the engine does not divide layers over devices as yet, and the plan has tensor = {layout.tensor}; plan "
+            "again with layout.tensor = 1"
+        )
     return RunSpec(
         problem=plan.problem,
         schedule=plan.schedule,
@@ -75,8 +129,20 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
         training=plan.job.training.model_copy(update={"microbatch_size": layout.microbatch_size}),
         data=plan.job.data,
         partition=tuple((p.first_layer, p.end_layer) for p in plan.placements),
+        recompute=plan.recompute,
+        replicas=(plan.sites,) * layout.data,
+        peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
         **settings,
     )
+
+
+def _peak_flops_per_s(plan: "Plan", device: str | None) -> float | None:
+    """What all devices of the plan could do together; None where the run computes on others than planned."""
+    by_name = {site.name: site.device for site in plan.job.cluster.sites}
+    devices = [by_name[site] for site in plan.sites]
+    if device != "cuda" and any(planned.name != device for planned in devices):
+        return None
+    return sum(planned.peak_flops[plan.job.training.precision] for planned in devices) * plan.layout.data
 
 
 def write_inputs(plan: "Plan", run_dir: Path) -> None:
@@ -89,15 +155,22 @@ def write_inputs(plan: "Plan", run_dir: Path) -> None:
 
 
 def write_results(run_dir: Path) -> LoadedRun:
-    """Make the trace and the report page of a finished run."""
+    """Make the trace and the report page of a run in its directory."""
+    run = load_run(run_dir)
+    write_pages([run], run_dir / PAGE_NAME, run_dir / TRACE_NAME)
+    return run
+
+
+def write_pages(runs: "Sequence[LoadedRun]", page: Path, trace: Path) -> None:
+    """Write the page about `runs` and the trace of the first."""
     from farpipe.cli.shown import plan_report
     from farpipe.report import write_report, write_trace
 
-    run = load_run(run_dir)
-    assert run.view.measured is not None
-    write_trace({"predicted": run.view.predicted, "measured": run.view.measured}, run_dir / "trace.json")
-    write_report(plan_report(run.plan, [run.view]), run_dir / "report.html")
-    return run
+    first = runs[0].view
+    timelines = {"predicted": first.predicted} | ({"measured": first.measured} if first.measured else {})
+    write_trace(timelines, trace)
+    notices = tuple(run.broken_off for run in runs if run.broken_off)
+    write_report(plan_report(runs[0].plan, [run.view for run in runs], notices), page)
 
 
 def summary_json(run_dir: Path) -> dict[str, Any]:
@@ -105,6 +178,10 @@ def summary_json(run_dir: Path) -> dict[str, Any]:
     from farpipe.plan import Plan
     from farpipe.runtime.metrics import SUMMARY_NAME
 
-    predicted = Plan.load(run_dir / PLAN_NAME).prediction
+    plan = Plan.load(run_dir / PLAN_NAME)
     summary: dict[str, Any] = json.loads(read_text(run_dir / SUMMARY_NAME))
-    return summary | {"predicted_makespan_s": predicted.makespan_s, "predicted_step_s": predicted.step_s}
+    makespan_s = plan.prediction.makespan_s
+    return summary | {
+        "predicted_makespan_s": makespan_s,
+        "predicted_step_s": makespan_s + overhead_s(plan, run_dir),
+    }

@@ -10,28 +10,37 @@ from farpipe.cli.output import console, print_json, search_status
 
 
 def schedule(
-    problem: Annotated[Path, typer.Argument(help="A problem in the format farpipe/problem/1.")],
+    problem: Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")],
     method: Annotated[
         str, typer.Option(help="Name of an order, or a search: greedy, local, exact, or auto: all of them.")
     ] = "auto",
     time_limit: Annotated[float, typer.Option(min=0, help="Seconds that a search may take.")] = 10.0,
     seed: Annotated[int, typer.Option(min=0, help="Of a search: the same seed finds the same order.")] = 0,
+    in_order: Annotated[
+        bool | None,
+        typer.Option(
+            "--in-order/--any-order",
+            help="Exact search: microbatches in their sequence or in any; by default in sequence where all are alike.",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule to this file.")] = None,
     timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every event too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Order one step: who does what in which order, how long it takes, how near to the best it is."""
+    from farpipe.cli.shown import load_step
     from farpipe.plan.orders import find_order
-    from farpipe.problem import Problem
     from farpipe.schedule import peak_memory_bytes
     from farpipe.units import format_bytes, format_seconds
 
     begin = time.perf_counter()
-    step = Problem.load(problem)
+    step, _, _ = load_step(problem)
     with search_status(f"searching ({method})") as tell:
-        best = find_order(step, method, time_limit_s=time_limit, seed=seed, on_progress=tell)
+        best = find_order(step, method, time_limit_s=time_limit, seed=seed, in_order=in_order, on_progress=tell)
     found, played, bound = best.schedule, best.timeline, best.lower_bound_s
-    if best.cut_by_clock:
+    if best.interrupted:
+        typer.echo("interrupted: this is the best order found so far", err=True)
+    elif best.cut_by_clock:
         typer.echo("the search was cut short: another run may find another order", err=True)
     facts: dict[str, Any] = {
         "schedule": found.to_data(),

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     from farpipe.cost import Profile
     from farpipe.plan import Plan
-    from farpipe.plan.orders import Outcome
     from farpipe.problem import Problem
-    from farpipe.report import ComparisonRow, RunReport, RunView, TableView
+    from farpipe.report import RunReport, RunView, TableView
     from farpipe.schedule import Schedule
 
 
@@ -57,8 +56,8 @@ def _headline(plan: "Plan") -> str:
     return (
         f"{plan.job.model.name} over {where}: {format_seconds(expected.step_s)} a step, "
         f"{expected.tokens_per_s:,.0f} tokens/s, bubble {expected.bubble_ratio:.1%}\n"
-        f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}, {at.num_microbatches} microbatches of "
-        f"{at.microbatch_size}, order {plan.schedule.method}"
+        f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}{plan.shape}, "
+        f"{at.num_microbatches} microbatches of {at.microbatch_size}, order {plan.schedule.method}"
     )
 
 
@@ -72,6 +71,7 @@ def _stage_table(plan: "Plan") -> "TableView":
     from farpipe.units import format_bytes, format_seconds
 
     rows = []
+    recomputes = set(plan.recompute) != {"none"}
     for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
         times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
         limit = plan.problem.ranks[placement.rank].memory_bytes
@@ -83,9 +83,10 @@ def _stage_table(plan: "Plan") -> "TableView":
                 *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
                 format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
                 "unlimited" if limit is None else format_bytes(limit),
+                *((placement.recompute,) if recomputes else ()),
             )
         )
-    columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "of")
+    columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "of", *(("recompute",) if recomputes else ()))
     return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}))
 
 
@@ -128,8 +129,8 @@ def step_table(views: "list[RunView]") -> "Table":
     return step_time_table([step_row(view) for view in views])
 
 
-def plan_report(plan: "Plan", runs: "list[RunView]") -> "RunReport":
-    """The page about a plan and its runs."""
+def plan_report(plan: "Plan", runs: "list[RunView]", notices: tuple[str, ...] = ()) -> "RunReport":
+    """The page about a plan and its runs; `notices` stand at its top."""
     from farpipe.report import RunReport
 
     where = " > ".join(dict.fromkeys(plan.sites))
@@ -139,24 +140,7 @@ def plan_report(plan: "Plan", runs: "list[RunView]") -> "RunReport":
         summary=_headline(plan).splitlines()[1],
         plan_tables=tuple(view for view in plan_tables(plan) if view.rows),
         plan_text="\n".join(plan.advice),
-    )
-
-
-def comparison_row(problem: "Problem", outcome: "Outcome") -> "ComparisonRow":
-    """One schedule among others."""
-    from farpipe.report import ComparisonRow
-    from farpipe.schedule import peak_memory_bytes
-
-    if outcome.timeline is None or outcome.schedule is None:
-        return ComparisonRow(outcome.method, obstacle=str(outcome.obstacle).splitlines()[0])
-    inter_site_s, intra_site_s = outcome.timeline.exposed_s.mean(axis=0)
-    return ComparisonRow(
-        outcome.method,
-        outcome.timeline.makespan_s,
-        outcome.timeline.bubble_ratio,
-        float(inter_site_s),
-        float(intra_site_s),
-        max(peak_memory_bytes(problem, outcome.schedule)),
+        notices=notices,
     )
 
 

@@ -8,66 +8,129 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from farpipe.cli.output import console, print_json, status
-from farpipe.errors import RunInterruptedError
+from farpipe.errors import RunInterruptedError, RunStoppedError, UsageError
 
 if TYPE_CHECKING:
+    from farpipe.cli.runs import RunPlace
     from farpipe.plan import Plan
-
-TORCHRUN = """ready. On every site, with this directory copied to each of them:
-
-    torchrun --nnodes {num_sites} --nproc-per-node RANKS_PER_SITE --node-rank SITE_NUMBER \\
-        --master-addr ADDRESS_OF_SITE_0 --master-port 29500 \\
-        -m farpipe.runtime.rank_main {run_dir} --host ADDRESS_OF_THIS_SITE --allow-plaintext
-"""
+    from farpipe.runtime.run_spec import RunSpec
 
 
 def train(
     job: Annotated[Path, typer.Argument(help="A job (.toml) or a plan.")],
-    run_dir: Annotated[Path, typer.Option(help="Where everything about the run goes.")] = Path("runs/last"),
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where everything about the run goes; default: that of --resume, or runs/last.")
+    ] = None,
     schedule: Annotated[str | None, typer.Option(help="Another order than the plan's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the job's.")] = None,
     device: Annotated[
         Literal["cpu", "cuda", "sleep"], typer.Option(help="What to compute on; sleep rehearses without computing.")
     ] = "cpu",
     profile: Annotated[list[Path] | None, typer.Option(help="Measured times, for a job.")] = None,
-    streams: Annotated[int, typer.Option(min=1, help="TCP connections per channel.")] = 4,
+    streams: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="TCP connections per channel; default: as the links ask for.")
+    ] = None,
+    outage_s: Annotated[float, typer.Option(min=0.1, help="Longest interruption of a connection to survive.")] = 60.0,
     timeout_s: Annotated[
         float | None,
         typer.Option(min=0.1, max=1e6, help="Longest wait for one message; default: a minute, or ten predicted steps."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on which the ranks meet; 0: any that is free.")] = 0,
     emulate: Annotated[bool, typer.Option(help="Delay messages between sites as the links would.")] = True,
+    wan: Annotated[
+        bool, typer.Option("--wan", help="Run each site in a network namespace, with kernel links between them (root).")
+    ] = False,
+    replan: Annotated[
+        bool, typer.Option("--replan", help="Look for a better order while the run goes on, and go over to it.")
+    ] = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Only write the run directory, for torchrun.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on from the newest good checkpoint of this run, or from this one.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Start again from the newest checkpoint, so many times, when the run breaks.")
+    ] = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard as well.")] = False,
+    prometheus_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve metrics to Prometheus on this port of the loopback.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train: here, with an emulated WAN between the sites, or under torchrun on real ones."""
-    from farpipe.cli.runs import run_spec_of, summary_json, write_inputs, write_results
+    from farpipe.cli.runs import prepare_run_dir, run_spec_of, summary_json, write_inputs, write_results
     from farpipe.cli.shown import step_table
+    from farpipe.cli.torchrun import torchrun_commands
     from farpipe.runtime.metrics import RUN_NAME
-    from farpipe.runtime.run import refuse_results, run
+    from farpipe.runtime.run import reopen
+    from farpipe.runtime.tokens import load_tokens
+    from farpipe.spec.replanning import ReplanSettings
 
-    refuse_results(run_dir)
+    if resume is not None and device == "sleep":
+        raise UsageError("--resume: a rehearsal trains nothing, so it has nothing to go on from")
+    place = prepare_run_dir(run_dir, resume)
     plan = _load_plan(job, profile or [], schedule)
-    transport = {"streams": streams, "timeout_s": timeout_s or max(60.0, 10 * plan.prediction.step_s)}
     num_steps = steps or plan.job.training.num_steps
-    local = emulate and not prepare
-    spec = run_spec_of(plan, num_steps=num_steps, device=device, emulate_links=local, transport=transport)
-    write_inputs(plan, run_dir)
+    spec = run_spec_of(
+        plan,
+        num_steps=num_steps,
+        device=device,
+        replan=ReplanSettings() if replan else None,
+        emulate_links=emulate and not prepare and not wan,
+        transport={
+            "streams": streams,
+            "timeout_s": timeout_s or max(60.0, 10 * plan.prediction.step_s),
+            "outage_s": outage_s,
+        },
+        metrics={"tensorboard": tensorboard, "prometheus_port": prometheus_port},
+        resume=place.resume,
+    )
+    if place.in_place:
+        reopen(spec, place.run_dir)
+    write_inputs(plan, place.run_dir)
+    if device != "sleep":
+        with status("reading the text"):  # tokenized once, here, and not by ranks for which the others wait
+            load_tokens(plan.job.data)
     if prepare:
-        spec.save(run_dir / RUN_NAME)
-        typer.echo(TORCHRUN.format(num_sites=len(set(plan.sites)), run_dir=run_dir))
+        spec.save(place.run_dir / RUN_NAME)
+        typer.echo(torchrun_commands(spec, place.run_dir, max_restarts))
         return
-    try:
-        with _progress(plan.schedule.method, num_steps) as on_step:
-            run(spec, run_dir, on_step=on_step, master_port=port)
-    except KeyboardInterrupt:
-        raise RunInterruptedError(f"interrupted; all ranks have ended, {run_dir} holds no whole run") from None
-    shown = write_results(run_dir)
+    _run_here(plan, spec, place, wan=wan, port=port, max_restarts=max_restarts)
+    shown = write_results(place.run_dir)
     if as_json:
-        print_json(summary_json(run_dir))
+        print_json(summary_json(place.run_dir))
         return
     console().print(step_table([shown.view]))
-    typer.echo(f"report: {run_dir / 'report.html'}   trace for ui.perfetto.dev: {run_dir / 'trace.json'}")
+    typer.echo(f"report: {place.run_dir / 'report.html'}   trace for ui.perfetto.dev: {place.run_dir / 'trace.json'}")
+
+
+def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", *, wan: bool, port: int, max_restarts: int) -> None:
+    """Run on this machine, with a progress bar."""
+    from farpipe.cli.wan import wan_for
+    from farpipe.runtime.run import run
+
+    run_dir = place.run_dir
+    try:
+        with (
+            wan_for(plan.job.cluster, wanted=wan) as between,
+            _progress(plan.schedule.method, spec.num_steps) as on_step,
+        ):
+            run(
+                spec,
+                run_dir,
+                on_step=on_step,
+                master_port=port,
+                wan=between,
+                resume=place.in_place,
+                max_restarts=max_restarts,
+                on_restart=lambda reason: console(stderr=True).print(f"the run broke, and starts again: {reason}"),
+            )
+    except KeyboardInterrupt:
+        raise RunInterruptedError(
+            f"interrupted; all ranks have ended, {run_dir} holds no whole run; if it has a checkpoint, --resume "
+            f"{run_dir} goes on from there"
+        ) from None
+    except RunStoppedError as error:
+        raise RunStoppedError(f"{error} with --resume {run_dir}") from None
 
 
 def _load_plan(path: Path, profiles: list[Path], schedule: str | None) -> "Plan":
@@ -81,8 +144,8 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None) -> "Plan"
         plan = Plan.load(path)
         return plan if schedule is None else reorder(plan, schedule)
     job = load_job(path)
-    only_pipeline = {"data": job.layout.data or 1, "tensor": job.layout.tensor or 1}  # what the engine can run
-    pinned = {"layout": job.layout.model_copy(update=only_pipeline), "schedule": schedule or job.schedule}
+    whole_layers = {"tensor": job.layout.tensor or 1}  # what the engine can run
+    pinned = {"layout": job.layout.model_copy(update=whole_layers), "schedule": schedule or job.schedule}
     with status("planning"):
         return make_plan(job.model_copy(update=pinned), [Profile.load(p) for p in profiles])
 
@@ -106,6 +169,8 @@ def _progress(what: str, num_steps: int) -> Iterator[Callable[[dict[str, Any]], 
 
         def on_step(line: dict[str, Any]) -> None:
             loss = line.get("loss")
-            bar.update(task, advance=1, loss="rehearsing" if loss is None else f"loss {loss:.3f}")
+            for warning in line.get("warnings", ()):
+                shown.print(f"warning: {warning}")
+            bar.update(task, completed=line["step"] + 1, loss="rehearsing" if loss is None else f"loss {loss:.3f}")
 
         yield on_step

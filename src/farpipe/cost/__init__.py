@@ -3,24 +3,28 @@
 from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times
 from farpipe.cost.flops import step_flops
-from farpipe.cost.layout import Layout, Placement, place_evenly
+from farpipe.cost.layout import Layout, Placement, place_evenly, place_stages, round_robin, v_shape
 from farpipe.cost.profile import PartTimes, Profile, model_shape
-from farpipe.cost.stage import StageCost, stage_cost
-from farpipe.cost.step import step_overhead_s, step_problem
+from farpipe.cost.stage import JobCosts, StageCost, stage_cost
+from farpipe.cost.step import StepCost, step_cost
 
 __all__ = [
     "Calibration",
+    "JobCosts",
     "Layout",
     "PartTimes",
     "Placement",
     "Profile",
     "StageCost",
+    "StepCost",
     "Times",
     "calibration_of",
     "model_shape",
     "place_evenly",
+    "place_stages",
+    "round_robin",
     "stage_cost",
+    "step_cost",
     "step_flops",
-    "step_overhead_s",
-    "step_problem",
+    "v_shape",
 ]

@@ -102,7 +102,7 @@ def layer_times(model: Model, training: Training, layout: Layout, site: Site, ca
     forward = max(linear.forward_s + core.forward_s + collective, launch)
     backward = linear + core + Times(0.0, exposed, 0.0)
     stretch = max(1.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s))
-    again = {"none": 0.0, "selective": core.forward_s, "full": forward}[training.recompute]
+    again = {"selective": core.forward_s, "full": forward}.get(training.recompute, 0.0)
     return Times(forward, backward.input_grad_s * stretch + again, backward.weight_grad_s * stretch)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.problem import MAX_MICROBATCHES
-from farpipe.spec import Cluster, Model, Training
+from farpipe.spec import Cluster, Model, Recompute, Training
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Placement:
     site: str
     first_layer: int
     end_layer: int
+    recompute: Recompute = "none"
+    """What its backward pass computes again."""
 
     @property
     def num_layers(self) -> int:
@@ -51,13 +53,30 @@ class Placement:
         return self.end_layer - self.first_layer
 
 
-def place_evenly(sites: Sequence[str], layers: Sequence[int]) -> tuple[Placement, ...]:
-    """Stages placed round robin: `sites` names the site of every rank, `layers` counts the layers of every stage."""
+def round_robin(num_ranks: int, num_stages: int) -> list[int]:
+    """The rank of every stage: stage s + p where stage s is."""
+    return [stage % num_ranks for stage in range(num_stages)]
+
+
+def v_shape(num_ranks: int) -> list[int]:
+    """The rank of every stage, two on each: down the ranks and up again, stages s and 2p - 1 - s on one."""
+    return [*range(num_ranks), *reversed(range(num_ranks))]
+
+
+def place_stages(
+    ranks: Sequence[int], sites: Sequence[str], layers: Sequence[int], recompute: Sequence[Recompute]
+) -> tuple[Placement, ...]:
+    """The stages by their ranks, layers and recomputation (one entry per stage); `sites`: the site of every rank."""
     ends = [sum(layers[: index + 1]) for index in range(len(layers))]
     return tuple(
-        Placement(index % len(sites), sites[index % len(sites)], end - count, end)
-        for index, (count, end) in enumerate(zip(layers, ends, strict=True))
+        Placement(rank, sites[rank], end - count, end, again)
+        for rank, count, end, again in zip(ranks, layers, ends, recompute, strict=True)
     )
+
+
+def place_evenly(sites: Sequence[str], layers: Sequence[int], recompute: Recompute = "none") -> tuple[Placement, ...]:
+    """Stages placed round robin that all recompute alike; `sites` and `layers` as for `place_stages`."""
+    return place_stages(round_robin(len(sites), len(layers)), sites, layers, [recompute] * len(layers))
 
 
 def check_layout(
@@ -66,6 +85,7 @@ def check_layout(
     """InputError when the parts do not fit together, InfeasibleError when a site has too few devices."""
     _check_batch(training, layout)
     _check_slices(model, layout, placements)
+    _check_recompute(training, placements)
     sites: dict[int, str] = {}
     for placement in placements:
         sites.setdefault(placement.rank, placement.site)
@@ -95,6 +115,15 @@ def _check_batch(training: Training, layout: Layout) -> None:
             f"layout: {layout.num_microbatches} microbatches in one step are more than {MAX_MICROBATCHES}; "
             "choose a larger microbatch_size or a smaller global_batch"
         )
+
+
+def _check_recompute(training: Training, placements: Sequence[Placement]) -> None:
+    wish = training.recompute
+    for index, placement in enumerate(placements):
+        if wish not in ("auto", placement.recompute):
+            raise InputError(
+                f"placements[{index}].recompute: {placement.recompute!r}, but training.recompute pins {wish!r}"
+            )
 
 
 def _check_slices(model: Model, layout: Layout, placements: Sequence[Placement]) -> None:

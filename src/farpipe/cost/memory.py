@@ -85,7 +85,7 @@ def layer_activation_bytes(model: Model, training: Training, layout: Layout) -> 
     """What one layer keeps for one microbatch from its forward to its backward."""
     if training.recompute == "full":
         return _residual_bytes(model, training, layout)
-    scores = score_activation_bytes(model, training, layout) if training.recompute == "none" else 0.0
+    scores = 0.0 if training.recompute == "selective" else score_activation_bytes(model, training, layout)
     return linear_activation_bytes(model, training, layout) + scores
 
 

@@ -55,13 +55,19 @@ class Profile(_Part):
     action_overhead_s: Seconds
     """Fixed time of one F or I besides its computation."""
 
+    def layer_times(self, recompute: str) -> Times:
+        """One layer; full recomputation is told by a measurement without: one more forward before the backward."""
+        layer = self.layer.times(1.0)
+        again = self.layer.forward_s if (self.recompute, recompute) == ("none", "full") else 0.0
+        return layer + Times(0.0, again, 0.0)
+
     def expect(self, model: Model, training: Training, layout: Layout, device: Device) -> None:
         """InputError naming the first thing that differs from what was measured."""
         wanted = {
             "device": device.name,
             "shape": model_shape(model),
             "precision": training.precision,
-            "recompute": training.recompute,
+            "recompute": self.recompute if self.tells_of(training.recompute) else training.recompute,
             "sequence_length": training.sequence_length,
         }
         for key, value in wanted.items():
@@ -74,6 +80,10 @@ class Profile(_Part):
             raise InputError(
                 f"profile of {self.device!r}: measured on one device; the layout has tensor {layout.tensor}"
             )
+
+    def tells_of(self, recompute: str) -> bool:
+        """Whether times under `recompute` follow from this measurement."""
+        return recompute == self.recompute or (self.recompute, recompute) == ("none", "full")
 
     def to_json(self) -> str:
         """The profile in the format ``farpipe/profile/1``."""

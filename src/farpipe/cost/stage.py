@@ -1,5 +1,6 @@
 """What one stage costs: a slice of the layers, with or without the embedding and the head."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farpipe.cost import compute, memory
@@ -7,7 +8,7 @@ from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout
 from farpipe.cost.profile import Profile
-from farpipe.spec import Model, Site, Training
+from farpipe.spec import Model, Recompute, Site, Training
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,15 @@ class StageCost:
     """One message to the next stage or back."""
     num_params: int
 
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of one microbatch."""
+        return self.forward_s + self.input_grad_s + self.weight_grad_s
+
+    def held_bytes(self, in_flight: int) -> float:
+        """What is there all the time, and the activations of so many microbatches."""
+        return self.static_bytes + in_flight * self.activation_bytes
+
 
 @dataclass(frozen=True)
 class _Slice:
@@ -41,6 +51,49 @@ class _Slice:
 
     def weigh(self, layer: float, embedding: float, head: float) -> float:
         return self.num_layers * layer + self.embedding * embedding + self.head * head
+
+
+class JobCosts:
+    """What the stages of one job cost, under any layout; a planner asks often, so equal ones are computed once.
+
+    `profiles` and `calibrations` are by device name; what is missing comes from the model and from the catalogue.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        training: Training,
+        profiles: Mapping[str, Profile] | None = None,
+        calibrations: Mapping[str, Calibration] | None = None,
+    ) -> None:
+        self.model, self.training = model, training
+        self.profiles, self._calibrations = profiles or {}, dict(calibrations or {})
+        self._known: dict[tuple[object, ...], StageCost] = {}
+
+    def calibration(self, site: Site) -> Calibration:
+        """The constants of a site's devices."""
+        name = site.device.name
+        if name not in self._calibrations:
+            self._calibrations[name] = calibration_of(site.device)
+        return self._calibrations[name]
+
+    def stage(
+        self, layout: Layout, site: Site, num_layers: int, recompute: Recompute, *, embedding: bool, head: bool
+    ) -> StageCost:
+        """What one stage at `site` costs that recomputes so; errors as for `stage_cost`."""
+        num_shares = layout.data if self.training.zero1 else 1
+        key = (site.name, num_layers, recompute, embedding, head, layout.tensor, layout.microbatch_size, num_shares)
+        if key not in self._known:
+            self._known[key] = stage_cost(
+                self.model,
+                self.training.model_copy(update={"recompute": recompute}),
+                *(layout, site, num_layers),
+                embedding=embedding,
+                head=head,
+                profile=self.profiles.get(site.device.name),
+                calibration=self.calibration(site),
+            )
+        return self._known[key]
 
 
 def stage_cost(
@@ -57,10 +110,13 @@ def stage_cost(
 ) -> StageCost:
     """What `num_layers` layers at `site` cost, with the embedding and the head where asked for.
 
-    `profile` gives measured times in place of modelled ones; `calibration` is that of the catalogue if not given.
+    What they recompute is `training.recompute`, for which ``auto`` counts as none. `profile` gives measured times in
+    place of modelled ones; `calibration` is that of the catalogue if not given.
     Raises InputError when the profile was measured for something else, InfeasibleError when the device lacks the
     precision.
     """
+    if training.recompute == "auto":
+        training = training.model_copy(update={"recompute": "none"})
     part = _Slice(num_layers, embedding, head)
     job = (model, training, layout)
     times = _times(part, *job, site, profile, calibration or calibration_of(site.device))
@@ -104,7 +160,8 @@ def _times(
     if profile is not None:
         profile.expect(model, training, layout, site.device)
         scale = layout.microbatch_size / profile.microbatch_size
-        layer, embedding, head = (p.times(scale) for p in (profile.layer, profile.embedding, profile.head))
+        layer = profile.layer_times(training.recompute).times(scale)
+        embedding, head = (p.times(scale) for p in (profile.embedding, profile.head))
         overhead = profile.action_overhead_s
     else:
         job = (model, training, layout, site, calibration)

@@ -1,34 +1,33 @@
 """From a job and its placement to the Problem of one step, and what a step takes besides its pipeline."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from farpipe.cost import memory
-from farpipe.cost.calibration import Calibration, calibration_of
+from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks
-from farpipe.cost.profile import Profile
-from farpipe.cost.stage import StageCost, stage_cost
+from farpipe.cost.stage import JobCosts, StageCost
 from farpipe.cost.transfer import replica_way, ring_bytes, site_way
 from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer
 from farpipe.spec import Cluster, Device, Model, Site, Training
 
 
-def step_problem(
-    model: Model,
-    training: Training,
-    layout: Layout,
-    placements: Sequence[Placement],
-    cluster: Cluster,
-    *,
-    profiles: Mapping[str, Profile] | None = None,
-    calibrations: Mapping[str, Calibration] | None = None,
-) -> Problem:
-    """The Problem of one optimizer step of one replica, on `placements` (one per stage, in pipeline order).
+@dataclass(frozen=True)
+class StepCost:
+    """One optimizer step: the Problem of its pipeline and the seconds outside it."""
 
-    `profiles` and `calibrations` are by device name; what is missing comes from the model and from the catalogue.
+    problem: Problem
+    overhead_s: float
+    """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
+    reduction comes first, the exchange of tied embeddings."""
+
+
+def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], cluster: Cluster) -> StepCost:
+    """One step of one replica of a job on `placements` (one per stage, in pipeline order).
+
     Gradients of the replicas are reduced after a stage's last W, beside the computation of other ranks but not of its
     own (Megatron-LM without overlap); with ZeRO-1 they are reduce-scattered, and the parameters gathered before the
     first F. Tied embeddings: the first and the last stage send each other their gradient of the shared matrix.
@@ -36,53 +35,43 @@ def step_problem(
     Raises InputError when the parts do not fit together or a profile was measured for something else, InfeasibleError
     when devices or a link are missing.
     """
-    step = _Step(model, training, layout, tuple(placements), cluster, profiles or {}, calibrations or {})
-    costs = step.stage_costs()
-    links = step.links()
-    hops, sync = step.hops(links, costs), step.sync(links, costs)
-    return Problem(
-        num_microbatches=layout.num_microbatches,
-        ranks=tuple(step.rank(rank, costs) for rank in range(layout.pipeline)),
-        stages=tuple(map(_stage, placements, costs)),
-        links=links.links,
-        hops=tuple(hops),
-        sync=tuple(sync) if any(sync) else None,
-    )
-
-
-def step_overhead_s(
-    model: Model,
-    training: Training,
-    layout: Layout,
-    placements: Sequence[Placement],
-    cluster: Cluster,
-    *,
-    profiles: Mapping[str, Profile] | None = None,
-    calibrations: Mapping[str, Calibration] | None = None,
-) -> float:
-    """Seconds of a step outside the pipeline's makespan; arguments and errors as for `step_problem`.
-
-    The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
-    reduction comes first, the exchange of tied embeddings.
-    """
-    step = _Step(model, training, layout, tuple(placements), cluster, profiles or {}, calibrations or {})
-    costs = step.stage_costs()
-    fixed = max(step.calibration(site).step_overhead_s for site in step.sites.values())
-    return step.optimizer_s(costs) + step.clipping_s() + step.late_tied_exchange_s() + fixed
+    step = _Step(costs, layout, tuple(placements), cluster)
+    return StepCost(step.problem(), step.overhead_s())
 
 
 @dataclass(frozen=True)
 class _Step:
-    model: Model
-    training: Training
+    costs: JobCosts
     layout: Layout
     placements: tuple[Placement, ...]
     cluster: Cluster
-    profiles: Mapping[str, Profile]
-    calibrations: Mapping[str, Calibration]
 
     def __post_init__(self) -> None:
         check_layout(self.model, self.training, self.layout, self.placements, self.cluster)
+
+    @property
+    def model(self) -> Model:
+        return self.costs.model
+
+    @property
+    def training(self) -> Training:
+        return self.costs.training
+
+    def problem(self) -> Problem:
+        costs, links = self.stage_costs, self.links()
+        hops, sync = self.hops(links, costs), self.sync(links, costs)
+        return Problem(
+            num_microbatches=self.layout.num_microbatches,
+            ranks=tuple(self.rank(rank, costs) for rank in range(self.layout.pipeline)),
+            stages=tuple(map(_stage, self.placements, costs)),
+            links=links.links,
+            hops=tuple(hops),
+            sync=tuple(sync) if any(sync) else None,
+        )
+
+    def overhead_s(self) -> float:
+        fixed = max(self.calibration(site).step_overhead_s for site in self.sites.values())
+        return self.optimizer_s(self.stage_costs) + self.clipping_s() + self.late_tied_exchange_s() + fixed
 
     @cached_property
     def sites(self) -> dict[int, Site]:
@@ -90,24 +79,21 @@ class _Step:
         return {p.rank: self.cluster.site(p.site) for p in self.placements}
 
     def calibration(self, site: Site) -> Calibration:
-        found = self.calibrations.get(site.device.name)
-        return calibration_of(site.device) if found is None else found
+        return self.costs.calibration(site)
 
     def links(self) -> StepLinks:
         return StepLinks(self.cluster, self.layout, self.sites)
 
+    @cached_property
     def stage_costs(self) -> list[StageCost]:
-        """The cost of every stage; equal ones are computed once."""
+        """The cost of every stage."""
         last = len(self.placements) - 1
-        keys = [(p.site, p.num_layers, i == 0, i == last) for i, p in enumerate(self.placements)]
-        known = {key: self._stage_cost(*key) for key in dict.fromkeys(keys)}
-        return [known[key] for key in keys]
-
-    def _stage_cost(self, site_name: str, num_layers: int, embedding: bool, head: bool) -> StageCost:
-        site = self.cluster.site(site_name)
-        profile, calibration = self.profiles.get(site.device.name), self.calibration(site)
-        job = (self.model, self.training, self.layout, site, num_layers)
-        return stage_cost(*job, embedding=embedding, head=head, profile=profile, calibration=calibration)
+        return [
+            self.costs.stage(
+                *(self.layout, self.sites[p.rank], p.num_layers, p.recompute), embedding=i == 0, head=i == last
+            )
+            for i, p in enumerate(self.placements)
+        ]
 
     def _of_rank(self, rank: int, costs: Sequence[StageCost]) -> list[StageCost]:
         return [cost for placement, cost in zip(self.placements, costs, strict=True) if placement.rank == rank]
@@ -115,7 +101,7 @@ class _Step:
     def rank(self, rank: int, costs: Sequence[StageCost]) -> Rank:
         mine = self._of_rank(rank, costs)
         static = sum(cost.static_bytes for cost in mine) + max(cost.working_bytes for cost in mine)
-        return Rank(memory_bytes=self.sites[rank].device.memory_bytes, static_bytes=static)
+        return Rank(memory_bytes=self.sites[rank].plannable_bytes, static_bytes=static)
 
     def hops(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Hop | None]:
         found: list[Hop | None] = []
@@ -182,7 +168,7 @@ class _Step:
     def _optimizer_s_per_param(self, device: Device, calibration: Calibration) -> float:
         """Bound by memory: state and weight are read and written, the gradient is read for the norm and for the
         update, and written in between by clipping."""
-        profile = self.profiles.get(device.name)
+        profile = self.costs.profiles.get(device.name)
         if profile is not None:
             return profile.optimizer_s_per_param
         precision = self.training.precision

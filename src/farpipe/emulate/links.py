@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,8 @@ from farpipe.errors import InputError, RunError
 LOCK_TIMEOUT_S = 10.0
 _LOCK_RETRY_S = 20e-6
 _DIGEST_BYTES = 32
-_SLOT_BYTES = 8
+_SLOT = struct.Struct("<qdd")
+"""Of one link in shared memory: the ns at which it is free, latency in s, bytes per second."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,10 @@ class EmulatedLinks:
     """
 
     def __init__(self, file_descriptor: int, shapes: Mapping[str, LinkShape]) -> None:
-        self._shapes = dict(shapes)
-        self._slots = {name: index for index, name in enumerate(sorted(shapes))}
+        self._slots = {name: _DIGEST_BYTES + _SLOT.size * index for index, name in enumerate(sorted(shapes))}
         self._file_descriptor = file_descriptor
         self._thread_lock = threading.Lock()  # flock tells processes apart, not the threads of one
         self._memory = mmap.mmap(file_descriptor, _size_bytes(shapes))
-        self._free_ns = memoryview(self._memory)[_DIGEST_BYTES:].cast("q")
 
     @classmethod
     def create(cls, shapes: Mapping[str, LinkShape]) -> Self:
@@ -78,7 +78,10 @@ class EmulatedLinks:
         file_descriptor = os.memfd_create("farpipe-links")
         os.ftruncate(file_descriptor, _size_bytes(shapes))
         os.pwrite(file_descriptor, _digest(shapes), 0)
-        return cls(file_descriptor, shapes)
+        links = cls(file_descriptor, shapes)
+        for name, shape in shapes.items():
+            links._write(name, 0, shape)
+        return links
 
     @classmethod
     def open(cls, path: str, shapes: Mapping[str, LinkShape]) -> Self:
@@ -101,16 +104,29 @@ class EmulatedLinks:
         return f"/proc/{os.getpid()}/fd/{self._file_descriptor}"
 
     def shape(self, name: str) -> LinkShape:
-        """What link `name` does."""
-        return self._shapes[name]
+        """What link `name` does now."""
+        return self._read(name)[1]
+
+    def change(self, name: str, shape: LinkShape) -> None:
+        """From now on the link is like this, for all processes; what is on its way arrives as it would have."""
+        with self._locked(name):
+            self._write(name, self._read(name)[0], shape)
+
+    def _read(self, name: str) -> tuple[int, LinkShape]:
+        """When the link is free, and its shape."""
+        free_ns, latency_s, bandwidth_bytes_per_s = _SLOT.unpack_from(self._memory, self._slots[name])
+        return free_ns, LinkShape(latency_s, bandwidth_bytes_per_s)
+
+    def _write(self, name: str, free_ns: int, shape: LinkShape) -> None:
+        _SLOT.pack_into(self._memory, self._slots[name], free_ns, shape.latency_s, shape.bandwidth_bytes_per_s)
 
     def reserve(self, name: str, num_bytes: int) -> Passage:
         """Put a message on the link: it starts now or, if the link is taken, when it is free again."""
-        shape, slot = self._shapes[name], self._slots[name]
         with self._locked(name):
-            start_ns = max(time.monotonic_ns(), self._free_ns[slot])
+            free_ns, shape = self._read(name)
+            start_ns = max(time.monotonic_ns(), free_ns)
             end_ns = start_ns + shape.transfer_ns(num_bytes)
-            self._free_ns[slot] = end_ns
+            self._write(name, end_ns, shape)
         return Passage(start_ns, end_ns, end_ns + shape.latency_ns)
 
     def slip_in(self, name: str, num_bytes: int) -> Passage:
@@ -118,11 +134,11 @@ class EmulatedLinks:
 
         It starts now whatever else is on the link, and what it takes of the rate is taken from those behind it.
         """
-        shape, slot = self._shapes[name], self._slots[name]
         with self._locked(name):
+            free_ns, shape = self._read(name)
             start_ns = time.monotonic_ns()
             end_ns = start_ns + shape.transfer_ns(num_bytes)
-            self._free_ns[slot] = max(start_ns, self._free_ns[slot]) + end_ns - start_ns
+            self._write(name, max(start_ns, free_ns) + end_ns - start_ns, shape)
         return Passage(start_ns, end_ns, end_ns + shape.latency_ns)
 
     @contextmanager
@@ -148,13 +164,12 @@ class EmulatedLinks:
 
     def close(self) -> None:
         """Let go of the shared memory; it is gone when the last process has."""
-        self._free_ns.release()
         self._memory.close()
         os.close(self._file_descriptor)
 
 
 def _size_bytes(shapes: Mapping[str, LinkShape]) -> int:
-    return _DIGEST_BYTES + _SLOT_BYTES * len(shapes)
+    return _DIGEST_BYTES + _SLOT.size * len(shapes)
 
 
 def _digest(shapes: Mapping[str, LinkShape]) -> bytes:

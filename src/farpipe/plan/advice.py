@@ -1,10 +1,19 @@
 """Why a candidate lost, and what a user should know about the one that won."""
 
+import math
+from typing import Final
+
+from farpipe.cost import JobCosts
 from farpipe.plan.evaluate import Evaluated
+from farpipe.plan.knee import knee_curve, link_bytes, walls
+from farpipe.plan.replicas_across import replicas_across
 from farpipe.problem import Hop, Sync, Transfer, is_inter_site
+from farpipe.schedule.library import ORDERS
 from farpipe.simulate import simulate
 from farpipe.spec import Job
 from farpipe.units import format_bytes, format_rate, format_seconds
+
+KNEE_FACTORS: Final = (0.5, 2.0, math.inf)
 
 
 def breakdown_s(result: Evaluated) -> dict[str, float]:
@@ -48,9 +57,10 @@ def reason(best: Evaluated, other: Evaluated) -> str:
     return f"{percent:+.1%}: {format_seconds(theirs[name] - mine[name])} more {name}"
 
 
-def advice(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
+def advice(job: Job, best: Evaluated, evaluated: list[Evaluated], costs: JobCosts) -> list[str]:
     """What to know before renting anything: whether more sites help, and which link is the wall."""
-    return [*_second_site(best, evaluated), *_walls(best), *_traffic(job, best)]
+    sites = [*_second_site(best, evaluated), *_replicas(job, best, evaluated, costs)]
+    return [*sites, *_walls(best), *_knee(best), *_turns(best), *_traffic(job, best)]
 
 
 def _second_site(best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
@@ -76,29 +86,60 @@ def _second_site(best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
     ]
 
 
+def _replicas(job: Job, best: Evaluated, evaluated: list[Evaluated], costs: JobCosts) -> list[str]:
+    """What data parallelism across sites would do in place of a pipeline across them."""
+    alone = [e for e in evaluated if len(e.candidate.order) == 1]
+    other = replicas_across(job, alone, costs)
+    if other is None:
+        return []
+    relation = "slower than this plan" if other.step_s >= best.step_s else "faster, but farpipe does not plan it yet"
+    return [
+        f"A replica at each of {', '.join(other.sites)} instead, exchanging gradients, would take "
+        f"{format_seconds(other.step_s)} a step, {relation}: {format_bytes(other.bytes_per_link)} over each link."
+    ]
+
+
 def _walls(best: Evaluated) -> list[str]:
-    """Links that can't carry their messages while the slowest stage computes, and the rate that could."""
-    timeline, found = best.timeline, []
-    pace_s = float(timeline.busy_s.max()) / best.problem.num_microbatches
-    for index, name in enumerate(timeline.links):
-        mine = timeline.messages[timeline.messages["link"] == index]
-        per_microbatch_s = float((mine["end_s"] - mine["start_s"]).sum()) / best.problem.num_microbatches
-        if per_microbatch_s > pace_s and is_inter_site(name):
-            needed = best.problem.links[name].bandwidth_bytes_per_s * per_microbatch_s / pace_s
-            found.append(
-                f"The link {name} is the wall: what one microbatch sends takes {format_seconds(per_microbatch_s)}, the "
-                f"slowest rank computes only {format_seconds(pace_s)}; from {format_rate(needed)} on it would not be."
-            )
-    return found
+    return [
+        f"The link {wall.link} is the wall: what one microbatch sends takes {format_seconds(wall.message_s)}, the "
+        f"slowest rank computes only {format_seconds(wall.pace_s)}; from {format_rate(wall.enough_bytes_per_s)} on it "
+        "would not be."
+        for wall in walls(best.problem, best.timeline)
+    ]
+
+
+def _knee(best: Evaluated) -> list[str]:
+    """What half and twice the bandwidth between sites would change, and what no bandwidth can."""
+    if not any(map(is_inter_site, best.problem.links)) or best.schedule.method not in ORDERS:
+        return []
+    curve = knee_curve(best.problem, KNEE_FACTORS, best.schedule.method)
+    words = {0.5: "half the bandwidth", 2.0: "twice", math.inf: "without limit"}
+    told = [
+        f"{words[point.factor]} {format_seconds(point.makespan_s + best.overhead_s)} "
+        f"({(point.makespan_s + best.overhead_s) / best.step_s - 1:+.1%})"
+        for point in curve
+    ]
+    return [f"Between sites, a step takes with {', '.join(told)}."] if told else []
+
+
+def _turns(best: Evaluated) -> list[str]:
+    turns = max((link.num_turns for link in best.problem.links.values()), default=1)
+    if turns == 1:
+        return []
+    return [
+        f"The {turns} replicas take turns on the links between sites: each message crosses at the full rate, and every "
+        f"replica runs {format_seconds(best.problem.turn_s)} after the one before."
+    ]
 
 
 def _traffic(job: Job, best: Evaluated) -> list[str]:
     if len(best.candidate.order) == 1:
         return []
-    pipeline = sum(size for name, size in best.timeline.link_bytes().items() if is_inter_site(name))
+    sizes = link_bytes(best.problem, best.timeline)
+    pipeline = max(size for name, size in sizes.items() if is_inter_site(name))
     replicas = 4.0 * job.model.num_params
     relation = "less" if pipeline < replicas else "more"
     return [
-        f"Pipelining sends {format_bytes(pipeline)} between sites in a step, {relation} than the "
-        f"{format_bytes(replicas)} that one replica per site would have to exchange."
+        f"Pipelining sends {format_bytes(pipeline)} over its busiest link between sites in a step, {relation} than the "
+        f"{format_bytes(replicas)} of gradients that replicas at two sites would send each other."
     ]

@@ -1,15 +1,21 @@
-"""Every layout that a job allows: degrees of parallelism, microbatch sizes, orders of sites."""
+"""Every layout that a job allows: degrees of parallelism, microbatch sizes, orders of sites, shapes of the pipeline."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
-from farpipe.cost import Layout
+from farpipe.cost import Layout, round_robin, v_shape
 from farpipe.errors import InfeasibleError
+from farpipe.plan.orders import V_ORDERS
 from farpipe.plan.placement import place_ranks, site_orders
+from farpipe.search import SEARCHES
 from farpipe.spec import Job, Site
 
-MICROBATCH_SIZES = (1, 2, 4, 8)
+MICROBATCH_SIZES: Final = (1, 2, 4, 8, 16)
 """Tried when neither the job nor its number of microbatches says."""
+Shape = tuple[int, bool]
+"""Stages on each rank, and whether they are placed in a V instead of round robin."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +24,16 @@ class Candidate:
 
     layout: Layout
     sites: tuple[Site, ...]
+    in_v: bool = False
+    """Whether the stages go down the ranks and up again, instead of round and round."""
 
-    @property
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of every stage."""
+        at = self.layout
+        return tuple(v_shape(at.pipeline) if self.in_v else round_robin(at.pipeline, at.num_stages))
+
+    @cached_property
     def order(self) -> tuple[str, ...]:
         """Names of the sites in pipeline order."""
         return tuple(dict.fromkeys(site.name for site in self.sites))
@@ -32,7 +46,7 @@ class Candidate:
     def __str__(self) -> str:
         at = self.layout
         degrees = f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}"
-        virtual = f", {at.virtual} stages per rank" if at.virtual > 1 else ""
+        virtual = f", {at.virtual} stages per rank{' in a V' if self.in_v else ''}" if at.virtual > 1 else ""
         return (
             f"{' > '.join(self.order)}: {degrees}{virtual}, {at.num_microbatches} microbatches of {at.microbatch_size}"
         )
@@ -44,9 +58,9 @@ def candidates(job: Job) -> list[Candidate]:
     Raises InfeasibleError, naming what is in the way, when there is none.
     """
     found = [
-        Candidate(layout, tuple(sites))
+        Candidate(layout, tuple(sites), in_v)
         for order in site_orders(job.cluster, job.layout.sites)
-        for layout in _layouts(job, order)
+        for layout, in_v in _layouts(job, order)
         if (sites := place_ranks(order, layout.pipeline, layout.devices_per_rank)) is not None
     ]
     if not found:
@@ -54,14 +68,25 @@ def candidates(job: Job) -> list[Candidate]:
     return found
 
 
-def _layouts(job: Job, order: tuple[Site, ...]) -> Iterator[Layout]:
+def _layouts(job: Job, order: tuple[Site, ...]) -> Iterator[tuple[Layout, bool]]:
     num_devices = sum(site.num_devices for site in order)
-    virtual = job.layout.virtual or 1
     for tensor in _tensor_degrees(job, order):
         for data in _data_degrees(job, num_devices // tensor):
             for microbatch_size, num_microbatches in _microbatches(job, data):
-                for pipeline in _pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
-                    yield Layout(pipeline, data, tensor, virtual, microbatch_size, num_microbatches)
+                for virtual, in_v in _shapes(job):
+                    for pipeline in _pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
+                        if pipeline > 1 or not in_v:
+                            yield Layout(pipeline, data, tensor, virtual, microbatch_size, num_microbatches), in_v
+
+
+def _shapes(job: Job) -> list[Shape]:
+    """One stage per rank and two in a V, or as many as are pinned: two of them in both ways."""
+    pinned, method = job.layout.virtual, job.schedule
+    every: list[Shape] = [(1, False), (2, True), (2, False)]
+    shapes = every if pinned is None else [shape for shape in every if shape[0] == pinned] or [(pinned, False)]
+    if method is None or method in SEARCHES:
+        return shapes
+    return [shape for shape in shapes if shape[1] == (method in V_ORDERS)] or shapes
 
 
 def _tensor_degrees(job: Job, order: Iterable[Site]) -> list[int]:
@@ -88,10 +113,12 @@ def _microbatches(job: Job, data: int) -> list[tuple[int, int]]:
 
 def _pipeline_degrees(job: Job, order: tuple[Site, ...], most: int, virtual: int) -> list[int]:
     pins = job.layout
-    if pins.pipeline is not None:
-        return [pins.pipeline] if pins.pipeline <= most else []
+    wanted = pins.pipeline
     if pins.layers is not None:
-        return [len(pins.layers) // virtual] if len(pins.layers) % virtual == 0 else []
+        num_ranks, rest = divmod(len(pins.layers), virtual)
+        wanted = num_ranks if not rest and wanted in (None, num_ranks) else 0
+    if wanted is not None:
+        return [wanted] if 0 < wanted <= most else []
     return [p for p in range(len(order), min(most, job.model.num_layers // virtual) + 1) if p <= 16 or p % 4 == 0]
 
 
@@ -100,21 +127,15 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _why_none(job: Job) -> str:
-    pins, batch = job.layout, job.training.global_batch
-    per_replica = (pins.pipeline or 1) * (pins.tensor or 1)
-    needed = per_replica * (pins.data or 1)
+    pins = job.layout
+    sequences = (pins.num_microbatches or 0) * (job.training.microbatch_size or 0)
+    data = pins.data or (job.training.global_batch // sequences if sequences else 1)
+    needed = (pins.pipeline or 1) * (pins.tensor or 1) * data
     if needed > job.cluster.num_devices:
         return (
-            f"layout: pipeline {pins.pipeline or 1} x data {pins.data or 1} x tensor {pins.tensor or 1} needs {needed} "
+            f"layout: pipeline {pins.pipeline or 1} x data {data} x tensor {pins.tensor or 1} needs {needed} "
             f"devices, the cluster has {job.cluster.num_devices}; add {needed - job.cluster.num_devices} devices or "
             "pin less"
-        )
-    if pins.data is not None and batch % pins.data:
-        return f"layout.data: {pins.data} replicas do not divide training.global_batch {batch}"
-    if pins.num_microbatches is not None or job.training.microbatch_size is not None:
-        return (
-            f"training.global_batch {batch}: no number of replicas makes {pins.num_microbatches or 'any number of'} "
-            f"microbatches of {job.training.microbatch_size or 'any size'} of it; change one of them"
         )
     return (
         f"layout: no placement of the pinned degrees on the {len(job.cluster.sites)} sites: every pipeline rank needs "

@@ -1,31 +1,25 @@
-"""What one candidate would do: its partition, its Problem, its best order, its step time."""
+"""What one candidate would do: its layers and recomputation, its Problem, its best order, its step time."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from farpipe.cost import (
-    Layout,
-    Placement,
-    Profile,
-    StageCost,
-    place_evenly,
-    stage_cost,
-    step_overhead_s,
-    step_problem,
-)
+from farpipe.cost import JobCosts, Placement, StepCost, place_stages, step_cost
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan.candidates import Candidate
+from farpipe.plan.in_flight import InFlight, fewest, wishes
 from farpipe.plan.orders import AUTO, best_order
-from farpipe.plan.partition import StageRoom, divide_layers
-from farpipe.problem import Problem
+from farpipe.plan.partition import Division, divide_layers
+from farpipe.plan.stage_ways import missing_bytes, open_ways, stage_rooms, stage_way
+from farpipe.problem import Problem, is_inter_site
 from farpipe.schedule import Schedule
-from farpipe.simulate import Timeline
-from farpipe.spec import Job, Site
+from farpipe.schedule.bounds import lower_bound_s
+from farpipe.schedule.library import ORDERS
+from farpipe.simulate import Timeline, in_turns
+from farpipe.spec import Job, Recompute
 from farpipe.units import format_bytes
 
-Profiles = Mapping[str, Profile]
-"""Measured times by device name."""
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -44,6 +38,9 @@ class Evaluated:
         """From one step's start to the next one's: makespan and what is outside the pipeline."""
         return self.timeline.makespan_s + self.overhead_s
 
+    def __str__(self) -> str:
+        return f"{self.candidate}{describe_recompute([p.recompute for p in self.placements])}"
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -54,112 +51,135 @@ class Rejected:
     missing_bytes: float = 0.0
 
 
-def evaluate(job: Job, candidate: Candidate, profiles: Profiles) -> Evaluated | Rejected:
-    """Partition, place, order and simulate one candidate."""
-    try:
-        layers = partition(job, candidate, profiles)
-    except InfeasibleError as error:
-        return Rejected(candidate, str(error), _missing_bytes(job, candidate, profiles))
-    try:
-        placements = place_evenly([site.name for site in candidate.sites], layers)
-        placed = (job.model, job.training, candidate.layout, placements, job.cluster)
-        problem = step_problem(*placed, profiles=profiles)
-        schedule, timeline = best_order(problem, job.schedule or AUTO)
-        overhead_s = step_overhead_s(*placed, profiles=profiles)
-        return Evaluated(candidate, placements, problem, schedule, timeline, overhead_s)
-    except InfeasibleError as error:
-        return Rejected(candidate, str(error).splitlines()[0], 1.0)
-    except InputError as error:
-        if job.schedule is not None:
-            raise
-        return Rejected(candidate, str(error))
+def evaluate(job: Job, candidate: Candidate, costs: JobCosts, limit_s: float = math.inf) -> Evaluated | Rejected | None:
+    """The candidate at its best: layers, recomputation and order chosen together; None: not faster than `limit_s`.
 
-
-def partition(job: Job, candidate: Candidate, profiles: Profiles) -> list[int]:
-    """Layers of every stage; those that the job pins, or the division with the fastest slowest stage."""
-    if job.layout.layers is not None:
-        if sum(job.layout.layers) != job.model.num_layers:
-            raise InputError(
-                f"layout.layers: they add up to {sum(job.layout.layers)}, model.num_layers is {job.model.num_layers}"
-            )
-        return list(job.layout.layers)
-    parts = stage_parts(job, candidate, profiles)
-    rooms = [StageRoom(part.layer_s, part.extra_s, part.most_layers) for part in parts]
-    return divide_layers(job.model.num_layers, rooms)
-
-
-@dataclass(frozen=True)
-class StageParts:
-    """One stage taken apart: what every layer adds, and the rest: embedding, head, fixed overhead.
-
-    Bytes in flight are those of the fewest microbatches in flight that keep the pipeline full, 1F1B's.
+    For every wish of `in_flight.wishes` layers are divided and stages recompute so that the slowest stage is as fast as
+    it can be with so many microbatches under way; of all of these, the one with the shortest simulated step is taken.
     """
+    try:
+        divisions = _Divisions(job, candidate, costs)
+        return None if divisions.fastest_s >= limit_s else _best_of(job, candidate, divisions, limit_s)
+    except InfeasibleError as error:
+        missing = max(1.0, missing_bytes(costs, candidate, fewest(candidate)))
+        return Rejected(candidate, str(error).splitlines()[0], missing)
+    except InputError as error:
+        return Rejected(candidate, str(error).splitlines()[0])
 
-    site: Site
-    layer_s: float
-    extra_s: float
-    layer_bytes: float
-    extra_bytes: float
-    free_bytes: float
-    """What the device has for both; the stages of a rank share it evenly."""
+
+def _best_of(job: Job, candidate: Candidate, divisions: "_Divisions", limit_s: float) -> Evaluated | None:
+    best: Evaluated | None = None
+    obstacle: InfeasibleError | InputError | None = None
+    for bound_s, placements, step in divisions.by_bound(limit_s):
+        if best is not None and bound_s >= best.step_s * (1 - ROUNDING):
+            break
+        try:
+            found = finish(candidate, placements, step, job.schedule if job.schedule in ORDERS else AUTO)
+        except (InfeasibleError, InputError) as error:
+            obstacle = error
+            continue
+        best = found if best is None or found.step_s < best.step_s else best
+    if best is None and obstacle is not None:
+        raise obstacle
+    return best
+
+
+def finish(candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, method: str) -> Evaluated:
+    """Order and simulate; errors as for `best_order`."""
+    schedule, timeline = best_order(step.problem, method)
+    return Evaluated(candidate, placements, step.problem, schedule, timeline, step.overhead_s)
+
+
+def ways_to_send(candidate: Candidate, together: StepCost) -> list[StepCost]:
+    """Replicas that send together between sites, and replicas that take turns there."""
+    data = candidate.layout.data
+    if data == 1 or not any(map(is_inter_site, together.problem.links)):
+        return [together]
+    return [together, StepCost(in_turns(together.problem, data), together.overhead_s)]
+
+
+class _Divisions:
+    """The different ways in which a candidate's layers can be divided, and stages recompute."""
+
+    def __init__(self, job: Job, candidate: Candidate, costs: JobCosts) -> None:
+        self._job, self._candidate, self._costs = job, candidate, costs
+        self._ways = open_ways(costs, candidate.sites)
+        self._first = self._divide(fewest(candidate))
 
     @property
-    def most_layers(self) -> int | None:
-        """Layers that fit; None: any number."""
-        free = self.free_bytes - self.extra_bytes
-        return math.floor(free / self.layer_bytes * (1 + 1e-9)) if self.layer_bytes else None
+    def fastest_s(self) -> float:
+        """A step time that none of them beats: the slowest stage's work, where no order needs less memory.
+
+        Orders of one stage per rank have at least as many microbatches under way as 1F1B; then no division that fits
+        has a faster slowest stage.
+        """
+        alone = self._candidate.layout.virtual == 1
+        return self._first.slowest_s * self._candidate.layout.num_microbatches if alone else 0.0
+
+    def by_bound(self, limit_s: float) -> list[tuple[float, tuple[Placement, ...], StepCost]]:
+        """(a step time that no order of it beats, placements, costs) below `limit_s`, the lowest first."""
+        problem = self._costed(self._first)[1].problem
+        divisions = dict.fromkeys([self._first, *self._others(wishes(self._candidate, problem))])
+        found = [
+            (placements, step)
+            for placements, together in map(self._costed, [d for d in divisions if self._busiest_s(d) < limit_s])
+            for step in ways_to_send(self._candidate, together)
+        ]
+        bounded = [(lower_bound_s(step.problem) + step.overhead_s, placements, step) for placements, step in found]
+        return sorted((one for one in bounded if one[0] < limit_s * (1 - ROUNDING)), key=lambda one: one[0])
+
+    def _others(self, hopes: list[InFlight]) -> Iterator[Division]:
+        """What does not fit is left out; the first division did.
+
+        Where stages share a rank, memory is shared out for the lightest way; if that is not enough for all of them, it
+        is also shared out for each other way alone.
+        """
+        for wish in hopes:
+            for ways in [self._ways, *((way,) for way in self._ways[1:] if self._candidate.layout.virtual > 1)]:
+                try:
+                    division = self._divide(wish, ways)
+                except InfeasibleError:
+                    continue
+                yield division
+                if set(division.recompute) == {self._ways[0]}:
+                    break
+
+    def _busiest_s(self, division: Division) -> float:
+        """All that the busiest rank computes in a step."""
+        work = [0.0] * self._candidate.layout.pipeline
+        each = zip(division.layers, division.recompute, self._candidate.ranks, strict=True)
+        for index, (num_layers, recompute, rank) in enumerate(each):
+            part = stage_way(self._costs, self._candidate, index, recompute)
+            work[rank] += part.none.seconds + num_layers * part.layer_s
+        return max(work) * self._candidate.layout.num_microbatches
+
+    def _divide(self, in_flight: InFlight, ways: tuple[Recompute, ...] | None = None) -> Division:
+        chosen = ways or (self._ways if self._candidate.layout.virtual == 1 else self._ways[-1:])
+        rooms = stage_rooms(self._costs, self._candidate, in_flight, chosen)
+        return divide_layers(self._job.model.num_layers, rooms, self._job.layout.layers)
+
+    def _costed(self, division: Division) -> tuple[tuple[Placement, ...], StepCost]:
+        candidate = self._candidate
+        sites = [site.name for site in candidate.sites]
+        placements = place_stages(candidate.ranks, sites, division.layers, division.recompute)
+        return placements, step_cost(self._costs, candidate.layout, placements, self._job.cluster)
 
 
-def stage_parts(job: Job, candidate: Candidate, profiles: Profiles) -> list[StageParts]:
-    """Every stage of the candidate taken apart."""
-    layout, last = candidate.layout, candidate.layout.num_stages - 1
-    known: dict[tuple[str, int, bool, bool], StageCost] = {}
-
-    def cost(site: Site, num_layers: int, index: int) -> StageCost:
-        key = (site.name, num_layers, index == 0, index == last)
-        if key not in known:
-            slice_of = (job.model, job.training, layout, site, num_layers)
-            measured = profiles.get(site.device.name)
-            known[key] = stage_cost(*slice_of, embedding=index == 0, head=index == last, profile=measured)
-        return known[key]
-
-    sites = [candidate.sites[index % layout.pipeline] for index in range(last + 1)]
-    return [_take_apart(cost(s, 1, i), cost(s, 2, i), s, i, layout) for i, s in enumerate(sites)]
+def describe_recompute(recompute: list[Recompute]) -> str:
+    """``, stages 0 to 2 recompute all``; empty where none does."""
+    words = []
+    for way, what in (("full", "all"), ("selective", "attention")):
+        stages = [index for index, chosen in enumerate(recompute) if chosen == way]
+        if len(stages) == len(recompute):
+            return f", recomputing {what}"
+        if stages:
+            run = stages == list(range(stages[0], stages[-1] + 1)) and len(stages) > 1
+            named = f"{stages[0]} to {stages[-1]}" if run else " and ".join(map(str, stages))
+            words.append(f"stage{'s' if len(stages) > 1 else ''} {named} recomputing {what}")
+    return "".join(f", {word}" for word in words)
 
 
-def _take_apart(one: StageCost, two: StageCost, site: Site, index: int, layout: Layout) -> StageParts:
-    """From what one layer and what two layers cost: both are linear in their number."""
-    in_flight = min(layout.num_microbatches, layout.num_stages - index)
-    layer_s, layer_bytes = seconds(two) - seconds(one), _held_bytes(two, in_flight) - _held_bytes(one, in_flight)
-    free_bytes = site.device.memory_bytes / layout.virtual - one.working_bytes
-    extra_bytes = _held_bytes(one, in_flight) - layer_bytes
-    return StageParts(site, layer_s, seconds(one) - layer_s, layer_bytes, extra_bytes, free_bytes)
-
-
-def seconds(cost: StageCost) -> float:
-    """Forward and backward of one microbatch."""
-    return cost.forward_s + cost.input_grad_s + cost.weight_grad_s
-
-
-def _held_bytes(cost: StageCost, in_flight: int) -> float:
-    return cost.static_bytes + in_flight * cost.activation_bytes
-
-
-def fastest_possible_s(job: Job, candidate: Candidate, profiles: Profiles) -> float:
-    """A bound that no partition and no order of the candidate beats: all its work, divided evenly over its ranks."""
-    parts = stage_parts(job, candidate, profiles)
-    work = job.model.num_layers * min(part.layer_s for part in parts) + sum(part.extra_s for part in parts)
-    return candidate.layout.num_microbatches * work / candidate.layout.pipeline
-
-
-def _missing_bytes(job: Job, candidate: Candidate, profiles: Profiles) -> float:
-    """How many bytes all ranks together lack for the layers (of one tensor-parallel device each)."""
-    parts = stage_parts(job, candidate, profiles)
-    needed = job.model.num_layers * sum(part.layer_bytes for part in parts) / len(parts)
-    return max(1.0, needed + sum(part.extra_bytes - part.free_bytes for part in parts))
-
-
-def describe_shortfall(job: Job, rejected: Rejected) -> str:
+def describe_shortfall(rejected: Rejected) -> str:
     """What a rejected candidate lacks, in words."""
     devices = sorted({site.device.name for site in rejected.candidate.sites})
     lack = f"about {format_bytes(rejected.missing_bytes)} short over its ranks" if rejected.missing_bytes > 1 else ""

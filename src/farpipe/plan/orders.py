@@ -3,17 +3,23 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.problem import Problem
-from farpipe.schedule import Schedule, check, peak_memory_bytes
+from farpipe.schedule import KINDS, Schedule, check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
+from farpipe.schedule.check import exceeds
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import SEARCHES, Found, Progress, search
 from farpipe.simulate import Timeline, simulate
+from farpipe.simulate.lowering import encode
 from farpipe.strict import nearest
 
+V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")
+"""The named orders of two stages per rank in a V."""
 AUTO: Final = "auto"
 """The method that tries every named order and keeps the fastest."""
 
@@ -38,6 +44,35 @@ def try_order(method: str, problem: Problem) -> Outcome:
     return Outcome(method, schedule, simulate(problem, schedule, checked=True))
 
 
+def try_quickly(method: str, problem: Problem) -> Outcome:
+    """As `try_order`, but of the rules only memory is looked at: the library keeps the others, as its tests show."""
+    try:
+        schedule = order(method, problem)
+    except (InputError, InfeasibleError) as error:
+        return Outcome(method, obstacle=error)
+    if not _fits(problem, schedule):
+        return Outcome(method, obstacle=InfeasibleError(f"schedule {method!r} does not fit memory"))
+    return Outcome(method, schedule, simulate(problem, schedule, checked=True))
+
+
+def _fits(problem: Problem, schedule: Schedule) -> bool:
+    """Rule 6 of `check`, for all actions at once."""
+    codes, begin = encode(schedule)
+    held, kept = (problem.table(name).reshape(-1) for name in ("activation_bytes", "weight_stash_bytes"))
+    which, kind = codes >> 2, codes & 3
+    taken = np.where(kind == KINDS.index("F"), held[which], 0.0)
+    given = np.select(
+        [kind == KINDS.index(letter) for letter in "BIW"], [held[which], held[which] - kept[which], kept[which]], 0.0
+    )
+    used = np.cumsum(taken) - np.concatenate(([0.0], np.cumsum(given)[:-1]))
+    for rank, spec in enumerate(problem.ranks):
+        mine = slice(begin[rank], begin[rank + 1])
+        before = used[begin[rank]] - taken[begin[rank]] if begin[rank] < begin[rank + 1] else 0.0
+        if exceeds(spec.static_bytes + float(used[mine].max(initial=before) - before), spec.memory_bytes):
+            return False
+    return True
+
+
 def try_orders(problem: Problem, methods: Iterable[str] = tuple(ORDERS)) -> list[Outcome]:
     """The outcome of every method, the fastest first (of equals the one that needs less memory), useless ones last."""
     return sorted((try_order(method, problem) for method in methods), key=lambda outcome: _merit(problem, outcome))
@@ -56,15 +91,17 @@ def find_order(
     *,
     time_limit_s: float = 10.0,
     seed: int = 0,
+    in_order: bool | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Found:
     """The order of `method`, a named one or a search, with its bound; errors as for `best_order`.
 
-    `time_limit_s` and `seed` are the search's.
+    `time_limit_s`, `seed` and `in_order` are the search's.
     """
     if method in SEARCHES:
         always = method == "exact"
-        return search(problem, time_limit_s, seed, SEARCHES[method], always_exact=always, on_progress=on_progress)
+        options: dict[str, Any] = {"always_exact": always, "in_order": in_order, "on_progress": on_progress}
+        return search(problem, time_limit_s, seed, SEARCHES[method], **options)
     schedule, timeline = best_order(problem, method)
     bound_s = lower_bound_s(problem)
     gap = timeline.makespan_s / bound_s - 1 if bound_s else 0.0
@@ -83,14 +120,17 @@ def best_order(problem: Problem, method: str = AUTO) -> tuple[Schedule, Timeline
     if method != AUTO and method not in ORDERS:
         names = [*SEARCHES, *ORDERS]
         raise UsageError(f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}")
-    outcomes = try_orders(problem, ORDERS if method == AUTO else (method,))
-    best = outcomes[0]
+    outcomes = [try_quickly(name, problem) for name in (ORDERS if method == AUTO else (method,))]
+    best = min(outcomes, key=lambda outcome: _merit(problem, outcome))
     if best.schedule is None or best.timeline is None:
-        raise _most_telling(outcomes)
+        raise _most_telling(problem, outcomes)
+    check(problem, best.schedule)
     return best.schedule, best.timeline
 
 
-def _most_telling(outcomes: list[Outcome]) -> InputError | InfeasibleError:
+def _most_telling(problem: Problem, outcomes: list[Outcome]) -> InputError | InfeasibleError:
     """Too little memory says more than an order that is not defined here; of those, 1F1B's, which needs least."""
-    obstacles = [o.obstacle for o in sorted(outcomes, key=lambda o: o.method != "1f1b") if o.obstacle is not None]
-    return next((error for error in obstacles if isinstance(error, InfeasibleError)), obstacles[0])
+    told = min(outcomes, key=lambda o: (not isinstance(o.obstacle, InfeasibleError), o.method != "1f1b"))
+    obstacle = try_order(told.method, problem).obstacle or told.obstacle
+    assert obstacle is not None
+    return obstacle

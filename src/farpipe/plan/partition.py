@@ -1,19 +1,21 @@
-"""Which layers each stage gets: exact, by dynamic programming."""
+"""Which layers each stage gets, and how each recomputes: exact, by dynamic programming."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
+from farpipe.spec import Recompute
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class StageRoom:
-    """What one stage takes and holds, by its number of layers."""
+    """One way for a stage to work: what it takes and holds, by its number of layers."""
 
     layer_s: float
     """Forward and backward of one layer for one microbatch."""
@@ -21,25 +23,60 @@ class StageRoom:
     """The same of what the stage does besides layers: embedding, head."""
     most_layers: int | None = None
     """As many as its memory holds; None: any number."""
+    recompute: Recompute = "none"
+
+    def most_of(self, num_layers: int) -> int:
+        """At most how many of `num_layers` layers."""
+        return num_layers if self.most_layers is None else min(num_layers, self.most_layers)
 
 
-def divide_layers(num_layers: int, stages: Sequence[StageRoom], *, fewest: int = 1) -> list[int]:
-    """Layers per stage that make the slowest stage as fast as possible, each stage at least `fewest`.
+class Division(NamedTuple):
+    """What every stage gets."""
 
-    Among partitions with the same slowest stage one with the smallest sum of squared stage times is taken. Exact, in
-    O(stages x layers^2). Raises InfeasibleError when the stages can't hold all layers.
+    layers: tuple[int, ...]
+    recompute: tuple[Recompute, ...]
+    slowest_s: float
+    """Of the slowest stage."""
+
+
+def divide_layers(
+    num_layers: int, stages: Sequence[Sequence[StageRoom]], pinned: Sequence[int] | None = None
+) -> Division:
+    """The division that makes the slowest stage as fast as possible, each stage with a layer at least.
+
+    `stages` has the ways that each stage may work; for its number of layers it takes the fastest that holds them.
+    `pinned` fixes the number of layers of every stage. Among divisions with the same slowest stage one with the
+    smallest sum of squared stage times is taken. Exact, in O(stages x layers^2). Raises InfeasibleError when the stages
+    can't hold all layers.
     """
-    most = [num_layers if room.most_layers is None else min(num_layers, room.most_layers) for room in stages]
-    if len(stages) * fewest > num_layers:
-        raise InfeasibleError(f"{num_layers} layers are too few for {len(stages)} stages of at least {fewest}")
-    if sum(most) < num_layers or min(most) < fewest:
+    if pinned is None and len(stages) > num_layers:
+        raise InfeasibleError(f"{num_layers} layers are too few for {len(stages)} stages of at least 1")
+    most = [max(room.most_of(num_layers) for room in rooms) for rooms in stages]
+    wanted = [1] * len(stages) if pinned is None else pinned
+    if sum(most) < num_layers or any(n < w for n, w in zip(most, wanted, strict=True)):
         raise InfeasibleError(f"memory holds {sum(max(n, 0) for n in most)} of {num_layers} layers: {most} by stage")
     counts = np.arange(num_layers + 1)
-    seconds = np.stack([room.extra_s + counts * room.layer_s for room in stages])
-    seconds[(counts < fewest) | (counts > np.array(most)[:, None])] = np.inf
+    seconds, choice = _fastest(stages, counts)
+    allowed = counts >= 1 if pinned is None else counts == np.array(pinned)[:, None]
+    seconds = np.where(allowed, seconds, np.inf)
     slowest, _ = _cheapest(seconds, np.maximum)
     even = np.where(seconds <= slowest * (1 + 1e-9), seconds**2, np.inf)
-    return _cheapest(even, np.add)[1]
+    layers = _cheapest(even, np.add)[1]
+    recompute = tuple(rooms[choice[i, n]].recompute for i, (rooms, n) in enumerate(zip(stages, layers, strict=True)))
+    return Division(tuple(layers), recompute, slowest)
+
+
+def _fastest(stages: Sequence[Sequence[StageRoom]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+    """By stage and number of layers the time of the fastest way that holds them, and which way that is."""
+    num_layers = int(counts[-1])
+    seconds, choice = [], []
+    for rooms in stages:
+        ways = [
+            np.where(counts <= room.most_of(num_layers), room.extra_s + counts * room.layer_s, np.inf) for room in rooms
+        ]
+        choice.append(np.argmin(ways, axis=0))
+        seconds.append(np.min(ways, axis=0))
+    return np.stack(seconds), np.stack(choice)
 
 
 def _cheapest(price: Floats, join: Callable[[Floats, Floats], Floats]) -> tuple[float, list[int]]:
@@ -50,10 +87,11 @@ def _cheapest(price: Floats, join: Callable[[Floats, Floats], Floats]) -> tuple[
     num_stages, width = price.shape
     best, choice = price[0], np.zeros((num_stages, width), np.int64)
     choice[0] = np.arange(width)
+    rest = np.arange(width)[:, None] - np.arange(width)
     for stage in range(1, num_stages):
-        joined = [join(best[total::-1], price[stage, : total + 1]) for total in range(width)]
-        choice[stage] = [int(options.argmin()) for options in joined]
-        best = np.array([options.min() for options in joined])
+        joined = np.where(rest >= 0, join(best[rest], price[stage]), np.inf)
+        choice[stage] = joined.argmin(axis=1)
+        best = joined.min(axis=1)
     counts, left = [], width - 1
     for stage in reversed(range(num_stages)):
         counts.append(int(choice[stage, left]))

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
-from farpipe.cost import Layout, Placement
+from farpipe.cost import Layout, Placement, v_shape
 from farpipe.errors import InputError
 from farpipe.problem import FORMAT as PROBLEM_FORMAT
 from farpipe.problem import Problem
 from farpipe.schedule import Schedule, check
-from farpipe.spec import Job
+from farpipe.spec import Job, Recompute
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
 from farpipe.units import format_bytes, format_seconds
 
@@ -93,6 +93,19 @@ class Plan(_Part):
         by_rank = {placement.rank: placement.site for placement in self.placements}
         return tuple(by_rank[rank] for rank in range(self.layout.pipeline))
 
+    @property
+    def shape(self) -> str:
+        """``, 2 stages per rank in a V``; empty with one stage per rank."""
+        if self.layout.virtual == 1:
+            return ""
+        in_v = [placement.rank for placement in self.placements] == v_shape(self.layout.pipeline)
+        return f", {self.layout.virtual} stages per rank{' in a V' if in_v else ''}"
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """What every stage computes again in its backward pass."""
+        return tuple(placement.recompute for placement in self.placements)
+
     def to_json(self) -> str:
         """The plan in the format ``farpipe/plan/1``."""
         return json.dumps({"format": FORMAT} | self.model_dump(mode="json"), indent=1)
@@ -116,14 +129,15 @@ class Plan(_Part):
     def __repr__(self) -> str:
         at, expected = self.layout, self.prediction
         lines = [
-            f"Plan for {self.job.model.name}: pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}, "
-            f"{at.num_microbatches} microbatches of {at.microbatch_size}, order {self.schedule.method}",
+            f"Plan for {self.job.model.name}: pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}"
+            f"{self.shape}, {at.num_microbatches} microbatches of {at.microbatch_size}, order {self.schedule.method}",
             f"  step {format_seconds(expected.step_s)}, bubble {expected.bubble_ratio:.1%}, "
             f"{expected.tokens_per_s:,.0f} tokens/s",
         ]
         lines += [
             f"  stage {index}: rank {p.rank} at {p.site}, layers {p.first_layer} to {p.end_layer - 1}, "
             f"peak {format_bytes(expected.peak_memory_bytes[p.rank])}"
+            + ("" if p.recompute == "none" else f", recompute {p.recompute}")
             for index, p in enumerate(self.placements)
         ]
         return "\n".join(lines)

@@ -11,14 +11,14 @@ import io
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
 from farpipe.catalog import device_row
 from farpipe.cost import Layout, Placement, place_evenly
 from farpipe.errors import InputError
-from farpipe.spec import Cluster, LocalLink, Model, Precision, Site, Training
+from farpipe.spec import Cluster, LocalLink, Model, Precision, Recompute, Site, Training
 from farpipe.spec.part import Count, Flag, Part, Positive, Text, fault
 from farpipe.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
 from farpipe.strict import expect_format, nearest, parse_toml, read_text, validate
@@ -47,7 +47,7 @@ class ReferencePoint(Part):
     pipeline: Count
     virtual: Count = 1
     precision: Precision = "bf16"
-    recompute: Literal["none", "selective", "full"]
+    recompute: Recompute
     sequence_parallel: Flag = False
     flash_attention: Flag
     zero1: Flag = False
@@ -84,7 +84,7 @@ class ReferencePoint(Part):
         )
         each, more = divmod(self.num_layers, layout.num_stages)
         layers = [each + (stage < more) for stage in range(layout.num_stages)]
-        placements = place_evenly(["site"] * self.pipeline, layers)
+        placements = place_evenly(["site"] * self.pipeline, layers, self.recompute)
         return ReferenceJob(self._model(), self._training(), layout, placements, self._cluster(layout))
 
     def _model(self) -> Model:
@@ -125,7 +125,7 @@ class ReferencePoint(Part):
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """What the cost model is asked about; the fields are the arguments of `step_problem`."""
+    """What the cost model is asked about."""
 
     model: Model
     training: Training

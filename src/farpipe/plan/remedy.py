@@ -1,47 +1,97 @@
 """What to tell a user whose job can't be done: the binding constraint and the smallest change that helps."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
 
-from farpipe.cost import Profile
+from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError
-from farpipe.plan.candidates import candidates
+from farpipe.plan.candidates import Candidate, candidates
 from farpipe.plan.evaluate import Evaluated, Rejected, describe_shortfall, evaluate
+from farpipe.plan.in_flight import fewest
+from farpipe.plan.stage_ways import fastest_possible_s, missing_bytes
 from farpipe.spec import Job, Site
 from farpipe.units import format_bytes
 
-MAX_CANDIDATES = 200
-"""Of a changed job; enough to find one that fits without searching everything again."""
+MAX_TRIES: Final = 20
+"""Candidates of a changed job that are looked into, of those whose memory is enough; nearly always the first works."""
+MOST_DEVICES: Final = 64
+MOST_MEMORY: Final = 64.0
+"""Times what there is, beyond which no remedy is sought."""
 
 Change = tuple[str, Job]
 """A change in words, and the job after it."""
 
 
-def explain_infeasible(job: Job, rejected: list[Rejected], profiles: Mapping[str, Profile]) -> str:
+def explain_infeasible(job: Job, rejected: list[Rejected], costs: JobCosts) -> str:
     """The candidate that came nearest, what it lacks, and the first change, from small to large, that works."""
-    nearest = min(rejected, key=lambda r: r.missing_bytes or float("inf"))
-    remedy = next((name for name, changed in changes(job) if _works(changed, profiles)), None)
+    nearest = min(rejected, key=lambda r: r.missing_bytes or math.inf)
+    remedy = next((name for name, changed in changes(job, costs) if _works(changed, costs)), None)
     advice = f"smallest change that works: {remedy}" if remedy else "no single change of training or pins helps"
-    return f"no layout of this job works; nearest: {describe_shortfall(job, nearest)}\n{advice}"
+    return f"no layout of this job works; nearest: {describe_shortfall(nearest)}\n{advice}"
 
 
-def changes(job: Job) -> Iterator[Change]:
-    """Changes of a job that lower what it needs, from those that cost little to those that cost much."""
+def changes(job: Job, costs: JobCosts) -> Iterator[Change]:
+    """Changes of a job that lower what it needs, from those that cost little to those that cost much.
+
+    Of devices and memory it is the least that is enough by memory alone, which a binary search finds.
+    """
     yield from _lighter_training(job)
     yield from _fewer_pins(job)
     freed = _pins(job, **dict.fromkeys(type(job.layout).model_fields))
     lightest = _training(freed, recompute="full", zero1=True)
     yield 'training.recompute = "full" and training.zero1 = true, without pins in layout', lightest
-    for factor in (2, 4, 8, 16):
+    factor = _least(lambda times: _fits(_more_devices(job, times), costs), MOST_DEVICES)
+    if factor is not None:
         yield f"{factor} times the devices at every site", _more_devices(job, factor)
-    least = min(site.device.memory_bytes for site in job.cluster.sites)
-    for times in (1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0):
-        yield f"devices with {format_bytes(least * times)} of memory", _more_memory(job, least * times)
+    gib = min(site.device.memory_bytes for site in job.cluster.sites) / 2**30
+    sizes = [math.ceil(gib) + more for more in range(math.ceil(gib * (MOST_MEMORY - 1)))]
+    index = _least(lambda number: _fits(_more_memory(job, sizes[number - 1] * 2.0**30), costs), len(sizes))
+    for size in sizes[index - 1 :][:3] if index is not None else []:
+        yield f"devices with {format_bytes(size * 2.0**30)} of memory", _more_memory(job, size * 2.0**30)
+
+
+def _least(works: Callable[[int], bool], most: int) -> int | None:
+    """The least number from 1 to `most` that works, if more always works as well; None: none does."""
+    if not most or not works(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle, high)
+    return high
+
+
+def _works(changed: Job, costs: JobCosts) -> bool:
+    """Whether one of the candidates that have enough memory can be ordered and simulated."""
+    costs = _costs(changed, costs)
+    try:
+        fitting = sorted(_fitting(changed, costs), key=lambda candidate: fastest_possible_s(costs, candidate))
+        return any(isinstance(evaluate(changed, c, costs), Evaluated) for c in fitting[:MAX_TRIES])
+    except FarpipeError:
+        return False
+
+
+def _fits(changed: Job, costs: JobCosts) -> bool:
+    """Whether memory is enough for a candidate, its order and time left aside."""
+    try:
+        return next(_fitting(changed, _costs(changed, costs)), None) is not None
+    except FarpipeError:
+        return False
+
+
+def _fitting(job: Job, costs: JobCosts) -> Iterator[Candidate]:
+    return (c for c in candidates(job) if not missing_bytes(costs, c, fewest(c)))
+
+
+def _costs(changed: Job, costs: JobCosts) -> JobCosts:
+    return JobCosts(changed.model, changed.training, costs.profiles)
 
 
 def _lighter_training(job: Job) -> Iterator[Change]:
     training = job.training
-    for recompute in {"none": ("selective", "full"), "selective": ("full",)}.get(training.recompute, ()):
-        yield f'training.recompute = "{recompute}"', _training(job, recompute=recompute)
+    if training.recompute in ("none", "selective"):
+        yield 'training.recompute = "auto"', _training(job, recompute="auto")
     if not training.zero1:
         yield "training.zero1 = true", _training(job, zero1=True)
     if training.microbatch_size not in (None, 1):
@@ -55,13 +105,6 @@ def _fewer_pins(job: Job) -> Iterator[Change]:
         if getattr(job.layout, name) is not None:
             yield f"no pin layout.{name}", _pins(job, **{name: None})
     yield "no pins in layout", _pins(job, **dict.fromkeys(type(job.layout).model_fields))
-
-
-def _works(changed: Job, profiles: Mapping[str, Profile]) -> bool:
-    try:
-        return any(isinstance(evaluate(changed, c, profiles), Evaluated) for c in candidates(changed)[:MAX_CANDIDATES])
-    except FarpipeError:
-        return False
 
 
 def _training(job: Job, **update: object) -> Job:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farpipe.cost import step_overhead_s, step_problem
+from farpipe.cost import JobCosts, step_cost
 from farpipe.errors import FarpipeError, GateError
 from farpipe.plan.reference_points import ReferenceGroup, ReferencePoint, load_points
 from farpipe.schedule.library import order
@@ -101,13 +101,12 @@ def validate_groups(groups: Iterable[ReferenceGroup]) -> ValidationReport:
 def predict_step_s(point: ReferencePoint) -> float:
     """Seconds of one step as planned: interleaved 1F1B where the point has virtual stages, else 1F1B."""
     job = point.job()
-    parts = (job.model, job.training, job.layout, job.placements, job.cluster)
     try:
-        problem = step_problem(*parts)
-        schedule = order("interleaved" if point.virtual > 1 else "1f1b", problem)
+        step = step_cost(JobCosts(job.model, job.training), job.layout, job.placements, job.cluster)
+        schedule = order("interleaved" if point.virtual > 1 else "1f1b", step.problem)
     except FarpipeError as error:
         raise type(error)(f"{point}: {error}") from None
-    return simulate(problem, schedule).makespan_s + step_overhead_s(*parts)
+    return simulate(step.problem, schedule).makespan_s + step.overhead_s
 
 
 def _tell_failure(group: GroupResult) -> str:

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from farpipe.report.gantt import draw_gantt, draw_small_multiples
     from farpipe.report.gantt_frame import Panel
     from farpipe.report.page import write_report
-    from farpipe.report.summary import ComparisonRow, PlanRow, StepRow, step_row
+    from farpipe.report.summary import ComparisonRow, PlanRow, StepRow, obstacles, step_row
     from farpipe.report.tables import comparison_table, plan_table, step_time_table, to_rich
     from farpipe.report.trace import write_trace
     from farpipe.report.views import RunReport, RunView, TableView
@@ -20,6 +20,7 @@ _HOME: Final = {
     "ComparisonRow": "summary",
     "PlanRow": "summary",
     "StepRow": "summary",
+    "obstacles": "summary",
     "step_row": "summary",
     "comparison_table": "tables",
     "plan_table": "tables",
@@ -42,6 +43,7 @@ __all__ = [
     "comparison_table",
     "draw_gantt",
     "draw_small_multiples",
+    "obstacles",
     "plan_table",
     "step_row",
     "step_time_table",

@@ -43,7 +43,8 @@ def render(report: RunReport) -> str:
         _section("Links", list(_groups(report.runs, link_charts, "links"))),
         _section("Training", list(_training(report.runs))),
     ]
-    header = tag("header", tag("h1", report.title), tag("p", report.summary) if report.summary else "")
+    notices = [tag("pre", notice, class_="notice", role="status") for notice in report.notices]
+    header = tag("header", tag("h1", report.title), tag("p", report.summary) if report.summary else "", *notices)
     body = tag("body", header, tag("main", *sections))
     return f"<!doctype html>\n{tag('html', _head(report.title), body, lang='en')}\n"
 

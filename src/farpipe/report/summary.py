@@ -7,6 +7,7 @@ from statistics import median
 from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
 from farpipe.report.words import duration, percent, signed_percent
+from farpipe.runtime.metrics import NUM_WARM_UP_STEPS, warm_steps
 from farpipe.units import format_bytes
 
 MISSING = "–"
@@ -35,8 +36,8 @@ class StepRow:
 def step_row(view: RunView) -> StepRow:
     """The figures of a run.
 
-    Measured ones are medians over the steps without the first, in which everything is still cold; without metrics they
-    are those of the one measured timeline, and without that the predicted ones.
+    Measured ones are medians over the steps after the warm-up; without metrics they are those of the one measured
+    timeline, and without that the predicted ones.
     """
     timeline = view.measured or view.predicted
     inter, intra = timeline.exposed_s.mean(axis=0)
@@ -58,10 +59,9 @@ def step_row(view: RunView) -> StepRow:
 
 
 def typical(view: RunView, name: str) -> float | None:
-    """The median of a metric over the steps, the first left out where there are more."""
-    _, values = metric(view.metrics, name)
-    later = values[1:] if values.size > 1 else values
-    return float(median(later)) if later.size else None
+    """The median of a metric over the steps after the warm-up, as in ``summary.json``."""
+    _, values = metric(warm_steps(view.metrics), name)
+    return float(median(values)) if values.size else None
 
 
 def _or(value: float | None, otherwise: float) -> float:
@@ -85,7 +85,7 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
     cells = tuple(zip(*(cells for _, cells in filled), strict=True))
     note = "Waits are exposed communication per rank (mean over the ranks) and step."
     if any(row.measured_s is not None for row in rows):
-        note += " Measured: medians over the steps, the first left out."
+        note += f" Measured: medians over the steps; the first {NUM_WARM_UP_STEPS}, but at most half, are left out."
     names = tuple(name for name, _ in filled)
     return TableView("Step time", names, cells, frozenset(range(1, len(names))), note=note)
 
@@ -126,42 +126,45 @@ class ComparisonRow:
 
     method: str
     step_s: float | None = None
+    """From one step's start to the next one's: the makespan and what is outside the pipeline."""
+    gap: float | None = None
+    """Makespan / lower bound - 1."""
     bubble_ratio: float | None = None
     exposed_inter_site_s: float | None = None
     exposed_intra_site_s: float | None = None
     peak_memory_bytes: float | None = None
+    """Of the fullest rank."""
+    busiest_link_ratio: float | None = None
+    """Share of the makespan in which the busiest link carries something."""
     obstacle: str = ""
 
 
 def comparison_view(rows: Sequence[ComparisonRow], title: str = "Schedules side by side") -> TableView:
-    """Every schedule with its step time and how much longer that is than the best one's."""
+    """Every schedule that can be used, with how much longer it takes than the best; below them why the others can't."""
     best = min((row.step_s for row in rows if row.step_s is not None), default=None)
-    cells = tuple(
-        (
-            row.method,
-            _or_missing(row.step_s, duration),
-            _slower(row.step_s, best),
-            _or_missing(row.bubble_ratio, percent),
-            _or_missing(row.exposed_inter_site_s, duration),
-            _or_missing(row.exposed_intra_site_s, duration),
-            _or_missing(row.peak_memory_bytes, format_bytes),
-            row.obstacle,
-        )
-        for row in rows
+    figures: tuple[tuple[str, Callable[[ComparisonRow], str]], ...] = (
+        ("step", lambda row: _or_missing(row.step_s, duration)),
+        ("above best", lambda row: _slower(row.step_s, best)),
+        ("gap", lambda row: _or_missing(row.gap, percent)),
+        ("bubble", lambda row: _or_missing(row.bubble_ratio, percent)),
+        ("waits between sites", lambda row: _or_missing(row.exposed_inter_site_s, duration)),
+        ("inside sites", lambda row: _or_missing(row.exposed_intra_site_s, duration)),
+        ("peak memory", lambda row: _or_missing(row.peak_memory_bytes, format_bytes)),
+        ("busiest link", lambda row: _or_missing(row.busiest_link_ratio, percent)),
     )
-    names = (
-        "schedule",
-        "step",
-        "above best",
-        "bubble",
-        "waits between sites",
-        "waits inside sites",
-        "peak memory",
-        "remark",
-    )
-    width = len(names) if any(row.obstacle for row in rows) else len(names) - 1
-    chosen = _first(best is not None and row.step_s == best for row in rows)
-    return TableView(title, names[:width], tuple(row[:width] for row in cells), frozenset(range(1, 7)), chosen)
+    names = ("schedule", *(name for name, _ in figures))
+    cells = tuple((row.method, *(write(row) for _, write in figures)) for row in rows if not row.obstacle)
+    chosen = _first(best is not None and row.step_s == best for row in rows if not row.obstacle)
+    return TableView(title, names, cells, frozenset(range(1, len(names))), chosen, obstacles(rows))
+
+
+def obstacles(rows: Sequence[ComparisonRow]) -> str:
+    """Why some can't be used, a line for each reason."""
+    methods: dict[str, list[str]] = {}
+    for row in (row for row in rows if row.obstacle):
+        reason = row.obstacle.removeprefix(f"schedule {row.method!r} ")
+        methods.setdefault(reason, []).append(row.method)
+    return "\n".join(f"{', '.join(names)}: {reason}" for reason, names in methods.items())
 
 
 def _first(flags: Iterable[bool]) -> int | None:

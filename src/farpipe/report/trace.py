@@ -2,11 +2,14 @@
 
 Every timeline is a process group with one track per rank and per link; every message is an arrow from the action that
 made it, over its link, to the action that used it. Times are whole nanoseconds, written in microseconds.
+
+What is written is bounded: of a large step the arrows are left out, of a very large one also what begins late; the
+names of the groups say so.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.problem import is_inter_site
-from farpipe.report.causes import first_actions, last_actions, makers, users
 from farpipe.report.gantt_rows import link_name
 from farpipe.report.intervals import lanes
-from farpipe.report.waits import waits
 from farpipe.schedule import KINDS
+from farpipe.simulate.causes import first_actions, last_actions, makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.simulate.waits import waits
 from farpipe.strict import write_text
+from farpipe.units import format_seconds
 
 Event = dict[str, Any]
 Nanoseconds = NDArray[np.int64]
@@ -31,6 +35,9 @@ Anchor = tuple[int, int, int]
 _ACTIONS: Final = {"F": "forward", "I": "input gradient", "W": "weight gradient", "B": "backward"}
 _ORDER: Final = {"M": 0, "X": 1, "s": 2, "t": 3, "f": 4}
 _SHARED_LINK: Final = "{} ({})"
+MAX_EVENTS: Final = 300_000
+"""About 50 MB, which a browser opens in seconds."""
+_EVENTS_PER_ARROW: Final = 3
 
 
 def write_trace(timelines: Mapping[str, Timeline], path: Path | str) -> None:
@@ -42,13 +49,34 @@ def trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
     """The trace as JSON data: events sorted by time, slices before the arrows that are tied to them."""
     events: list[Event] = []
     num_arrows = 0
-    for index, (name, timeline) in enumerate(timelines.items()):
+    shown, with_arrows = _fitting(timelines)
+    for index, (name, timeline) in enumerate(shown.items()):
         tracks = _Tracks(index + 1, timeline)
-        arrows = list(tracks.arrows(num_arrows))
+        arrows = list(tracks.arrows(num_arrows)) if with_arrows else []
         num_arrows += len(timeline.messages)
         events += [*tracks.names(name), *tracks.actions(), *tracks.waits(), *tracks.messages(), *arrows]
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0.0), _ORDER[event["ph"]]))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _fitting(timelines: Mapping[str, Timeline]) -> tuple[Mapping[str, Timeline], bool]:
+    """As much of the timelines as MAX_EVENTS allows, with what is missing added to their names; whether with arrows."""
+    num_messages = sum(len(timeline.messages) for timeline in timelines.values())
+    num_slices = num_messages + sum(len(timeline.actions) for timeline in timelines.values())
+    if num_slices + _EVENTS_PER_ARROW * num_messages <= MAX_EVENTS:
+        return timelines, True
+    if num_slices <= MAX_EVENTS:
+        return {f"{name} (too many messages for arrows)": timeline for name, timeline in timelines.items()}, False
+    begins = [rows["start_s"] for timeline in timelines.values() for rows in (timeline.actions, timeline.messages)]
+    until_s = float(np.partition(np.concatenate(begins), MAX_EVENTS)[MAX_EVENTS])
+    return {
+        f"{name} (only what begins in the first {format_seconds(until_s)}, without arrows)": replace(
+            timeline,
+            actions=timeline.actions[timeline.actions["start_s"] < until_s],
+            messages=timeline.messages[timeline.messages["start_s"] < until_s],
+        )
+        for name, timeline in timelines.items()
+    }, False
 
 
 @dataclass(frozen=True)

@@ -50,3 +50,5 @@ class RunReport:
     plan_tables: tuple[TableView, ...] = ()
     plan_text: str = ""
     """One paragraph per line."""
+    notices: tuple[str, ...] = ()
+    """What a reader has to know before all else, such as that a run did not end well."""

@@ -1,11 +1,12 @@
-"""Real text as batches of tokens, the same on every rank: Python's own standard library, or the user's files."""
+"""Tokens as batches, the same on every rank and after every restart: what a step trains on follows from its number.
+
+The text is cut into sequences. Every epoch goes through all of them in an order of its own; one optimizer step takes
+the next ones. Neither order nor position is stored: both are computed from seed and step.
+"""
 
 import hashlib
-import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import InputError
+from farpipe.runtime.permutation import Permutation
+from farpipe.runtime.tokens import Tokens, load_tokens
 from farpipe.spec import Data, Model
 
 IGNORED: Final = -100
 """A target that does not count; what torch's cross entropy ignores as well."""
-VOCAB_SIZE: Final = 256
-_BETWEEN_FILES: Final = b"\n\n"
+Shape = tuple[int, int, int]
+"""num_microbatches (of all replicas together), microbatch_size, sequence_length: of one step."""
 
 
 @dataclass(frozen=True)
@@ -28,81 +31,115 @@ class Batch:
 
     tokens: Tensor
     targets: Tensor
+    whole: "Batch | None" = None
+    """The batch of all replicas, of which this one is a share."""
 
     @cached_property
     def num_target_tokens(self) -> int:
-        """Targets that count, over the whole step."""
-        return int((self.targets != IGNORED).sum())
+        """Targets that count, over the whole step and all replicas: what a loss is divided by."""
+        return int((self.targets != IGNORED).sum()) if self.whole is None else self.whole.num_target_tokens
+
+    def share(self, replica: int, num_replicas: int) -> "Batch":
+        """What `replica` of `num_replicas` works on: as many of the microbatches as each other one, in one piece."""
+        if num_replicas == 1:
+            return self
+        count, rest = divmod(len(self.tokens), num_replicas)
+        assert rest == 0, "every replica has as many microbatches"
+        mine = slice(replica * count, (replica + 1) * count)
+        return Batch(self.tokens[mine], self.targets[mine], self)
 
 
 class Batches:
-    """The batches of a run: random windows of the text, each determined by the seed and the step alone."""
+    """The batches of a run, for all replicas together; `Batch.share` is one replica's part.
 
-    def __init__(self, text: NDArray[np.uint8], shape: tuple[int, int, int], seed: int) -> None:
-        """`shape`: (num_microbatches, microbatch_size, sequence_length). InputError when the text is too short."""
-        needed = int(np.prod(shape)) + 1
-        if text.size < needed:
+    A share of the sequences, spread over the whole text, is held out; training never sees it.
+    """
+
+    def __init__(self, tokens: Tokens, shape: Shape, seed: int, *, held_out: float = 0.0) -> None:
+        """InputError when there is not enough text for one step."""
+        self.tokens, self.shape, self.seed = tokens, shape, seed
+        self.global_batch = shape[0] * shape[1]
+        length = shape[2]
+        counts = [max(shard.size - 1, 0) // length for shard in tokens.shards]
+        self._first_of_shard = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        num_sequences = int(self._first_of_shard[-1])
+        self.num_held_out = int(np.ceil(held_out * num_sequences))
+        self.num_sequences = num_sequences - self.num_held_out
+        self._require(length)
+        self._spread = Permutation(num_sequences, "held out")
+
+    def _require(self, length: int) -> None:
+        if self.num_sequences < self.global_batch:
+            needed = self.global_batch * length + 1
+            rest = f" beside {self.num_held_out} that are held out" if self.num_held_out else ""
             raise InputError(
-                f"data.source: the text has {text.size} bytes, but one step of {shape[0]} microbatches x {shape[1]} "
-                f"sequences x {shape[2]} tokens needs {needed}; give more text or make global_batch smaller"
+                f"data.source: the text has {self.tokens.num_tokens} tokens, but one step of {self.global_batch} "
+                f"sequences x {length} tokens needs {needed}{rest}; give more text or make global_batch smaller"
             )
-        self.text, self.shape, self.seed = text, shape, seed
 
     def batch(self, step: int) -> Batch:
-        """The tokens of `step`, and as targets the tokens that follow them."""
-        num_microbatches, microbatch_size, sequence_length = self.shape
-        generator = np.random.Generator(np.random.Philox(key=[self.seed, step]))
-        starts = generator.integers(self.text.size - sequence_length, size=(num_microbatches, microbatch_size, 1))
-        windows = self.text[starts + np.arange(sequence_length + 1)].astype(np.int64)
-        return Batch(torch.from_numpy(windows[..., :-1].copy()), torch.from_numpy(windows[..., 1:].copy()))
+        """What is trained on in `step`: tokens, and as targets the tokens that follow them."""
+        places = step * self.global_batch + np.arange(self.global_batch)
+        order = np.empty_like(places)
+        for epoch in np.unique(places // self.num_sequences):
+            here = places // self.num_sequences == epoch
+            shuffled = Permutation(self.num_sequences, self.seed, int(epoch))
+            order[here] = shuffled(places[here] % self.num_sequences)
+        return self._batch(self._spread(self.num_held_out + order))
+
+    @property
+    def num_held_out_batches(self) -> int:
+        """Batches as large as a step's in the text that is held out; the last one may be filled up."""
+        return -(-self.num_held_out // self.global_batch)
+
+    def held_out_batch(self, index: int) -> Batch:
+        """A batch for evaluation; where sequences run out, targets are IGNORED. InputError when there is none left."""
+        if not 0 <= index < self.num_held_out_batches:
+            raise InputError(
+                f"data.held_out: {self.num_held_out} sequences are held out, which is {self.num_held_out_batches} "
+                f"batches of {self.global_batch}; hold out more or evaluate on fewer batches"
+            )
+        places = index * self.global_batch + np.arange(self.global_batch)
+        is_there = places < self.num_held_out
+        batch = self._batch(self._spread(np.where(is_there, places, 0)))
+        batch.targets[torch.from_numpy(~is_there).view(self.shape[:2])] = IGNORED
+        return batch
+
+    def _batch(self, sequences: NDArray[np.int64]) -> Batch:
+        """The batch that consists of these sequences of the text."""
+        length = self.shape[2]
+        windows = np.empty((sequences.size, length + 1), np.int64)
+        shards = np.searchsorted(self._first_of_shard, sequences, side="right") - 1
+        for row, (shard, sequence) in enumerate(zip(shards, sequences, strict=True)):
+            start = (sequence - self._first_of_shard[shard]) * length
+            windows[row] = self.tokens.shards[shard][start : start + length + 1]
+        whole = torch.from_numpy(windows).view(*self.shape[:2], length + 1)
+        return Batch(whole[..., :-1].clone(), whole[..., 1:].clone())
 
     @property
     def digest(self) -> bytes:
-        """Equal on two ranks if and only if they train on the same batches (SHA-256)."""
-        head = f"{self.shape} {self.seed} ".encode()
-        return hashlib.sha256(head + self.text.tobytes()).digest()
+        """Equal where every step gets the same sequences of the same text, whatever the microbatches (SHA-256).
+
+        How closely texts are told apart is said at `Tokens.digest`.
+        """
+        head = f"{self.global_batch} {self.shape[2]} {self.seed} {self.num_held_out} ".encode()
+        return hashlib.sha256(head + self.tokens.digest).digest()
 
 
-def require_vocabulary(model: Model) -> None:
-    """InputError when the model has too few tokens for text as bytes."""
-    if model.vocab_size < VOCAB_SIZE:
-        raise InputError(
-            f"model.vocab_size: text as bytes has {VOCAB_SIZE} different tokens, the model only {model.vocab_size}"
-        )
+def load_batches(data: Data, model: Model, shape: Shape, seed: int) -> Batches:
+    """The batches of `data` for `model`; InputError when they don't fit together."""
+    tokens = load_tokens(data)
+    require_vocabulary(tokens, model)
+    return Batches(tokens, shape, seed, held_out=data.held_out)
 
 
-def load_text(data: Data) -> NDArray[np.uint8]:
-    """The text as bytes [num_bytes]; InputError names a file that is missing, unreadable or not UTF-8 text."""
-    return np.frombuffer(_BETWEEN_FILES.join(_read(path) for path in _files(data.source)), np.uint8)
-
-
-def _files(source: str) -> list[Path]:
-    if source == "stdlib":
-        path = Path(sysconfig.get_path("stdlib"))
-        files = sorted(path.glob("*.py"))
-    else:
-        path = Path(source)
-        files = sorted(_visible_files(path)) if path.is_dir() else [path]
-    if not path.exists():
-        raise InputError(f'data.source: there is no file or folder {source!r}; "stdlib" is always there')
-    if not files:
-        raise InputError(f"data.source: the folder {str(path)!r} has no files in it")
-    return files
-
-
-def _visible_files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and not hidden:
-            yield path
-
-
-def _read(path: Path) -> bytes:
-    try:
-        text = path.read_bytes()
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"data.source: {path}: not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise InputError(f"data.source: {path}: can't be read: {error.strerror or error}") from None
-    return text
+def require_vocabulary(tokens: Tokens, model: Model) -> None:
+    """InputError when the model knows fewer tokens than the text may have."""
+    size = tokens.vocab_size
+    if size is None:  # arrays without a header: looked through once
+        size = 1 + max((int(shard.max()) for shard in tokens.shards if shard.size), default=0)
+        low = min((int(shard.min()) for shard in tokens.shards if shard.size), default=0)
+        if low < 0:
+            raise InputError(f"data.source: tokens are counted from 0, but there is a {low}")
+    if model.vocab_size < size:
+        raise InputError(f"model.vocab_size: the text has up to {size} different tokens, the model {model.vocab_size}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import FarpipeError
-from farpipe.runtime.peers import Peers
+from farpipe.runtime.peers import Messenger
 from farpipe.runtime.stage import Stage
 from farpipe.runtime.transport import Message, Tag
 from farpipe.schedule import Action, Schedule
@@ -86,6 +86,10 @@ class StepEvents:
     """[num_received, 5]: ready, start, end, arrival and bytes, in the order of `received`."""
 
 
+def _nothing(step: int, stage: int) -> None:
+    """Nobody asked."""
+
+
 class Executor:
     """One rank's part of the pipeline."""
 
@@ -93,14 +97,19 @@ class Executor:
         self,
         schedule: Schedule,
         stages: Mapping[int, Stage],
-        peers: Peers,
-        stage_done: Callable[[int, int], None] | None = None,
+        peers: Messenger,
+        stage_done: Callable[[int, int], None] = _nothing,
+        stage_begins: Callable[[int, int], None] = _nothing,
     ) -> None:
-        """`stages`: those of this rank by number; ``stage_done(step, stage)`` is called after a stage's last action."""
-        self.rank, self.peers, self._stage_done = peers.rank, peers, stage_done
+        """`stages`: those of this rank by number; `peers`: the ranks of the pipeline, by their position in it.
+
+        ``stage_begins(step, stage)`` is called before a stage's first action, ``stage_done`` after its last.
+        """
+        self.rank, self.peers, self._stage_done, self._stage_begins = peers.rank, peers, stage_done, stage_begins
         self.program = lower(schedule, peers.rank)
         self._calls = [(item, _call(stages[item.action.stage], item.action)) for item in self.program]
         self._last_of = {item.action.stage: item.action for item in self.program}
+        self._first_of = {item.action.stage: item.action for item in reversed(self.program)}
         self._local: dict[tuple[Way, int, int], Tensor] = {}
 
     def run(self, step: int) -> StepEvents:
@@ -110,6 +119,8 @@ class Executor:
         now_ns = self.peers.clock.now_ns
         for item, call in self._calls:
             x = self._input(item, step, messages)
+            if self._first_of[item.action.stage] is item.action:
+                self._stage_begins(step, item.action.stage)
             start_ns = now_ns()
             try:
                 y = call(x)
@@ -118,7 +129,7 @@ class Executor:
             actions.append((start_ns, now_ns()))
             if item.target != NOBODY:
                 self._pass_on(item, step, y)
-            if self._stage_done is not None and self._last_of[item.action.stage] is item.action:
+            if self._last_of[item.action.stage] is item.action:
                 self._stage_done(step, item.action.stage)
         return StepEvents(np.array(actions, np.int64).reshape(-1, 2), message_table(messages))
 
@@ -157,7 +168,7 @@ def _call(stage: Stage, action: Action) -> Callable[[Tensor | None], Tensor | No
 def message_row(message: Message) -> MessageRow:
     """What is recorded of a message."""
     times = message.times
-    return times.ready_ns, times.start_ns, times.end_ns, times.arrival_ns, message.tensor.nbytes
+    return times.ready_ns, times.start_ns, times.end_ns, times.arrival_ns, message.num_bytes
 
 
 def message_table(rows: Sequence[MessageRow]) -> NDArray[np.int64]:

@@ -23,7 +23,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from farpipe.errors import FarpipeError, InfeasibleError, InputError, RunError
+from farpipe.emulate import Namespace
+from farpipe.errors import (
+    DivergedError,
+    FarpipeError,
+    InfeasibleError,
+    InputError,
+    RunError,
+    RunInterruptedError,
+    RunStoppedError,
+)
 from farpipe.strict import write_text
 
 ERROR_FILE_VARIABLE: Final = "FARPIPE_ERROR_FILE"
@@ -37,7 +46,8 @@ TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 16384
 _HOST: Final = "127.0.0.1"
 _GUARD: Final = Path(__file__).with_name("guard.py")
-_ERRORS: Final[dict[int, type[FarpipeError]]] = {kind.exit_code: kind for kind in (InputError, InfeasibleError)}
+_KINDS: Final = (InputError, InfeasibleError, DivergedError, RunStoppedError, RunInterruptedError)
+_ERRORS: Final[dict[int, type[FarpipeError]]] = {kind.exit_code: kind for kind in _KINDS}
 """By the exit code of a rank, what the launcher raises; RunError for all others."""
 
 
@@ -48,29 +58,37 @@ def launch(
     log_dir: Path,
     env: Mapping[str, str] | None = None,
     master_port: int = 0,
+    namespaces: Sequence[Namespace] | None = None,
     on_tick: Callable[[], None] | None = None,
     tick_s: float = 0.2,
+    leave_s: float | None = None,
 ) -> None:
     """Run `num_ranks` processes, `argv_for_rank(rank)` each, and return when all have ended well.
 
     What they print goes to ``rank-N.log`` in `log_dir`. `env` is added to the environment. `master_port` 0: any that
-    is free. `on_tick` is called every `tick_s` seconds meanwhile, for progress. Every rank gets its share of the cores
-    as OMP_NUM_THREADS unless that is set.
+    is free. `namespaces`: where each rank runs; None: on this machine's loopback. `on_tick` is called every `tick_s`
+    seconds meanwhile, for progress. Every rank gets its share of the cores as OMP_NUM_THREADS unless that is set.
 
     When a rank fails, the others are given a moment, then SIGTERM, then SIGKILL; the error is that of the rank that
     failed first, not of those that failed because of it: InputError or InfeasibleError if it was one or the exit code
     says so, otherwise RunError. It has the rank's own words (see `reporting_errors`) or the end of its log. Ctrl-C and,
-    in the main thread, SIGTERM end all ranks and come out as KeyboardInterrupt.
+    in the main thread, SIGTERM end all ranks and come out as KeyboardInterrupt. With `leave_s` the first SIGTERM is
+    passed on to the ranks, which then have so long to end by themselves.
     """
     with ExitStack() as stack:
-        stack.enter_context(_sigterm_interrupts())
-        listener = stack.enter_context(_listen(master_port))
+        asked_s = stack.enter_context(_sigterm(interrupts=leave_s is None))
+        listener = stack.enter_context(_listen(master_port, namespaces[0] if namespaces else None))
         crew = stack.enter_context(_Crew(log_dir))
         environment = _environment(num_ranks, listener, os.environ | (env or {}))
         for rank in range(num_ranks):
-            crew.start(rank, argv_for_rank(rank), environment, listener)
+            argv = argv_for_rank(rank)
+            crew.start(rank, namespaces[rank].command(argv) if namespaces else argv, environment, listener)
         listener.close()
         while crew.running() and not crew.failed():
+            if asked_s and leave_s is not None:
+                crew.ask_to_leave()
+                if time.monotonic() > asked_s[0] + leave_s:
+                    raise RunError(f"the ranks did not leave within {leave_s:g} s of SIGTERM")
             crew.wait(tick_s)
             if on_tick:
                 on_tick()
@@ -79,10 +97,10 @@ def launch(
             raise crew.error()
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(port: int, namespace: Namespace | None) -> socket.socket:
     """The socket that rank 0 will serve the rendezvous on; made here so that nobody else can get the port meanwhile."""
     try:
-        return socket.create_server((_HOST, port))
+        return namespace.listen(port) if namespace else socket.create_server((_HOST, port))
     except OSError as error:
         raise InputError(
             f"port {port} can't be listened on: {error.strerror}; stop what uses it, choose another, or 0 for any"
@@ -107,19 +125,25 @@ def _environment(num_ranks: int, listener: socket.socket, env: Mapping[str, str]
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM as KeyboardInterrupt, so that it ends the ranks in the same orderly way; only in the main thread."""
+def _sigterm(*, interrupts: bool) -> Iterator[list[float]]:
+    """What SIGTERM does in the main thread: the same as Ctrl-C, so that the ranks end in the same orderly way.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    Unless the first one `interrupts`, it only puts the time (monotonic, s) into what is given out.
+    """
+    asked_s: list[float] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if interrupts or asked_s:
+            raise KeyboardInterrupt
+        asked_s.append(time.monotonic())
 
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = signal.signal(signal.SIGTERM, handle)
     except ValueError:  # not the main thread
-        yield
+        yield asked_s
         return
     try:
-        yield
+        yield asked_s
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -135,6 +159,8 @@ class _Rank:
     error_file: Path
     told_to_end: bool = False
     """Whether the launcher ended it, because of another."""
+    asked_to_leave: bool = False
+    """Whether SIGTERM was passed on to it."""
     end_s: float = 0.0
 
     @property
@@ -213,6 +239,13 @@ class _Crew:
         for pidfd, _ in poll.poll(limit_s * 1000):
             by_pidfd[pidfd].reap()
 
+    def ask_to_leave(self) -> None:
+        """Pass SIGTERM on, once; the ranks may take their time."""
+        for rank in self.running():
+            if not rank.asked_to_leave:
+                rank.asked_to_leave = True
+                os.killpg(rank.guard.pid, signal.SIGTERM)
+
     def stop(self, settle_s: float) -> None:
         """End all ranks that run: leave them `settle_s` to end by themselves, then SIGTERM, then SIGKILL."""
         try:
@@ -244,6 +277,8 @@ class _Crew:
 
         rank, report = min(reports, key=rating)
         kind = _ERRORS.get(report.get("exit_code", rank.exit_code) or 0, RunError)
+        if kind is RunStoppedError and report:  # nothing has failed
+            return kind(report.get("text"))
         return kind(f"rank {rank.rank} {_describe(rank, report)} (log: {rank.log})")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Self
@@ -31,19 +32,30 @@ _MEDIANS: Final = (
 
 
 class MetricsFile:
-    """Writes ``metrics.jsonl``; every line is handed to the system at once, whole or not at all."""
+    """Writes ``metrics.jsonl``; every line is handed to the system at once, whole or not at all.
 
-    def __init__(self, path: Path) -> None:
-        """RunError when the file exists or can't be made."""
-        self.path, self._size = path, 0
+    Where an earlier attempt at the run has left lines, those of steps that will be done again are dropped.
+    """
+
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        """`first_step`: the first that will be written. RunError when the file can't be made."""
+        self.path = path
+        earlier = read_metrics(path) if path.exists() else []
+        self.kept = [line for line in earlier if line["step"] < first_step]
+        """The lines before `first_step`."""
+        self.attempt = 1 + max((line["attempt"] for line in earlier), default=-1)
+        """Number of this attempt at the run, from 0."""
+        if earlier:
+            write_text(path, "".join(_text(line) for line in self.kept))
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._size = os.fstat(self._descriptor).st_size
         except OSError as error:
             raise self._failure(error.strerror) from None
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add a line. RunError when the disk is full."""
-        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        data = _text(line).encode()
         try:
             if os.write(self._descriptor, data) < len(data):
                 os.ftruncate(self._descriptor, self._size)
@@ -52,12 +64,37 @@ class MetricsFile:
             raise self._failure(error.strerror) from None
         self._size += len(data)
 
+    def sync(self) -> None:
+        """Wait until all lines are on the disk. RunError when that fails."""
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._failure(error.strerror) from None
+
     def close(self) -> None:
         """No more lines."""
         os.close(self._descriptor)
 
     def _failure(self, reason: str | None) -> RunError:
         return RunError(f"{self.path}: can't be written: {reason}")
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of ``metrics.jsonl``; InputError when they are not lines of metrics.
+
+    A last line without its end was being written when the machine went down, and is left out.
+    """
+    lines = []
+    for number, text in enumerate(path.read_bytes().decode(errors="replace").split("\n")[:-1], 1):
+        line = parse_json(text, f"{path}:{number}")
+        if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "attempt")):
+            raise InputError(f"{path}:{number}: not a line of metrics of this version of farpipe")
+        lines.append(line)
+    return lines
 
 
 @dataclass(frozen=True)
@@ -76,6 +113,11 @@ class Summary:
     exposed_inter_site_max_s: float
     exposed_intra_site_s: float
     exposed_intra_site_max_s: float
+    num_attempts: int
+    """How often the run was started; more than one if it was restarted or resumed."""
+    model_flops_utilisation: float | None
+    """Median as well; None where the device's peak is not known."""
+    last_evaluation_loss: float | None
     timeline_step: int
     """The step of ``timeline.json``: the one whose makespan is nearest to the median."""
 
@@ -95,12 +137,28 @@ class Summary:
 
 
 def summarise(lines: Sequence[Mapping[str, Any]], timeline_step: int) -> Summary:
-    """The summary of a run from the lines of its metrics."""
-    skipped = num_warm_up_steps(len(lines))
-    medians = {name: float(median(line[name] for line in lines[skipped:])) for name in _MEDIANS}
-    return Summary(len(lines), skipped, lines[0]["loss"], lines[-1]["loss"], **medians, timeline_step=timeline_step)
+    """The summary of a run from the lines of its metrics, whatever attempts they come from."""
+    counted = warm_steps(lines)
+    utilisations = [line["model_flops_utilisation"] for line in counted if line["model_flops_utilisation"] is not None]
+    return Summary(
+        num_steps=len(lines),
+        num_warm_up_steps=len(lines) - len(counted),
+        first_loss=lines[0]["loss"],
+        last_loss=lines[-1]["loss"],
+        **{name: float(median(line[name] for line in counted)) for name in _MEDIANS},
+        num_attempts=len({line["attempt"] for line in lines}),
+        model_flops_utilisation=median(utilisations) if utilisations else None,
+        last_evaluation_loss=next((v for line in reversed(lines) if (v := line["evaluation_loss"]) is not None), None),
+        timeline_step=timeline_step,
+    )
+
+
+def warm_steps(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines that medians are made of: all but each attempt's first steps."""
+    attempts = [[*group] for _, group in groupby(lines, key=lambda line: line.get("attempt", 0))]
+    return [line for attempt in attempts for line in attempt[num_warm_up_steps(len(attempt)) :]]
 
 
 def num_warm_up_steps(num_steps: int) -> int:
-    """How many of a run's first steps medians leave out: three, but at most half of them."""
+    """How many of an attempt's first steps medians leave out: three, but at most half of them."""
     return min(NUM_WARM_UP_STEPS, num_steps // 2)

@@ -6,6 +6,7 @@ two-matrix MLP with GELU) models, as `farpipe.spec.Model` describes them.
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,11 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from farpipe.errors import InputError
 from farpipe.runtime.weight_grads import Embedding, Linear, WeightGradStore
-from farpipe.spec import Model, Precision
+from farpipe.spec import Model, Precision, RotaryScaling
+from farpipe.spec.training import Recompute
 
 INITIAL_STD: Final = 0.02
-ROTARY_BASE: Final = 10_000.0
-NORM_EPSILON: Final = 1e-5
 _DTYPES: Final[dict[Precision, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -55,8 +55,9 @@ class Numerics:
 
     parameters: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
-    recompute_layers: bool = False
-    """Keep only every layer's input and compute the layer again in its backward."""
+    recompute: Recompute = "none"
+    """What is computed again in the backward: ``full``, all of a layer but its input; ``selective``, its attention's
+    scores and what is made of them, whatever kernel they come from."""
 
 
 class StageModule(nn.Module):
@@ -65,6 +66,8 @@ class StageModule(nn.Module):
     With a `store` the linear layers defer their weight gradients through it; without one this is plain autograd.
     Parameters carry the names that they have in the whole model, whatever the slice.
     """
+
+    rotary: Tensor | None
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class StageModule(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.part, self.numerics = model, part, numerics
-        make = _Maker(model, store, numerics.parameters)
+        make = _Maker(model, store, numerics)
         if part.has_embedding:
             self.embedding = make.embedding(model.vocab_size)
             if model.positions == "learned":
@@ -99,17 +102,15 @@ class StageModule(nn.Module):
         """The stage's output for one microbatch."""
         x = self._embed(x) if self.part.has_embedding else x
         for layer in self.layers.values():
-            if self.numerics.recompute_layers:
-                x = checkpoint(layer, x, self.rotary, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = layer(x, self.rotary)
+            x = _again(layer, x, self.rotary) if self.numerics.recompute == "full" else layer(x, self.rotary)
         return self.head(self.norm(x)) if self.part.has_head else x
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embedding(tokens)
+        dtype = self.numerics.compute  # of both summands: what ZeRO-1 gathers of weights is rounded to it
+        x: Tensor = self.embedding(tokens).to(dtype)
         if self.model.positions == "learned":
-            x = x + self.positions(torch.arange(tokens.shape[-1], device=tokens.device))
-        return x.to(self.numerics.compute)
+            x = x + self.positions(torch.arange(tokens.shape[-1], device=tokens.device)).to(dtype)
+        return x
 
     def forget_casts(self) -> None:
         """To be called when the parameters have changed."""
@@ -118,11 +119,17 @@ class StageModule(nn.Module):
                 module.forget_cast()
 
 
+def _again(work: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+    """``work(*inputs)``, of which only the inputs are kept: its backward does it once more."""
+    y: Tensor = checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return y
+
+
 class _Maker:
     """What every part of a module is made with."""
 
-    def __init__(self, model: Model, store: WeightGradStore | None, dtype: torch.dtype) -> None:
-        self.model, self.store, self.dtype = model, store, dtype
+    def __init__(self, model: Model, store: WeightGradStore | None, numerics: Numerics) -> None:
+        self.model, self.store, self.dtype, self.recompute = model, store, numerics.parameters, numerics.recompute
 
     def linear(self, in_features: int, out_features: int, *, bias: bool | None = None) -> Linear:
         bias = self.model.bias if bias is None else bias
@@ -151,7 +158,7 @@ class Norm(nn.Module):
 
     def __init__(self, make: _Maker) -> None:
         super().__init__()
-        width = make.model.hidden
+        width, self.epsilon = make.model.hidden, make.model.norm_epsilon
         self.gain = nn.Parameter(torch.empty(width, dtype=make.dtype))
         has_shift = make.model.norm == "layernorm"
         self.shift = nn.Parameter(torch.empty(width, dtype=make.dtype)) if has_shift else None
@@ -160,8 +167,8 @@ class Norm(nn.Module):
         """[..., hidden] -> [..., hidden]."""
         gain = self.gain.to(x.dtype)
         if self.shift is None:
-            return functional.rms_norm(x, gain.shape, gain, NORM_EPSILON)
-        return functional.layer_norm(x, gain.shape, gain, self.shift.to(x.dtype), NORM_EPSILON)
+            return functional.rms_norm(x, gain.shape, gain, self.epsilon)
+        return functional.layer_norm(x, gain.shape, gain, self.shift.to(x.dtype), self.epsilon)
 
 
 class Attention(nn.Module):
@@ -176,15 +183,20 @@ class Attention(nn.Module):
         self.key = make.linear(model.hidden, model.kv_hidden)
         self.value = make.linear(model.hidden, model.kv_hidden)
         self.output = make.linear(model.attention_hidden, model.hidden)
+        self.is_recomputed = make.recompute == "selective"
 
     def forward(self, x: Tensor, rotary: Tensor | None) -> Tensor:
         """[b, s, hidden] -> [b, s, hidden]."""
         query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.is_grouped)
+        mixed = _again(self._mix, query, key, value) if self.is_recomputed else self._mix(query, key, value)
         y: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return y
+
+    def _mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Three times [b, heads, s, head_dim] -> the same."""
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.is_grouped)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[b, s, heads * head_dim] -> [b, heads, s, head_dim]."""
@@ -220,9 +232,21 @@ def _num_positions(model: Model, sequence_length: int) -> int:
 
 def _rotary_table(model: Model, sequence_length: int, dtype: torch.dtype) -> Tensor:
     """Cosines and sines [2, s, head_dim / 2] of rotary positions (arXiv 2104.09864), worked out in float64."""
-    frequency = ROTARY_BASE ** (-torch.arange(0, model.head_dim, 2, dtype=torch.float64) / model.head_dim)
+    frequency = model.rotary_base ** (-torch.arange(0, model.head_dim, 2, dtype=torch.float64) / model.head_dim)
+    if model.rotary_scaling is not None:
+        frequency = _stretched(frequency, model.rotary_scaling)
     angle = torch.outer(torch.arange(sequence_length, dtype=torch.float64), frequency)
     return torch.stack([angle.cos(), angle.sin()]).to(dtype)
+
+
+def _stretched(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
+    """The frequencies (in radians per token) for a longer context; see RotaryScaling."""
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    turns = scaling.original_length * frequency / (2 * math.pi)  # within the original length
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
@@ -242,12 +266,13 @@ def initialise(module: StageModule, seed: int) -> None:
     """
     for name, parameter in module.named_parameters():
         if parameter.ndim == 2:
-            parameter.copy_(_normal(_shared_name(name, module.model), parameter, seed, module.model.num_layers))
+            parameter.copy_(_normal(shared_name(name, module.model), parameter, seed, module.model.num_layers))
         else:
             parameter.fill_(1.0 if name.endswith("gain") else 0.0)
 
 
-def _shared_name(name: str, model: Model) -> str:
+def shared_name(name: str, model: Model) -> str:
+    """A parameter's name, which embedding and head have in common where they are one matrix."""
     return "embedding.weight" if model.tied_embeddings and name == "head.weight" else name
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from farpipe.errors import RunError
+from farpipe.errors import DivergedError
 from farpipe.runtime.peers import Peers
 from farpipe.spec import Training
 
@@ -29,6 +29,25 @@ class Optimizer:
         self._counted = [parameter for parameter in self.parameters if id(parameter) not in others]
         self.clip_norm = training.clip_norm
         self._adamw = _adamw(self.parameters, training)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """For the updates from now on."""
+        for group in [] if self._adamw is None else self._adamw.param_groups:
+            group["lr"] = rate
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """AdamW's two running means for one of its parameters, as live tensors; zero before the first update."""
+        assert self._adamw is not None
+        state = self._adamw.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        return {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
+
+    def restore(self, num_steps: int) -> None:
+        """So many updates have been done; the moments were written to already."""
+        for state in [] if self._adamw is None else self._adamw.state.values():
+            state["step"].fill_(num_steps)
 
     def sum_of_squares(self) -> float:
         """Of the gradients that this rank owns, summed up in float64."""
@@ -66,15 +85,15 @@ def _norm(parameter: nn.Parameter) -> torch.Tensor:
 def global_norm(sum_of_squares: float, peers: Peers, step: int) -> float:
     """The norm of the whole gradient from every rank's share; all ranks get the same bits.
 
-    RunError when it is not finite: the training has broken down, and going on would only spoil the weights.
+    DivergedError when it is not finite: the training has broken down, and going on would only spoil the weights.
     """
     name, waiting_for = f"norm {step}", f"the gradient norm of step {step}"
     shares = peers.exchange(name, _NUMBER.pack(sum_of_squares), waiting_for=waiting_for)
     total = math.fsum(_NUMBER.unpack(share)[0] for share in shares)
     if not math.isfinite(total):
         broken = [rank for rank, share in enumerate(shares) if not math.isfinite(_NUMBER.unpack(share)[0])]
-        raise RunError(
-            f"step {step}: the gradient on rank {', '.join(map(str, broken)) or 'all'} is not finite: the training "
-            "has diverged; lower training.learning_rate or clip_norm"
+        raise DivergedError(
+            f"step {step}: the loss or gradient on rank {', '.join(map(str, broken)) or 'all'} is not finite: "
+            "the training has diverged; lower training.learning_rate or clip_norm"
         )
     return math.sqrt(total)

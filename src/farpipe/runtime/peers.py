@@ -8,16 +8,12 @@ from farpipe.runtime.clock import Clock
 from farpipe.runtime.transport import ChannelKind, Message, Tag
 
 
-class Peers(Protocol):
-    """The other ranks of a run, as one rank sees them."""
+class Messenger(Protocol):
+    """Tensors to and from other ranks."""
 
     @property
     def rank(self) -> int:
         """This rank."""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the run."""
 
     @property
     def clock(self) -> Clock:
@@ -28,6 +24,14 @@ class Peers(Protocol):
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
         """The message with this tag; RunError when it doesn't come in time."""
+
+
+class Peers(Messenger, Protocol):
+    """The other ranks of a run, as one rank sees them."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
 
     def exchange(self, name: str, payload: bytes, *, waiting_for: str) -> list[bytes]:
         """Every rank's payload, by rank; RunError when one doesn't come in time."""

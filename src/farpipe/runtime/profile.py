@@ -5,6 +5,7 @@ caches, cores) is shared in the figures as well.
 """
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any, Final, Self
 
 from farpipe.cost.profile import PartTimes, Profile, model_shape
+from farpipe.errors import FarpipeError
 from farpipe.runtime.launch import launch
 from farpipe.runtime.run_spec import DeviceKind
 from farpipe.spec import Model, Training
@@ -68,21 +70,34 @@ def profile(
     microbatch_size = microbatch_size or training.microbatch_size or 1
     training = training.model_copy(update={"microbatch_size": microbatch_size, "global_batch": microbatch_size})
     request = ProfileRequest(model=model, training=training, device=device, seconds=seconds)
-    with tempfile.TemporaryDirectory(prefix="farpipe-profile-") as folder:
-        write_text(Path(folder) / REQUEST_NAME, request.model_dump_json())
-        command = [sys.executable, "-m", "farpipe.runtime.profile_main", folder]
-        launch(lambda _: command, num_processes, log_dir=Path(folder))
-        found = [_load_times(Path(folder) / f"rank-{rank}.json") for rank in range(num_processes)]
+    found = _measure(request, num_processes)
     return Profile(
         device=device_name,
         shape=model_shape(model),
         precision=training.precision,
-        recompute=training.recompute,
+        recompute="none" if training.recompute == "auto" else training.recompute,
         microbatch_size=microbatch_size,
         sequence_length=training.sequence_length,
         optimizer_s_per_param=median(times.optimizer_s_per_param for times in found),
         **part_times(found),
     )
+
+
+def _measure(request: ProfileRequest, num_processes: int) -> list[StackTimes]:
+    """What every process measured. Their logs stay when one of them fails, for the error names them."""
+    folder = Path(tempfile.mkdtemp(prefix="farpipe-profile-"))
+    keep = False
+    try:
+        write_text(folder / REQUEST_NAME, request.model_dump_json())
+        command = [sys.executable, "-m", "farpipe.runtime.profile_main", str(folder)]
+        launch(lambda _: command, num_processes, log_dir=folder)
+        return [_load_times(folder / f"rank-{rank}.json") for rank in range(num_processes)]
+    except FarpipeError:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _load_times(path: Path) -> StackTimes:

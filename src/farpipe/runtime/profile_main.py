@@ -51,7 +51,9 @@ class _Stack:
 
     def __init__(self, request: ProfileRequest, part: StageSlice) -> None:
         training, self._has_head = request.training, part.has_head
-        self.stage = make_stage(request.model, training, part, numerics_of(training), request.device)
+        model = request.model.model_copy(update={"hugging_face": None})  # times don't depend on the weights' values
+        numerics = numerics_of(training, recompute="none" if training.recompute == "auto" else training.recompute)
+        self.stage = make_stage(model, training, part, numerics, request.device)
         self.stage.begin_step(_random_batch(request))
         self._x = torch.randn(self.stage.boundary.shape).to(self.stage.boundary.dtype)
         self.stage.forward(0, self._x)

@@ -6,10 +6,14 @@ Rank 0's main thread only moves bytes; a thread of its own assembles Timelines a
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from farpipe.cost.flops import step_flops
 from farpipe.errors import RunError
+from farpipe.runtime.learning_rate import learning_rate
+from farpipe.runtime.metric_sinks import open_sinks
 from farpipe.runtime.metrics import (
     METRICS_NAME,
     SUMMARY_NAME,
@@ -22,6 +26,7 @@ from farpipe.runtime.metrics import (
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_report import Assembler, StepReport, step_metrics
+from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
 
 BOX: Final = "step reports"
@@ -35,9 +40,20 @@ _POLL_S: Final = 0.01
 class Recorder:
     """Rank 0's end: give it every report with `collect`, and ask for the result with `finish`."""
 
-    def __init__(self, run: RunSpec, run_dir: Path, peers: Peers) -> None:
-        self._run, self._dir, self._peers = run, run_dir, peers
-        self._writer = _Writer(run, run_dir, peers)
+    def __init__(
+        self,
+        run: RunSpec,
+        run_dir: Path,
+        peers: Peers,
+        first_step: int = 0,
+        on_timeline: Callable[[int, Timeline], None] = lambda step, timeline: None,
+    ) -> None:
+        """`first_step`: where this attempt begins; what is recorded of earlier steps stays.
+
+        `on_timeline` gets every step's Timeline, in the recorder's thread.
+        """
+        self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
+        self._writer = _Writer(run, run_dir, peers, first_step, on_timeline)
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._num_collected = 0
         self._error: BaseException | None = None
@@ -52,19 +68,41 @@ class Recorder:
             self._num_collected += 1
             self._queue.put(report)
 
-    def finish(self, num_steps: int) -> Summary:
-        """Wait for the reports of `num_steps` steps, then write ``timeline.json`` and ``summary.json``."""
-        deadline = time.monotonic() + self._run.transport.timeout_s
+    def order_from(self, step: int, schedule: Schedule) -> None:
+        """From `step` on the ranks work in another order; to be told before that step's reports are collected."""
+        self._writer.assemblers.append((step, Assembler(self._run.model_copy(update={"schedule": schedule}))))
+
+    def warn(self, warnings: list[str]) -> None:
+        """Put something that went wrong, and that the run survives, into the line of the next step."""
+        for warning in warnings:
+            self._writer.warnings.put(warning)
+
+    def is_recorded(self, num_steps: int) -> bool:
+        """Whether the lines of all steps before `num_steps` are on the disk."""
         self.collect()
-        while self._num_collected < num_steps * self._run.num_ranks:
+        if self._writer.num_steps < num_steps:
+            return False
+        self._writer.sync()
+        return True
+
+    def finish(self, num_steps: int) -> Summary:
+        """Wait for the reports of all steps before `num_steps`; write ``timeline.json`` and ``summary.json``."""
+        self.drain(num_steps)
+        return self._writer.write_results()
+
+    def drain(self, num_steps: int) -> None:
+        """Wait for the reports of all steps before `num_steps`, and write their lines."""
+        deadline = time.monotonic() + self._run.transport.timeout_s
+        num_reports = (num_steps - self._first_step) * self._run.num_ranks
+        self.collect()
+        while self._num_collected < num_reports:
             if time.monotonic() > deadline:
-                missing = num_steps * self._run.num_ranks - self._num_collected
+                missing = num_reports - self._num_collected
                 raise RunError(f"waited {self._run.transport.timeout_s:g} s for {missing} reports on steps")
             time.sleep(_POLL_S)
             self.collect()
         self.close()
         self.collect()
-        return self._writer.write_results()
 
     def close(self) -> None:
         """Write what has been collected and end the thread; a second call does nothing."""
@@ -83,12 +121,25 @@ class Recorder:
 class _Writer:
     """What the recorder's thread does."""
 
-    def __init__(self, run: RunSpec, run_dir: Path, peers: Peers) -> None:
-        self._run, self._dir, self._peers = run, run_dir, peers
-        self._assembler = Assembler(run.problem, run.schedule, run.ends)
-        self._file: MetricsFile | None = MetricsFile(run_dir / METRICS_NAME)
+    def __init__(
+        self,
+        run: RunSpec,
+        run_dir: Path,
+        peers: Peers,
+        first_step: int,
+        on_timeline: Callable[[int, Timeline], None],
+    ) -> None:
+        self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
+        self.assemblers = [(0, Assembler(run))]
+        """(first step, what puts the reports of that and later steps together)."""
+        self._on_timeline = on_timeline
+        self._sinks = open_sinks(run.metrics, run_dir, first_step)
+        self._file: MetricsFile | None = MetricsFile(run_dir / METRICS_NAME, first_step)
+        self._attempt = self._file.attempt
+        self._lines: list[dict[str, object]] = [*self._file.kept]
+        self._num_steps = first_step
+        self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._incomplete: dict[int, dict[int, StepReport]] = {}
-        self._lines: list[dict[str, object]] = []
         self._kept: dict[int, Timeline] = {}
         self._offsets_ns: list[int] = []
         self._offsets_until_s = 0.0
@@ -104,12 +155,39 @@ class _Writer:
 
     def _write(self, reports: list[StepReport]) -> None:
         assert self._file is not None
-        timeline = self._assembler.timeline(reports, self._offsets())
-        line = step_metrics(timeline, reports, self._run.tokens_per_step)
+        assembler = next(item for first, item in reversed(self.assemblers) if first <= reports[0].step)
+        timeline = assembler.timeline(reports, self._offsets())
+        self._on_timeline(reports[0].step, timeline)
+        turns = {name: link.num_turns for name, link in self._run.problem.links.items()}
+        line = step_metrics(timeline, reports, self._run.tokens_per_step, turns) | self._further(reports[0])
         self._file.write(line)
+        for sink in self._sinks:
+            sink.write(line)
         self._lines.append(line)
-        if reports[0].step >= num_warm_up_steps(self._run.num_steps):
+        self._num_steps = reports[0].step + 1
+        if reports[0].step >= self._first_step + num_warm_up_steps(self._run.num_steps - self._first_step):
             self._keep(reports[0].step, timeline)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps whose lines are written, those of earlier attempts included."""
+        return self._num_steps
+
+    def sync(self) -> None:
+        """Put the lines on the disk."""
+        if self._file is not None:
+            self._file.sync()
+
+    def _further(self, report: StepReport) -> dict[str, object]:
+        """What a line has beside the measurements of the step."""
+        training, step_s = self._run.training, (report.end_ns - report.begin_ns) * 1e-9
+        warnings = [self.warnings.get() for _ in range(self.warnings.qsize())]
+        return {
+            "learning_rate": learning_rate(training, report.step, self._run.num_steps) if training else None,
+            "model_flops_utilisation": utilisation(self._run, step_s),
+            "attempt": self._attempt,
+            **({"warnings": warnings} if warnings else {}),
+        }
 
     def _offsets(self) -> list[int]:
         if time.monotonic() > self._offsets_until_s:
@@ -139,3 +217,17 @@ class _Writer:
         if self._file is not None:
             self._file.close()
             self._file = None
+            for sink in self._sinks:
+                sink.close()
+
+
+def utilisation(run: RunSpec, step_s: float) -> float | None:
+    """The part of the devices' peak that the model's own FLOPs take; None for a rehearsal or an unknown peak.
+
+    Recomputed activations don't count: what the model needs, divided by what the devices could do (PaLM, arXiv
+    2204.02311, appendix B).
+    """
+    if run.peak_flops_per_s is None or run.model is None or run.training is None or run.device == "sleep":
+        return None
+    flops = step_flops(run.model, run.training.sequence_length, run.training.global_batch)
+    return flops / step_s / run.peak_flops_per_s

@@ -1,17 +1,22 @@
 """Run a RunSpec on this machine: start the ranks, follow their progress, hand back the summary. Needs no torch."""
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.emulate import Namespace, Wan
+from farpipe.errors import DivergedError, InputError, RunError
 from farpipe.runtime.launch import launch
-from farpipe.runtime.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, Summary
+from farpipe.runtime.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, Summary, read_metrics
 from farpipe.runtime.run_spec import RunSpec
 
 LOGS_NAME: Final = "logs"
+RANK_PROGRAM: Final = ("-m", "farpipe.runtime.rank_main")
+LEAVE_S: Final = 600.0
+"""Time for the ranks to write a checkpoint and leave after SIGTERM, as long as they would wait for one themselves."""
 
 
 def run(
@@ -20,27 +25,80 @@ def run(
     *,
     on_step: Callable[[dict[str, Any]], None] | None = None,
     master_port: int = 0,
+    wan: Wan | None = None,
+    resume: bool = False,
+    max_restarts: int = 0,
+    on_restart: Callable[[str], None] | None = None,
+    rank_program: Sequence[str] = RANK_PROGRAM,
 ) -> Summary:
     """Run `spec` with one process per rank; results go to `run_dir`, what the ranks print to its ``logs``.
 
-    `on_step` gets every line of ``metrics.jsonl`` soon after it was written. Raises InputError when `run_dir` has
-    results already, the port is taken or the data don't do, RunError when a rank is lost or the disk is full; then
-    nothing is left running, and without a ``summary.json`` nobody takes what there is for a whole run.
+    `on_step` gets every line of ``metrics.jsonl`` soon after it was written. With a `wan` each rank runs in the
+    namespace of its site, and `spec` should not emulate links a second time. With `resume` the run that `run_dir` has
+    goes on from its newest checkpoint. When the run breaks, it is started again up to `max_restarts` times, from its
+    newest checkpoint or else from the beginning; `on_restart` gets the reason. `rank_program` is what the ranks run,
+    with the run directory behind it.
+
+    SIGTERM is passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so. Raises InputError
+    when `run_dir` has results already, the port is taken or the data don't do, DivergedError when the training
+    diverges, RunError when a rank is lost or the disk is full; then nothing is left running, and without a
+    ``summary.json`` nobody takes what there is for a whole run.
     """
     run_dir = Path(run_dir)
-    refuse_results(run_dir)
+    if resume:
+        reopen(spec, run_dir)
+    else:
+        refuse_results(run_dir)
     spec.save(run_dir / RUN_NAME)
     follower = _Follower(run_dir / METRICS_NAME, on_step)
-    command = [sys.executable, "-m", "farpipe.runtime.rank_main", str(run_dir)]
-    launch(
-        lambda _: command,
-        spec.num_ranks,
-        log_dir=run_dir / LOGS_NAME,
-        master_port=master_port,
-        on_tick=follower.read,
-    )
+    command = [sys.executable, *rank_program, str(run_dir)]
+    places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_ranks)] if wan else None
+
+    def argv_for_rank(rank: int) -> list[str]:
+        # nobody else is in these namespaces, so what the ranks say needs no encryption
+        return [*command, "--host", places[rank].address, "--allow-plaintext"] if places else command
+
+    for restart in range(max_restarts + 1):
+        try:
+            launch(
+                argv_for_rank,
+                spec.num_ranks,
+                log_dir=run_dir / LOGS_NAME / (f"restart-{restart}" if restart else ""),
+                master_port=master_port,
+                namespaces=places,
+                on_tick=follower.read,
+                leave_s=LEAVE_S,
+            )
+            break
+        except RunError as error:
+            is_over = isinstance(error, DivergedError) or (run_dir / SUMMARY_NAME).exists()
+            if is_over or restart == max_restarts:
+                raise
+            follower.read()
+            if on_restart is not None:
+                on_restart(str(error))
     follower.read()
     return Summary.load(run_dir / SUMMARY_NAME)
+
+
+def reopen(spec: RunSpec, run_dir: Path) -> None:
+    """Prepare a run directory for more steps; InputError when there are none to do."""
+    metrics = run_dir / METRICS_NAME
+    num_done = 1 + max((line["step"] for line in read_metrics(metrics)), default=-1) if metrics.exists() else 0
+    if num_done >= spec.num_steps and (run_dir / SUMMARY_NAME).exists():
+        raise InputError(f"{run_dir}: all {spec.num_steps} steps are done; ask for more with --steps")
+    for name in (SUMMARY_NAME, TIMELINE_NAME):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def _namespace(wan: Wan, site: str) -> Namespace:
+    """Where the ranks of `site` run; InputError when the WAN is of other sites."""
+    if site not in wan.namespaces:
+        raise InputError(
+            f"the WAN {wan.name!r} has no site {site!r}, only {', '.join(wan.sites)}; take it down with "
+            "`farpipe wan down`, or bring up one for this job"
+        )
+    return wan.namespaces[site]
 
 
 def refuse_results(run_dir: Path) -> None:
@@ -53,19 +111,25 @@ def refuse_results(run_dir: Path) -> None:
 
 
 class _Follower:
-    """Reads ``metrics.jsonl`` as it grows."""
+    """Reads ``metrics.jsonl`` as it grows; steps that are done again after a restart are not told again."""
 
     def __init__(self, path: Path, on_step: Callable[[dict[str, Any]], None] | None) -> None:
-        self._path, self._on_step, self._position = path, on_step, 0
+        self._path, self._on_step = path, on_step
+        self._file_number, self._position, self._last_step = -1, 0, -1
 
     def read(self) -> None:
         """Pass on the lines that have been completed since the last call."""
         if self._on_step is None or not self._path.exists():
             return
         with self._path.open("rb") as file:
+            if (number := os.fstat(file.fileno()).st_ino) != self._file_number:  # a restart has written it anew
+                self._file_number, self._position = number, 0
             file.seek(self._position)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._position += len(whole)
-        for line in whole.splitlines():
-            self._on_step(json.loads(line))
+        for text in whole.splitlines():
+            line = json.loads(text)
+            if line["step"] > self._last_step:
+                self._last_step = line["step"]
+                self._on_step(line)

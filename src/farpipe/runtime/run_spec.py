@@ -1,5 +1,6 @@
 """Everything that the ranks of a run need to know, in one JSON file: ``farpipe/run/1``."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -7,11 +8,14 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from pydantic import Field, InstanceOf, model_validator
 
 from farpipe.emulate import LinkShape
-from farpipe.problem import Problem, Transfer, is_inter_site
+from farpipe.problem import Problem, Sync, Transfer, is_inter_site
 from farpipe.problem import Stage as ProblemStage
+from farpipe.runtime.places import Places
 from farpipe.schedule import Schedule, check
 from farpipe.spec import Data, Model, Training
-from farpipe.spec.part import Count, Flag, Natural, Part, Positive, SiteName, fault
+from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
+from farpipe.spec.replanning import ReplanSettings
+from farpipe.spec.training import Recompute
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
 
 FORMAT: Final = "farpipe/run/1"
@@ -20,15 +24,42 @@ DeviceKind = Literal["cpu", "cuda", "sleep"]
 """``sleep`` rehearses the schedule: stages take the Problem's time and pass its bytes, but compute nothing."""
 
 
+WireType = Literal["bf16", "fp8", "int8"]
+"""Numbers that activations and gradients may be rounded to between sites."""
+
+
 class TransportSettings(Part):
     """How the ranks talk."""
 
-    streams: Count = 4
-    """TCP connections per channel."""
+    streams: Count | None = None
+    """TCP connections per channel; None: as many as the link's round trip and rate ask for."""
     timeout_s: Positive = 60.0
-    """Longest wait for one message before the run ends with an error."""
+    """Longest wait for one message before the run ends with an error; outages don't count."""
+    outage_s: Positive = 60.0
+    """A connection that is gone for longer ends the run; a shorter outage is survived in place."""
+    wire_type: WireType | None = None
+    """What activations and gradients are rounded to on their way between sites; None: not at all."""
     connect_timeout_s: Positive = 60.0
     """Longest wait for all ranks to meet."""
+
+
+class MetricsSettings(Part):
+    """Where metrics go beside ``metrics.jsonl``."""
+
+    tensorboard: Flag = False
+    prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
+    """None: not served."""
+    prometheus_host: Text = "127.0.0.1"
+    """The figures are no secret, but nobody is asked for a password: others can't reach the loopback interface."""
+
+
+class LinkChange(Part):
+    """In a rehearsal of bad weather: before `step` begins, an emulated link becomes another."""
+
+    step: Natural
+    link: Text
+    latency_s: NonNegative
+    bandwidth_bytes_per_s: Positive
 
 
 class Ends(NamedTuple):
@@ -46,53 +77,108 @@ class RunSpec(Part):
     problem: InstanceOf[Problem]
     schedule: InstanceOf[Schedule]
     sites: Annotated[tuple[SiteName, ...], Field(min_length=1)]
-    """The site of every rank."""
+    """The site of every rank of the pipeline."""
     num_steps: Count
     device: DeviceKind = "cpu"
     emulate_links: Flag = True
     """Delay messages between sites as the Problem's links would; only where all ranks are on one machine."""
     transport: TransportSettings = TransportSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    resume: Text | None = None
+    """Go on from this checkpoint, or the newest one of this run directory, unless the run has one of its own."""
+    peak_flops_per_s: Positive | None = None
+    """Of all devices together, at the training's precision; None where the catalogue doesn't know it."""
+    replan: ReplanSettings | None = None
+    """Look for a better order while the run goes on; None: keep the one there is."""
+    weather: tuple[LinkChange, ...] = ()
     model: Model | None = None
     training: Training | None = None
     data: Data = Data()
     partition: tuple[tuple[Natural, Natural], ...] = ()
     """(first layer, end layer) of every stage."""
+    recompute: tuple[Recompute, ...] = ()
+    """What every stage computes again in its backward; () for nothing anywhere."""
+    replicas: tuple[tuple[SiteName, ...], ...] = ()
+    """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         check(self.problem, self.schedule, memory=False)
         if len(self.sites) != self.problem.num_ranks:
             raise fault(f"expected one site per rank, {self.problem.num_ranks}, found {len(self.sites)}", "sites")
+        if self.replicas and {len(sites) for sites in self.replicas} != {len(self.sites)}:
+            raise fault(f"expected one site per rank, {len(self.sites)}, for every replica", "replicas")
+        if self.replicas and self.replicas[0] != self.sites:
+            raise fault(f"the first replica is at {self.replicas[0]}, but sites are {self.sites}", "replicas")
         self._check_sync()
+        for index, change in enumerate(self.weather):
+            if change.link not in self.problem.links or not self.emulate_links:
+                raise fault(f"{change.link!r} is not an emulated link of the run", "weather", index, "link")
         if self.device != "sleep":
             self._check_training()
         return self
 
     def _check_sync(self) -> None:
-        """The only collective that runs is the exchange of tied weights between the two ends of the pipeline."""
+        """One replica: only the ends' tied weights are reduced. Several: every stage is, and gathered with ZeRO-1."""
         sync = self.problem.sync or ()
         reduced = [stage for stage, spec in enumerate(sync) if spec and spec.reduce]
-        allowed = [0, len(sync) - 1] if self.ends is not None else []
-        if any(spec and spec.gather for spec in sync) or reduced not in ([], allowed):
-            raise fault("data-parallel collectives can't be run yet; plan with layout.data = 1", "problem")
+        gathered = [stage for stage, spec in enumerate(sync) if spec and spec.gather]
+        if self.num_replicas == 1:
+            allowed = [0, len(sync) - 1] if self.ends is not None else []
+            if gathered or reduced not in ([], allowed):
+                raise fault("it has data-parallel collectives, but there is one replica", "problem")
+        elif sync and self.device != "sleep" and self.training is not None:
+            stages = [*range(len(sync))]
+            if reduced != stages or gathered != (stages if self.training.zero1 else []):
+                wanted = "a reduce and a gather" if self.training.zero1 else "a reduce and no gather"
+                raise fault(
+                    f"several replicas and training.zero1 = {self.training.zero1}: every stage needs {wanted}",
+                    "problem",
+                )
 
     def _check_training(self) -> None:
         if self.model is None or self.training is None:
             missing = "model" if self.model is None else "training"
             raise fault(f"needed to train on device {self.device!r}", missing)
         _check_partition(self.partition, self.model, self.problem.stages)
+        if self.recompute and len(self.recompute) != self.problem.num_stages:
+            raise fault(f"expected one per stage, {self.problem.num_stages}, found {len(self.recompute)}", "recompute")
         size, num_microbatches = self.training.microbatch_size, self.problem.num_microbatches
-        if size is None or size * num_microbatches != self.training.global_batch:
+        if size is None or size * num_microbatches * self.num_replicas != self.training.global_batch:
+            replicas = f" x {self.num_replicas} replicas" if self.num_replicas > 1 else ""
             raise fault(
-                f"microbatch_size {size} x {num_microbatches} microbatches is not global_batch "
+                f"microbatch_size {size} x {num_microbatches} microbatches{replicas} is not global_batch "
                 f"{self.training.global_batch}",
                 "training",
             )
 
     @property
     def num_ranks(self) -> int:
-        """Processes of the run."""
-        return self.problem.num_ranks
+        """Processes of the run: every rank of the pipeline in every replica."""
+        return self.places.num_processes
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the pipeline, each with its share of the batch."""
+        return max(1, len(self.replicas))
+
+    @property
+    def places(self) -> Places:
+        """Which process is which rank of which replica."""
+        return Places(self.replicas or (self.sites,))
+
+    def has_gather(self, stage: int) -> bool:
+        """Whether the replicas of `stage` gather its weights when a step begins."""
+        if self.num_replicas == 1 or self.device == "sleep":
+            return self.num_replicas > 1 and self._sync(stage).gather is not None
+        return self.training is not None and self.training.zero1
+
+    def has_reduce(self, stage: int) -> bool:
+        """Whether the replicas of `stage` sum its gradient."""
+        return self.num_replicas > 1 and (self.device != "sleep" or self._sync(stage).reduce is not None)
+
+    def _sync(self, stage: int) -> Sync:
+        return (self.problem.sync[stage] if self.problem.sync else None) or Sync()
 
     @property
     def tokens_per_step(self) -> int:
@@ -101,26 +187,36 @@ class RunSpec(Part):
 
     @property
     def ends(self) -> Ends | None:
-        """The exchange of tied weights' gradients; None where nothing is tied or both ends are on one rank."""
+        """The exchange of tied weights' gradients; None where nothing is tied or both ends are on one rank.
+
+        With replicas it comes after their sums, when the Timeline has ended: a rehearsal leaves it out.
+        """
         first, last = self.problem.stages[0].rank, self.problem.stages[-1].rank
         sync = self.problem.sync or (None,)
-        planned = all(spec and spec.reduce for spec in (sync[0], sync[-1]))
+        planned = self.num_replicas == 1 and all(spec and spec.reduce for spec in (sync[0], sync[-1]))
         tied = planned if self.model is None or self.device == "sleep" else self.model.tied_embeddings
         if first == last or not tied:
             return None
-        there, back = (self.links().get(pair, ("", None))[0] for pair in ((first, last), (last, first)))
+        links, processes = self.links(), (self.places.process(first, 0), self.places.process(last, 0))
+        there, back = (links.get(pair, ("", None))[0] for pair in (processes, processes[::-1]))
         return Ends(first, last, there, back)
 
     def links(self) -> dict[tuple[int, int], tuple[str, LinkShape | None]]:
-        """(source rank, target rank) -> name of its link and, where it is to be emulated, what that link does.
+        """(source process, target process) -> name of its link and, where it is to be emulated, what that link does.
 
-        Ranks of two sites that have no hop in common still share the sites' link for control messages.
+        Processes at two sites that have no hop in common still share the sites' link, for control messages and what
+        the replicas exchange.
         """
-        names = _hop_links(self.problem) | {}
-        for source, a in enumerate(self.sites):
-            for target, b in enumerate(self.sites):
-                if a != b and f"{a}>{b}" in self.problem.links:
-                    names.setdefault((source, target), f"{a}>{b}")
+        places, hops = self.places, _hop_links(self.problem)
+        found = [(*places.of(process), places.site(process)) for process in range(places.num_processes)]
+        names: dict[tuple[int, int], str] = {}
+        for pair in itertools.permutations(range(places.num_processes), 2):
+            (source, one, here), (target, other, there) = (found[process] for process in pair)
+            sites = here, there
+            if one == other and (source, target) in hops and sites == (self.sites[source], self.sites[target]):
+                names[pair] = hops[source, target]
+            elif sites[0] != sites[1] and ">".join(sites) in self.problem.links:
+                names[pair] = ">".join(sites)
         return {pair: (name, self._shape(name)) for pair, name in names.items()}
 
     def _shape(self, name: str) -> LinkShape | None:
@@ -154,6 +250,29 @@ class RunSpec(Part):
     def load(cls, path: Path | str) -> Self:
         """Read a run file."""
         return cls.from_json(read_text(path), str(path))
+
+
+class Collective(NamedTuple):
+    """One collective of a stage in one step."""
+
+    kind: Literal["gather", "reduce"]
+    stage: int
+
+
+def collectives_of(run: RunSpec, rank: int) -> list[Collective]:
+    """What the ranks at position `rank` do together in every step, in the order in which they report it."""
+    if run.places.num_replicas == 1:
+        return []
+    stages = run.problem.stages_of_rank[rank]
+    gathers = [Collective("gather", stage) for stage in stages if run.has_gather(stage)]
+    return gathers + [Collective("reduce", stage) for stage in stages if run.has_reduce(stage)]
+
+
+def collective_link(problem: Problem, collective: Collective) -> str:
+    """The link that the Problem names for it, "" if none."""
+    spec = problem.sync[collective.stage] if problem.sync else None
+    transfer = spec and (spec.gather if collective.kind == "gather" else spec.reduce)
+    return str(transfer.link) if transfer else ""
 
 
 def _check_partition(partition: tuple[tuple[int, int], ...], model: Model, stages: tuple[ProblemStage, ...]) -> None:

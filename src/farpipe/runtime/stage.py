@@ -105,6 +105,10 @@ class TorchStage:
         self._finish()
         return x.grad
 
+    def forget(self, microbatch: int) -> None:
+        """There will be no backward: let go of what `forward` has saved."""
+        del self._saved[microbatch]
+
     def _input(self, microbatch: int, x: Tensor | None) -> Tensor:
         if self.module.part.has_embedding:
             return self._step_batch.tokens[microbatch].to(self.device)

@@ -2,20 +2,21 @@
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import Problem
+from farpipe.problem import Problem, is_inter_site
 from farpipe.runtime.executor import StepEvents, lower, received
-from farpipe.runtime.run_spec import Ends
+from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives_of
 from farpipe.schedule import KINDS, Schedule
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 
-_HEADER: Final = struct.Struct("<qqqddqq")
+NO_TURNS: Final[Mapping[str, int]] = {}
+_HEADER: Final = struct.Struct("<qqqqdddqqqq")
 
 
 @dataclass(frozen=True)
@@ -30,97 +31,167 @@ class StepReport:
     grad_norm: float
     events: StepEvents
     sync: NDArray[np.int64]
-    """[0 or 1, 5]: the tied weights' gradient that this rank received, as a row of `events.messages`."""
+    """[num, 5], rows as in `events.messages`: the collectives of the rank's stages (see `collectives_of`); with one
+    replica the tied weights' gradient that this rank received, if it did."""
+    pause_ns: int = 0
+    """From the end of this step to the begin of the next: evaluation, the snapshot of a checkpoint."""
+    evaluation_loss: float = math.nan
+    """On text that is held out; NaN where and when there is none."""
+    rss_bytes: int = 0
+    """Memory of the process."""
+    cuda_peak_bytes: int = 0
+    """The most that torch has had on the GPU at one time."""
 
     def pack(self) -> bytes:
         """As bytes, for the way to rank 0."""
         actions, messages = self.events.actions, self.events.messages
-        head = (self.step, self.begin_ns, self.end_ns, self.loss, self.grad_norm, len(actions), len(messages))
-        return _HEADER.pack(*head) + actions.tobytes() + messages.tobytes() + self.sync.tobytes()
+        stamps = (self.step, self.begin_ns, self.end_ns, self.pause_ns)
+        figures = (self.loss, self.grad_norm, self.evaluation_loss, self.rss_bytes, self.cuda_peak_bytes)
+        return (
+            _HEADER.pack(*stamps, *figures, len(actions), len(messages))
+            + actions.tobytes()
+            + messages.tobytes()
+            + self.sync.tobytes()
+        )
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """The inverse of `pack`."""
-        step, begin_ns, end_ns, loss, grad_norm, num_actions, num_messages = _HEADER.unpack_from(payload)
+        step, begin_ns, end_ns, pause_ns, *figures, num_actions, num_messages = _HEADER.unpack_from(payload)
+        loss, grad_norm, *rest_of_figures = figures
         stamps = np.frombuffer(payload, np.int64, offset=_HEADER.size)
         actions, rest = stamps[: 2 * num_actions].reshape(-1, 2), stamps[2 * num_actions :].reshape(-1, 5)
         events = StepEvents(actions, rest[:num_messages])
-        return cls(step, begin_ns, end_ns, loss, grad_norm, events, rest[num_messages:])
+        return cls(step, begin_ns, end_ns, loss, grad_norm, events, rest[num_messages:], pause_ns, *rest_of_figures)
 
 
 class Assembler:
-    """Turns the reports of all ranks on one step into its Timeline."""
+    """Turns the reports of all processes on one step into its Timeline.
 
-    def __init__(self, problem: Problem, schedule: Schedule, ends: Ends | None = None) -> None:
-        """`ends`: between which ranks the gradient of tied weights is exchanged, if it is."""
-        self.problem = problem
-        orders = schedule.ranks
+    Replicas of the pipeline do the same at about the same time, and a Timeline has one of them: everything is stamped
+    when the last replica did it. What they send over a link that they share counts together, as in the Problem.
+    """
+
+    def __init__(self, run: RunSpec) -> None:
+        self.problem, self.places = run.problem, run.places
+        orders = run.schedule.ranks
         actions = [(rank, a.stage, KINDS.index(a.kind), a.microbatch, 0, 0) for rank, o in enumerate(orders) for a in o]
         self._actions = np.array(actions, ACTION_DTYPE)
         rows, routes = [], []
         for rank in range(len(orders)):
-            found = [*_message_rows(problem, schedule, rank), *_sync_rows(problem, rank, ends)]
+            found = [*_message_rows(run.problem, run.schedule, rank), *_collective_rows(run, rank)]
+            found += _tied_rows(run.problem, rank, run.ends) if run.num_replicas == 1 else []
             rows += [row for row, _ in found]
             routes += [(source, rank) for _, source in found]
         self._messages = np.array(rows, MESSAGE_DTYPE)
-        self._senders, self._receivers = np.array(routes, np.int64).reshape(-1, 2).T
+        self._routes = np.array(routes, np.int64).reshape(-1, 2)
+        between = np.array([*map(is_inter_site, run.problem.links), False])  # the last for no link
+        in_turns = np.array([*(link.num_turns > 1 for link in run.problem.links.values()), False])
+        link, is_collective = self._messages["link"], self._messages["microbatch"] < 0
+        self._is_shared = between[link] & (is_collective | ~in_turns[link])
 
     def timeline(self, reports: Sequence[StepReport], offsets_ns: Sequence[int]) -> Timeline:
-        """`reports` by rank; `offsets_ns` is subtracted from each rank's stamps. Time 0: the first action starts."""
+        """`reports` by process; `offsets_ns` is subtracted from each one's stamps. Time 0: the first of all actions."""
         offsets = np.asarray(offsets_ns, np.int64)
+        stamps, tables = zip(
+            *(self._replica(r, reports, offsets) for r in range(self.places.num_replicas)), strict=True
+        )
+        stamps_ns, table = np.max(stamps, axis=0), np.max(tables, axis=0)
+        table[:, 1:3] = self._merged_passage(np.array(tables), table)
+        table[self._is_shared, 4] = np.sum(tables, axis=0)[self._is_shared, 4]
+        zero = np.min(stamps) if stamps_ns.size else 0
         actions, messages = self._actions.copy(), self._messages.copy()
-        stamps = np.concatenate([report.events.actions for report in reports]) - offsets[actions["rank"], None]
-        zero = stamps.min() if stamps.size else 0
-        actions["start_s"], actions["end_s"] = (stamps - zero).T * 1e-9
-        table = np.concatenate([table for report in reports for table in (report.events.messages, report.sync)])
-        sent = (table[:, :3] - offsets[self._senders, None] - zero) * 1e-9
-        messages["ready_s"], messages["start_s"], messages["end_s"] = sent.T
-        messages["arrival_s"] = (table[:, 3] - offsets[self._receivers] - zero) * 1e-9
+        actions["start_s"], actions["end_s"] = (stamps_ns - zero).T * 1e-9
+        for column, name in enumerate(("ready_s", "start_s", "end_s", "arrival_s")):
+            messages[name] = (table[:, column] - zero) * 1e-9
         messages["bytes"] = table[:, 4]
         return Timeline("measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages)
+
+    def _replica(
+        self, replica: int, reports: Sequence[StepReport], offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(actions [num, 2], messages [num, 5]) of one replica on the common clock."""
+        processes = np.array([self.places.process(rank, replica) for rank in range(self.places.num_ranks)])
+        mine = [reports[process] for process in processes]
+        stamps = np.concatenate([report.events.actions for report in mine])
+        table = np.concatenate([table for report in mine for table in (report.events.messages, report.sync)])
+        senders, receivers = offsets[processes[self._routes]].T
+        table = table - np.stack([senders, senders, senders, receivers, np.zeros_like(senders)], axis=1)
+        return stamps - offsets[processes[self._actions["rank"]], None], table
+
+    def _merged_passage(self, tables: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(start, end) [num, 2]: a shared link is taken by the messages of all replicas, one after the other."""
+        took = (tables[:, :, 2] - tables[:, :, 1]).sum(axis=0)
+        together = np.maximum(last[:, 0], last[:, 2] - took)
+        return np.stack([np.where(self._is_shared, together, last[:, 1]), last[:, 2]], axis=1)
 
 
 def _message_rows(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The messages that `rank` receives, in order, without their times, and who sends them."""
-    places = {name: index for index, name in enumerate(problem.links)}
     for item in received(lower(schedule, rank), rank):
         microbatch = item.action.microbatch
         hop = problem.hops[min(item.producer, item.action.stage)]
         transfer = hop and (hop.forward if item.way == "forward" else hop.backward)
         names = transfer.link if transfer else None
         name = names[microbatch] if isinstance(names, tuple) else names
-        link = -1 if name is None else places[name]
         kind = MESSAGE_KINDS.index(item.way)
-        yield (link, kind, item.producer, microbatch, item.source, rank, 0, 0, 0, 0, 0), item.source
+        yield (_link(problem, name), kind, item.producer, microbatch, item.source, rank, 0, 0, 0, 0, 0), item.source
 
 
-def _sync_rows(problem: Problem, rank: int, ends: Ends | None) -> Iterator[tuple[tuple[int, ...], int]]:
+def _collective_rows(run: RunSpec, rank: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The collectives that `rank` reports, in order, and that rank itself."""
+    for item in collectives_of(run, rank):
+        link, kind = _link(run.problem, collective_link(run.problem, item)), MESSAGE_KINDS.index(item.kind)
+        yield (link, kind, item.stage, -1, rank, rank, 0, 0, 0, 0, 0), rank
+
+
+def _tied_rows(problem: Problem, rank: int, ends: Ends | None) -> Iterator[tuple[tuple[int, ...], int]]:
     """The tied weights' gradient that `rank` receives: in a Timeline it is the reduce of the stage that sends it."""
     if ends is None or rank not in (ends.first_rank, ends.last_rank):
         return
     to_first = rank == ends.first_rank
     source, link = (ends.last_rank, ends.link_back) if to_first else (ends.first_rank, ends.link_there)
     stage = problem.num_stages - 1 if to_first else 0
-    place = [*problem.links].index(link) if link in problem.links else -1
-    yield (place, MESSAGE_KINDS.index("reduce"), stage, -1, source, source, 0, 0, 0, 0, 0), source
+    kind = MESSAGE_KINDS.index("reduce")
+    yield (_link(problem, link), kind, stage, -1, source, source, 0, 0, 0, 0, 0), source
 
 
-def step_metrics(timeline: Timeline, reports: Sequence[StepReport], tokens: int) -> dict[str, Any]:
-    """One line of ``metrics.jsonl``: figures of one step. `step_s` is from its start to the next step's, on rank 0."""
+def _link(problem: Problem, name: str | None) -> int:
+    """Its place, -1 for none."""
+    return [*problem.links].index(name) if name in problem.links else -1
+
+
+def step_metrics(
+    timeline: Timeline, reports: Sequence[StepReport], tokens: int, num_turns: Mapping[str, int] = NO_TURNS
+) -> dict[str, Any]:
+    """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's.
+
+    `num_turns`: on the links where replicas take turns, of which the Timeline has one, how many they are.
+    """
     step_s = (reports[0].end_ns - reports[0].begin_ns) * 1e-9
-    losses = [report.loss for report in reports if math.isfinite(report.loss)]
+    loss, evaluation_loss = (_sum_of_finite(getattr(r, name) for r in reports) for name in ("loss", "evaluation_loss"))
     inter, intra = timeline.exposed_s.T
     return {
         "step": reports[0].step,
-        "loss": losses[0] if losses else None,
-        "grad_norm": reports[0].grad_norm if losses else None,
+        "loss": loss,
+        "evaluation_loss": evaluation_loss,
+        "grad_norm": None if loss is None else reports[0].grad_norm,
         "makespan_s": timeline.makespan_s,
         "step_s": step_s,
+        "pause_s": reports[0].pause_ns * 1e-9,
         "tokens_per_s": tokens / step_s,
         "bubble": timeline.bubble_ratio,
         "exposed_inter_site_s": float(inter.mean()),
         "exposed_inter_site_max_s": float(inter.max()),
         "exposed_intra_site_s": float(intra.mean()),
         "exposed_intra_site_max_s": float(intra.max()),
-        "link_bytes": timeline.link_bytes(),
+        "link_bytes": {name: size * num_turns.get(name, 1) for name, size in timeline.link_bytes().items()},
+        "rss_max_bytes": max(report.rss_bytes for report in reports),
+        "cuda_peak_max_bytes": max(report.cuda_peak_bytes for report in reports) or None,
     }
+
+
+def _sum_of_finite(values: Iterable[float]) -> float | None:
+    """Each replica has its share of a loss; None where no rank has one."""
+    found = [value for value in values if math.isfinite(value)]
+    return math.fsum(found) if found else None

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from farpipe.runtime.peers import Peers
+from farpipe.runtime.peers import Messenger
 from farpipe.runtime.transport import Message, Tag
 
 FIRST_STAGE: Final = 0
@@ -14,7 +14,7 @@ FIRST_STAGE: Final = 0
 class EndsExchange:
     """The ranks of the first and of the last stage give each other one tensor in every step."""
 
-    def __init__(self, peers: Peers, ranks: tuple[int, int], last_stage: int) -> None:
+    def __init__(self, peers: Messenger, ranks: tuple[int, int], last_stage: int) -> None:
         """`ranks`: of the first and of the last stage, two different ones."""
         self.peers, self.last_stage = peers, last_stage
         self._rank_of = {FIRST_STAGE: ranks[0], last_stage: ranks[1]}

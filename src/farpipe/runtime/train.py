@@ -1,54 +1,247 @@
-"""One rank's part of a run: agree with the others, then step after step, then the results."""
+"""One rank's part of a run: agree with the others, go on where the run stopped, then step after step, then the results.
 
+Between two steps: evaluation, the snapshot of a checkpoint, leaving when SIGTERM asked for it.
+"""
+
+import dataclasses
 import hashlib
 import json
-from contextlib import closing, nullcontext
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
+import torch
+
 from farpipe import __version__
-from farpipe.errors import InputError
-from farpipe.runtime.executor import Executor, message_row, message_table
-from farpipe.runtime.metrics import Summary
-from farpipe.runtime.peers import Peers
+from farpipe.emulate import LinkShape
+from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME
+from farpipe.runtime.checkpointer import Checkpointer
+from farpipe.runtime.evaluation import Evaluation
+from farpipe.runtime.executor import Executor
+from farpipe.runtime.metrics import SUMMARY_NAME, Summary
+from farpipe.runtime.orders import CHECKPOINT, STOP, Orders
+from farpipe.runtime.peers import Messenger, Peers
 from farpipe.runtime.recorder import BOX, Recorder
+from farpipe.runtime.replan import Replanning, Watch
+from farpipe.runtime.replicas import PipelinePeers
+from farpipe.runtime.resume import resume
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_report import StepReport
+from farpipe.runtime.transport import Transport
+from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import Learning, Rehearsal, Work
+from farpipe.schedule import Schedule
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def train_rank(run: RunSpec, peers: Peers, run_dir: Path) -> Summary | None:
-    """Run all steps of `run` as rank ``peers.rank``; rank 0 writes the figures to `run_dir` and gets the summary.
+def train_rank(
+    run: RunSpec, peers: Peers, run_dir: Path, *, stop: Callable[[], bool] = lambda: False
+) -> Summary | None:
+    """Run the steps of `run` that are not done yet; rank 0 writes the figures to `run_dir` and gets the summary.
 
-    InputError when the ranks disagree on what to run, RunError when a rank is lost, the training diverges or the
-    figures can't be written.
+    `stop` is asked in every step; when it says so on any rank, all ranks write a checkpoint and leave with
+    RunStoppedError. InputError when the ranks disagree on what to run or no checkpoint can be read, DivergedError when
+    the training diverges, RunError when a rank is lost or the figures can't be written.
     """
-    work: Work = Rehearsal(run, peers) if run.device == "sleep" else Learning(run, peers)
-    agree(run, work, peers)
-    executor = Executor(run.schedule, work.stages, peers, work.stage_done)
-    with closing(Recorder(run, run_dir, peers)) if peers.rank == 0 else nullcontext() as recorder:
-        begin_ns = peers.clock.now_ns()
-        for step in range(run.num_steps):
-            report = run_step(step, begin_ns, work, executor, peers)
-            peers.post(0, BOX, report.pack())
-            begin_ns = report.end_ns
-            if recorder is not None:
-                recorder.collect()
+    if (run_dir / SUMMARY_NAME).exists():
+        raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
+    work = make_work(run, peers)
+    batches_sha256 = agree(run, work, peers)
+    start = resume(run, work.state(), peers, run_dir, batches_sha256)
+    work.restore(start.step)
+    with ExitStack() as stack:
+        is_first = peers.rank == 0
+        watch = stack.enter_context(closing(Watch(run, run_dir))) if is_first and run.replan else None
+        listening = {} if watch is None else {"on_timeline": watch.on_timeline}
+        make_recorder = partial(Recorder, run, run_dir, peers, start.step, **listening)
+        recorder = stack.enter_context(closing(make_recorder())) if is_first else None
+        recorded = {} if recorder is None else {"is_recorded": recorder.is_recorded}
+        own = run_dir / CHECKPOINTS_NAME
+        checkpointer = Checkpointer(run, work.state, peers, own, batches_sha256, **recorded)
+        loop = _Loop(run, work, peers, checkpointer, recorder, stop, Replanning(peers, watch) if run.replan else None)
+        loop.warn([f"skipped a checkpoint: {problem}" for problem in start.skipped])
+        try:
+            loop.run(start.step)
+        except DivergedError as error:
+            loop.warn(checkpointer.finish())
+            raise DivergedError(f"{error}; {_words(checkpointer)}") from None
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
         return summary
 
 
-def run_step(step: int, begin_ns: int, work: Work, executor: Executor, peers: Peers) -> StepReport:
-    """One optimizer step on this rank, which began when the one before it ended, at `begin_ns`."""
+def make_work(run: RunSpec, peers: Peers) -> Work:
+    """What this rank does: training, or a rehearsal."""
+    return Rehearsal(run, peers) if run.device == "sleep" else Learning(run, peers)
+
+
+class _Loop:
+    """The steps of one rank."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        work: Work,
+        peers: Peers,
+        checkpointer: Checkpointer,
+        recorder: Recorder | None,
+        stop: Callable[[], bool],
+        replanning: Replanning | None,
+    ) -> None:
+        self._replanning = replanning
+        self._run, self._work, self._peers = run, work, peers
+        self._checkpointer, self._recorder = checkpointer, recorder
+        self._pipeline = _pipeline(run, peers)
+        self._executor = self._executor_of(run.schedule)
+        self._evaluation = _evaluation(run, work, peers)
+        minutes = run.training.checkpoint_every_minutes if run.training and checkpointer.keep else 0
+        self._orders = Orders(peers, stop, every_s=60 * minutes)
+
+    def _executor_of(self, schedule: Schedule) -> Executor:
+        work = self._work
+        return Executor(schedule, work.stages, self._pipeline, work.stage_done, work.stage_begins)
+
+    def run(self, first_step: int) -> None:
+        """All steps from `first_step` on, and the last checkpoint."""
+        begin_ns = self._peers.clock.now_ns()
+        for step in range(first_step, self._run.num_steps):
+            self._change_weather(step)
+            report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._give)
+            orders = self._orders.take(step)
+            self._take_new_order(step, orders)
+            evaluation_loss = self._evaluate(step)
+            self._checkpoint(step + 1, orders)
+            begin_ns = self._peers.clock.now_ns()
+            self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
+            if STOP in orders and step + 1 < self._run.num_steps:
+                self._leave(step + 1)
+        self.warn(self._checkpointer.finish())
+        if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
+            self.warn([f"wire type {self._run.transport.wire_type}: {self._pipeline.rounding}"])
+
+    def _change_weather(self, step: int) -> None:
+        """In a rehearsal: emulated links change as the run says."""
+        for change in self._run.weather:
+            if change.step == step and isinstance(self._peers, Transport) and self._peers.rank == 0:
+                self._peers.change_link(change.link, LinkShape(change.latency_s, change.bandwidth_bytes_per_s))
+
+    def _give(self, step: int) -> None:
+        """Ahead of the exchange that ends the step: what this rank asks of all."""
+        self._orders.give(step)
+        if self._replanning is not None:
+            self._replanning.give(step, self._orders.ask)
+
+    def _take_new_order(self, step: int, orders: set[bytes]) -> None:
+        """Go over to another order of actions when all ranks do."""
+        schedule = None if self._replanning is None else self._replanning.take(step, orders)
+        if schedule is None:
+            return
+        self._executor = self._executor_of(schedule)
+        if self._recorder is not None:
+            self._recorder.order_from(step + 1, schedule)
+
+    def _post(self, report: StepReport, **further: float) -> None:
+        report = dataclasses.replace(report, **further, **memory(self._run.device))  # type: ignore[arg-type]
+        self._peers.post(0, BOX, report.pack())
+        if self._recorder is not None:
+            self._recorder.collect()
+
+    def _evaluate(self, step: int) -> float:
+        every = self._run.training.evaluate_every_steps if self._run.training else 0
+        if self._evaluation is None or ((step + 1) % every and step + 1 < self._run.num_steps):
+            return float("nan")
+        return self._evaluation.run(step)
+
+    def _checkpoint(self, num_steps: int, orders: set[bytes]) -> None:
+        """Take a checkpoint if one is due after `num_steps` steps; look after those that are being written."""
+        if self._checkpointer.keep:
+            assert self._run.training is not None
+            every = self._run.training.checkpoint_every_steps
+            is_last = num_steps == self._run.num_steps
+            if (every and num_steps % every == 0) or is_last or orders & {CHECKPOINT, STOP}:
+                self._checkpointer.save(num_steps)
+                self._orders.checkpoint_begun()
+        self.warn(self._checkpointer.collect())
+
+    def _leave(self, num_steps: int) -> None:
+        """SIGTERM has asked for it."""
+        self.warn(self._checkpointer.finish())
+        if self._recorder is not None:
+            self._recorder.drain(num_steps)
+        self._peers.exchange("stop", b"", waiting_for="rank 0 to write the figures of the last step")
+        after = f"stopped by SIGTERM after {num_steps} steps"
+        if not self._checkpointer.keep:
+            raise RunInterruptedError(f"{after}; there is no checkpoint to go on from")
+        if num_steps in self._checkpointer.failures:
+            raise RunError(f"{after}, but {self._checkpointer.failures[num_steps]}; {_words(self._checkpointer)}")
+        raise RunStoppedError(f"{after}; {self._checkpointer.newest} is written, start the run again to go on")
+
+    def warn(self, warnings: list[str]) -> None:
+        """Tell what went wrong though the run goes on: in rank 0's log and in the metrics."""
+        if self._recorder is None or not warnings:
+            return
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+        self._recorder.warn(warnings)
+
+
+def _evaluation(run: RunSpec, work: Work, peers: Peers) -> Evaluation | None:
+    if run.training is None or not run.training.evaluate_every_steps or not isinstance(work, Learning):
+        return None
+    if not run.data.held_out:
+        raise InputError("training.evaluate_every_steps: no text is held out for it; set data.held_out, as 0.01")
+    return Evaluation(run.schedule, work, PipelinePeers(peers, run.places), run.training.evaluation_batches)
+
+
+def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
+    """The ranks of this process's replica; with a wire type, messages between its sites are narrowed."""
+    pipeline, wire_type = PipelinePeers(peers, run.places), run.transport.wire_type
+    if wire_type is None or run.device == "sleep":  # a rehearsal sends the Problem's bytes, whatever they stand for
+        return pipeline
+    return NarrowMessenger(pipeline, run.places.replicas[run.places.of(peers.rank).replica], wire_type)
+
+
+def _words(checkpointer: Checkpointer) -> str:
+    newest = checkpointer.newest
+    return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
+
+
+def memory(device: str) -> dict[str, int]:
+    """What this process has of the machine's memory now, and at most has had of the GPU's."""
+    resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    cuda_peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    return {"rss_bytes": resident_pages * _PAGE_BYTES, "cuda_peak_bytes": cuda_peak_bytes}
+
+
+def run_step(
+    step: int,
+    begin_ns: int,
+    work: Work,
+    executor: Executor,
+    peers: Peers,
+    before_exchange: Callable[[int], None] = lambda step: None,
+) -> StepReport:
+    """One optimizer step on this rank, which began at `begin_ns`.
+
+    ``before_exchange(step)`` comes after the last action, ahead of the exchange that ends the step on all ranks.
+    """
     work.begin_step(step)
     events = executor.run(step)
-    grad_norm, messages = work.finish_step(step)
-    sync = message_table([message_row(message) for message in messages])
+    before_exchange(step)
+    grad_norm, sync = work.finish_step(step)
     return StepReport(step, begin_ns, peers.clock.now_ns(), work.loss, grad_norm, events, sync)
 
 
-def agree(run: RunSpec, work: Work, peers: Peers) -> None:
-    """Every rank tells what it is about to run; all of them see the same differences and stop."""
+def agree(run: RunSpec, work: Work, peers: Peers) -> str:
+    """Every rank tells what it is about to run; all of them see the same differences and stop.
+
+    The digest of the batches, in hexadecimal; empty for a rehearsal.
+    """
     mine = {
         "farpipe": __version__,
         "run": hashlib.sha256(run.to_json().encode()).hexdigest(),
@@ -61,6 +254,7 @@ def agree(run: RunSpec, work: Work, peers: Peers) -> None:
         other = next((r for r, answer in enumerate(told) if answer[key] and answer[key] != told[first][key]), None)
         if other is not None:
             raise InputError(f"ranks {first} and {other} have different {what}; {remedy}")
+    return next((str(answer["data"]) for answer in told if answer["data"]), "")
 
 
 _AGREEMENTS = (

@@ -1,23 +1,36 @@
 """What a rank does around its actions in every step: training a model, or rehearsing without one."""
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from farpipe.errors import InputError
-from farpipe.runtime.data import Batches, load_text, require_vocabulary
+from farpipe.problem import Sync
+from farpipe.runtime.checkpoint import Piece
+from farpipe.runtime.collectives import Line, Rings
+from farpipe.runtime.data import Batches, load_batches
+from farpipe.runtime.executor import message_row, message_table
+from farpipe.runtime.flat import Flat, Shard, whole_shards
+from farpipe.runtime.hugging_face import load_weights
+from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.model import Numerics, StageModule, StageSlice, compute_dtype, initialise, slices
 from farpipe.runtime.optimizer import Optimizer, global_norm
-from farpipe.runtime.peers import Peers
+from farpipe.runtime.peers import Messenger, Peers
+from farpipe.runtime.replicas import COMPLETE, PipelinePeers, RehearsedSync, ReplicaSync, WeightSync
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import Boundary, SleepStage, Stage, TorchStage
+from farpipe.runtime.state import state_pieces
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.runtime.transport import Message
 from farpipe.runtime.weight_grads import WeightGradStore
 from farpipe.spec import Model, Training
+from farpipe.spec.training import Recompute
 
 
 class Work(Protocol):
@@ -34,11 +47,14 @@ class Work(Protocol):
     def begin_step(self, step: int) -> None:
         """Before the first action."""
 
+    def stage_begins(self, step: int, stage: int) -> None:
+        """Before the first action of a stage."""
+
     def stage_done(self, step: int, stage: int) -> None:
         """After the last action of a stage."""
 
-    def finish_step(self, step: int) -> tuple[float, list[Message]]:
-        """After the last action: the norm of the whole gradient, and the tied weights' gradient if one came.
+    def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
+        """After the last action: the norm of the whole gradient, and what `StepReport.sync` tells.
 
         Every rank waits here for every other.
         """
@@ -46,6 +62,12 @@ class Work(Protocol):
     @property
     def loss(self) -> float:
         """Of the step; NaN on a rank without the last stage."""
+
+    def state(self) -> Sequence[Piece]:
+        """What this rank holds of the training's state, as live views; between steps, on all ranks at once."""
+
+    def restore(self, num_steps: int) -> None:
+        """The views of `state` have been written to; so many steps are done."""
 
 
 class Rehearsal:
@@ -56,31 +78,50 @@ class Rehearsal:
 
     def __init__(self, run: RunSpec, peers: Peers) -> None:
         self._peers, self._problem = peers, run.problem
-        mine = run.problem.stages_of_rank[peers.rank]
+        pipeline = PipelinePeers(peers, run.places)
+        mine = run.problem.stages_of_rank[pipeline.rank]
         self.stages: dict[int, Stage] = {stage: SleepStage(run.problem, stage) for stage in mine}
-        exchange = _exchange(run, peers)
+        levels, sync = run.places.ring_levels(peers.rank), run.problem.sync
+        reduced = [stage for stage in mine if run.has_reduce(stage)]
+        syncs = {s: RehearsedSync((sync and sync[s]) or Sync(), levels, peers.rank) for s in reduced}
+        self._replicas = ReplicaSync(run, peers, syncs)
+        exchange = _exchange(run, pipeline)
         ends = {0, run.problem.num_stages - 1} if exchange is not None else set()
         self._ends = [(stage, exchange) for stage in mine if stage in ends and exchange is not None]
 
     def begin_step(self, step: int) -> None:
         """See Work."""
+        self._replicas.begin_step(step)
+
+    def stage_begins(self, step: int, stage: int) -> None:
+        """See Work."""
+        self._replicas.stage_begins(step, stage)
 
     def stage_done(self, step: int, stage: int) -> None:
         """See Work."""
+        self._replicas.stage_done(step, stage)
         for end, exchange in self._ends:
             if end == stage:
                 exchange.send(step, stage, torch.zeros(self._exchanged_bytes(stage), dtype=torch.uint8))
 
-    def finish_step(self, step: int) -> tuple[float, list[Message]]:
+    def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
         """See Work."""
+        rows = self._replicas.finish_step()
         messages = [exchange.receive(step, stage) for stage, exchange in self._ends]
-        return global_norm(0.0, self._peers, step), messages
+        return global_norm(0.0, self._peers, step), np.concatenate([rows, _rows(messages)])
 
     def _exchanged_bytes(self, stage: int) -> int:
         sync = (self._problem.sync or ())[stage]
         assert sync is not None
         assert sync.reduce is not None
         return round(float(self._problem.row(sync.reduce.bytes)[0]))
+
+    def state(self) -> Sequence[Piece]:
+        """See Work: a rehearsal has none."""
+        return ()
+
+    def restore(self, num_steps: int) -> None:
+        """See Work."""
 
 
 class Learning:
@@ -90,16 +131,24 @@ class Learning:
         """`parameters`: their dtype; bf16 trains with float32 parameters and computes with copies of them."""
         assert run.model is not None
         assert run.training is not None
-        self._peers = peers
-        numerics = numerics_of(run.training, parameters)
-        mine = run.problem.stages_of_rank[peers.rank]
+        self._model = run.model
+        self._peers, self._training, self._num_steps = peers, run.training, run.num_steps
+        self._place, pipeline = run.places.of(peers.rank), PipelinePeers(peers, run.places)
+        mine = run.problem.stages_of_rank[pipeline.rank]
         parts = slices(run.partition)
-        self.torch_stages = {s: make_stage(run.model, run.training, parts[s], numerics, run.device) for s in mine}
+        self.torch_stages = {s: _make_stage(run, s, parts[s], parameters) for s in mine}
         self.stages: Mapping[int, Stage] = self.torch_stages
-        self._batches = _load_batches(run) if any(parts[s].has_embedding or parts[s].has_head for s in mine) else None
-        self._tied = _tie(run, self.torch_stages, peers)
-        copies = [copy for stage, copy in self._tied.copies.items() if stage > 0]
-        self._optimizer = Optimizer(self._parameters(), run.training, copies=copies)
+        at_end = any(parts[s].has_embedding or parts[s].has_head for s in mine)
+        self._batches = _load_batches(run) if at_end else None
+        self._tied = _tie(run, self.torch_stages, pipeline)
+        self._syncs = _replica_syncs(run, peers, self.torch_stages, self._tied)
+        self._replicas = ReplicaSync(run, peers, self._syncs)
+        self._num_replicas, self._complete_after = run.num_replicas, -1
+        self._is_writer = run.places.is_first_at_site(peers.rank)
+        self.shards = [*_shards(self.torch_stages, self._syncs)]
+        """What this process updates: all of its stages' parameters, or with ZeRO-1 its share of them."""
+        copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
+        self._optimizer = Optimizer([shard.parameter for shard in self.shards], run.training, copies=copies)
 
     @property
     def data_digest(self) -> bytes:
@@ -114,36 +163,125 @@ class Learning:
 
     def begin_step(self, step: int) -> None:
         """See Work."""
-        batch = None if self._batches is None else self._batches.batch(step)
+        batch = None
+        if self._batches is not None:
+            batch = self._batches.batch(step).share(self._place.replica, self._num_replicas)
+        for stage in self.torch_stages.values():
+            stage.begin_step(batch)
+        self._replicas.begin_step(step)
+
+    def begin_evaluation(self, index: int) -> None:
+        """Give the stages batch `index` of the held-out text; after `complete_weights`."""
+        batch = None
+        if self._batches is not None:
+            some = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
+            batch = some.share(self._place.replica, self._num_replicas)
         for stage in self.torch_stages.values():
             stage.begin_step(batch)
 
+    def stage_begins(self, step: int, stage: int) -> None:
+        """See Work."""
+        self._replicas.stage_begins(step, stage)
+
     def stage_done(self, step: int, stage: int) -> None:
         """See Work."""
-        self._tied.stage_done(step, stage)
+        self._replicas.stage_done(step, stage)
+        if self._num_replicas == 1:
+            self._tied.stage_done(step, stage)
 
-    def finish_step(self, step: int) -> tuple[float, list[Message]]:
+    def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
         """See Work."""
-        messages = self._tied.sum_gradients(step)
-        norm = global_norm(self._optimizer.sum_of_squares(), self._peers, step)
+        rows = self.sum_gradients(step)
+        norm = global_norm(self._share_of_norm(), self._peers, step)
+        self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
         self._optimizer.update(norm)
         for stage in self.torch_stages.values():
             stage.module.forget_casts()
-        return norm, messages
+        return norm, rows
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
+    def sum_gradients(self, step: int) -> NDArray[np.int64]:
+        """Over the replicas and over the copies of the tied matrix; what `StepReport.sync` tells of it."""
+        rows = self._replicas.finish_step()
+        if self._num_replicas > 1:  # the ends exchange what the replicas have summed
+            for stage in self._tied.copies:
+                self._tied.stage_done(step, stage)
+        messages = self._tied.sum_gradients(step)
+        for shard in self.shards:
+            shard.take_grad()
+        return _rows(messages) if self._num_replicas == 1 else rows
+
+    def complete_weights(self, step: int) -> None:
+        """Between steps, after `step`, on all processes: with ZeRO-1 everybody gets what the others have updated."""
+        if self._complete_after == step:
+            return
+        for number, sync in self._syncs.items():
+            sync.complete(Line(self._peers, step, number, "the replicas' weights", COMPLETE))
         for stage in self.torch_stages.values():
-            yield from stage.module.parameters()
+            stage.module.forget_casts()
+        self._complete_after = step
+
+    def _share_of_norm(self) -> float:
+        """The sum of squares of the gradients that count here; not finite if the loss isn't, so that all ranks stop."""
+        if not all(math.isfinite(stage.loss) for stage in self.torch_stages.values()):
+            return math.nan
+        is_sharded = any(shard.parameter is not shard.whole for shard in self.shards)
+        return self._optimizer.sum_of_squares() if is_sharded or self._place.replica == 0 else 0.0
+
+    def state(self) -> Sequence[Piece]:
+        """See Work."""
+        return list(state_pieces(self.shards, self._model, self._optimizer, is_writer=self._is_writer))
+
+    def restore(self, num_steps: int) -> None:
+        """See Work."""
+        self._optimizer.restore(num_steps)
+        for stage in self.torch_stages.values():
+            stage.module.forget_casts()
 
 
-def _exchange(run: RunSpec, peers: Peers) -> EndsExchange | None:
+def _rows(messages: list[Message]) -> NDArray[np.int64]:
+    return message_table([message_row(message) for message in messages])
+
+
+def _replica_syncs(
+    run: RunSpec, peers: Peers, stages: Mapping[int, TorchStage], tied: TiedWeights
+) -> dict[int, WeightSync]:
+    """The collectives of this process's stages; none where there is one replica.
+
+    With ZeRO-1 a process needs its share of the summed gradient only, but all of the tied matrix's, which the ends of
+    the pipeline exchange afterwards.
+    """
+    if run.num_replicas == 1:
+        return {}
+    assert run.training is not None
+    rings, zero1 = Rings(run.places.ring_levels(peers.rank), peers.rank), run.training.zero1
+    found = {}
+    for number, stage in stages.items():
+        copy, named = tied.copies.get(number), dict(stage.module.named_parameters())
+        own = {name: parameter for name, parameter in named.items() if parameter is not copy}
+        shared = {name: parameter for name, parameter in named.items() if parameter is copy}
+        flats = [Flat(number, own, rings, sharded=zero1, scattered=zero1)]
+        flats += [Flat(number, shared, rings, sharded=zero1, scattered=False)] if shared else []
+        found[number] = WeightSync(flats, stage.boundary.dtype)
+    return found
+
+
+def _shards(stages: Mapping[int, TorchStage], syncs: Mapping[int, WeightSync]) -> Iterator[Shard]:
+    for number, stage in stages.items():
+        if number in syncs:
+            for flat in syncs[number].flats:
+                yield from flat.shards()
+        else:
+            yield from whole_shards(number, dict(stage.module.named_parameters()))
+
+
+def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
     ends = run.ends
     if ends is None:
         return None
     return EndsExchange(peers, (ends.first_rank, ends.last_rank), run.problem.num_stages - 1)
 
 
-def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Peers) -> TiedWeights:
+def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> TiedWeights:
     """This rank's copies of a tied matrix; none where nothing is tied or one stage has both ends."""
     assert run.model is not None
     last = run.problem.num_stages - 1
@@ -154,11 +292,11 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Peers) -> TiedWe
     return TiedWeights(copies, last, _exchange(run, peers))
 
 
-def numerics_of(training: Training, parameters: torch.dtype = torch.float32) -> Numerics:
-    """What a training computes in."""
+def numerics_of(training: Training, parameters: torch.dtype = torch.float32, recompute: Recompute = "none") -> Numerics:
+    """What a stage computes in."""
     compute = compute_dtype(training.precision)
     compute = parameters if compute == torch.float32 else compute
-    return Numerics(parameters, compute, recompute_layers=training.recompute == "full")
+    return Numerics(parameters, compute, recompute)
 
 
 def choose_gpu() -> None:
@@ -171,12 +309,22 @@ def choose_gpu() -> None:
     torch.cuda.set_device(local_rank)
 
 
+def _make_stage(run: RunSpec, number: int, part: StageSlice, parameters: torch.dtype) -> TorchStage:
+    assert run.model is not None
+    assert run.training is not None
+    recompute = run.recompute[number] if run.recompute else "none"
+    return make_stage(run.model, run.training, part, numerics_of(run.training, parameters, recompute), run.device)
+
+
 def make_stage(model: Model, training: Training, part: StageSlice, numerics: Numerics, device: str) -> TorchStage:
-    """A stage with its initial weights."""
+    """A stage with its initial weights: those of a model of Hugging Face, or random ones."""
     assert training.microbatch_size is not None
     store = WeightGradStore()
     module = StageModule(model, part, training.sequence_length, store, numerics)
-    initialise(module, training.seed)
+    if model.hugging_face is None:
+        initialise(module, training.seed)
+    else:
+        load_weights(module, model, model.hugging_face)
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
     return TorchStage(module.to(device), store, boundary, device)
 
@@ -185,6 +333,6 @@ def _load_batches(run: RunSpec) -> Batches:
     assert run.model is not None
     assert run.training is not None
     assert run.training.microbatch_size is not None
-    require_vocabulary(run.model)
-    shape = (run.problem.num_microbatches, run.training.microbatch_size, run.training.sequence_length)
-    return Batches(load_text(run.data), shape, run.training.seed)
+    num_microbatches = run.problem.num_microbatches * run.num_replicas
+    shape = (num_microbatches, run.training.microbatch_size, run.training.sequence_length)
+    return load_batches(run.data, run.model, shape, run.training.seed)

@@ -9,7 +9,8 @@ def heads(durations_s, travel_s, gates_s, windows, num_microbatches):  # type: i
     """[3, S, M]: no schedule starts the i-th F, I or W of a stage (counted in their own order) before this.
 
     `durations_s` [3, S] and `travel_s` [2, S] (from a stage onwards, forward and backward) are the least of any
-    microbatch; `windows` [2, S]: how many microbatches fit between F and the end of I, and of W.
+    microbatch; `windows` [3, S]: how many microbatches fit between F and the end of I, of W, and in all stages of the
+    rank up to this one between F and the end of I.
     """
     num_stages = durations_s.shape[1]
     head = np.zeros((3, num_stages, num_microbatches))
@@ -18,9 +19,9 @@ def heads(durations_s, travel_s, gates_s, windows, num_microbatches):  # type: i
             start = gates_s[s] if i == 0 else head[0, s, i - 1] + durations_s[0, s]
             if s > 0:
                 start = max(start, head[0, s - 1, i] + durations_s[0, s - 1] + travel_s[0, s - 1])
-            for row in range(2):
-                if i >= windows[row, s]:
-                    start = max(start, head[1 + row, s, i - windows[row, s]] + durations_s[1 + row, s])
+            for kind, window in ((1, min(windows[0, s], windows[2, s])), (2, windows[1, s])):
+                if i >= window:
+                    start = max(start, head[kind, s, i - window] + durations_s[kind, s])
             head[0, s, i] = start
         for s in range(num_stages - 1, -1, -1):
             start = head[0, s, i] + durations_s[0, s]
@@ -51,8 +52,9 @@ def tails(durations_s, travel_s, ends_s, windows, num_microbatches):  # type: ig
                 rest = max(rest, tail[1, s, i + 1] + durations_s[1, s])
             if s > 0:
                 rest = max(rest, tail[1, s - 1, i] + durations_s[1, s - 1] + travel_s[1, s])
-            if i + windows[0, s] < num_microbatches:
-                rest = max(rest, tail[0, s, i + windows[0, s]] + durations_s[0, s])
+            window = min(windows[0, s], windows[2, s])
+            if i + window < num_microbatches:
+                rest = max(rest, tail[0, s, i + window] + durations_s[0, s])
             tail[1, s, i] = rest
         for s in range(num_stages - 1, -1, -1):
             rest = tail[1, s, i] + durations_s[1, s]
@@ -65,38 +67,35 @@ def tails(durations_s, travel_s, ends_s, windows, num_microbatches):  # type: ig
 
 
 @njit(cache=True)
-def one_machine(head, tail, durations_s, stages):  # type: ignore[no-untyped-def]  # noqa: C901
-    """The end of all actions of `stages` on one rank, if it might interrupt them: of those that are there always the
-    one with most left behind it (Jackson's preemptive schedule, the best there is)."""
-    num_microbatches = head.shape[2]
-    place = np.zeros((3, stages.size), np.int64)
-    left = np.empty((3, stages.size))
-    for k in range(3):
-        for a in range(stages.size):
-            left[k, a] = durations_s[k, stages[a]]
+def one_machine(head, tail, durations_s, count):  # type: ignore[no-untyped-def]
+    """The end of all that one rank or link has to do, if it might interrupt it: of what is there always that with most
+    left behind it (Jackson's preemptive schedule, the best there is).
+
+    Rows are things alike that are done one after the other: the i-th of row q is there at `head` [q, i] and takes
+    `durations_s` [q], and `tail` [q, i] follows; there are `count` [q] of them.
+    """
+    place, left = np.zeros(count.size, np.int64), durations_s.copy()
     now, end = 0.0, 0.0
     while True:
-        chosen_k, chosen_a, most, soonest = -1, -1, -1.0, np.inf
-        for k in range(3):
-            for a in range(stages.size):
-                i = place[k, a]
-                if i == num_microbatches:
-                    continue
-                released = head[k, stages[a], i]
-                if released > now:
-                    soonest = min(soonest, released)
-                elif tail[k, stages[a], i] > most:
-                    chosen_k, chosen_a, most = k, a, tail[k, stages[a], i]
-        if chosen_k < 0:
+        chosen, most, soonest = -1, -np.inf, np.inf
+        for row in range(count.size):
+            if place[row] == count[row]:
+                continue
+            released = head[row, place[row]]
+            if released > now:
+                soonest = min(soonest, released)
+            elif tail[row, place[row]] > most:
+                chosen, most = row, tail[row, place[row]]
+        if chosen < 0:
             if soonest == np.inf:
                 return end
             now = soonest
             continue
-        work = min(left[chosen_k, chosen_a], soonest - now)
-        left[chosen_k, chosen_a] -= work
+        work = min(left[chosen], soonest - now)
+        left[chosen] -= work
         now += work
-        if now >= soonest and left[chosen_k, chosen_a] > 0:
+        if now >= soonest and left[chosen] > 0:
             continue
         end = max(end, now + most)
-        place[chosen_k, chosen_a] += 1
-        left[chosen_k, chosen_a] = durations_s[chosen_k, stages[chosen_a]]
+        place[chosen] += 1
+        left[chosen] = durations_s[chosen]

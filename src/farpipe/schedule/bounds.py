@@ -11,9 +11,12 @@ ROUNDING: Final = 1e-12
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """The largest of the bounds below, seconds; a hair less, for sums in another order round differently."""
-    simple = max(*busiest_rank_bounds_s(problem), critical_path_s(problem), link_work_s(problem))
-    return max(simple, relaxation_s(problem)) * (1 - ROUNDING)
+    """The largest of the bounds below, seconds; a hair less, for sums in another order round differently.
+
+    Those that know of actions only are for a step that begins when its last replica does (`Problem.lag_s`).
+    """
+    of_actions = max(*busiest_rank_bounds_s(problem), critical_path_s(problem))
+    return max(of_actions + problem.lag_s, link_work_s(problem), relaxation_s(problem)) * (1 - ROUNDING)
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
@@ -45,28 +48,29 @@ def critical_path_s(problem: Problem) -> float:
 
 
 def link_work_s(problem: Problem) -> float:
-    """A link carries one message at a time: the sum of what all of them occupy it."""
-    busy = dict.fromkeys(problem.links, 0.0)
+    """A link carries one message at a time: all that occupy it, and the pauses between them for others' turns."""
+    busy, count = dict.fromkeys(problem.links, 0.0), dict.fromkeys(problem.links, 0)
     for place, transfer in problem.transfers():
-        if place.startswith("hops") and _is_free(problem, int(place[5 : place.index("]")])):
+        of_hop = place.startswith("hops")
+        if of_hop and _is_free(problem, int(place[5 : place.index("]")])):
             continue
-        names = [transfer.link] if isinstance(transfer.link, str) else transfer.link
-        rows = problem.row(transfer.bytes) if place.startswith("hops") else np.array([transfer.bytes])
-        for name in dict.fromkeys(names):
-            share = rows if isinstance(transfer.link, str) else rows[np.array(names) == name]
-            busy[name] += float(share.sum()) / problem.links[name].bandwidth_bytes_per_s
-    return max(busy.values(), default=0.0)
+        for name, share in problem.shares(transfer):
+            busy[name] += float(share.sum() if of_hop else share[0]) / problem.links[name].bandwidth_bytes_per_s
+            count[name] += share.size if of_hop else 1
+    pauses = ((count[name] - 1) * problem.pause_s(name) if count[name] else 0.0 for name in busy)
+    return max((b + p for b, p in zip(busy.values(), pauses, strict=True)), default=0.0)
 
 
 def relaxation_s(problem: Problem) -> float:
-    """Every rank alone, given the earliest start and the least rest of all its actions.
+    """Every rank and every link alone, given the earliest start and the least rest of all that it has to do.
 
     Number the actions of one stage and kind in the order in which they happen. Then the i-th F of a stage follows the
     i - 1 before it and, as i microbatches must have come through, the i-th F of the stage before; the i-th I likewise;
     and where K microbatches fit memory, the i-th F waits for the (i - K)-th release, whichever those are: that makes
     one round trip per K microbatches. So longest paths through these numbers (the least durations of any microbatch
-    taken) bound every start, the same backwards in time every rest, and the best interruptible order of one rank's
-    actions between those bounds the step (Carlier's and Jackson's bound for one machine).
+    taken) bound every start, the same backwards in time every rest. Messages lie between: the i-th is there when the
+    i-th F or I has ended, and its consumer's i-th action follows it. The best interruptible order of what one rank
+    or link has to do between those bounds the step (Carlier's and Jackson's bound for one machine).
     """
     from farpipe.schedule import bound_kernel  # here, for numba takes a third of a second to import
 
@@ -77,23 +81,81 @@ def relaxation_s(problem: Problem) -> float:
         travel[0, index] = _travel_s(problem, index, "forward").min()
         travel[1, index + 1] = _travel_s(problem, index, "backward").min()
     limits: tuple[Any, ...] = (_windows(problem), problem.num_microbatches)
-    head = bound_kernel.heads(durations, travel, _collectives_s(problem, "gather"), *limits)
+    gates = _collectives_s(problem, "gather") + problem.lag_s
+    head = bound_kernel.heads(durations, travel, gates, *limits)
     tail = bound_kernel.tails(durations, travel, _collectives_s(problem, "reduce"), *limits)
-    ranks = [np.array(stages, np.int64) for stages in problem.stages_of_rank if stages]
-    return max(float(bound_kernel.one_machine(head, tail, durations, stages)) for stages in ranks)
+    machines = [_rank_queues(head, tail, durations, stages) for stages in problem.stages_of_rank if stages]
+    machines += _link_queues(problem, head, tail, durations)
+    return max(float(bound_kernel.one_machine(*queues)) for queues in machines)
+
+
+Queues = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+"""What one rank or link has to do, as `bound_kernel.one_machine` reads it: (head, tail, durations, count)."""
+
+
+def _rank_queues(
+    head: NDArray[np.float64], tail: NDArray[np.float64], durations: NDArray[np.float64], stages: tuple[int, ...]
+) -> Queues:
+    mine, size = list(stages), head.shape[2]
+    rows = (head[:, mine].reshape(-1, size), tail[:, mine].reshape(-1, size), durations[:, mine].reshape(-1))
+    return *rows, np.full(rows[2].size, size)
+
+
+def _link_queues(
+    problem: Problem, head: NDArray[np.float64], tail: NDArray[np.float64], durations: NDArray[np.float64]
+) -> list[Queues]:
+    """Of every link the messages of all hops, and the collectives.
+
+    Where only n of a hop's messages take it, the i-th of them is at least the i-th of all, and the i-th from the end at
+    most that.
+    """
+    rows: dict[str, list[tuple[NDArray[np.float64], NDArray[np.float64], float, int]]] = {}
+    last = problem.num_microbatches
+    for index, hop in enumerate(problem.hops):
+        for kind, source, target in ((0, index, index + 1), (1, index + 1, index)):
+            transfer: Transfer | None = (hop.forward, hop.backward)[kind] if hop is not None else None
+            for name, share in () if transfer is None or _is_free(problem, index) else problem.shares(transfer):
+                link, pause_s, count = problem.links[name], problem.pause_s(name), share.size
+                after_s = link.latency_s - pause_s + durations[kind, target]
+                ready, rest = head[kind, source] + durations[kind, source], tail[kind, target] + after_s
+                rest = np.concatenate((rest[last - count :], rest[: last - count]))
+                crossing_s = float(share.min()) / link.bandwidth_bytes_per_s
+                rows.setdefault(name, []).append((ready, rest, crossing_s + pause_s, count))
+    everything = np.ones(last)
+    for stage, sync in enumerate(problem.sync or ()):
+        opening = problem.lag_s + durations[0, stage] + tail[0, stage, 0]
+        closing = head[2, stage, last - 1] + durations[2, stage]
+        for collective, ready_s, rest_s in (("gather", 0.0, opening), ("reduce", closing, 0.0)):
+            transfer = getattr(sync, collective) if sync is not None else None
+            for name, share in () if transfer is None else problem.shares(transfer):
+                link, pause_s = problem.links[name], problem.pause_s(name)
+                crossing_s = float(share[0]) / link.bandwidth_bytes_per_s
+                times = (everything * ready_s, everything * (rest_s + link.latency_s - pause_s))
+                rows.setdefault(name, []).append((*times, crossing_s + pause_s, 1))
+    return [
+        (np.stack(heads), np.stack(tails), np.array(times), np.array(counts))
+        for heads, tails, times, counts in (zip(*of_link, strict=True) for of_link in rows.values())
+    ]
 
 
 def _windows(problem: Problem) -> NDArray[np.int64]:
-    """[2, S]: at most how many microbatches fit between F and the end of I, and between F and the end of W."""
-    most = np.full((2, problem.num_stages), problem.num_microbatches, np.int64)
+    """[3, S]: at most how many microbatches fit between F and the end of I, between F and the end of W, and together
+    with those of the rank's earlier stages between F and the end of I.
+
+    The last: when a stage starts its i-th F, its rank's earlier stages have started as many. If all of them had
+    released fewer than i - K, more than K would be held in each; and who has released most has done no more I's than
+    this stage, from which its gradients come.
+    """
+    most = np.full((3, problem.num_stages), problem.num_microbatches, np.int64)
     held = problem.table("activation_bytes").min(axis=1)
     kept = np.minimum(held, problem.table("weight_stash_bytes").min(axis=1))
     for index, stage in enumerate(problem.stages):
         memory_bytes, static_bytes = problem.ranks[stage.rank].memory_bytes, problem.ranks[stage.rank].static_bytes
-        for row, size in enumerate((held[index], kept[index])):
+        earlier = [s for s in problem.stages_of_rank[stage.rank] if s <= index]
+        for row, size in enumerate((held[index], kept[index], held[earlier].sum())):
             if memory_bytes is not None and size > 0:
                 room = max((memory_bytes * (1 + 1e-9) - static_bytes) / size, 1.0)
-                most[row, index] = min(problem.num_microbatches, int(room * (1 + 1e-9)))
+                most[row, index] = int(min(problem.num_microbatches, room * (1 + 1e-9)))
     return most
 
 

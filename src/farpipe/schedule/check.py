@@ -9,17 +9,23 @@
 """
 
 import math
-from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, ScheduleError
 from farpipe.problem import Problem
-from farpipe.schedule.action import Action
+from farpipe.schedule.action import KINDS, Action
 from farpipe.schedule.grid import draw_grid
 from farpipe.schedule.schedule import RankOrder, Schedule
 from farpipe.units import format_bytes
+
+_PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
+
+COMPILED_FROM: Final = 10_000
+"""So many actions are accepted by compiled code; loading it takes as long as a third of a million in plain Python."""
 
 
 def check(problem: Problem, schedule: Schedule, *, memory: bool = True) -> None:
@@ -28,11 +34,24 @@ def check(problem: Problem, schedule: Schedule, *, memory: bool = True) -> None:
     ScheduleError for rules 1 to 5, InfeasibleError for memory (rule 6, left out with ``memory=False``).
     """
     _check_shape(problem, schedule)
-    for rank in range(problem.num_ranks):
-        _check_rank(problem, schedule, rank)
-    _check_deadlock(problem, schedule)
+    if schedule.num_actions < COMPILED_FROM or not _all_sound(problem, schedule):
+        for rank in range(problem.num_ranks):
+            _check_rank(problem, schedule, rank)
+        _check_deadlock(problem, schedule)
     if memory:
         _check_memory(problem, schedule)
+
+
+def _all_sound(problem: Problem, schedule: Schedule) -> bool:
+    """Whether rules 2 to 5 are kept, quickly: what follows in Python finds the words where they are not."""
+    from farpipe.schedule import check_kernel  # here, for numba takes a third of a second to import
+
+    stages, kinds, microbatches = zip(*chain.from_iterable(schedule.ranks), strict=True)
+    begin = np.cumsum([0, *map(len, schedule.ranks)])
+    columns = (np.array(column, np.int64) for column in (stages, [_PLACE[kind] for kind in kinds], microbatches))
+    rank_of_stage = np.array([stage.rank for stage in problem.stages])
+    all_sound: Any = check_kernel.all_sound
+    return bool(all_sound(begin, *columns, rank_of_stage, problem.num_microbatches))
 
 
 def _fail(rule: int, text: str, schedule: Schedule, mark: tuple[int, int]) -> ScheduleError:
@@ -162,19 +181,17 @@ def _tell_circle(problem: Problem, schedule: Schedule, position: list[int], stuc
     return "deadlock\n  " + "\n  ".join(lines)
 
 
-def memory_steps(problem: Problem, order: RankOrder) -> Iterator[tuple[float, float]]:
-    """For every action of a rank's order the bytes taken at its start and given back at its end."""
-    activation, stash = problem.table("activation_bytes"), problem.table("weight_stash_bytes")
-    for stage, kind, microbatch in order:
-        held, kept = activation[stage, microbatch], stash[stage, microbatch]
-        if kind == "F":
-            yield held, 0.0
-        elif kind == "B":
-            yield 0.0, held
-        elif kind == "I":
-            yield 0.0, held - kept
-        else:
-            yield 0.0, kept
+def memory_steps(problem: Problem, order: RankOrder) -> NDArray[np.float64]:
+    """For every action of a rank's order the bytes taken at its start and given back at its end: [num_actions, 2]."""
+    if not order:
+        return np.zeros((0, 2))
+    stages, letters, microbatches = zip(*order, strict=True)
+    kinds, places = np.array([_PLACE[kind] for kind in letters]), (np.array(stages), np.array(microbatches))
+    held, kept = (problem.table(name)[places] for name in ("activation_bytes", "weight_stash_bytes"))
+    nothing = np.zeros(len(order))
+    return np.stack(
+        [np.choose(kinds, (held, nothing, nothing, nothing)), np.choose(kinds, (nothing, held - kept, kept, held))], 1
+    )
 
 
 def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> NDArray[np.float64]:
@@ -183,7 +200,7 @@ def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> NDArray[np.
     The last entry is what remains after the last action. Memory follows from the order alone: an activation is
     taken at the start of F and given back at the end of I or B, the stash of its weight gradient at the end of W.
     """
-    steps = np.array([*memory_steps(problem, schedule.ranks[rank])], dtype=np.float64).reshape(-1, 2)
+    steps = memory_steps(problem, schedule.ranks[rank])
     taken, given = np.cumsum(steps[:, 0]), np.cumsum(steps[:, 1])
     during = taken - np.concatenate(([0.0], given))[:-1] if len(steps) else taken
     after = (taken[-1] - given[-1]) if len(steps) else 0.0
@@ -200,11 +217,48 @@ def exceeds(used: float, limit: float | None) -> bool:
     return limit is not None and used > limit and not math.isclose(used, limit, rel_tol=1e-9)
 
 
+def expect_room(problem: Problem) -> None:
+    """InfeasibleError for the rank that is shortest of memory if one microbatch alone does not fit somewhere.
+
+    Its stages all hold it when the last of them does its forward, whatever the order; where it fits, doing one
+    microbatch after the other is a schedule.
+    """
+    held = problem.table("activation_bytes")
+    worst: tuple[float, int, float] | None = None
+    for rank, (spec, stages) in enumerate(zip(problem.ranks, problem.stages_of_rank, strict=True)):
+        needed = float(held[list(stages)].sum(axis=0).max(initial=0.0))
+        if exceeds(spec.static_bytes + needed, spec.memory_bytes):
+            missing = spec.static_bytes + needed - (spec.memory_bytes or 0.0)
+            worst = max(worst or (0.0, 0, 0.0), (missing, rank, needed))
+    if worst is not None:
+        raise InfeasibleError(_tell_shortage(problem, *worst))
+
+
+def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -> str:
+    spec, limit = problem.ranks[rank], problem.ranks[rank].memory_bytes or 0.0
+    has = limit - spec.static_bytes
+    text = (
+        f"no schedule fits memory: rank {rank} has {format_bytes(limit)}, {format_bytes(missing)} less than the "
+        f"{format_bytes(spec.static_bytes)} that are always there and the {format_bytes(needed)} of activations of one "
+        "microbatch; "
+    )
+    if has <= 0:
+        return (
+            text
+            + "even the smallest microbatch is too large: give the rank fewer layers, or shard what is always there"
+        )
+    parts = math.ceil(needed / has * (1 - 1e-9))
+    return text + (
+        f"it would take {parts * problem.num_microbatches} microbatches instead of {problem.num_microbatches}, "
+        f"each 1/{parts} as large, or recomputation that keeps {has / needed:.0%} of the activations"
+    )
+
+
 def _check_memory(problem: Problem, schedule: Schedule) -> None:
     for rank, spec in enumerate(problem.ranks):
         curve = memory_curve(problem, schedule, rank)
-        over = [position for position, used in enumerate(curve[:-1]) if exceeds(float(used), spec.memory_bytes)]
-        if over:
+        if exceeds(float(curve.max()), spec.memory_bytes):
+            over = [position for position, used in enumerate(curve) if exceeds(float(used), spec.memory_bytes)]
             used, limit = float(curve[over[0]]), float(spec.memory_bytes or 0)
             raise InfeasibleError(
                 f"schedule {schedule.method!r} breaks rule 6: rank {rank} would hold {format_bytes(used)} at "

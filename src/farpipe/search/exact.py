@@ -7,13 +7,14 @@ own simulator makes of its order.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from farpipe.search.step import Orders, Player, SearchStep
+from farpipe.search.step import Orders, Player, SearchStep, fits_memory
 from farpipe.search.ticks import Ticks, choose_ticks
 from farpipe.simulate.lowering import BACKWARD, FORWARD, Ints
 
@@ -104,8 +105,9 @@ def solve(
     """
     from ortools.sat.python import cp_model  # here, for it takes most of a second to import
 
-    durations = np.concatenate([step.arrays.duration_s.ravel(), step.arrays.transfer_s.ravel(), step.arrays.latency_s])
-    ticks = choose_ticks(np.concatenate([durations, step.arrays.sync_s.ravel()]), best[0])
+    arrays = step.arrays
+    durations = [a.ravel() for a in (arrays.duration_s, arrays.transfer_s, arrays.sync_s, arrays.latency_s)]
+    ticks = choose_ticks(np.concatenate([*durations, [arrays.lag_s]]), best[0])
     ordered = step.alike if in_order is None else in_order
     built = _build(cp_model.CpModel(), step, ticks, best[0], lower_bound_s, split, ordered)
     _hint(built, step, best[1])
@@ -116,7 +118,7 @@ def solve(
     solver.parameters.num_workers = 1  # what a second would add is not the same in every run, and proved no sooner
     solver.parameters.random_seed = seed
     solver.parameters.cp_model_probing_level, solver.parameters.symmetry_level = 0, 0
-    status = solver.solve(built.model, watcher)
+    status = _solve(solver, built.model, watcher)
     closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     sound = ordered == step.alike or not ordered
     bound_s = lower_bound_s
@@ -125,6 +127,18 @@ def solve(
         bound_s = min(watcher.makespan_s, max(lower_bound_s, float(in_ticks) * ticks.seconds))
     cut = not closed and solver.response_proto.deterministic_time < 0.99 * effort
     return ExactResult(watcher.orders, watcher.makespan_s, bound_s, closed and sound, cut)
+
+
+def _solve(solver: Any, model: Any, watcher: Any) -> Any:
+    """Solve in a thread, so that Ctrl-C gets through: it stops the solver, and what `watcher` has seen stands."""
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(solver.solve, model, watcher)
+        try:
+            return status.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
 
 
 def _build(
@@ -155,12 +169,12 @@ def _cells(step: SearchStep) -> Iterator[tuple[int, int]]:
 def _add_actions(built: _Model) -> None:
     """An interval per action; a rank does one thing at a time."""
     step, model = built.step, built.model
-    sizes = built.ticks.down(step.arrays.duration_s)
+    sizes, lag = built.ticks.down(step.arrays.duration_s), int(built.ticks.down(step.arrays.lag_s))
     of_rank: list[list[Any]] = [[] for _ in range(step.arrays.num_ranks)]
     for stage, j in _cells(step):
         for kind in built.kinds:
             code, size = built.code(stage, kind, j), int(sizes[kind, stage, j])
-            built.start[code] = model.new_int_var(0, built.horizon, "")
+            built.start[code] = model.new_int_var(min(lag, built.horizon), built.horizon, "")
             built.size[code] = size
             interval = model.new_fixed_size_interval_var(built.start[code], size, "")
             of_rank[step.arrays.rank_of_stage[stage]].append(interval)
@@ -274,7 +288,7 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
     for place, stage in enumerate(stages.tolist()):
         if not held[place].min() > 0:
             continue
-        window = int(built.step.room_bytes[rank] / held[place].min())
+        window = int(min(built.step.room_bytes[rank] / held[place].min(), held.shape[1]))
         all_stash = (built.step.kept_bytes[stage] >= held[place]).all()
         kind = built.last if all_stash else built.back
         for j in range(window, held.shape[1]):
@@ -285,11 +299,12 @@ def _add_gathers(built: _Model) -> None:
     """Gathers before the first forward."""
     arrays, model = built.step.arrays, built.model
     sizes, latency = built.ticks.down(arrays.sync_s), built.ticks.down(arrays.latency_s)
+    lag = int(built.ticks.down(arrays.lag_s))
     num_stages, num_microbatches = built.step.held_bytes.shape
     for stage in range(num_stages):
         link = int(arrays.sync_link[0, stage])
         if link >= 0:
-            done = _collective(built, link, int(sizes[0, stage]), []) + int(latency[link])
+            done = _collective(built, link, int(sizes[0, stage]), []) + int(latency[link]) + lag
             for j in range(num_microbatches):
                 model.add(built.begin(stage, 0, j) >= done)
 
@@ -334,7 +349,7 @@ def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[f
         def on_solution_callback(self) -> None:
             orders = _orders_of({code: self.value(start) for code, start in built.start.items()}, built)
             makespan_s = player.makespan_s(orders)
-            if makespan_s < self.makespan_s * (1 - 1e-12) and player.fits_memory(orders):
+            if makespan_s < self.makespan_s * (1 - 1e-12) and fits_memory(built.step, orders):
                 self.orders, self.makespan_s = orders, makespan_s
                 on_better(makespan_s, orders)
 

@@ -1,22 +1,25 @@
 """Greedy orders: every combination of what the rules leave open is tried, the best is kept."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from farpipe.search.step import Orders, Player, SearchStep
+from farpipe.search.step import Orders, Player, SearchStep, fits_memory
 from farpipe.simulate.lowering import BACKWARD, FORWARD, Floats, Ints
 
-MAX_ACTIONS_IN_ALL = 20_000_000
-"""Over all tries together: about ten seconds' work; of steps larger than that fewer tastes are tried."""
+MAX_ACTIONS_IN_ALL = 1_500_000
+"""Over all tries together: one or two seconds' work; of steps larger than that fewer tastes are tried."""
 
 
-def greedy_orders(step: SearchStep, *, split: bool = True) -> list[tuple[float, Orders]]:
+def greedy_orders(
+    step: SearchStep, *, split: bool = True, go_on: Callable[[], bool] = lambda: True
+) -> list[tuple[float, Orders]]:
     """(makespan_s, orders) of every greedy try, best first; empty when one microbatch does not fit some rank.
 
-    `split`: backwards as I and W, else as B.
+    (Or when the stash of a W is larger than the activations, which no rule foresees, and fits nowhere.)
+    `split`: backwards as I and W, else as B. `go_on` is asked before every try but the first.
     """
     from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
 
@@ -26,9 +29,11 @@ def greedy_orders(step: SearchStep, *, split: bool = True) -> list[tuple[float, 
     most = max(1, MAX_ACTIONS_IN_ALL // step.num_actions)
     memory = (step.held_bytes, step.kept_bytes, step.room_bytes)
     for (in_flight, taste), _ in zip(tries(step, split), range(most), strict=False):
+        if found and not go_on():
+            break
         where = (step.arrays.num_ranks, step.stages, step.stages_begin)
         orders = compiled(step.tables, *where, *memory, in_flight, taste)
-        if orders[0].size and (key := orders[0].tobytes()) not in found:
+        if orders[0].size and (key := orders[0].tobytes()) not in found and fits_memory(step, orders):
             found[key] = player.makespan_s(orders), orders
     return sorted(found.values(), key=lambda pair: pair[0])
 

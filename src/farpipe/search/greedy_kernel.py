@@ -31,7 +31,7 @@ def greedy(  # type: ignore[no-untyped-def]
     _gathers(tables, gate, link_free)
     done = np.zeros((3, num_stages), np.int32)  # by kind, of every stage; a B counts as I and as W
     arrival = np.full((2, num_stages, num_microbatches), np.inf)
-    arrival[0, 0], arrival[1, num_stages - 1] = 0.0, 0.0
+    arrival[0, 0], arrival[1, num_stages - 1] = tables[9], tables[9]
     free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, _I, np.int32)
     reserve = _reserves(stages, stages_begin, held, num_ranks)
     state = (done, arrival, free, used, last, gate, link_free)
@@ -60,7 +60,7 @@ def _gathers(tables, gate, link_free):  # type: ignore[no-untyped-def]
         link = sync_link[0, stage]
         if link != _NOTHING:
             link_free[link] += sync_s[0, stage]
-            gate[stage] = link_free[link] + latency_s[link]
+            gate[stage] = link_free[link] + latency_s[link] + tables[9]
 
 
 @njit(cache=True)

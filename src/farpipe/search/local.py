@@ -11,8 +11,10 @@ from farpipe.search.step import Orders, Player, SearchStep
 
 NUM_THREADS: Final = 2
 """Annealings side by side. A constant, for the answer must not depend on the machine."""
-HOT, COLD = 0.3, 0.01
-"""Temperatures at the start and the end of a round, in mean action durations."""
+HOT, COLD = 0.1, 0.01
+"""Temperatures at the start of the first round and at the end of every round, in mean action durations."""
+LAST: Final = 0.06
+"""What the last round begins with, as a part of what the first begins with."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ def improve(
     each = max(1, num_evaluations // (num_rounds * len(walks)))
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for index in range(num_rounds):
-            heat = HOT * 0.7**index
+            heat = HOT * LAST ** (index / num_rounds)
             rounds = [(players[w], walk, each, heat, target_s, _seed(seed, index, w)) for w, walk in enumerate(walks)]
             walks = list(pool.map(_anneal, *zip(*rounds, strict=True)))
             best = min(walks, key=lambda walk: walk.makespan_s)

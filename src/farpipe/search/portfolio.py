@@ -8,8 +8,9 @@ from typing import Final
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.problem import Problem
-from farpipe.schedule import Action, Schedule, check
+from farpipe.schedule import KINDS, Action, Schedule, check
 from farpipe.schedule.bounds import lower_bound_s
+from farpipe.schedule.check import expect_room
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders
@@ -39,16 +40,25 @@ SEARCHES: Final[dict[str, tuple[str, ...]]] = {
 """What each method that users may name goes through; ``auto`` leaves the exact search out where steps are large."""
 
 _CLOSE: Final = 1e-9
-_PLAYED_ACTIONS_PER_S: Final = 2.5e7
-"""Sets how many evaluations a second of time limit is worth: about what a slow or busy core does."""
-_LOCAL_SHARE, _EFFORT_SHARE = 0.3, 0.2
+_PLAYED_ACTIONS_PER_S: Final = 8e7
+"""Sets how many evaluations a second of time limit is worth: about what two slow or busy cores do."""
+_MOST_PLAYS_PER_ACTION: Final = 2000
+"""More don't help steps that are so small."""
+_MOST_ACTIONS_IN_A_ROUND: Final = 2e7
+"""About half a second of local search, after which it looks at the clock."""
+_FINISH_S_PER_ACTION: Final = 8e-6
+"""What making, checking and playing the schedule takes when the search is over."""
+_GRACE_S: Final = 1.0
+"""By how much the named orders may overrun the time limit, so that of small steps none is left out."""
+_LOCAL_SHARE, _LOCAL_SHARE_BEFORE_EXACT, _EFFORT_SHARE = 0.7, 0.12, 0.2
+"""Of the time limit; the first where no exact search follows."""
 _MAX_EXACT_ACTIONS: Final = 1500
 """Larger steps are left to the local search, which does better there, unless `always_exact`."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search has come."""
+    """How far a search has come; `makespan_s` is infinite as long as there is no order."""
 
     method: str
     elapsed_s: float
@@ -72,6 +82,8 @@ class Found:
     """Whether the search ended for the time limit (or Ctrl-C): another run may then find another order."""
     history: tuple[Progress, ...]
     """Every time that the best order or the bound got better."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the search."""
 
 
 @dataclass
@@ -89,10 +101,24 @@ class _Best:
     seeds: list[tuple[float, Orders]] = field(default_factory=list)
     history: list[Progress] = field(default_factory=list)
     cut_by_clock: bool = False
+    interrupted: bool = False
+    in_order: bool | None = None
+    exact_follows: bool = False
+
+    @property
+    def small(self) -> bool:
+        """Whether the exact search is likely to be of use."""
+        return self.step.num_actions <= _MAX_EXACT_ACTIONS
 
     @property
     def left_s(self) -> float:
         return self.deadline_s - time.monotonic()
+
+    def go_on(self, grace_s: float = 0.0) -> bool:
+        """Whether there is time left; the first answer has all the time it needs."""
+        if self.orders is not None and self.left_s <= -grace_s:
+            self.cut_by_clock = True
+        return not self.cut_by_clock
 
     @property
     def proven(self) -> bool:
@@ -110,8 +136,12 @@ class _Best:
             self.bound_s = min(bound_s, self.makespan_s)
             self._tell(method)
 
+    def news(self, method: str) -> Progress:
+        """How far the search has come, now that it is at `method`."""
+        return Progress(method, time.monotonic() - self.began_s, self.makespan_s, self.bound_s)
+
     def _tell(self, method: str) -> None:
-        news = Progress(method, time.monotonic() - self.began_s, self.makespan_s, self.bound_s)
+        news = self.news(method)
         self.history.append(news)
         self.on_progress(news)
 
@@ -124,31 +154,37 @@ def search(
     *,
     split: bool = True,
     always_exact: bool = False,
+    in_order: bool | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Found:
     """The best order for `problem` that can be found in about `time_limit_s` seconds.
 
     Ends early when it is proven that none is faster; on KeyboardInterrupt with the best so far. `split`: backwards may
-    be done as I and W; else only as B. `always_exact`: the exact search however large the step. The same arguments give
-    the same schedule unless `cut_by_clock`. Raises InfeasibleError when one microbatch alone does not fit some rank,
-    UsageError for unknown methods.
+    be done as I and W; else only as B. `always_exact`: the exact search however large the step. `in_order`: whether it
+    keeps the microbatches of one stage and kind in their sequence; None: where they are alike, for then nothing is lost
+    (True elsewhere: faster, but nothing is proven by it; False: all orders). The same arguments give the same schedule
+    unless `cut_by_clock`. Raises InfeasibleError when one microbatch alone does not fit some rank, UsageError for
+    unknown methods.
     """
     chosen = _known(methods)
+    expect_room(problem)
     began_s = time.monotonic()
-    best = _Best(search_step(problem), began_s + time_limit_s, began_s, lower_bound_s(problem), on_progress)
+    step = search_step(problem)
+    deadline_s = began_s + time_limit_s - _FINISH_S_PER_ACTION * step.num_actions
+    best = _Best(step, deadline_s, began_s, lower_bound_s(problem), on_progress)
+    best.in_order, best.exact_follows = in_order, "exact" in chosen and (always_exact or best.small)
     try:
         for method in METHODS:
-            too_large = method == "exact" and not always_exact and best.step.num_actions > _MAX_EXACT_ACTIONS
-            if method not in chosen or best.proven or too_large:
+            if method not in chosen or best.proven or (method == "exact" and not best.exact_follows):
                 continue
-            if best.orders is not None and best.left_s <= 0:
-                best.cut_by_clock = True
+            if not best.go_on():
                 break
+            best.on_progress(best.news(method))
             _STAGES[method](best, time_limit_s, seed, split)
     except KeyboardInterrupt:
         if best.orders is None:
             raise
-        best.cut_by_clock = True
+        best.cut_by_clock = best.interrupted = True
     return _found(best)
 
 
@@ -167,14 +203,16 @@ def _found(best: _Best) -> Found:
     problem = best.step.problem
     schedule = to_schedule(best.orders, problem.num_microbatches, best.made_by)
     check(problem, schedule)
-    timeline = simulate(problem, schedule)
+    timeline = simulate(problem, schedule, checked=True)
     bound_s = float(min(best.bound_s, timeline.makespan_s))
     gap = timeline.makespan_s / bound_s - 1 if bound_s else 0.0
-    return Found(schedule, timeline, bound_s, gap, best.proven, best.cut_by_clock, tuple(best.history))
+    return Found(
+        schedule, timeline, bound_s, gap, best.proven, best.cut_by_clock, tuple(best.history), best.interrupted
+    )
 
 
 def _one_by_one(best: _Best) -> None:
-    """One microbatch after the other: what fits wherever anything fits, and else says which rank is too small."""
+    """One microbatch after the other: what fits wherever anything fits."""
     problem = best.step.problem
     ranks = tuple(
         tuple(
@@ -193,19 +231,17 @@ def _one_by_one(best: _Best) -> None:
 def _named(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
     player = Player(best.step)
     for name in ORDERS:
+        if not best.go_on(_GRACE_S):
+            return
         try:
-            schedule = order(name, best.step.problem)
+            orders = to_orders(order(name, best.step.problem))
         except (InputError, InfeasibleError):
             continue
-        variants = {name: schedule, f"{name} split": split_backwards(schedule)} if split else {name: _joined(schedule)}
+        joined = (orders[0] & 3 == KINDS.index("F")) | (orders[0] & 3 == KINDS.index("B"))
+        variants = {name: orders, f"{name} split": split_backwards(orders)} if split else {name: orders}
         for label, variant in variants.items():
-            if variant is not None and fits_memory(best.step.problem, variant):
-                _offer_seed(best, label, player, to_orders(variant))
-
-
-def _joined(schedule: Schedule) -> Schedule | None:
-    """The schedule if it has no backward in two parts."""
-    return schedule if all(action.kind in "FB" for row in schedule.ranks for action in row) else None
+            if (split or joined.all()) and fits_memory(best.step, variant):
+                _offer_seed(best, label, player, variant)
 
 
 def _offer_seed(best: _Best, name: str, player: Player, orders: Orders) -> None:
@@ -215,23 +251,27 @@ def _offer_seed(best: _Best, name: str, player: Player, orders: Orders) -> None:
 
 
 def _greedy(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    found = greedy_orders(best.step, split=split)
+    found = greedy_orders(best.step, split=split, go_on=lambda: best.left_s > 0)
+    best.cut_by_clock |= best.left_s <= 0
     for makespan_s, orders in found[:1]:
         best.offer("greedy", makespan_s, orders)
     best.seeds.extend(found[:2])
 
 
 def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    seeds = _seeds(best, split)
-    plays = _LOCAL_SHARE * time_limit_s * _PLAYED_ACTIONS_PER_S / best.step.num_actions
-    deadline_s = time.monotonic() + best.left_s
+    share = _LOCAL_SHARE_BEFORE_EXACT if best.exact_follows else _LOCAL_SHARE
+    num_actions = best.step.num_actions
+    plays = min(share * time_limit_s * _PLAYED_ACTIONS_PER_S / num_actions, _MOST_PLAYS_PER_ACTION * num_actions)
 
     def report(makespan_s: float, orders: Orders) -> bool:
         best.offer("local", makespan_s, orders)
-        best.cut_by_clock |= time.monotonic() >= deadline_s
-        return not best.cut_by_clock
+        return best.go_on()
 
-    improve(best.step, seeds, num_evaluations=int(plays), seed=seed, target_s=best.bound_s, report=report)
+    rounds = min(max(8, int(plays * num_actions / _MOST_ACTIONS_IN_A_ROUND)), 64)
+    seeds = _seeds(best, split)
+    improve(
+        best.step, seeds, num_evaluations=int(plays), num_rounds=rounds, seed=seed, target_s=best.bound_s, report=report
+    )
 
 
 def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, Orders]]:
@@ -239,12 +279,14 @@ def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, Orders]]:
     if best.orders is None:
         _one_by_one(best)
     assert best.orders is not None
-    problem, player = best.step.problem, Player(best.step)
     seeds = best.seeds or [(best.makespan_s, best.orders)]
-    if split:
-        schedules = [split_backwards(to_schedule(orders, problem.num_microbatches, "")) for _, orders in seeds]
-        seeds = [(player.makespan_s(orders), orders) for orders in map(to_orders, schedules)]
-    return sorted(seeds, key=lambda pair: pair[0])
+    return sorted((_split(best.step, *pair) for pair in seeds) if split else seeds, key=lambda pair: pair[0])
+
+
+def _split(step: SearchStep, makespan_s: float, orders: Orders) -> tuple[float, Orders]:
+    """(makespan_s, orders) with every backward as I and W, unless what W needs is more than the activations."""
+    parts = split_backwards(orders)
+    return (Player(step).makespan_s(parts), parts) if fits_memory(step, parts) else (makespan_s, orders)
 
 
 def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
@@ -256,6 +298,7 @@ def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
         effort=_EFFORT_SHARE * time_limit_s,
         seed=seed,
         split=split,
+        in_order=best.in_order,
         on_better=lambda seconds, better: best.offer("exact", seconds, better),
     )
     best.cut_by_clock |= result.cut_by_clock
@@ -266,9 +309,7 @@ def _hint(best: _Best, split: bool) -> tuple[float, Orders]:
     """The best so far in the form that the exact search works on."""
     if best.orders is None or not split:
         return _seeds(best, split)[0]
-    problem = best.step.problem
-    orders = to_orders(split_backwards(to_schedule(best.orders, problem.num_microbatches, "")))
-    return Player(best.step).makespan_s(orders), orders
+    return _split(best.step, best.makespan_s, best.orders)
 
 
 _STAGES: Final = {"named": _named, "greedy": _greedy, "local": _local, "exact": _exact}

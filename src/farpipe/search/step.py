@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.problem import Problem
-from farpipe.schedule import KINDS, Action, Schedule, memory_curve
-from farpipe.schedule.check import exceeds
+from farpipe.schedule import KINDS, Action, Schedule
 from farpipe.simulate.lowering import Floats, Ints, StepArrays, encode, lower
+
+_I, _W, _B = map(KINDS.index, "IWB")
 
 Orders = tuple[Ints, Ints]
 """The orders of all ranks as codes, and where each rank's begins: as `farpipe.simulate.lowering.encode` makes them."""
@@ -64,7 +65,7 @@ def search_step(problem: Problem) -> SearchStep:
     return SearchStep(
         problem=problem,
         arrays=arrays,
-        tables=(shape, *flat, arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared),
+        tables=(shape, *flat, arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared, arrays.lag_s),
         room_bytes=np.array([_room_bytes(problem, rank) for rank in range(problem.num_ranks)]),
         held_bytes=held,
         kept_bytes=kept,
@@ -82,12 +83,18 @@ def _room_bytes(problem: Problem, rank: int) -> float:
     return spec.memory_bytes * (1 + 5e-10) - spec.static_bytes
 
 
-def fits_memory(problem: Problem, schedule: Schedule) -> bool:
+def fits_memory(step: SearchStep, orders: Orders) -> bool:
     """Whether no rank ever holds more than its memory."""
-    return not any(
-        exceeds(float(memory_curve(problem, schedule, rank)[:-1].max(initial=0.0)), spec.memory_bytes)
-        for rank, spec in enumerate(problem.ranks)
-    )
+    codes, begin = orders
+    held, kept = (table.reshape(-1)[codes >> 2] for table in (step.held_bytes, step.kept_bytes))
+    taken = np.where((codes & 3) == 0, held, 0.0)
+    given = np.choose(codes & 3, (np.zeros(codes.size), held - kept, kept, held))
+    for rank, room in enumerate(step.room_bytes):
+        mine = slice(begin[rank], begin[rank + 1])
+        in_use = np.cumsum(taken[mine]) - (np.cumsum(given[mine]) - given[mine])
+        if in_use.max(initial=0.0) > room:
+            return False
+    return True
 
 
 class Player:
@@ -121,10 +128,6 @@ class Player:
         out = self.out(codes.size)
         return float(self._kernel.makespan(codes, begin, self.step.tables, out, self.scratch, self._no_limit)), out
 
-    def fits_memory(self, orders: Orders) -> bool:
-        """Whether no rank ever holds more than its memory."""
-        return fits_memory(self.step.problem, to_schedule(orders, self.step.problem.num_microbatches, ""))
-
 
 def to_schedule(orders: Orders, num_microbatches: int, method: str) -> Schedule:
     """The Schedule that `orders` encode."""
@@ -136,20 +139,18 @@ def to_schedule(orders: Orders, num_microbatches: int, method: str) -> Schedule:
     return Schedule(num_microbatches, ranks, method)
 
 
-def split_backwards(schedule: Schedule) -> Schedule:
+def split_backwards(orders: Orders) -> Orders:
     """Every B as I and W.
 
     Never slower: the gradient leaves at the end of I instead of B, and the same memory is free at the end of W.
     """
-    orders = [
-        [
-            part
-            for action in order
-            for part in ((action._replace(kind="I"), action._replace(kind="W")) if action.kind == "B" else (action,))
-        ]
-        for order in schedule.ranks
-    ]
-    return Schedule(schedule.num_microbatches, tuple(map(tuple, orders)), schedule.method)
+    codes, begin = orders
+    joined = (codes & 3) == _B
+    parts = np.repeat(codes, 1 + joined)
+    place = np.cumsum(1 + joined) - 1  # of the last part of every action
+    parts[place[joined]] += _W - _B
+    parts[place[joined] - 1] += _I - _B
+    return parts, np.concatenate(([0], np.cumsum(1 + joined)))[begin].astype(np.int32)
 
 
 def to_orders(schedule: Schedule) -> Orders:

@@ -15,12 +15,13 @@ _NOTHING, _FREE = -2, -1
 
 
 @njit(cache=True, inline="always")
-def _gather(sync_link, sync_s, latency_s, link_free_s, sync_start_s, gate_s):  # type: ignore[no-untyped-def]
-    """All gathers are ready at time zero and go first, lower stages before higher."""
+def _gather(sync_link, sync_s, latency_s, lag_s, link_free_s, sync_start_s, gate_s):  # type: ignore[no-untyped-def]
+    """All gathers are ready at time zero and go first, lower stages before higher; the last replica lags behind."""
     for stage in range(gate_s.size):
         link = sync_link[0, stage]
         if link != _NOTHING:
-            sync_start_s[0, stage], gate_s[stage] = _put(link, 0.0, sync_s[0, stage], latency_s, link_free_s)
+            sync_start_s[0, stage], there_s = _put(link, 0.0, sync_s[0, stage], latency_s, link_free_s)
+            gate_s[stage] = there_s + lag_s
 
 
 @njit(cache=True, inline="always")
@@ -84,16 +85,16 @@ def new_scratch(shape, num_ranks, num_links, any_shared):  # type: ignore[no-unt
 
 @njit(cache=True)
 def play(  # type: ignore[no-untyped-def]
-    codes, begin, shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, out
+    codes, begin, shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, lag_s, out
 ):
     """Play the orders; returns the number of actions that could be played.
 
     `codes` are as `lowering.encode` makes them; `shape` = (S, M). Tables are flat: a message's place is
     ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a reduce's ``2 * S * M + stage``. `shared` [L]
-    tells which links several ranks feed. `out` = (start_s [A], message_start_s [2SM], arrival_s [2SM], sync_start_s
-    [2, S]).
+    tells which links several ranks feed; nothing begins before `lag_s`. `out` = (start_s [A], message_start_s [2SM],
+    arrival_s [2SM], sync_start_s [2, S]).
     """
-    tables = (shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared)
+    tables = (shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, lag_s)
     num_ranks = begin.size - 1
     scratch = new_scratch(shape, num_ranks, latency_s.size, shared.any())
     return run(codes, begin, tables, out, scratch, np.full(num_ranks, np.inf))
@@ -116,16 +117,16 @@ def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[
 @njit(cache=True)
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """What `play` does, in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
-    shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared = tables
+    shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, lag_s = tables
     start_s, message_start_s, arrival_s, sync_start_s = out
     link_free_s, gate_s, idle_s, left, position, free_s, waits_for, stack, heap, ready_s, tie = scratch
     num_stages, num_microbatches = shape
     per_kind = num_stages * num_microbatches
     num_ranks = begin.size - 1
     arrival_s[:] = -1.0  # not there yet, but for what needs no message: the first forwards, the last backwards
-    arrival_s[:num_microbatches] = arrival_s[2 * per_kind - num_microbatches :] = 0.0
+    arrival_s[:num_microbatches] = arrival_s[2 * per_kind - num_microbatches :] = lag_s
     link_free_s[:], gate_s[:], idle_s[:], free_s[:] = 0.0, 0.0, 0.0, 0.0
-    _gather(sync_link, sync_s, latency_s, link_free_s, sync_start_s, gate_s)
+    _gather(sync_link, sync_s, latency_s, lag_s, link_free_s, sync_start_s, gate_s)
     left[:], waits_for[:], position[:] = num_microbatches, -1, begin[:-1]
     for rank in range(num_ranks):
         stack[rank] = rank

@@ -32,13 +32,17 @@ class StepArrays:
     link: Ints
     """[2, S, M]: the link of the message that stage s sends forward or backward, or FREE, or NOTHING."""
     transfer_s: Floats
-    """[2, S, M]: how long it occupies the link."""
+    """[2, S, M]: how long it occupies the link, the other replicas' turns included."""
     sync_link: Ints
     """[2, S]: the link of the gather and the reduce of a stage, or NOTHING."""
     sync_s: Floats
     """[2, S]: how long they occupy it."""
     latency_s: Floats
-    """[L] per link."""
+    """[L]: from when a message leaves its link free until it arrives; below zero where others' turns take longer."""
+    pause_s: Floats
+    """[L]: the part of `transfer_s` and `sync_s` that is the other replicas' turns."""
+    lag_s: float
+    """When the first action can begin."""
     bytes: Floats
     """[2, S, M] per message."""
     sync_bytes: Floats
@@ -59,6 +63,8 @@ def lower(problem: Problem) -> StepArrays:
             transfer = None if hop is None or same_rank else (hop.forward, hop.backward)[kind]
             link[kind, stage], size[kind, stage], seconds[kind, stage] = _transfer_rows(problem, transfer)
     sync_link, sync_bytes, sync_s = _lower_sync(problem)
+    pause_s = np.array([problem.pause_s(name) for name in problem.links], np.float64)
+    latency_s = np.array([spec.latency_s for spec in problem.links.values()], np.float64)
     duration_s = np.stack([forward, input_grad, weight_grad, input_grad + weight_grad])
     rank_of_stage = np.array([stage.rank for stage in problem.stages], np.int32)
     return StepArrays(
@@ -68,7 +74,9 @@ def lower(problem: Problem) -> StepArrays:
         transfer_s=seconds,
         sync_link=sync_link,
         sync_s=sync_s,
-        latency_s=np.array([spec.latency_s for spec in problem.links.values()], np.float64),
+        latency_s=latency_s - pause_s,
+        pause_s=pause_s,
+        lag_s=problem.lag_s,
         bytes=size,
         sync_bytes=sync_bytes,
         shared=_shared(rank_of_stage, link, sync_link, duration_s, len(problem.links)),
@@ -83,8 +91,9 @@ def _transfer_rows(problem: Problem, transfer: Transfer | None) -> tuple[Ints | 
     place = {name: index for index, name in enumerate(problem.links)}
     names = (transfer.link,) if isinstance(transfer.link, str) else transfer.link
     bandwidth = np.array([problem.links[name].bandwidth_bytes_per_s for name in names])
+    pause_s = np.array([problem.pause_s(name) for name in names])
     size = problem.row(transfer.bytes)
-    return np.array([place[name] for name in names], np.int32), size, size / bandwidth
+    return np.array([place[name] for name in names], np.int32), size, size / bandwidth + pause_s
 
 
 def _lower_sync(problem: Problem) -> tuple[Ints, Floats, Floats]:

@@ -53,7 +53,7 @@ def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, 
     out = _outputs(arrays, codes.size)
     flat = [table.reshape(-1) for table in (arrays.duration_s, arrays.rank_of_stage, arrays.link, arrays.transfer_s)]
     flat_out = (out[0], out[1].reshape(-1), out[2].reshape(-1), out[3])
-    sync = (arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared)
+    sync = (arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared, arrays.lag_s)
     play_compiled: Any = kernel.play
     played = play_compiled(codes, begin, arrays.link.shape[1:], *flat, *sync, flat_out)
     if played < codes.size:
@@ -107,8 +107,8 @@ def _sync_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -
 
 def _rows(arrays: StepArrays, link: Ints, start_s: Floats, seconds: Floats, size: Any) -> NDArray[np.void]:
     rows = np.zeros(link.size, MESSAGE_DTYPE)
-    rows["link"], rows["start_s"], rows["end_s"] = link, start_s, start_s + seconds
-    latency = np.concatenate([arrays.latency_s, [0.0]])  # the last for a free hop, whose link is -1
-    rows["arrival_s"] = rows["end_s"] + latency[link]
+    latency, pause = (np.concatenate([a, [0.0]]) for a in (arrays.latency_s, arrays.pause_s))  # -1: a free hop
+    rows["link"], rows["start_s"], rows["end_s"] = link, start_s, start_s + seconds - pause[link]
+    rows["arrival_s"] = start_s + seconds + latency[link]
     rows["bytes"] = 0.0 if size is None else size
     return rows

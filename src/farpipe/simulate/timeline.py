@@ -5,7 +5,7 @@ comparing them is one function.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,11 +69,14 @@ class Timeline:
 
     @cached_property
     def makespan_s(self) -> float:
-        """From the start of the first action or collective to the end of the last, on any rank."""
+        """From the start of the first action or collective to the end of the last, on any rank.
+
+        A step begins at zero at the latest, with the first of the replicas that take turns on a link.
+        """
         if not len(self.actions):
             return 0.0
         collectives = self.messages[self.messages["microbatch"] < 0]
-        start = min([self.actions["start_s"].min(), *collectives["ready_s"]])
+        start = min([0.0, self.actions["start_s"].min(), *collectives["ready_s"]])
         return float(max([self.actions["end_s"].max(), *collectives["arrival_s"]]) - start)
 
     @cached_property
@@ -95,51 +98,14 @@ class Timeline:
         another rank is bubble, not exposed communication. After a rank's last action the time until its
         collectives are done counts as well.
         """
+        from farpipe.simulate.waits import waits  # here, for it reads timelines
+
+        found = waits(self)
+        inside = np.array([not is_inter_site(name) for name in self.links] + [True])  # the last for hops without a link
         exposed = np.zeros((self.num_ranks, 2))
-        for rank, link, seconds in self._waits():
-            inside = link < 0 or not is_inter_site(self.links[link])
-            exposed[rank, int(inside)] += seconds
+        place = found["rank"], inside[found["link"]].astype(np.intp)
+        np.add.at(exposed, place, found["end_s"] - found["start_s"])
         return exposed
-
-    def _waits(self) -> Iterator[tuple[int, int, float]]:
-        """(rank, link, seconds) of every wait for a message."""
-        inputs, gathers = self._inputs(), self._collectives("gather")
-        free, began = np.zeros(self.num_ranks), set()
-        for action in self.actions:
-            rank, stage = int(action["rank"]), int(action["stage"])
-            needs = [inputs.get((stage, int(action["kind"]), int(action["microbatch"])))]
-            if stage not in began:
-                began.add(stage)
-                needs.append(gathers.get(stage))
-            for message in (need for need in needs if need is not None):
-                until = min(action["start_s"], message["arrival_s"])
-                wait = float(until - max(free[rank], message["ready_s"]))
-                if wait > 0:
-                    yield rank, int(message["link"]), wait
-                    free[rank] = until
-            free[rank] = action["end_s"]
-        for message in sorted(self._collectives("reduce").values(), key=lambda m: float(m["arrival_s"])):
-            rank = int(message["source"])
-            wait = float(message["arrival_s"] - max(free[rank], message["ready_s"]))
-            if wait > 0:
-                yield rank, int(message["link"]), wait
-                free[rank] = message["arrival_s"]
-
-    def _inputs(self) -> dict[tuple[int, int, int], Any]:
-        """Messages by the (stage, kind, microbatch) of the action that consumes them."""
-        found: dict[tuple[int, int, int], Any] = {}
-        for message in self.messages[self.messages["microbatch"] >= 0]:
-            stage, microbatch = int(message["stage"]), int(message["microbatch"])
-            if MESSAGE_KINDS[message["kind"]] == "forward":
-                found[stage + 1, KINDS.index("F"), microbatch] = message
-            else:
-                found[stage - 1, KINDS.index("I"), microbatch] = message
-                found[stage - 1, KINDS.index("B"), microbatch] = message
-        return found
-
-    def _collectives(self, kind: str) -> dict[int, Any]:
-        chosen = self.messages[self.messages["kind"] == MESSAGE_KINDS.index(kind)]
-        return {int(message["stage"]): message for message in chosen}
 
     def link_bytes(self) -> dict[str, float]:
         """Bytes that went over every link."""
@@ -216,7 +182,7 @@ class Timeline:
         inter, intra = self.exposed_s.sum(axis=0)
         return (
             f"Timeline ({self.source}): {self.num_ranks} ranks, {len(self.actions)} actions, "
-            f"{len(self.messages)} messages, step {self.makespan_s:.4g} s, bubble {self.bubble_ratio:.1%}, "
+            f"{len(self.messages)} messages, makespan {self.makespan_s:.4g} s, bubble {self.bubble_ratio:.1%}, "
             f"exposed {inter:.4g} s between sites and {intra:.4g} s inside (sum over ranks)"
         )
 

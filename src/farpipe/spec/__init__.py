@@ -2,10 +2,10 @@
 
 from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
 from farpipe.spec.job import Job, Pins
-from farpipe.spec.load import load_job, parse_job
-from farpipe.spec.model import Model
+from farpipe.spec.load import load_cluster, load_job, parse_job
+from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
-from farpipe.spec.training import Data, Precision, Training
+from farpipe.spec.training import Data, Precision, Recompute, Training
 
 __all__ = [
     "Cluster",
@@ -17,8 +17,11 @@ __all__ = [
     "Model",
     "Pins",
     "Precision",
+    "Recompute",
+    "RotaryScaling",
     "Site",
     "Training",
+    "load_cluster",
     "load_job",
     "parse_job",
     "preset_device",

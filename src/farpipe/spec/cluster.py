@@ -5,13 +5,16 @@ from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from farpipe.spec.part import Count, Name, NonNegative, Part, Positive, SiteName, fault
+from farpipe.spec.part import Count, Name, NonNegative, Part, Positive, Share, SiteName, fault
 from farpipe.spec.training import Precision
 from farpipe.strict import nearest
+from farpipe.units import format_bytes
 
 Place = tuple[str | int, ...]
 
 USUAL_MACHINE: Final = 8
+RESERVED_FRACTION: Final = 1 / 16
+"""Of a device's memory, left free if nobody says how much: see docs/reference/cost-model.md, section 3."""
 
 
 class Device(Part):
@@ -39,6 +42,10 @@ def _equal_machines(known: dict[str, Any]) -> int:
     return next(number for number in range(USUAL_MACHINE, 0, -1) if num_devices % number == 0)
 
 
+def _usual_reserve(known: dict[str, Any]) -> float:
+    return RESERVED_FRACTION * known["device"].memory_bytes if "device" in known else 0.0
+
+
 class Site(Part):
     """A datacenter with `num_devices` equal devices in machines of `devices_per_machine`."""
 
@@ -50,6 +57,8 @@ class Site(Part):
     """Between the devices of one machine, NVLink for example."""
     site_link: LocalLink
     """Between the machines of the site, InfiniBand for example."""
+    memory_reserve_bytes: NonNegative = Field(default_factory=_usual_reserve)
+    """Of every device, what plans leave free: the driver's context, buffers of libraries, fragmentation."""
 
     @model_validator(mode="after")
     def _whole_machines(self) -> Self:
@@ -57,16 +66,33 @@ class Site(Part):
             raise fault(
                 f"{self.devices_per_machine} does not divide num_devices {self.num_devices}", "devices_per_machine"
             )
+        if self.memory_reserve_bytes >= self.device.memory_bytes:
+            reserve, memory = format_bytes(self.memory_reserve_bytes), format_bytes(self.device.memory_bytes)
+            raise fault(f"{reserve} leaves nothing of the device's {memory}", "memory_reserve")
         return self
+
+    @property
+    def plannable_bytes(self) -> float:
+        """What a plan may fill of one device."""
+        return self.device.memory_bytes - self.memory_reserve_bytes
 
 
 class Link(Part):
-    """One direction of a connection between two sites."""
+    """One direction of a connection between two sites.
+
+    Planning knows latency and bandwidth only; queue, loss and jitter are what `farpipe wan` adds to them.
+    """
 
     source: SiteName
     target: SiteName
     latency_s: NonNegative
     bandwidth_bytes_per_s: Positive
+    queue_bytes: Positive | None = None
+    """What waits for the link at most; None: as much as is on its way when it is busy, see `emulate.pipe`."""
+    loss: Share = 0.0
+    """The share of packets that is lost."""
+    jitter_s: NonNegative = 0.0
+    """The most that a packet is delayed beyond the latency."""
 
     @property
     def name(self) -> str:

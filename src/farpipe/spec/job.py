@@ -62,6 +62,7 @@ class Job(Part):
         self._check_pinned_layers()
         self._check_pinned_tensor()
         self._check_batch()
+        self._check_evaluation()
         return self
 
     def used_sites(self) -> Iterator[tuple[int, Site]]:
@@ -76,7 +77,7 @@ class Job(Part):
 
     def _check_lengths(self) -> None:
         model, training = self.model, self.training
-        if self.data.format == "bytes" and model.vocab_size < NUM_BYTES:
+        if self.data.is_bytes and model.vocab_size < NUM_BYTES:
             raise fault(f"{model.vocab_size} is less than the {NUM_BYTES} values of a byte", "model", "vocab_size")
         rows = model.max_sequence_length or 0
         if model.positions == "learned" and training.sequence_length > rows:
@@ -158,3 +159,10 @@ class Job(Part):
         product, batch = math.prod(given.values()), self.training.global_batch
         if batch % product or (len(given) == len(sizes) and product != batch):
             raise fault(f"{batch} does not match {' x '.join(given)} = {product}", "training", "global_batch")
+
+    def _check_evaluation(self) -> None:
+        if self.training.evaluate_every_steps and not self.data.held_out:
+            raise fault(
+                "no text is held out for it; set data.held_out, for example to 0.01",
+                *("training", "evaluate_every_steps"),
+            )

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from farpipe.spec.cluster import Cluster
 from farpipe.spec.job import Job
-from farpipe.spec.written import WrittenJob
+from farpipe.spec.written import WrittenClusterFile, WrittenJob
 from farpipe.strict import parse_toml, read_text, validate
 
 
@@ -20,3 +21,12 @@ def parse_job(text: str, source: str = "job.toml") -> Job:
     """The job in `text`, the content of a job.toml; `source` is what errors call it."""
     written = validate(WrittenJob, parse_toml(text, source), source)
     return written.resolve().model_copy(update={"text": text})
+
+
+def load_cluster(path: Path | str) -> Cluster:
+    """The cluster of the job in the file at `path`, or of a file that has nothing else; InputError as `load_job`."""
+    text = read_text(path)
+    table = parse_toml(text, str(path))
+    if set(table) - {"cluster"}:
+        return parse_job(text, str(path)).cluster
+    return validate(WrittenClusterFile, table, str(path)).resolve()

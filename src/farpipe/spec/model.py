@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from farpipe.spec.part import Count, Flag, Name, Part, fault
+from farpipe.spec.part import Count, Flag, Name, Part, Positive, Text, fault
 
 
 def _all_heads(known: dict[str, Any]) -> int:
@@ -13,6 +13,25 @@ def _all_heads(known: dict[str, Any]) -> int:
 
 def _even_share(known: dict[str, Any]) -> int:
     return max(1, int(known.get("hidden", 1)) // int(known.get("num_heads", 1)))
+
+
+class RotaryScaling(Part):
+    """How rotary positions are stretched beyond the length that a model was first trained with."""
+
+    kind: Literal["linear", "llama3"]
+    """``linear``: all frequencies are divided by the factor (arXiv 2306.15595); ``llama3``: the low ones are, the high
+    ones are kept, those between are blended, as Llama 3.1 does."""
+    factor: Positive
+    low_frequency_factor: Positive = 1.0
+    high_frequency_factor: Positive = 4.0
+    original_length: Count = 8192
+    """Tokens; with the two factors before it tells which frequencies are low and high. For ``llama3`` only."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.low_frequency_factor >= self.high_frequency_factor:
+            raise fault(f"must be less than high_frequency_factor {self.high_frequency_factor}", "low_frequency_factor")
+        return self
 
 
 class Model(Part):
@@ -40,8 +59,15 @@ class Model(Part):
     positions: Literal["rotary", "learned"] = "rotary"
     max_sequence_length: Count | None = None
     """Rows of the learned position table; for rotary positions only a note."""
+    rotary_base: Positive = 10000.0
+    """Of rotary positions (theta): pair i of d turns by base**(-2i/d) a token."""
+    rotary_scaling: RotaryScaling | None = None
+    norm_epsilon: Positive = 1e-5
+    """Added to the variance in norms."""
     bias: Flag = False
     """Whether the linear layers of attention and MLP have biases (the head never has)."""
+    hugging_face: Text | None = None
+    """Folder with config.json and safetensors whose weights the training starts from; None: random weights."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -22,6 +22,13 @@ def _positive(value: Any) -> float:
     return finite(value, exclusive=True)
 
 
+def _share(value: Any) -> float:
+    number = finite(value)
+    if number >= 1:
+        raise ValueError(f"a share is at least 0 and less than 1, found {value}")
+    return number
+
+
 def _site_name(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(f"a site's name is letters, digits, '_', '-' and '.', found {name!r}")
@@ -36,6 +43,7 @@ Name = Annotated[str, Field(strict=True, min_length=1, max_length=60)]
 SiteName = Annotated[Name, AfterValidator(_site_name)]
 NonNegative = Annotated[float, BeforeValidator(finite)]
 Positive = Annotated[float, BeforeValidator(_positive)]
+Share = Annotated[float, BeforeValidator(_share)]
 
 
 def fault(message: str, *location: str | int) -> ValidationError:

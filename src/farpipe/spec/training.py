@@ -4,10 +4,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Text, fault
+from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.strict import finite
 
 Precision = Literal["bf16", "fp16", "fp32"]
+Recompute = Literal["none", "selective", "full"]
+"""Activations that a stage computes again in the backward pass: none, attention's, all but a layer's input."""
 
 
 def _beta(value: Any) -> float:
@@ -37,8 +39,8 @@ class Training(Part):
     num_steps: Count = 100
     precision: Precision = "bf16"
     """Of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that are computed again in the backward pass: none, attention's, all but a layer's input."""
+    recompute: Literal["auto"] | Recompute = "auto"
+    """What every stage recomputes; ``auto`` leaves it to the planner, which decides for each stage."""
     zero1: Flag = False
     """Optimizer state is divided over the data-parallel replicas."""
     sequence_parallel: Flag = False
@@ -51,12 +53,40 @@ class Training(Part):
     clip_norm: Annotated[Positive | None, BeforeValidator(_or_none)] = 1.0
     """Largest norm of the whole gradient; None does not clip."""
     seed: Natural = 0
+    warmup_steps: Natural = 0
+    """Steps in which the learning rate rises in equal parts to `learning_rate`."""
+    decay: Literal["none", "cosine"] = "none"
+    """What the learning rate does after warm-up: stay, or fall along half a cosine to `final_learning_rate`."""
+    decay_steps: Natural = 0
+    """The step at which it has fallen all the way; 0: the end of the run."""
+    final_learning_rate: NonNegative = 0.0
+    evaluate_every_steps: Natural = 0
+    """Steps between two evaluations on text that is held out; 0: none."""
+    evaluation_batches: Count = 1
+    """Batches, each as large as a step's, in one evaluation."""
+    checkpoint_every_steps: Natural = 0
+    """Steps between two checkpoints; 0: only the clock counts."""
+    checkpoint_every_minutes: NonNegative = 10.0
+    """Minutes between two checkpoints; 0: only the steps count."""
+    keep_checkpoints: Natural = 2
+    """The newest ones that are kept; 0: none is written, not even at the end."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.microbatch_size is not None and self.global_batch % self.microbatch_size:
             raise fault(f"{self.microbatch_size} does not divide global_batch {self.global_batch}", "microbatch_size")
+        self._check_decay()
         return self
+
+    def _check_decay(self) -> None:
+        if self.decay == "none":
+            return
+        if self.final_learning_rate > self.learning_rate:
+            raise fault(
+                f"{self.final_learning_rate:g} is more than learning_rate {self.learning_rate:g}", "final_learning_rate"
+            )
+        if self.decay_steps and self.decay_steps <= self.warmup_steps:
+            raise fault(f"{self.decay_steps} steps are over before warmup_steps {self.warmup_steps}", "decay_steps")
 
     @property
     def tokens_per_step(self) -> int:
@@ -75,9 +105,30 @@ class Training(Part):
 
 
 class Data(Part):
-    """The text to train on."""
+    """The text to train on, and how it becomes tokens."""
 
     source: Text = "stdlib"
     """``stdlib`` is the source code of Python's standard library; anything else is a file or folder."""
-    format: Literal["bytes"] = "bytes"
-    """How text becomes tokens: one token per byte, 256 of them."""
+    format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = "auto"
+    """What is in the files; ``auto`` goes by the ends of their names. ``tokens`` are numbers already: .npy, .bin."""
+    text_key: Text = "text"
+    """Key of the text in JSONL, its column in parquet."""
+    tokenizer: Text = "bytes"
+    """``bytes``: one token per byte, 256 of them; anything else is a tokenizer.json, or a folder that has one."""
+    end_of_text: Text | None = None
+    """Token of the tokenizer that is put behind every document; None puts nothing there."""
+    held_out: Share = 0.0
+    """Share of the sequences that is kept for evaluation and never trained on."""
+    cache: Text | None = None
+    """Folder for text that has been tokenized; None: ``farpipe`` in the user's folder of caches."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.end_of_text is not None and self.tokenizer == "bytes":
+            raise fault("bytes have no such token; give a tokenizer", "end_of_text")
+        return self
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether tokens are bytes of text, as far as can be told without looking at the files."""
+        return self.tokenizer == "bytes" and self.format != "tokens" and not self.source.endswith((".npy", ".bin"))

@@ -26,7 +26,8 @@ def as_toml(job: "Job") -> str:
 
 def _site(site: Site) -> dict[str, Any]:
     links = {"machine_link": _speed(site.machine_link), "site_link": _speed(site.site_link)}
-    return site.model_dump() | {"device": _device(site.device)} | links
+    table = site.model_dump(exclude={"memory_reserve_bytes"}) | {"device": _device(site.device)} | links
+    return table | {"memory_reserve": _quantity(site.memory_reserve_bytes, "B")}
 
 
 def _device(device: Device) -> dict[str, Any]:
@@ -40,7 +41,9 @@ def _device(device: Device) -> dict[str, Any]:
 
 
 def _link(link: Link) -> dict[str, Any]:
-    return {"from": link.source, "to": link.target} | _speed(link)
+    queue = {} if link.queue_bytes is None else {"queue": _quantity(link.queue_bytes, "B")}
+    disturbed = {"loss": link.loss or None, "jitter": _quantity(link.jitter_s, "s") if link.jitter_s else None}
+    return {"from": link.source, "to": link.target} | _speed(link) | queue | disturbed
 
 
 def _speed(link: Link | LocalLink) -> dict[str, Any]:

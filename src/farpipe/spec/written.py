@@ -4,6 +4,7 @@ Every table here has `resolve`, which gives the part of a Job that it stands for
 read, so that whatever is wrong with it is told with the table's own key path.
 """
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -11,10 +12,12 @@ from typing import Annotated, Any, Final, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row
+from farpipe.errors import InputError
 from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Place, Site, check_ends
+from farpipe.spec.hugging_face import read_model
 from farpipe.spec.job import Job, Pins
 from farpipe.spec.model import Model
-from farpipe.spec.part import Count, Name, Part, SiteName, Text, fault
+from farpipe.spec.part import Count, Name, Part, Share, SiteName, Text, fault
 from farpipe.spec.training import Data, Precision, Training
 from farpipe.strict import nearest
 from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
@@ -38,6 +41,15 @@ def _more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+def _bytes_or_seconds(text: Any) -> tuple[float, str]:
+    """A queue's length: bytes, or for how long the link has to work on it."""
+    for units, kind in ((BYTES, "bytes"), (SECONDS, "seconds")):
+        with contextlib.suppress(ValueError):
+            if value := parse(text, units, ""):
+                return value, kind
+    raise ValueError(f'expected bytes or a time, more than zero, such as "1 MB" or "20 ms", found {text!r:.60}')
+
+
 def _known(look_up: Callable[[str], object]) -> AfterValidator:
     """A name that `look_up` finds in the catalogue."""
 
@@ -54,8 +66,10 @@ LinkPreset = Annotated[Text, _known(link_row)]
 Latency = Annotated[float, _quantity(SECONDS, "35 ms")]
 Bandwidth = Annotated[float, _more_than_zero(BYTES_PER_S, "400 Gbit/s")]
 Memory = Annotated[float, _more_than_zero(BYTES, "80 GiB")]
+MemoryReserve = Annotated[float, _quantity(BYTES, "5 GiB")]
 MemoryBandwidth = Annotated[float, _more_than_zero(BYTES_PER_S, "3350 GB/s")]
 Flops = Annotated[float, _more_than_zero(FLOPS, "989 TFLOP/s")]
+Queue = Annotated[tuple[float, str], BeforeValidator(_bytes_or_seconds)]
 Power = Annotated[float, _more_than_zero(WATTS, "700 W")]
 
 
@@ -85,21 +99,33 @@ class Written(Part):
         return self
 
 
+def _config(folder: str) -> dict[str, Any]:
+    """The shape of the model in `folder`."""
+    try:
+        return read_model(folder).model_dump()
+    except InputError as error:
+        raise fault(str(error), "hugging_face") from None
+
+
 class WrittenModel(Written):
-    """[model]: a preset, a shape, or a preset with some of its shape replaced."""
+    """[model]: a preset, a shape, a model of Hugging Face, or one of these with some of its shape replaced."""
 
     model_config = ConfigDict(extra="allow")
 
     preset: ModelPreset | None = None
 
     def resolve(self) -> Model:
-        """The model; explicit keys override the preset's."""
+        """The model; explicit keys override the preset's or those of Hugging Face's config."""
         shape = self.model_extra or {}
         known = ["preset", *Model.model_fields]
         for key in shape:
             if key not in known:
                 raise fault(f"unknown key{nearest(key, known)}", key)
         row = model_row(self.preset) if self.preset else None
+        if isinstance(folder := shape.get("hugging_face"), str):
+            if row:
+                raise fault("give either a preset or hugging_face", "hugging_face")
+            return Model.model_validate(_config(folder) | shape)
         return Model.model_validate(({"name": row.name, **row.shape} if row else {}) | shape)
 
 
@@ -156,18 +182,22 @@ class WrittenSite(Written):
     devices_per_machine: Count | None = None
     machine_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
     site_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
+    memory_reserve: MemoryReserve | None = None
 
     def resolve(self) -> Site:
         """The site; a machine's links are the device preset's unless they are given."""
         row = self.device.row()
-        machines = {} if self.devices_per_machine is None else {"devices_per_machine": self.devices_per_machine}
+        given: dict[str, Any] = {
+            "devices_per_machine": self.devices_per_machine,
+            "memory_reserve_bytes": self.memory_reserve,
+        }
         return Site(
             name=self.name,
             device=self.device.resolve(),
             num_devices=self.num_devices,
             machine_link=self.machine_link.speed("machine_link", default=row.machine_link if row else None),
             site_link=self.site_link.speed("site_link", default=link_row(USUAL_SITE_LINK)),
-            **machines,
+            **{key: value for key, value in given.items() if value is not None},
         )
 
 
@@ -177,6 +207,9 @@ class WrittenLink(WrittenSpeed, Written):
     between: tuple[SiteName, SiteName] | None = None
     source: SiteName | None = Field(default=None, alias="from")
     target: SiteName | None = Field(default=None, alias="to")
+    queue: Queue | None = None
+    loss: Share = 0.0
+    jitter: Latency = 0.0
 
     def ends(self) -> list[tuple[str, str]]:
         """Source and target of each direction."""
@@ -188,8 +221,12 @@ class WrittenLink(WrittenSpeed, Written):
 
     def resolve(self) -> list[Link]:
         """One directed link, or two."""
-        speed = self.speed()
-        return [Link(source=source, target=target, **speed.model_dump()) for source, target in self.ends()]
+        speed = self.speed().model_dump()
+        figures = speed | {"loss": self.loss, "jitter_s": self.jitter}
+        if self.queue is not None:
+            length, kind = self.queue
+            figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
+        return [Link(source=source, target=target, **figures) for source, target in self.ends()]
 
 
 class WrittenCluster(Written):
@@ -204,6 +241,16 @@ class WrittenCluster(Written):
         check_ends(names, [(("links", i), *ends) for i, link in enumerate(self.links) for ends in link.ends()])
         links = tuple(directed for link in self.links for directed in link.resolve())
         return Cluster(sites=tuple(site.resolve() for site in self.sites), links=links)
+
+
+class WrittenClusterFile(Written):
+    """A file with nothing but a cluster, for `farpipe wan`."""
+
+    cluster: WrittenCluster
+
+    def resolve(self) -> Cluster:
+        """The cluster."""
+        return self.cluster.resolve()
 
 
 class WrittenSchedule(Part):

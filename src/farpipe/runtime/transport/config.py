@@ -5,9 +5,15 @@ import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Final
 
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError
+from farpipe.runtime.tls import TlsFiles
+
+MAX_STREAMS: Final = 1024
+SILENCE_S: Final = 5.0
+"""Both sides of a connection say something five times in this; see `TransportConfig.silence_s`."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +24,13 @@ class TransportConfig:
     encrypted, unless `allow_plaintext` says that the network is trusted.
     """
 
-    streams: int = 4
-    """TCP connections per channel; long messages are cut into chunks and use all of them."""
+    streams: int | None = None
+    """TCP connections per channel; long messages are cut into chunks and use all of them. None: as many as round trip
+    and rate of the link ask for (see `tuning`)."""
     timeout_s: float = 60.0
-    """Longest wait for one message, or for room to send one."""
+    """Longest wait for one message, or for room to send one; outages don't count."""
+    outage_s: float = 60.0
+    """A connection that breaks is made anew, and nothing is lost or doubled; one that is gone longer ends the run."""
     connect_timeout_s: float = 30.0
     """Longest wait for all ranks to meet."""
     max_message_bytes: int = 4 << 30
@@ -38,23 +47,31 @@ class TransportConfig:
     """Port to listen on; 0: any that is free."""
     advertise_host: str | None = None
     """Address that the others should connect to, where it is not `host` (0.0.0.0, address translation)."""
+    tls: TlsFiles | None = None
+    """This site's certificate and key. All connections are within TLS then; None: nothing is encrypted."""
+    sites: tuple[str, ...] = ()
+    """The site of every rank; with TLS a rank's certificate must be that of its site."""
     allow_plaintext: bool = False
-    """Listen on an address that other machines can reach although nothing is encrypted."""
+    """Listen without TLS on an address that other machines can reach."""
+    num_threads: int | None = None
+    """Threads that send and receive; None: by the number of cores. One moves about 5 Gbit/s within TLS."""
     socket_buffer_bytes: int | None = None
     """Kernel buffer per TCP connection and direction; None: the kernel adapts it (up to tcp_wmem and tcp_rmem)."""
     congestion_control: str | None = None
     """TCP's algorithm; None: the system's default. "bbr" also keeps its rate when a connection was idle for a while,
     where the others start slowly again unless the system's tcp_slow_start_after_idle is off."""
+    bandwidths: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams`."""
     links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
 
     def __post_init__(self) -> None:
-        for name in ("streams", "timeout_s", "connect_timeout_s", "max_message_bytes", "buffer_bytes"):
+        for name in ("streams", "timeout_s", "outage_s", "connect_timeout_s", "max_message_bytes", "buffer_bytes"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"transport: {name} must be more than 0, found {value}")
-        if self.streams > 1024:
-            raise InputError(f"transport: streams must be at most 1024, found {self.streams}")
+        if self.streams is not None and self.streams > MAX_STREAMS:
+            raise InputError(f"transport: streams must be at most {MAX_STREAMS}, found {self.streams}")
         if not 0 <= self.port < 1 << 16:
             raise InputError(f"transport: port must be from 0 to 65535, found {self.port}")
         self._check_host()
@@ -65,11 +82,21 @@ class TransportConfig:
         where = ipaddress.ip_address(address.partition("%")[0])
         if where.is_unspecified and self.advertise_host is None:
             raise InputError(f"transport: nobody can connect to {self.host}; say which address in advertise_host")
-        if not where.is_loopback and not self.allow_plaintext:
+        if not where.is_loopback and self.tls is None and not self.allow_plaintext:
             raise InputError(
-                f"transport: {self.host} can be reached from other machines, and messages are not encrypted yet; "
-                "use a tunnel (WireGuard, ssh) or a private network and set allow_plaintext, or listen on 127.0.0.1"
+                f"transport: {self.host} can be reached from other machines, and without certificates messages are not "
+                "encrypted; make some (farpipe certs) and give each rank its site's folder with --certs, or, on a "
+                "network that nobody else can reach, say --allow-plaintext"
             )
+
+    @property
+    def silence_s(self) -> float:
+        """A connection on which nothing was heard for so long is broken: soon enough for waits to be extended."""
+        return min(SILENCE_S, self.outage_s / 2, max(1.0, self.timeout_s / 4))
+
+    def site(self, rank: int) -> str | None:
+        """The site of `rank`, if the sites are known."""
+        return self.sites[rank] if rank < len(self.sites) else None
 
     def link_shapes(self) -> dict[str, LinkShape]:
         """The emulated links by name; InputError when two rank pairs disagree on one."""
@@ -85,7 +112,9 @@ class TransportConfig:
         return name if shape is not None else None
 
     def __repr__(self) -> str:
-        changed = (f for f in fields(self) if f.name != "links" and getattr(self, f.name) != f.default)
+        changed = (
+            f for f in fields(self) if f.name not in ("links", "bandwidths") and getattr(self, f.name) != f.default
+        )
         settings = [f"{f.name}={getattr(self, f.name)!r}" for f in changed] + [f"{len(self.links)} links"]
         return f"TransportConfig({', '.join(settings)})"
 

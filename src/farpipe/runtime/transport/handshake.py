@@ -1,36 +1,39 @@
 """How a connection begins: each side proves that it knows the run's token, without sending it.
 
-    connector -> acceptor    hello: version, what the connection is for, the connector's nonce
+    connector -> acceptor    hello: version, which pipe the connection is for, the connector's nonce
     acceptor -> connector    the acceptor's nonce, MAC over both
-    connector -> acceptor    MAC over both
+    connector -> acceptor    how many frames of this pipe it has received, MAC over all
+    acceptor -> connector    how many it has received, or why it refuses
 
 The MACs (HMAC-SHA256 under the token) cover the whole hello, so nobody can turn a connection into another. They prove
-who opened the connection; they don't protect what is sent on it later, which is plaintext.
+who opened the connection; without TLS they don't protect what is sent on it later. With TLS (see farpipe.runtime.tls)
+all of this goes within it, and the acceptor checks that the certificate is that of the rank's site.
 """
 
 import hmac
 import secrets
 import socket
+import ssl
 import struct
 import time
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from farpipe.errors import RunError
-from farpipe.runtime.transport.health import Health
+from farpipe.runtime.tls import RefusedError, explained
 from farpipe.runtime.transport.message import CHANNEL_KINDS, ChannelKind
 from farpipe.runtime.transport.sockets import receive_before
 
-VERSION: Final = 1
+VERSION: Final = 2
 LIMIT_S: Final = 5.0
 """A connection that has not proven itself by then is closed."""
 
 _MAGIC: Final = b"farpipe\0"
 _NONCE_BYTES: Final = 16
 _MAC_BYTES: Final = 32
-_HELLO: Final = struct.Struct(f"<8sHBxII{_NONCE_BYTES}s")
-_RETRY_S: Final = 0.05
-_MESH: Final = len(CHANNEL_KINDS)
+_HELLO: Final = struct.Struct(f"<8sHBxIII{_NONCE_BYTES}s")
+_COUNT: Final = struct.Struct("<Q")
+_ANSWER: Final = struct.Struct("<?xHQ")
+_MAX_REASON_BYTES: Final = 1024
+_CONTROL: Final = len(CHANNEL_KINDS)
 """The code of the control connection, which carries no tensors, in the hello."""
 
 
@@ -39,70 +42,72 @@ class HandshakeError(Exception):
 
 
 class Purpose(NamedTuple):
-    """What a connection is for: messages of one kind from `source` to `target`, or, with kind None, their control."""
+    """Which pipe a connection is for: stream `stream` of the messages of one kind from `source` to `target`, or,
+    with kind None, their control."""
 
     source: int
     target: int
     kind: ChannelKind | None
+    stream: int = 0
 
 
-def offer(sock: socket.socket, purpose: Purpose, token: bytes) -> None:
-    """The connector's side; HandshakeError or OSError when the other side is not who it should be."""
+def offer(sock: socket.socket, purpose: Purpose, token: bytes, num_received: int) -> int:
+    """The connector's side: how many frames the acceptor has received.
+
+    HandshakeError or OSError when the other side is not who it should be, RefusedError when it says why it refuses.
+    """
     deadline_s = time.monotonic() + LIMIT_S
-    code = _MESH if purpose.kind is None else CHANNEL_KINDS.index(purpose.kind)
-    hello = _HELLO.pack(_MAGIC, VERSION, code, purpose.source, purpose.target, secrets.token_bytes(_NONCE_BYTES))
+    code = _CONTROL if purpose.kind is None else CHANNEL_KINDS.index(purpose.kind)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    hello = _HELLO.pack(_MAGIC, VERSION, code, purpose.source, purpose.target, purpose.stream, nonce)
     sock.settimeout(LIMIT_S)
-    sock.sendall(hello)
-    answer = receive_before(sock, _NONCE_BYTES + _MAC_BYTES, deadline_s)
-    talk = hello + answer[:_NONCE_BYTES]
-    if not hmac.compare_digest(answer[_NONCE_BYTES:], _mac(token, b"acceptor", talk)):
-        raise HandshakeError("it does not know this run's token")
-    sock.sendall(_mac(token, b"connector", talk))
-    sock.settimeout(None)
+    with explained():
+        sock.sendall(hello)
+        answer = receive_before(sock, _NONCE_BYTES + _MAC_BYTES, deadline_s)
+        talk = hello + answer[:_NONCE_BYTES]
+        if not hmac.compare_digest(answer[_NONCE_BYTES:], _mac(token, b"acceptor", talk)):
+            raise HandshakeError("it does not know this run's token")
+        count = _COUNT.pack(num_received)
+        sock.sendall(count + _mac(token, b"connector", talk + count))
+        welcome, reason_bytes, peer_received = _ANSWER.unpack(receive_before(sock, _ANSWER.size, deadline_s))
+        if not welcome:
+            raise RefusedError(receive_before(sock, reason_bytes, deadline_s).decode(errors="replace"))
+    return int(peer_received)
 
 
-def accept(sock: socket.socket, token: bytes) -> Purpose:
-    """The acceptor's side; HandshakeError or OSError when the other side is not a rank of this run."""
+def accept(sock: socket.socket, token: bytes) -> tuple[Purpose, int]:
+    """The acceptor's side: what the connection is for and how many frames the connector has received.
+
+    HandshakeError or OSError when the other side is not a rank of this run. `welcome` or `refuse` comes next.
+    """
     deadline_s = time.monotonic() + LIMIT_S
     hello = receive_before(sock, _HELLO.size, deadline_s)
-    magic, version, code, source, target, _ = _HELLO.unpack(hello)
-    if magic != _MAGIC or version != VERSION or code > _MESH:
-        raise HandshakeError("it does not speak this version of farpipe's protocol")
+    magic, version, code, source, target, stream, _ = _HELLO.unpack(hello)
+    if magic != _MAGIC or version != VERSION or code > _CONTROL:
+        tls = "" if isinstance(sock, ssl.SSLSocket) or hello[:2] != b"\x16\x03" else "; it speaks TLS, this side not"
+        raise HandshakeError(f"it does not speak this version of farpipe's protocol{tls}")
     talk = hello + secrets.token_bytes(_NONCE_BYTES)
     sock.sendall(talk[_HELLO.size :] + _mac(token, b"acceptor", talk))
+    count = receive_before(sock, _COUNT.size, deadline_s)
     proof = receive_before(sock, _MAC_BYTES, deadline_s)
-    if not hmac.compare_digest(proof, _mac(token, b"connector", talk)):
+    if not hmac.compare_digest(proof, _mac(token, b"connector", talk + count)):
         raise HandshakeError("it does not know this run's token")
-    sock.settimeout(None)
-    return Purpose(source, target, None if code == _MESH else CHANNEL_KINDS[code])
+    (num_received,) = _COUNT.unpack(count)
+    return Purpose(source, target, None if code == _CONTROL else CHANNEL_KINDS[code], stream), num_received
+
+
+def welcome(sock: socket.socket, num_received: int) -> None:
+    """Let the connector in and tell it how many of its frames are here."""
+    sock.settimeout(LIMIT_S)
+    sock.sendall(_ANSWER.pack(True, 0, num_received))
+
+
+def refuse(sock: socket.socket, reason: str) -> None:
+    """Tell the connector, which has proven itself, why it is not let in."""
+    text = reason.encode()[:_MAX_REASON_BYTES]
+    sock.settimeout(LIMIT_S)
+    sock.sendall(_ANSWER.pack(False, len(text), 0) + text)
 
 
 def _mac(token: bytes, role: bytes, talk: bytes) -> bytes:
     return hmac.digest(token, role + talk, "sha256")
-
-
-def dial(
-    address: tuple[str, int],
-    purpose: Purpose,
-    token: bytes,
-    prepare: Callable[[socket.socket], None],
-    deadline_s: float,
-    health: Health,
-) -> socket.socket:
-    """A connection for `purpose`, tried again until `deadline_s` (monotonic) or until the run breaks; RunError then."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    context = f"rank {purpose.source} connecting to rank {purpose.target} at {address[0]}:{address[1]}"
-    while True:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            prepare(sock)
-            sock.settimeout(LIMIT_S)
-            sock.connect(address)
-            offer(sock, purpose, token)
-            return sock
-        except (OSError, HandshakeError) as error:
-            sock.close()
-            if time.monotonic() + _RETRY_S > deadline_s:
-                raise RunError(f"{context}: {error}") from None
-        health.check(context)
-        time.sleep(_RETRY_S)

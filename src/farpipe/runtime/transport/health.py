@@ -2,6 +2,8 @@
 
 import threading
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
@@ -44,6 +46,9 @@ class Health:
         self._conditions: list[threading.Condition] = []
         self._departed: set[int] = set()
         self._explained = self.condition()
+        self._pauses: Counter[object] = Counter()
+        self._paused_s = 0.0
+        self._paused_since_s: float | None = None
 
     @property
     def error(self) -> RunError | None:
@@ -73,6 +78,28 @@ class Health:
         if announce is not None:
             self._announce(announce)
 
+    def pause(self, who: object) -> None:
+        """`who` has lost a connection and tries to get it back: the limits of waits are extended until `resume`."""
+        with self._lock:
+            if not self._pauses:
+                self._paused_since_s = time.monotonic()
+            self._pauses[who] += 1
+
+    def resume(self, who: object) -> None:
+        """`who` has one connection back that it had lost."""
+        with self._lock:
+            if self._pauses[who]:
+                self._pauses[who] -= 1
+            self._pauses += Counter()  # only what is more than zero stays
+            if not self._pauses and self._paused_since_s is not None:
+                self._paused_s += time.monotonic() - self._paused_since_s
+                self._paused_since_s = None
+
+    def paused_s(self) -> float:
+        """For how long messages were kept from arriving, in all."""
+        with self._lock:
+            return self._paused_s + (0.0 if self._paused_since_s is None else time.monotonic() - self._paused_since_s)
+
     def depart(self, peer: int) -> None:
         """`peer` has said goodbye: that its connections close is no loss."""
         with self._explained:
@@ -100,14 +127,17 @@ class Health:
         """Around all that a thread does with `peer`: however it fails, the run hears of it."""
         try:
             yield
-        except RunError as error:
-            self.fail(error, announce=str(error))
         except (OSError, WireError) as error:
             self.lose(peer, f"{what}: {error}", patience_s)
         except Exception as error:
-            text = f"a fault in farpipe while {what}: {error!r}"
-            self.fail(RunError(text), announce=text)
-            raise
+            self.fault(error, what)
+
+    def fault(self, error: Exception, what: str) -> None:
+        """Break the run because of an error that came out of `what`; one that is not meant for users is our bug."""
+        if not isinstance(error, RunError):
+            traceback.print_exception(error)
+            error = RunError(f"a fault in farpipe while {what}: {error!r}")
+        self.fail(error, announce=str(error))
 
     def check(self, context: str) -> None:
         """Raise the error that broke the run, if any, with `context` before it."""
@@ -123,8 +153,9 @@ class Health:
     ) -> Result | None:
         """Under `condition`, wait until `ready()` gives a result; None when `deadline_s` (monotonic) has passed.
 
-        Raises the error that broke the run as soon as it does, with `context` before it.
+        Outages don't count. Raises the error that broke the run as soon as it does, with `context` before it.
         """
+        paused_s = self.paused_s()
         while True:
             self.check(context)
             result = ready()
@@ -132,6 +163,8 @@ class Health:
                 return result
             now_ns = time.monotonic_ns()
             left_s = deadline_s - now_ns / 1e9
+            if left_s <= 0:
+                left_s += self.paused_s() - paused_s
             if left_s <= 0:
                 return None
             due_s = (result.machine_ns - now_ns) / 1e9 if result else LONGEST_WAIT_S

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -48,6 +48,8 @@ class _Shelf:
     awaited: list[Tag] = field(default_factory=list)
     num_bytes: int = 0
     num_complete: int = 0
+    stopped: list[Callable[[], None]] = field(default_factory=list)
+    """How to go on with the pipes whose next message found no room."""
     num_announced: float = math.inf
     """How many messages the peer has sent in all; known once it has said goodbye."""
 
@@ -90,24 +92,27 @@ class Inbox:
         self._changed = health.condition()
         self._shelves: dict[Channel, _Shelf] = {}
 
-    def place(self, channel: Channel, header: ChunkHeader) -> memoryview:
-        """Where the chunk's bytes go; waits until there is room if it is of a new message.
+    def place(self, channel: Channel, header: ChunkHeader, go_on: Callable[[], None]) -> memoryview | None:
+        """Where the chunk's bytes go; None if it is of a new message and there is no room, `go_on` is called when.
 
-        Raises the error that broke the run meanwhile, WireError for a chunk that contradicts the others.
+        WireError for a chunk that contradicts the others.
         """
         with self._changed:
             shelf = self._shelf(channel)
-
-            def ready() -> _Parcel | None:
-                if parcel := shelf.by_number.get(header.number):
-                    return parcel
-                return shelf.open(header) if shelf.has_room(header, self._config.buffer_bytes) else None
-
-            parcel = self._health.wait(self._changed, ready, math.inf, "receiving")
-            assert parcel is not None, "without a deadline there is always a result"
+            parcel = shelf.by_number.get(header.number)
+            if parcel is None:
+                if not shelf.has_room(header, self._config.buffer_bytes):
+                    shelf.stopped.append(go_on)
+                    return None
+                parcel = shelf.open(header)
         if not header.same_message(parcel.header):
             raise WireError(f"the chunks of message {header.number} contradict each other")
         return parcel.data[header.offset : header.offset + header.chunk_bytes]
+
+    def _make_room(self, shelf: _Shelf) -> None:
+        stopped, shelf.stopped = shelf.stopped, []
+        for go_on in stopped:
+            go_on()
 
     def _shelf(self, channel: Channel) -> _Shelf:
         return self._shelves.setdefault(channel, _Shelf())
@@ -138,7 +143,7 @@ class Inbox:
         with self._changed:
             shelf = self._shelf(channel)
             shelf.awaited.append(tag)
-            self._changed.notify_all()  # what is ahead of it may come in now, even beyond the limit
+            self._make_room(shelf)  # what is ahead of it may come in now, even beyond the limit
             try:
                 deadline_s = time.monotonic() + self._config.timeout_s
                 parcel = self._health.wait(self._changed, lambda: shelf.find(tag, context), deadline_s, context)
@@ -148,7 +153,7 @@ class Inbox:
                 raise RunError(f"{context}: it did not come within {self._config.timeout_s:g} s{_describe(shelf)}")
             del shelf.by_tag[tag]
             shelf.num_bytes -= parcel.header.total_bytes
-            self._changed.notify_all()
+            self._make_room(shelf)
         return Message(parcel.tensor, self._times(parcel))
 
     def _times(self, parcel: _Parcel) -> MessageTimes:

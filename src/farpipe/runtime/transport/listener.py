@@ -1,85 +1,101 @@
-"""The door of a rank: accepts connections, lets in those of this run, and serves each in a thread of its own."""
+"""The door of a rank: accepts connections, lets in those of this run and turns away everybody else."""
 
+import contextlib
 import socket
+import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from farpipe.runtime.tls import RefusedError, secure
 from farpipe.runtime.transport import handshake
 from farpipe.runtime.transport.sockets import interrupt
 
 MAX_STRANGERS: Final = 128
 """Connections that have not proven themselves yet; more are turned away (ranks try again)."""
 _PAUSE_S: Final = 0.1
+_MAX_REMEMBERED: Final = 3
+
+Serve = Callable[[handshake.Purpose, socket.socket, int], bool]
+"""Takes over a connection that has proven what it is for, and how many frames its other end has received; False: it is
+to be closed. RefusedError for one that is not to be let in."""
 
 
 class Listener:
-    """Serves connections on `sock`, a listening socket: `serve(purpose, connection)` runs in the connection's thread.
+    """Brings connections to `sock`, a listening socket, to `serve`, within TLS if there is a `context`.
 
     Whatever else comes to the port, in whatever number, takes a thread for a few seconds and no more.
     """
 
-    def __init__(
-        self, sock: socket.socket, token: bytes, serve: Callable[[handshake.Purpose, socket.socket], None]
-    ) -> None:
-        self._sock = sock
-        self._token = token
-        self._serve = serve
+    def __init__(self, sock: socket.socket, token: bytes, context: ssl.SSLContext | None, serve: Serve) -> None:
+        self._sock, self._token, self._context, self._serve = sock, token, context, serve
         self._lock = threading.Lock()
         self._closing = False
-        self._num_strangers = 0
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._connections: dict[threading.Thread, socket.socket] = {}
+        self._turned_away: deque[str] = deque(maxlen=_MAX_REMEMBERED)
         self._acceptor = threading.Thread(target=self._accept, name="farpipe listener", daemon=True)
         self._acceptor.start()
+
+    def turned_away(self) -> str:
+        """Who came lately and was not let in, with the reasons, to be put behind an error; empty if nobody."""
+        return "".join(f"; turned away {text}" for text in dict.fromkeys(self._turned_away))
 
     def _accept(self) -> None:
         while True:
             try:
-                connection = self._sock.accept()[0]
+                connection, address = self._sock.accept()
             except OSError:
                 if self._closing:
                     return
                 time.sleep(_PAUSE_S)  # no file descriptors left, most likely; others may free some
                 continue
-            self._welcome(connection)
+            self._receive(connection, str(address[0]))
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket, host: str) -> None:
         with self._lock:
-            if self._closing or self._num_strangers >= MAX_STRANGERS:
+            if self._closing or len(self._connections) >= MAX_STRANGERS:
                 connection.close()
                 return
-            self._num_strangers += 1
-            thread = threading.Thread(target=self._run, args=(connection,), name="farpipe connection", daemon=True)
-            self._connections[connection] = thread
+            thread = threading.Thread(target=self._run, args=(connection, host), name="farpipe stranger", daemon=True)
+            self._connections[thread] = connection
             thread.start()
 
-    def _run(self, connection: socket.socket) -> None:
+    def _run(self, connection: socket.socket, host: str) -> None:
+        adopted = False
         try:
-            purpose = self._check(connection)
-            if purpose is not None:
-                self._serve(purpose, connection)
+            connection.settimeout(handshake.LIMIT_S)
+            if self._context is not None:
+                connection = self._connections[threading.current_thread()] = secure(
+                    connection, self._context, server=True
+                )
+            adopted = self._admit(connection)
+        except (RefusedError, handshake.HandshakeError) as error:
+            self._turned_away.append(f"{host}: {error}")
+        except OSError:
+            pass  # a port scan, a rank that gave up
         finally:
             with self._lock:
+                del self._connections[threading.current_thread()]
+            if not adopted:
                 connection.close()
-                self._connections.pop(connection, None)
 
-    def _check(self, connection: socket.socket) -> handshake.Purpose | None:
-        """The connection's purpose; None for a stranger's."""
+    def _admit(self, connection: socket.socket) -> bool:
+        purpose, num_received = handshake.accept(connection, self._token)
         try:
-            return handshake.accept(connection, self._token)
-        except (OSError, handshake.HandshakeError):
-            return None
-        finally:
-            with self._lock:
-                self._num_strangers -= 1
+            return self._serve(purpose, connection, num_received)
+        except RefusedError as error:
+            with contextlib.suppress(OSError):
+                handshake.refuse(connection, str(error))
+            raise
 
     def close(self, deadline_s: float) -> None:
-        """Stop listening, break off all connections and wait for their threads until `deadline_s` (monotonic)."""
+        """Stop listening, break off the connections that are being checked, wait until `deadline_s` (monotonic)."""
         with self._lock:
             self._closing = True
-            threads = [self._acceptor, *self._connections.values()]
-            for connection in self._connections:
+            threads = [self._acceptor, *self._connections]
+            for connection in self._connections.values():
                 interrupt(connection)
         interrupt(self._sock)
         for thread in threads:

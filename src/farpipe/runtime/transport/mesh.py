@@ -1,6 +1,5 @@
-"""The control connections of a rank to all others, which stand as long as the run does."""
+"""The control links of a rank to all others, which stand as long as the run does."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from farpipe.errors import RunError
 from farpipe.runtime.clock import PingTimes, offset_ns
 from farpipe.runtime.transport.control import ControlLink
 from farpipe.runtime.transport.health import Health
+from farpipe.runtime.transport.lifeline import Lifeline
 from farpipe.runtime.transport.mailbox import Mailbox
 from farpipe.runtime.transport.message import ChannelKind
 
@@ -18,54 +18,50 @@ NUM_PINGS: Final = 12
 
 
 class Mesh:
-    """One control link per peer; every rank dials those below it and is dialled by those above.
+    """One control link per peer; every rank dials those below it and is dialled by those above."""
 
-    `make_link(peer, socket)` makes a link and is told of no peer twice.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        health: Health,
-        mailbox: Mailbox,
-        make_link: Callable[[int, socket.socket], ControlLink],
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, health: Health, mailbox: Mailbox) -> None:
         self._rank, self._peers = rank, [peer for peer in range(world_size) if peer != rank]
-        self._health, self._mailbox, self._make_link = health, mailbox, make_link
+        self._health, self._mailbox = health, mailbox
         self._links: dict[int, ControlLink] = {}
+        self.lifelines: dict[int, Lifeline] = {}
         self._changed = health.condition()
-        self._dialers: list[threading.Thread] = []
         self._pinging = threading.Lock()
 
-    def connect(self, dial: Callable[[int], socket.socket], deadline_s: float) -> None:
-        """Connect to all lower ranks and wait for all higher ones; RunError naming those that are missing."""
-        for peer in range(self._rank):
-            self._dialers.append(
-                threading.Thread(target=self._dial, args=(dial, peer), name="farpipe control", daemon=True)
-            )
-            self._dialers[-1].start()
-        context = f"rank {self._rank} connecting to the others"
-        with self._changed:
-            self._health.wait(self._changed, lambda: len(self._links) == len(self._peers) or None, deadline_s, context)
-            missing = [str(peer) for peer in self._peers if peer not in self._links]
-        if missing:
-            raise RunError(f"{context}: no connection with rank {', '.join(missing)} in time")
+    def add(self, link: ControlLink, lifeline: Lifeline) -> None:
+        """The link with a peer, and what keeps it connected."""
+        link.carry_on(lifeline.pipe)
+        self._links[link.peer] = link
+        self.lifelines[link.peer] = lifeline
 
-    def _dial(self, dial: Callable[[int], socket.socket], peer: int) -> None:
-        with self._health.guard(peer, "connecting"), dial(peer) as sock:
-            self.serve(peer, sock)
-
-    def serve(self, peer: int, sock: socket.socket) -> None:
-        """Take part in the connection with `peer` until both sides have ended it; a second one is refused."""
+    def notice(self) -> None:
+        """A connection was made."""
         with self._changed:
-            if peer in self._links:
-                return
-            link = self._links[peer] = self._make_link(peer, sock)
             self._changed.notify_all()
-        if error := self._health.error:  # it broke before there was a link to tell it on
-            link.abort(str(error))
-        link.read()
+
+    def tell_of_outage(self, begins: bool) -> None:
+        """A connection of this rank was lost, or is back: the others have to be patient, or not any more."""
+        for peer, link in self._links.items():
+            if self._health.error is None and not self._health.has_departed(peer):
+                link.tell_of_outage(begins=begins)
+
+    def connect(self, deadline_s: float, turned_away: Callable[[], str]) -> None:
+        """Connect to all lower ranks and wait for all higher ones.
+
+        RunError naming those that are missing, and what `turned_away` says of others that came.
+        """
+        for peer, lifeline in self.lifelines.items():
+            if peer < self._rank:
+                lifeline.connect(deadline_s)
+        context = f"rank {self._rank} connecting to the others"
+
+        def missing() -> list[str]:
+            return [str(peer) for peer, line in self.lifelines.items() if not line.pipe.is_up]
+
+        with self._changed:
+            self._health.wait(self._changed, lambda: not missing() or None, deadline_s, context)
+        if found := missing():
+            raise RunError(f"{context}: no connection with rank {', '.join(found)} in time{turned_away()}")
 
     def exchange(self, name: str, payload: bytes, deadline_s: float, waiting_for: str) -> list[bytes]:
         """Everybody's payload by rank; RunError naming who did not send it by `deadline_s` (monotonic)."""
@@ -117,14 +113,14 @@ class Mesh:
         for peer, link in self._links.items():
             link.goodbye(num_messages(peer))
 
-    def flush(self, deadline_s: float) -> None:
-        """Wait until the farewells are written, not beyond `deadline_s` (monotonic)."""
-        for link in list(self._links.values()):
-            link.flush(deadline_s)
+    def flush(self, deadline_s: float, *, acknowledged: bool = False) -> bool:
+        """Wait until the farewells are sent, or `acknowledged`; whether they are by `deadline_s` (monotonic)."""
+        through = [link.flush(deadline_s, acknowledged=acknowledged) for link in list(self._links.values())]
+        return all(through)
 
     def close(self, deadline_s: float) -> None:
         """Break off all connections and wait for their threads."""
-        for link in list(self._links.values()):
-            link.close()
-        for thread in self._dialers:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+        for lifeline in self.lifelines.values():
+            lifeline.close()
+        for lifeline in self.lifelines.values():
+            lifeline.join(max(deadline_s, time.monotonic()))

@@ -53,3 +53,10 @@ class Message:
 
     tensor: torch.Tensor
     times: MessageTimes
+    wire_bytes: int | None = None
+    """What went over the link, where that is not the tensor as it is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What went over the link."""
+        return self.tensor.nbytes if self.wire_bytes is None else self.wire_bytes

@@ -9,9 +9,9 @@ from typing import Final
 from farpipe.errors import InputError
 from farpipe.runtime.transport.config import TransportConfig, resolve
 
-KEEPALIVE_S: Final = 5
-"""A peer whose machine is gone without a word is noticed after about four times this."""
-_KEEPALIVE_PROBES: Final = 3
+_NOT_SENT_BYTES: Final = 256 << 10
+"""What the kernel takes of a connection beyond what TCP may send: little, so that nothing waits where it can't be
+overtaken, and stamps are true."""
 _BACKLOG: Final = 1024
 _CONGESTION_CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
@@ -23,10 +23,7 @@ class ClosedError(ConnectionError):
 def prepare(sock: socket.socket, config: TransportConfig) -> None:
     """Set the options of a connection, before it is made or listened for where buffers are to count."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOT_SENT_BYTES)
     if config.socket_buffer_bytes is not None:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, config.socket_buffer_bytes)
@@ -60,22 +57,6 @@ def listen(config: TransportConfig) -> socket.socket:
     return sock
 
 
-def receive_into(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view`; ClosedError when the connection ends before."""
-    while len(view):
-        num_bytes = sock.recv_into(view, 0, socket.MSG_WAITALL)
-        if num_bytes == 0:
-            raise ClosedError("it was closed")
-        view = view[num_bytes:]
-
-
-def receive_exactly(sock: socket.socket, num_bytes: int) -> bytearray:
-    """The next `num_bytes`; ClosedError when the connection ends before."""
-    data = bytearray(num_bytes)
-    receive_into(sock, memoryview(data))
-    return data
-
-
 def receive_before(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
     """The next `num_bytes`, however slowly they drip in, but not after `deadline_s` (monotonic): TimeoutError."""
     data = b""
@@ -94,17 +75,6 @@ def set_deadline(sock: socket.socket, deadline_s: float) -> None:
     if left_s <= 0:
         raise TimeoutError("timed out")
     sock.settimeout(left_s)
-
-
-def send_all(sock: socket.socket, *parts: bytes | memoryview) -> None:
-    """Hand all of `parts` to the kernel, in one call where it takes them."""
-    left = [memoryview(part) for part in parts if len(part)]
-    while left:
-        num_bytes = sock.sendmsg(left)
-        while left and num_bytes >= len(left[0]):
-            num_bytes -= len(left.pop(0))
-        if num_bytes:
-            left[0] = left[0][num_bytes:]
 
 
 def interrupt(sock: socket.socket) -> None:

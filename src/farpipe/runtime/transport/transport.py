@@ -1,33 +1,39 @@
 """The transport of one rank: what the executor calls."""
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import torch
 
-from farpipe.emulate import EmulatedLinks
+from farpipe.emulate import EmulatedLinks, LinkShape
 from farpipe.errors import RunError
 from farpipe.runtime.clock import Clock
-from farpipe.runtime.transport.config import TransportConfig
+from farpipe.runtime.tls import RefusedError, check_address, check_site, secure
+from farpipe.runtime.transport import handshake
+from farpipe.runtime.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.runtime.transport.control import ControlLink
-from farpipe.runtime.transport.handshake import Purpose, dial
+from farpipe.runtime.transport.handshake import Purpose
 from farpipe.runtime.transport.health import Health
 from farpipe.runtime.transport.inbox import Inbox
 from farpipe.runtime.transport.introduction import Introduction, introduce
+from farpipe.runtime.transport.lifeline import Dial, Lifeline, Peer
 from farpipe.runtime.transport.listener import Listener
+from farpipe.runtime.transport.loop import Loop
 from farpipe.runtime.transport.mailbox import Mailbox
 from farpipe.runtime.transport.mesh import Mesh
 from farpipe.runtime.transport.message import Channel, ChannelKind, Message, Tag
 from farpipe.runtime.transport.outbox import Outbox
-from farpipe.runtime.transport.receiving import receive_messages
+from farpipe.runtime.transport.receiving import Chunks
 from farpipe.runtime.transport.rendezvous import Rendezvous
 from farpipe.runtime.transport.sockets import listen, prepare
+from farpipe.runtime.transport.tuning import choose_streams, default_num_threads, round_trip_s
 
 FAREWELL_S: Final = 1.0
 """How long a rank that leaves tries to tell why, and then waits for its threads."""
@@ -51,50 +57,128 @@ class Transport:
         self._health = Health(lambda reason: self._mesh.abort(reason))
         self._inbox = Inbox(config, self._health, clock)
         self._mailbox = Mailbox(self._health)
-        self._mesh = Mesh(rank, world_size, self._health, self._mailbox, self._make_link)
+        self._mesh = Mesh(rank, world_size, self._health, self._mailbox)
         self._outboxes: dict[Channel, Outbox] = {}
+        self._incoming: dict[tuple[Channel, int], Lifeline] = {}
+        self._round_trips_s: dict[int, float] = {}
         self._links: EmulatedLinks | None = None
         self._lock = threading.Lock()
         self._closed = False
 
     def _start(
-        self, listener: socket.socket, token: bytes, ranks: list[Introduction], links: EmulatedLinks | None
+        self,
+        listener: socket.socket,
+        token: bytes,
+        ranks: list[Introduction],
+        links: EmulatedLinks | None,
+        contexts: "_Contexts",
     ) -> None:
         """Connect to the ranks that have introduced themselves, and see that all have come so far."""
-        self._token, self._ranks, self._links = token, ranks, links
-        self._listener = Listener(listener, token, self._serve)
-        deadline_s = time.monotonic() + self._config.connect_timeout_s
+        self._token, self._ranks, self._links, self._contexts = token, ranks, links, contexts
+        config, tick_s = self._config, self._config.silence_s / 5
+        num_loops = config.num_threads or default_num_threads()
+        on_fault = partial(self._health.fault, what="moving messages")
+        self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_loops)]
+        for peer in range(self.world_size):
+            if peer != self.rank:
+                link = self._make_link(peer)
+                self._mesh.add(link, self._control_line(link))
+        self._listener = Listener(listener, token, contexts.server, self._serve)
+        deadline_s = time.monotonic() + config.connect_timeout_s
         with self._breaking():
-            self._mesh.connect(lambda peer: self._dial(peer, None), deadline_s)
+            self._mesh.connect(deadline_s, self._listener.turned_away)
             self._mesh.exchange("farpipe start", b"", deadline_s, "starting")
 
-    def _dial(self, peer: int, kind: ChannelKind | None) -> socket.socket:
-        deadline_s = time.monotonic() + self._config.connect_timeout_s
-        set_options = partial(prepare, config=self._config)
-        return dial(
-            self._ranks[peer].address,
-            Purpose(self.rank, peer, kind),
-            self._token,
-            set_options,
-            deadline_s,
-            self._health,
+    def _control_line(self, link: ControlLink) -> Lifeline:
+        peer, dials = link.peer, link.peer < self.rank
+        return self._lifeline(
+            link,
+            peer,
+            "the control connection",
+            0,
+            dial=partial(self._dial, Purpose(self.rank, peer, None)) if dials else None,
+            looks=not dials,
         )
 
-    def _serve(self, purpose: Purpose, sock: socket.socket) -> None:
-        """What happens on a connection that another rank has opened."""
-        peer = purpose.source
-        if purpose.target != self.rank or peer == self.rank or peer >= self.world_size:
-            return
-        if purpose.kind is None:
-            self._mesh.serve(peer, sock)
-            return
-        with self._health.guard(peer, f"receiving {purpose.kind} messages"):
-            receive_messages(sock, Channel(peer, purpose.kind), self._inbox, self._config.max_message_bytes)
+    def _lifeline(
+        self,
+        ends: ControlLink | Outbox | Chunks,
+        peer: int,
+        what: str,
+        stream: int,
+        dial: Dial | None,
+        *,
+        looks: bool = False,
+    ) -> Lifeline:
+        site = self._config.site(peer)
+        other = Peer(
+            peer,
+            self._ranks[peer].address,
+            self._ranks[peer].machine == self._ranks[self.rank].machine,
+            f" (site {site})" if site else "",
+        )
+        return Lifeline(
+            ends,
+            self._loops[stream % len(self._loops)],
+            self._health,
+            self.clock.now_ns,
+            other,
+            what,
+            self._config.outage_s,
+            self._config.silence_s,
+            dial=dial,
+            looks=looks,
+            on_attached=self._mesh.notice,
+            on_outage=self._mesh.tell_of_outage,
+        )
 
-    def _make_link(self, peer: int, sock: socket.socket) -> ControlLink:
+    def _dial(self, purpose: Purpose, num_received: int) -> tuple[socket.socket, int]:
+        """One try to connect; see Dial."""
+        address, site = self._ranks[purpose.target].address, self._config.site(purpose.target)
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            prepare(sock, self._config)
+            sock.settimeout(handshake.LIMIT_S)
+            sock.connect(address)
+            if self._contexts.client is not None:
+                sock = secure(sock, self._contexts.client, server=False)
+                check_address(sock, address[0])
+                if site is not None:
+                    check_site(sock, site)
+            received = handshake.offer(sock, purpose, self._token, num_received)
+            self._round_trips_s[purpose.target] = round_trip_s(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock, received
+
+    def _serve(self, purpose: Purpose, sock: socket.socket, num_received: int) -> bool:
+        """See Serve: a connection that another rank has opened."""
+        peer = purpose.source
+        if purpose.target != self.rank or peer == self.rank or peer >= self.world_size or purpose.stream >= MAX_STREAMS:
+            raise RefusedError(f"this is rank {self.rank} of {self.world_size}, and the call is for {purpose}")
+        if (site := self._config.site(peer)) is not None:
+            check_site(sock, site)
+        if purpose.kind is not None:
+            return self._incoming_line(Channel(peer, purpose.kind), purpose.stream).adopt(sock, num_received)
+        if peer < self.rank:
+            raise RefusedError(f"rank {self.rank} calls rank {peer}, and not the other way round")
+        self._round_trips_s[peer] = round_trip_s(sock)
+        return self._mesh.lifelines[peer].adopt(sock, num_received)
+
+    def _incoming_line(self, channel: Channel, stream: int) -> Lifeline:
+        with self._lock:
+            if (line := self._incoming.get((channel, stream))) is None:
+                chunks = Chunks(channel, self._inbox, self._config.max_message_bytes)
+                line = self._lifeline(chunks, channel.peer, f"receiving {channel.kind} messages", stream, None)
+                chunks.go_on = line.pipe.advance_soon
+                self._incoming[channel, stream] = line
+            return line
+
+    def _make_link(self, peer: int) -> ControlLink:
         name = self._config.emulated_link(self.rank, peer)
         reserve = partial(self._links.slip_in, name) if self._links and name else None
-        return ControlLink(peer, sock, self._health, self.clock, self._inbox, self._mailbox, reserve)
+        return ControlLink(peer, self._health, self.clock, self._inbox, self._mailbox, reserve)
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -113,15 +197,30 @@ class Transport:
         if peer == self.rank or not 0 <= peer < self.world_size:
             raise ValueError(f"rank {self.rank} can't send to rank {peer} of {self.world_size}")
         channel = Channel(peer, kind)
+        if outbox := self._outboxes.get(channel):
+            return outbox
         with self._lock:
             if channel not in self._outboxes:
-                name = self._config.emulated_link(self.rank, peer)
-                reserve = partial(self._links.reserve, name) if self._links and name else None
-                connect_stream = partial(self._dial, peer, kind)
-                self._outboxes[channel] = Outbox(
-                    channel, self._config, self._health, self.clock, connect_stream, reserve
-                )
+                self._outboxes[channel] = self._make_outbox(channel)
             return self._outboxes[channel]
+
+    def _make_outbox(self, channel: Channel) -> Outbox:
+        config, (peer, kind) = self._config, channel
+        name = config.emulated_link(self.rank, peer)
+        reserve = partial(self._links.reserve, name) if self._links and name else None
+        num_streams = config.streams or choose_streams(
+            self._round_trips_s.get(peer, 0.0), config.bandwidths.get((self.rank, peer)), config.socket_buffer_bytes
+        )
+        outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
+        what = f"sending {kind} messages"
+        lines = [
+            self._lifeline(outbox, peer, what, stream, partial(self._dial, Purpose(self.rank, peer, kind, stream)))
+            for stream in range(num_streams)
+        ]
+        outbox.carry_on(lines)
+        for line in lines:
+            line.connect(time.monotonic() + config.connect_timeout_s)
+        return outbox
 
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: torch.Tensor) -> None:
         """Queue `tensor` for rank `peer` and return; nobody needs to have asked for it.
@@ -159,6 +258,11 @@ class Transport:
     def poll(self, name: str) -> list[tuple[int, bytes]]:
         """The payloads posted under `name` that have arrived since the last call, with the ranks that sent them."""
         return self._mailbox.take_posted(name)
+
+    def change_link(self, name: str, shape: LinkShape) -> None:
+        """From now on an emulated link is like this, for all ranks."""
+        assert self._links is not None, "no link is emulated"
+        self._links.change(name, shape)
 
     def clock_offsets(self) -> list[int]:
         """Nanoseconds to subtract from each rank's stamps to have them on rank 0's clock.
@@ -198,7 +302,7 @@ class Transport:
                 if not outbox.flush(deadline_s):
                     raise RunError(f"closing: the last {channel.kind} messages to rank {channel.peer} can't be sent")
         self._mesh.goodbye(self._num_messages)
-        self._mesh.flush(time.monotonic() + FAREWELL_S)
+        self._mesh.flush(deadline_s, acknowledged=True)
         self._health.await_departures([rank for rank in range(self.world_size) if rank != self.rank], LINGER_S)
 
     def _num_messages(self, peer: int) -> Mapping[ChannelKind, int]:
@@ -208,12 +312,14 @@ class Transport:
         self._health.fail(RunError("the transport is closed"), announce=None)
         self._mesh.flush(time.monotonic() + FAREWELL_S)
         deadline_s = time.monotonic() + FAREWELL_S
-        self._mesh.close(deadline_s)
-        for outbox in self._outboxes.values():
-            outbox.interrupt()
-        for outbox in self._outboxes.values():
-            outbox.join(deadline_s)
         self._listener.close(deadline_s)
+        for line in self._incoming.values():
+            line.close()
+        for outbox in self._outboxes.values():
+            outbox.close(deadline_s)
+        self._mesh.close(deadline_s)
+        for loop in self._loops:
+            loop.close(deadline_s)
         if self._links:
             self._links.close()
 
@@ -227,6 +333,20 @@ class Transport:
         self.close()
 
 
+class _Contexts(NamedTuple):
+    """How connections are secured; None: not at all."""
+
+    client: ssl.SSLContext | None
+    server: ssl.SSLContext | None
+
+    @classmethod
+    def of(cls, config: TransportConfig) -> Self:
+        """Those that the config asks for; InputError when its files are of no use."""
+        if config.tls is None:
+            return cls(None, None)
+        return cls(config.tls.context(server=False), config.tls.context(server=True))
+
+
 def connect(
     rank: int, world_size: int, config: TransportConfig, rendezvous: Rendezvous, clock: Clock | None = None
 ) -> Transport:
@@ -236,6 +356,7 @@ def connect(
     RunError naming the ranks that did not come within `connect_timeout_s`.
     """
     transport = Transport(rank, world_size, config, clock or Clock.from_environment())
+    contexts = _Contexts.of(config)
     shapes = config.link_shapes()
     with ExitStack() as undo:
         listener = undo.enter_context(listen(config))
@@ -248,7 +369,7 @@ def connect(
             links = EmulatedLinks.open(ranks[0].links_path, shapes)
         undo.pop_all()
     try:
-        transport._start(listener, token, ranks, links)
+        transport._start(listener, token, ranks, links, contexts)
     except BaseException:
         transport.close()
         raise

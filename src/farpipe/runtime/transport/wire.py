@@ -1,7 +1,7 @@
-"""The bytes on a connection: fixed binary headers that are checked before anything is allocated for what follows.
+"""The heads of frames: fixed binary headers that are checked before anything is allocated for what follows.
 
-A data connection carries frames of header, chunk of the tensor, and end stamp; a control connection frames of
-header, name and payload. All numbers are little-endian.
+The frames of a data pipe have a chunk of a tensor as their body, those of a control pipe the payload, and the name
+behind the header. All numbers are little-endian.
 """
 
 import math
@@ -33,10 +33,8 @@ DTYPES: Final[tuple[torch.dtype, ...]] = (
 
 _DATA_MAGIC: Final = b"fpD1"
 _CONTROL_MAGIC: Final = b"fpC1"
-_DATA: Final = struct.Struct("<4sBBBx Q qii QQQ qqq 8Q")
+_DATA: Final = struct.Struct("<4sBBxx Q qii QQQ qqq 8Q")
 _CONTROL: Final = struct.Struct("<4sBxH I qq")
-STAMP: Final = struct.Struct("<q")
-"""Follows every chunk: when the kernel had taken its last byte, on the sender's clock."""
 
 DATA_HEADER_BYTES: Final = _DATA.size
 CONTROL_HEADER_BYTES: Final = _CONTROL.size
@@ -44,13 +42,6 @@ CONTROL_HEADER_BYTES: Final = _CONTROL.size
 
 class WireError(Exception):
     """The bytes are not what a rank of this version sends; the connection is of no more use."""
-
-
-class DataFrame(IntEnum):
-    """What a frame on a data connection is: a chunk of a message, or the sender's word that no more will come."""
-
-    CHUNK = 1
-    END = 2
 
 
 class ControlFrame(IntEnum):
@@ -62,6 +53,10 @@ class ControlFrame(IntEnum):
     PONG = 4
     ABORT = 5
     GOODBYE = 6
+    DOWN = 7
+    """The sender has lost a connection with some rank and tries to get it back: waiting longer is in order."""
+    UP = 8
+    """It is back."""
 
 
 class ChunkHeader(NamedTuple):
@@ -98,9 +93,6 @@ class ControlHeader(NamedTuple):
     """As in ChunkHeader."""
 
 
-END_FRAME: Final = _DATA.pack(_DATA_MAGIC, DataFrame.END, *(0 for _ in range(20)))
-
-
 def check_sendable(tensor: torch.Tensor) -> None:
     """InputError for a tensor of a kind that has no form on the wire."""
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
@@ -113,18 +105,16 @@ def check_sendable(tensor: torch.Tensor) -> None:
 def pack_chunk(header: ChunkHeader) -> bytes:
     """The header as bytes."""
     shape = header.shape + (0,) * (MAX_DIMENSIONS - len(header.shape))
-    about = (DataFrame.CHUNK, DTYPES.index(header.dtype), len(header.shape), header.number)
+    about = (DTYPES.index(header.dtype), len(header.shape), header.number)
     return _DATA.pack(_DATA_MAGIC, *about, *header.tag, *header[4:], *shape)
 
 
-def unpack_chunk(data: bytes | bytearray | memoryview, max_message_bytes: int) -> ChunkHeader | None:
-    """The header in `data`, None for the end frame; WireError for anything that can't be right."""
-    magic, kind, code, num_dimensions, number, *rest = _DATA.unpack(data)
-    tag, (total_bytes, offset, chunk_bytes), times = Tag(*rest[:3]), rest[3:6], rest[6:9]
-    if magic != _DATA_MAGIC or kind not in iter(DataFrame):
+def unpack_chunk(data: bytes | bytearray | memoryview, max_message_bytes: int) -> ChunkHeader:
+    """The header in `data`; WireError for anything that can't be right."""
+    if len(data) != DATA_HEADER_BYTES or bytes(data[:4]) != _DATA_MAGIC:
         raise WireError(f"not a data frame: {bytes(data[:8])!r}")
-    if kind == DataFrame.END:
-        return None
+    _, code, num_dimensions, number, *rest = _DATA.unpack(data)
+    tag, (total_bytes, offset, chunk_bytes), times = Tag(*rest[:3]), rest[3:6], rest[6:9]
     if code >= len(DTYPES) or num_dimensions > MAX_DIMENSIONS:
         raise WireError(f"unknown dtype {code} or too many dimensions, {num_dimensions}")
     dtype, shape = DTYPES[code], tuple(rest[9 : 9 + num_dimensions])
@@ -142,6 +132,8 @@ def pack_control(header: ControlHeader) -> bytes:
 
 def unpack_control(data: bytes | bytearray) -> ControlHeader:
     """The header in `data`; WireError for anything that can't be right."""
+    if len(data) != CONTROL_HEADER_BYTES:
+        raise WireError(f"a control header of {len(data)} bytes")
     magic, kind, name_bytes, payload_bytes, sent_ns, deliver_ns = _CONTROL.unpack(data)
     if magic != _CONTROL_MAGIC or kind not in iter(ControlFrame):
         raise WireError(f"not a control frame: {bytes(data[:8])!r}")

@@ -90,7 +90,7 @@ def _most_in_flight(problem: Problem, stage: int) -> int:
     if rank.memory_bytes is None or held == 0:
         return problem.num_microbatches
     room = (rank.memory_bytes - rank.static_bytes) / held
-    return max(0, min(problem.num_microbatches, math.floor(room * (1 + 1e-9))))
+    return max(0, math.floor(min(problem.num_microbatches, room * (1 + 1e-9))))
 
 
 def _per_stage(extra: int | Sequence[int], num_stages: int) -> list[int]:

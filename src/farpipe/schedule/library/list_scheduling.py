@@ -21,8 +21,8 @@ from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]
 
-MOST_ACTIONS_TO_PLAY: Final = 20_000_000
-"""All rules are tried unless that takes more; ten to twenty seconds."""
+MOST_ACTIONS_TO_PLAY: Final = 1_500_000
+"""All rules are tried unless that takes more: about a second."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,10 @@ def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> t
 
 
 def _wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """(link [2, S, M] or -1 for none, seconds on it [2, S, M], latency [L]) of the messages after F and I."""
+    """(link [2, S, M] or -1 for none, seconds on it [2, S, M], latency [L]) of the messages after F and I.
+
+    Of the seconds on a link the other replicas' turns are part; the message has arrived that much earlier.
+    """
     shape = (2, problem.num_stages, problem.num_microbatches)
     link, transfer_s = np.full(shape, -1), np.zeros(shape)
     place = {name: index for index, name in enumerate(problem.links)}
@@ -123,8 +126,10 @@ def _wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
                 names = (transfer.link,) if isinstance(transfer.link, str) else transfer.link
                 link[kind, stage] = [place[name] for name in names]
                 bandwidth = np.array([problem.links[name].bandwidth_bytes_per_s for name in names])
-                transfer_s[kind, stage] = problem.row(transfer.bytes) / bandwidth
-    return link, transfer_s, np.array([spec.latency_s for spec in problem.links.values()], np.float64)
+                pause_s = np.array([problem.pause_s(name) for name in names])
+                transfer_s[kind, stage] = problem.row(transfer.bytes) / bandwidth + pause_s
+    latency_s = [spec.latency_s - problem.pause_s(name) for name, spec in problem.links.items()]
+    return link, transfer_s, np.array(latency_s, np.float64)
 
 
 def _play(

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.causes import first_actions, inputs
+from farpipe.simulate.causes import first_actions, inputs
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 
 WAIT_DTYPE: Final = np.dtype([("rank", "i4"), ("link", "i4"), ("start_s", "f8"), ("end_s", "f8")])

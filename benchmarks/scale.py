@@ -1,0 +1,103 @@
+"""How the search copes with large steps: best named order, greedy and auto as step time / (m (F + I + W)), the bound,
+and the seconds and memory it takes, from 64 to 32,768 ranks times microbatches; two sites, a time limit of 10 s.
+
+F, I, W = 76, 93, 41; latency and message each twice a forward; as many microbatches fit as there are ranks. The limits
+to hold this against are the lower bound, the time limit, and memory linear in ranks times microbatches. Every size runs
+in a process of its own, whose peak memory is told. The picture needs matplotlib (the extra ``plot``).
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from delay_aware_orders import two_sites
+from farpipe.search import search
+
+SIZES = [(4, 16), (8, 16), (8, 32), (16, 64), (32, 128), (64, 256), (64, 512)]
+PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "scale.svg"
+TIMES, DELAY, TIME_LIMIT_S, LONG_S = (76, 93, 41), (2, 2), 10.0, 600.0
+
+
+def measure(num_ranks: int, num_microbatches: int) -> dict[str, Any]:
+    """One line of the table."""
+    search(two_sites((1, 2, 1), (1, 1), 2, 4, 4), 1.0)  # compile
+    problem = two_sites(TIMES, DELAY, num_ranks, num_ranks, num_microbatches)
+    begin_s = time.perf_counter()
+    found = search(problem, TIME_LIMIT_S)
+    elapsed_s = time.perf_counter() - begin_s
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    named, greedy = (search(problem, LONG_S, methods=[method]) for method in ("named", "greedy"))
+    ideal_s = num_microbatches * float(sum(TIMES))
+    return {
+        "p": num_ranks,
+        "m": num_microbatches,
+        "best named": round(named.timeline.makespan_s / ideal_s, 4),
+        "which": named.schedule.method,
+        "greedy": round(greedy.timeline.makespan_s / ideal_s, 4),
+        "auto": round(found.timeline.makespan_s / ideal_s, 4),
+        "bound": round(found.lower_bound_s / ideal_s, 4),
+        "gap": f"{found.gap:.2%}",
+        "made by": found.schedule.method,
+        "first answer, s": round(found.history[0].elapsed_s, 3),
+        "final answer, s": round(elapsed_s, 2),
+        "peak, MiB": round(peak_mib),
+    }
+
+
+def in_a_process(num_ranks: int, num_microbatches: int) -> dict[str, Any]:
+    """What `measure` gives in a process of its own."""
+    command = [sys.executable, __file__, "--size", str(num_ranks), str(num_microbatches)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LONG_S)
+    row: dict[str, Any] = json.loads(run.stdout)
+    return row
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Seconds and memory against ranks times microbatches."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams |= {"svg.hashsalt": "farpipe", "font.size": 9, "axes.titlesize": 9}
+    from matplotlib import pyplot
+
+    sizes = [row["p"] * row["m"] for row in rows]
+    figure, (seconds, memory) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for name, label in (("first answer, s", "first answer"), ("final answer, s", "final answer")):
+        seconds.plot(sizes, [row[name] for row in rows], marker="o", label=label)
+    seconds.axhline(TIME_LIMIT_S, color="grey", linewidth=0.8, linestyle="--", label="time limit")
+    memory.plot(sizes, [row["peak, MiB"] for row in rows], marker="o", color="tab:green")
+    seconds.set(xscale="log", yscale="log", ylabel="seconds", title="Time of a search")
+    memory.set(xscale="log", ylabel="MiB", ylim=(0, None), title="Peak memory of the process")
+    for axes in (seconds, memory):
+        axes.set_xlabel("ranks x microbatches")
+        axes.grid(alpha=0.3)
+    seconds.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, draw and print."""
+    options = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    options.add_argument("--size", nargs=2, type=int, metavar=("RANKS", "MICROBATCHES"), help="this size only")
+    options.add_argument("--plot", type=Path, default=PICTURE, help="where the picture goes")
+    chosen = options.parse_args()
+    if chosen.size:
+        print(json.dumps(measure(*chosen.size)))
+        return
+    rows = [in_a_process(*size) for size in SIZES]
+    found: dict[str, Any] = {"benchmark": "scale", "time limit, s": TIME_LIMIT_S, "step time / ideal": rows}
+    try:
+        draw(rows, chosen.plot)
+        found["picture"] = chosen.plot.name
+    except ImportError as error:
+        print(f"no picture: {error}; it needs farpipe[plot]", file=sys.stderr)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

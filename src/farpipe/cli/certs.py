@@ -1,0 +1,48 @@
+"""``farpipe certs init|issue``: a private authority and the certificates of the sites."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+certs = typer.Typer(help="Make a private authority and the certificates of the sites.", no_args_is_help=True)
+
+
+@certs.command("init")
+def certs_init(
+    folder: Annotated[Path, typer.Argument(help="Where the authority is to be; its key should stay there.")],
+    days: Annotated[int, typer.Option(min=1, max=36500, help="How long the authority is valid.")] = 3650,
+) -> None:
+    """Make the private authority of a cluster."""
+    from farpipe.runtime.authority import init
+
+    end = init(folder, days)
+    typer.echo(f"authority made in {folder}, valid until {_day(end)}; keep {folder / 'authority.key'} to yourself")
+
+
+@certs.command("issue")
+def certs_issue(
+    folder: Annotated[Path, typer.Argument(help="The authority's folder.")],
+    site: Annotated[str, typer.Argument(help="The site's name, as in the cluster.")],
+    host: Annotated[list[str] | None, typer.Option(help="Limit it to this host name; may be repeated.")] = None,
+    ip: Annotated[list[str] | None, typer.Option(help="Limit it to this address; may be repeated.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="How long it is valid.")] = 365,
+) -> None:
+    """Make or renew the certificate of one site."""
+    from urllib.parse import quote
+
+    from farpipe.runtime.authority import issue
+
+    end = issue(folder, site, hosts=host or [], ips=ip or [], days=days)
+    place = folder / quote(site)
+    typer.echo(
+        f"certificate of {site} in {place}, valid until {_day(end)}; copy this folder to the site and start its "
+        f"ranks with --certs; renew it by the same command"
+    )
+
+
+def _day(moment: "datetime") -> str:
+    return moment.strftime("%Y-%m-%d")

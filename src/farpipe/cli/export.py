@@ -1,0 +1,75 @@
+"""``farpipe export``: what farpipe has found or trained, in the files of others."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from farpipe.cli.output import status
+from farpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from farpipe.schedule import Schedule
+
+
+def export(
+    source: Annotated[
+        Path, typer.Argument(help="A plan, a schedule, a run file or a run directory; for weights a checkpoint too.")
+    ],
+    form: Annotated[
+        Literal["torch-csv", "hugging-face"],
+        typer.Option("--format", help="torch-csv: the order; hugging-face: the weights of the newest checkpoint."),
+    ] = "torch-csv",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file, by default stdout; for weights a new folder.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights that are written.")
+    ] = "float32",
+) -> None:
+    """Write a schedule, or what a run has trained, in a form that others read."""
+    if form == "hugging-face":
+        _export_weights(source, output, dtype)
+        return
+    from farpipe.schedule.torch_csv import to_torch_csv
+    from farpipe.strict import write_text
+
+    text = to_torch_csv(load_schedule(source))
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(output, text)
+
+
+def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
+    if folder is None:
+        raise typer.BadParameter("weights need a folder: give one with --output", param_hint="--output")
+    from farpipe.runtime.export import export_to_hugging_face
+
+    with status("reading and writing weights"):
+        num_steps = export_to_hugging_face(source, folder, dtype=dtype)
+    typer.echo(f"weights after {num_steps} steps written to {folder}")
+
+
+def load_schedule(path: Path) -> "Schedule":
+    """The order in a plan, a schedule or a run; InputError when the file is something else."""
+    from farpipe.cli.runs import PLAN_NAME
+    from farpipe.plan import Plan
+    from farpipe.runtime.metrics import RUN_NAME
+    from farpipe.runtime.run_spec import RunSpec
+    from farpipe.schedule import Schedule
+    from farpipe.strict import parse_json, read_text
+
+    if path.is_dir():
+        path = path / (RUN_NAME if (path / RUN_NAME).exists() else PLAN_NAME)
+    text = read_text(path)
+    data = parse_json(text, str(path))
+    name = str(data.get("format", "")) if isinstance(data, dict) else ""
+    if name.startswith("farpipe/plan/"):
+        return Plan.from_json(text, str(path)).schedule
+    if name.startswith("farpipe/run/"):
+        return RunSpec.from_json(text, str(path)).schedule
+    if name.startswith("farpipe/schedule/"):
+        return Schedule.from_data(data, str(path))
+    raise InputError(f"{path}: expected a plan, a schedule or a run, found format {name!r}")

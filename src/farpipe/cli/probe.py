@@ -1,0 +1,126 @@
+"""``farpipe probe``: measure the link between two machines, one of which listens."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farpipe.cli.output import console, print_json, status
+from farpipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from farpipe.runtime.link_probe import LinkFigures, Sides
+
+
+def probe(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Where the other side listens, or this one is to.")
+    ],
+    listen: Annotated[bool, typer.Option("--listen", help="Wait there for the other side, until Ctrl-C.")] = False,
+    certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None,
+    allow_plaintext: Annotated[
+        bool, typer.Option("--allow-plaintext", help="The network is private: measure without certificates.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="FARPIPE_PROBE_TOKEN", help="Shown by the side that listens without certificates."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0,
+    streams: Annotated[int, typer.Option(min=2, max=64, help="Connections at once, in the second half.")] = 8,
+    write: Annotated[Path | None, typer.Option(help="Cluster or job (.toml) to write the link into.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="With --write: the site of this side.")] = None,
+    target: Annotated[str | None, typer.Option("--to", help="With --write: the site of the side that listens.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure the link to another machine: round trip and rate, both directions."""
+    host, port = _split(address)
+    if (write is None) != (source is None) or (write is None) != (target is None):
+        raise UsageError("--write, --from and --to go together: the file and the names of the two sites in it")
+    if listen:
+        _listen(host, port, certs, allow_plaintext, token)
+        return
+    from farpipe.runtime.link_probe import measure
+
+    sides = _sides(host, certs, allow_plaintext, token, server=False)
+    with status(f"measuring the link to {host}, about {4 * seconds:.0f} s"):
+        found = measure((host, port), sides, seconds=seconds, num_streams=streams)
+    if write is not None:
+        _write(write, str(source), str(target), found)
+    if as_json:
+        print_json(found.to_data())
+        return
+    _show(found)
+    if write is not None:
+        typer.echo(f"links {source}>{target} and {target}>{source} written to {write}")
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise UsageError(f"expected HOST:PORT, found {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | None, *, server: bool) -> "Sides":
+    """How the connection is to be secured; UsageError where that is not said."""
+    from farpipe.runtime.link_probe import Sides
+    from farpipe.runtime.tls import TlsFiles
+
+    if certs is not None:
+        return Sides(TlsFiles.find(certs, "").context(server=server), (token or "").encode())
+    if not allow_plaintext and host not in ("127.0.0.1", "::1", "localhost"):
+        raise UsageError(
+            f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or say "
+            "--allow-plaintext on a network that nobody else can reach"
+        )
+    if token is None:
+        raise UsageError("without certificates, give --token as the side that listens shows it")
+    return Sides(None, token.encode())
+
+
+def _listen(host: str, port: int, certs: Path | None, allow_plaintext: bool, token: str | None) -> None:
+    import secrets
+
+    from farpipe.runtime.link_probe import ProbeServer
+
+    if certs is None and token is None:
+        token = secrets.token_hex(8)
+        typer.echo(f"token: {token}", err=True)
+    sides = _sides(host, certs, allow_plaintext, token, server=True)
+    server = ProbeServer(host, port, sides, lambda text: typer.echo(text, err=True))
+    typer.echo(f"listening on {host}:{server.port}; Ctrl-C to end", err=True)
+    try:
+        while True:
+            time.sleep(3600)
+    finally:
+        server.close()
+
+
+def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
+    """Put both directions into the file, if it is still sound with them."""
+    from farpipe.spec import load_cluster
+    from farpipe.spec.measured_links import with_link
+    from farpipe.strict import read_text, write_text
+
+    load_cluster(path)
+    latency_s = found.round_trip_s / 2
+    text = with_link(read_text(path), source, target, latency_s, found.streams_there)
+    write_text(path, with_link(text, target, source, latency_s, found.streams_back))
+    load_cluster(path)
+
+
+def _show(found: "LinkFigures") -> None:
+    from farpipe.units import BYTES_PER_S, format_seconds
+
+    def rate(bytes_per_s: float) -> str:
+        return f"{bytes_per_s / BYTES_PER_S['Mbit/s']:,.0f} Mbit/s"
+
+    shown = console()
+    shown.print(
+        f"round trip      {format_seconds(found.round_trip_s)} (median {format_seconds(found.round_trip_median_s)})"
+    )
+    shown.print(f"one stream      {rate(found.one_stream_there)} there, {rate(found.one_stream_back)} back")
+    shown.print(
+        f"{f'{found.num_streams} streams':15} {rate(found.streams_there)} there, {rate(found.streams_back)} back"
+    )

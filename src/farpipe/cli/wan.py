@@ -1,0 +1,178 @@
+"""``farpipe wan up|status|set|cut|mend|down``: a WAN of network namespaces on this machine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farpipe.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from farpipe.emulate import Wan
+    from farpipe.report import TableView
+    from farpipe.spec import Cluster
+
+wan = typer.Typer(help="Real kernel networking between emulated sites on this machine.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Option(help="Which WAN, where there are several.")]
+LinkName = Annotated[str, typer.Argument(metavar="LINK", help="'a>b' for one direction, 'a<>b' for both, in quotes.")]
+
+
+@wan.command("up")
+def wan_up(
+    cluster: Annotated[Path, typer.Argument(help="A job, or a file with a [cluster] alone (.toml).")],
+    name: Name = "default",
+) -> None:
+    """Give every site of a cluster a network namespace, and every link its delay and rate."""
+    from farpipe.emulate import wan_of_cluster
+    from farpipe.spec import load_cluster
+
+    made = wan_of_cluster(load_cluster(cluster), name=name, keep=True)
+    for site, namespace in made.namespaces.items():
+        typer.echo(f"{site}: {namespace.address}   {' '.join(namespace.command(['COMMAND']))}")
+
+
+@wan.command("status")
+def wan_status(
+    name: Name = "default", as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
+) -> None:
+    """Show the sites and links of a WAN and what has passed."""
+    from farpipe.report.tables import to_rich
+
+    found = _find(name)
+    status = found.status()
+    if as_json:
+        sites = {site: {"namespace": n.name, "address": n.address} for site, n in found.namespaces.items()}
+        print_json({"name": name, "sites": sites, **status})
+        return
+    for site, namespace in found.namespaces.items():
+        typer.echo(f"{site}: {namespace.address} in namespace {namespace.name}")
+    console().print(to_rich(_table(status["links"])))
+    if not status["realtime"]:
+        typer.echo("The forwarder has no real-time priority: delays grow when the cores are busy.")
+
+
+@wan.command("set")
+def wan_set(
+    link: LinkName,
+    latency: Annotated[str | None, typer.Option(help="One way, such as '60 ms'.")] = None,
+    bandwidth: Annotated[str | None, typer.Option(help="Such as '50 Mbit/s'.")] = None,
+    queue: Annotated[str | None, typer.Option(help="What waits at most, such as '1 MB'.")] = None,
+    loss: Annotated[float | None, typer.Option(help="Share of packets lost, from 0 to below 1.")] = None,
+    jitter: Annotated[str | None, typer.Option(help="Largest delay on top of the latency.")] = None,
+    name: Name = "default",
+) -> None:
+    """Change a link while it runs."""
+    from farpipe.errors import UsageError
+    from farpipe.units import BYTES, BYTES_PER_S, SECONDS
+
+    figures = {
+        "latency_s": _quantity("--latency", latency, SECONDS, "60 ms"),
+        "bandwidth_bytes_per_s": _quantity("--bandwidth", bandwidth, BYTES_PER_S, "50 Mbit/s"),
+        "queue_bytes": _quantity("--queue", queue, BYTES, "1 MB"),
+        "loss": loss,
+        "jitter_s": _quantity("--jitter", jitter, SECONDS, "2 ms"),
+    }
+    given = {key: value for key, value in figures.items() if value is not None}
+    if not given:
+        raise UsageError("nothing to set; give --latency, --bandwidth, --queue, --loss or --jitter")
+    _find(name).set(link, **given)
+
+
+@wan.command("cut")
+def wan_cut(link: LinkName, name: Name = "default") -> None:
+    """Let nothing pass on a link any more."""
+    _find(name).cut(link)
+
+
+@wan.command("mend")
+def wan_mend(link: LinkName, name: Name = "default") -> None:
+    """Let a link that was cut carry packets again."""
+    _find(name).mend(link)
+
+
+@wan.command("down")
+def wan_down(name: Name = "default") -> None:
+    """Remove a WAN, or what a crash has left of it; nothing there is fine."""
+    from farpipe.emulate import state
+    from farpipe.emulate.namespace import check_possible
+    from farpipe.errors import UsageError
+
+    check_possible()
+    try:
+        state.check_name(name)
+    except ValueError as error:
+        raise UsageError(f"--name: {error}") from None
+    for pid in state.take_down(name):
+        typer.echo(f"process {pid} was in the WAN and goes on without a network", err=True)
+
+
+@contextmanager
+def wan_for(cluster: "Cluster", *, wanted: bool) -> Iterator["Wan | None"]:
+    """The WAN that a run over `cluster` uses: the one that is up, or one of its own, which is gone afterwards."""
+    import os
+
+    from farpipe.emulate import Wan, wan_of_cluster
+    from farpipe.emulate.namespace import check_possible
+
+    if not wanted:
+        yield None
+        return
+    check_possible()
+    if (found := Wan.find()) is not None:
+        typer.echo(f"over the WAN {found.name!r}, which is up; its links are as they were set there", err=True)
+        yield found
+        return
+    with wan_of_cluster(cluster, name=f"run{os.getpid()}") as own:
+        yield own
+
+
+def _find(name: str) -> "Wan":
+    from farpipe.emulate import Wan, state
+    from farpipe.emulate.namespace import check_possible
+    from farpipe.errors import InputError
+
+    check_possible()
+    found = Wan.find(name)
+    if found is None:
+        known = ", ".join(state.names())
+        others = f"; there are: {known}" if known else ""
+        raise InputError(f"there is no WAN called {name!r}{others}; bring one up with `farpipe wan up`")
+    return found
+
+
+def _quantity(option: str, text: str | None, units: dict[str, float], example: str) -> float | None:
+    from farpipe.errors import InputError
+    from farpipe.units import parse
+
+    try:
+        return None if text is None else parse(text, units, example)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def _table(links: dict[str, dict[str, Any]]) -> "TableView":
+    from farpipe.report import TableView
+
+    columns = ("link", "latency", "bandwidth", "jitter", "loss", "delivered", "packets", "dropped", "queue", "of")
+    rows = tuple(_row(name, link) for name, link in links.items())
+    return TableView("Links", columns, rows, frozenset(range(1, len(columns))))
+
+
+def _row(name: str, link: dict[str, Any]) -> tuple[str, ...]:
+    from farpipe.units import format_bytes, format_rate, format_seconds
+
+    return (
+        f"{name} (cut)" if link["cut"] else name,
+        format_seconds(link["latency_s"]),
+        format_rate(link["bandwidth_bytes_per_s"]),
+        format_seconds(link["jitter_s"]),
+        f"{link['loss']:.3g}",
+        format_bytes(link["bytes"]),
+        f"{link['packets']:,}",
+        f"{sum(link[kind] for kind in ('dropped_full', 'dropped_lost', 'dropped_cut')):,}",
+        format_bytes(link["queued_bytes"]),
+        format_bytes(link["queue_limit_bytes"]),
+    )

@@ -1,0 +1,81 @@
+"""How many microbatches each stage has under way: what orders need, and what hides the links' delay.
+
+More of them keep a far pipeline busy and take more memory, which recomputation can free. So a plan begins with a wish
+here; the division of layers and recomputation follows from it, and the simulator judges what comes out.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from farpipe.cost import Layout
+from farpipe.plan.candidates import Candidate
+from farpipe.problem import Hop, Problem
+
+InFlight = tuple[int, ...]
+"""Microbatches under way by stage."""
+
+
+def fewest(candidate: Candidate) -> InFlight:
+    """What the most frugal named order needs: 1F1B, interleaved 1F1B, or V-Min (arXiv 2405.15362) with two in a V."""
+    full = _filling(candidate.layout)
+    return _scaled(full, candidate.layout, 1 / 3, 1) if candidate.in_v else full
+
+
+def wishes(candidate: Candidate, problem: Problem) -> list[InFlight]:
+    """From few to many, each different: to fill the pipeline, to hide delays half and whole, twice as many with that.
+
+    What hides the delays is GeoPipe's closed form (arXiv 2510.12064): a round trip of a hop over the time that the
+    slowest rank takes for a microbatch, rounded up, for every stage upstream of it. Twice as many is what zero-bubble
+    orders use (arXiv 2401.10241). Two stages in a V also come in a third and in half of the memory (2405.15362).
+    """
+    layout = candidate.layout
+    full, extra = _filling(layout), _hiding(layout, problem)
+    found = [full, _joined(full, [math.ceil(e / 2) for e in extra]), _joined(full, extra)]
+    found.append(_joined([2 * n - 1 for n in full], extra))
+    if candidate.in_v:
+        found = [fewest(candidate), _scaled(full, layout, 1 / 2, 1), *found]
+    return list(dict.fromkeys(_within(layout, wish) for wish in found))
+
+
+def _filling(layout: Layout) -> InFlight:
+    """As many as there are stages from here to the end."""
+    return _within(layout, [layout.num_stages - index for index in range(layout.num_stages)])
+
+
+def _hiding(layout: Layout, problem: Problem) -> list[int]:
+    """Extra ones by stage: the sum over the hops downstream."""
+    pace_s = _pace_s(problem)
+    hops = [math.ceil(_round_trip_s(problem, hop) / pace_s - 1e-9) for hop in problem.hops]
+    return [min(layout.num_microbatches, sum(hops[stage:])) for stage in range(problem.num_stages)]
+
+
+def _pace_s(problem: Problem) -> float:
+    """What the slowest rank computes for one microbatch."""
+    seconds = sum(problem.table(name).mean(axis=1) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
+    return max(float(np.take(seconds, stages).sum()) for stages in problem.stages_of_rank)
+
+
+def _round_trip_s(problem: Problem, hop: Hop | None) -> float:
+    """A message there and one back, alone on their links; a plan's hops have one link and one size."""
+    total = 0.0
+    for transfer in (hop.forward, hop.backward) if hop is not None else ():
+        if transfer is not None:
+            assert isinstance(transfer.link, str)
+            assert isinstance(transfer.bytes, float)
+            link = problem.links[transfer.link]
+            total += link.latency_s + transfer.bytes / link.bandwidth_bytes_per_s
+    return total
+
+
+def _scaled(full: Sequence[int], layout: Layout, factor: float, more: int) -> InFlight:
+    return _within(layout, [math.ceil(number * factor) + more for number in full])
+
+
+def _joined(full: Iterable[int], extra: Iterable[int]) -> InFlight:
+    return tuple(a + b for a, b in zip(full, extra, strict=True))
+
+
+def _within(layout: Layout, wish: Iterable[int]) -> InFlight:
+    return tuple(min(layout.num_microbatches, number) for number in wish)

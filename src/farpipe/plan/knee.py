@@ -1,0 +1,79 @@
+"""The wall and the knee: when a link between sites sets the pace, and what more or less bandwidth would change.
+
+A message of a microbatch occupies its link for x seconds, and the slowest rank computes tf + tb seconds on it. While
+x <= tf + tb the link keeps up, and extra forwards hide what remains of the way; beyond, the link is the wall, and the
+step grows with x whatever the order (GeoPipe, arXiv 2510.12064, calls the point between both the bandwidth to pay for).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from farpipe.plan.orders import best_order, try_quickly
+from farpipe.problem import Link, Problem, is_inter_site
+from farpipe.simulate import Timeline
+
+
+@dataclass(frozen=True)
+class Wall:
+    """A link between sites that can't carry a microbatch's messages while the slowest rank computes."""
+
+    link: str
+    message_s: float
+    """x: what the messages of one microbatch occupy it."""
+    pace_s: float
+    """tf + tb of the slowest rank."""
+    enough_bytes_per_s: float
+    """The bandwidth from which on it is no wall."""
+
+
+@dataclass(frozen=True)
+class KneePoint:
+    """The step's pipeline if every link between sites had `factor` times its bandwidth; infinity: only distance."""
+
+    factor: float
+    makespan_s: float
+
+
+def link_bytes(problem: Problem, timeline: Timeline) -> dict[str, float]:
+    """What all replicas together send over each link in a step; where they take turns, a Timeline has one's share."""
+    return {name: size * problem.links[name].num_turns for name, size in timeline.link_bytes().items()}
+
+
+def walls(problem: Problem, timeline: Timeline) -> list[Wall]:
+    """The links between sites that are walls."""
+    found = []
+    pace_s = float(timeline.busy_s.max()) / problem.num_microbatches
+    sizes = link_bytes(problem, timeline)
+    for name, link in problem.links.items():
+        size = sizes.get(name, 0.0) / problem.num_microbatches
+        message_s = size / link.bandwidth_bytes_per_s
+        if is_inter_site(name) and message_s > pace_s:
+            found.append(Wall(name, message_s, pace_s, size / pace_s))
+    return found
+
+
+def knee_curve(problem: Problem, factors: Iterable[float], method: str | None = None) -> list[KneePoint]:
+    """The makespan by bandwidth of the links between sites, each time with the best named order, or with `method`'s.
+
+    Where `method` does not fit memory, or no order does, there is no point. Orders that depend on the bandwidth are
+    made anew for each.
+    """
+    points = []
+    for factor in factors:
+        scaled = with_bandwidth(problem, factor)
+        timeline = best_order(scaled)[1] if method is None else try_quickly(method, scaled).timeline
+        if timeline is not None:
+            points.append(KneePoint(factor, timeline.makespan_s))
+    return points
+
+
+def with_bandwidth(problem: Problem, factor: float) -> Problem:
+    """The same with `factor` times the bandwidth between sites; infinity is as much as a float holds."""
+
+    def change(name: str, link: Link) -> Link:
+        rate = min(link.bandwidth_bytes_per_s * factor, 1e300) if is_inter_site(name) else link.bandwidth_bytes_per_s
+        return link.model_copy(update={"bandwidth_bytes_per_s": rate})
+
+    links = {name: change(name, link) for name, link in problem.links.items()}
+    rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "hops", "sync")}
+    return Problem(**rest, links=links)

@@ -1,0 +1,42 @@
+"""Better recomputation for a plan that is good already, stage by stage, with the simulator as the judge."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from farpipe.cost import JobCosts, Placement, StepCost, step_cost
+from farpipe.plan.evaluate import Evaluated, finish, ways_to_send
+from farpipe.plan.orders import try_quickly
+from farpipe.plan.stage_ways import open_ways
+from farpipe.schedule.bounds import lower_bound_s
+from farpipe.spec import Job
+
+
+def polish(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
+    """`best`, or the same with other recomputation where that is faster.
+
+    One stage at a time recomputes in another way, as long as that helps: less, where memory has room for it, or more,
+    so that more microbatches can be under way. What a lower bound rules out is not simulated.
+    """
+    for index in range(len(best.placements)):
+        for placements in _changed(best, index, costs):
+            step = _like(best, step_cost(costs, best.candidate.layout, placements, job.cluster))
+            if lower_bound_s(step.problem) + step.overhead_s >= best.step_s:
+                continue
+            found = try_quickly(best.schedule.method, step.problem)
+            if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - 1e-9):
+                best = finish(best.candidate, placements, step, best.schedule.method)
+    return best
+
+
+def _like(best: Evaluated, together: StepCost) -> StepCost:
+    """Replicas send as they do in `best`."""
+    in_turns = any(link.num_turns > 1 for link in best.problem.links.values())
+    return ways_to_send(best.candidate, together)[-1 if in_turns else 0]
+
+
+def _changed(best: Evaluated, index: int, costs: JobCosts) -> Iterator[tuple[Placement, ...]]:
+    before = best.placements[index]
+    for way in open_ways(costs, best.candidate.sites):
+        if way != before.recompute and before.num_layers:
+            other = replace(before, recompute=way)
+            yield (*best.placements[:index], other, *best.placements[index + 1 :])

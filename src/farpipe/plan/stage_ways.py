@@ -1,0 +1,125 @@
+"""A candidate's stages taken apart: what every layer adds in time and bytes, and the rest, by how it recomputes."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from farpipe.cost import JobCosts, StageCost
+from farpipe.plan.candidates import Candidate
+from farpipe.plan.partition import StageRoom
+from farpipe.spec import Recompute, Site
+
+EVERY_WAY: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class StageWay:
+    """One stage with one way of recomputing; all that it costs is linear in its number of layers."""
+
+    recompute: Recompute
+    none: StageCost
+    """What it costs without layers: embedding, head, fixed overhead."""
+    one: StageCost
+    """What it costs with one layer."""
+
+    @property
+    def layer_s(self) -> float:
+        """What a layer adds to forward and backward of one microbatch."""
+        return self.one.seconds - self.none.seconds
+
+    def layer_bytes(self, in_flight: int) -> float:
+        """What a layer adds with so many microbatches in flight."""
+        return self.one.held_bytes(in_flight) - self.none.held_bytes(in_flight)
+
+
+def open_ways(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
+    """The ways of recomputing that the job leaves open; under flash attention there are no scores to select.
+
+    Where a device was measured, only those that its profile tells of.
+    """
+    wish = costs.training.recompute
+    if wish != "auto":
+        return (wish,)
+    profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
+    useful = [way for way in EVERY_WAY if way != "selective" or not costs.training.flash_attention]
+    return tuple(way for way in useful if all(profile.tells_of(way) for profile in profiles)) or ("none",)
+
+
+def stage_way(costs: JobCosts, candidate: Candidate, index: int, recompute: Recompute) -> StageWay:
+    """Stage `index` of the candidate, taken apart."""
+    site = candidate.sites[candidate.ranks[index]]
+    ends = {"embedding": index == 0, "head": index == candidate.layout.num_stages - 1}
+    none, one = (costs.stage(candidate.layout, site, n, recompute, **ends) for n in (0, 1))
+    return StageWay(recompute, none, one)
+
+
+def stage_rooms(
+    costs: JobCosts, candidate: Candidate, in_flight: Sequence[int], ways: Sequence[Recompute]
+) -> list[list[StageRoom]]:
+    """For every stage its `ways`, each with as many layers as fit with `in_flight[stage]` microbatches under way.
+
+    Stages of one rank share its memory so that all could hold equally many layers in the first of the ways; so
+    whichever ways they take, together they fit.
+    """
+    parts = [[stage_way(costs, candidate, index, way) for index in range(len(in_flight))] for way in ways]
+    shares = _shares(candidate, parts[0], in_flight)
+    rooms: list[list[StageRoom]] = [[] for _ in candidate.ranks]
+    for mine in parts:
+        free = _free_bytes(candidate, mine if candidate.layout.virtual == 1 else parts[-1], in_flight)
+        for index, part in enumerate(mine):
+            most = _most_layers(part, shares[index] * free[candidate.ranks[index]], in_flight[index])
+            rooms[index].append(StageRoom(part.layer_s, part.none.seconds, most, part.recompute))
+    return rooms
+
+
+def _shares(candidate: Candidate, parts: Sequence[StageWay], in_flight: Sequence[int]) -> list[float]:
+    """The part of its rank's memory that a layer of each stage takes, of one layer on all of the rank's stages."""
+    sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
+    of_rank = [0.0] * candidate.layout.pipeline
+    for rank, size in zip(candidate.ranks, sizes, strict=True):
+        of_rank[rank] += size
+    return [size / of_rank[rank] for rank, size in zip(candidate.ranks, sizes, strict=True)]
+
+
+def _free_bytes(candidate: Candidate, parts: Sequence[StageWay], in_flight: Sequence[int]) -> list[float]:
+    """What each rank has for layers; of all ways, recomputing most has the largest working memory."""
+    free = [site.plannable_bytes - part.one.working_bytes for site, part in zip(candidate.sites, parts, strict=False)]
+    for part, rank, number in zip(parts, candidate.ranks, in_flight, strict=True):
+        free[rank] -= part.none.held_bytes(number)
+    return free
+
+
+def _most_layers(part: StageWay, free_bytes: float, in_flight: int) -> int:
+    return math.floor(free_bytes / part.layer_bytes(in_flight) * (1 + 1e-9))
+
+
+def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int]) -> float:
+    """How much all ranks together lack for the layers, recomputing most; bytes of one tensor-parallel device each.
+
+    Zero where every stage holds a layer and all of them together all layers.
+    """
+    recompute = open_ways(costs, candidate.sites)[-1]
+    parts = [stage_way(costs, candidate, index, recompute) for index in range(len(in_flight))]
+    shares, free = _shares(candidate, parts, in_flight), _free_bytes(candidate, parts, in_flight)
+    each = zip(parts, shares, candidate.ranks, in_flight, strict=True)
+    most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
+    if sum(most) >= costs.model.num_layers and min(most) >= 1:
+        return 0.0
+    sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
+    return max(1.0, costs.model.num_layers * sum(sizes) / len(sizes) - sum(free))
+
+
+def fastest_possible_s(costs: JobCosts, candidate: Candidate) -> float:
+    """A bound that no partition and no order of the candidate beats: all its work, divided evenly over its ranks."""
+    layout, last = candidate.layout, candidate.layout.num_stages - 1
+    names = [candidate.sites[rank].name for rank in candidate.ranks]
+    alike = Counter((name, index if index in (0, last) else -1) for index, name in enumerate(names))
+    layer_s, extra_s = math.inf, 0.0
+    for (name, end), number in alike.items():
+        index = end if end >= 0 else names.index(name, 1)
+        parts = [stage_way(costs, candidate, index, way) for way in open_ways(costs, candidate.sites)]
+        layer_s = min(layer_s, *(part.layer_s for part in parts))
+        extra_s += number * min(part.none.seconds for part in parts)
+    return layout.num_microbatches * (costs.model.num_layers * layer_s + extra_s) / layout.pipeline

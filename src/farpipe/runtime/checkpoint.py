@@ -1,0 +1,240 @@
+"""Checkpoints on disk: what each rank holds in a safetensors file, and a manifest that says that they are whole.
+
+    checkpoints/step-20/rank-0.safetensors    pieces of the whole model's tensors, with a digest of each
+    checkpoints/step-20/rank-1.safetensors
+    checkpoints/step-20/manifest.json         farpipe/checkpoint/1: step, what was trained, size and digest of the files
+
+Tensors carry the names that they have in the whole model, and a piece says where in the flattened tensor it begins, so
+a checkpoint can be read under another number of stages, ranks or replicas. Every file appears under its name only when
+it is complete and on the disk, and the manifest comes last: a folder without one is not a checkpoint. Nothing is
+pickled; torch's own distributed checkpoints keep their index in a pickled file.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from farpipe.errors import InputError, RunError
+from farpipe.runtime.checkpoint_folders import MANIFEST_NAME, sync_folder
+from farpipe.spec import Model
+from farpipe.spec.part import Natural, Part, SiteName, Text
+from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
+
+FORMAT: Final = "farpipe/checkpoint/1"
+_LENGTH: Final = struct.Struct("<Q")
+_MAX_HEADER_BYTES: Final = 100 << 20
+"""As much as safetensors itself allows."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank holds of a tensor of the whole model: a run of the flattened tensor's elements."""
+
+    name: str
+    """``weight/``, ``exp_avg/`` or ``exp_avg_sq/`` and the parameter's name in the whole model."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    start: int
+    values: Tensor
+    """[num_elements]: a live view; written to when a checkpoint is read."""
+    is_mine: bool = True
+    """Whether this rank is the one that puts it into checkpoints."""
+
+    @property
+    def key(self) -> str:
+        """Its name in a file."""
+        return self.name if self.is_whole else f"{self.name}@{self.start}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole tensor."""
+        return self.start == 0 and self.values.numel() == prod(self.shape)
+
+    def snapshot(self) -> Tensor:
+        """A copy in the host's memory, in the tensor's shape if it is whole."""
+        values = self.values.detach().to("cpu", copy=True)
+        return values.view(self.shape) if self.is_whole else values
+
+
+class FileEntry(Part):
+    """One rank's file, as the manifest knows it."""
+
+    name: Text
+    site: SiteName
+    num_bytes: Natural
+    header_sha256: Text
+    """Of the part before the tensors, which has their digests."""
+
+
+class Trained(Part):
+    """What a checkpoint is of. Going on with another model or other batches would be another training."""
+
+    model: Model
+    sequence_length: Natural
+    global_batch: Natural
+    seed: Natural
+
+
+class Manifest(Part):
+    """``manifest.json``: its presence says that all files were complete and on the disk."""
+
+    step: Natural
+    """Steps that were done, and so the number of the next one."""
+    farpipe: Text
+    """The version that wrote it."""
+    trained: Trained
+    batches_sha256: str
+    """Equal if every step gets the same sequences of the same text, whatever the microbatches; see Batches.digest."""
+    files: tuple[FileEntry, ...] = Field(min_length=1)
+
+    def to_json(self) -> str:
+        """The manifest in the format ``farpipe/checkpoint/1``."""
+        return json.dumps({"format": FORMAT, **self.model_dump(mode="json")}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> Self:
+        """Read ``farpipe/checkpoint/1``; InputError names the place of whatever is wrong."""
+        return validate(cls, expect_format(parse_json(text, source), FORMAT, source), source)
+
+    def save(self, folder: Path) -> None:
+        """Write it into `folder`, whole or not at all."""
+        write_text(folder / MANIFEST_NAME, self.to_json() + "\n")
+        sync_folder(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read that of `folder`; InputError when it is missing or damaged."""
+        source = folder / MANIFEST_NAME
+        return cls.from_json(read_text(source), str(source))
+
+
+def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """Write one rank's tensors, by key; RunError when the disk is full or a number is not finite.
+
+    When this returns, the file is complete and on the disk.
+    """
+    path = folder / f"rank-{rank}.safetensors"
+    temporary = path.with_name(f".{path.name}.part")
+    for key, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise RunError(f"{path}: {key} has numbers that are not finite; the training has diverged")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)  # of an earlier attempt: it would no longer be true
+        save_file(dict(tensors), temporary, metadata={key: digest(tensor) for key, tensor in tensors.items()})
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        header, num_bytes = _read_header(temporary), temporary.stat().st_size
+        temporary.replace(path)
+        sync_folder(folder)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise RunError(f"{path}: can't be written: {getattr(error, 'strerror', None) or error}") from None
+    return FileEntry(name=path.name, site=site, num_bytes=num_bytes, header_sha256=hashlib.sha256(header).hexdigest())
+
+
+def digest(tensor: Tensor) -> str:
+    """SHA-256 of the tensor's bytes."""
+    return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
+
+
+def _read_header(path: Path) -> bytes:
+    """The length and the table at the beginning of a safetensors file."""
+    with path.open("rb") as file:
+        start = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+        if not 0 < length <= _MAX_HEADER_BYTES:
+            raise InputError(f"{path}: damaged: not the beginning of a safetensors file")
+        return start + file.read(length)
+
+
+class _Place(NamedTuple):
+    """Where a piece is."""
+
+    start: int
+    num_elements: int
+    path: Path
+    key: str
+    sha256: str
+
+
+class Checkpoint:
+    """A checkpoint to read from. Only the tensors that are asked for are read, and each is held against its digest."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """InputError names the file that is damaged. Files that are not here count only when they are needed."""
+        self.folder, self.manifest = folder, manifest
+        self._places: dict[str, list[_Place]] = {}
+        for entry in self.manifest.files:
+            path = folder / entry.name
+            if "/" in entry.name or not path.exists():
+                continue
+            for name, place in _places(path, entry):
+                self._places.setdefault(name, []).append(place)
+
+    def fill(self, pieces: Sequence[Piece]) -> None:
+        """Read the values of all `pieces`; InputError names the file that is damaged or missing."""
+        for piece in pieces:
+            position, end = piece.start, piece.start + piece.values.numel()
+            for place in sorted(self._places.get(piece.name, []), key=lambda place: place.start):
+                if place.start <= position < place.start + place.num_elements:  # others may hold the same once more
+                    values = _read(place)[position - place.start :][: end - position]
+                    first = position - piece.start
+                    piece.values[first : first + values.numel()] = values.to(piece.values)
+                    position += values.numel()
+            if position < end:
+                raise InputError(f"{self.folder}: {self._missing(piece)}")
+
+    def _missing(self, piece: Piece) -> str:
+        absent = [entry for entry in self.manifest.files if not (self.folder / entry.name).exists()]
+        if not absent:
+            return f"has no {piece.name} of shape {list(piece.shape)}"
+        names = ", ".join(f"{entry.name} (written at {entry.site})" for entry in absent)
+        return f"{piece.name} is in a file that is not here; copy from the other sites: {names}"
+
+
+def _places(path: Path, entry: FileEntry) -> list[tuple[str, _Place]]:
+    """(tensor's name, place) of all pieces in a file."""
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes != entry.num_bytes:
+            raise InputError(f"{path}: damaged: {num_bytes} bytes, {entry.num_bytes} were written")
+        if hashlib.sha256(_read_header(path)).hexdigest() != entry.header_sha256:
+            raise InputError(f"{path}: damaged: its table is not what was written")
+        with safe_open(path, "pt") as file:
+            digests = file.metadata() or {}
+            shapes: dict[str, Sequence[int]] = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: can't be read: {error}") from None
+    found: list[tuple[str, _Place]] = []
+    for key, shape in shapes.items():
+        name, _, start = key.partition("@")
+        found.append((name, _Place(int(start or 0), prod(shape), path, key, digests.get(key, ""))))
+    return found
+
+
+def _read(place: _Place) -> Tensor:
+    """The values of a piece, flattened."""
+    try:
+        with safe_open(place.path, "pt") as file:
+            tensor: Any = file.get_tensor(place.key)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{place.path}: can't be read: {error}") from None
+    if digest(tensor) != place.sha256:
+        raise InputError(f"{place.path}: damaged: {place.key} is not what was written")
+    flat: Tensor = tensor.reshape(-1)
+    return flat

@@ -1,0 +1,64 @@
+"""Which checkpoints a run directory has, and getting rid of them. Needs no torch."""
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+CHECKPOINTS_NAME: Final = "checkpoints"
+MANIFEST_NAME: Final = "manifest.json"
+ABANDONED: Final = ".abandoned"
+_FOLDER: Final = re.compile(r"step-(\d{1,15})")
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps goes."""
+    return checkpoints / f"step-{step}"
+
+
+def whole_checkpoints(checkpoints: Path) -> list[int]:
+    """The steps of all checkpoints that have a manifest, the newest first."""
+    return sorted((step for step, folder in _folders(checkpoints) if (folder / MANIFEST_NAME).exists()), reverse=True)
+
+
+def _folders(checkpoints: Path) -> list[tuple[int, Path]]:
+    with contextlib.suppress(OSError):
+        found = [(_FOLDER.fullmatch(folder.name), folder) for folder in checkpoints.iterdir()]
+        return [(int(match[1]), folder) for match, folder in found if match]
+    return []
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint, the manifest first; several ranks may do it at once."""
+    with contextlib.suppress(OSError):
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_incomplete(checkpoints: Path) -> None:
+    """Delete what crashes have left behind; only while nothing is being written."""
+    for _, folder in _folders(checkpoints):
+        if not (folder / MANIFEST_NAME).exists():
+            remove(folder)
+
+
+def abandon_after(checkpoints: Path, step: int) -> None:
+    """Put aside all checkpoints after `step`: the training goes on from there, and they are no part of it any more."""
+    for later, folder in _folders(checkpoints):
+        if later > step:
+            target = folder.with_name(folder.name + ABANDONED)
+            if target.exists():
+                remove(target)
+            with contextlib.suppress(OSError):  # another rank was faster
+                folder.rename(target)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's list of names on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,162 @@
+"""Takes checkpoints while the training goes on: a snapshot at the end of a step, written by a thread of its own.
+
+Every rank writes its file, then tells all the others how that went. Who has heard of all files writes the manifest: so
+a manifest anywhere means that all files are whole everywhere, also where sites have no disk in common.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from farpipe import __version__
+from farpipe.errors import FarpipeError, RunError
+from farpipe.runtime.checkpoint import FileEntry, Manifest, Piece, Trained, write_file
+from farpipe.runtime.checkpoint_folders import folder_of, remove, whole_checkpoints
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.run_spec import RunSpec
+
+BOX: Final = "checkpoint files"
+LIMIT_S: Final = 600.0
+"""Longest wait for a checkpoint that is being written, where somebody has to wait for it."""
+_POLL_S: Final = 0.01
+
+
+class _Writing(threading.Thread):
+    """One rank's part of one checkpoint on its way to the disk."""
+
+    def __init__(self, step: int, write: Callable[[], FileEntry | None]) -> None:
+        super().__init__(name=f"checkpoint {step}", daemon=True)
+        self.step, self._write_it = step, write
+        self.outcome: dict[str, Any] = {}
+        self.start()
+
+    def run(self) -> None:
+        """Write; what came of it is in `outcome`."""
+        try:
+            entry = self._write_it()
+            self.outcome = {"step": self.step, "file": entry and entry.model_dump()}
+        except Exception as error:
+            self.outcome = {"step": self.step, "error": str(error) or type(error).__name__}
+
+
+class Checkpointer:
+    """One rank's part in the checkpoints of a run; all ranks call `save` at the same steps."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        state: Callable[[], Sequence[Piece]],
+        peers: Peers,
+        folder: Path,
+        batches_sha256: str,
+        is_recorded: Callable[[int], bool] = lambda step: True,
+    ) -> None:
+        """`state`: what this rank holds. `folder`: where the checkpoints of the run are, one folder each.
+
+        ``is_recorded(step)``: whether what this rank records of the steps before `step` is on the disk. No checkpoint
+        is whole before: a run that goes on from there would never record them.
+        """
+        self._run, self._state, self._peers, self._folder = run, state, peers, folder
+        self._batches_sha256, self._is_recorded = batches_sha256, is_recorded
+        self.keep = run.training.keep_checkpoints if run.training and run.device != "sleep" else 0
+        """How many checkpoints are kept; 0: none is written."""
+        self._written: list[dict[str, Any]] = []
+        """What came of the files of this rank that the others have not been told of."""
+        self._writing: _Writing | None = None
+        self._outcomes: dict[int, dict[int, dict[str, Any]]] = {}
+        self.failures: dict[int, str] = {}
+        """By step, why there is no checkpoint of it."""
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole."""
+        steps = whole_checkpoints(self._folder)
+        return folder_of(self._folder, steps[0]) if steps else None
+
+    def save(self, step: int) -> None:
+        """Begin the checkpoint after `step` steps; an earlier one that is still being written is waited for."""
+        self._wait(lambda: self._writing is None, "the checkpoint before to be written")
+        tensors = {piece.key: piece.snapshot() for piece in self._state() if piece.is_mine}
+        self._outcomes.setdefault(step, {})
+        self._writing = _Writing(step, lambda: self._write(step, tensors))
+
+    def _write(self, step: int, tensors: dict[str, Tensor]) -> FileEntry | None:
+        """None where other replicas write all that this process holds."""
+        if not tensors:
+            return None
+        rank = self._peers.rank
+        return write_file(folder_of(self._folder, step), rank, self._run.places.site(rank), tensors)
+
+    def collect(self) -> list[str]:
+        """Pass on what has been written here and take note of what has been written elsewhere; what went wrong."""
+        if self._writing is not None and not self._writing.is_alive():
+            self._written.append(self._writing.outcome)
+            self._writing = None
+        while self._written and self._is_recorded(self._written[0]["step"]):
+            payload = json.dumps(self._written.pop(0)).encode()
+            for rank in range(self._peers.world_size):
+                self._peers.post(rank, BOX, payload)
+        for rank, payload in self._peers.poll(BOX):
+            outcome = json.loads(payload)
+            self._outcomes.setdefault(outcome["step"], {})[rank] = outcome
+        complete = [step for step, outcomes in self._outcomes.items() if len(outcomes) == self._peers.world_size]
+        return [problem for step in complete if (problem := self._complete(step))]
+
+    def _complete(self, step: int) -> str | None:
+        """All files of a checkpoint are there, or it has failed; the reason if so."""
+        outcomes = self._outcomes.pop(step)
+        folder = folder_of(self._folder, step)
+        errors = [f"rank {rank}: {outcome['error']}" for rank, outcome in outcomes.items() if "error" in outcome]
+        try:
+            if errors:
+                raise RunError(errors[0])
+            self._manifest(step, outcomes).save(folder)
+        except FarpipeError as error:
+            remove(folder)
+            self.failures[step] = str(error)
+            return f"no checkpoint after {step} steps: {error}"
+        for old in whole_checkpoints(self._folder)[self.keep :]:
+            remove(folder_of(self._folder, old))
+        return None
+
+    def _manifest(self, step: int, outcomes: dict[int, dict[str, Any]]) -> Manifest:
+        files = [outcomes[rank]["file"] for rank in sorted(outcomes)]
+        return Manifest(
+            step=step,
+            farpipe=__version__,
+            trained=trained_by(self._run),
+            batches_sha256=self._batches_sha256,
+            files=tuple(FileEntry.model_validate(file) for file in files if file is not None),
+        )
+
+    def finish(self) -> list[str]:
+        """Wait until all that was begun is whole or has failed; what went wrong."""
+        return self._wait(lambda: self._writing is None and not self._outcomes, "checkpoints to be written")
+
+    def _wait(self, done: Callable[[], bool], what: str) -> list[str]:
+        deadline_s = time.monotonic() + LIMIT_S
+        problems: list[str] = []
+        while not done():
+            problems += self.collect()
+            if time.monotonic() > deadline_s:
+                raise RunError(f"rank {self._peers.rank} waited {LIMIT_S:g} s for {what}")
+            if not done():
+                time.sleep(_POLL_S)
+        return problems
+
+
+def trained_by(run: RunSpec) -> Trained:
+    """What a checkpoint of `run` is of."""
+    assert run.model is not None
+    assert run.training is not None
+    return Trained(
+        model=run.model,
+        sequence_length=run.training.sequence_length,
+        global_batch=run.training.global_batch,
+        seed=run.training.seed,
+    )

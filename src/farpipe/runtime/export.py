@@ -1,0 +1,64 @@
+"""What a run has trained, out of its checkpoints."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from farpipe.errors import InputError
+from farpipe.runtime.checkpoint import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.hugging_face import save_model
+from farpipe.runtime.model import StageModule, StageSlice
+from farpipe.spec import Model
+
+
+class CheckpointWeights(Mapping[str, Tensor]):
+    """The parameters of a checkpoint by their names in the whole model, in float32; read when they are asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint, trained = checkpoint, checkpoint.manifest.trained
+        self._shapes = parameter_shapes(trained.model, trained.sequence_length)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """InputError when its file is damaged, or is at another site."""
+        shape = self._shapes[name]
+        values = torch.empty(shape)
+        self._checkpoint.fill([Piece(f"weight/{name}", tuple(shape), 0, values.view(-1))])
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size]:
+    """The shape of every parameter of the whole model, by name."""
+    with torch.device("meta"):
+        whole = StageModule(model, StageSlice(0, model.num_layers, True, True), sequence_length)
+    return {name: parameter.shape for name, parameter in whole.named_parameters()}
+
+
+def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str = "float32") -> int:
+    """Write the newest checkpoint of the run in `source`, or `source` if it is one itself; the steps it was trained.
+
+    InputError when there is none, when a part of it is at another site, or when the model is no Llama.
+    """
+    checkpoint = _newest(Path(source))
+    save_model(CheckpointWeights(checkpoint), checkpoint.manifest.trained.model, folder, dtype=dtype)
+    return checkpoint.manifest.step
+
+
+def _newest(source: Path) -> Checkpoint:
+    if not (source / MANIFEST_NAME).exists():
+        checkpoints = source / CHECKPOINTS_NAME
+        steps = whole_checkpoints(checkpoints)
+        if not steps:
+            raise InputError(
+                f"{source}: neither a run with a whole checkpoint in {checkpoints} nor a checkpoint itself"
+            )
+        source = folder_of(checkpoints, steps[0])
+    return Checkpoint(source, Manifest.load(source))

@@ -1,0 +1,221 @@
+"""Weights of Hugging Face's Llama family: read into stages, each rank only its own, and written back.
+
+Files are safetensors, one (``model.safetensors``) or several with an index (``model.safetensors.index.json``). Nothing
+is unpickled. The names of parameters here are those of the whole model, whatever stage they are in.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from farpipe.errors import InputError, RunError
+from farpipe.spec import Model
+from farpipe.spec.hugging_face import CONFIG_NAME, config_of
+from farpipe.strict import nearest, parse_json, read_text
+
+FILE_NAME: Final = "model.safetensors"
+INDEX_NAME: Final = "model.safetensors.index.json"
+MAX_SHARD_BYTES: Final = 4 << 30
+CARRIED: Final = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("generation_config.json", "added_tokens.json", "chat_template.jinja"),
+)
+"""Files that are copied from the model that a training began with."""
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FLOATS: Final = (torch.float64, *DTYPES.values())
+_EMBEDDING: Final = "model.embed_tokens.weight"
+_OUTER: Final = {"embedding.weight": _EMBEDDING, "norm.gain": "model.norm.weight", "head.weight": "lm_head.weight"}
+_NORMS: Final = {"attention_norm.gain": "input_layernorm.weight", "mlp_norm.gain": "post_attention_layernorm.weight"}
+_LINEAR: Final = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_WEIGHTS: Final = _NORMS | {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in _LINEAR.items()}
+_BIASES: Final = {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in _LINEAR.items()}
+_LAYER: Final = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def their_name(name: str, model: Model) -> str:
+    """The name in Hugging Face's files of a parameter of ours; a tied head is the embedding there."""
+    if name == "head.weight" and model.tied_embeddings:
+        return _EMBEDDING
+    if name in _OUTER:
+        return _OUTER[name]
+    match = _LAYER.fullmatch(name)
+    inner = (_WEIGHTS | _BIASES).get(match[2]) if match else None
+    if match is None or inner is None:
+        raise InputError(f"the parameter {name!r} has no counterpart in a model of Hugging Face's Llama family")
+    return f"model.layers.{match[1]}.{inner}"
+
+
+@torch.no_grad()
+def load_weights(module: nn.Module, model: Model, folder: Path | str) -> None:
+    """Fill the parameters of `module`, a slice of `model`, from the files in `folder`; only they are read.
+
+    InputError names a tensor that is missing, has another shape or is not of floating point, and a damaged file.
+    """
+    files = _Files(Path(folder))
+    wanted: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        wanted.setdefault(their_name(name, model), []).append(parameter)
+    for name, tensor in files.read(wanted):
+        for parameter in wanted[name]:
+            if tensor.shape != parameter.shape or tensor.dtype not in _FLOATS:
+                raise InputError(
+                    f"{folder}: {name} is {list(tensor.shape)} {tensor.dtype}, but the model needs "
+                    f"{list(parameter.shape)} of floating point; does {CONFIG_NAME} belong to these files?"
+                )
+            parameter.copy_(tensor)
+
+
+class _Files:
+    """The safetensors files of a folder and which tensor is in which of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._index: dict[str, str] | None = None
+        if not (folder / FILE_NAME).exists():
+            self._index = _read_index(folder)
+
+    def read(self, names: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors called `names`, one after the other, file by file."""
+        by_file: dict[str, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self._file_of(name), []).append(name)
+        for file, wanted in by_file.items():
+            yield from _read_tensors(self.folder / file, wanted)
+
+    def _file_of(self, name: str) -> str:
+        if self._index is None:
+            return FILE_NAME
+        if name not in self._index:
+            raise InputError(f"{self.folder / INDEX_NAME}: there is no tensor {name}{nearest(name, self._index)}")
+        return self._index[name]
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    path = folder / INDEX_NAME
+    if not path.exists():
+        raise InputError(f"{folder}: there is neither {FILE_NAME} nor {INDEX_NAME}; pickled weights are not read")
+    data = parse_json(read_text(path), str(path))
+    table = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(table, dict) or not all(_is_file_name(file) for file in table.values()):
+        raise InputError(f"{path}: weight_map: expected a table from tensors to files of this folder")
+    return table
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value and value.endswith(".safetensors")
+
+
+def _read_tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            known = {*file.keys()}
+            for name in names:
+                if name not in known:
+                    raise InputError(f"{path}: there is no tensor {name}{nearest(name, known)}")
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise InputError(f"{path}: not a whole safetensors file: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
+
+
+def save_model(
+    tensors: Mapping[str, Tensor],
+    model: Model,
+    folder: Path | str,
+    *,
+    dtype: str = "float32",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write all parameters of `model`, by our names, as a folder that Hugging Face's libraries load.
+
+    The folder is there whole or not at all. `tensors` may read lazily: one file's worth is held at a time. `dtype` is
+    one of DTYPES; the tokenizer comes from the folder that the training began with, where there was one. InputError
+    when the folder has something in it or a parameter is missing, RunError when the disk is full.
+    """
+    folder = Path(folder)
+    names = expected_names(model)
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise InputError(f"there is no parameter {missing[0]!r} to export ({len(missing)} of {len(names)} are missing)")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder}: has something in it; choose another folder or remove this one")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+            new = Path(temporary) / "model"
+            new.mkdir()
+            _write_tensors(tensors, model, new, DTYPES[dtype], max_shard_bytes)
+            (new / CONFIG_NAME).write_text(json.dumps(config_of(model, dtype), indent=2) + "\n")
+            _carry_over(model, new)
+            if folder.is_dir():
+                folder.rmdir()
+            new.replace(folder)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{folder}: can't be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def expected_names(model: Model) -> list[str]:
+    """Our names of all parameters that an export has, in the model's order; a tied head is not among them."""
+    inner = [*_WEIGHTS, *(_BIASES if model.bias else ())]
+    layers = [f"layers.{layer}.{name}" for layer in range(model.num_layers) for name in inner]
+    head = [] if model.tied_embeddings else ["head.weight"]
+    return ["embedding.weight", *layers, "norm.gain", *head]
+
+
+def _write_tensors(
+    tensors: Mapping[str, Tensor], model: Model, folder: Path, dtype: torch.dtype, max_shard_bytes: int
+) -> None:
+    shards = _shards(tensors, model, dtype, max_shard_bytes)
+    index: dict[str, str] = {}
+    total_bytes = 0
+    for number, names in enumerate(shards, 1):
+        file = FILE_NAME if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        held = {their_name(name, model): tensors[name].detach().to("cpu", dtype).contiguous() for name in names}
+        save_file(held, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)  # safetensors leaves it to its owner alone
+        index |= dict.fromkeys(held, file)
+        total_bytes += sum(tensor.nbytes for tensor in held.values())
+    if len(shards) > 1:
+        body = {"metadata": {"total_size": total_bytes}, "weight_map": index}
+        (folder / INDEX_NAME).write_text(json.dumps(body, indent=2) + "\n")
+
+
+def _shards(tensors: Mapping[str, Tensor], model: Model, dtype: torch.dtype, max_bytes: int) -> list[list[str]]:
+    """The names of every file's tensors: as many as fit, at least one."""
+    shards: list[list[str]] = [[]]
+    used = 0
+    for name in expected_names(model):
+        size = tensors[name].numel() * dtype.itemsize
+        if shards[-1] and used + size > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    return shards
+
+
+def _carry_over(model: Model, folder: Path) -> None:
+    if model.hugging_face is None:
+        return
+    for name in CARRIED:
+        source = Path(model.hugging_face) / name
+        if source.is_file():
+            shutil.copyfile(source, folder / name)

@@ -1,0 +1,198 @@
+"""What a process does about the other replicas of its stages: sum gradients, and with ZeRO-1 gather weights.
+
+A stage's reduce starts when its last action is done and runs beside the rank's other actions; its gather starts when
+the step begins and is over before the stage's first forward. Both are messages like all others and use the links that
+join the processes.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from farpipe.problem import Sync, Transfer, is_inter_site
+from farpipe.runtime.background import Background, Job
+from farpipe.runtime.collectives import Line, Rings
+from farpipe.runtime.executor import MessageRow, message_table
+from farpipe.runtime.flat import Flat
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.places import Places
+from farpipe.runtime.run_spec import Collective, RunSpec, collective_link, collectives_of
+from farpipe.runtime.transport import ChannelKind, Message, Tag
+
+REDUCE: Final = 0
+GATHER: Final = 1 << 29
+COMPLETE: Final = 1 << 30
+"""From which numbers on the messages of a stage's reduce, gather and exact gather in one step are counted."""
+
+
+class PipelinePeers:
+    """The pipeline that a process is in: other ranks of its own replica, by their position in it."""
+
+    def __init__(self, peers: Peers, places: Places) -> None:
+        self._peers, self.clock = peers, peers.clock
+        self.rank, replica = places.of(peers.rank)
+        self._process = [places.process(rank, replica) for rank in range(places.num_ranks)]
+
+    def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
+        """See Messenger."""
+        self._peers.send(self._process[peer], kind, tag, tensor)
+
+    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
+        """See Messenger."""
+        return self._peers.receive(self._process[peer], kind, tag, waiting_for=waiting_for)
+
+
+class StageSync(Protocol):
+    """The collectives of one stage."""
+
+    def begin_step(self) -> None:
+        """Before anything else of the step."""
+
+    def gather(self, line: Line) -> None:
+        """Take the weights that other replicas have updated."""
+
+    def reduce(self, line: Line) -> None:
+        """Sum the gradient over the replicas."""
+
+
+class WeightSync:
+    """The collectives of a stage that is trained."""
+
+    def __init__(self, flats: Sequence[Flat], wire_dtype: torch.dtype) -> None:
+        """`wire_dtype`: what stages compute in, and so what they need of the weights that others have updated."""
+        self.flats, self._wire_dtype = flats, wire_dtype
+
+    def begin_step(self) -> None:
+        """See StageSync."""
+        for flat in self.flats:
+            flat.clear_grads()
+
+    def gather(self, line: Line) -> None:
+        """See StageSync."""
+        for flat in self.flats:
+            flat.gather_weights(line, self._wire_dtype)
+
+    def complete(self, line: Line) -> None:
+        """As `gather`, without rounding."""
+        for flat in self.flats:
+            flat.gather_weights(line)
+
+    def reduce(self, line: Line) -> None:
+        """See StageSync."""
+        for flat in self.flats:
+            flat.sum_grads(line)
+
+
+class RehearsedSync:
+    """Collectives that put as many bytes on their links as the Problem says, and no meaning into them."""
+
+    def __init__(self, spec: Sync, levels: Sequence[tuple[int, ...]], process: int) -> None:
+        """`levels`: see `Places.ring_levels`."""
+        self._rings = Rings(levels, process)
+        self._scattered = spec.gather is not None
+        self._gradient, self._weights = (
+            torch.zeros(self._rings.padded(num), dtype=torch.uint8)
+            for num in (
+                _collective_bytes(spec.reduce, levels, turns=1 if self._scattered else 2),
+                _collective_bytes(spec.gather, levels, turns=1),
+            )
+        )
+
+    def begin_step(self) -> None:
+        """See StageSync."""
+
+    def gather(self, line: Line) -> None:
+        """See StageSync."""
+        self._rings.all_gather(self._weights, line)
+
+    def reduce(self, line: Line) -> None:
+        """See StageSync."""
+        if self._scattered:
+            self._rings.reduce_scatter(self._gradient, line)
+        else:
+            self._rings.all_reduce(self._gradient, line)
+
+
+def _collective_bytes(transfer: Transfer | None, levels: Sequence[tuple[int, ...]], turns: int) -> int:
+    """The tensor of which a ring that goes round `turns` times puts the transfer's bytes on its link."""
+    if transfer is None:
+        return 0
+    assert isinstance(transfer.link, str)
+    assert isinstance(transfer.bytes, float)
+    size = len(levels[-1] if is_inter_site(transfer.link) else levels[0])
+    return round(transfer.bytes * size / (turns * (size - 1))) if size > 1 else 0
+
+
+class ReplicaSync:
+    """The collectives of one process's stages, in the background."""
+
+    def __init__(self, run: RunSpec, peers: Peers, stages: Mapping[int, StageSync]) -> None:
+        """`stages`: those of this process that have collectives; none where there is one replica."""
+        self._peers, self._stages = peers, stages
+        place = run.places.of(peers.rank)
+        self._collectives = collectives_of(run, place.rank) if stages else []
+        links = {item: collective_link(run.problem, item) for item in self._collectives}
+        beside, behind = self._others(run) if links else (set(), {})
+        self._counts_for = {
+            item: behind.get(link, set()) if link and is_inter_site(link) else beside for item, link in links.items()
+        }
+        """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
+        self._lag_s = place.replica * run.problem.turn_s
+        self._background = Background(f"farpipe replicas of {peers.rank}")
+        self._jobs: dict[Collective, Job[MessageRow]] = {}
+
+    def _others(self, run: RunSpec) -> tuple[set[int], dict[str, set[int]]]:
+        """The other processes at this site, and by link those that this process reaches over it."""
+        own, places = self._peers.rank, run.places
+        behind: dict[str, set[int]] = {}
+        for (source, target), (name, _) in run.links().items():
+            if source == own:
+                behind.setdefault(name, set()).add(target)
+        others = (process for process in range(places.num_processes) if process != own)
+        return {process for process in others if places.site(process) == places.site(own)}, behind
+
+    def begin_step(self, step: int) -> None:
+        """Start the gathers; wait for this replica's turn where replicas take turns on a link."""
+        for sync in self._stages.values():
+            sync.begin_step()
+        for item in self._collectives:
+            if item.kind == "gather":
+                self._start(step, item, self._stages[item.stage].gather, GATHER)
+        if self._lag_s > 0:
+            time.sleep(self._lag_s)
+
+    def stage_begins(self, step: int, stage: int) -> None:
+        """Before the first forward of a stage: its weights have to be there."""
+        if job := self._jobs.get(Collective("gather", stage)):
+            job.wait()
+
+    def stage_done(self, step: int, stage: int) -> None:
+        """Start the stage's reduce."""
+        item = Collective("reduce", stage)
+        if item in self._counts_for:
+            self._start(step, item, self._stages[stage].reduce, REDUCE)
+
+    def _start(self, step: int, item: Collective, work: Callable[[Line], None], first_number: int) -> None:
+        what = "the replicas' weights" if item.kind == "gather" else "the replicas' gradient"
+        line = Line(self._peers, step, item.stage, what, first_number)
+        timed = partial(self._timed, work, line, self._peers.clock.now_ns(), self._counts_for[item])
+        self._jobs[item] = self._background.start(timed)
+
+    def _timed(self, work: Callable[[Line], None], line: Line, ready_ns: int, counts: set[int]) -> MessageRow:
+        """Do it: as a message that took its link as long as what was received did."""
+        start_ns = self._peers.clock.now_ns()
+        work(line)
+        arrival_ns = self._peers.clock.now_ns()
+        end_ns = min(start_ns + line.link_ns, arrival_ns)
+        num_bytes = sum(size for process, size in line.sent_bytes.items() if process in counts)
+        return ready_ns, start_ns, end_ns, arrival_ns, num_bytes
+
+    def finish_step(self) -> NDArray[np.int64]:
+        """Wait for what has not ended; a row as in `StepEvents.messages` for each of `collectives_of`."""
+        return message_table([self._jobs.pop(item).wait() for item in self._collectives])

@@ -1,0 +1,124 @@
+"""Where a run goes on: all ranks together choose the newest checkpoint that every one of them can read."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from farpipe.errors import InputError
+from farpipe.runtime.checkpoint import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint_folders import (
+    CHECKPOINTS_NAME,
+    MANIFEST_NAME,
+    abandon_after,
+    folder_of,
+    remove_incomplete,
+    whole_checkpoints,
+)
+from farpipe.runtime.checkpointer import trained_by
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.run_spec import RunSpec
+
+_REMEDY: Final = "start another training in another directory"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins."""
+
+    step: int = 0
+    folder: Path | None = None
+    """The checkpoint that was read."""
+    skipped: tuple[str, ...] = ()
+    """Newer checkpoints that could not be used, with the reason."""
+
+
+def resume(run: RunSpec, state: Sequence[Piece], peers: Peers, run_dir: Path, batches_sha256: str) -> Start:
+    """Read the newest good checkpoint into `state`: one of the run itself, or else of the one that it goes on from.
+
+    Newer ones of the run itself are put aside. InputError when there are checkpoints but none that can be used, or
+    when `run.resume` has none.
+    """
+    own = run_dir / CHECKPOINTS_NAME
+    start = _read_newest(run, state, peers, own, "its own checkpoints", batches_sha256)
+    if start is not None:
+        abandon_after(own, start.step)
+    elif run.resume is not None:
+        other = Path(run.resume)
+        start = _read_newest(run, state, peers, other, "the checkpoints to go on from", batches_sha256)
+        if start is None:
+            raise InputError(f"{other}: there is no checkpoint to go on from")
+    remove_incomplete(own)
+    peers.exchange("resumed", b"", waiting_for="the others to put old checkpoints aside")
+    return start or Start()
+
+
+def _read_newest(
+    run: RunSpec, state: Sequence[Piece], peers: Peers, place: Path, what: str, batches_sha256: str
+) -> Start | None:
+    """None when nobody has a checkpoint at `place`."""
+    found = _manifests(place)
+    payload = json.dumps({step: manifest.to_json() for step, (_, manifest) in found.items()}).encode()
+    told = peers.exchange(f"found {what}", payload, waiting_for=f"what the others have of {what}")
+    texts = {int(step): text for answer in told for step, text in json.loads(answer).items()}
+    problems: list[str] = []
+    for step in sorted((step for step in texts if step < run.num_steps), reverse=True):
+        manifest = Manifest.from_json(texts[step], f"the manifest of step {step}")
+        folder = found[step][0] if step in found else folder_of(_folder(place), step)
+        mine = _read(run, state, folder, manifest, batches_sha256)
+        answers = peers.exchange(f"read {what} {step}", mine.encode(), waiting_for=f"the others to read step {step}")
+        problem = next((answer.decode() for answer in answers if answer), None)
+        if problem is None:
+            if not (folder / MANIFEST_NAME).exists():  # the crash came between two ranks' writing it
+                manifest.save(folder)
+            return Start(step, folder, tuple(problems))
+        problems.append(problem)
+    if problems:
+        raise InputError("no checkpoint can be used:\n  " + "\n  ".join(problems))
+    if texts:
+        raise InputError(
+            f"{place}: the checkpoint after {max(texts)} steps has all {run.num_steps} steps of this run; "
+            "ask for more with --steps"
+        )
+    return None
+
+
+def _folder(place: Path) -> Path:
+    """Where the checkpoints are, given that place or the run directory around it."""
+    inner = place / CHECKPOINTS_NAME
+    return inner if inner.is_dir() else place
+
+
+def _manifests(place: Path) -> dict[int, tuple[Path, Manifest]]:
+    """Folders and manifests by step: of all checkpoints at `place`, or of the one that it is."""
+    if (place / MANIFEST_NAME).exists():
+        manifest = Manifest.load(place)
+        return {manifest.step: (place, manifest)}
+    folders = {step: folder_of(_folder(place), step) for step in whole_checkpoints(_folder(place))}
+    found = {}
+    for step, folder in folders.items():
+        with suppress(InputError):  # a damaged manifest is none
+            found[step] = (folder, Manifest.load(folder))
+    return found
+
+
+def _read(run: RunSpec, state: Sequence[Piece], folder: Path, manifest: Manifest, batches_sha256: str) -> str:
+    """Read a checkpoint into `state`; why that can't be, or an empty string."""
+    try:
+        check_same(run, manifest, folder, batches_sha256)
+        Checkpoint(folder, manifest).fill(state)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def check_same(run: RunSpec, manifest: Manifest, folder: Path, batches_sha256: str) -> None:
+    """InputError when a checkpoint is of another training than `run`."""
+    now, then = trained_by(run), manifest.trained
+    for key in type(now).model_fields:
+        if getattr(now, key) != getattr(then, key):
+            raise InputError(f"{folder}: is of a training with another {key}; {_REMEDY}")
+    if batches_sha256 != manifest.batches_sha256:
+        raise InputError(f"{folder}: the training text is no longer the same; bring it back, or {_REMEDY}")

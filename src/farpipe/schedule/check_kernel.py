@@ -1,0 +1,69 @@
+"""The compiled part of `check`: whether large orders keep rules 2 to 5, without saying which they break."""
+
+import numpy as np
+from numba import njit
+
+_F, _I, _W, _B = 0, 1, 2, 3
+_FORWARD, _INPUT_GRAD, _WEIGHT_GRAD, _BACKWARD = 1, 2, 4, 8
+"""Bits of what is done for one stage and microbatch. Complete are F and B, and F and I and W."""
+
+
+@njit(cache=True)
+def all_sound(begin, stages, kinds, microbatches, rank_of_stage, num_microbatches):  # type: ignore[no-untyped-def]
+    """Play all ranks' orders, [num_actions] each and rank r's from `begin` [r], without times until nothing moves.
+
+    Sound if every action is played on its own rank at the right moment, and every microbatch is complete everywhere.
+    """
+    num_ranks, num_stages = begin.size - 1, rank_of_stage.size
+    done = np.zeros((num_stages, num_microbatches), np.uint8)
+    position, waiting = begin[:-1].copy(), np.full(2 * num_stages * num_microbatches, -1, np.int32)
+    stack, top = np.arange(num_ranks), num_ranks
+    while top > 0:
+        top -= 1
+        rank = stack[top]
+        while position[rank] < begin[rank + 1]:
+            at = position[rank]
+            stage, kind, microbatch = stages[at], kinds[at], microbatches[at]
+            if not (0 <= stage < num_stages and 0 <= microbatch < num_microbatches and rank_of_stage[stage] == rank):
+                return False
+            bit = _bit_in_turn(done[stage, microbatch], kind)
+            if bit == 0:
+                return False
+            source = stage - 1 if kind == _F else stage + 1
+            if kind != _W and 0 <= source < num_stages and not _has_made(done[source, microbatch], kind):
+                waiting[_message(stage, kind, microbatch, num_microbatches)] = rank
+                break
+            done[stage, microbatch] |= bit
+            position[rank] += 1
+            target = stage + 1 if kind == _F else stage - 1
+            if kind != _W and 0 <= target < num_stages:
+                message = _message(target, kind, microbatch, num_microbatches)
+                if waiting[message] >= 0:
+                    stack[top], top = waiting[message], top + 1
+                    waiting[message] = -1
+    split, joined = _FORWARD | _INPUT_GRAD | _WEIGHT_GRAD, _FORWARD | _BACKWARD
+    return bool((position == begin[1:]).all() and ((done == split) | (done == joined)).all())
+
+
+@njit(cache=True, inline="always")
+def _bit_in_turn(done, kind):  # type: ignore[no-untyped-def]
+    """The bit that the action adds to what is `done`, or 0 where it is not its turn (or was done before)."""
+    if kind == _F:
+        return _FORWARD if done == 0 else 0
+    if kind == _W:
+        return _WEIGHT_GRAD if done == _FORWARD | _INPUT_GRAD else 0
+    if done != _FORWARD:
+        return 0
+    return _INPUT_GRAD if kind == _I else _BACKWARD
+
+
+@njit(cache=True, inline="always")
+def _has_made(done, kind):  # type: ignore[no-untyped-def]
+    """Whether a neighbour that has `done` this much has made what an action of this kind takes from it."""
+    return (done & _FORWARD) != 0 if kind == _F else (done & (_INPUT_GRAD | _BACKWARD)) != 0
+
+
+@njit(cache=True, inline="always")
+def _message(stage, kind, microbatch, num_microbatches):  # type: ignore[no-untyped-def]
+    """The place in `waiting` of what a stage waits for."""
+    return (2 * stage + (0 if kind == _F else 1)) * num_microbatches + microbatch

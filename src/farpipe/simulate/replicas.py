@@ -1,0 +1,48 @@
+"""Replicas of the pipeline that share links: they send together, or they take turns."""
+
+from collections.abc import Callable, Iterable
+
+from farpipe.problem import Hop, Problem, Transfer, is_inter_site
+
+
+def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = None) -> Problem:
+    """The step of replicas that take turns on `links`, given that of replicas that send together there.
+
+    Together, a message carries the bytes of all `num_replicas`, and all arrive when the last byte has crossed. In
+    turns, each replica's message crosses at the full rate, and the replicas run one message apart from each other
+    (`Problem.turn_s`). So turns save the others' share of every crossing that somebody waits for, and cost it once, at
+    the beginning of the step: they are better where the step waits for more than one crossing, unless messages differ
+    so much in size that the turn of the longest is too long for the others. Neither is better everywhere.
+
+    `links` None: those between sites. Links that carry collectives as well as messages take turns too.
+    """
+    chosen = frozenset(filter(is_inter_site, problem.links) if links is None else links)
+    turning = chosen | set(problem.mixed_links)
+    changed = {
+        name: link.model_copy(update={"num_turns": num_replicas}) if name in turning else link
+        for name, link in problem.links.items()
+    }
+    hops = tuple(hop and _one_replicas_hop(problem, hop, num_replicas, chosen) for hop in problem.hops)
+    rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "sync")}
+    return Problem(**rest, links=changed, hops=hops)
+
+
+def better_sharing(
+    problem: Problem, num_replicas: int, step_s: Callable[[Problem], float], links: Iterable[str] | None = None
+) -> Problem:
+    """The better of `problem`, whose replicas send together, and of the same `in_turns`, by the step time that `step_s`
+    finds for each; together if that is as good."""
+    return min((problem, in_turns(problem, num_replicas, links)), key=step_s)
+
+
+def _one_replicas_hop(problem: Problem, hop: Hop, num_replicas: int, chosen: frozenset[str]) -> Hop:
+    def part(transfer: Transfer | None) -> Transfer | None:
+        if transfer is None:
+            return None
+        if isinstance(transfer.link, str) and isinstance(transfer.bytes, float):
+            return Transfer(link=transfer.link, bytes=transfer.bytes / (num_replicas if transfer.link in chosen else 1))
+        names = [transfer.link] * problem.num_microbatches if isinstance(transfer.link, str) else transfer.link
+        sizes = zip(names, problem.row(transfer.bytes).tolist(), strict=True)
+        return Transfer(link=transfer.link, bytes=tuple(b / (num_replicas if n in chosen else 1) for n, b in sizes))
+
+    return Hop(forward=part(hop.forward), backward=part(hop.backward))

@@ -1,0 +1,236 @@
+"""Whatever the user gives: one message that names the place, an exit code that scripts can use, never a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farpipe.cli import main
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+JOB = RECIPES / "two_sites.toml"
+
+FILES = {
+    "empty.json": b"",
+    "blank.toml": b"  \n",
+    "binary.json": b"\xff\xfe{}",
+    "image.toml": b"\x89PNG\r\n\x1a\n\x00\x00",
+    "broken.json": b'{"format": ',
+    "list.json": b"[1, 2]",
+    "other.json": b'{"format": "farpipe/timeline/1"}',
+    "nameless.json": b'{"num_microbatches": 4}',
+    "newer.json": b'{"format": "farpipe/problem/9"}',
+    "broken.toml": b"[model\n",
+    "unknown.toml": b"[modle]\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, problem_file):
+    """A folder with every kind of wrong file."""
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.toml").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """`farpipe` in this process, which saves the time to start another."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["farpipe", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        written = capsys.readouterr()
+        return subprocess.CompletedProcess(sys.argv, end.value.code, written.out, written.err)
+
+    return run
+
+
+def expect_error(run, code, *messages):
+    """One message for people and an exit code for scripts; nothing on stdout that a script could take for an answer."""
+    assert run.returncode == code, run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
+    for message in messages:
+        assert message in run.stderr
+
+
+WRONG_STEPS = [
+    ("empty.json", "empty.json: the file is empty"),
+    ("blank.toml", "blank.toml: the file is empty"),
+    ("binary.json", "binary.json: not UTF-8"),
+    ("image.toml", "image.toml: not UTF-8"),
+    ("broken.json", "broken.json: not JSON"),
+    ("list.json", "list.json: expected a job (.toml), a plan or a problem"),
+    ("other.json", "found format 'farpipe/timeline/1'"),
+    ("nameless.json", "nameless.json: expected a job (.toml), a plan or a problem"),
+    ("newer.json", "farpipe/problem/1"),
+    ("broken.toml", "broken.toml: not TOML"),
+    ("unknown.toml", "unknown.toml: modle: unknown key; did you mean 'model'?"),
+    ("folder", "folder: can't be read: Is a directory"),
+    ("folder.toml", "folder.toml: can't be read: Is a directory"),
+    ("absent.json", "absent.json: can't be read: No such file or directory"),
+    ("/dev/null", "/dev/null: not a plain file"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), WRONG_STEPS, ids=[name for name, _ in WRONG_STEPS])
+def test_files_of_a_wrong_kind_are_named(here, folder, name, message):
+    expect_error(here("compare", name), 3, message)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["schedule"], ["--json"]),
+        (["simulate"], ["--json"]),
+        (["plan"], ["--json"]),
+        (["profile"], []),
+        (["train"], ["--device", "sleep"]),
+        (["report"], []),
+    ],
+    ids=lambda words: " ".join(words),
+)
+@pytest.mark.parametrize("name", ["empty.json", "list.json", "folder", "absent.json"])
+def test_every_command_that_reads_a_file_names_a_wrong_one(here, folder, command, option, name):
+    expect_error(here(*command, name, *option), 3, f"farpipe: {name}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "problem.json", "--method", "1f1"], "there is no schedule '1f1'; did you mean '1f1b'?"),
+        (["compare", "problem.json", "--method", "gredy"], "did you mean 'greedy'?"),
+        (["schedule", "problem.json", "--method", "wawe"], "did you mean 'wave'?"),
+        (["compare", "problem.json", "--search-s", "-1"], "--search-s"),
+        (["compare", "problem.json", "--search-s", "soon"], "--search-s"),
+        (["schedule", "problem.json", "--time-limit", "-1"], "--time-limit"),
+        (["compare", "problem.json", "--colour"], "No such option"),
+        (["profile", str(JOB), "--processes", "0"], "--processes"),
+        (["profile", str(JOB), "--name", "a10"], "--name: the job has no device 'a10'"),
+        (["train", str(JOB), "--steps", "0"], "--steps"),
+        (["report"], "Missing argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_words_that_a_command_does_not_know_are_named(here, folder, arguments, message):
+    expect_error(here(*arguments), 2, message)
+
+
+def test_a_schedule_for_another_problem_shows_the_place(here, problem_file, tmp_path):
+    assert here("schedule", problem_file, "--method", "1f1b", "-o", "s.json").returncode == 0
+    data = json.loads((tmp_path / "s.json").read_text())
+    data["ranks"][0].append("2F0")
+    (tmp_path / "s.json").write_text(json.dumps(data))
+    expect_error(here("simulate", problem_file, "--schedule", "s.json"), 3, "2F0")
+
+
+def test_a_folder_that_is_no_run_is_told(here, folder):
+    expect_error(here("report", "folder"), 3, "folder: not a run directory: it has no plan.json")
+
+
+def test_points_of_a_wrong_kind_are_named(here, folder):
+    for name in ("broken.toml", "folder", "absent.csv"):
+        expect_error(here("validate", "--points", name), 3, f"farpipe: {name}")
+
+
+OUTPUTS = [
+    ["schedule", "problem.json", "--method", "1f1b", "-o"],
+    ["compare", "problem.json", "--method", "1f1b", "--plot"],
+    ["simulate", "problem.json", "--schedule", "s.json", "--trace"],
+    ["simulate", "problem.json", "--schedule", "s.json", "--plot"],
+    ["simulate", "problem.json", "--schedule", "s.json", "--html"],
+]
+
+
+@pytest.fixture
+def schedule_file(here, problem_file):
+    """An order that can be simulated."""
+    assert here("schedule", problem_file, "--method", "1f1b", "-o", "s.json").returncode == 0
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS, ids=lambda words: f"{words[0]} {words[-1]}")
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("folder", "Is a directory"),
+        ("empty.json/x", "empty.json is not a directory"),
+        ("/dev/full", "No space left on device"),
+    ],
+    ids=["a folder", "below a file", "a full device"],
+)
+def test_an_output_that_can_not_be_written_is_named(here, folder, schedule_file, arguments, target, reason):
+    expect_error(here(*arguments, target), 6, f"{target}: can't be written: {reason}")
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system of its own with 64 KiB, of which most is taken."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip(f"a small file system can't be mounted here: {mount.stderr.strip()}")
+    try:
+        (place / "most").write_bytes(b"x" * (56 << 10))
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("name", ["new.json", "old.json"])
+def test_a_disk_that_fills_up_leaves_what_stood_there(farpipe, problem_file, full_disk, name):
+    (full_disk / "old.json").write_text("old")
+    data = json.loads(problem_file.read_text()) | {"num_microbatches": 2000}
+    data["ranks"] = [{"memory_bytes": None, "static_bytes": 0}] * 2
+    problem_file.write_text(json.dumps(data))
+    run = farpipe("schedule", problem_file, "--method", "1f1b", "-o", full_disk / name)
+    expect_error(run, 6, f"{name}: can't be written: No space left on device")
+    assert {path.name for path in full_disk.iterdir()} == {"most", "old.json"}
+    assert (full_disk / "old.json").read_text() == "old"
+
+
+def piped(command, reader, folder):
+    """Exit code of `farpipe COMMAND | READER`, farpipe's, and what it wrote to stderr."""
+    line = f"{sys.executable} -m farpipe {command} | {reader}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=folder, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("reader", ["head -1", "head -c 1", "true"])
+@pytest.mark.parametrize(
+    "command",
+    ["compare problem.json", "compare problem.json --json", "schedule problem.json --method 1f1b", "--help"],
+)
+def test_a_reader_that_leaves_early_is_no_error(problem_file, command, reader):
+    run = piped(command, reader, problem_file.parent)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves_in_the_middle_of_a_long_answer_is_no_error(problem_file):
+    data = json.loads(problem_file.read_text()) | {"num_microbatches": 2000}
+    data["ranks"] = [{"memory_bytes": None, "static_bytes": 0}] * 2
+    problem_file.write_text(json.dumps(data))
+    for option in ("--json --timeline", ""):
+        run = piped(f"schedule problem.json --method 1f1b {option}", "head -c 1", problem_file.parent)
+        assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["compare problem.json", "schedule problem.json --method 1f1b --json", "--help"])
+def test_an_answer_to_a_full_disk_is_an_error(problem_file, command):
+    line = f"{sys.executable} -m farpipe {command} > /dev/full"
+    run = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, cwd=problem_file.parent, check=False, timeout=120
+    )
+    assert run.returncode == 6
+    assert run.stderr == "farpipe: standard output: can't be written: No space left on device\n"

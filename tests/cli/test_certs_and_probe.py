@@ -1,0 +1,85 @@
+import json
+import stat
+
+import pytest
+
+from farpipe.runtime.link_probe import ProbeServer, Sides
+from farpipe.runtime.tls import TlsFiles
+from farpipe.spec import load_cluster
+
+CLUSTER = """# measured by us
+[[cluster.sites]]
+name = "zurich"
+device = "cpu"
+num_devices = 1
+
+[[cluster.sites]]
+name = "lugano"
+device = "cpu"
+num_devices = 1
+
+[[cluster.links]]
+between = ["zurich", "lugano"]
+latency = "30 ms"
+bandwidth = "200 Mbit/s"
+"""
+
+
+@pytest.fixture
+def certs(farpipe, tmp_path):
+    folder = tmp_path / "certs"
+    assert "valid until" in farpipe("certs", "init", folder).stdout
+    for site in ("zurich", "lugano"):
+        assert "copy this folder to the site" in farpipe("certs", "issue", folder, site).stdout
+    return folder
+
+
+def test_certificates_are_made_and_keys_kept(certs):
+    for site in ("zurich", "lugano"):
+        files = TlsFiles.find(certs / site, site)
+        assert stat.S_IMODE(files.key.stat().st_mode) == 0o600
+        files.context(server=True)
+    assert stat.S_IMODE((certs / "authority.key").stat().st_mode) == 0o600
+
+
+def test_a_second_authority_in_one_place_is_refused(farpipe, certs):
+    result = farpipe("certs", "init", certs)
+    assert result.returncode == 3
+    assert "has an authority already" in result.stderr
+
+
+def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(CLUSTER)
+    context = TlsFiles.find(certs / "lugano", "lugano").context(server=True)
+    server = ProbeServer("127.0.0.1", 0, Sides(context, b""))
+    try:
+        options = ["--certs", certs / "zurich", "--seconds", "0.2", "--streams", "2", "--json"]
+        write = ["--write", cluster, "--from", "zurich", "--to", "lugano"]
+        run = farpipe("probe", f"127.0.0.1:{server.port}", *options, *write)
+        assert run.returncode == 0, run.stderr
+        found = json.loads(run.stdout)
+    finally:
+        server.close()
+    written = load_cluster(cluster)
+    there, back = written.link("zurich", "lugano"), written.link("lugano", "zurich")
+    assert there.bandwidth_bytes_per_s == pytest.approx(found["streams_there"], rel=1e-3)
+    assert back.bandwidth_bytes_per_s == pytest.approx(found["streams_back"], rel=1e-3)
+    assert there.latency_s == back.latency_s == pytest.approx(found["round_trip_s"] / 2, rel=1e-3)
+    assert cluster.read_text().startswith("# measured by us")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "expected HOST:PORT, found 'nowhere'"),
+        (["10.0.0.1:99999"], "expected HOST:PORT"),
+        (["10.0.0.1:29600"], "give this site's certificates with --certs"),
+        (["127.0.0.1:29600"], "give --token as the side that listens shows it"),
+        (["127.0.0.1:29600", "--from", "zurich"], "--write, --from and --to go together"),
+    ],
+)
+def test_a_probe_that_makes_no_sense_is_refused(farpipe, arguments, message):
+    result = farpipe("probe", *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr

@@ -1,0 +1,40 @@
+"""A rank in bad surroundings: ``python rank.py RUN_DIR ...``; the environment says in which, the rank knows nothing of it.
+
+FARPIPE_TEST_PROXY: the port where a Proxy tells through which port to go. FARPIPE_TEST_SKEWS: the clock of every rank, a
+JSON list in nanoseconds. FARPIPE_TEST_SLOW: a rank whose actions take three times as long.
+"""
+
+import json
+import os
+import socket
+
+import typer
+
+from farpipe.runtime import rank_main, stage
+from farpipe.runtime.clock import SKEW_VARIABLE
+from farpipe.runtime.transport import transport
+
+RANK = int(os.environ["RANK"])
+introduce = transport.introduce
+
+
+def route(address):
+    """Where to dial in the place of `address`."""
+    with socket.create_connection(("127.0.0.1", int(os.environ["FARPIPE_TEST_PROXY"]))) as asking:
+        asking.sendall(f"{address[0]} {address[1]}\n".encode())
+        return "127.0.0.1", int(asking.makefile().readline())
+
+
+def introduce_through_proxy(rank, *arguments):
+    ranks = introduce(rank, *arguments)
+    return [known if peer == rank else known._replace(address=route(known.address)) for peer, known in enumerate(ranks)]
+
+
+if "FARPIPE_TEST_PROXY" in os.environ:
+    transport.introduce = introduce_through_proxy
+if "FARPIPE_TEST_SKEWS" in os.environ:
+    os.environ[SKEW_VARIABLE] = str(json.loads(os.environ["FARPIPE_TEST_SKEWS"])[RANK])
+if os.environ.get("FARPIPE_TEST_SLOW") == str(RANK):
+    once = stage.SleepStage._sleep
+    stage.SleepStage._sleep = lambda self, seconds: once(self, 3 * seconds)
+typer.run(rank_main.main)

@@ -1,0 +1,124 @@
+"""Recomputation, layers, microbatches and order chosen together."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from farpipe.cost import JobCosts, place_stages, step_cost
+from farpipe.errors import InfeasibleError, InputError
+from farpipe.plan import Plan, make_plan
+from farpipe.plan.candidates import candidates
+from farpipe.plan.evaluate import Evaluated, describe_recompute, evaluate, finish
+from farpipe.plan.in_flight import fewest, wishes
+from farpipe.plan.polish import polish
+from farpipe.schedule.library.eager import extra_forwards
+from farpipe.spec import Training
+from plan.jobs import TRAINING, both_ways, device, job, site
+
+TIGHT = {"pipeline": 4, "data": 1, "tensor": 1, "virtual": 1}
+
+
+def tight_job(memory_gib=1.6, training=TRAINING, **more):
+    """Eight layers on four devices that can't hold 1F1B's activations on all ranks."""
+    return job([site("a", on=device(memory_gib=memory_gib))], training=training, **(TIGHT | more))
+
+
+def costs_of(request):
+    return JobCosts(request.model, request.training)
+
+
+def test_only_early_stages_recompute_where_that_is_enough():
+    plan = make_plan(tight_job(num_microbatches=8))
+    assert set(plan.recompute) == {"none", "full"}
+    assert plan.recompute == tuple(sorted(plan.recompute))
+    assert max(plan.prediction.peak_memory_bytes) <= 1.6 * 2**30 * 15 / 16
+
+
+def test_nothing_is_recomputed_where_there_is_memory():
+    assert set(make_plan(tight_job(80.0)).recompute) == {"none"}
+
+
+@pytest.mark.parametrize("way", ["none", "full"])
+def test_a_pinned_way_is_kept_by_every_stage(way):
+    plan = make_plan(tight_job(80.0, TRAINING.model_copy(update={"recompute": way})))
+    assert set(plan.recompute) == {way}
+
+
+def test_auto_is_never_slower_than_a_pinned_way():
+    free = make_plan(tight_job(2.0)).prediction.step_s
+    for way in ("selective", "full"):
+        pinned = make_plan(tight_job(2.0, TRAINING.model_copy(update={"recompute": way}))).prediction.step_s
+        assert free <= pinned * (1 + 1e-9)
+
+
+def test_more_memory_never_makes_the_plan_slower_here():
+    steps = [make_plan(tight_job(gib)).prediction.step_s for gib in (1.6, 2.0, 3.0, 8.0)]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_no_mix_of_ways_with_these_layers_beats_the_plan():
+    request = tight_job(num_microbatches=8, schedule="1f1b")
+    costs = costs_of(request)
+    plan = make_plan(request)
+    (candidate,) = candidates(request)
+    layers = [p.num_layers for p in plan.placements]
+    times = []
+    for ways in itertools.product(("none", "full"), repeat=4):
+        placements = place_stages(candidate.ranks, ["a"] * 4, layers, ways)
+        try:
+            found = finish(
+                candidate, placements, step_cost(costs, candidate.layout, placements, request.cluster), "1f1b"
+            )
+        except InfeasibleError:
+            continue
+        times.append(found.step_s)
+    assert plan.prediction.step_s <= min(times) * (1 + 1e-9)
+
+
+def test_polish_takes_back_recomputation_that_is_not_needed():
+    request = tight_job(80.0, num_microbatches=8)
+    costs = costs_of(request)
+    (candidate,) = candidates(request)
+    best = evaluate(request, candidate, costs)
+    assert isinstance(best, Evaluated)
+    worse = tuple(dataclasses.replace(p, recompute="full") for p in best.placements)
+    step = step_cost(costs, candidate.layout, worse, request.cluster)
+    polished = polish(request, finish(candidate, worse, step, best.schedule.method), costs)
+    assert {p.recompute for p in polished.placements} == {"none"}
+    assert polished.step_s == pytest.approx(best.step_s)
+
+
+def test_wishes_begin_with_1f1b_and_hide_the_delay_by_the_closed_form():
+    request = job([site("a"), site("b")], both_ways("a", "b", latency_s=0.01), sites=("a", "b"), virtual=1, pipeline=4)
+    candidate = next(c for c in candidates(request) if c.layout.num_microbatches == 16)
+    found = evaluate(request, candidate, costs_of(request))
+    hopes = wishes(candidate, found.problem)
+    assert hopes[0] == fewest(candidate) == (4, 3, 2, 1)
+    extra = extra_forwards(found.problem)
+    assert extra[0] > 0
+    assert tuple(a + b for a, b in zip(hopes[0], extra, strict=True)) in hopes
+    assert len(set(hopes)) == len(hopes)
+
+
+def test_the_ways_are_told():
+    assert describe_recompute(["none", "none"]) == ""
+    assert describe_recompute(["full", "full"]) == ", recomputing all"
+    assert describe_recompute(["full", "full", "none"]) == ", stages 0 to 1 recomputing all"
+    assert describe_recompute(["full", "selective", "full"]) == (
+        ", stages 0 and 2 recomputing all, stage 1 recomputing attention"
+    )
+
+
+def test_placements_that_contradict_a_pin_are_refused():
+    pinned = tight_job(80.0, Training(**(TRAINING.model_dump() | {"recompute": "full"})))
+    plan = make_plan(pinned)
+    wrong = [dataclasses.replace(p, recompute="none") for p in plan.placements]
+    with pytest.raises(InputError, match=r"placements\[0\].recompute: 'none', but training.recompute pins 'full'"):
+        step_cost(costs_of(pinned), plan.layout, wrong, pinned.cluster)
+
+
+def test_the_ways_survive_the_plan_file(tmp_path):
+    plan = make_plan(tight_job(num_microbatches=8))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").recompute == plan.recompute

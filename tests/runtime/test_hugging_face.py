@@ -1,0 +1,232 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from farpipe.errors import InputError
+from farpipe.runtime import hugging_face
+from farpipe.runtime.hugging_face import expected_names, load_weights, save_model, their_name
+from farpipe.runtime.model import StageModule, StageSlice, slices
+from farpipe.spec import parse_job
+from farpipe.spec.hugging_face import config_of, model_fields, read_model
+from job_files import changed
+from runtime.hugging_face_golden import CONFIGS, GOLDEN, TOKENS, weight
+from small_models import GPT, even_partition
+
+EXPECTED = json.loads(GOLDEN.read_text())["models"]
+STRETCHED = "llama 3.2, stretched, tied"
+
+
+def shapes(config):
+    """Hugging Face's names and shapes, written down once more, from their config."""
+    hidden, inner, heads = (config[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    head = config.get("head_dim", hidden // heads)
+    query, key = head * heads, head * config["num_key_value_heads"]
+    linear = {
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    found = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in linear.items():
+            found[f"model.layers.{layer}.{name}.weight"] = shape
+            if config.get("attention_bias"):
+                found[f"model.layers.{layer}.{name}.bias"] = shape[:1]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"model.layers.{layer}.{name}.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        found["lm_head.weight"] = (config["vocab_size"], hidden)
+    return found
+
+
+def write_model(folder, config, *, num_files=1, dtype=torch.float32):
+    """A folder as Hugging Face's libraries write it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: weight(name, shape).to(dtype) for name, shape in shapes(config).items()}
+    if num_files == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return tensors
+    files = [f"model-{number + 1:05d}-of-{num_files:05d}.safetensors" for number in range(num_files)]
+    weight_map = {name: files[place % num_files] for place, name in enumerate(sorted(tensors))}
+    for file in files:
+        save_file({name: tensors[name] for name, owner in weight_map.items() if owner == file}, folder / file)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tensors
+
+
+def load_stages(folder, num_stages=1):
+    model = read_model(folder)
+    stages = [StageModule(model, part, len(TOKENS[0])) for part in slices(even_partition(model, num_stages))]
+    for stage in stages:
+        load_weights(stage, model, folder)
+    return stages
+
+
+def run(stages):
+    x = torch.tensor(TOKENS)
+    with torch.no_grad():
+        for stage in stages:
+            x = stage(x)
+    return x
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_transformers(name, tmp_path):
+    write_model(tmp_path / "m", CONFIGS[name])
+    logits = run(load_stages(tmp_path / "m"))
+    expected = torch.tensor(EXPECTED[name]["last_logits"])
+    assert torch.allclose(logits[:, -2:].flatten(0, 1), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert float(logits.square().mean()) == pytest.approx(EXPECTED[name]["mean_square"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_stages_that_are_loaded_from_several_files_make_the_same_logits(name, tmp_path):
+    write_model(tmp_path / "one", CONFIGS[name])
+    write_model(tmp_path / "several", CONFIGS[name], num_files=3)
+    assert torch.equal(run(load_stages(tmp_path / "one")), run(load_stages(tmp_path / "several", num_stages=2)))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_our_names_are_transformers_names(name):
+    model = parse_model(CONFIGS[name])
+    theirs = {their_name(ours, model) for ours in expected_names(model)}
+    unsaved = {"lm_head.weight"} if CONFIGS[name]["tie_word_embeddings"] else set()
+    assert theirs == set(EXPECTED[name]["names"]) - unsaved
+
+
+def parse_model(config):
+    from farpipe.spec import Model
+
+    return Model.model_validate(model_fields(config))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("max_shard_bytes", [1 << 30, 20_000])
+@pytest.mark.parametrize("name", ["llama 3, grouped", STRETCHED, "linear, biases, wide heads"])
+def test_what_was_loaded_is_exported_bit_for_bit(name, max_shard_bytes, dtype, tmp_path):
+    tensors = write_model(tmp_path / "in", CONFIGS[name], num_files=2, dtype=getattr(torch, dtype))
+    (tmp_path / "in" / "tokenizer.json").write_text("{}")
+    parameters = {key: p for stage in load_stages(tmp_path / "in", 2) for key, p in stage.named_parameters()}
+    model = read_model(tmp_path / "in")
+    save_model(parameters, model, tmp_path / "out", dtype=dtype, max_shard_bytes=max_shard_bytes)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert (len(files) > 1) == (max_shard_bytes == 20_000)
+    assert all(file.stat().st_size < 20_000 + 4_000 for file in files) or max_shard_bytes > 20_000
+    found = {key: tensor for file in files for key, tensor in load_file(file).items()}
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[key], tensors[key]) and found[key].dtype == tensors[key].dtype for key in tensors)
+    assert read_model(tmp_path / "out") == model.model_copy(
+        update={"hugging_face": str(tmp_path / "out"), "name": read_model(tmp_path / "out").name}
+    )
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert torch.equal(run(load_stages(tmp_path / "out")), run(load_stages(tmp_path / "in")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], "nothing temporary is left"
+
+
+def test_a_stage_reads_its_own_tensors_only(tmp_path, monkeypatch):
+    write_model(tmp_path / "m", CONFIGS["llama 3, grouped"], num_files=3)
+    read = []
+    whole = hugging_face._read_tensors
+
+    def listening(path, names):
+        read.extend(names)
+        return whole(path, names)
+
+    monkeypatch.setattr(hugging_face, "_read_tensors", listening)
+    model = read_model(tmp_path / "m")
+    stage = StageModule(model, StageSlice(1, 2, False, False), 4)
+    load_weights(stage, model, tmp_path / "m")
+    assert len(read) == 9
+    assert all(name.startswith("model.layers.1.") for name in read)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "config.json: model_type: 'gpt2' is not supported; farpipe reads llama, mistral"),
+        ({"sliding_window": 4096}, "sliding_window: 4096 is not supported, only None"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling: rope type 'yarn' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters: low_freq_factor: missing"),
+        ({"attention_bias": True}, "attention_bias and mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported, only 'silu'"),
+        ({"hidden_size": None}, "config.json: hidden"),
+        ({"num_attention_heads": 5}, "head"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_what_is_not_supported_is_refused(changes, message, tmp_path):
+    write_model(tmp_path / "m", CONFIGS["llama 2"])
+    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIGS["llama 2"] | changes))
+    with pytest.raises(InputError, match=message):
+        read_model(tmp_path / "m")
+
+
+def test_a_mistral_has_to_say_that_it_has_no_window():
+    without = {key: value for key, value in CONFIGS["mistral"].items() if key != "sliding_window"}
+    with pytest.raises(InputError, match="sliding_window: missing"):
+        model_fields(without)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(InputError, match="there is no such folder"):
+        read_model(tmp_path / "absent")
+    write_model(tmp_path / "m", CONFIGS["llama 2"], num_files=2)
+    model = read_model(tmp_path / "m")
+    stage = StageModule(model, StageSlice(0, 1, True, False), 4)
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    text = index.read_text()
+    index.write_text(text.replace("model.embed_tokens.weight", "model.embed_token.weight"))
+    with pytest.raises(InputError, match=r"no tensor model\.embed_tokens\.weight; did you mean 'model\.embed_token\."):
+        load_weights(stage, model, tmp_path / "m")
+    index.write_text(text.replace("model-00001", "../model-00001"))
+    with pytest.raises(InputError, match="expected a table from tensors to files of this folder"):
+        load_weights(stage, model, tmp_path / "m")
+    index.unlink()
+    with pytest.raises(InputError, match=r"neither model\.safetensors nor"):
+        load_weights(stage, model, tmp_path / "m")
+
+
+def test_damaged_and_unfitting_files_are_told(tmp_path):
+    write_model(tmp_path / "m", CONFIGS["llama 2"])
+    other = read_model(tmp_path / "m").model_copy(update={"vocab_size": 65})
+    with pytest.raises(InputError, match=r"embed_tokens\.weight is \[64, 32\] .* needs \[65, 32\]"):
+        load_weights(StageModule(other, StageSlice(0, 1, True, False), 4), other, tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    model = read_model(tmp_path / "m")
+    with pytest.raises(InputError, match=r"model\.safetensors: not a whole safetensors file"):
+        load_weights(StageModule(model, StageSlice(0, 1, True, False), 4), model, tmp_path / "m")
+
+
+def test_what_can_not_be_exported_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"model\.gated_mlp: False can't be exported"):
+        config_of(GPT, "float32")
+    write_model(tmp_path / "m", CONFIGS["llama 2"])
+    model = read_model(tmp_path / "m")
+    with pytest.raises(InputError, match=r"no parameter 'embedding.weight' to export \(30 of 30 are missing\)"):
+        save_model({}, model, tmp_path / "out")
+    parameters = dict(load_stages(tmp_path / "m")[0].named_parameters())
+    with pytest.raises(InputError, match="has something in it"):
+        save_model(parameters, model, tmp_path / "m")
+
+
+def test_a_job_takes_the_shape_from_the_config(tmp_path):
+    write_model(tmp_path / "m", CONFIGS[STRETCHED] | {"vocab_size": 256})
+    text = changed(('preset = "llama-3-8b"', f'hugging_face = "{tmp_path / "m"}"'))
+    model = parse_job(text).model
+    assert (model.num_layers, model.rotary_base, model.tied_embeddings) == (3, 500.0, True)
+    assert model.rotary_scaling.original_length == 16
+    assert model.hugging_face == str(tmp_path / "m")
+    with pytest.raises(InputError, match=r"model\.hugging_face: .*absent: there is no such folder"):
+        parse_job(text.replace(str(tmp_path / "m"), str(tmp_path / "absent")))
+    with pytest.raises(InputError, match="either a preset or hugging_face"):
+        parse_job(text.replace("hugging_face", 'preset = "tiny"\nhugging_face'))

@@ -1,0 +1,177 @@
+import json
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from farpipe.cost.flops import step_flops
+from farpipe.errors import InputError
+from farpipe.runtime.metric_sinks import Prometheus, figures, open_sinks
+from farpipe.runtime.metrics import MetricsFile, read_metrics, summarise
+from farpipe.runtime.run_spec import MetricsSettings
+from trainings import make_run, metrics, train
+
+FIGURES = ("makespan_s", "step_s", "tokens_per_s", "bubble")
+FIGURES += tuple(f"exposed_{where}_site{which}_s" for where in ("inter", "intra") for which in ("", "_max"))
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    return path
+
+
+def line(step, attempt=0, value=1.0, **further):
+    further = {"loss": 5.0 - step, "evaluation_loss": None, "model_flops_utilisation": None} | further
+    return {"step": step, "attempt": attempt, **dict.fromkeys(FIGURES, value), **further}
+
+
+def test_a_line_has_what_people_watch(text_file, tmp_path):
+    run = make_run(text_file, num_steps=4, evaluate_every_steps=2, run_fields={"peak_flops_per_s": 1e9})
+    summary = train(run, tmp_path / "run")
+    lines = metrics(tmp_path / "run")
+    assert [entry["evaluation_loss"] is None for entry in lines] == [True, False, True, False]
+    assert 2 < lines[-1]["evaluation_loss"] < lines[1]["evaluation_loss"] < 6
+    assert summary.last_evaluation_loss == lines[-1]["evaluation_loss"]
+    for entry in lines:
+        assert entry["rss_max_bytes"] > 50 << 20, "torch alone takes more"
+        assert entry["cuda_peak_max_bytes"] is None
+        assert entry["pause_s"] > 0
+        assert entry["learning_rate"] == run.training.learning_rate
+        expected = step_flops(run.model, 6, 8) / entry["step_s"] / 1e9
+        assert entry["model_flops_utilisation"] == pytest.approx(expected)
+    assert summary.model_flops_utilisation > 0
+
+
+def test_without_a_known_peak_there_is_no_utilisation(text_file, tmp_path):
+    summary = train(make_run(text_file, num_steps=2), tmp_path / "run")
+    assert [entry["model_flops_utilisation"] for entry in metrics(tmp_path / "run")] == [None, None]
+    assert summary.model_flops_utilisation is None
+
+
+def test_evaluation_changes_nothing_in_the_training(text_file, tmp_path):
+    train(make_run(text_file, num_steps=4), tmp_path / "plain")
+    train(make_run(text_file, num_steps=4, evaluate_every_steps=1, evaluation_batches=3), tmp_path / "evaluated")
+    plain, evaluated = ([entry["loss"] for entry in metrics(tmp_path / n)] for n in ("plain", "evaluated"))
+    assert plain == evaluated
+
+
+@pytest.mark.parametrize(("num_replicas", "zero1"), [(2, False), (2, True), (4, True)])
+def test_replicas_evaluate_to_the_same_loss(num_replicas, zero1, text_file, tmp_path):
+    options = {"num_steps": 2, "evaluate_every_steps": 1, "evaluation_batches": 4}
+    train(make_run(text_file, **options), tmp_path / "one")
+    train(make_run(text_file, num_replicas=num_replicas, zero1=zero1, **options), tmp_path / "several")
+    one, several = ([entry["evaluation_loss"] for entry in metrics(tmp_path / n)] for n in ("one", "several"))
+    assert several == pytest.approx(one, rel=1e-4)
+    assert one[0] > one[1]
+
+
+def test_evaluation_without_held_out_text_is_refused(text_file, tmp_path):
+    run = make_run(text_file, evaluate_every_steps=1)
+    run = run.model_copy(update={"data": run.data.model_copy(update={"held_out": 0.0})})
+    with pytest.raises(InputError, match=r"evaluate_every_steps: no text is held out for it; set data\.held_out"):
+        train(run, tmp_path / "run")
+
+
+def test_lines_of_steps_that_are_done_again_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    for step in range(4):
+        first.write(line(step))
+    first.close()
+    with path.open("a") as file:
+        file.write('{"step": 4, "att')
+    second = MetricsFile(path, first_step=2)
+    assert (second.attempt, [entry["step"] for entry in second.kept]) == (1, [0, 1])
+    second.write(line(2, second.attempt))
+    second.close()
+    assert [(entry["step"], entry["attempt"]) for entry in read_metrics(path)] == [(0, 0), (1, 0), (2, 1)]
+    third = MetricsFile(path, first_step=0)
+    assert (third.attempt, third.kept) == (2, [])
+    third.close()
+    assert path.read_text() == ""
+
+
+def test_a_file_that_is_no_metrics_is_left_alone(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl:1: not a line of metrics"):
+        MetricsFile(path)
+    assert path.read_text() == "{}\n"
+
+
+def test_a_summary_leaves_out_the_warm_up_of_every_attempt():
+    lines = [line(step, 0, 9.0 if step < 3 else 1.0) for step in range(8)]
+    lines += [line(step, 1, 9.0 if step < 11 else 1.0, evaluation_loss=2.0) for step in range(8, 14)]
+    lines += [line(14, 2, 1.0)]
+    summary = summarise(lines, 5)
+    assert (summary.num_steps, summary.num_warm_up_steps, summary.num_attempts) == (15, 6, 3)
+    assert summary.step_s == summary.makespan_s == 1.0
+    assert (summary.first_loss, summary.last_loss) == (5.0, -9.0)
+    assert summary.last_evaluation_loss == 2.0
+
+
+def test_the_figures_of_a_line():
+    given = {"step": 3, "loss": 2.5, "grad_norm": None, "link_bytes": {"a>b": 7}, "warnings": ["x"], "ok": True}
+    assert [*figures(given)] == [("step", {}, 3.0), ("loss", {}, 2.5), ("link_bytes", {"link": "a>b"}, 7.0)]
+
+
+def test_prometheus_is_told_the_newest_figures():
+    pytest.importorskip("prometheus_client")
+    sink = Prometheus("127.0.0.1", 0)
+    try:
+        sink.write(line(0) | {"link_bytes": {"a>b": 7}})
+        sink.write(line(1) | {"link_bytes": {"a>b": 8}})
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert "farpipe_loss 4.0\n" in text
+        assert "farpipe_step 1.0\n" in text
+        assert 'farpipe_link_bytes{link="a>b"} 8.0\n' in text
+        with pytest.raises(InputError, match=rf"127\.0\.0\.1:{sink.port} can't be listened on"):
+            Prometheus("127.0.0.1", sink.port)
+    finally:
+        sink.close()
+
+
+TENSORBOARD = """
+import json, sys
+from pathlib import Path
+from farpipe.runtime.metric_sinks import TensorBoard
+sink = TensorBoard(Path(sys.argv[1]), 0)
+for step in range(3):
+    sink.write({"step": step, "attempt": 0, "loss": 5.0 - step, "link_bytes": {"a>b": 7}})
+sink.close()
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+print(json.dumps({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}))
+"""
+
+
+def test_tensorboard_gets_every_step(tmp_path):
+    """In a process of its own: TensorBoard's imports warn of things that are not ours."""
+    pytest.importorskip("tensorboard")
+    command = [sys.executable, "-c", TENSORBOARD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"loss": [[0, 5.0], [1, 4.0], [2, 3.0]], "link_bytes/a>b": [[0, 7.0], [1, 7.0], [2, 7.0]]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [({"tensorboard": True}, "tensorboard"), ({"prometheus_port": 0}, "prometheus_client")],
+)
+def test_a_missing_package_is_named_with_its_remedy(settings, missing, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == missing or "utils.tensorboard" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(InputError, match=r"pip install 'farpipe\[metrics\]'"):
+        open_sinks(MetricsSettings(**settings), tmp_path, 0)
+
+
+def test_nothing_is_served_or_written_unless_asked_for(tmp_path):
+    assert open_sinks(MetricsSettings(), tmp_path, 0) == []
+    assert [*tmp_path.iterdir()] == []
+    assert MetricsSettings(prometheus_port=9000).prometheus_host == "127.0.0.1"

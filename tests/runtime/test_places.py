@@ -1,0 +1,55 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farpipe.runtime.places import Place, Places
+
+SAME = Places((("a", "b", "b"),) * 2)
+APART = Places((("a", "a"), ("a", "a"), ("b", "b"), ("b", "b")))
+
+
+def test_replicas_at_the_same_sites_are_neighbours_so_that_sites_stay_together():
+    assert [SAME.of(process) for process in range(6)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [SAME.site(process) for process in range(6)] == ["a", "a", "b", "b", "b", "b"]
+
+
+def test_of_replicas_at_different_sites_the_ranks_are_neighbours():
+    assert [APART.of(process) for process in range(4)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [APART.site(process) for process in range(8)] == ["a"] * 4 + ["b"] * 4
+
+
+sites = st.sampled_from(["a", "b", "c"])
+places = st.integers(1, 4).flatmap(
+    lambda num_ranks: st.lists(st.tuples(*[sites] * num_ranks), min_size=1, max_size=5).map(
+        lambda replicas: Places(tuple(replicas))
+    )
+)
+
+
+@given(places)
+def test_every_process_has_one_place(places):
+    found = [places.of(process) for process in range(places.num_processes)]
+    assert sorted(found) == [Place(rank, d) for rank in range(places.num_ranks) for d in range(places.num_replicas)]
+    assert [places.process(*place) for place in found] == [*range(places.num_processes)]
+
+
+@given(places)
+def test_all_replicas_of_a_rank_meet_level_by_level(places):
+    for process in range(places.num_processes):
+        reached = {process}
+        for level in range(len(places.ring_levels(process))):
+            reached |= {other for one in reached for other in places.ring_levels(one)[level]}
+        assert reached == {places.process(places.of(process).rank, d) for d in range(places.num_replicas)}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "process", "levels"),
+    [
+        ((("a",), ("a",)), 1, ((0, 1), (1,))),
+        ((("a",), ("b",)), 1, ((1,), (0, 1))),
+        ((("a",), ("a",), ("b",), ("b",)), 3, ((2, 3), (1, 3))),
+        ((("a",), ("b",), ("a",)), 1, ((0, 2, 1),)),
+    ],
+)
+def test_sums_go_inside_a_site_first_and_then_across(replicas, process, levels):
+    assert Places(replicas).ring_levels(process) == levels

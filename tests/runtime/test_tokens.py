@@ -1,0 +1,209 @@
+import json
+import threading
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from farpipe.errors import InputError, RunError
+from farpipe.runtime import documents, tokens
+from farpipe.runtime.tokens import load_tokens
+from farpipe.spec import Data
+
+WORDS = {"[unk]": 0, "<end>": 1, "the": 2, "quick": 3, "brown": 4, "fox": 5, "\n": 6}
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A tokenizer of six words; its file."""
+    learned = Tokenizer(models.WordLevel(WORDS, unk_token="[unk]"))
+    learned.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    path = tmp_path / "model" / "tokenizer.json"
+    path.parent.mkdir()
+    learned.save(str(path))
+    return path
+
+
+def data_of(tmp_path, name, content, **options):
+    """A Data for a file with that content."""
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Data(source=str(path), cache=str(tmp_path / "cache"), **options)
+
+
+def listed(data):
+    return np.concatenate(load_tokens(data).shards).tolist()
+
+
+def test_the_standard_library_is_real_text_and_large_enough_for_a_demo():
+    found = load_tokens(Data(source="stdlib"))
+    assert found.num_tokens > 1_000_000
+    assert found.vocab_size == 256
+    assert b"import collections" in found.shards[0].tobytes()
+
+
+def test_a_folder_is_read_in_order_of_names_without_hidden_files(tmp_path):
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("first")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "index").write_bytes(b"\xff\xfe")
+    assert bytes(listed(Data(source=str(tmp_path)))) == b"first\n\nsecond"
+
+
+def test_json_lines_and_parquet_have_documents(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    lines = data_of(tmp_path, "a.jsonl", '{"text": "ä b", "x": 1}\n\n{"text": "c"}\n')
+    assert bytes(listed(lines)) == "ä b\n\nc".encode()
+    other = data_of(tmp_path, "b.jsonl", '{"body": "c"}\n', text_key="body")
+    assert bytes(listed(other)) == b"c"
+    parquet.write_table(pyarrow.table({"text": ["ä b", "c"], "n": [1, 2]}), tmp_path / "c.parquet")
+    columns = Data(source=str(tmp_path / "c.parquet"), cache=str(tmp_path / "cache"))
+    assert bytes(listed(columns)) == "ä b\n\nc".encode()
+
+
+def test_a_tokenizer_makes_tokens_with_an_end_behind_every_document(tmp_path, tokenizer):
+    lines = '{"text": "the quick"}\n{"text": "brown cow"}\n'
+    data = data_of(tmp_path, "a.jsonl", lines, tokenizer=str(tokenizer.parent), end_of_text="<end>")
+    found = load_tokens(data)
+    assert found.shards[0].tolist() == [2, 3, 1, 4, 0, 1]
+    assert (found.shards[0].dtype, found.vocab_size) == (np.uint16, 7)
+    assert listed(data.model_copy(update={"end_of_text": None})) == [2, 3, 4, 0]
+
+
+def test_long_documents_are_tokenized_in_pieces_with_one_end(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_PIECE_CHARS", 20)
+    text = "the quick\nbrown fox\nthe quick brown fox\nfox\n" + "the " * 20
+    assert "".join(documents.pieces(text)) == text
+    assert max(map(len, documents.pieces(text))) <= 20
+    data = data_of(tmp_path, "a.txt", text, tokenizer=str(tokenizer), end_of_text="<end>")
+    assert listed(data) == [WORDS[word] for word in text.split()] + [1]
+
+
+def test_text_is_tokenized_once(tmp_path, tokenizer, monkeypatch):
+    data = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer))
+    assert listed(data) == [2, 5]
+    kept = sorted(path.name for path in (tmp_path / "cache").iterdir())
+    assert [name[-4:] for name in kept] == [".bin", "json"]
+    monkeypatch.setattr(tokens, "_write_tokens", lambda *_: pytest.fail("it is in the cache"))
+    assert listed(data) == [2, 5]
+
+
+@pytest.mark.parametrize("change", ["text", "tokenizer", "end"])
+def test_the_cache_notices_every_change(change, tmp_path, tokenizer):
+    data = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer))
+    assert listed(data) == [2, 5]
+    if change == "text":
+        (tmp_path / "a.txt").write_text("the cow")
+        assert listed(data) == [2, 0]
+    elif change == "tokenizer":
+        tokenizer.write_text(tokenizer.read_text().replace('"fox": 5', '"fox": 4').replace('"brown": 4', '"brown": 5'))
+        assert listed(data) == [2, 4]
+    else:
+        assert listed(data.model_copy(update={"end_of_text": "<end>"})) == [2, 5, 1]
+
+
+def test_several_ranks_may_tokenize_at_once(tmp_path, tokenizer):
+    data = data_of(tmp_path, "a.txt", "the quick brown fox\n" * 5000, tokenizer=str(tokenizer))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(load_tokens(data))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [item.num_tokens for item in found] == [20000] * 4
+    assert len({item.digest for item in found}) == 1
+    assert len([*(tmp_path / "cache").iterdir()]) == 2, "nothing temporary is left"
+
+
+def test_a_crash_while_tokenizing_leaves_nothing(tmp_path, tokenizer, monkeypatch):
+    data = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer))
+
+    def broken(*_):
+        yield np.array([2], np.uint16)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokens._LearnedTokenizer, "tokens", broken)
+    with pytest.raises(KeyboardInterrupt):
+        load_tokens(data)
+    assert not [*(tmp_path / "cache").iterdir()]
+    monkeypatch.undo()
+    assert listed(data) == [2, 5]
+
+
+def test_large_texts_of_bytes_are_mapped_from_the_cache(tmp_path, monkeypatch):
+    data = data_of(tmp_path, "a.txt", "some text")
+    in_memory = load_tokens(data)
+    monkeypatch.setattr(tokens, "IN_MEMORY_BYTES", 4)
+    mapped = load_tokens(data)
+    assert isinstance(mapped.shards[0], np.memmap)
+    assert mapped.shards[0].tolist() == in_memory.shards[0].tolist()
+    assert mapped.digest == in_memory.digest
+
+
+def test_arrays_of_tokens_are_mapped(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(5, dtype=np.uint16))
+    (tmp_path / "b.bin").write_bytes(np.arange(7, dtype="<u4").tobytes())
+    header = {"format": "farpipe/tokens/1", "dtype": "uint32", "num_tokens": 7, "vocab_size": 9}
+    (tmp_path / "b.json").write_text(json.dumps(header))
+    both = load_tokens(Data(source=str(tmp_path)))
+    assert [shard.tolist() for shard in both.shards] == [[*range(5)], [*range(7)]]
+    assert both.vocab_size is None, "the first one doesn't say"
+    assert load_tokens(Data(source=str(tmp_path / "b.bin"))).vocab_size == 9
+    assert all(isinstance(shard, np.memmap) for shard in both.shards)
+
+
+def test_what_can_not_be_read_is_named(tmp_path, tokenizer):
+    cases = [
+        (Data(source=str(tmp_path / "nothing")), r"no file or folder '.*nothing'; \"stdlib\" is always there"),
+        (data_of(tmp_path, "image.png", b"ab\xff\xd8"), r"image\.png: not UTF-8 text \(byte 2\)"),
+        (data_of(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": 5}\n'), r"a\.jsonl:2: expected an object with text"),
+        (data_of(tmp_path, "b.jsonl", "{}\n"), r"b\.jsonl:1: expected an object with text under 'text'"),
+        (data_of(tmp_path, "c.jsonl", '{"text": \n'), r"c\.jsonl:1: not JSON"),
+        (data_of(tmp_path, "d.parquet", "PAR1 no"), r"d\.parquet: not a parquet file"),
+        (data_of(tmp_path, "e.npy", "no"), r"e\.npy: not an array"),
+        (data_of(tmp_path, "f.bin", "no"), r"f\.json: can't be read"),
+        (data_of(tmp_path, "t.txt", "x", tokenizer=str(tmp_path / "a.jsonl")), r"data\.tokenizer: .*not a tokenizer"),
+        (data_of(tmp_path, "t.txt", "x", tokenizer=str(tokenizer), end_of_text="<eos>"), "has no token '<eos>'"),
+        (data_of(tmp_path, "t.txt", "x", tokenizer=str(tmp_path / "absent.json")), r"absent\.json: can't be read"),
+    ]
+    for data, message in cases:
+        with pytest.raises(InputError, match=message):
+            load_tokens(data)
+
+
+def test_arrays_that_are_no_tokens_are_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(InputError, match="expected whole numbers with one axis, found float64"):
+        load_tokens(Data(source=str(tmp_path / "a.npy")))
+    np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match="not an array of NumPy's"):
+        load_tokens(Data(source=str(tmp_path / "a.npy")))
+    (tmp_path / "b.bin").write_bytes(b"12345")
+    (tmp_path / "b.json").write_text('{"format": "farpipe/tokens/1", "dtype": "uint16", "num_tokens": 3}')
+    with pytest.raises(InputError, match=r"b\.bin: has 5 bytes, but its header says 3 tokens of 2"):
+        load_tokens(Data(source=str(tmp_path / "b.bin")))
+
+
+def test_tokens_are_told_by_the_ends_of_their_names(tmp_path):
+    with pytest.raises(InputError, match=r"tokens are in files that end in \.npy or \.bin"):
+        load_tokens(data_of(tmp_path, "a.dat", "x", format="tokens"))
+
+
+def test_a_folder_of_several_kinds_needs_a_word(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.jsonl").write_text("{}")
+    with pytest.raises(InputError, match=r"a\.txt is text, but .*b\.jsonl is jsonl; give data\.format"):
+        load_tokens(Data(source=str(tmp_path)))
+    assert load_tokens(Data(source=str(tmp_path), format="text")).num_tokens == 5
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="has no files in it"):
+        load_tokens(Data(source=str(tmp_path / "empty")))
+
+
+def test_a_cache_that_can_not_be_written_is_told(tmp_path, tokenizer):
+    (tmp_path / "cache").write_text("a file is in the way")
+    with pytest.raises(RunError, match=r"can't be written: .*data\.cache names"):
+        load_tokens(data_of(tmp_path, "a.txt", "the", tokenizer=str(tokenizer)))

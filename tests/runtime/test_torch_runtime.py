@@ -1,0 +1,72 @@
+"""Exported orders in torch's own runtime: on real processes, with the gradients of the plain model."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+
+from farpipe.errors import InputError
+from farpipe.runtime.executor import stage_ranks
+from farpipe.runtime.launch import launch
+from farpipe.schedule.library import order
+from farpipe.schedule.torch_csv import from_torch_csv, to_torch_csv
+from pipelines import pipeline, two_sites
+from runtime import torch_pipelining
+
+SCRIPT = Path(torch_pipelining.__file__)
+
+
+@pytest.mark.parametrize("name", torch_pipelining.PRIVATE_NAMES)
+def test_torch_still_has_the_private_names_that_exported_files_are_tested_with(name):
+    assert hasattr(schedules, name), f"torch has changed: {name} is gone; see tests/runtime/torch_pipelining.py"
+    assert hasattr(schedules._PipelineScheduleRuntime, "_load_csv")
+
+
+def test_torch_reads_junk_that_we_refuse():
+    assert str(torch_pipelining.parse("0F0x")) == "0F0", "torch's parser has become strict: tell so in torch_csv.py"
+    with pytest.raises(InputError, match="row 1, column 1: expected an action"):
+        from_torch_csv("0F0x")
+
+
+def write(folder, schedule, name=None):
+    path = folder / f"{name or schedule.method}.csv"
+    path.write_text(to_torch_csv(schedule))
+    facts = {"stage_ranks": stage_ranks(schedule), "num_microbatches": schedule.num_microbatches}
+    path.with_suffix(".json").write_text(json.dumps(facts))
+    return path
+
+
+def run_in_torch(folder, num_ranks):
+    """The largest error of every file in `folder` over all ranks."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, str(SCRIPT), str(store.port), str(folder)]
+    launch(lambda _: command, num_ranks, log_dir=folder / "logs", env={"GLOO_SOCKET_IFNAME": "lo"})
+    told = [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(num_ranks)]
+    return {name: max(errors[name] for errors in told) for name in told[0]}
+
+
+def test_torch_runs_exported_orders_with_the_plain_models_gradients(tmp_path):
+    flat, vee = two_sites(2, 6, latency=3), two_sites(2, 6, latency=3, v_shape=True)
+    names = ("1f1b", "gpipe", "eager", "zb-h1", "zb-2p")
+    for method in names:
+        write(tmp_path, order(method, flat))
+    for method in ("zbv", "wave"):
+        write(tmp_path, order(method, vee))
+    write(tmp_path, order("interleaved", pipeline(2, 6, stages_per_rank=2)))
+    errors = run_in_torch(tmp_path, 2)
+    assert errors.keys() == {*names, "zbv", "wave", "interleaved"}
+    assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.slow
+def test_torch_runs_exported_orders_on_four_ranks(tmp_path):
+    flat, vee = two_sites(4, 8, latency=4, size=1), two_sites(4, 8, latency=4, v_shape=True)
+    for method in ("eager", "zb-2p"):
+        write(tmp_path, order(method, flat))
+    write(tmp_path, order("v-half", vee))
+    errors = run_in_torch(tmp_path, 4)
+    assert len(errors) == 3
+    assert max(errors.values()) < 1e-12, errors

@@ -1,0 +1,313 @@
+"""Connections that break, at any byte and for any while: nothing is lost, nothing doubled, and too long is an error."""
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+
+import pytest
+import torch
+
+from farpipe.emulate import Wan
+from farpipe.errors import RunError
+from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.runtime.run import RANK_PROGRAM, run
+from farpipe.runtime.run_spec import RunSpec, TransportSettings
+from farpipe.runtime.transport import PeerError, Tag, TransportConfig, transport
+from farpipe.schedule.library import order
+from transports import connected, in_parallel, tls_files
+from wans import both_ways, free_name, needs_wan
+
+RESET = struct.pack("ii", 1, 0)
+
+
+class Proxy:
+    """Stands between the ranks; breaks every connection after a random number of bytes while `mean_bytes` is set."""
+
+    def __init__(self, seed=0):
+        self.random, self.mean_bytes, self.num_cuts = random.Random(seed), None, 0
+        self.blocked = self.swallows = False
+        self.lock, self.open, self.ports, self.listeners = threading.Lock(), set(), {}, []
+
+    def route(self, address):
+        """Where to dial instead of `address`."""
+        with self.lock:
+            if address not in self.ports:
+                listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+                self.listeners.append(listener)
+                self.ports[address] = listener.getsockname()
+                threading.Thread(target=self.serve, args=(listener, address), daemon=True).start()
+            return self.ports[address]
+
+    def serve(self, listener, address):
+        while True:
+            try:
+                near = listener.accept()[0]
+            except OSError:
+                return
+            try:
+                far = None if self.blocked else socket.create_connection(address)
+            except OSError:
+                far = None
+            if far is None:
+                near.close()
+                continue
+            pair = (near, far)
+            self.open.add(pair)
+            left = [self.random.expovariate(1 / self.mean_bytes) if self.mean_bytes else 1 << 60]
+            for sock in pair:
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for ends in (pair, pair[::-1]):
+                threading.Thread(target=self.pump, args=(*ends, left, pair), daemon=True).start()
+
+    def pump(self, source, sink, left, pair):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self.swallows:
+                    continue
+                part = data[: max(0, int(left[0]))]
+                left[0] -= len(data)
+                sink.sendall(part)
+                if left[0] <= 0:
+                    break
+        self.cut(pair)
+
+    def cut(self, pair):
+        with self.lock:
+            if pair not in self.open:
+                return
+            self.open.remove(pair)
+            self.num_cuts += 1
+            abruptly = self.random.random() < 0.5
+        for sock in pair:
+            with contextlib.suppress(OSError):
+                if abruptly:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def cut_all(self):
+        for pair in list(self.open):
+            self.cut(pair)
+
+    def close(self):
+        for listener in self.listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self.cut_all()
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    between = Proxy()
+    introduce = transport.introduce
+
+    def introduce_through_proxy(rank, *args):
+        ranks = introduce(rank, *args)
+        return [r if i == rank else r._replace(address=between.route(r.address)) for i, r in enumerate(ranks)]
+
+    monkeypatch.setattr(transport, "introduce", introduce_through_proxy)
+    yield between
+    between.close()
+
+
+def configs(tmp_path, *, tls, num_ranks=2, **settings):
+    sites = tuple(f"site {rank}" for rank in range(num_ranks))
+    files = tls_files(tmp_path, sites) if tls else [None] * num_ranks
+    settings = {"timeout_s": 20.0, "connect_timeout_s": 20.0, "streams": 2, "outage_s": 10.0} | settings
+    return [TransportConfig(tls=files[rank], sites=sites, **settings) for rank in range(num_ranks)]
+
+
+def talk(first, second, num_messages, seed):
+    """Messages and exchanges both ways, as fast as they go; everything is compared bit by bit."""
+    sizes = [random.Random(seed).choice([0, 1, 100, 5_000, 70_000, 400_000]) for _ in range(num_messages)]
+    sent = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
+
+    def send(one, other):
+        for i, tensor in enumerate(sent):
+            one.send(other, "forward", Tag(seed, 0, i), tensor)
+            one.post(other, "number", struct.pack("q", i))
+
+    def receive(one, other):
+        for i, tensor in enumerate(sent):
+            message = one.receive(other, "forward", Tag(seed, 0, i), waiting_for=f"message {i}")
+            assert torch.equal(message.tensor, tensor)
+
+    in_parallel(lambda: send(first, 1), lambda: send(second, 0), lambda: receive(first, 1), lambda: receive(second, 0))
+    ends = in_parallel(
+        *(lambda r=r: r.exchange("end", bytes([r.rank]), waiting_for="the end") for r in (first, second))
+    )
+    assert ends == [[b"\0", b"\1"]] * 2
+    expected = list(range(num_messages))
+    for one in (first, second):
+        assert [struct.unpack("q", payload)[0] for _, payload in one.poll("number")] == expected
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_connections_that_break_at_any_byte_lose_and_double_nothing(proxy, tmp_path, tls):
+    break_and_talk(proxy, tmp_path, tls, num_cuts=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_thousands_of_broken_connections_lose_and_double_nothing(proxy, tmp_path, tls):
+    break_and_talk(proxy, tmp_path, tls, num_cuts=2000)
+
+
+def break_and_talk(proxy, tmp_path, tls, num_cuts):
+    with connected(configs=configs(tmp_path, tls=tls)) as (first, second):
+        proxy.mean_bytes = 60_000
+        proxy.cut_all()
+        seed = 0
+        deadline_s = time.monotonic() + 100
+        while proxy.num_cuts < num_cuts:
+            assert time.monotonic() < deadline_s, f"only {proxy.num_cuts} cuts"
+            talk(first, second, 30, seed)
+            seed += 1
+        proxy.mean_bytes = None
+
+
+def test_an_outage_shorter_than_the_limit_is_survived_even_beyond_the_limit_of_a_wait(proxy, tmp_path):
+    with connected(configs=configs(tmp_path, tls=False, timeout_s=0.5, outage_s=10.0)) as (first, second):
+        talk(first, second, 3, seed=0)
+        proxy.blocked = True
+        proxy.cut_all()
+
+        def mend():
+            time.sleep(1.5)
+            proxy.blocked = False
+
+        def send():
+            first.send(1, "forward", Tag(9, 0, 0), torch.arange(100_000))
+
+        results = in_parallel(
+            mend, send, lambda: second.receive(0, "forward", Tag(9, 0, 0), waiting_for="what was sent in the outage")
+        )
+        assert torch.equal(results[2].tensor, torch.arange(100_000))
+        talk(first, second, 3, seed=1)
+
+
+def test_a_third_rank_is_patient_while_two_others_have_an_outage(proxy, tmp_path):
+    settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 10.0}
+    with connected(3, configs=configs(tmp_path, **settings)) as ranks:
+        between = [pair for pair in proxy.open if len(proxy.open) == 3]
+        assert between, "one connection per pair of ranks is expected"
+        proxy.blocked = True
+        proxy.cut(between[0])
+
+        def mend():
+            time.sleep(1.5)
+            proxy.blocked = False
+
+        results = in_parallel(mend, *(lambda r=r: r.exchange("all", bytes([r.rank]), waiting_for="all") for r in ranks))
+        assert results[1:] == [[b"\0", b"\1", b"\2"]] * 3
+
+
+def test_an_outage_longer_than_the_limit_ends_the_run_with_peer_and_duration(proxy, tmp_path):
+    with connected(configs=configs(tmp_path, tls=False, outage_s=1.0)) as (first, second):
+        talk(first, second, 1, seed=0)
+        proxy.blocked = True
+        proxy.cut_all()
+        start_s = time.monotonic()
+
+        def wait(one, other):
+            with pytest.raises(
+                PeerError, match=rf"rank {other} \(site site {other}\) is lost: .* was interrupted for 1\.\d s"
+            ) as e:
+                one.receive(other, "forward", Tag(9, 0, 0), waiting_for="what never comes")
+            return str(e.value)
+
+        errors = in_parallel(lambda: wait(first, 1), lambda: wait(second, 0))
+        assert 0.9 < time.monotonic() - start_s < 6
+        assert all("the limit is 1 s (outage_s)" in text for text in errors)
+
+
+def test_a_link_that_swallows_everything_without_a_word_is_noticed(proxy, tmp_path):
+    with connected(configs=configs(tmp_path, tls=False, outage_s=2.0)) as (first, second):
+        talk(first, second, 1, seed=0)
+        proxy.swallows = True
+        start_s = time.monotonic()
+        with pytest.raises(PeerError, match=r"rank 0 .* is lost: .*\((nothing was heard for 1 s|it was closed)\); the"):
+            second.receive(0, "forward", Tag(9, 0, 0), waiting_for="what is swallowed")
+        assert time.monotonic() - start_s < 10
+
+
+@pytest.mark.slow
+def test_a_link_that_swallows_for_a_while_is_survived(proxy, tmp_path):
+    with connected(configs=configs(tmp_path, tls=True, outage_s=10.0)) as (first, second):
+        talk(first, second, 1, seed=0)
+        proxy.swallows = True
+        first.send(1, "forward", Tag(9, 0, 0), torch.arange(100_000))
+        time.sleep(6)
+        proxy.swallows = False
+        message = second.receive(0, "forward", Tag(9, 0, 0), waiting_for="what was swallowed at first")
+        assert torch.equal(message.tensor, torch.arange(100_000))
+
+
+def rehearsal(num_steps, **transport):
+    """Two ranks at two sites, 2 ms an action."""
+    link = Link(latency_s=0.005, bandwidth_bytes_per_s=12.5e6)
+    stage = {"forward_s": 0.002, "input_grad_s": 0.002, "weight_grad_s": 0.002}
+    problem = Problem(
+        num_microbatches=4,
+        ranks=(Rank(),) * 2,
+        stages=tuple(Stage(rank=rank, **stage) for rank in range(2)),
+        links={"west>east": link, "east>west": link},
+        hops=(
+            Hop(forward=Transfer(link="west>east", bytes=50_000), backward=Transfer(link="east>west", bytes=50_000)),
+        ),
+    )
+    return RunSpec(
+        problem=problem,
+        schedule=order("1f1b", problem),
+        sites=("west", "east"),
+        num_steps=num_steps,
+        device="sleep",
+        emulate_links=False,
+        transport=TransportSettings(**transport),
+    )
+
+
+@needs_wan
+@pytest.mark.slow
+def test_a_run_within_tls_over_kernel_links_survives_an_outage_in_place(tmp_path):
+    tls_files(tmp_path, ("west", "east"))
+    program = (*RANK_PROGRAM, "--certs", str(tmp_path / "authority"))
+    with Wan.up(["west", "east"], both_ways(latency_s=0.005, mbit_per_s=100), name=free_name()) as wan:
+        steps = []
+
+        def on_step(line):
+            steps.append(line)
+            if len(steps) == 5:
+                wan.cut("west<>east")
+                threading.Timer(8.0, lambda: wan.mend("west<>east")).start()
+
+        summary = run(
+            rehearsal(60, timeout_s=4.0, outage_s=40.0),
+            tmp_path / "run",
+            on_step=on_step,
+            wan=wan,
+            rank_program=program,
+        )
+    assert [line["step"] for line in steps] == list(range(60))
+    assert summary.num_steps == 60
+    assert max(line["makespan_s"] for line in steps) > 3, "the cut was not felt"
+
+
+@needs_wan
+@pytest.mark.slow
+def test_a_run_over_kernel_links_that_stay_cut_ends_with_the_link_and_the_limit(tmp_path):
+    with Wan.up(["west", "east"], both_ways(latency_s=0.005, mbit_per_s=100), name=free_name()) as wan:
+        steps = []
+
+        def on_step(line):
+            steps.append(line)
+            if len(steps) == 3:
+                wan.cut("west<>east")
+
+        with pytest.raises(RunError, match=r"rank \d \(site (west|east)\) is lost: .* the limit is 3 s \(outage_s\)"):
+            run(rehearsal(10_000, timeout_s=4.0, outage_s=3.0), tmp_path / "run", on_step=on_step, wan=wan)

@@ -1,0 +1,117 @@
+import json
+
+import pytest
+import torch
+
+from farpipe.errors import RunError
+from farpipe.runtime.run_spec import RunSpec, TransportSettings
+from farpipe.runtime.train import train_rank
+from farpipe.runtime.transport import Tag
+from farpipe.runtime.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen, wire_bytes
+from farpipe.schedule.library import order
+from farpipe.spec import Data, Training
+from in_process import run_ranks
+from small_models import LLAMA, even_partition, placed_problem
+
+ERRORS = {"bf16": 4e-3, "fp8": 4e-2, "int8": 2e-2}
+"""Of normally distributed numbers, generously: half a unit in the last place, and of the block's largest for int8."""
+
+
+@pytest.mark.parametrize("wire_type", WIRE_TYPES)
+@pytest.mark.parametrize("shape", [(0,), (), (1,), (127,), (128,), (3, 5, 77)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_what_arrives_is_nearly_what_was_sent(wire_type, shape, dtype):
+    x = torch.randn(shape).to(dtype)
+    sent = narrow(x, wire_type)
+    y = widen(sent)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert sent.nbytes == wire_bytes(x.nbytes, x.itemsize, wire_type, x.dim())
+    if x.numel() > 100:
+        error = (y.float() - x.float()).norm() / x.float().norm()
+        assert error < ERRORS[wire_type]
+        assert error > 0 or (wire_type, dtype) == ("bf16", torch.bfloat16)
+
+
+@pytest.mark.parametrize("wire_type", ["fp8", "int8"])
+def test_a_large_number_costs_only_its_own_block_precision(wire_type):
+    x = torch.randn(1280)
+    x[0] = 1e6
+    y = widen(narrow(x, wire_type))
+    assert (y[128:] - x[128:]).norm() / x[128:].norm() < ERRORS[wire_type]
+    assert y[0] == pytest.approx(1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("wire_type", WIRE_TYPES)
+def test_zeros_and_very_large_and_small_numbers_survive(wire_type):
+    for x in (torch.zeros(300), torch.full((300,), 3e37), torch.full((300,), 1e-30)):
+        assert torch.allclose(widen(narrow(x, wire_type)), x, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("wire_type", WIRE_TYPES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_does_not_pass_for_a_number(wire_type, bad):
+    x = torch.randn(10)
+    x[3] = bad
+    assert not widen(narrow(x, wire_type)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\0\1\0", b"\0\7\0\0", b"\0\0\1\0" + b"\xff" * 8, b"\0\0\1\0" + b"\5" + bytes(9)]
+)
+def test_bytes_that_were_not_narrowed_are_refused(data):
+    with pytest.raises(RunError, match="not a narrowed message"):
+        widen(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8))
+
+
+def test_only_messages_between_sites_are_narrowed_and_their_error_is_measured():
+    x = torch.randn(4, 256)
+
+    def work(peers):
+        narrowed = NarrowMessenger(peers, ("zurich", "zurich", "lugano"), "int8", measure_every=1)
+        if peers.rank == 0:
+            for peer in (1, 2):
+                narrowed.send(peer, "forward", Tag(0, 0, 0), x)
+            return narrowed.rounding
+        return narrowed.receive(0, "forward", Tag(0, 0, 0), waiting_for="it")
+
+    rounding, near, far = run_ranks(3, work)
+    assert torch.equal(near.tensor, x)
+    assert near.num_bytes == x.nbytes
+    assert not torch.equal(far.tensor, x)
+    assert far.num_bytes == wire_bytes(x.nbytes, 4, "int8", 2) < x.nbytes / 3.5
+    assert rounding.num_messages == 1
+    assert rounding.relative_error == pytest.approx(float((far.tensor - x).norm() / x.norm()), rel=1e-4)
+    assert "times fewer bytes" in str(rounding)
+    assert Rounding().relative_error == 0
+
+
+def losses_of(folder, wire_type):
+    """The losses of a short training over two sites."""
+    folder.mkdir()
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 400)
+    problem = placed_problem((0, 1), 4)
+    run = RunSpec(
+        problem=problem,
+        schedule=order("1f1b", problem),
+        sites=("zurich", "lugano"),
+        num_steps=6,
+        model=LLAMA.model_copy(update={"vocab_size": 256}),
+        training=Training(sequence_length=16, global_batch=8, microbatch_size=2, precision="fp32", learning_rate=1e-2),
+        data=Data(source=str(text)),
+        partition=even_partition(LLAMA, 2),
+        transport=TransportSettings(wire_type=wire_type),
+    )
+    run_ranks(2, lambda peers: train_rank(run, peers, folder))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("wire_type", WIRE_TYPES)
+def test_a_training_with_narrowed_messages_learns_nearly_the_same(tmp_path, wire_type, capfd):
+    exact, narrowed = losses_of(tmp_path / "exact", None), losses_of(tmp_path / "narrowed", wire_type)
+    assert len(narrowed) == len(exact) == 6
+    assert narrowed[-1] < narrowed[0]
+    assert narrowed != exact
+    assert narrowed == pytest.approx(exact, rel=0.02)
+    assert f"wire type {wire_type}: relative error" in capfd.readouterr().err

@@ -1,0 +1,88 @@
+"""Small trainings for tests, and what is left of them."""
+
+import json
+
+import torch
+
+from farpipe.runtime.checkpoint import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.train import train_rank
+from farpipe.schedule.library import order
+from farpipe.spec import Data, Training
+from in_process import run_ranks
+from small_models import TIED, even_partition, placed_problem, whole_model
+
+TRAINING = Training(
+    sequence_length=6,
+    global_batch=8,
+    microbatch_size=2,
+    precision="fp32",
+    learning_rate=1e-2,
+    seed=7,
+    checkpoint_every_minutes=0,
+)
+
+
+def make_run(
+    text_file, *, model=TIED, placement=(0, 1), num_replicas=1, num_steps=6, method="1f1b", run_fields=None, **training
+):
+    """A run of four microbatches on every step, of all replicas together; `training` changes fields of TRAINING."""
+    problem = placed_problem(placement, 4 // num_replicas)
+    sites = tuple(f"site{rank}" for rank in range(problem.num_ranks))
+    return RunSpec(
+        problem=problem,
+        schedule=order(method, problem),
+        sites=sites,
+        replicas=(sites,) * num_replicas,
+        num_steps=num_steps,
+        model=model.model_copy(update={"vocab_size": 256}),
+        training=TRAINING.model_copy(update=training),
+        data=Data(source=str(text_file), held_out=0.2),
+        partition=even_partition(model, len(placement)),
+        **(run_fields or {}),
+    )
+
+
+def train(run, run_dir, **options):
+    """All ranks of `run` as threads; the summary."""
+    run_dir.mkdir(exist_ok=True)
+    return run_ranks(run.num_ranks, lambda peers: train_rank(run, peers, run_dir, **options))[0]
+
+
+def metrics(run_dir):
+    """The lines of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run_dir):
+    """(step, loss, gradient norm) of every step."""
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in metrics(run_dir)]
+
+
+def checkpoints(run_dir):
+    """The steps of the checkpoints, the newest first."""
+    return whole_checkpoints(run_dir / CHECKPOINTS_NAME)
+
+
+def folder(run_dir, step):
+    """Of one checkpoint."""
+    return folder_of(run_dir / CHECKPOINTS_NAME, step)
+
+
+def state(run_dir, run, step=None):
+    """Weights and moments of the whole model from a checkpoint, by name; the newest by default."""
+    place = folder(run_dir, checkpoints(run_dir)[0] if step is None else step)
+    shapes = {name: p.shape for name, p in whole_model(run.model, torch.float32).named_parameters()}
+    pieces = [
+        Piece(f"{kind}/{name}", tuple(shape), 0, torch.full((shape.numel(),), torch.nan))
+        for name, shape in shapes.items()
+        for kind in ("weight", "exp_avg", "exp_avg_sq")
+    ]
+    Checkpoint(place, Manifest.load(place)).fill(pieces)
+    return {piece.name: piece.values for piece in pieces}
+
+
+def equal_states(one, other):
+    """Whether two states are the same to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
