@@ -1,11 +1,12 @@
 """The transport over kernel links (network namespaces; needs root): 1 Gbit/s, 25 and 50 ms one way, within TLS 1.3.
 Prints JSON.
 
-Per case: `first_second_gbit_per_s` and so on, what arrived in each second after the channel was opened, when the sender
-had LARGE_BYTES messages ready from the start; `sustained_share`, the rate from the second second on over what the link
+Per case: `gbit_per_s_by_second`, what arrived in each second after the channel was opened, when the sender had
+LARGE_BYTES messages ready from the start; `sustained_share`, the rate from the second second on over what the link
 can carry; `small_idle_ms`, `small_busy_ms`: median time from send to arrival of SMALL_BYTES messages of another kind
 while the link is idle and while it is full; `after_idle_ms` of half a megabyte after two idle seconds, and
-`half_mb_ms`, the least it could take. IP headers are counted by the link: a stream carries 96.5 % of it at most.
+`half_mb_ms`, the least it could take. IP headers are counted by the link: a stream carries 96.5 % of it at most. The
+channel knows the link's rate, so its streams are paced.
 """
 
 import json

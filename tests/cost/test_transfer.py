@@ -57,3 +57,10 @@ def test_ranks_talk_inside_their_machine_where_they_can(tensor, data, ranks, ban
     for source, target in (ranks, ranks[::-1]):
         way = transfer.rank_way(site(), LAW, layout(tensor=tensor, data=data), source, target)
         assert way.bandwidth_bytes_per_s == pytest.approx(bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("wire_type", "num_bytes"), [("none", 4000), ("bf16", 28 + 2000), ("fp8", 28 + 1000 + 32), ("int8", 28 + 1000 + 32)]
+)
+def test_narrower_numbers_make_shorter_messages(wire_type, num_bytes):
+    assert transfer.wire_bytes(1000, 4, wire_type) == num_bytes

@@ -1,7 +1,7 @@
-"""A rank in bad surroundings: ``python rank.py RUN_DIR ...``; the environment says in which, the rank knows nothing of it.
+"""A rank in bad surroundings: ``python rank.py RUN_DIR ...``; the environment says in which.
 
-FARPIPE_TEST_PROXY: the port where a Proxy tells through which port to go. FARPIPE_TEST_SKEWS: the clock of every rank, a
-JSON list in nanoseconds. FARPIPE_TEST_SLOW: a rank whose actions take three times as long.
+FARPIPE_TEST_PROXY: the port where a Proxy tells through which port to go. FARPIPE_TEST_SKEWS: the clock of every rank,
+a JSON list in nanoseconds. FARPIPE_TEST_SLOW: a rank whose actions take three times as long.
 """
 
 import json
@@ -35,6 +35,6 @@ if "FARPIPE_TEST_PROXY" in os.environ:
 if "FARPIPE_TEST_SKEWS" in os.environ:
     os.environ[SKEW_VARIABLE] = str(json.loads(os.environ["FARPIPE_TEST_SKEWS"])[RANK])
 if os.environ.get("FARPIPE_TEST_SLOW") == str(RANK):
-    once = stage.SleepStage._sleep
-    stage.SleepStage._sleep = lambda self, seconds: once(self, 3 * seconds)
+    once = stage._sleep
+    stage._sleep = lambda seconds: once(3 * seconds)
 typer.run(rank_main.main)

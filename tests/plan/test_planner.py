@@ -179,7 +179,7 @@ def test_a_plan_whose_schedule_was_tampered_with_is_refused():
 
 def test_repr_tells_what_runs_where():
     text = repr(make_plan(two_sites()))
-    assert "Plan for small: pipeline" in text
+    assert "Plan for small over " in text
     assert "stage 0: rank 0 at" in text
 
 

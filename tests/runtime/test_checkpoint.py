@@ -371,15 +371,19 @@ def small_disk(path, size_kib):
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_on_a_full_disk_the_training_goes_on_and_earlier_checkpoints_stay(text_file, tmp_path):
+def test_on_a_full_disk_the_training_goes_on_to_its_end_and_earlier_checkpoints_stay(text_file, tmp_path):
     run = make_run(text_file, num_steps=6, checkpoint_every_steps=2, keep_checkpoints=9)
     train(run, tmp_path / "roomy")
     one_kib = sum(path.stat().st_size for path in folder(tmp_path / "roomy", 2).iterdir()) >> 10
-    with small_disk(tmp_path / "disk", int(2.5 * one_kib) + 50) as run_dir:
-        assert train(run, run_dir).num_steps == 6
-        assert checkpoints(run_dir) == [4, 2]
+    with small_disk(tmp_path / "disk", int(1.5 * one_kib) + 50) as run_dir:
+        with pytest.raises(RunError, match=r"all 6 steps are done, but .*No space left.* is .*step-2; make room"):
+            train(run, run_dir)
+        assert checkpoints(run_dir) == [2]
         assert not folder(run_dir, 6).exists(), "nothing half-written is left"
-        assert losses(run_dir) == losses(tmp_path / "roomy")
+        steps = losses(run_dir)
+        assert steps == losses(tmp_path / "roomy")[: len(steps)]
+        assert len(steps) >= 5
+        assert not (run_dir / "summary.json").exists(), "nobody takes it for a whole run"
 
 
 def test_a_checkpoint_that_can_not_be_written_is_told_and_tried_again(text_file, tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 
 from farpipe.cost.flops import step_flops
-from farpipe.errors import InputError
+from farpipe.errors import InputError, RunError
 from farpipe.runtime.metric_sinks import Prometheus, figures, open_sinks
 from farpipe.runtime.metrics import MetricsFile, read_metrics, summarise
 from farpipe.runtime.run_spec import MetricsSettings
@@ -84,14 +84,24 @@ def test_lines_of_steps_that_are_done_again_are_dropped(tmp_path):
     with path.open("a") as file:
         file.write('{"step": 4, "att')
     second = MetricsFile(path, first_step=2)
-    assert (second.attempt, [entry["step"] for entry in second.kept]) == (1, [0, 1])
+    assert (second.attempt, [entry["step"] for entry in read_metrics(path)]) == (1, [0, 1])
     second.write(line(2, second.attempt))
     second.close()
     assert [(entry["step"], entry["attempt"]) for entry in read_metrics(path)] == [(0, 0), (1, 0), (2, 1)]
     third = MetricsFile(path, first_step=0)
-    assert (third.attempt, third.kept) == (2, [])
+    assert third.attempt == 2
     third.close()
     assert path.read_text() == ""
+
+
+def test_a_file_that_somebody_removes_is_missed_at_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    file.write(line(0))
+    path.unlink()
+    with pytest.raises(RunError, match=r"metrics\.jsonl: can't be written: it was removed while the run went on"):
+        file.write(line(1))
+    file.close()
 
 
 def test_a_file_that_is_no_metrics_is_left_alone(tmp_path):

@@ -15,9 +15,10 @@ from cryptography import x509
 from farpipe.errors import InputError, RunError
 from farpipe.runtime import authority
 from farpipe.runtime.authority import init, issue
-from farpipe.runtime.tls import RefusedError, TlsFiles, check_address, secure
+from farpipe.runtime.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from farpipe.runtime.transport import Rendezvous, Tag, TransportConfig, connect, handshake
 from transports import connected, in_parallel, tls_files
+from wans import wait_until
 
 SITES = ("zurich", "lugano")
 
@@ -208,3 +209,32 @@ def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, m
                 with contextlib.suppress(ConnectionError):
                     while sock.recv(4096):  # TimeoutError where it is not closed
                         pass
+
+
+def test_a_renewed_certificate_is_taken_at_the_next_connection(tmp_path):
+    files = tls_files(tmp_path, SITES)
+    with connected(configs=[config(f, connect_timeout_s=5) for f in files]) as (_, second):
+        pipe = second._mesh.lifelines[0].pipe  # the higher rank dials, so the lower one shows its certificate as server
+
+        def shown_by_first():
+            return pipe._connection._sock.getpeercert()["serialNumber"]
+
+        before = shown_by_first()
+        issue(tmp_path / "authority", SITES[0])
+        pipe.break_off(OSError("broken off by the test"))
+        wait_until(lambda: pipe.is_up, "the connection was made anew")
+        assert shown_by_first() != before
+
+
+def test_files_that_are_just_being_copied_do_not_replace_the_good_ones(tmp_path):
+    files, _ = tls_files(tmp_path, SITES)
+    credentials = Credentials(files)
+    before = credentials.context(server=True)
+    assert credentials.context(server=True) is before, "nothing has changed"
+    good = files.certificate.read_bytes()
+    files.certificate.write_bytes(good[: len(good) // 2])
+    assert credentials.context(server=True) is before
+    files.certificate.unlink()
+    assert credentials.context(server=True) is before
+    files.certificate.write_bytes(good)
+    assert credentials.context(server=True) not in (None, before)

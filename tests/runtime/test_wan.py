@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -150,6 +151,46 @@ def train(tmp_path):
         )
 
     return start
+
+
+def test_a_wan_is_refused_where_nothing_is_started(train):
+    process = train("--prepare")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--prepare starts none" in err
+
+
+SAYS_ITS_OPTIONS = """
+import pathlib, ssl, stat, sys
+from farpipe.runtime.metrics import SUMMARY_NAME
+options = sys.argv[sys.argv.index("--host") + 2:]
+if "--certs" in options:
+    folder = pathlib.Path(options[1])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    options += sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+print(*options)
+sys.exit(6)
+"""
+
+
+@pytest.mark.parametrize("allow_plaintext", [False, True])
+def test_over_a_wan_ranks_get_certificates_that_are_gone_afterwards(wan, tmp_path, allow_plaintext):
+    (tmp_path / "rank.py").write_text(SAYS_ITS_OPTIONS)
+    with pytest.raises(RunError):
+        run(
+            rehearsal("1f1b", problem()),
+            tmp_path / "run",
+            wan=wan,
+            allow_plaintext=allow_plaintext,
+            rank_program=[str(tmp_path / "rank.py")],
+        )
+    options = (tmp_path / "run" / "logs" / "rank-0.log").read_text().split()
+    if allow_plaintext:
+        assert options == ["--allow-plaintext"]
+        return
+    certs = [f"{site}{name}" for site in ("east", "west") for name in ("", "/authority.pem", "/site.key", "/site.pem")]
+    assert (options[0], options[2:]) == ("--certs", sorted(["authority.pem", *certs]))
+    assert not Path(options[1]).exists()
 
 
 def wan_of(process):

@@ -3,13 +3,16 @@ import json
 import pytest
 import torch
 
+from farpipe.cli.runs import run_spec_of
+from farpipe.cost.transfer import wire_bytes
 from farpipe.errors import RunError
-from farpipe.runtime.run_spec import RunSpec, TransportSettings
+from farpipe.plan import make_plan
+from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.transport import Tag
-from farpipe.runtime.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen, wire_bytes
+from farpipe.runtime.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen
 from farpipe.schedule.library import order
-from farpipe.spec import Data, Training
+from farpipe.spec import Data, Training, parse_job
 from in_process import run_ranks
 from small_models import LLAMA, even_partition, placed_problem
 
@@ -25,7 +28,7 @@ def test_what_arrives_is_nearly_what_was_sent(wire_type, shape, dtype):
     sent = narrow(x, wire_type)
     y = widen(sent)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
-    assert sent.nbytes == wire_bytes(x.nbytes, x.itemsize, wire_type, x.dim())
+    assert sent.nbytes == wire_bytes(x.numel(), x.itemsize, wire_type, x.dim())
     if x.numel() > 100:
         error = (y.float() - x.float()).norm() / x.float().norm()
         assert error < ERRORS[wire_type]
@@ -78,7 +81,7 @@ def test_only_messages_between_sites_are_narrowed_and_their_error_is_measured():
     assert torch.equal(near.tensor, x)
     assert near.num_bytes == x.nbytes
     assert not torch.equal(far.tensor, x)
-    assert far.num_bytes == wire_bytes(x.nbytes, 4, "int8", 2) < x.nbytes / 3.5
+    assert far.num_bytes == wire_bytes(x.numel(), 4, "int8", 2) < x.nbytes / 3.5
     assert rounding.num_messages == 1
     assert rounding.relative_error == pytest.approx(float((far.tensor - x).norm() / x.norm()), rel=1e-4)
     assert "times fewer bytes" in str(rounding)
@@ -97,10 +100,16 @@ def losses_of(folder, wire_type):
         sites=("zurich", "lugano"),
         num_steps=6,
         model=LLAMA.model_copy(update={"vocab_size": 256}),
-        training=Training(sequence_length=16, global_batch=8, microbatch_size=2, precision="fp32", learning_rate=1e-2),
+        training=Training(
+            sequence_length=16,
+            global_batch=8,
+            microbatch_size=2,
+            precision="fp32",
+            learning_rate=1e-2,
+            wire_type=wire_type,
+        ),
         data=Data(source=str(text)),
         partition=even_partition(LLAMA, 2),
-        transport=TransportSettings(wire_type=wire_type),
     )
     run_ranks(2, lambda peers: train_rank(run, peers, folder))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -109,9 +118,73 @@ def losses_of(folder, wire_type):
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_a_training_with_narrowed_messages_learns_nearly_the_same(tmp_path, wire_type, capfd):
-    exact, narrowed = losses_of(tmp_path / "exact", None), losses_of(tmp_path / "narrowed", wire_type)
+    exact, narrowed = losses_of(tmp_path / "exact", "none"), losses_of(tmp_path / "narrowed", wire_type)
     assert len(narrowed) == len(exact) == 6
     assert narrowed[-1] < narrowed[0]
     assert narrowed != exact
     assert narrowed == pytest.approx(exact, rel=0.02)
     assert f"wire type {wire_type}: relative error" in capfd.readouterr().err
+
+
+JOB = """\
+[model]
+num_layers = 3
+hidden = 72
+num_heads = 2
+ffn_hidden = 64
+vocab_size = 256
+
+[training]
+sequence_length = 17
+global_batch = 6
+microbatch_size = 3
+num_steps = 2
+precision = "{precision}"
+wire_type = "{wire_type}"
+
+[data]
+source = "{text}"
+
+[[cluster.sites]]
+name = "zurich"
+device = "a100-80gb"
+num_devices = 2
+
+[[cluster.sites]]
+name = "lugano"
+device = "a100-80gb"
+num_devices = 1
+
+[[cluster.links]]
+between = ["zurich", "lugano"]
+latency = "1 ms"
+bandwidth = "1 Gbit/s"
+
+[layout]
+pipeline = 3
+layers = [1, 1, 1]
+sites = ["zurich", "lugano"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("wire_type", "precision"), [("none", "fp32"), ("bf16", "fp32"), ("fp8", "fp32"), ("int8", "bf16")]
+)
+def test_the_planned_bytes_are_those_on_the_wire(tmp_path, wire_type, precision):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 400)
+    plan = make_plan(parse_job(JOB.format(wire_type=wire_type, precision=precision, text=text)))
+    run = run_spec_of(plan, num_steps=2)
+    run_ranks(3, lambda peers: train_rank(run, peers, tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    sent = lines[-1]["link_bytes"]
+    assert {name: sent[name] for name in ("zurich>lugano", "lugano>zurich")} == {
+        "zurich>lugano": 2 * wire_bytes(3 * 17 * 72, 4 if precision == "fp32" else 2, wire_type),
+        "lugano>zurich": 2 * wire_bytes(3 * 17 * 72, 4 if precision == "fp32" else 2, wire_type),
+    }
+    assert sent == plan.prediction.link_bytes
+
+
+def test_a_wire_type_that_is_no_narrower_is_refused():
+    with pytest.raises(ValueError, match="'bf16' is no narrower than precision bf16"):
+        Training(sequence_length=16, global_batch=8, precision="bf16", wire_type="bf16")

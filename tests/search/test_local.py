@@ -39,7 +39,7 @@ def test_a_walk_keeps_memory(in_flight, chunks, seed):
 def test_the_critical_path_leads_from_the_first_action_to_the_last_to_end(pair):
     problem, schedule = pair
     player, (codes, begin) = Player(search_step(problem)), to_orders(schedule)
-    makespan_s, out = player._play((codes, begin))
+    makespan_s, out = player.play((codes, begin))
     place = np.full(4 * problem.num_stages * problem.num_microbatches, -1, np.int32)
     place[codes] = np.arange(codes.size)
     path = np.empty(codes.size, np.int64)

@@ -130,7 +130,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
         data=plan.job.data,
         partition=tuple((p.first_layer, p.end_layer) for p in plan.placements),
         recompute=plan.recompute,
-        replicas=(plan.sites,) * layout.data,
+        replicas=plan.replicas,
         peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
         **settings,
     )

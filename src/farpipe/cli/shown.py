@@ -41,20 +41,21 @@ def show_plan(plan: "Plan", out: "Console") -> None:
     """The plan, its stages and links, the runners-up and why they lost."""
     from farpipe.report import to_rich
 
-    out.print(f"[bold]{_headline(plan)}[/bold]")
-    for view in filter(lambda view: view.rows, plan_tables(plan)):
-        out.print(to_rich(view))
-    for line in plan.advice:
-        out.print(f"* {line}", markup=False)
+    with out.capture() as text:
+        out.print(f"[bold]{_headline(plan)}[/bold]")
+        for view in filter(lambda view: view.rows, plan_tables(plan)):
+            out.print(to_rich(view))
+        for line in plan.advice:
+            out.print(f"* {line}", markup=False)
+    out.file.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
 
 
 def _headline(plan: "Plan") -> str:
     from farpipe.units import format_seconds
 
     at, expected = plan.layout, plan.prediction
-    where = " > ".join(dict.fromkeys(plan.sites))
     return (
-        f"{plan.job.model.name} over {where}: {format_seconds(expected.step_s)} a step, "
+        f"{plan.job.model.name} over {plan.where}: {format_seconds(expected.step_s)} a step, "
         f"{expected.tokens_per_s:,.0f} tokens/s, bubble {expected.bubble_ratio:.1%}\n"
         f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}{plan.shape}, "
         f"{at.num_microbatches} microbatches of {at.microbatch_size}, order {plan.schedule.method}"
@@ -116,10 +117,22 @@ def _choice_table(plan: "Plan") -> "TableView":
     from farpipe.units import format_seconds
 
     rows = [
-        (choice.what, choice.method or "-", format_seconds(choice.step_s) if choice.step_s else "-", choice.reason)
+        (
+            _folded(choice.what),
+            choice.method or "-",
+            format_seconds(choice.step_s) if choice.step_s else "-",
+            choice.reason,
+        )
         for choice in plan.runners_up
     ]
     return TableView("Why the others lost", ("layout", "order", "step", "reason"), tuple(rows), frozenset({2}))
+
+
+def _folded(what: str) -> str:
+    """A layout on three lines: sites, degrees, the rest."""
+    where, _, layout = what.partition(": ")
+    degrees, comma, rest = layout.partition(", ")
+    return f"{where}:\n{degrees}{comma}\n{rest}" if rest else what
 
 
 def step_table(views: "list[RunView]") -> "Table":
@@ -133,9 +146,8 @@ def plan_report(plan: "Plan", runs: "list[RunView]", notices: tuple[str, ...] = 
     """The page about a plan and its runs; `notices` stand at its top."""
     from farpipe.report import RunReport
 
-    where = " > ".join(dict.fromkeys(plan.sites))
     return RunReport(
-        title=f"{plan.job.model.name} over {where}",
+        title=f"{plan.job.model.name} over {plan.where}",
         runs=tuple(runs),
         summary=_headline(plan).splitlines()[1],
         plan_tables=tuple(view for view in plan_tables(plan) if view.rows),

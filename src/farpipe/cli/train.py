@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from farpipe.cli.runs import RunPlace
     from farpipe.plan import Plan
     from farpipe.runtime.run_spec import RunSpec
+    from farpipe.spec import Job, Training
 
 
 def train(
@@ -40,6 +41,13 @@ def train(
     wan: Annotated[
         bool, typer.Option("--wan", help="Run each site in a network namespace, with kernel links between them (root).")
     ] = False,
+    allow_plaintext: Annotated[
+        bool, typer.Option("--allow-plaintext", help="With --wan: messages between sites go unencrypted.")
+    ] = False,
+    wire_type: Annotated[
+        Literal["none", "bf16", "fp8", "int8"] | None,
+        typer.Option(help="Round activations and gradients between sites; default: the job's training.wire_type."),
+    ] = None,
     replan: Annotated[
         bool, typer.Option("--replan", help="Look for a better order while the run goes on, and go over to it.")
     ] = False,
@@ -60,6 +68,7 @@ def train(
     from farpipe.cli.runs import prepare_run_dir, run_spec_of, summary_json, write_inputs, write_results
     from farpipe.cli.shown import step_table
     from farpipe.cli.torchrun import torchrun_commands
+    from farpipe.cli.wan import wan_for
     from farpipe.runtime.metrics import RUN_NAME
     from farpipe.runtime.run import reopen
     from farpipe.runtime.tokens import load_tokens
@@ -67,8 +76,12 @@ def train(
 
     if resume is not None and device == "sleep":
         raise UsageError("--resume: a rehearsal trains nothing, so it has nothing to go on from")
+    if wan and prepare:
+        raise UsageError("--wan is for a run that starts here, and --prepare starts none; leave out one of them")
+    if allow_plaintext and not wan:
+        raise UsageError("--allow-plaintext is for --wan; ranks under torchrun take it themselves (rank_main --help)")
     place = prepare_run_dir(run_dir, resume)
-    plan = _load_plan(job, profile or [], schedule)
+    plan = _load_plan(job, profile or [], schedule, wire_type)
     num_steps = steps or plan.job.training.num_steps
     spec = run_spec_of(
         plan,
@@ -94,7 +107,9 @@ def train(
         spec.save(place.run_dir / RUN_NAME)
         typer.echo(torchrun_commands(spec, place.run_dir, max_restarts))
         return
-    _run_here(plan, spec, place, wan=wan, port=port, max_restarts=max_restarts)
+    with wan_for(plan.job.cluster, wanted=wan) as between:
+        settings = {"wan": between, "allow_plaintext": allow_plaintext}
+        _run_here(plan, spec, place, master_port=port, max_restarts=max_restarts, **settings)
     shown = write_results(place.run_dir)
     if as_json:
         print_json(summary_json(place.run_dir))
@@ -103,26 +118,20 @@ def train(
     typer.echo(f"report: {place.run_dir / 'report.html'}   trace for ui.perfetto.dev: {place.run_dir / 'trace.json'}")
 
 
-def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", *, wan: bool, port: int, max_restarts: int) -> None:
-    """Run on this machine, with a progress bar."""
-    from farpipe.cli.wan import wan_for
+def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any) -> None:
+    """Run on this machine, with a progress bar; `settings` are those of `run`."""
     from farpipe.runtime.run import run
 
     run_dir = place.run_dir
     try:
-        with (
-            wan_for(plan.job.cluster, wanted=wan) as between,
-            _progress(plan.schedule.method, spec.num_steps) as on_step,
-        ):
+        with _progress(plan.schedule.method, spec.num_steps) as on_step:
             run(
                 spec,
                 run_dir,
                 on_step=on_step,
-                master_port=port,
-                wan=between,
                 resume=place.in_place,
-                max_restarts=max_restarts,
                 on_restart=lambda reason: console(stderr=True).print(f"the run broke, and starts again: {reason}"),
+                **settings,
             )
     except KeyboardInterrupt:
         raise RunInterruptedError(
@@ -133,8 +142,11 @@ def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", *, wan: bool, po
         raise RunStoppedError(f"{error} with --resume {run_dir}") from None
 
 
-def _load_plan(path: Path, profiles: list[Path], schedule: str | None) -> "Plan":
-    """The plan in a file, or one made for the job in it; `schedule` replaces its order."""
+def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type: str | None) -> "Plan":
+    """The plan in a file, or one made for the job in it; `schedule` replaces its order.
+
+    UsageError for another `wire_type` than the plan's: its messages would have other bytes than it was made for.
+    """
     from farpipe.cost import Profile
     from farpipe.plan import Plan, make_plan
     from farpipe.plan.planner import reorder
@@ -142,12 +154,29 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None) -> "Plan"
 
     if path.suffix != ".toml":
         plan = Plan.load(path)
+        if wire_type not in (None, plan.job.training.wire_type):
+            raise UsageError(
+                f"--wire-type: {path} is made for {plan.job.training.wire_type!r}; give the job, to plan anew"
+            )
         return plan if schedule is None else reorder(plan, schedule)
     job = load_job(path)
     whole_layers = {"tensor": job.layout.tensor or 1}  # what the engine can run
-    pinned = {"layout": job.layout.model_copy(update=whole_layers), "schedule": schedule or job.schedule}
+    pinned: dict[str, Any] = {
+        "layout": job.layout.model_copy(update=whole_layers),
+        "schedule": schedule or job.schedule,
+    }
+    if wire_type is not None:
+        pinned["training"] = _narrowed(job, wire_type)
     with status("planning"):
         return make_plan(job.model_copy(update=pinned), [Profile.load(p) for p in profiles])
+
+
+def _narrowed(job: "Job", wire_type: str) -> "Training":
+    """The job's training with another wire type; InputError when that is no narrower."""
+    from farpipe.spec import Training
+    from farpipe.strict import validate
+
+    return validate(Training, job.training.model_dump() | {"wire_type": wire_type}, "--wire-type", "training")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ class Layout:
     pipeline: int
     """Pipeline ranks."""
     data: int
-    """Replicas; those of one rank are on the same site."""
+    """Replicas of the whole pipeline."""
     tensor: int
     """Devices that share each layer."""
     virtual: int
@@ -24,11 +24,19 @@ class Layout:
     """Sequences in one microbatch."""
     num_microbatches: int
     """Microbatches of one step in each replica."""
+    replica_sites: tuple[str, ...] = ()
+    """Sites that hold equally many whole replicas each, that of the placements first; () where the replicas of every
+    rank are all on the rank's site."""
+
+    @property
+    def data_inside(self) -> int:
+        """Replicas of one rank that are on the same site."""
+        return self.data // max(1, len(self.replica_sites))
 
     @property
     def devices_per_rank(self) -> int:
-        """Devices that one pipeline rank takes on its site: `tensor` in each of `data` replicas."""
-        return self.tensor * self.data
+        """Devices that one pipeline rank takes on its site: `tensor` in each of the replicas there."""
+        return self.tensor * self.data_inside
 
     @property
     def num_stages(self) -> int:
@@ -94,13 +102,27 @@ def check_layout(
     for index, placement in enumerate(placements):
         if placement.site != sites[placement.rank]:
             raise InputError(f"placements[{index}].site: rank {placement.rank} is on {sites[placement.rank]!r} already")
+    _check_replica_sites(layout, set(sites.values()))
     for site in cluster.sites:
         ranks = sum(name == site.name for name in sites.values())
+        if site.name in layout.replica_sites:
+            ranks = layout.pipeline
         if ranks * layout.devices_per_rank > site.num_devices:
             raise InfeasibleError(
                 f"site {site.name!r} has {site.num_devices} devices; {ranks} ranks x tensor {layout.tensor} x "
-                f"data {layout.data} need {ranks * layout.devices_per_rank}"
+                f"data {layout.data_inside} need {ranks * layout.devices_per_rank}"
             )
+
+
+def _check_replica_sites(layout: Layout, used: set[str]) -> None:
+    homes = layout.replica_sites
+    if not homes:
+        return
+    if used != {homes[0]} or len(set(homes)) != len(homes) or layout.data % len(homes):
+        raise InputError(
+            f"layout: {layout.data} replicas at {', '.join(homes)}: they must be different sites with equally many "
+            f"replicas each, and all stages placed at the first of them, found {', '.join(sorted(used))}"
+        )
 
 
 def _check_batch(training: Training, layout: Layout) -> None:

@@ -1,11 +1,31 @@
 """The links of a step's Problem: who sends to whom over what, each with the name that everyone knows it by."""
 
+from collections.abc import Sequence
+
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.transfer import Way, rank_way
 from farpipe.errors import InfeasibleError
 from farpipe.problem import Link, Transfer
 from farpipe.spec import Cluster, Site
+from farpipe.spec import Link as SiteLink
+
+
+def ring_links(cluster: Cluster, sites: Sequence[str]) -> list[SiteLink]:
+    """The links from every site to the next and from the last to the first, for two sites there and back.
+
+    InfeasibleError when there is none.
+    """
+    found = []
+    for source, target in zip(sites, [*sites[1:], sites[0]], strict=True):
+        link = cluster.link(source, target)
+        if link is None:
+            raise InfeasibleError(
+                f"replicas at {source!r} and {target!r} must talk, and there is no link from {source!r} to {target!r}; "
+                "add it to cluster.links"
+            )
+        found.append(link)
+    return found
 
 
 class StepLinks:
@@ -13,7 +33,8 @@ class StepLinks:
 
     Between sites a link is ``a>b``, shared by all ranks and replicas: messages of the replicas cross together, so the
     bytes of one transfer are those of all. Inside a site each pair of ranks has its own, ``site:rank>site:rank``, a
-    rank's data-parallel ring is ``site:rank>site:rank`` with the same rank twice; bytes are those of one replica.
+    rank's data-parallel ring is ``site:rank>site:rank`` with the same rank twice; bytes are those of one replica. Of a
+    ring over sites a transfer names the slowest link; the others are in `links` too.
     """
 
     def __init__(self, cluster: Cluster, layout: Layout, sites: dict[int, Site]) -> None:
@@ -44,6 +65,17 @@ class StepLinks:
         """What every device of `rank` sends in a collective of the replicas."""
         site = self.sites[rank].name
         return self._over(f"{site}:{rank}>{site}:{rank}", way, num_bytes)
+
+    def ring_over_sites(self, num_bytes: float) -> Transfer:
+        """What every site of `Layout.replica_sites` sends to the next one in a collective.
+
+        InfeasibleError when two neighbours have no link.
+        """
+        links = ring_links(self.cluster, self.layout.replica_sites)
+        for link in links:
+            self._over(f"{link.source}>{link.target}", Way(link.latency_s, link.bandwidth_bytes_per_s), num_bytes)
+        slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
+        return Transfer(link=f"{slowest.source}>{slowest.target}", bytes=num_bytes)
 
     def seconds(self, transfer: Transfer) -> float:
         """How long a transfer takes on its empty link."""

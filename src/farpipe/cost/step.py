@@ -8,9 +8,9 @@ from functools import cached_property
 from farpipe.cost import memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
-from farpipe.cost.links import StepLinks
+from farpipe.cost.links import StepLinks, ring_links
 from farpipe.cost.stage import JobCosts, StageCost
-from farpipe.cost.transfer import replica_way, ring_bytes, site_way
+from farpipe.cost.transfer import replica_way, ring_bytes, site_way, wire_bytes
 from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer
 from farpipe.spec import Cluster, Device, Model, Site, Training
 
@@ -22,7 +22,8 @@ class StepCost:
     problem: Problem
     overhead_s: float
     """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
-    reduction comes first, the exchange of tied embeddings."""
+    reduction comes first, the exchange of tied embeddings; with replicas at several sites what is around their
+    exchange there."""
 
 
 def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], cluster: Cluster) -> StepCost:
@@ -30,7 +31,9 @@ def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], 
 
     Gradients of the replicas are reduced after a stage's last W, beside the computation of other ranks but not of its
     own (Megatron-LM without overlap); with ZeRO-1 they are reduce-scattered, and the parameters gathered before the
-    first F. Tied embeddings: the first and the last stage send each other their gradient of the shared matrix.
+    first F. Replicas at several sites reduce inside each site, then over the ring of sites, then hand out the sums
+    inside; the Problem has the middle part. Tied embeddings: the first and the last stage send each other their
+    gradient of the shared matrix.
 
     Raises InputError when the parts do not fit together or a profile was measured for something else, InfeasibleError
     when devices or a link are missing.
@@ -71,7 +74,13 @@ class _Step:
 
     def overhead_s(self) -> float:
         fixed = max(self.calibration(site).step_overhead_s for site in self.sites.values())
-        return self.optimizer_s(self.stage_costs) + self.clipping_s() + self.late_tied_exchange_s() + fixed
+        return (
+            self.optimizer_s(self.stage_costs)
+            + self.clipping_s()
+            + self.late_tied_exchange_s()
+            + self.around_crossing_s()
+            + fixed
+        )
 
     @cached_property
     def sites(self) -> dict[int, Site]:
@@ -107,9 +116,16 @@ class _Step:
         found: list[Hop | None] = []
         for index, (here, there) in enumerate(zip(self.placements, self.placements[1:], strict=False)):
             num_bytes = costs[index].boundary_bytes
+            if here.site != there.site:
+                num_bytes = self.narrowed_bytes(num_bytes)
             forward, backward = self._exchange(links, here, there, num_bytes)
             found.append(None if here.rank == there.rank else Hop(forward=forward, backward=backward))
         return found
+
+    def narrowed_bytes(self, num_bytes: float) -> float:
+        """What `num_bytes` of activations are on their way to another site."""
+        item_bytes = memory.element_bytes(self.training.precision)
+        return float(wire_bytes(round(num_bytes / item_bytes), item_bytes, self.training.wire_type))
 
     def _exchange(self, links: StepLinks, one: Placement, other: Placement, num_bytes: float) -> list[Transfer | None]:
         """`num_bytes` there and back; None where both are on one rank."""
@@ -127,9 +143,11 @@ class _Step:
         return found
 
     def _replica_sync(self, links: StepLinks, placement: Placement, cost: StageCost) -> Sync | None:
-        """The collectives of the stage's replicas, which are all on one site."""
+        """The collectives of the stage's replicas on one site, or of their sites."""
         if self.layout.data == 1:
             return None
+        if self.layout.replica_sites:
+            return self._sync_over_sites(links, cost)
         site, precision = self.cluster.site(placement.site), self.training.precision
         way = replica_way(site, self.calibration(site), self.layout)
         num_params = cost.num_params / self.layout.tensor
@@ -141,6 +159,42 @@ class _Step:
             gather=links.ring(placement.rank, way, ring_bytes("all-gather", weights, size)),
             reduce=links.ring(placement.rank, way, ring_bytes("reduce-scatter", gradients, size)),
         )
+
+    def _sync_over_sites(self, links: StepLinks, cost: StageCost) -> Sync:
+        """Whatever number of replicas a site has, everything crosses once."""
+        size, precision = len(self.layout.replica_sites), self.training.precision
+        gradients = cost.num_params * memory.gradient_bytes(precision)
+        if not self.training.zero1:
+            return Sync(reduce=links.ring_over_sites(ring_bytes("all-reduce", gradients, size)))
+        weights = cost.num_params * memory.element_bytes(precision)
+        return Sync(
+            gather=links.ring_over_sites(ring_bytes("all-gather", weights, size)),
+            reduce=links.ring_over_sites(ring_bytes("reduce-scatter", gradients, size)),
+        )
+
+    def around_crossing_s(self) -> float:
+        """What comes before and after the last exchange between sites: the one inside, and further turns' latencies.
+
+        A ring of n sites goes round in 2 (n - 1) turns (two sites sum in one), of which the Problem has the first of
+        each collective; bytes are all in the Problem.
+        """
+        homes, zero1 = self.layout.replica_sites, self.training.zero1
+        if not homes:
+            return 0.0
+        turns = 2 * (len(homes) - 1) - (2 if zero1 else 1) if len(homes) > 2 else 0
+        latency_s = max(link.latency_s for link in ring_links(self.cluster, homes))
+        return turns * latency_s + max(map(self._inside_s, self.placements, self.stage_costs))
+
+    def _inside_s(self, placement: Placement, cost: StageCost) -> float:
+        """The stage's collectives inside a site that has several replicas."""
+        size, precision = self.layout.data_inside, self.training.precision
+        if size == 1:
+            return 0.0
+        site, num_params = self.sites[placement.rank], cost.num_params / self.layout.tensor
+        back = memory.element_bytes(precision) if self.training.zero1 else memory.gradient_bytes(precision)
+        num_bytes = ring_bytes("reduce-scatter", num_params * memory.gradient_bytes(precision), size)
+        way = replica_way(site, self.calibration(site), self.layout)
+        return way.seconds(num_bytes + ring_bytes("all-gather", num_params * back, size))
 
     def _tied_exchange(self, links: StepLinks) -> list[Transfer | None]:
         """The gradient of the shared matrix from the first stage to the last and back."""
@@ -178,10 +232,11 @@ class _Step:
 
     def clipping_s(self) -> float:
         """Everybody tells everybody one number: latency alone, of the slowest pair of sites and of a tree inside."""
-        if self.layout.pipeline == 1:
+        if self.layout.pipeline == 1 and not self.layout.replica_sites:
             return 0.0
         sites = {site.name: site for site in self.sites.values()}
-        far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= set(sites)]
+        names = {*sites, *self.layout.replica_sites}
+        far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= names]
         near = max(site_way(site, self.calibration(site)).latency_s for site in sites.values())
         return max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near
 

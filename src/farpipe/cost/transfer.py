@@ -1,4 +1,4 @@
-"""Seconds of collectives, and the effective links between ranks of one site.
+"""Seconds of collectives, the effective links between ranks of one site, and bytes of messages between sites.
 
 Ranks fill a site in pipeline order, each rank a block of data x tensor devices with the tensor-parallel ones next to
 each other, as Megatron-LM orders them (arXiv 2104.04473, section 3). A ring's slowest part sets its pace: inside a
@@ -9,13 +9,18 @@ it (Patarasu and Yuan 2009); its latency is that of a tree, 2 log2 n steps, as N
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout
-from farpipe.spec import LocalLink, Site
+from farpipe.spec import LocalLink, Site, WireType
 
 Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
+
+WIRE_ITEM_BYTES: Final[dict[WireType, int]] = {"bf16": 2, "fp8": 1, "int8": 1}
+WIRE_BLOCK: Final = 128
+"""Numbers that share a scale of 4 bytes, but for bf16, which has none; that is 3 %."""
+WIRE_HEAD_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,18 @@ class Way:
     def seconds(self, num_bytes: float) -> float:
         """Time of one message."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+def wire_bytes(count: int, item_bytes: int, wire_type: WireType, num_dimensions: int = 3) -> int:
+    """Bytes between sites of a message of `count` numbers, each of `item_bytes` where it is made.
+
+    What is narrowed describes itself: head, the sizes of its dimensions, scales, numbers (see runtime/wire_types.py,
+    which makes it). Activations have three dimensions.
+    """
+    if wire_type == "none":
+        return count * item_bytes
+    num_scales = 0 if wire_type == "bf16" else math.ceil(count / WIRE_BLOCK)
+    return WIRE_HEAD_BYTES + 8 * num_dimensions + 4 * num_scales + count * WIRE_ITEM_BYTES[wire_type]
 
 
 def machine_way(site: Site, calibration: Calibration) -> Way:
@@ -70,8 +87,8 @@ def tensor_collective_s(site: Site, calibration: Calibration, layout: Layout, nu
 
 
 def replica_way(site: Site, calibration: Calibration, layout: Layout) -> Way:
-    """The data-parallel ring of one device."""
-    return ring_way(site, calibration, layout.data, layout.tensor)
+    """The data-parallel ring of one device, inside its site."""
+    return ring_way(site, calibration, layout.data_inside, layout.tensor)
 
 
 def rank_way(site: Site, calibration: Calibration, layout: Layout, source: int, target: int) -> Way:

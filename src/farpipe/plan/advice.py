@@ -3,10 +3,10 @@
 import math
 from typing import Final
 
-from farpipe.cost import JobCosts
+from farpipe.cost import memory
+from farpipe.plan.candidates import why_no_replicas
 from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.knee import knee_curve, link_bytes, walls
-from farpipe.plan.replicas_across import replicas_across
 from farpipe.problem import Hop, Sync, Transfer, is_inter_site
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import simulate
@@ -57,9 +57,9 @@ def reason(best: Evaluated, other: Evaluated) -> str:
     return f"{percent:+.1%}: {format_seconds(theirs[name] - mine[name])} more {name}"
 
 
-def advice(job: Job, best: Evaluated, evaluated: list[Evaluated], costs: JobCosts) -> list[str]:
+def advice(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
     """What to know before renting anything: whether more sites help, and which link is the wall."""
-    sites = [*_second_site(best, evaluated), *_replicas(job, best, evaluated, costs)]
+    sites = [*_second_site(best, evaluated), *_other_use(job, best, evaluated)]
     return [*sites, *_walls(best), *_knee(best), *_turns(best), *_traffic(job, best)]
 
 
@@ -72,10 +72,9 @@ def _second_site(best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
         if not several:
             return []
         other = several[0]
-        order = " > ".join(other.candidate.order)
         return [
-            f"A second site does not help: {order} would take {format_seconds(other.step_s)} a step, "
-            f"{best.candidate.order[0]} alone takes {format_seconds(best.step_s)}."
+            f"A second site does not help: {other.candidate.where} would take at most {format_seconds(other.step_s)} a "
+            f"step, {best.candidate.order[0]} alone takes {format_seconds(best.step_s)}."
         ]
     single = alone[0]
     gain = single.step_s / best.step_s
@@ -86,17 +85,27 @@ def _second_site(best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
     ]
 
 
-def _replicas(job: Job, best: Evaluated, evaluated: list[Evaluated], costs: JobCosts) -> list[str]:
-    """What data parallelism across sites would do in place of a pipeline across them."""
-    alone = [e for e in evaluated if len(e.candidate.order) == 1]
-    other = replicas_across(job, alone, costs)
-    if other is None:
-        return []
-    relation = "slower than this plan" if other.step_s >= best.step_s else "faster, but farpipe does not plan it yet"
-    return [
-        f"A replica at each of {', '.join(other.sites)} instead, exchanging gradients, would take "
-        f"{format_seconds(other.step_s)} a step, {relation}: {format_bytes(other.bytes_per_link)} over each link."
-    ]
+def _other_use(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
+    """Several sites share a pipeline, or each has whole ones: what the use that was not chosen would take."""
+    several = [e for e in evaluated if len(e.candidate.order) > 1]
+    across, over = ([e for e in several if bool(e.candidate.layout.replica_sites) == is_it] for is_it in (True, False))
+    told = []
+    if across and across[0] is not best:
+        told.append(
+            f"A replica at each of {', '.join(across[0].candidate.order)} instead, {_would_take(across[0], best)}"
+        )
+    if over and best.candidate.layout.replica_sites:
+        told.append(f"A pipeline over {over[0].candidate.where} instead, {_would_take(over[0], best)}")
+    obstacle = why_no_replicas(job) if not across and len(list(job.used_sites())) > 1 else ""
+    return told + [f"{obstacle[0].upper()}{obstacle[1:]}." for _ in (1,) if obstacle]
+
+
+def _would_take(other: Evaluated, best: Evaluated) -> str:
+    what = "exchanging gradients" if other.candidate.layout.replica_sites else "exchanging activations"
+    relation = f"{other.step_s / best.step_s - 1:+.1%}"
+    busiest = max(size for name, size in link_bytes(other.problem, other.timeline).items() if is_inter_site(name))
+    seconds, size = format_seconds(other.step_s), format_bytes(busiest)
+    return f"{what}, would take at most {seconds} a step ({relation}): {size} over the busiest link."
 
 
 def _walls(best: Evaluated) -> list[str]:
@@ -133,13 +142,15 @@ def _turns(best: Evaluated) -> list[str]:
 
 
 def _traffic(job: Job, best: Evaluated) -> list[str]:
+    """A pipeline sends less than replicas while a step has fewer tokens than parameters per hidden unit, times the
+    bytes that a parameter puts on a link over those of an activation."""
     if len(best.candidate.order) == 1:
         return []
-    sizes = link_bytes(best.problem, best.timeline)
-    pipeline = max(size for name, size in sizes.items() if is_inter_site(name))
-    replicas = 4.0 * job.model.num_params
-    relation = "less" if pipeline < replicas else "more"
+    precision, tokens = job.training.precision, job.training.tokens_per_step
+    size, gradient = memory.element_bytes(precision), memory.gradient_bytes(precision)
+    ratio = ((gradient + size) / 2 if job.training.zero1 else gradient) / size
+    enough = ratio * job.model.num_params / job.model.hidden
     return [
-        f"Pipelining sends {format_bytes(pipeline)} over its busiest link between sites in a step, {relation} than the "
-        f"{format_bytes(replicas)} of gradients that replicas at two sites would send each other."
+        f"A step has {tokens:,} tokens. With fewer than {enough:,.0f} ({ratio:g} x parameters / hidden) a pipeline "
+        "over two sites sends less between them than replicas at each, with more it sends more."
     ]

@@ -1,14 +1,14 @@
 """Every layout that a job allows: degrees of parallelism, microbatch sizes, orders of sites, shapes of the pipeline."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from farpipe.cost import Layout, round_robin, v_shape
 from farpipe.errors import InfeasibleError
 from farpipe.plan.orders import V_ORDERS
-from farpipe.plan.placement import place_ranks, site_orders
+from farpipe.plan.placement import place_ranks, replica_sites, site_orders
 from farpipe.search import SEARCHES
 from farpipe.spec import Job, Site
 
@@ -20,7 +20,8 @@ Shape = tuple[int, bool]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to spread the job: `sites` has the site of every pipeline rank."""
+    """One way to spread the job: `sites` has the site of every pipeline rank, of the first replica if each is at a site
+    of its own."""
 
     layout: Layout
     sites: tuple[Site, ...]
@@ -35,21 +36,24 @@ class Candidate:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Names of the sites in pipeline order."""
-        return tuple(dict.fromkeys(site.name for site in self.sites))
+        """Names of the sites in use, in pipeline order if the pipeline is over all of them."""
+        return self.layout.replica_sites or tuple(dict.fromkeys(site.name for site in self.sites))
+
+    @property
+    def where(self) -> str:
+        """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
+        return (" + " if self.layout.replica_sites else " > ").join(self.order)
 
     @property
     def num_devices(self) -> int:
         """Devices in use."""
-        return self.layout.pipeline * self.layout.devices_per_rank
+        return self.layout.pipeline * self.layout.data * self.layout.tensor
 
     def __str__(self) -> str:
         at = self.layout
         degrees = f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}"
         virtual = f", {at.virtual} stages per rank{' in a V' if self.in_v else ''}" if at.virtual > 1 else ""
-        return (
-            f"{' > '.join(self.order)}: {degrees}{virtual}, {at.num_microbatches} microbatches of {at.microbatch_size}"
-        )
+        return f"{self.where}: {degrees}{virtual}, {at.num_microbatches} microbatches of {at.microbatch_size}"
 
 
 def candidates(job: Job) -> list[Candidate]:
@@ -57,21 +61,38 @@ def candidates(job: Job) -> list[Candidate]:
 
     Raises InfeasibleError, naming what is in the way, when there is none.
     """
-    found = [
-        Candidate(layout, tuple(sites), in_v)
-        for order in site_orders(job.cluster, job.layout.sites)
-        for layout, in_v in _layouts(job, order)
-        if (sites := place_ranks(order, layout.pipeline, layout.devices_per_rank)) is not None
-    ]
+    wish = job.layout.replicas
+    found = [] if wish == "across" else list(_inside(job))
+    found += [] if wish == "inside" else list(_across(job))
     if not found:
         raise InfeasibleError(_why_none(job))
     return found
 
 
-def _layouts(job: Job, order: tuple[Site, ...]) -> Iterator[tuple[Layout, bool]]:
-    num_devices = sum(site.num_devices for site in order)
+def _inside(job: Job) -> Iterator[Candidate]:
+    """Pipelines over one or several sites; the replicas of a rank are where the rank is."""
+    for order in site_orders(job.cluster, job.layout.sites):
+        for layout, in_v in _layouts(job, order):
+            sites = place_ranks(order, layout.pipeline, layout.devices_per_rank)
+            if sites is not None:
+                yield Candidate(layout, tuple(sites), in_v)
+
+
+def _across(job: Job) -> Iterator[Candidate]:
+    """Whole pipelines at each of several sites, equally many, as far as the smallest of them has devices."""
+    for homes in replica_sites(job.cluster, job.layout.sites):
+        smallest, names = min(homes, key=lambda site: site.num_devices), tuple(site.name for site in homes)
+        for layout, in_v in _layouts(job, (smallest,), len(homes)):
+            spread = replace(layout, replica_sites=names)
+            if place_ranks((smallest,), spread.pipeline, spread.devices_per_rank) is not None:
+                yield Candidate(spread, homes[:1] * spread.pipeline, in_v)
+
+
+def _layouts(job: Job, order: tuple[Site, ...], times: int = 1) -> Iterator[tuple[Layout, bool]]:
+    """Layouts and whether they are in a V, on `times` the devices of `order` with as many replicas at least."""
+    num_devices = times * sum(site.num_devices for site in order)
     for tensor in _tensor_degrees(job, order):
-        for data in _data_degrees(job, num_devices // tensor):
+        for data in (d for d in _data_degrees(job, num_devices // tensor) if d % times == 0):
             for microbatch_size, num_microbatches in _microbatches(job, data):
                 for virtual, in_v in _shapes(job):
                     for pipeline in _pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
@@ -128,6 +149,8 @@ def _powers_of_two(most: int) -> list[int]:
 
 def _why_none(job: Job) -> str:
     pins = job.layout
+    if pins.replicas == "across" and (obstacle := why_no_replicas(job)):
+        return f'layout.replicas = "across": {obstacle}'
     sequences = (pins.num_microbatches or 0) * (job.training.microbatch_size or 0)
     data = pins.data or (job.training.global_batch // sequences if sequences else 1)
     needed = (pins.pipeline or 1) * (pins.tensor or 1) * data
@@ -141,4 +164,15 @@ def _why_none(job: Job) -> str:
         f"layout: no placement of the pinned degrees on the {len(job.cluster.sites)} sites: every pipeline rank needs "
         f"its {(pins.tensor or 1) * (pins.data or 1)} devices on one site, every site in the order at least one rank, "
         f"and every stage at least one of the {job.model.num_layers} layers"
+    )
+
+
+def why_no_replicas(job: Job) -> str:
+    """Why the job's sites can't have a replica of the whole pipeline each; empty if they can."""
+    if any(replica_sites(job.cluster, job.layout.sites)):
+        return ""
+    names = ", ".join(site.name for _, site in job.used_sites())
+    return (
+        f"replicas at each of several sites need sites that are alike in all but the number of devices, with links all "
+        f"around: no two of {names} are"
     )

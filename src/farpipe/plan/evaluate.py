@@ -93,7 +93,7 @@ def finish(candidate: Candidate, placements: tuple[Placement, ...], step: StepCo
 def ways_to_send(candidate: Candidate, together: StepCost) -> list[StepCost]:
     """Replicas that send together between sites, and replicas that take turns there."""
     data = candidate.layout.data
-    if data == 1 or not any(map(is_inter_site, together.problem.links)):
+    if data == 1 or candidate.layout.replica_sites or not any(map(is_inter_site, together.problem.links)):
         return [together]
     return [together, StepCost(in_turns(together.problem, data), together.overhead_s)]
 

@@ -1,4 +1,7 @@
-"""Which site each pipeline rank is on: every order of every set of sites, each site one unbroken run of ranks."""
+"""Which site each pipeline rank is on: every order of every set of sites, each site one unbroken run of ranks.
+
+Or which sites have whole replicas of the pipeline, and exchange gradients.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,6 +25,35 @@ def site_orders(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tupl
             for order in permutations(chosen):
                 if missing_link(cluster, order) is None:
                     yield order
+
+
+def replica_sites(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tuple[Site, ...]]:
+    """Every set of two and more sites that can each have whole replicas, as the ring with the fastest slowest link.
+
+    They are alike in all but name and number of devices, so that one pipeline stands for all. With `pinned` all of
+    those and no others.
+    """
+    sites = cluster.sites if pinned is None else tuple(cluster.site(name) for name in pinned)
+    sizes = range(2, min(len(sites), MAX_SITES) + 1) if pinned is None else [len(sites)]
+    for chosen in (chosen for size in sizes if size > 1 for chosen in combinations(sites, size)):
+        if all(_likeness(site) == _likeness(chosen[0]) for site in chosen):
+            rings = [(chosen[0], *rest) for rest in permutations(chosen[1:])]
+            best = max(rings, key=lambda ring: _slowest(cluster, ring))
+            if _slowest(cluster, best):
+                yield best
+
+
+def _likeness(site: Site) -> Site:
+    return site.model_copy(update={"name": "", "num_devices": 0})
+
+
+def _slowest(cluster: Cluster, ring: Sequence[Site]) -> float:
+    """Bytes per second of the slowest link around; 0 where one is missing, in either direction."""
+    links = [
+        cluster.link(*ends) for a, b in pairwise((*ring, ring[0])) for ends in ((a.name, b.name), (b.name, a.name))
+    ]
+    there = [link.bandwidth_bytes_per_s for link in links[::2] if link is not None]
+    return min(there) if None not in links else 0.0
 
 
 def missing_link(cluster: Cluster, order: Sequence[Site]) -> tuple[str, str] | None:

@@ -94,6 +94,19 @@ class Plan(_Part):
         return tuple(by_rank[rank] for rank in range(self.layout.pipeline))
 
     @property
+    def replicas(self) -> tuple[tuple[str, ...], ...]:
+        """[data][pipeline]: the site of every rank in every replica; those at one site are neighbours."""
+        at = self.layout
+        homes = [(name,) * at.pipeline for name in at.replica_sites for _ in range(at.data_inside)]
+        return tuple(homes) or (self.sites,) * at.data
+
+    @property
+    def where(self) -> str:
+        """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
+        homes = self.layout.replica_sites
+        return " + ".join(homes) if homes else " > ".join(dict.fromkeys(self.sites))
+
+    @property
     def shape(self) -> str:
         """``, 2 stages per rank in a V``; empty with one stage per rank."""
         if self.layout.virtual == 1:
@@ -129,8 +142,9 @@ class Plan(_Part):
     def __repr__(self) -> str:
         at, expected = self.layout, self.prediction
         lines = [
-            f"Plan for {self.job.model.name}: pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}"
-            f"{self.shape}, {at.num_microbatches} microbatches of {at.microbatch_size}, order {self.schedule.method}",
+            f"Plan for {self.job.model.name} over {self.where}: pipeline {at.pipeline} x data {at.data} x tensor "
+            f"{at.tensor}{self.shape}, {at.num_microbatches} microbatches of {at.microbatch_size}, order "
+            f"{self.schedule.method}",
             f"  step {format_seconds(expected.step_s)}, bubble {expected.bubble_ratio:.1%}, "
             f"{expected.tokens_per_s:,.0f} tokens/s",
         ]

@@ -1,13 +1,16 @@
 """From a job to the best plan: every layout that could still win is simulated, and every loser is told why."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 
-from farpipe.cost import JobCosts, Profile
+from farpipe.cost import JobCosts, Layout, Profile
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.candidates import Candidate, candidates
+from farpipe.plan.crossing import crossing_s
 from farpipe.plan.evaluate import Evaluated, Rejected, evaluate
 from farpipe.plan.knee import link_bytes
 from farpipe.plan.orders import best_order, find_order
@@ -25,6 +28,9 @@ from farpipe.strict import nearest
 
 MAX_RUNNERS_UP = 8
 MAX_ORDERS_TO_COMPARE = 12
+MAX_RIVALS = 40
+"""Candidates over several sites that are looked into for what is the best of their kind, though they can't be the best
+of all; the most promising first."""
 
 Progress = Callable[[int, int], None]
 """Called with (candidates looked at, candidates in all)."""
@@ -50,7 +56,7 @@ def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | N
         schedule=best.schedule,
         prediction=predict(job, best.problem, best.schedule, best.timeline, best.overhead_s),
         runners_up=tuple(_runners_up(best, evaluated, rejected)),
-        advice=tuple(advice(job, best, evaluated, costs)),
+        advice=tuple(advice(job, best, evaluated)),
     )
     return reorder(plan, job.schedule) if job.schedule in SEARCHES else plan
 
@@ -105,48 +111,70 @@ def search(job: Job, costs: JobCosts, progress: Progress | None = None) -> tuple
     """
     known = [c for c in candidates(job) if job.layout.tensor is not None or _is_measured(c, costs.profiles)]
     groups = _alike(job, known)
-    first_orders = {alike[0] for alike in groups}
-    firsts = [c for c in known if c.order in first_orders]
-    bounded = sorted(((fastest_possible_s(costs, c), c) for c in firsts), key=lambda pair: pair[0])
+    firsts = {alike[0] for alike in groups}
+    bounded = [(_bound_s(job, costs, c), c) for c in known if c.where in firsts]
+    bounded.sort(key=lambda pair: _hope_s(job, costs, pair[1]))
     evaluated: list[Evaluated] = []
     rejected: list[Rejected] = []
-    best_of: dict[tuple[str, ...], Evaluated] = {}
+    best_of: dict[str, Evaluated] = {}
+    looked_into: Counter[str] = Counter()
     for index, (bound_s, candidate) in enumerate(bounded):
         if progress is not None:
             progress(index, len(bounded))
-        limit_s = _limit_s(candidate, best_of)
+        limit_s = _limit_s(candidate, best_of, looked_into[_kind(candidate)])
         if bound_s >= limit_s:
             continue
+        looked_into[_kind(candidate)] += 1
         result = evaluate(job, candidate, costs, limit_s)
         if isinstance(result, Rejected):
             rejected.append(result)
         elif result is not None:
             evaluated.append(result)
-            best_of[candidate.order] = min(result, best_of.get(candidate.order, result), key=lambda e: e.step_s)
+            best_of[candidate.where] = min(result, best_of.get(candidate.where, result), key=lambda e: e.step_s)
     pairs = [(best_of[first], other) for first, *others in groups if first in best_of for other in others]
-    for best, order in pairs[: MAX_ORDERS_TO_COMPARE - len(best_of)]:
-        evaluated += _twin(job, costs, known, best, order)
+    for best, where in pairs[: MAX_ORDERS_TO_COMPARE - len(best_of)]:
+        evaluated += _twin(job, costs, known, best, where)
     return sorted(evaluated, key=lambda e: e.step_s), rejected
 
 
-def _alike(job: Job, known: Sequence[Candidate]) -> list[list[tuple[str, ...]]]:
-    """Orders of sites, grouped so that those of a group differ in the names of their sites alone."""
-    groups: dict[str, list[tuple[str, ...]]] = {}
-    for order in dict.fromkeys(c.order for c in known):
-        sites = [job.cluster.site(name).model_copy(update={"name": ""}) for name in order]
-        links = [job.cluster.link(*ends) for ends in permutations(order, 2)]
+def _bound_s(job: Job, costs: JobCosts, candidate: Candidate) -> float:
+    """A step time that the candidate can't beat, told at once."""
+    return max(fastest_possible_s(costs, candidate), crossing_s(costs, candidate, job.cluster))
+
+
+def _hope_s(job: Job, costs: JobCosts, candidate: Candidate) -> float:
+    """About what it will take: a good one that is looked into early spares many others.
+
+    To the bound comes half of the idle time of 1F1B, and what still has to cross when the last microbatch is computed:
+    its own message, or of replicas all gradients.
+    """
+    at, compute_s = candidate.layout, fastest_possible_s(costs, candidate)
+    links_s = crossing_s(costs, candidate, job.cluster)
+    idle_s = compute_s * (at.pipeline - 1) / (2 * at.num_microbatches * at.virtual)
+    return max(compute_s, links_s) + idle_s + links_s / (1 if at.replica_sites else at.num_microbatches)
+
+
+def _alike(job: Job, known: Sequence[Candidate]) -> list[list[str]]:
+    """Uses of sites (`Candidate.where`), grouped so that those of a group differ in the names of their sites alone."""
+    groups: dict[str, list[str]] = {}
+    for where, candidate in {c.where: c for c in known}.items():
+        sites = [job.cluster.site(name).model_copy(update={"name": ""}) for name in candidate.order]
+        links = [job.cluster.link(*ends) for ends in permutations(candidate.order, 2)]
         speeds = [link and (link.latency_s, link.bandwidth_bytes_per_s) for link in links]
-        groups.setdefault(f"{sites} {speeds}", []).append(order)
+        is_across = bool(candidate.layout.replica_sites)
+        groups.setdefault(f"{is_across} {sites} {speeds}", []).append(where)
     return list(groups.values())
 
 
-def _twin(
-    job: Job, costs: JobCosts, known: Sequence[Candidate], best: Evaluated, order: tuple[str, ...]
-) -> list[Evaluated]:
-    """What `best` would do over the sites of `order`."""
-    same = [c for c in known if c.order == order and (c.layout, c.in_v) == (best.candidate.layout, best.candidate.in_v)]
+def _twin(job: Job, costs: JobCosts, known: Sequence[Candidate], best: Evaluated, where: str) -> list[Evaluated]:
+    """What `best` would do at other sites."""
+    same = [c for c in known if c.where == where and _shape(c) == _shape(best.candidate)]
     found = [evaluate(job, candidate, costs) for candidate in same]
     return [result for result in found if isinstance(result, Evaluated)]
+
+
+def _shape(candidate: Candidate) -> tuple[Layout, bool]:
+    return replace(candidate.layout, replica_sites=()), candidate.in_v
 
 
 def _is_measured(candidate: Candidate, profiles: Mapping[str, Profile]) -> bool:
@@ -154,15 +182,25 @@ def _is_measured(candidate: Candidate, profiles: Mapping[str, Profile]) -> bool:
     return candidate.layout.tensor == 1 or not any(site.device.name in profiles for site in candidate.sites)
 
 
-def _limit_s(candidate: Candidate, best_of: Mapping[tuple[str, ...], Evaluated]) -> float:
-    """What it has to beat: the best of all, of its site if that is a single one; the first of an order has no limit.
+def _limit_s(candidate: Candidate, best_of: Mapping[str, Evaluated], num_of_kind: int) -> float:
+    """What it has to beat: the best of its kind, or of all if many of its kind were looked into; the first at its sites
+    has no limit.
 
-    The best that a site can do alone is what more sites are compared with, so it has to be right as well.
+    Kinds are each site alone, pipelines over several, and replicas at several: the user is told how they compare. The
+    best that a site can do alone is what more sites are measured by, so it has to be right.
     """
-    best_of_all = min((best.step_s for best in best_of.values()), default=math.inf)
-    if candidate.order not in best_of:
-        return math.inf if len(best_of) < MAX_ORDERS_TO_COMPARE else best_of_all
-    return best_of[candidate.order].step_s if len(candidate.order) == 1 else best_of_all
+    if candidate.where not in best_of and len(best_of) < MAX_ORDERS_TO_COMPARE:
+        return math.inf
+    best_s = min((best.step_s for best in best_of.values()), default=math.inf)
+    rivals = [best.step_s for best in best_of.values() if _kind(best.candidate) == _kind(candidate)]
+    if not rivals or (len(candidate.order) > 1 and num_of_kind >= MAX_RIVALS):
+        return best_s
+    return min(rivals)
+
+
+def _kind(candidate: Candidate) -> str:
+    alone = len(candidate.order) == 1
+    return candidate.where if alone else "replicas" if candidate.layout.replica_sites else "pipelines"
 
 
 def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> Prediction:
@@ -185,12 +223,12 @@ def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, 
 def _runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejected]) -> list[Choice]:
     """The next best, at least one of every order of sites, and the rejected that came nearest to fitting."""
     others: list[Evaluated] = []
-    orders, told = {best.candidate.order}, {_likeness(best)}
+    told_of, told = {best.candidate.where}, {_likeness(best)}
     for other in evaluated[1:]:
-        wanted = len(others) < MAX_RUNNERS_UP or other.candidate.order not in orders
+        wanted = len(others) < MAX_RUNNERS_UP or other.candidate.where not in told_of
         if wanted and _likeness(other) not in told:
             others.append(other)
-            orders.add(other.candidate.order)
+            told_of.add(other.candidate.where)
             told.add(_likeness(other))
     choices = [Choice(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, o)) for o in others]
     nearest = sorted(rejected, key=lambda r: r.missing_bytes)[: max(0, MAX_RUNNERS_UP - len(choices))]
@@ -199,4 +237,4 @@ def _runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Reje
 
 def _likeness(result: Evaluated) -> tuple[object, ...]:
     """Equal for candidates that differ only in the direction in which they visit equal sites."""
-    return result.candidate.layout, frozenset(result.candidate.order), f"{result.step_s:.4g}"
+    return *_shape(result.candidate), frozenset(result.candidate.order), f"{result.step_s:.4g}"

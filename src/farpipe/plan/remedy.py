@@ -101,7 +101,7 @@ def _lighter_training(job: Job) -> Iterator[Change]:
 def _fewer_pins(job: Job) -> Iterator[Change]:
     if job.schedule not in (None, "1f1b"):
         yield 'schedule.method = "1f1b"', job.model_copy(update={"schedule": "1f1b"})
-    for name in ("layers", "tensor", "data", "pipeline", "num_microbatches", "virtual"):
+    for name in ("layers", "tensor", "data", "pipeline", "num_microbatches", "virtual", "replicas"):
         if getattr(job.layout, name) is not None:
             yield f"no pin layout.{name}", _pins(job, **{name: None})
     yield "no pins in layout", _pins(job, **dict.fromkeys(type(job.layout).model_fields))

@@ -65,6 +65,14 @@ def issue(
     return certificate.not_valid_after_utc
 
 
+def make_throwaway(folder: Path, sites: Sequence[str]) -> None:
+    """An authority and certificates for all `sites` of a run on this machine; its key is not kept."""
+    init(folder)
+    for site in sites:
+        issue(folder, site)
+    (folder / AUTHORITY_KEY_FILE).unlink()
+
+
 def _name(text: str) -> "x509.Name":
     from cryptography import x509
 

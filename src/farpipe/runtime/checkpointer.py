@@ -71,6 +71,8 @@ class Checkpointer:
         self._outcomes: dict[int, dict[int, dict[str, Any]]] = {}
         self.failures: dict[int, str] = {}
         """By step, why there is no checkpoint of it."""
+        self._untold: list[str] = []
+        """What went wrong and `collect` has not handed out."""
 
     @property
     def newest(self) -> Path | None:
@@ -80,7 +82,7 @@ class Checkpointer:
 
     def save(self, step: int) -> None:
         """Begin the checkpoint after `step` steps; an earlier one that is still being written is waited for."""
-        self._wait(lambda: self._writing is None, "the checkpoint before to be written")
+        self._untold += self._wait(lambda: self._writing is None, "the checkpoint before to be written")
         tensors = {piece.key: piece.snapshot() for piece in self._state() if piece.is_mine}
         self._outcomes.setdefault(step, {})
         self._writing = _Writing(step, lambda: self._write(step, tensors))
@@ -105,7 +107,8 @@ class Checkpointer:
             outcome = json.loads(payload)
             self._outcomes.setdefault(outcome["step"], {})[rank] = outcome
         complete = [step for step, outcomes in self._outcomes.items() if len(outcomes) == self._peers.world_size]
-        return [problem for step in complete if (problem := self._complete(step))]
+        untold, self._untold = self._untold, []
+        return untold + [problem for step in complete if (problem := self._complete(step))]
 
     def _complete(self, step: int) -> str | None:
         """All files of a checkpoint are there, or it has failed; the reason if so."""

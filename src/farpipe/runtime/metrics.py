@@ -41,12 +41,10 @@ class MetricsFile:
         """`first_step`: the first that will be written. RunError when the file can't be made."""
         self.path = path
         earlier = read_metrics(path) if path.exists() else []
-        self.kept = [line for line in earlier if line["step"] < first_step]
-        """The lines before `first_step`."""
         self.attempt = 1 + max((line["attempt"] for line in earlier), default=-1)
         """Number of this attempt at the run, from 0."""
         if earlier:
-            write_text(path, "".join(_text(line) for line in self.kept))
+            write_text(path, "".join(_text(line) for line in earlier if line["step"] < first_step))
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._descriptor).st_size
@@ -54,9 +52,11 @@ class MetricsFile:
             raise self._failure(error.strerror) from None
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add a line. RunError when the disk is full."""
+        """Add a line. RunError when the disk is full, or somebody has removed the file."""
         data = _text(line).encode()
         try:
+            if not os.fstat(self._descriptor).st_nlink:
+                raise self._failure("it was removed while the run went on")
             if os.write(self._descriptor, data) < len(data):
                 os.ftruncate(self._descriptor, self._size)
                 raise self._failure("only a part of a line could be written; is the disk full?")

@@ -4,6 +4,7 @@ Rank 0's main thread only moves bytes; a thread of its own assembles Timelines a
 """
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from farpipe.runtime.metrics import (
     MetricsFile,
     Summary,
     num_warm_up_steps,
+    read_metrics,
     summarise,
 )
 from farpipe.runtime.peers import Peers
@@ -32,8 +34,9 @@ from farpipe.simulate.timeline import Timeline
 BOX: Final = "step reports"
 OFFSETS_LAST_S: Final = 5.0
 """Clock offsets are estimated anew after this long: clocks of different machines drift by tens of ppm."""
-MAX_KEPT_BYTES: Final = 256 << 20
-"""Timelines kept to choose the median step from."""
+MAX_KEPT: Final = 200
+MAX_KEPT_BYTES: Final = 64 << 20
+"""Timelines kept to choose the median step from, and what they may take; of more steps, a random part is kept."""
 _POLL_S: Final = 0.01
 
 
@@ -136,11 +139,11 @@ class _Writer:
         self._sinks = open_sinks(run.metrics, run_dir, first_step)
         self._file: MetricsFile | None = MetricsFile(run_dir / METRICS_NAME, first_step)
         self._attempt = self._file.attempt
-        self._lines: list[dict[str, object]] = [*self._file.kept]
         self._num_steps = first_step
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._incomplete: dict[int, dict[int, StepReport]] = {}
         self._kept: dict[int, Timeline] = {}
+        self._num_seen, self._draw = 0, random.Random(0)
         self._offsets_ns: list[int] = []
         self._offsets_until_s = 0.0
 
@@ -163,7 +166,6 @@ class _Writer:
         self._file.write(line)
         for sink in self._sinks:
             sink.write(line)
-        self._lines.append(line)
         self._num_steps = reports[0].step + 1
         if reports[0].step >= self._first_step + num_warm_up_steps(self._run.num_steps - self._first_step):
             self._keep(reports[0].step, timeline)
@@ -196,19 +198,21 @@ class _Writer:
         return self._offsets_ns
 
     def _keep(self, step: int, timeline: Timeline) -> None:
-        """Keep it for the choice of the median step; the farthest from the median makes room for it."""
+        """Keep it for the choice of the median step; every step has the same chance, however many there are."""
+        self._num_seen += 1
+        room = max(1, min(MAX_KEPT, MAX_KEPT_BYTES // (timeline.actions.nbytes + timeline.messages.nbytes)))
+        if len(self._kept) >= room:
+            place = self._draw.randrange(self._num_seen)
+            if place >= room:
+                return
+            del self._kept[[*self._kept][place]]
         self._kept[step] = timeline
-        if len(self._kept) * (timeline.actions.nbytes + timeline.messages.nbytes) > MAX_KEPT_BYTES:
-            by_makespan = sorted(self._kept, key=lambda kept: self._kept[kept].makespan_s)
-            middle = self._kept[by_makespan[len(by_makespan) // 2]].makespan_s
-            ends = (by_makespan[0], by_makespan[-1])
-            del self._kept[max(ends, key=lambda kept: abs(self._kept[kept].makespan_s - middle))]
 
     def write_results(self) -> Summary:
         """``timeline.json`` of the median step, then ``summary.json``, whose presence says that the run is whole."""
         by_makespan = sorted(self._kept, key=lambda step: self._kept[step].makespan_s)
         step = by_makespan[(len(by_makespan) - 1) // 2]
-        summary = summarise(self._lines, step)
+        summary = summarise(read_metrics(self._dir / METRICS_NAME), step)
         self._kept[step].save(self._dir / TIMELINE_NAME)
         summary.save(self._dir / SUMMARY_NAME)
         return summary

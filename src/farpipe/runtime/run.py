@@ -3,13 +3,17 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.emulate import Namespace, Wan
 from farpipe.errors import DivergedError, InputError, RunError
+from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
 from farpipe.runtime.launch import launch
+from farpipe.runtime.lock import only_run
 from farpipe.runtime.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, Summary, read_metrics
 from farpipe.runtime.run_spec import RunSpec
 
@@ -26,6 +30,7 @@ def run(
     on_step: Callable[[dict[str, Any]], None] | None = None,
     master_port: int = 0,
     wan: Wan | None = None,
+    allow_plaintext: bool = False,
     resume: bool = False,
     max_restarts: int = 0,
     on_restart: Callable[[str], None] | None = None,
@@ -34,10 +39,11 @@ def run(
     """Run `spec` with one process per rank; results go to `run_dir`, what the ranks print to its ``logs``.
 
     `on_step` gets every line of ``metrics.jsonl`` soon after it was written. With a `wan` each rank runs in the
-    namespace of its site, and `spec` should not emulate links a second time. With `resume` the run that `run_dir` has
-    goes on from its newest checkpoint. When the run breaks, it is started again up to `max_restarts` times, from its
-    newest checkpoint or else from the beginning; `on_restart` gets the reason. `rank_program` is what the ranks run,
-    with the run directory behind it.
+    namespace of its site, and `spec` should not emulate links a second time; as between real sites all goes through
+    TLS, with certificates of its own that are gone after the run, unless `allow_plaintext`. With `resume` the run that
+    `run_dir` has goes on from its newest checkpoint. When the run breaks, it is started again up to `max_restarts`
+    times, from its newest checkpoint or else from the beginning; `on_restart` gets the reason. `rank_program` is what
+    the ranks run, with the run directory behind it.
 
     SIGTERM is passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so. Raises InputError
     when `run_dir` has results already, the port is taken or the data don't do, DivergedError when the training
@@ -53,42 +59,76 @@ def run(
     follower = _Follower(run_dir / METRICS_NAME, on_step)
     command = [sys.executable, *rank_program, str(run_dir)]
     places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_ranks)] if wan else None
+    with _security(wan.sites if wan else (), allow_plaintext) as security:
 
-    def argv_for_rank(rank: int) -> list[str]:
-        # nobody else is in these namespaces, so what the ranks say needs no encryption
-        return [*command, "--host", places[rank].address, "--allow-plaintext"] if places else command
+        def argv_for_rank(rank: int) -> list[str]:
+            return [*command, "--host", places[rank].address, *security] if places else command
 
-    for restart in range(max_restarts + 1):
-        try:
-            launch(
-                argv_for_rank,
-                spec.num_ranks,
-                log_dir=run_dir / LOGS_NAME / (f"restart-{restart}" if restart else ""),
-                master_port=master_port,
-                namespaces=places,
-                on_tick=follower.read,
-                leave_s=LEAVE_S,
-            )
-            break
-        except RunError as error:
-            is_over = isinstance(error, DivergedError) or (run_dir / SUMMARY_NAME).exists()
-            if is_over or restart == max_restarts:
-                raise
-            follower.read()
-            if on_restart is not None:
-                on_restart(str(error))
+        for restart in range(max_restarts + 1):
+            try:
+                launch(
+                    argv_for_rank,
+                    spec.num_ranks,
+                    log_dir=run_dir / LOGS_NAME / (f"restart-{restart}" if restart else ""),
+                    master_port=master_port,
+                    namespaces=places,
+                    on_tick=follower.read,
+                    leave_s=LEAVE_S,
+                )
+                break
+            except RunError as error:
+                is_over = isinstance(error, DivergedError) or (run_dir / SUMMARY_NAME).exists()
+                if is_over or restart == max_restarts:
+                    raise
+                follower.read()
+                if on_restart is not None:
+                    on_restart(str(error))
     follower.read()
     return Summary.load(run_dir / SUMMARY_NAME)
 
 
+@contextmanager
+def _security(sites: Sequence[str], allow_plaintext: bool) -> Iterator[list[str]]:
+    """What the ranks of `sites` are told about TLS; their certificates last as long as the context."""
+    if allow_plaintext or not sites:
+        yield ["--allow-plaintext"]
+        return
+    from farpipe.runtime.authority import make_throwaway
+
+    with tempfile.TemporaryDirectory(prefix="farpipe-certs-") as folder:  # only its owner may look into it
+        make_throwaway(Path(folder), sites)
+        yield ["--certs", folder]
+
+
 def reopen(spec: RunSpec, run_dir: Path) -> None:
-    """Prepare a run directory for more steps; InputError when there are none to do."""
+    """Prepare a run directory for more steps.
+
+    InputError when there are none to do, its checkpoints are of another training, or a run is at work in it; then
+    nothing is changed.
+    """
     metrics = run_dir / METRICS_NAME
     num_done = 1 + max((line["step"] for line in read_metrics(metrics)), default=-1) if metrics.exists() else 0
     if num_done >= spec.num_steps and (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: all {spec.num_steps} steps are done; ask for more with --steps")
-    for name in (SUMMARY_NAME, TIMELINE_NAME):
-        (run_dir / name).unlink(missing_ok=True)
+    _check_same_training(spec, run_dir / CHECKPOINTS_NAME)
+    with only_run(run_dir):
+        for name in (SUMMARY_NAME, TIMELINE_NAME):
+            (run_dir / name).unlink(missing_ok=True)
+
+
+def _check_same_training(spec: RunSpec, checkpoints: Path) -> None:
+    """InputError when the newest checkpoint is of another training; the ranks check all that they read."""
+    from farpipe.runtime.checkpoint import Manifest  # this, and not a rehearsal, needs torch
+    from farpipe.runtime.resume import check_same
+
+    for step in whole_checkpoints(checkpoints)[:1]:
+        folder = folder_of(checkpoints, step)
+        with suppress(InputError):  # a damaged one is passed over by the ranks, with a warning
+            manifest = Manifest.load(folder)
+            break
+    else:
+        return
+    check_same(spec, manifest, folder, manifest.batches_sha256)
 
 
 def _namespace(wan: Wan, site: str) -> Namespace:

@@ -24,10 +24,6 @@ DeviceKind = Literal["cpu", "cuda", "sleep"]
 """``sleep`` rehearses the schedule: stages take the Problem's time and pass its bytes, but compute nothing."""
 
 
-WireType = Literal["bf16", "fp8", "int8"]
-"""Numbers that activations and gradients may be rounded to between sites."""
-
-
 class TransportSettings(Part):
     """How the ranks talk."""
 
@@ -37,8 +33,6 @@ class TransportSettings(Part):
     """Longest wait for one message before the run ends with an error; outages don't count."""
     outage_s: Positive = 60.0
     """A connection that is gone for longer ends the run; a shorter outage is survived in place."""
-    wire_type: WireType | None = None
-    """What activations and gradients are rounded to on their way between sites; None: not at all."""
     connect_timeout_s: Positive = 60.0
     """Longest wait for all ranks to meet."""
 

@@ -7,6 +7,7 @@ the other side's certificate is signed by that authority, is valid today, and na
 import contextlib
 import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -76,6 +77,40 @@ class TlsFiles:
                 f"{self.certificate.parent}: certificate and key can't be used: {error}; issue them anew"
             ) from None
         return context
+
+
+class Credentials:
+    """A site's files as they are now: renewed ones count from the next connection on, without a restart.
+
+    Files that are of no use, for they are just being copied, don't replace those that were. May be used by several
+    threads. InputError when the first ones are of no use; `files` None: nothing is encrypted.
+    """
+
+    def __init__(self, files: TlsFiles | None) -> None:
+        self._files, self._lock = files, threading.Lock()
+        if files is not None:
+            self._read_at, self._contexts = self._look(files), self._load(files)
+
+    def context(self, *, server: bool) -> ssl.SSLContext | None:
+        """For the next connection; None: not encrypted."""
+        files = self._files
+        if files is None:
+            return None
+        with self._lock:
+            with contextlib.suppress(InputError, OSError):
+                if (now := self._look(files)) != self._read_at:
+                    self._contexts = self._load(files)
+                    self._read_at = now
+            return self._contexts[server]
+
+    @staticmethod
+    def _load(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        return files.context(server=False), files.context(server=True)
+
+    @staticmethod
+    def _look(files: TlsFiles) -> list[tuple[int, int]]:
+        found = (path.stat() for path in (files.authority, files.certificate, files.key))
+        return [(status.st_ino, status.st_mtime_ns) for status in found]
 
 
 def _check_mode(key: Path) -> None:

@@ -22,6 +22,7 @@ from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpointer import Checkpointer
 from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
+from farpipe.runtime.lock import only_run
 from farpipe.runtime.metrics import SUMMARY_NAME, Summary
 from farpipe.runtime.orders import CHECKPOINT, STOP, Orders
 from farpipe.runtime.peers import Messenger, Peers
@@ -50,12 +51,14 @@ def train_rank(
     """
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
-    work = make_work(run, peers)
-    batches_sha256 = agree(run, work, peers)
-    start = resume(run, work.state(), peers, run_dir, batches_sha256)
-    work.restore(start.step)
     with ExitStack() as stack:
         is_first = peers.rank == 0
+        if is_first:
+            stack.enter_context(only_run(run_dir))
+        work = make_work(run, peers)
+        batches_sha256 = agree(run, work, peers)
+        start = resume(run, work.state(), peers, run_dir, batches_sha256)
+        work.restore(start.step)
         watch = stack.enter_context(closing(Watch(run, run_dir))) if is_first and run.replan else None
         listening = {} if watch is None else {"on_timeline": watch.on_timeline}
         make_recorder = partial(Recorder, run, run_dir, peers, start.step, **listening)
@@ -121,8 +124,9 @@ class _Loop:
             if STOP in orders and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
+        self._insist_on_the_last_checkpoint()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
-            self.warn([f"wire type {self._run.transport.wire_type}: {self._pipeline.rounding}"])
+            self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
     def _change_weather(self, step: int) -> None:
         """In a rehearsal: emulated links change as the run says."""
@@ -168,6 +172,18 @@ class _Loop:
                 self._orders.checkpoint_begun()
         self.warn(self._checkpointer.collect())
 
+    def _insist_on_the_last_checkpoint(self) -> None:
+        """It is what the training was for."""
+        num_steps = self._run.num_steps
+        if (failure := self._checkpointer.failures.get(num_steps)) is None:
+            return
+        if self._recorder is not None:
+            self._recorder.drain(num_steps)
+        raise RunError(
+            f"all {num_steps} steps are done, but their checkpoint can't be written: {failure}; "
+            f"{_words(self._checkpointer)}; make room and start the run again"
+        )
+
     def _leave(self, num_steps: int) -> None:
         """SIGTERM has asked for it."""
         self.warn(self._checkpointer.finish())
@@ -200,10 +216,10 @@ def _evaluation(run: RunSpec, work: Work, peers: Peers) -> Evaluation | None:
 
 def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
     """The ranks of this process's replica; with a wire type, messages between its sites are narrowed."""
-    pipeline, wire_type = PipelinePeers(peers, run.places), run.transport.wire_type
-    if wire_type is None or run.device == "sleep":  # a rehearsal sends the Problem's bytes, whatever they stand for
-        return pipeline
-    return NarrowMessenger(pipeline, run.places.replicas[run.places.of(peers.rank).replica], wire_type)
+    pipeline = PipelinePeers(peers, run.places)
+    if run.device == "sleep" or run.training is None or run.training.wire_type == "none":
+        return pipeline  # a rehearsal sends the Problem's bytes, whatever they stand for
+    return NarrowMessenger(pipeline, run.places.replicas[run.places.of(peers.rank).replica], run.training.wire_type)
 
 
 def _words(checkpointer: Checkpointer) -> str:

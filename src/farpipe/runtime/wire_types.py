@@ -1,8 +1,8 @@
 """Narrower numbers on the wire between sites: a message is rounded before it is sent and widened where it arrives.
 
 Off by default, for it changes what is computed. `bf16` halves float32. `int8` and `fp8` quarter it: every block of
-BLOCK numbers has a scale of its own, so that one large number costs its block precision and no other (blocks as in the
-microscaling formats of OCP, with float32 scales). A narrowed message describes itself:
+WIRE_BLOCK numbers has a scale of its own, so that one large number costs its block precision and no other (blocks as in
+the microscaling formats of OCP, with float32 scales). A narrowed message describes itself:
 
     dtype code, wire type, number of dimensions, 0 | shape, int64 each | scales, float32 each | numbers
 """
@@ -15,31 +15,19 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from farpipe.cost.transfer import WIRE_BLOCK, WIRE_HEAD_BYTES, wire_bytes
 from farpipe.errors import RunError
 from farpipe.runtime.clock import Clock
 from farpipe.runtime.peers import Messenger
-from farpipe.runtime.run_spec import WireType
 from farpipe.runtime.transport import ChannelKind, Message, Tag
+from farpipe.spec import WireType
 
 WIRE_TYPES: Final[tuple[WireType, ...]] = ("bf16", "fp8", "int8")
-BLOCK: Final = 128
-"""Numbers that share a scale; 4 bytes of scale in 128 are 3 %."""
-
 _WIDE: Final = (torch.float32, torch.bfloat16, torch.float16)
 _NARROW: Final = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _LARGEST: Final = {"fp8": 448.0, "int8": 127.0}
 """The largest number of the narrow type; a block's largest is scaled to it."""
-_HEAD_BYTES: Final = 4
 _MAX_DIMENSIONS: Final = 8
-
-
-def wire_bytes(num_bytes: int, itemsize: int, wire_type: WireType | None, num_dimensions: int = 3) -> int:
-    """Bytes on the wire of a message of `num_bytes` in numbers of `itemsize`; as `narrow` makes it."""
-    if wire_type is None:
-        return num_bytes
-    count = num_bytes // itemsize
-    num_blocks = 0 if wire_type == "bf16" else math.ceil(count / BLOCK)
-    return _HEAD_BYTES + 8 * num_dimensions + 4 * num_blocks + count * _NARROW[wire_type].itemsize
 
 
 def narrow(x: Tensor, wire_type: WireType) -> Tensor:
@@ -57,7 +45,7 @@ def narrow(x: Tensor, wire_type: WireType) -> Tensor:
 
 def _scaled(flat: Tensor, wire_type: WireType) -> tuple[Tensor, Tensor]:
     """A scale per block, and the numbers divided by it."""
-    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % WIRE_BLOCK)).view(-1, WIRE_BLOCK)
     scales = blocks.abs().amax(dim=1) / _LARGEST[wire_type]
     divided = blocks / torch.where(scales == 0, 1.0, scales)[:, None]
     if wire_type == "int8":
@@ -67,21 +55,21 @@ def _scaled(flat: Tensor, wire_type: WireType) -> tuple[Tensor, Tensor]:
 
 def widen(data: Tensor) -> Tensor:
     """What `narrow` was given, rounded; RunError for bytes that it can't have made."""
-    if data.dtype != torch.uint8 or data.dim() != 1 or len(data) < _HEAD_BYTES:
+    if data.dtype != torch.uint8 or data.dim() != 1 or len(data) < WIRE_HEAD_BYTES:
         raise RunError(f"not a narrowed message: {data.dtype}, {tuple(data.shape)}; do all ranks have one wire_type?")
-    dtype, kind, num_dimensions, _ = data[:_HEAD_BYTES].tolist()
-    end = _HEAD_BYTES + 8 * num_dimensions
+    dtype, kind, num_dimensions, _ = data[:WIRE_HEAD_BYTES].tolist()
+    end = WIRE_HEAD_BYTES + 8 * num_dimensions
     if dtype >= len(_WIDE) or kind >= len(WIRE_TYPES) or num_dimensions > _MAX_DIMENSIONS or len(data) < end:
         raise RunError("not a narrowed message: its head makes no sense")
-    shape = _from_bytes(data[_HEAD_BYTES:end], torch.int64).tolist()
+    shape = _from_bytes(data[WIRE_HEAD_BYTES:end], torch.int64).tolist()
     count, wire_type = math.prod(shape), WIRE_TYPES[kind]
-    num_bytes = wire_bytes(count * 4, 4, wire_type, num_dimensions)
+    num_bytes = wire_bytes(count, 4, wire_type, num_dimensions)
     if min(shape, default=0) < 0 or len(data) != num_bytes:
         raise RunError(f"not a narrowed message: {len(data)} bytes for shape {shape} as {wire_type}")
     numbers = _from_bytes(data[num_bytes - count * _NARROW[wire_type].itemsize :], _NARROW[wire_type])
     if wire_type != "bf16":
-        scales = _from_bytes(data[end : end + 4 * math.ceil(count / BLOCK)], torch.float32)
-        numbers = numbers.float() * scales.repeat_interleave(BLOCK)[:count]
+        scales = _from_bytes(data[end : end + 4 * math.ceil(count / WIRE_BLOCK)], torch.float32)
+        numbers = numbers.float() * scales.repeat_interleave(WIRE_BLOCK)[:count]
     return numbers.to(_WIDE[dtype]).view(shape)
 
 
@@ -130,7 +118,8 @@ class NarrowMessenger:
     """
 
     def __init__(self, peers: Messenger, sites: Sequence[str], wire_type: WireType, measure_every: int = 16) -> None:
-        self._peers, self._wire_type, self._measure_every = peers, wire_type, measure_every
+        self.wire_type: Final = wire_type
+        self._peers, self._measure_every = peers, measure_every
         self._far = [site != sites[peers.rank] for site in sites]
         self._num_sent = 0
         self.rounding = Rounding()
@@ -150,7 +139,7 @@ class NarrowMessenger:
         if not self._far[peer]:
             self._peers.send(peer, kind, tag, tensor)
             return
-        sent = narrow(tensor, self._wire_type)
+        sent = narrow(tensor, self.wire_type)
         if self._num_sent % self._measure_every == 0:
             self.rounding.add(tensor.detach(), sent)
         self._num_sent += 1

@@ -74,6 +74,20 @@ def relaxation_s(problem: Problem) -> float:
     """
     from farpipe.schedule import bound_kernel  # here, for numba takes a third of a second to import
 
+    durations, _, head, tail = least_times_s(problem)
+    machines = [_rank_queues(head, tail, durations, stages) for stages in problem.stages_of_rank if stages]
+    machines += _link_queues(problem, head, tail, durations)
+    return max(float(bound_kernel.one_machine(*queues)) for queues in machines)
+
+
+def least_times_s(problem: Problem) -> tuple[NDArray[np.float64], ...]:
+    """(durations [3, S], travel [2, S], head [3, S, M], tail [3, S, M]) of `relaxation_s`.
+
+    The least duration of F, I and W of any microbatch; the least travel of what a stage sends forward and backward; the
+    earliest start of the i-th F, I and W, and the least that is left of the step when it ends.
+    """
+    from farpipe.schedule import bound_kernel  # here, for numba takes a third of a second to import
+
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     durations = np.stack([problem.table(name).min(axis=1) for name in names])
     travel = np.zeros((2, problem.num_stages))
@@ -84,9 +98,7 @@ def relaxation_s(problem: Problem) -> float:
     gates = _collectives_s(problem, "gather") + problem.lag_s
     head = bound_kernel.heads(durations, travel, gates, *limits)
     tail = bound_kernel.tails(durations, travel, _collectives_s(problem, "reduce"), *limits)
-    machines = [_rank_queues(head, tail, durations, stages) for stages in problem.stages_of_rank if stages]
-    machines += _link_queues(problem, head, tail, durations)
-    return max(float(bound_kernel.one_machine(*queues)) for queues in machines)
+    return durations, travel, head, tail
 
 
 Queues = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]

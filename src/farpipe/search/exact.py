@@ -118,7 +118,7 @@ def solve(
     solver.parameters.num_workers = 1  # what a second would add is not the same in every run, and proved no sooner
     solver.parameters.random_seed = seed
     solver.parameters.cp_model_probing_level, solver.parameters.symmetry_level = 0, 0
-    status = _solve(solver, built.model, watcher)
+    status = run_solver(solver, built.model, watcher)
     closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     sound = ordered == step.alike or not ordered
     bound_s = lower_bound_s
@@ -129,7 +129,7 @@ def solve(
     return ExactResult(watcher.orders, watcher.makespan_s, bound_s, closed and sound, cut)
 
 
-def _solve(solver: Any, model: Any, watcher: Any) -> Any:
+def run_solver(solver: Any, model: Any, watcher: Any = None) -> Any:
     """Solve in a thread, so that Ctrl-C gets through: it stops the solver, and what `watcher` has seen stands."""
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
@@ -271,11 +271,11 @@ def _add_rank_memory(built: _Model, rank: int, stages: Ints, kept: Any, held: An
                         built.model.new_interval_var(built.begin(stage, 0, j), size, built.end(stage, kind, j), "")
                     )
                     demands.append(float(part[place, j]))
-    capacity, units = _memory_units(float(built.step.room_bytes[rank]), np.array(demands))
+    capacity, units = memory_units(float(built.step.room_bytes[rank]), np.array(demands))
     built.model.add_cumulative(intervals, units, capacity)
 
 
-def _memory_units(room: float, demands: Any) -> tuple[int, list[int]]:
+def memory_units(room: float, demands: Any) -> tuple[int, list[int]]:
     """(capacity, demands) as whole numbers; exact where all demands are equal, else rounded in favour of fitting."""
     if (demands == demands[0]).all():
         return int(room / demands[0]), [1] * len(demands)

@@ -15,6 +15,8 @@ from farpipe.schedule.library import ORDERS, order
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.local import improve
+from farpipe.search.periodic import extended, find_periods, short_microbatches, shortened
+from farpipe.search.rank_bound import rank_bound_s
 from farpipe.search.step import (
     Orders,
     Player,
@@ -25,11 +27,12 @@ from farpipe.search.step import (
     to_orders,
     to_schedule,
 )
+from farpipe.search.windows import improve_windows
 from farpipe.simulate import Timeline, simulate
 from farpipe.strict import nearest
 
-METHODS: Final = ("named", "greedy", "local", "exact")
-"""The stages of the search, in the order in which they hand on their best."""
+METHODS: Final = ("named", "greedy", "local", "windows", "exact")
+"""The stages of the search, in the order in which they hand on their best; ``windows`` where ``exact`` is left out."""
 
 SEARCHES: Final[dict[str, tuple[str, ...]]] = {
     "greedy": ("greedy",),
@@ -50,8 +53,18 @@ _FINISH_S_PER_ACTION: Final = 8e-6
 """What making, checking and playing the schedule takes when the search is over."""
 _GRACE_S: Final = 1.0
 """By how much the named orders may overrun the time limit, so that of small steps none is left out."""
-_LOCAL_SHARE, _LOCAL_SHARE_BEFORE_EXACT, _EFFORT_SHARE = 0.7, 0.12, 0.2
-"""Of the time limit; the first where no exact search follows."""
+_LOCAL_SHARE, _LOCAL_SHARE_BEFORE_WINDOWS, _LOCAL_SHARE_BEFORE_EXACT, _EFFORT_SHARE = 0.7, 0.2, 0.12, 0.2
+"""Of the time limit; the first where nothing follows."""
+_WINDOWS_PER_S: Final = 1.2
+"""Of the time limit: they take about half of it."""
+_MAX_WINDOW_ACTIONS: Final = 60_000
+"""Of larger steps a window is too small a part."""
+_RANKS_SHARE, _MOST_RANKS = 0.05, 3
+"""Of the time limit, for the bound of one rank; of how many ranks."""
+_SHORT_SHARE: Final = 0.6
+"""Of the time limit, for the short step whose steady state a long one repeats."""
+_MOST_REPEATED: Final = 6
+"""Orders of the short step whose steady states are tried."""
 _MAX_EXACT_ACTIONS: Final = 1500
 """Larger steps are left to the local search, which does better there, unless `always_exact`."""
 
@@ -104,11 +117,17 @@ class _Best:
     interrupted: bool = False
     in_order: bool | None = None
     exact_follows: bool = False
+    windows_follow: bool = False
 
     @property
     def small(self) -> bool:
         """Whether the exact search is likely to be of use."""
         return self.step.num_actions <= _MAX_EXACT_ACTIONS
+
+    @property
+    def medium(self) -> bool:
+        """Whether a window is a large enough part of the step."""
+        return self.step.num_actions <= _MAX_WINDOW_ACTIONS
 
     @property
     def left_s(self) -> float:
@@ -174,18 +193,46 @@ def search(
     best = _Best(step, deadline_s, began_s, lower_bound_s(problem), on_progress)
     best.in_order, best.exact_follows = in_order, "exact" in chosen and (always_exact or best.small)
     try:
-        for method in METHODS:
-            if method not in chosen or best.proven or (method == "exact" and not best.exact_follows):
-                continue
-            if not best.go_on():
-                break
-            best.on_progress(best.news(method))
-            _STAGES[method](best, time_limit_s, seed, split)
+        if count := short_microbatches(step) if set(chosen) - {"named"} else None:
+            _repeat(best, count, chosen, time_limit_s, seed, split)
+        _run(best, chosen, time_limit_s, seed, split)
     except KeyboardInterrupt:
         if best.orders is None:
             raise
         best.cut_by_clock = best.interrupted = True
     return _found(best)
+
+
+def _run(best: _Best, chosen: Sequence[str], time_limit_s: float, seed: int, split: bool) -> None:
+    """The chosen stages, one after the other, each beginning with what those before it found."""
+    best.windows_follow = "windows" in chosen and not best.exact_follows and best.medium
+    fits = {"windows": best.windows_follow, "exact": best.exact_follows}
+    for method in METHODS:
+        if method not in chosen or best.proven or not fits.get(method, True):
+            continue
+        if not best.go_on():
+            break
+        best.on_progress(best.news(method))
+        _STAGES[method](best, time_limit_s, seed, split)
+
+
+def _repeat(best: _Best, count: int, chosen: Sequence[str], time_limit_s: float, seed: int, split: bool) -> None:
+    """Search with `count` microbatches, and repeat the steady state of what is found as often as the step asks for."""
+    step = search_step(shortened(best.step.problem, count))
+    limit_s = _SHORT_SHARE * time_limit_s
+    short = _Best(step, time.monotonic() + limit_s, best.began_s, lower_bound_s(step.problem), lambda news: None)
+    short.in_order = best.in_order
+    _run(short, [method for method in chosen if method != "exact"], limit_s, seed, split)
+    best.cut_by_clock |= short.cut_by_clock
+    found = [(short.makespan_s, short.orders), *short.seeds] if short.orders is not None else short.seeds
+    player, short_player = Player(best.step), Player(step)
+    for makespan_s, orders in sorted(found, key=lambda pair: pair[0])[:_MOST_REPEATED]:
+        whole = _split(step, makespan_s, orders)[1] if split else orders
+        for period in find_periods(step, whole, short_player.start_s(whole)):
+            repeated = extended(step, whole, period, best.step.problem.num_microbatches)
+            if fits_memory(best.step, repeated):
+                _offer_seed(best, f"{short.made_by}, repeated", player, repeated)
+    best.seeds = sorted(best.seeds, key=lambda pair: pair[0])[:2]
 
 
 def _known(methods: Iterable[str]) -> tuple[str, ...]:
@@ -259,7 +306,8 @@ def _greedy(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
 
 
 def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    share = _LOCAL_SHARE_BEFORE_EXACT if best.exact_follows else _LOCAL_SHARE
+    share = _LOCAL_SHARE_BEFORE_WINDOWS if best.windows_follow else _LOCAL_SHARE
+    share = _LOCAL_SHARE_BEFORE_EXACT if best.exact_follows else share
     num_actions = best.step.num_actions
     plays = min(share * time_limit_s * _PLAYED_ACTIONS_PER_S / num_actions, _MOST_PLAYS_PER_ACTION * num_actions)
 
@@ -289,7 +337,27 @@ def _split(step: SearchStep, makespan_s: float, orders: Orders) -> tuple[float, 
     return (Player(step).makespan_s(parts), parts) if fits_memory(step, parts) else (makespan_s, orders)
 
 
+def _windows(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
+    def report(makespan_s: float, orders: Orders) -> bool:
+        best.offer("windows", makespan_s, orders)
+        return best.go_on()
+
+    improve_windows(
+        best.step,
+        _hint(best, split),
+        num_windows=max(1, int(_WINDOWS_PER_S * time_limit_s)),
+        target_s=best.bound_s,
+        seed=seed,
+        deadline_s=best.deadline_s,
+        report=report,
+    )
+
+
 def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
+    if split and best.step.alike and best.step.problem.num_stages > best.step.problem.num_ranks:
+        _raise_by_ranks(best, time_limit_s, seed)
+        if best.proven:
+            return
     result = solve(
         best.step,
         _hint(best, split),
@@ -305,6 +373,17 @@ def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
     best.raise_bound("exact", result.lower_bound_s)
 
 
+def _raise_by_ranks(best: _Best, time_limit_s: float, seed: int) -> None:
+    """The bounds of single ranks; those in the middle of a V, where its memory is tightest in time, come first."""
+    hint, effort = _hint(best, True), _RANKS_SHARE * time_limit_s
+    for rank in reversed(range(best.step.problem.num_ranks)[-_MOST_RANKS:]):
+        if best.proven or not best.go_on():
+            return
+        bound_s, cut = rank_bound_s(best.step, rank, hint, best.bound_s, effort=effort, limit_s=best.left_s, seed=seed)
+        best.cut_by_clock |= cut
+        best.raise_bound("exact", bound_s)
+
+
 def _hint(best: _Best, split: bool) -> tuple[float, Orders]:
     """The best so far in the form that the exact search works on."""
     if best.orders is None or not split:
@@ -312,4 +391,4 @@ def _hint(best: _Best, split: bool) -> tuple[float, Orders]:
     return _split(best.step, best.makespan_s, best.orders)
 
 
-_STAGES: Final = {"named": _named, "greedy": _greedy, "local": _local, "exact": _exact}
+_STAGES: Final = {"named": _named, "greedy": _greedy, "local": _local, "windows": _windows, "exact": _exact}

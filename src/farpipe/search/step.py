@@ -117,13 +117,14 @@ class Player:
 
     def makespan_s(self, orders: Orders) -> float:
         """The step time of `orders`; infinite when they deadlock. Memory is not looked at."""
-        return self._play(orders)[0]
+        return self.play(orders)[0]
 
     def start_s(self, orders: Orders) -> Floats:
         """When every action starts: [num_actions]."""
-        return np.asarray(self._play(orders)[1][0])
+        return np.asarray(self.play(orders)[1][0])
 
-    def _play(self, orders: Orders) -> tuple[float, tuple[NDArray[Any], ...]]:
+    def play(self, orders: Orders) -> tuple[float, tuple[NDArray[Any], ...]]:
+        """(step time, what the kernel wrote: starts of actions, of messages, arrivals, starts of collectives)."""
         codes, begin = orders
         out = self.out(codes.size)
         return float(self._kernel.makespan(codes, begin, self.step.tables, out, self.scratch, self._no_limit)), out
@@ -133,8 +134,8 @@ def to_schedule(orders: Orders, num_microbatches: int, method: str) -> Schedule:
     """The Schedule that `orders` encode."""
     codes, begin = orders
     stage, microbatch = np.divmod(codes >> 2, num_microbatches)
-    rows = zip(stage.tolist(), (codes & 3).tolist(), microbatch.tolist(), strict=True)
-    actions = tuple(Action(s, KINDS[k], j) for s, k, j in rows)
+    kinds = map(KINDS.__getitem__, (codes & 3).tolist())
+    actions = tuple(map(Action._make, zip(stage.tolist(), kinds, microbatch.tolist(), strict=True)))
     ranks = tuple(actions[begin[r] : begin[r + 1]] for r in range(begin.size - 1))
     return Schedule(num_microbatches, ranks, method)
 

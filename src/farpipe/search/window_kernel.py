@@ -29,15 +29,15 @@ def consumer(code, place, shape):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def latest_starts(codes, begin, tables, place, latest_first, end_s):  # type: ignore[no-untyped-def]
+def latest_starts(codes, begin, tables, place, last_first, end_s):  # type: ignore[no-untyped-def]
     """[A]: by when every action has to begin, if all orders stay as they are, for the step to end at `end_s`.
 
-    Longest paths backwards in time, actions in the sequence `latest_first`; links keep their sequence as well.
+    Longest paths backwards in time, actions in the sequence `last_first` of their ends; links keep theirs as well.
     """
     shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, _, _ = tables
     per_kind = shape[0] * shape[1]
     due, link_due = np.empty(codes.size), np.full(latency_s.size, np.inf)
-    for at in latest_first:
+    for at in last_first:
         kind, slot = codes[at] & 3, codes[at] >> 2
         stage = slot // shape[1]
         end = end_s if at + 1 == begin[rank_of_stage[stage] + 1] else due[at + 1]

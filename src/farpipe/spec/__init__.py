@@ -5,7 +5,7 @@ from farpipe.spec.job import Job, Pins
 from farpipe.spec.load import load_cluster, load_job, parse_job
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
-from farpipe.spec.training import Data, Precision, Recompute, Training
+from farpipe.spec.training import Data, Precision, Recompute, Training, WireType
 
 __all__ = [
     "Cluster",
@@ -21,6 +21,7 @@ __all__ = [
     "RotaryScaling",
     "Site",
     "Training",
+    "WireType",
     "load_cluster",
     "load_job",
     "parse_job",

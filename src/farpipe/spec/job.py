@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -38,6 +38,9 @@ class Pins(Part):
     """Layers of each stage, in pipeline order; only the first and the last stage may have none."""
     num_microbatches: Count | None = None
     """Microbatches of one step in each replica."""
+    replicas: Literal["inside", "across"] | None = None
+    """``inside``: replicas of a pipeline rank are on one site, a pipeline may be over several. ``across``: every site
+    has whole pipelines, and gradients cross."""
 
 
 class Job(Part):
@@ -111,7 +114,8 @@ class Job(Part):
                 raise fault(f"there is no site {name!r}{nearest(name, names)}", "layout", "sites", index)
             if name in pinned[:index]:
                 raise fault(f"{name!r} is given twice", "layout", "sites", index)
-        if self.layout.pipeline is not None and len(pinned) > self.layout.pipeline:
+        across = self.layout.replicas == "across"
+        if self.layout.pipeline is not None and len(pinned) > self.layout.pipeline and not across:
             raise fault(
                 f"{len(pinned)} sites can't share {self.layout.pipeline} pipeline ranks (layout.pipeline)",
                 *("layout", "sites"),

@@ -10,6 +10,8 @@ from farpipe.strict import finite
 Precision = Literal["bf16", "fp16", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 """Activations that a stage computes again in the backward pass: none, attention's, all but a layer's input."""
+WireType = Literal["none", "bf16", "fp8", "int8"]
+"""Numbers that activations and their gradients are rounded to between sites."""
 
 
 def _beta(value: Any) -> float:
@@ -41,6 +43,8 @@ class Training(Part):
     """Of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
     recompute: Literal["auto"] | Recompute = "auto"
     """What every stage recomputes; ``auto`` leaves it to the planner, which decides for each stage."""
+    wire_type: WireType = "none"
+    """What activations and their gradients are rounded to on their way between sites: fewer bytes, less exact."""
     zero1: Flag = False
     """Optimizer state is divided over the data-parallel replicas."""
     sequence_parallel: Flag = False
@@ -75,6 +79,8 @@ class Training(Part):
     def _possible(self) -> Self:
         if self.microbatch_size is not None and self.global_batch % self.microbatch_size:
             raise fault(f"{self.microbatch_size} does not divide global_batch {self.global_batch}", "microbatch_size")
+        if self.wire_type == "bf16" and self.precision != "fp32":
+            raise fault(f"'bf16' is no narrower than precision {self.precision}; 'fp8' and 'int8' are", "wire_type")
         self._check_decay()
         return self
 

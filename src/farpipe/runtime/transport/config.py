@@ -61,7 +61,10 @@ class TransportConfig:
     """TCP's algorithm; None: the system's default. "bbr" also keeps its rate when a connection was idle for a while,
     where the others start slowly again unless the system's tcp_slow_start_after_idle is off."""
     bandwidths: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams`."""
+    """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams` and pacing."""
+    paced: bool = True
+    """Over a distance, send no faster than `bandwidths` say: that keeps the queue before the link empty. False where
+    they may be wrong, for what is not tried is not found."""
     links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
 

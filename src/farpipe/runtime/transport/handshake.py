@@ -62,17 +62,26 @@ def offer(sock: socket.socket, purpose: Purpose, token: bytes, num_received: int
     hello = _HELLO.pack(_MAGIC, VERSION, code, purpose.source, purpose.target, purpose.stream, nonce)
     sock.settimeout(LIMIT_S)
     with explained():
-        sock.sendall(hello)
+        _send(sock, hello)
         answer = receive_before(sock, _NONCE_BYTES + _MAC_BYTES, deadline_s)
         talk = hello + answer[:_NONCE_BYTES]
         if not hmac.compare_digest(answer[_NONCE_BYTES:], _mac(token, b"acceptor", talk)):
             raise HandshakeError("it does not know this run's token")
         count = _COUNT.pack(num_received)
-        sock.sendall(count + _mac(token, b"connector", talk + count))
+        _send(sock, count + _mac(token, b"connector", talk + count))
         welcome, reason_bytes, peer_received = _ANSWER.unpack(receive_before(sock, _ANSWER.size, deadline_s))
         if not welcome:
             raise RefusedError(receive_before(sock, reason_bytes, deadline_s).decode(errors="replace"))
     return int(peer_received)
+
+
+def _send(sock: socket.socket, data: bytes) -> None:
+    """Send all; where the other side has hung up, its reason may be there to be read, and is raised."""
+    try:
+        sock.sendall(data)
+    except OSError:
+        sock.recv(1)
+        raise
 
 
 def accept(sock: socket.socket, token: bytes) -> tuple[Purpose, int]:

@@ -2,14 +2,13 @@
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from farpipe.runtime.tls import RefusedError, secure
+from farpipe.runtime.tls import Credentials, RefusedError, secure
 from farpipe.runtime.transport import handshake
 from farpipe.runtime.transport.sockets import interrupt
 
@@ -24,13 +23,13 @@ to be closed. RefusedError for one that is not to be let in."""
 
 
 class Listener:
-    """Brings connections to `sock`, a listening socket, to `serve`, within TLS if there is a `context`.
+    """Brings connections to `sock`, a listening socket, to `serve`, within TLS if there are certificates.
 
     Whatever else comes to the port, in whatever number, takes a thread for a few seconds and no more.
     """
 
-    def __init__(self, sock: socket.socket, token: bytes, context: ssl.SSLContext | None, serve: Serve) -> None:
-        self._sock, self._token, self._context, self._serve = sock, token, context, serve
+    def __init__(self, sock: socket.socket, token: bytes, credentials: Credentials, serve: Serve) -> None:
+        self._sock, self._token, self._credentials, self._serve = sock, token, credentials, serve
         self._lock = threading.Lock()
         self._closing = False
         self._connections: dict[threading.Thread, socket.socket] = {}
@@ -66,10 +65,8 @@ class Listener:
         adopted = False
         try:
             connection.settimeout(handshake.LIMIT_S)
-            if self._context is not None:
-                connection = self._connections[threading.current_thread()] = secure(
-                    connection, self._context, server=True
-                )
+            if (context := self._credentials.context(server=True)) is not None:
+                connection = self._connections[threading.current_thread()] = secure(connection, context, server=True)
             adopted = self._admit(connection)
         except (RefusedError, handshake.HandshakeError) as error:
             self._turned_away.append(f"{host}: {error}")

@@ -21,7 +21,7 @@ from farpipe.runtime.transport.pipe import Frame
 from farpipe.runtime.transport.wire import ChunkHeader, WireError, check_sendable, pack_chunk, tensor_bytes
 from farpipe.units import format_bytes
 
-SMALLEST_CHUNK_BYTES: Final = 128 << 10
+SMALLEST_CHUNK_BYTES: Final = 32 << 10
 LARGEST_CHUNK_BYTES: Final = 1 << 20
 DIRECT_BYTES: Final = 64 << 10
 """Longer messages are left to the transport's threads: copying and encrypting them takes a while."""

@@ -36,6 +36,8 @@ _WHOLE_BYTES: Final = 64 << 10
 """A frame up to here is handed over in one piece, with its stamp."""
 _TURN_BYTES: Final = 1 << 20
 """A pipe that has moved so much lets the others have their turn."""
+_SHARE_BYTES: Final = 32 << 10
+"""One that has sent so much does so at the end of a frame: the next one is for another stream of the channel."""
 
 
 @dataclass(eq=False, slots=True)
@@ -248,7 +250,7 @@ class Pipe:
             self._said_s = time.monotonic()
             self._consume(num_bytes)
             budget -= num_bytes
-            if budget < 0:  # the rest in another turn
+            if budget < 0 or (not self._out and budget < _TURN_BYTES - _SHARE_BYTES):  # the rest in another turn
                 if not self._out:
                     self.advance_soon()
                 return

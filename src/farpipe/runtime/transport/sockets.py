@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import time
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,8 @@ _NOT_SENT_BYTES: Final = 256 << 10
 """What the kernel takes of a connection beyond what TCP may send: little, so that nothing waits where it can't be
 overtaken, and stamps are true."""
 _BACKLOG: Final = 1024
+_SO_MAX_PACING_RATE: Final = 47
+"""Of asm-generic/socket.h; Python has no name for it."""
 _CONGESTION_CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
@@ -37,6 +40,11 @@ def _set_congestion_control(sock: socket.socket, name: str) -> None:
     except OSError as error:
         known = _CONGESTION_CONTROLS.read_text().strip()
         raise InputError(f"transport: congestion_control {name!r}: {error.strerror}; available: {known}") from None
+
+
+def pace(sock: socket.socket, bytes_per_s: int) -> None:
+    """Send at most so fast, evenly."""
+    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@L", bytes_per_s))
 
 
 def listen(config: TransportConfig) -> socket.socket:

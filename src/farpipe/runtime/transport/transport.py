@@ -1,21 +1,20 @@
 """The transport of one rank: what the executor calls."""
 
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import torch
 
 from farpipe.emulate import EmulatedLinks, LinkShape
 from farpipe.errors import RunError
 from farpipe.runtime.clock import Clock
-from farpipe.runtime.tls import RefusedError, check_address, check_site, secure
+from farpipe.runtime.tls import Credentials, RefusedError, check_address, check_site, secure
 from farpipe.runtime.transport import handshake
 from farpipe.runtime.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.runtime.transport.control import ControlLink
@@ -32,8 +31,8 @@ from farpipe.runtime.transport.message import Channel, ChannelKind, Message, Tag
 from farpipe.runtime.transport.outbox import Outbox
 from farpipe.runtime.transport.receiving import Chunks
 from farpipe.runtime.transport.rendezvous import Rendezvous
-from farpipe.runtime.transport.sockets import listen, prepare
-from farpipe.runtime.transport.tuning import choose_streams, default_num_threads, round_trip_s
+from farpipe.runtime.transport.sockets import listen, pace, prepare
+from farpipe.runtime.transport.tuning import choose_streams, default_num_threads, pacing_rate, round_trip_s
 
 FAREWELL_S: Final = 1.0
 """How long a rank that leaves tries to tell why, and then waits for its threads."""
@@ -71,10 +70,10 @@ class Transport:
         token: bytes,
         ranks: list[Introduction],
         links: EmulatedLinks | None,
-        contexts: "_Contexts",
+        credentials: Credentials,
     ) -> None:
         """Connect to the ranks that have introduced themselves, and see that all have come so far."""
-        self._token, self._ranks, self._links, self._contexts = token, ranks, links, contexts
+        self._token, self._ranks, self._links, self._credentials = token, ranks, links, credentials
         config, tick_s = self._config, self._config.silence_s / 5
         num_loops = config.num_threads or default_num_threads()
         on_fault = partial(self._health.fault, what="moving messages")
@@ -83,7 +82,7 @@ class Transport:
             if peer != self.rank:
                 link = self._make_link(peer)
                 self._mesh.add(link, self._control_line(link))
-        self._listener = Listener(listener, token, contexts.server, self._serve)
+        self._listener = Listener(listener, token, credentials, self._serve)
         deadline_s = time.monotonic() + config.connect_timeout_s
         with self._breaking():
             self._mesh.connect(deadline_s, self._listener.turned_away)
@@ -96,7 +95,7 @@ class Transport:
             peer,
             "the control connection",
             0,
-            dial=partial(self._dial, Purpose(self.rank, peer, None)) if dials else None,
+            dial=partial(self._dial, Purpose(self.rank, peer, None), None) if dials else None,
             looks=not dials,
         )
 
@@ -132,16 +131,18 @@ class Transport:
             on_outage=self._mesh.tell_of_outage,
         )
 
-    def _dial(self, purpose: Purpose, num_received: int) -> tuple[socket.socket, int]:
-        """One try to connect; see Dial."""
+    def _dial(self, purpose: Purpose, rate: int | None, num_received: int) -> tuple[socket.socket, int]:
+        """One try to connect, to send `rate` bytes/s at most; see Dial."""
         address, site = self._ranks[purpose.target].address, self._config.site(purpose.target)
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
             prepare(sock, self._config)
+            if rate is not None:
+                pace(sock, rate)
             sock.settimeout(handshake.LIMIT_S)
             sock.connect(address)
-            if self._contexts.client is not None:
-                sock = secure(sock, self._contexts.client, server=False)
+            if (context := self._credentials.context(server=False)) is not None:
+                sock = secure(sock, context, server=False)
                 check_address(sock, address[0])
                 if site is not None:
                     check_site(sock, site)
@@ -208,13 +209,16 @@ class Transport:
         config, (peer, kind) = self._config, channel
         name = config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve, name) if self._links and name else None
-        num_streams = config.streams or choose_streams(
-            self._round_trips_s.get(peer, 0.0), config.bandwidths.get((self.rank, peer)), config.socket_buffer_bytes
-        )
+        distance_s, bytes_per_s = self._round_trips_s.get(peer, 0.0), config.bandwidths.get((self.rank, peer))
+        num_streams = config.streams or choose_streams(distance_s, bytes_per_s, config.socket_buffer_bytes)
+        paced = config.paced and name is None
+        rate = pacing_rate(distance_s, bytes_per_s, num_streams) if paced else None
         outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
         what = f"sending {kind} messages"
         lines = [
-            self._lifeline(outbox, peer, what, stream, partial(self._dial, Purpose(self.rank, peer, kind, stream)))
+            self._lifeline(
+                outbox, peer, what, stream, partial(self._dial, Purpose(self.rank, peer, kind, stream), rate)
+            )
             for stream in range(num_streams)
         ]
         outbox.carry_on(lines)
@@ -333,20 +337,6 @@ class Transport:
         self.close()
 
 
-class _Contexts(NamedTuple):
-    """How connections are secured; None: not at all."""
-
-    client: ssl.SSLContext | None
-    server: ssl.SSLContext | None
-
-    @classmethod
-    def of(cls, config: TransportConfig) -> Self:
-        """Those that the config asks for; InputError when its files are of no use."""
-        if config.tls is None:
-            return cls(None, None)
-        return cls(config.tls.context(server=False), config.tls.context(server=True))
-
-
 def connect(
     rank: int, world_size: int, config: TransportConfig, rendezvous: Rendezvous, clock: Clock | None = None
 ) -> Transport:
@@ -356,7 +346,7 @@ def connect(
     RunError naming the ranks that did not come within `connect_timeout_s`.
     """
     transport = Transport(rank, world_size, config, clock or Clock.from_environment())
-    contexts = _Contexts.of(config)
+    credentials = Credentials(config.tls)
     shapes = config.link_shapes()
     with ExitStack() as undo:
         listener = undo.enter_context(listen(config))
@@ -369,7 +359,7 @@ def connect(
             links = EmulatedLinks.open(ranks[0].links_path, shapes)
         undo.pop_all()
     try:
-        transport._start(listener, token, ranks, links, contexts)
+        transport._start(listener, token, ranks, links, credentials)
     except BaseException:
         transport.close()
         raise

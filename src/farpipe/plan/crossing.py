@@ -1,0 +1,42 @@
+"""What has to cross between sites whatever the order: a bound that needs neither a partition nor a Problem."""
+
+from collections import Counter
+from itertools import pairwise
+
+from farpipe.cost import JobCosts, memory
+from farpipe.cost.links import ring_links
+from farpipe.cost.transfer import ring_bytes
+from farpipe.plan.candidates import Candidate
+from farpipe.spec import Cluster
+
+
+def crossing_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
+    """How long the busiest link between sites carries something in a step, at least; 0 at one site."""
+    return (
+        _gradients_s(costs, candidate, cluster)
+        if candidate.layout.replica_sites
+        else _hops_s(costs, candidate, cluster)
+    )
+
+
+def _gradients_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
+    """What every site sends to the next one."""
+    homes, precision, num_params = candidate.layout.replica_sites, costs.training.precision, costs.model.num_params
+    num_bytes = ring_bytes("all-reduce", num_params * memory.gradient_bytes(precision), len(homes))
+    if costs.training.zero1:
+        num_bytes = num_bytes / 2 + ring_bytes("all-gather", num_params * memory.element_bytes(precision), len(homes))
+    return num_bytes / min(link.bandwidth_bytes_per_s for link in ring_links(cluster, homes))
+
+
+def _hops_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
+    """All messages of all replicas but one: that one need not wait for the others' turns."""
+    layout = candidate.layout
+    names = [candidate.sites[rank].name for rank in candidate.ranks]
+    ways = Counter(ends for a, b in pairwise(names) if a != b for ends in ((a, b), (b, a)))
+    size = layout.data * memory.boundary_bytes(costs.model, costs.training, layout)
+    found = [0.0]
+    for ends, number in ways.items():
+        link = cluster.link(*ends)
+        if link is not None:
+            found.append((number * layout.num_microbatches - 1) * size / link.bandwidth_bytes_per_s)
+    return max(found)

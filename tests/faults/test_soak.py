@@ -1,0 +1,25 @@
+"""The soak in benchmarks/, short: it finds what it should find, and nothing is lost."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent.parent.parent / "benchmarks" / "soak.py"
+
+
+@pytest.mark.slow
+def test_a_short_soak_ends_like_the_undisturbed_run():
+    command = [sys.executable, str(PROGRAM), "--steps", "240", "--kills", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout, done.stderr
+    result = json.loads(done.stdout)
+    assert all(result["equal to the undisturbed run"].values())
+    assert result["faults"]["kills"] == 1
+    assert result["faults"]["breaks"] >= 5
+    assert "started again: rank" in done.stderr
+    for moment in result["largest of all ranks"]:  # growth shows only over thousands of steps
+        assert moment["threads"] < 100
+        assert moment["descriptors"] < 100
