@@ -54,8 +54,8 @@ def main() -> None:
 
 def soak(folder: Path, num_steps: int, num_replicas: int, seed: int, kills: tuple[float, ...]) -> dict[str, Any]:
     """Both runs, and what came of them."""
-    from farpipe.runtime.authority import init, issue
     from farpipe.runtime.run import RANK_PROGRAM, run
+    from farpipe.runtime.security.authority import init, issue
 
     init(folder / "certs")
     for site in SITES:
@@ -136,7 +136,7 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     """Loss and gradient norm of every step, and the last checkpoint's digest of every tensor."""
     from safetensors import safe_open
 
-    from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+    from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
 
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     last = whole_checkpoints(run_dir / CHECKPOINTS_NAME)[0]

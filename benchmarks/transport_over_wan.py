@@ -32,8 +32,8 @@ def main() -> None:
 
 def measure_link(latency_s: float) -> dict:
     from farpipe.emulate.wan import Wan
-    from farpipe.runtime.authority import init, issue
     from farpipe.runtime.launch import launch
+    from farpipe.runtime.security.authority import init, issue
     from farpipe.spec import Link
 
     ends = (SITES, SITES[::-1])
@@ -56,7 +56,7 @@ def measure_link(latency_s: float) -> dict:
 def run_rank(folder: Path, host: str) -> None:
     """One side: rank 0 sends, rank 1 receives and leaves its figures in `folder`."""
     from farpipe.runtime.launch import reporting_errors
-    from farpipe.runtime.tls import TlsFiles
+    from farpipe.runtime.security.tls import TlsFiles
     from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
 
     rank = int(os.environ["RANK"])

@@ -25,8 +25,8 @@ EMULATED_BYTES, NUM_EMULATED = 1 << 20, 100
 
 
 def main() -> None:
-    from farpipe.runtime.authority import init, issue
     from farpipe.runtime.launch import launch
+    from farpipe.runtime.security.authority import init, issue
 
     result: dict = {"large_bytes": LARGE_BYTES, "small_bytes": SMALL_BYTES}
     for link in ("plain", "tls", "emulated"):
@@ -44,7 +44,7 @@ def main() -> None:
 def run_rank(folder: Path, streams: int, kind: str) -> None:
     """One side of a case; rank 0 sends, rank 1 receives, each leaves its figures in `folder`."""
     from farpipe.emulate import LinkShape
-    from farpipe.runtime.tls import TlsFiles
+    from farpipe.runtime.security.tls import TlsFiles
     from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
 
     rank = int(os.environ["RANK"])

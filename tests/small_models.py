@@ -6,10 +6,10 @@ import torch
 from torch.nn import functional
 
 from farpipe.problem import Hop, Problem, Rank, Stage
-from farpipe.runtime.data import IGNORED, Batch
-from farpipe.runtime.model import Numerics, StageModule, StageSlice, initialise, slices
+from farpipe.runtime.data.batches import IGNORED, Batch
+from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, initialise, slices
+from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.stage import Boundary, TorchStage
-from farpipe.runtime.weight_grads import WeightGradStore
 from farpipe.schedule import Schedule
 from farpipe.spec import Model
 

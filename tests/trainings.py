@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from farpipe.runtime.checkpoint import Checkpoint, Manifest, Piece
-from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import train_rank
 from farpipe.schedule.library import order

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from farpipe.runtime.authority import init, issue
 from farpipe.runtime.clock import Clock
-from farpipe.runtime.tls import TlsFiles
+from farpipe.runtime.security.authority import init, issue
+from farpipe.runtime.security.tls import TlsFiles
 from farpipe.runtime.transport import PeerError, Rendezvous, TransportConfig, connect
 
 

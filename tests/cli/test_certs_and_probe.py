@@ -3,8 +3,8 @@ import stat
 
 import pytest
 
-from farpipe.runtime.link_probe import ProbeServer, Sides
-from farpipe.runtime.tls import TlsFiles
+from farpipe.runtime.security.tls import TlsFiles
+from farpipe.runtime.transport.probe import ProbeServer, Sides
 from farpipe.spec import load_cluster
 
 CLUSTER = """# measured by us

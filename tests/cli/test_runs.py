@@ -8,7 +8,7 @@ import pytest
 
 from farpipe.cli.runs import load_run, run_spec_of, summary_json, write_inputs
 from farpipe.plan import make_plan
-from farpipe.runtime.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, summarise
+from farpipe.runtime.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, summarise
 from farpipe.simulate import simulate
 from farpipe.spec import load_job
 

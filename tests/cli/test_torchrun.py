@@ -9,7 +9,7 @@ import pytest
 from farpipe.cli.runs import prepare_run_dir
 from farpipe.cli.torchrun import torchrun_commands
 from farpipe.errors import InputError, UsageError
-from farpipe.runtime.places import Places
+from farpipe.runtime.replicas.places import Places
 from trainings import make_run
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from farpipe.runtime.run import run
-from farpipe.runtime.tls import TlsFiles
+from farpipe.runtime.security.tls import TlsFiles
 from farpipe.runtime.transport import handshake
 from trainings import equal_states, losses, state
 from transports import tls_files

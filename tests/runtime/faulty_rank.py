@@ -14,8 +14,9 @@ from pathlib import Path
 
 import typer
 
-from farpipe.runtime import checkpointer, rank_main
-from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, whole_checkpoints
+from farpipe.runtime import rank_main
+from farpipe.runtime.checkpoint import checkpointer
+from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.stage import TorchStage
 from farpipe.runtime.work import Learning

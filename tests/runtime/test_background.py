@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from farpipe.runtime.background import Background
+from farpipe.runtime.replicas.background import Background
 
 
 def test_work_is_done_in_order_and_beside_the_main_thread():

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from farpipe.errors import DivergedError, InputError, RunError, RunStoppedError
-from farpipe.runtime.checkpoint import Checkpoint, Manifest, Piece, Trained, write_file
-from farpipe.runtime.checkpoint_folders import folder_of, remove_incomplete, whole_checkpoints
+from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
+from farpipe.runtime.checkpoint.folders import folder_of, remove_incomplete, whole_checkpoints
 from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.train import train_rank
 from farpipe.spec import Training
@@ -144,7 +144,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(text_file, tmp_path,
         return False
 
     steps = []
-    monkeypatch.setattr("farpipe.runtime.checkpointer.write_file", patient)
+    monkeypatch.setattr("farpipe.runtime.checkpoint.checkpointer.write_file", patient)
     train(make_run(text_file, placement=(0,), num_steps=3, checkpoint_every_steps=2), tmp_path / "run", stop=begins)
     assert checkpoints(tmp_path / "run") == [3, 2]
 
@@ -387,7 +387,9 @@ def test_on_a_full_disk_the_training_goes_on_to_its_end_and_earlier_checkpoints_
 
 
 def test_a_checkpoint_that_can_not_be_written_is_told_and_tried_again(text_file, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("farpipe.runtime.checkpointer.write_file", failing_at(folder(tmp_path / "run", 2), rank=1))
+    monkeypatch.setattr(
+        "farpipe.runtime.checkpoint.checkpointer.write_file", failing_at(folder(tmp_path / "run", 2), rank=1)
+    )
     run = make_run(text_file, num_steps=8, checkpoint_every_steps=2, keep_checkpoints=9)
     train(run, tmp_path / "run")
     assert checkpoints(tmp_path / "run") == [8, 6, 4]
@@ -409,7 +411,9 @@ def failing_at(place, rank):
 
 
 def test_sigterm_without_room_for_its_checkpoint_names_the_one_before(text_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("farpipe.runtime.checkpointer.write_file", failing_at(folder(tmp_path / "run", 3), rank=1))
+    monkeypatch.setattr(
+        "farpipe.runtime.checkpoint.checkpointer.write_file", failing_at(folder(tmp_path / "run", 3), rank=1)
+    )
     run = make_run(text_file, checkpoint_every_steps=2)
     (tmp_path / "run").mkdir()
 

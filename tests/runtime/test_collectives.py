@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from farpipe.runtime import collectives
-from farpipe.runtime.collectives import Line, Rings
-from farpipe.runtime.places import Places
+from farpipe.runtime.replicas import collectives
+from farpipe.runtime.replicas.collectives import Line, Rings
+from farpipe.runtime.replicas.places import Places
 from in_process import run_ranks
 
 REPLICAS = ["a", "aa", "ab", "aaa", "abc", "aabb", "aab", "aabbcc", "aaabbb"]

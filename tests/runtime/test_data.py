@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from farpipe.errors import InputError
-from farpipe.runtime.data import IGNORED, Batch, Batches, require_vocabulary
-from farpipe.runtime.tokens import Tokens
+from farpipe.runtime.data.batches import IGNORED, Batch, Batches, require_vocabulary
+from farpipe.runtime.data.tokens import Tokens
 from small_models import LLAMA
 
 TEXT = Tokens((np.frombuffer(bytes(range(256)) * 4, np.uint8),), 256)

@@ -4,11 +4,11 @@ from safetensors.torch import load_file
 
 from farpipe import __version__
 from farpipe.errors import InputError
-from farpipe.runtime.checkpoint import Checkpoint, Manifest, Trained, write_file
-from farpipe.runtime.checkpoint_folders import folder_of
-from farpipe.runtime.export import CheckpointWeights, export_to_hugging_face
-from farpipe.runtime.hugging_face import load_weights, their_name
-from farpipe.runtime.model import StageModule, StageSlice
+from farpipe.runtime.checkpoint.export import CheckpointWeights, export_to_hugging_face
+from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Trained, write_file
+from farpipe.runtime.checkpoint.folders import folder_of
+from farpipe.runtime.model.decoder import StageModule, StageSlice
+from farpipe.runtime.model.hugging_face import load_weights, their_name
 from farpipe.spec.hugging_face import read_model
 from small_models import GPT, LLAMA, SEED, SEQUENCE_LENGTH, TIED, whole_model
 

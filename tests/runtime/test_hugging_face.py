@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from farpipe.errors import InputError
-from farpipe.runtime import hugging_face
-from farpipe.runtime.hugging_face import expected_names, load_weights, save_model, their_name
-from farpipe.runtime.model import StageModule, StageSlice, slices
+from farpipe.runtime.model import hugging_face
+from farpipe.runtime.model.decoder import StageModule, StageSlice, slices
+from farpipe.runtime.model.hugging_face import expected_names, load_weights, save_model, their_name
 from farpipe.spec import parse_job
 from farpipe.spec.hugging_face import config_of, model_fields, read_model
 from job_files import changed

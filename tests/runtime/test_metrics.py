@@ -7,8 +7,8 @@ import pytest
 
 from farpipe.cost.flops import step_flops
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.metric_sinks import Prometheus, figures, open_sinks
-from farpipe.runtime.metrics import MetricsFile, read_metrics, summarise
+from farpipe.runtime.figures.metrics import MetricsFile, read_metrics, summarise
+from farpipe.runtime.figures.sinks import Prometheus, figures, open_sinks
 from farpipe.runtime.run_spec import MetricsSettings
 from trainings import make_run, metrics, train
 
@@ -148,7 +148,7 @@ def test_prometheus_is_told_the_newest_figures():
 TENSORBOARD = """
 import json, sys
 from pathlib import Path
-from farpipe.runtime.metric_sinks import TensorBoard
+from farpipe.runtime.figures.sinks import TensorBoard
 sink = TensorBoard(Path(sys.argv[1]), 0)
 for step in range(3):
     sink.write({"step": step, "attempt": 0, "loss": 5.0 - step, "link_bytes": {"a>b": 7}})

@@ -3,8 +3,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from farpipe.errors import InputError
-from farpipe.runtime.model import Numerics, StageModule, StageSlice, compute_dtype, initialise, rotate, slices
-from farpipe.runtime.weight_grads import WeightGradStore
+from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, compute_dtype, initialise, rotate, slices
+from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.spec import Model
 from small_models import (
     GPT,

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.runtime.permutation import Permutation
+from farpipe.runtime.data.permutation import Permutation
 
 
 @given(st.integers(1, 3000), st.integers(0, 5))

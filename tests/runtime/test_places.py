@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.runtime.places import Place, Places
+from farpipe.runtime.replicas.places import Place, Places
 
 SAME = Places((("a", "b", "b"),) * 2)
 APART = Places((("a", "a"), ("a", "a"), ("b", "b"), ("b", "b")))

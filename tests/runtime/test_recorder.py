@@ -10,10 +10,10 @@ import pytest
 from farpipe.errors import InputError, RunError
 from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.runtime.executor import StepEvents, message_table
-from farpipe.runtime.metrics import Summary, num_warm_up_steps, summarise
-from farpipe.runtime.recorder import Recorder
+from farpipe.runtime.figures.metrics import Summary, num_warm_up_steps, summarise
+from farpipe.runtime.figures.recorder import Recorder
+from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.step_report import Assembler, StepReport, step_metrics
 from farpipe.schedule import Schedule
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
-from farpipe.runtime.data import load_batches
+from farpipe.runtime.data.batches import load_batches
 from farpipe.runtime.executor import Executor
-from farpipe.runtime.replicas import PipelinePeers
+from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import run_step, train_rank
 from farpipe.runtime.work import Learning

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farpipe.errors import DivergedError, RunError, RunStoppedError
-from farpipe.runtime.metrics import Summary
+from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run import run
 from farpipe.runtime.run_spec import TransportSettings
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state

@@ -15,8 +15,8 @@ import torch
 
 from farpipe.errors import InputError, RunError
 from farpipe.problem import Hop, Link, Problem, Transfer
+from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.launch import launch
-from farpipe.runtime.metrics import Summary
 from farpipe.runtime.run import run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.schedule import Schedule

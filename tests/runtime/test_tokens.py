@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime import documents, tokens
-from farpipe.runtime.tokens import load_tokens
+from farpipe.runtime.data import documents, tokens
+from farpipe.runtime.data.tokens import load_tokens
 from farpipe.spec import Data
 
 WORDS = {"[unk]": 0, "<end>": 1, "the": 2, "quick": 3, "brown": 4, "fox": 5, "\n": 6}

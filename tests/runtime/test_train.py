@@ -5,11 +5,11 @@ import torch
 
 from farpipe.errors import InputError, RunError
 from farpipe.problem import Link, Problem, Sync, Transfer
-from farpipe.runtime.data import Batches
+from farpipe.runtime.data.batches import Batches
+from farpipe.runtime.data.tokens import load_tokens
 from farpipe.runtime.executor import Executor
-from farpipe.runtime.metrics import Summary
+from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.tokens import load_tokens
 from farpipe.runtime.train import agree, run_step, train_rank
 from farpipe.runtime.work import Learning
 from farpipe.schedule.library import order

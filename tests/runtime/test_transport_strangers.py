@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import torch
 
-from farpipe.runtime.tls import RefusedError
+from farpipe.runtime.security.tls import RefusedError
 from farpipe.runtime.transport import PeerError, Tag, handshake
 from farpipe.runtime.transport.handshake import HandshakeError, Purpose
 from transports import connected

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from cryptography import x509
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime import authority
-from farpipe.runtime.authority import init, issue
-from farpipe.runtime.tls import Credentials, RefusedError, TlsFiles, check_address, secure
+from farpipe.runtime.security import authority
+from farpipe.runtime.security.authority import init, issue
+from farpipe.runtime.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from farpipe.runtime.transport import Rendezvous, Tag, TransportConfig, connect, handshake
 from transports import connected, in_parallel, tls_files
 from wans import wait_until

@@ -162,7 +162,7 @@ def test_a_wan_is_refused_where_nothing_is_started(train):
 
 SAYS_ITS_OPTIONS = """
 import pathlib, ssl, stat, sys
-from farpipe.runtime.metrics import SUMMARY_NAME
+from farpipe.runtime.figures.metrics import SUMMARY_NAME
 options = sys.argv[sys.argv.index("--host") + 2:]
 if "--certs" in options:
     folder = pathlib.Path(options[1])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from farpipe.runtime.weight_grads import Embedding, Linear, WeightGradStore
+from farpipe.runtime.model.weight_grads import Embedding, Linear, WeightGradStore
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def export(
 def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
     if folder is None:
         raise typer.BadParameter("weights need a folder: give one with --output", param_hint="--output")
-    from farpipe.runtime.export import export_to_hugging_face
+    from farpipe.runtime.checkpoint.export import export_to_hugging_face
 
     with status("reading and writing weights"):
         num_steps = export_to_hugging_face(source, folder, dtype=dtype)
@@ -56,7 +56,7 @@ def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
     from farpipe.cli.runs import PLAN_NAME
     from farpipe.plan import Plan
-    from farpipe.runtime.metrics import RUN_NAME
+    from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.schedule import Schedule
     from farpipe.strict import parse_json, read_text

@@ -36,7 +36,7 @@ def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
     from farpipe.plan import Plan
     from farpipe.report import RunView
-    from farpipe.runtime.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
+    from farpipe.runtime.figures.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
     from farpipe.simulate import Timeline, simulate
 
     if not (run_dir / PLAN_NAME).is_file():
@@ -58,7 +58,7 @@ def load_run(run_dir: Path) -> LoadedRun:
 
 def overhead_s(plan: "Plan", run_dir: Path) -> float:
     """What a step of this run takes besides the pipeline; a rehearsal has no optimizer."""
-    from farpipe.runtime.metrics import RUN_NAME
+    from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
 
     rehearsed = (run_dir / RUN_NAME).exists() and RunSpec.load(run_dir / RUN_NAME).device == "sleep"
@@ -93,7 +93,7 @@ def prepare_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     InputError when the directory has results of another run, or there is nothing to go on from; UsageError when the
     new directory has to be named.
     """
-    from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, MANIFEST_NAME, whole_checkpoints
+    from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, whole_checkpoints
     from farpipe.runtime.run import refuse_results
 
     is_checkpoint = resume is not None and (resume / MANIFEST_NAME).exists()
@@ -176,7 +176,7 @@ def write_pages(runs: "Sequence[LoadedRun]", page: Path, trace: Path) -> None:
 def summary_json(run_dir: Path) -> dict[str, Any]:
     """``summary.json`` of a finished run, with the prediction beside it."""
     from farpipe.plan import Plan
-    from farpipe.runtime.metrics import SUMMARY_NAME
+    from farpipe.runtime.figures.metrics import SUMMARY_NAME
 
     plan = Plan.load(run_dir / PLAN_NAME)
     summary: dict[str, Any] = json.loads(read_text(run_dir / SUMMARY_NAME))

@@ -69,9 +69,9 @@ def train(
     from farpipe.cli.shown import step_table
     from farpipe.cli.torchrun import torchrun_commands
     from farpipe.cli.wan import wan_for
-    from farpipe.runtime.metrics import RUN_NAME
+    from farpipe.runtime.data.tokens import load_tokens
+    from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run import reopen
-    from farpipe.runtime.tokens import load_tokens
     from farpipe.spec.replanning import ReplanSettings
 
     if resume is not None and device == "sleep":

@@ -7,7 +7,7 @@ from statistics import median
 from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
 from farpipe.report.words import duration, percent, signed_percent
-from farpipe.runtime.metrics import NUM_WARM_UP_STEPS, warm_steps
+from farpipe.runtime.figures.metrics import NUM_WARM_UP_STEPS, warm_steps
 from farpipe.units import format_bytes
 
 MISSING = "–"

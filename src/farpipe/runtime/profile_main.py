@@ -10,9 +10,9 @@ from typing import Final
 
 import torch
 
-from farpipe.runtime.data import Batch
+from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.launch import reporting_errors
-from farpipe.runtime.model import StageSlice
+from farpipe.runtime.model.decoder import StageSlice
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.profile import KINDS, REQUEST_NAME, STACK_NAMES, ProfileRequest, StackTimes
 from farpipe.runtime.stage import TorchStage

@@ -18,11 +18,11 @@ import typer
 
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunInterruptedError, RunStoppedError
 from farpipe.runtime.executor import NOBODY, lower
+from farpipe.runtime.figures.metrics import RUN_NAME
 from farpipe.runtime.launch import reporting_errors
-from farpipe.runtime.metrics import RUN_NAME
 from farpipe.runtime.orders import sigterm_asks
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.tls import TlsFiles
+from farpipe.runtime.security.tls import TlsFiles
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.transport import Transport, TransportConfig, connect, rendezvous_from_env
 from farpipe.runtime.work import choose_gpu

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from farpipe.emulate import Namespace, Wan
 from farpipe.errors import DivergedError, InputError, RunError
-from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, Summary, read_metrics
 from farpipe.runtime.launch import launch
 from farpipe.runtime.lock import only_run
-from farpipe.runtime.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, Summary, read_metrics
 from farpipe.runtime.run_spec import RunSpec
 
 LOGS_NAME: Final = "logs"
@@ -93,7 +93,7 @@ def _security(sites: Sequence[str], allow_plaintext: bool) -> Iterator[list[str]
     if allow_plaintext or not sites:
         yield ["--allow-plaintext"]
         return
-    from farpipe.runtime.authority import make_throwaway
+    from farpipe.runtime.security.authority import make_throwaway
 
     with tempfile.TemporaryDirectory(prefix="farpipe-certs-") as folder:  # only its owner may look into it
         make_throwaway(Path(folder), sites)
@@ -118,8 +118,8 @@ def reopen(spec: RunSpec, run_dir: Path) -> None:
 
 def _check_same_training(spec: RunSpec, checkpoints: Path) -> None:
     """InputError when the newest checkpoint is of another training; the ranks check all that they read."""
-    from farpipe.runtime.checkpoint import Manifest  # this, and not a rehearsal, needs torch
-    from farpipe.runtime.resume import check_same
+    from farpipe.runtime.checkpoint.files import Manifest  # this, and not a rehearsal, needs torch
+    from farpipe.runtime.checkpoint.resume import check_same
 
     for step in whole_checkpoints(checkpoints)[:1]:
         folder = folder_of(checkpoints, step)

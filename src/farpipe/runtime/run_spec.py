@@ -10,7 +10,7 @@ from pydantic import Field, InstanceOf, model_validator
 from farpipe.emulate import LinkShape
 from farpipe.problem import Problem, Sync, Transfer, is_inter_site
 from farpipe.problem import Stage as ProblemStage
-from farpipe.runtime.places import Places
+from farpipe.runtime.replicas.places import Places
 from farpipe.schedule import Schedule, check
 from farpipe.spec import Data, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from farpipe.errors import RunError
 from farpipe.problem import Problem
-from farpipe.runtime.data import IGNORED, Batch
-from farpipe.runtime.model import StageModule
-from farpipe.runtime.weight_grads import WeightGradStore
+from farpipe.runtime.data.batches import IGNORED, Batch
+from farpipe.runtime.model.decoder import StageModule
+from farpipe.runtime.model.weight_grads import WeightGradStore
 
 
 class Stage(Protocol):

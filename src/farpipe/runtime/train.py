@@ -18,20 +18,20 @@ import torch
 from farpipe import __version__
 from farpipe.emulate import LinkShape
 from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
-from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME
-from farpipe.runtime.checkpointer import Checkpointer
+from farpipe.runtime.checkpoint.checkpointer import Checkpointer
+from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
+from farpipe.runtime.checkpoint.resume import resume
 from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
+from farpipe.runtime.figures.metrics import SUMMARY_NAME, Summary
+from farpipe.runtime.figures.recorder import BOX, Recorder
+from farpipe.runtime.figures.step_report import StepReport
 from farpipe.runtime.lock import only_run
-from farpipe.runtime.metrics import SUMMARY_NAME, Summary
 from farpipe.runtime.orders import CHECKPOINT, STOP, Orders
 from farpipe.runtime.peers import Messenger, Peers
-from farpipe.runtime.recorder import BOX, Recorder
 from farpipe.runtime.replan import Replanning, Watch
-from farpipe.runtime.replicas import PipelinePeers
-from farpipe.runtime.resume import resume
+from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.step_report import StepReport
 from farpipe.runtime.transport import Transport
 from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import Learning, Rehearsal, Work

@@ -12,23 +12,23 @@ from torch import nn
 
 from farpipe.errors import InputError
 from farpipe.problem import Sync
-from farpipe.runtime.checkpoint import Piece
-from farpipe.runtime.collectives import Line, Rings
-from farpipe.runtime.data import Batches, load_batches
+from farpipe.runtime.checkpoint.files import Piece
+from farpipe.runtime.checkpoint.state import state_pieces
+from farpipe.runtime.data.batches import Batches, load_batches
 from farpipe.runtime.executor import message_row, message_table
-from farpipe.runtime.flat import Flat, Shard, whole_shards
-from farpipe.runtime.hugging_face import load_weights
 from farpipe.runtime.learning_rate import learning_rate
-from farpipe.runtime.model import Numerics, StageModule, StageSlice, compute_dtype, initialise, slices
+from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, compute_dtype, initialise, slices
+from farpipe.runtime.model.hugging_face import load_weights
+from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.optimizer import Optimizer, global_norm
 from farpipe.runtime.peers import Messenger, Peers
-from farpipe.runtime.replicas import COMPLETE, PipelinePeers, RehearsedSync, ReplicaSync, WeightSync
+from farpipe.runtime.replicas.collectives import Line, Rings
+from farpipe.runtime.replicas.flat import Flat, Shard, whole_shards
+from farpipe.runtime.replicas.replicas import COMPLETE, PipelinePeers, RehearsedSync, ReplicaSync, WeightSync
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import Boundary, SleepStage, Stage, TorchStage
-from farpipe.runtime.state import state_pieces
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.runtime.transport import Message
-from farpipe.runtime.weight_grads import WeightGradStore
 from farpipe.spec import Model, Training
 from farpipe.spec.training import Recompute
 

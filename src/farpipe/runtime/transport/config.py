@@ -9,7 +9,7 @@ from typing import Final
 
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError
-from farpipe.runtime.tls import TlsFiles
+from farpipe.runtime.security.tls import TlsFiles
 
 MAX_STREAMS: Final = 1024
 SILENCE_S: Final = 5.0

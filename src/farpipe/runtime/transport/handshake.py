@@ -6,7 +6,7 @@
     acceptor -> connector    how many it has received, or why it refuses
 
 The MACs (HMAC-SHA256 under the token) cover the whole hello, so nobody can turn a connection into another. They prove
-who opened the connection; without TLS they don't protect what is sent on it later. With TLS (see farpipe.runtime.tls)
+who opened the connection; without TLS they don't protect what is sent on it later. With TLS (`runtime.security`)
 all of this goes within it, and the acceptor checks that the certificate is that of the rank's site.
 """
 
@@ -18,7 +18,7 @@ import struct
 import time
 from typing import Final, NamedTuple
 
-from farpipe.runtime.tls import RefusedError, explained
+from farpipe.runtime.security.tls import RefusedError, explained
 from farpipe.runtime.transport.message import CHANNEL_KINDS, ChannelKind
 from farpipe.runtime.transport.sockets import receive_before
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from farpipe.errors import RunError
-from farpipe.runtime.tls import RefusedError
+from farpipe.runtime.security.tls import RefusedError
 from farpipe.runtime.transport import handshake
 from farpipe.runtime.transport.connection import Connection
 from farpipe.runtime.transport.handshake import HandshakeError

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from farpipe.runtime.tls import Credentials, RefusedError, secure
+from farpipe.runtime.security.tls import Credentials, RefusedError, secure
 from farpipe.runtime.transport import handshake
 from farpipe.runtime.transport.sockets import interrupt
 

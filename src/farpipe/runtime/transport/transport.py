@@ -14,7 +14,7 @@ import torch
 from farpipe.emulate import EmulatedLinks, LinkShape
 from farpipe.errors import RunError
 from farpipe.runtime.clock import Clock
-from farpipe.runtime.tls import Credentials, RefusedError, check_address, check_site, secure
+from farpipe.runtime.security.tls import Credentials, RefusedError, check_address, check_site, secure
 from farpipe.runtime.transport import handshake
 from farpipe.runtime.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.runtime.transport.control import ControlLink

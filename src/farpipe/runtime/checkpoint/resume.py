@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
-from farpipe.runtime.checkpoint import Checkpoint, Manifest, Piece
-from farpipe.runtime.checkpoint_folders import (
+from farpipe.runtime.checkpoint.checkpointer import trained_by
+from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
     abandon_after,
@@ -17,7 +18,6 @@ from farpipe.runtime.checkpoint_folders import (
     remove_incomplete,
     whole_checkpoints,
 )
-from farpipe.runtime.checkpointer import trained_by
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from farpipe.runtime.collectives import Line, Rings
+from farpipe.runtime.replicas.collectives import Line, Rings
 
 
 @dataclass(frozen=True)

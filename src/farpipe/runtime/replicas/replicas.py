@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.problem import Sync, Transfer, is_inter_site
-from farpipe.runtime.background import Background, Job
-from farpipe.runtime.collectives import Line, Rings
 from farpipe.runtime.executor import MessageRow, message_table
-from farpipe.runtime.flat import Flat
 from farpipe.runtime.peers import Peers
-from farpipe.runtime.places import Places
+from farpipe.runtime.replicas.background import Background, Job
+from farpipe.runtime.replicas.collectives import Line, Rings
+from farpipe.runtime.replicas.flat import Flat
+from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Collective, RunSpec, collective_link, collectives_of
 from farpipe.runtime.transport import ChannelKind, Message, Tag
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.documents import documents, form_of, pieces, read_whole, source_files
+from farpipe.runtime.data.documents import documents, form_of, pieces, read_whole, source_files
 from farpipe.spec import Data
 from farpipe.strict import expect_format, parse_json, read_text
 

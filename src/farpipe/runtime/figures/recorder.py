@@ -13,9 +13,7 @@ from typing import Final
 
 from farpipe.cost.flops import step_flops
 from farpipe.errors import RunError
-from farpipe.runtime.learning_rate import learning_rate
-from farpipe.runtime.metric_sinks import open_sinks
-from farpipe.runtime.metrics import (
+from farpipe.runtime.figures.metrics import (
     METRICS_NAME,
     SUMMARY_NAME,
     TIMELINE_NAME,
@@ -25,9 +23,11 @@ from farpipe.runtime.metrics import (
     read_metrics,
     summarise,
 )
+from farpipe.runtime.figures.sinks import open_sinks
+from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
+from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.step_report import Assembler, StepReport, step_metrics
 from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from farpipe.errors import InputError
-from farpipe.runtime.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, SITE_URI
+from farpipe.runtime.security.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, SITE_URI
 from farpipe.strict import write_text
 
 if TYPE_CHECKING:

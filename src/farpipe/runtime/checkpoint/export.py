@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from farpipe.errors import InputError
-from farpipe.runtime.checkpoint import Checkpoint, Manifest, Piece
-from farpipe.runtime.checkpoint_folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
-from farpipe.runtime.hugging_face import save_model
-from farpipe.runtime.model import StageModule, StageSlice
+from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.model.decoder import StageModule, StageSlice
+from farpipe.runtime.model.hugging_face import save_model
 from farpipe.spec import Model
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import InputError
-from farpipe.runtime.permutation import Permutation
-from farpipe.runtime.tokens import Tokens, load_tokens
+from farpipe.runtime.data.permutation import Permutation
+from farpipe.runtime.data.tokens import Tokens, load_tokens
 from farpipe.spec import Data, Model
 
 IGNORED: Final = -100

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.checkpoint_folders import MANIFEST_NAME, sync_folder
+from farpipe.runtime.checkpoint.folders import MANIFEST_NAME, sync_folder
 from farpipe.spec import Model
 from farpipe.spec.part import Natural, Part, SiteName, Text
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from farpipe.runtime.checkpoint import Piece
-from farpipe.runtime.flat import Shard
-from farpipe.runtime.model import shared_name
+from farpipe.runtime.checkpoint.files import Piece
+from farpipe.runtime.model.decoder import shared_name
 from farpipe.runtime.optimizer import Optimizer
+from farpipe.runtime.replicas.flat import Shard
 from farpipe.spec import Model
 
 

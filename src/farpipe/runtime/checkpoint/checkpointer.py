@@ -15,8 +15,8 @@ from torch import Tensor
 
 from farpipe import __version__
 from farpipe.errors import FarpipeError, RunError
-from farpipe.runtime.checkpoint import FileEntry, Manifest, Piece, Trained, write_file
-from farpipe.runtime.checkpoint_folders import folder_of, remove, whole_checkpoints
+from farpipe.runtime.checkpoint.files import FileEntry, Manifest, Piece, Trained, write_file
+from farpipe.runtime.checkpoint.folders import folder_of, remove, whole_checkpoints
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from farpipe.errors import InputError
-from farpipe.runtime.weight_grads import Embedding, Linear, WeightGradStore
+from farpipe.runtime.model.weight_grads import Embedding, Linear, WeightGradStore
 from farpipe.spec import Model, Precision, RotaryScaling
 from farpipe.spec.training import Recompute
 

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.tls import RefusedError, check_address, explained, secure
+from farpipe.runtime.security.tls import RefusedError, check_address, explained, secure
 
 LIMIT_S: Final = 5.0
 """A connection that has not proven itself by then is closed; also how much longer than asked a measurement may take."""

@@ -1,0 +1,1 @@
+"""What survives a run: files, when they are written, where to go on."""

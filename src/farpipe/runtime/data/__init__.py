@@ -1,0 +1,1 @@
+"""The text to train on: documents, tokens, batches."""

@@ -1,0 +1,1 @@
+"""What a run tells: reports of steps, metrics, the measured timeline."""

@@ -1,0 +1,1 @@
+"""What a stage computes, and weights of others."""
