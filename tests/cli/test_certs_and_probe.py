@@ -76,6 +76,7 @@ def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
         (["10.0.0.1:99999"], "expected HOST:PORT"),
         (["10.0.0.1:29600"], "give this site's certificates with --certs"),
         (["127.0.0.1:29600"], "give --token as the side that listens shows it"),
+        (["127.0.0.1:29600", "--token", ""], "give --token as the side that listens shows it"),
         (["127.0.0.1:29600", "--from", "zurich"], "--write, --from and --to go together"),
     ],
 )

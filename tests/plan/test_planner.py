@@ -105,6 +105,11 @@ def test_pins_are_kept():
     assert plan.schedule.method == "1f1b"
 
 
+def test_an_unknown_schedule_is_refused_with_the_nearest_one():
+    with pytest.raises(InputError, match=r"schedule.method: there is no schedule '1f1'; did you mean '1f1b'\?"):
+        make_plan(job(schedule="1f1"))
+
+
 def test_virtual_stages_are_planned_when_pinned():
     plan = make_plan(job([site("a")], pipeline=4, virtual=2, num_microbatches=16, schedule="interleaved"))
     assert len(plan.placements) == 8
@@ -116,7 +121,7 @@ def test_virtual_stages_are_planned_when_pinned():
     [
         (1.6, 'training.recompute = "auto"'),
         (1.35, "no pin layout.num_microbatches"),
-        (0.8, "devices with 2 GiB of memory"),
+        (0.8, "devices with 3 GiB of memory"),
     ],
 )
 def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gib, remedy):
@@ -130,6 +135,14 @@ def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gi
     assert str(caught.value).endswith(f"smallest change that works: {remedy}")
     changed = next(changed for name, changed in changes(tight, costs_of(tight)) if name == remedy)
     assert make_plan(changed).prediction.step_s > 0
+
+
+def test_more_devices_are_told_with_the_pins_that_go_with_them():
+    training = TRAINING.model_copy(update={"recompute": "full"})
+    pins = {"pipeline": 1, "data": 1, "tensor": 1, "layers": (8,)}
+    tight = job([site("a", on=device(memory_gib=2.0))], training=training, **pins)
+    names = [name for name, _ in changes(tight, costs_of(tight))]
+    assert "2 times the devices at every site and layout.pipeline = 2 and no pin layout.layers" in names
 
 
 @pytest.mark.parametrize(

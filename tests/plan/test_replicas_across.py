@@ -65,6 +65,12 @@ def test_three_sites_are_a_ring():
     assert far.prediction.step_s - plan.prediction.step_s == pytest.approx(0.1 * (4 + 1))  # four turns, and clipping
 
 
+def test_replicas_that_the_sites_cannot_share_equally_are_refused():
+    training = TRAINING.model_copy(update={"global_batch": 12})
+    with pytest.raises(InfeasibleError, match=r"data and training\.global_batch must be multiples"):
+        make_plan(across(data=3, training=training))
+
+
 def test_with_a_free_link_each_site_takes_its_half_of_the_batch():
     alone = make_plan(job([site("a")], data=1, **PINS)).prediction.step_s
     assert 0.45 * alone < make_plan(across(1e9, 0.0)).prediction.step_s < 0.8 * alone
@@ -105,8 +111,10 @@ def test_pipelines_send_less_below_parameters_over_hidden(precision, global_batc
     assert f"With fewer than {threshold:,.0f}" in each.advice[-1]
 
 
-def test_no_candidate_beats_what_has_to_cross():
-    request = job([site("a"), site("b")], both_ways("a", "b", 0.01, 1.0), tensor=2)
+@pytest.mark.parametrize("wire_type", ["none", "int8"])
+def test_no_candidate_beats_what_has_to_cross(wire_type):
+    training = TRAINING.model_copy(update={"wire_type": wire_type})
+    request = job([site("a"), site("b")], both_ways("a", "b", 0.01, 1.0), training, tensor=2)
     costs = JobCosts(request.model, request.training)
     for candidate in candidates(request):
         result = evaluate(request, candidate, costs)

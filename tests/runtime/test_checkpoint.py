@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from farpipe.errors import DivergedError, InputError, RunError, RunStoppedError
+from farpipe.runtime.checkpoint import folders
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
 from farpipe.runtime.checkpoint.folders import folder_of, remove_incomplete, whole_checkpoints
 from farpipe.runtime.learning_rate import learning_rate
@@ -253,6 +254,20 @@ def test_steps_after_the_checkpoint_are_done_and_recorded_once(text_file, tmp_pa
     assert losses(tmp_path / "run") == expected
     assert [line["attempt"] for line in metrics(tmp_path / "run")] == [0] * 4 + [1] * 2
     assert equal_states(state(tmp_path / "run", run), expected_state)
+
+
+def test_what_one_rank_has_put_aside_no_other_rank_removes(tmp_path, monkeypatch):
+    later, aside = folder(tmp_path, 5), tmp_path / "checkpoints" / "step-5.abandoned"
+    aside.mkdir(parents=True)
+    (aside / "old").touch()
+    later.mkdir()
+    (later / "new").touch()
+    found = folders._folders(tmp_path / "checkpoints")
+    monkeypatch.setattr(folders, "_folders", lambda checkpoints: found)  # all ranks have looked at the same moment
+    for _ in range(2):
+        folders.abandon_after(tmp_path / "checkpoints", 4)
+        assert [path.name for path in aside.iterdir()] == ["new"]
+    assert not later.exists()
 
 
 def crash(run_dir, num_steps):

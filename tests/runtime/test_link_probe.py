@@ -86,6 +86,23 @@ def test_more_strangers_than_places_are_closed_at_once(server, monkeypatch):
             stranger.close()
 
 
+def test_a_connection_that_can_not_be_accepted_ends_nothing(server, monkeypatch):
+    accept, failures = socket.socket.accept, [OSError(24, "Too many open files")]
+
+    def failing(sock):
+        connection = accept(sock)
+        if failures:
+            connection[0].close()
+            raise failures.pop()
+        return connection
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    for _ in range(2):  # the server may be in an accept of before
+        socket.create_connection(("127.0.0.1", server.port)).close()
+    assert measure(("127.0.0.1", server.port), PLAIN, seconds=0.2, num_streams=2).one_stream_there > 0
+    assert not failures
+
+
 def test_nobody_there_names_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]

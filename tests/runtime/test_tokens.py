@@ -164,6 +164,7 @@ def test_what_can_not_be_read_is_named(tmp_path, tokenizer):
         (data_of(tmp_path, "c.jsonl", '{"text": \n'), r"c\.jsonl:1: not JSON"),
         (data_of(tmp_path, "d.parquet", "PAR1 no"), r"d\.parquet: not a parquet file"),
         (data_of(tmp_path, "e.npy", "no"), r"e\.npy: not an array"),
+        (data_of(tmp_path, "empty.npy", ""), r"empty\.npy: not an array"),
         (data_of(tmp_path, "f.bin", "no"), r"f\.json: can't be read"),
         (data_of(tmp_path, "t.txt", "x", tokenizer=str(tmp_path / "a.jsonl")), r"data\.tokenizer: .*not a tokenizer"),
         (data_of(tmp_path, "t.txt", "x", tokenizer=str(tokenizer), end_of_text="<eos>"), "has no token '<eos>'"),
@@ -184,6 +185,10 @@ def test_arrays_that_are_no_tokens_are_refused(tmp_path):
     (tmp_path / "b.bin").write_bytes(b"12345")
     (tmp_path / "b.json").write_text('{"format": "farpipe/tokens/1", "dtype": "uint16", "num_tokens": 3}')
     with pytest.raises(InputError, match=r"b\.bin: has 5 bytes, but its header says 3 tokens of 2"):
+        load_tokens(Data(source=str(tmp_path / "b.bin")))
+    header = {"format": "farpipe/tokens/1", "dtype": "uint8", "num_tokens": 5, "vocab_size": "many"}
+    (tmp_path / "b.json").write_text(json.dumps(header))
+    with pytest.raises(InputError, match=r"b\.json: expected dtype .*, num_tokens and perhaps vocab_size"):
         load_tokens(Data(source=str(tmp_path / "b.bin")))
 
 

@@ -1,6 +1,7 @@
 """Connections that break, at any byte and for any while: nothing is lost, nothing doubled, and too long is an error."""
 
 import random
+import socket
 import struct
 import threading
 import time
@@ -14,8 +15,11 @@ from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.runtime.run import RANK_PROGRAM, run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.runtime.transport import PeerError, Tag, TransportConfig, transport
+from farpipe.runtime.transport.connection import Connection
+from farpipe.runtime.transport.loop import Loop
+from farpipe.runtime.transport.pipe import _FRAME, _PREFIX, Pipe
 from farpipe.schedule.library import order
-from proxies import Proxy
+from proxies import RESET, Proxy
 from transports import connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan
 
@@ -124,6 +128,49 @@ def test_a_third_rank_is_patient_while_two_others_have_an_outage(proxy, tmp_path
 
         results = in_parallel(mend, *(lambda r=r: r.exchange("all", bytes([r.rank]), waiting_for="all") for r in ranks))
         assert results[1:] == [[b"\0", b"\1", b"\2"]] * 3
+
+
+def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, tmp_path):
+    settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 60.0, "streams": 1}
+    with connected(3, configs=configs(tmp_path, **settings)) as ranks:
+        control = set(proxy.open)
+        ranks[0].send(1, "forward", Tag(0, 0, 0), torch.arange(3))
+        ranks[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="the only message")
+        (data,) = proxy.open - control
+        proxy.blocked = True
+        proxy.cut(data)
+        time.sleep(0.3)
+        ranks[1].close()
+        start_s = time.monotonic()
+        with pytest.raises(RunError, match="did not come within"):
+            ranks[0].receive(2, "forward", Tag(0, 2, 0), waiting_for="what never comes")
+        assert time.monotonic() - start_s < 20
+
+
+def test_a_connection_that_ends_while_there_is_no_room_is_noticed_at_once():
+    num_asked, down, loop = 0, threading.Event(), Loop("paused", 60.0, lambda error: None)
+
+    class NoRoom:
+        def pull(self):
+            return None
+
+        def begin(self, head, body_bytes):
+            nonlocal num_asked
+            num_asked += 1
+
+    pipe = Pipe(NoRoom(), loop, time.monotonic_ns, lambda *_: down.set(), lambda *_: None, silence_s=300.0)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as far:
+        ticket, _ = pipe.displace()
+        assert pipe.attach(Connection(server.accept()[0]), ticket, 0)
+        far.sendall(_PREFIX.pack(_FRAME, 4, 10, 0) + b"head" + bytes(10))
+        deadline_s = time.monotonic() + 10
+        while not num_asked and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    assert down.wait(10)
+    assert 1 <= num_asked < 100, "the loop must not spin"
+    pipe.close()
+    loop.close(time.monotonic() + 5)
 
 
 def test_an_outage_longer_than_the_limit_ends_the_run_with_peer_and_duration(proxy, tmp_path):

@@ -171,6 +171,14 @@ def test_an_authority_is_not_replaced_by_accident(tmp_path):
         init(tmp_path)
 
 
+@pytest.mark.parametrize("site", ["../other", "..", "/other", ""])
+def test_a_certificate_stays_in_the_authority_folder(site, tmp_path):
+    init(tmp_path / "authority")
+    with pytest.raises(InputError, match="can't be a site's name"):
+        issue(tmp_path / "authority", site)
+    assert [path.name for path in tmp_path.iterdir()] == ["authority"]
+
+
 def test_issuing_without_an_authority_names_the_remedy(tmp_path):
     with pytest.raises(InputError, match=r"no authority: .*make one with `farpipe certs init"):
         issue(tmp_path, "zurich")

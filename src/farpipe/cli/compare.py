@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.output import console, print_json, search_status
-from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,14 +58,10 @@ def compare(
 
 def _known(names: "Sequence[str]") -> list[str]:
     """`names` without repetitions; UsageError for one that is neither an order nor a search."""
-    from farpipe.schedule.library import ORDERS
-    from farpipe.search import SEARCHES
-    from farpipe.strict import nearest
+    from farpipe.plan.orders import expect_known
 
-    known = [*ORDERS, *SEARCHES]
     for name in names:
-        if name not in known:
-            raise UsageError(f"there is no schedule {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+        expect_known(name)
     return list(dict.fromkeys(names))
 
 

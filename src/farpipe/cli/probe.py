@@ -74,7 +74,7 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
             f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or say "
             "--allow-plaintext on a network that nobody else can reach"
         )
-    if token is None:
+    if not token:
         raise UsageError("without certificates, give --token as the side that listens shows it")
     return Sides(None, token.encode())
 
@@ -84,7 +84,7 @@ def _listen(host: str, port: int, certs: Path | None, allow_plaintext: bool, tok
 
     from farpipe.runtime.transport.probe import ProbeServer
 
-    if certs is None and token is None:
+    if certs is None and not token:
         token = secrets.token_hex(8)
         typer.echo(f"token: {token}", err=True)
     sides = _sides(host, certs, allow_plaintext, token, server=True)

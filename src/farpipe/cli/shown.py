@@ -80,7 +80,7 @@ def _stage_table(plan: "Plan") -> "TableView":
             (
                 str(index),
                 f"{placement.rank} at {placement.site}",
-                f"{placement.first_layer} to {placement.end_layer - 1}",
+                placement.layers,
                 *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
                 format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
                 "unlimited" if limit is None else format_bytes(limit),

@@ -149,8 +149,12 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
     """
     from farpipe.cost import Profile
     from farpipe.plan import Plan, make_plan
+    from farpipe.plan.orders import expect_known
     from farpipe.plan.planner import reorder
     from farpipe.spec import load_job
+
+    if schedule is not None:
+        expect_known(schedule)
 
     if path.suffix != ".toml":
         plan = Plan.load(path)

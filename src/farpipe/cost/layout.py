@@ -60,6 +60,11 @@ class Placement:
         """Layers of the stage."""
         return self.end_layer - self.first_layer
 
+    @property
+    def layers(self) -> str:
+        """``0 to 4``; ``none`` where there is only the embedding or the head."""
+        return f"{self.first_layer} to {self.end_layer - 1}" if self.num_layers else "none"
+
 
 def round_robin(num_ranks: int, num_stages: int) -> list[int]:
     """The rank of every stage: stage s + p where stage s is."""

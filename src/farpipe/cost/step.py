@@ -10,7 +10,7 @@ from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
 from farpipe.cost.stage import JobCosts, StageCost
-from farpipe.cost.transfer import replica_way, ring_bytes, site_way, wire_bytes
+from farpipe.cost.transfer import narrowed_bytes, replica_way, ring_bytes, site_way
 from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer
 from farpipe.spec import Cluster, Device, Model, Site, Training
 
@@ -117,15 +117,10 @@ class _Step:
         for index, (here, there) in enumerate(zip(self.placements, self.placements[1:], strict=False)):
             num_bytes = costs[index].boundary_bytes
             if here.site != there.site:
-                num_bytes = self.narrowed_bytes(num_bytes)
+                num_bytes = narrowed_bytes(num_bytes, self.training)
             forward, backward = self._exchange(links, here, there, num_bytes)
             found.append(None if here.rank == there.rank else Hop(forward=forward, backward=backward))
         return found
-
-    def narrowed_bytes(self, num_bytes: float) -> float:
-        """What `num_bytes` of activations are on their way to another site."""
-        item_bytes = memory.element_bytes(self.training.precision)
-        return float(wire_bytes(round(num_bytes / item_bytes), item_bytes, self.training.wire_type))
 
     def _exchange(self, links: StepLinks, one: Placement, other: Placement, num_bytes: float) -> list[Transfer | None]:
         """`num_bytes` there and back; None where both are on one rank."""

@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from farpipe.cost import memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout
-from farpipe.spec import LocalLink, Site, WireType
+from farpipe.spec import LocalLink, Site, Training, WireType
 
 Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
@@ -45,6 +46,12 @@ def wire_bytes(count: int, item_bytes: int, wire_type: WireType, num_dimensions:
         return count * item_bytes
     num_scales = 0 if wire_type == "bf16" else math.ceil(count / WIRE_BLOCK)
     return WIRE_HEAD_BYTES + 8 * num_dimensions + 4 * num_scales + count * WIRE_ITEM_BYTES[wire_type]
+
+
+def narrowed_bytes(num_bytes: float, training: Training) -> float:
+    """What `num_bytes` of activations are on their way to another site."""
+    item_bytes = memory.element_bytes(training.precision)
+    return float(wire_bytes(round(num_bytes / item_bytes), item_bytes, training.wire_type))
 
 
 def machine_way(site: Site, calibration: Calibration) -> Way:

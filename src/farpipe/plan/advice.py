@@ -4,6 +4,7 @@ import math
 from typing import Final
 
 from farpipe.cost import memory
+from farpipe.cost.transfer import narrowed_bytes
 from farpipe.plan.candidates import why_no_replicas
 from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.knee import knee_curve, link_bytes, walls
@@ -148,9 +149,11 @@ def _traffic(job: Job, best: Evaluated) -> list[str]:
         return []
     precision, tokens = job.training.precision, job.training.tokens_per_step
     size, gradient = memory.element_bytes(precision), memory.gradient_bytes(precision)
-    ratio = ((gradient + size) / 2 if job.training.zero1 else gradient) / size
+    message = memory.boundary_bytes(job.model, job.training, best.candidate.layout)
+    sent = size * narrowed_bytes(message, job.training) / message
+    ratio = ((gradient + size) / 2 if job.training.zero1 else gradient) / sent
     enough = ratio * job.model.num_params / job.model.hidden
     return [
-        f"A step has {tokens:,} tokens. With fewer than {enough:,.0f} ({ratio:g} x parameters / hidden) a pipeline "
+        f"A step has {tokens:,} tokens. With fewer than {enough:,.0f} ({ratio:.3g} x parameters / hidden) a pipeline "
         "over two sites sends less between them than replicas at each, with more it sends more."
     ]

@@ -114,7 +114,7 @@ def _tensor_degrees(job: Job, order: Iterable[Site]) -> list[int]:
     if job.layout.tensor is not None:
         return [job.layout.tensor]
     most = min(site.devices_per_machine for site in order)
-    return [t for t in _powers_of_two(most) if job.model.num_heads % t == 0]
+    return [t for t in _powers_of_two(most) if not job.model.num_heads % t and not job.model.ffn_hidden % t]
 
 
 def _data_degrees(job: Job, most: int) -> list[int]:
@@ -159,6 +159,11 @@ def _why_none(job: Job) -> str:
             f"layout: pipeline {pins.pipeline or 1} x data {data} x tensor {pins.tensor or 1} needs {needed} "
             f"devices, the cluster has {job.cluster.num_devices}; add {needed - job.cluster.num_devices} devices or "
             "pin less"
+        )
+    if pins.replicas == "across":
+        return (
+            'layout.replicas = "across": data and training.global_batch must be multiples of the number of sites, and '
+            "every site must have pipeline x tensor devices for each of its replicas"
         )
     return (
         f"layout: no placement of the pinned degrees on the {len(job.cluster.sites)} sites: every pipeline rank needs "

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from farpipe.cost import JobCosts, memory
 from farpipe.cost.links import ring_links
-from farpipe.cost.transfer import ring_bytes
+from farpipe.cost.transfer import narrowed_bytes, ring_bytes
 from farpipe.plan.candidates import Candidate
 from farpipe.spec import Cluster
 
@@ -33,7 +33,7 @@ def _hops_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
     layout = candidate.layout
     names = [candidate.sites[rank].name for rank in candidate.ranks]
     ways = Counter(ends for a, b in pairwise(names) if a != b for ends in ((a, b), (b, a)))
-    size = layout.data * memory.boundary_bytes(costs.model, costs.training, layout)
+    size = layout.data * narrowed_bytes(memory.boundary_bytes(costs.model, costs.training, layout), costs.training)
     found = [0.0]
     for ends, number in ways.items():
         link = cluster.link(*ends)

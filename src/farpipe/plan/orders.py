@@ -34,6 +34,13 @@ class Outcome:
     obstacle: InputError | InfeasibleError | None = None
 
 
+def expect_known(method: str) -> None:
+    """UsageError for a name that is neither an order's nor a search's."""
+    names = [*SEARCHES, *ORDERS]
+    if method not in names:
+        raise UsageError(f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}")
+
+
 def try_order(method: str, problem: Problem) -> Outcome:
     """Make, check and simulate one named order; UsageError for an unknown name."""
     try:
@@ -114,12 +121,10 @@ def best_order(problem: Problem, method: str = AUTO) -> tuple[Schedule, Timeline
     Raises UsageError for an unknown method, InputError when the method is not defined for such a problem, and
     InfeasibleError when no order (or not the one asked for) fits memory.
     """
+    expect_known(method)
     if method in SEARCHES and method != AUTO:
         found = find_order(problem, method)
         return found.schedule, found.timeline
-    if method != AUTO and method not in ORDERS:
-        names = [*SEARCHES, *ORDERS]
-        raise UsageError(f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}")
     outcomes = [try_quickly(name, problem) for name in (ORDERS if method == AUTO else (method,))]
     best = min(outcomes, key=lambda outcome: _merit(problem, outcome))
     if best.schedule is None or best.timeline is None:

@@ -149,7 +149,7 @@ class Plan(_Part):
             f"{expected.tokens_per_s:,.0f} tokens/s",
         ]
         lines += [
-            f"  stage {index}: rank {p.rank} at {p.site}, layers {p.first_layer} to {p.end_layer - 1}, "
+            f"  stage {index}: rank {p.rank} at {p.site}, layers {p.layers}, "
             f"peak {format_bytes(expected.peak_memory_bytes[p.rank])}"
             + ("" if p.recompute == "none" else f", recompute {p.recompute}")
             for index, p in enumerate(self.placements)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import permutations
 
 from farpipe.cost import JobCosts, Layout, Profile
-from farpipe.errors import InfeasibleError, InputError
+from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.candidates import Candidate, candidates
 from farpipe.plan.crossing import crossing_s
 from farpipe.plan.evaluate import Evaluated, Rejected, evaluate
 from farpipe.plan.knee import link_bytes
-from farpipe.plan.orders import best_order, find_order
+from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Choice, Plan, Prediction
 from farpipe.plan.polish import polish
 from farpipe.plan.remedy import explain_infeasible
@@ -39,10 +39,11 @@ Progress = Callable[[int, int], None]
 def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None) -> Plan:
     """The plan with the shortest predicted step, with the runners-up and why each lost.
 
-    Candidates are simulated in the order of a bound that none of them can beat, until the bound is above the best
-    found: the answer is the best of all candidates. Raises InfeasibleError, with the binding constraint and the
-    smallest change that would help, when none works.
+    The most promising candidates are simulated first, and those left out that a bound shows to be no faster than the
+    best found: the answer is the best of all candidates. Raises InputError for an unknown schedule, InfeasibleError,
+    with the binding constraint and the smallest change that would help, when no candidate works.
     """
+    _expect_known_schedule(job)
     costs = JobCosts(job.model, job.training, _by_device(job, profiles))
     evaluated, rejected = search(job, costs, progress)
     if not evaluated:
@@ -59,6 +60,13 @@ def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | N
         advice=tuple(advice(job, best, evaluated)),
     )
     return reorder(plan, job.schedule) if job.schedule in SEARCHES else plan
+
+
+def _expect_known_schedule(job: Job) -> None:
+    try:
+        expect_known(job.schedule or AUTO)
+    except UsageError as error:
+        raise InputError(f"schedule.method: {error}") from None
 
 
 def _by_device(job: Job, profiles: Sequence[Profile]) -> dict[str, Profile]:

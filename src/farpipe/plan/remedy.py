@@ -43,7 +43,8 @@ def changes(job: Job, costs: JobCosts) -> Iterator[Change]:
     yield 'training.recompute = "full" and training.zero1 = true, without pins in layout', lightest
     factor = _least(lambda times: _fits(_more_devices(job, times), costs), MOST_DEVICES)
     if factor is not None:
-        yield f"{factor} times the devices at every site", _more_devices(job, factor)
+        changed = _more_devices(job, factor)
+        yield f"{factor} times the devices at every site{_new_pins(job, changed)}", changed
     gib = min(site.device.memory_bytes for site in job.cluster.sites) / 2**30
     sizes = [math.ceil(gib) + more for more in range(math.ceil(gib * (MOST_MEMORY - 1)))]
     index = _least(lambda number: _fits(_more_memory(job, sizes[number - 1] * 2.0**30), costs), len(sizes))
@@ -120,10 +121,17 @@ def _sites(job: Job, change: Callable[[Site], Site]) -> Job:
     return job.model_copy(update={"cluster": job.cluster.model_copy(update={"sites": sites})})
 
 
+def _new_pins(job: Job, changed: Job) -> str:
+    """The pins that change with the number of devices, in words."""
+    words = f" and layout.pipeline = {changed.layout.pipeline}" if job.layout.pipeline else ""
+    return words + (" and no pin layout.layers" if job.layout.layers else "")
+
+
 def _more_memory(job: Job, memory_bytes: float) -> Job:
     def change(site: Site) -> Site:
         more = {"memory_bytes": max(memory_bytes, site.device.memory_bytes)}
-        return site.model_copy(update={"device": site.device.model_copy(update=more)})
+        given = {name: getattr(site, name) for name in site.model_fields_set}  # a usual reserve grows with the memory
+        return Site(**given | {"device": site.device.model_copy(update=more)})
 
     return _sites(job, change)
 

@@ -53,8 +53,8 @@ _FINISH_S_PER_ACTION: Final = 8e-6
 """What making, checking and playing the schedule takes when the search is over."""
 _GRACE_S: Final = 1.0
 """By how much the named orders may overrun the time limit, so that of small steps none is left out."""
-_LOCAL_SHARE, _LOCAL_SHARE_BEFORE_WINDOWS, _LOCAL_SHARE_BEFORE_EXACT, _EFFORT_SHARE = 0.7, 0.2, 0.12, 0.2
-"""Of the time limit; the first where nothing follows."""
+_LOCAL_SHARE, _LOCAL_SHARE_OF_MEDIUM, _LOCAL_SHARE_OF_SMALL, _EFFORT_SHARE = 0.7, 0.2, 0.2, 0.2
+"""Of the time limit. By the size of the step, not by what else was chosen: one more method must never make it worse."""
 _WINDOWS_PER_S: Final = 1.2
 """Of the time limit: they take about half of it."""
 _MAX_WINDOW_ACTIONS: Final = 60_000
@@ -117,7 +117,6 @@ class _Best:
     interrupted: bool = False
     in_order: bool | None = None
     exact_follows: bool = False
-    windows_follow: bool = False
 
     @property
     def small(self) -> bool:
@@ -205,8 +204,7 @@ def search(
 
 def _run(best: _Best, chosen: Sequence[str], time_limit_s: float, seed: int, split: bool) -> None:
     """The chosen stages, one after the other, each beginning with what those before it found."""
-    best.windows_follow = "windows" in chosen and not best.exact_follows and best.medium
-    fits = {"windows": best.windows_follow, "exact": best.exact_follows}
+    fits = {"windows": best.medium and not best.exact_follows, "exact": best.exact_follows}
     for method in METHODS:
         if method not in chosen or best.proven or not fits.get(method, True):
             continue
@@ -306,8 +304,7 @@ def _greedy(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
 
 
 def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    share = _LOCAL_SHARE_BEFORE_WINDOWS if best.windows_follow else _LOCAL_SHARE
-    share = _LOCAL_SHARE_BEFORE_EXACT if best.exact_follows else share
+    share = _LOCAL_SHARE_OF_SMALL if best.small else _LOCAL_SHARE_OF_MEDIUM if best.medium else _LOCAL_SHARE
     num_actions = best.step.num_actions
     plays = min(share * time_limit_s * _PLAYED_ACTIONS_PER_S / num_actions, _MOST_PLAYS_PER_ACTION * num_actions)
 

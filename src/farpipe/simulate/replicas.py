@@ -1,6 +1,6 @@
 """Replicas of the pipeline that share links: they send together, or they take turns."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from farpipe.problem import Hop, Problem, Transfer, is_inter_site
 
@@ -25,14 +25,6 @@ def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = 
     hops = tuple(hop and _one_replicas_hop(problem, hop, num_replicas, chosen) for hop in problem.hops)
     rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "sync")}
     return Problem(**rest, links=changed, hops=hops)
-
-
-def better_sharing(
-    problem: Problem, num_replicas: int, step_s: Callable[[Problem], float], links: Iterable[str] | None = None
-) -> Problem:
-    """The better of `problem`, whose replicas send together, and of the same `in_turns`, by the step time that `step_s`
-    finds for each; together if that is as good."""
-    return min((problem, in_turns(problem, num_replicas, links)), key=step_s)
 
 
 def _one_replicas_hop(problem: Problem, hop: Hop, num_replicas: int, chosen: frozenset[str]) -> Hop:

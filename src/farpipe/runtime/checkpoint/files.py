@@ -223,6 +223,8 @@ def _places(path: Path, entry: FileEntry) -> list[tuple[str, _Place]]:
     found: list[tuple[str, _Place]] = []
     for key, shape in shapes.items():
         name, _, start = key.partition("@")
+        if start and not (start.isascii() and start.isdigit()):
+            raise InputError(f"{path}: {key}: not the name of a piece of a tensor")
         found.append((name, _Place(int(start or 0), prod(shape), path, key, digests.get(key, ""))))
     return found
 

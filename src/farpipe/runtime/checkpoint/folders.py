@@ -49,10 +49,15 @@ def abandon_after(checkpoints: Path, step: int) -> None:
     for later, folder in _folders(checkpoints):
         if later > step:
             target = folder.with_name(folder.name + ABANDONED)
-            if target.exists():
-                remove(target)
-            with contextlib.suppress(OSError):  # another rank was faster
+            try:
                 folder.rename(target)
+            except FileNotFoundError:  # another rank was faster: what is there now is to stay
+                continue
+            except OSError:  # that of an earlier time is there
+                with contextlib.suppress(OSError):
+                    if folder.exists():
+                        remove(target)
+                        folder.rename(target)
 
 
 def sync_folder(folder: Path) -> None:

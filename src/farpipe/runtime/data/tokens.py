@@ -103,7 +103,7 @@ def _open_tokens(path: Path) -> Tokens:
 def _open_npy(path: Path) -> Tokens:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:  # the latter where the file is empty
         raise InputError(f"data.source: {path}: not an array of NumPy's: {error}") from None
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "ui":
         found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "several arrays"
@@ -114,7 +114,8 @@ def _open_npy(path: Path) -> Tokens:
 def _open_bin(path: Path) -> Tokens:
     header = path.with_suffix(".json")
     body = expect_format(parse_json(read_text(header), str(header)), FORMAT, str(header))
-    if body.keys() - _HEADER_KEYS or body.get("dtype") not in _DTYPES or type(body.get("num_tokens")) is not int:
+    counts = (body.get("num_tokens"), body.get("vocab_size", 1))
+    if body.keys() - _HEADER_KEYS or body.get("dtype") not in _DTYPES or {*map(type, counts)} != {int}:
         raise InputError(f"{header}: expected dtype (one of {', '.join(_DTYPES)}), num_tokens and perhaps vocab_size")
     dtype = np.dtype(body["dtype"]).newbyteorder("<")
     if path.stat().st_size != body["num_tokens"] * dtype.itemsize:

@@ -54,11 +54,11 @@ def issue(
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    place = _place(folder, site)
     authority_key, authority = _load(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     names = _alternative_names(site, hosts, ips)
     certificate = _sign(authority_key, authority, _name(f"farpipe site {site}"), key, names, days)
-    place = folder / quote(site)
     _write_key(place / KEY_FILE, key)
     _write_certificate(place / CERTIFICATE_FILE, certificate)
     _write_certificate(place / AUTHORITY_FILE, authority)
@@ -71,6 +71,14 @@ def make_throwaway(folder: Path, sites: Sequence[str]) -> None:
     for site in sites:
         issue(folder, site)
     (folder / AUTHORITY_KEY_FILE).unlink()
+
+
+def _place(folder: Path, site: str) -> Path:
+    """Where the site's files go; InputError for a name that would put them outside of the authority's folder."""
+    place = folder / quote(site)
+    if folder.resolve() not in place.resolve().parents:
+        raise InputError(f"{site!r}: can't be a site's name: its files would not be in {folder}")
+    return place
 
 
 def _name(text: str) -> "x509.Name":

@@ -102,7 +102,8 @@ class Inbox:
             parcel = shelf.by_number.get(header.number)
             if parcel is None:
                 if not shelf.has_room(header, self._config.buffer_bytes):
-                    shelf.stopped.append(go_on)
+                    if go_on not in shelf.stopped:
+                        shelf.stopped.append(go_on)
                     return None
                 parcel = shelf.open(header)
         if not header.same_message(parcel.header):

@@ -143,6 +143,7 @@ class Lifeline:
                 if time.monotonic() + RETRY_S > deadline_s:
                     raise self._gone(f"{context}: {error}") from None
             if self._health.has_departed(self.peer.rank):
+                self._tell(up=True)  # nobody has to be patient for its sake any more
                 return
             time.sleep(RETRY_S)
 
@@ -187,6 +188,8 @@ class Lifeline:
             except OSError as error:
                 refused_since_s = self._see_refusal(error, refused_since_s)
             time.sleep(PROBE_S)
+        if self._health.has_departed(self.peer.rank):
+            self._tell(up=True)
 
     def _watch(self, pipe: Pipe, now_s: float) -> None:
         """From the loop, now and then: end the run when an outage lasts too long."""

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from farpipe.runtime.transport.connection import Connection
 from farpipe.runtime.transport.loop import Loop
+from farpipe.runtime.transport.sockets import ClosedError
 from farpipe.runtime.transport.wire import WireError
 
 MAX_HEAD_BYTES: Final = 1024
@@ -174,6 +175,8 @@ class Pipe:
         """See Served."""
         try:
             with self._lock:
+                if self._paused and mask & (select.EPOLLHUP | select.EPOLLERR):  # reading would not find it out
+                    raise ClosedError("it was closed")
                 if mask & ~select.EPOLLOUT:
                     self._receive()
                 self._send()

@@ -36,6 +36,7 @@ MAX_STREAMS: Final = 64
 MAX_CONNECTIONS: Final = 2 * MAX_STREAMS
 NUM_ECHOES: Final = 20
 SLOT_S: Final = 0.05
+_PAUSE_S: Final = 0.1
 
 _ECHO, _UP, _DOWN = 0, 1, 2
 _NONCE_BYTES: Final = 16
@@ -85,6 +86,7 @@ class ProbeServer:
         except OSError as error:
             raise InputError(f"can't listen on {host} port {port}: {error.strerror}") from None
         self.port: Final[int] = self._sock.getsockname()[1]
+        self._closing = False
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._thread = threading.Thread(target=self._accept, name="farpipe probe", daemon=True)
         self._thread.start()
@@ -94,7 +96,10 @@ class ProbeServer:
             try:
                 sock, address = self._sock.accept()
             except OSError:
-                return
+                if self._closing:
+                    return
+                time.sleep(_PAUSE_S)  # no file descriptors left, most likely
+                continue
             if not self._places.acquire(blocking=False):
                 sock.close()
                 continue
@@ -119,6 +124,7 @@ class ProbeServer:
 
     def close(self) -> None:
         """Listen no more; what is being measured goes on to its end."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -317,7 +317,7 @@ class Transport:
         self._mesh.flush(time.monotonic() + FAREWELL_S)
         deadline_s = time.monotonic() + FAREWELL_S
         self._listener.close(deadline_s)
-        for line in self._incoming.values():
+        for line in list(self._incoming.values()):  # a connection may just be coming in
             line.close()
         for outbox in self._outboxes.values():
             outbox.close(deadline_s)
@@ -360,7 +360,8 @@ def connect(
         undo.pop_all()
     try:
         transport._start(listener, token, ranks, links, credentials)
-    except BaseException:
+    except BaseException as error:
+        transport.abort(str(error) or type(error).__name__)  # Ctrl-C too, or `close` would wait for goodbyes
         transport.close()
         raise
     return transport
