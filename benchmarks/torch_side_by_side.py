@@ -1,10 +1,11 @@
 """One pipeline step over a WAN: farpipe next to torch.distributed.pipelining over gloo. Prints JSON.
 
-Four ranks at two sites, F = 20 ms and B = 40 ms asleep, messages of 0.5 MB, 16 microbatches, 20 ms one way and
-200 Mbit/s between ranks 1 and 2. farpipe's links are emulated in its transport; gloo's connection between the two ranks
-really goes through a relay that delays and paces it (see gloo_relay.py). A step is from the first rank's start to the
-last rank's end, without optimizer; medians over the steps after warm-up. zb-2p splits B into I and W of 20 ms each; the
-other orders do the same work as torch's in the same actions.
+Four ranks at two sites, asleep. *near*: F = 20 ms, B = 40 ms, messages of 0.5 MB, 16 microbatches, 20 ms one way and
+200 Mbit/s between ranks 1 and 2. *far*: 40 and 80 ms, 4 MB, 12 microbatches, 50 ms and 1 Gbit/s. farpipe's links are
+emulated in its transport; gloo's connection between the two ranks really goes through a relay that delays and paces it
+(see gloo_relay.py). A step is from the first rank's start to the last rank's end, without optimizer; medians over the
+steps after warm-up. zb-2p splits B into I and W of equal length; the other orders do the same work as torch's in the
+same actions.
 """
 
 import json
@@ -12,46 +13,63 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-NUM_RANKS, NUM_MICROBATCHES = 4, 16
-FORWARD_S, BACKWARD_S = 0.020, 0.040
-MESSAGE_BYTES = 500_000
-LATENCY_S, BYTES_PER_S = 0.020, 25e6
+NUM_RANKS = 4
 NEAR, FAR = 1, 2  # the ranks on both sides of the WAN
 NUM_STEPS, NUM_WARM_UP_STEPS = 8, 3
 SITES = ("west", "west", "east", "east")
 
 
+@dataclass(frozen=True)
+class Case:
+    """One step and one WAN."""
+
+    forward_s: float
+    backward_s: float
+    message_bytes: int
+    num_microbatches: int
+    latency_s: float
+    bytes_per_s: float
+
+
+CASES = {"near": Case(0.020, 0.040, 500_000, 16, 0.020, 25e6), "far": Case(0.040, 0.080, 4_000_000, 12, 0.050, 125e6)}
+
+
 def main() -> None:
-    ours = {method: farpipe_step(method) for method in ("1f1b", "gpipe", "eager", "zb-2p")}
-    torchs = {name: torch_step(name) for name in ("Schedule1F1B", "ScheduleGPipe")}
-    without_wan = torch_step("Schedule1F1B", wan=False)
-    torch_s = torchs["Schedule1F1B"]["measured_s"]
     print(
-        json.dumps(
-            {
-                "farpipe": ours,
-                "torch": torchs | {"Schedule1F1B without WAN": without_wan},
-                "wan_of_torch": "TCP relay between the two gloo ranks",
-                "eager_over_torch_1f1b": round(ours["eager"]["measured_s"] / torch_s, 3),
-                "zb-2p_over_torch_1f1b": round(ours["zb-2p"]["measured_s"] / torch_s, 3),
-            }
-        )
+        json.dumps({name: side_by_side(name) for name in CASES} | {"wan_of_torch": "TCP relay between two gloo ranks"})
     )
 
 
-def farpipe_step(method: str) -> dict[str, float]:
+def side_by_side(case: str) -> dict[str, Any]:
+    """Both engines on one case; the ratios are to torch's 1F1B with and without the WAN."""
+    ours = {method: farpipe_step(CASES[case], method) for method in ("1f1b", "gpipe", "eager", "zb-2p")}
+    torchs = {name: torch_step(case, name) for name in ("Schedule1F1B", "ScheduleGPipe")}
+    without_wan = torch_step(case, "Schedule1F1B", wan=False)
+    torch_s, no_wan_s = torchs["Schedule1F1B"]["measured_s"], without_wan["measured_s"]
+    return {
+        "farpipe": ours,
+        "torch": torchs | {"Schedule1F1B without WAN": without_wan},
+        "over_torch_1f1b": {name: round(step["measured_s"] / torch_s, 3) for name, step in ours.items()},
+        "over_torch_1f1b_without_wan": {
+            name: round(step["measured_s"] / no_wan_s, 3) for name, step in (ours | torchs).items()
+        },
+    }
+
+
+def farpipe_step(case: Case, method: str) -> dict[str, float]:
     """Predicted and measured seconds of a step."""
     from farpipe.runtime.run import run
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.schedule.library import order
     from farpipe.simulate import simulate
 
-    problem = make_problem()
+    problem = make_problem(case)
     schedule = order(method, problem)
     spec = RunSpec(problem=problem, schedule=schedule, sites=SITES, num_steps=NUM_STEPS, device="sleep")
     with tempfile.TemporaryDirectory() as folder:
@@ -61,15 +79,16 @@ def farpipe_step(method: str) -> dict[str, float]:
     return {"predicted_s": round(predicted_s, 4), "measured_s": round(measured_s, 4), "error": round(error, 4)}
 
 
-def make_problem() -> Any:
+def make_problem(case: Case) -> Any:
     from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 
-    stage = {"forward_s": FORWARD_S, "input_grad_s": BACKWARD_S / 2, "weight_grad_s": BACKWARD_S / 2}
-    wan = Link(latency_s=LATENCY_S, bandwidth_bytes_per_s=BYTES_PER_S)
-    across = [Transfer(link=name, bytes=MESSAGE_BYTES) for name in ("west>east", "east>west")]
+    half_s = case.backward_s / 2
+    stage = {"forward_s": case.forward_s, "input_grad_s": half_s, "weight_grad_s": half_s}
+    wan = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bytes_per_s)
+    across = [Transfer(link=name, bytes=case.message_bytes) for name in ("west>east", "east>west")]
     free = Hop()  # inside a site: memory of one machine
     return Problem(
-        num_microbatches=NUM_MICROBATCHES,
+        num_microbatches=case.num_microbatches,
         ranks=(Rank(),) * NUM_RANKS,
         stages=tuple(Stage(rank=rank, **stage) for rank in range(NUM_RANKS)),
         links={"west>east": wan, "east>west": wan},
@@ -77,7 +96,7 @@ def make_problem() -> Any:
     )
 
 
-def torch_step(name: str, *, wan: bool = True) -> dict[str, float]:
+def torch_step(case: str, name: str, *, wan: bool = True) -> dict[str, float]:
     """Measured seconds of a step with one of torch's schedules."""
     import torch.distributed as dist
 
@@ -86,16 +105,16 @@ def torch_step(name: str, *, wan: bool = True) -> dict[str, float]:
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     if wan:
-        Relay(store, NEAR, FAR, LATENCY_S, BYTES_PER_S)
+        Relay(store, NEAR, FAR, CASES[case].latency_s, CASES[case].bytes_per_s)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, name, str(store.port), "wan" if wan else "no wan", folder]
+        command = [sys.executable, __file__, case, name, str(store.port), "wan" if wan else "no wan", folder]
         launch(lambda _: command, NUM_RANKS, log_dir=Path(folder), env={"GLOO_SOCKET_IFNAME": "lo"})
         steps = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
     spans = [max(end for _, end in step) - min(start for start, _ in step) for step in zip(*steps, strict=True)]
     return {"measured_s": round(median(spans[NUM_WARM_UP_STEPS:]), 4)}
 
 
-def torch_rank(name: str, port: int, wan: bool, folder: Path) -> None:
+def torch_rank(case: Case, name: str, port: int, wan: bool, folder: Path) -> None:
     """One rank of torch's pipeline; leaves start and end of every step in `folder`."""
     import torch
     import torch.distributed as dist
@@ -107,10 +126,10 @@ def torch_rank(name: str, port: int, wan: bool, folder: Path) -> None:
     inner = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     store = ShapedStore(inner, rank, (NEAR, FAR)) if wan else inner
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
-    shape = (1, MESSAGE_BYTES // 4)
-    stage = pipelining.PipelineStage(sleeping_module(torch), rank, NUM_RANKS, torch.device("cpu"))
-    schedule = getattr(pipelining, name)(stage, NUM_MICROBATCHES, loss_fn=lambda y, _: y.sum())
-    whole = torch.zeros(NUM_MICROBATCHES, shape[1])
+    shape = (1, case.message_bytes // 4)
+    stage = pipelining.PipelineStage(sleeping_module(torch, case), rank, NUM_RANKS, torch.device("cpu"))
+    schedule = getattr(pipelining, name)(stage, case.num_microbatches, loss_fn=lambda y, _: y.sum())
+    whole = torch.zeros(case.num_microbatches, shape[1])
     steps = []
     for _ in range(NUM_STEPS):
         dist.barrier()
@@ -122,18 +141,18 @@ def torch_rank(name: str, port: int, wan: bool, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def sleeping_module(torch: Any) -> Any:
-    """A module that takes FORWARD_S and BACKWARD_S and hands its input on."""
+def sleeping_module(torch: Any, case: Case) -> Any:
+    """A module that takes as long as the case says and hands its input on."""
 
     class Sleep(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, weight: Any) -> Any:
-            time.sleep(FORWARD_S)
+            time.sleep(case.forward_s)
             return x * 1.0
 
         @staticmethod
         def backward(ctx: Any, gy: Any) -> Any:
-            time.sleep(BACKWARD_S)
+            time.sleep(case.backward_s)
             return gy * 1.0, torch.zeros(1)
 
     class Stage(torch.nn.Module):
@@ -149,6 +168,7 @@ def sleeping_module(torch: Any) -> Any:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        torch_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "wan", Path(sys.argv[4]))
+        case_name, schedule_name, port_text, wan_text, folder_text = sys.argv[1:]
+        torch_rank(CASES[case_name], schedule_name, int(port_text), wan_text == "wan", Path(folder_text))
     else:
         main()

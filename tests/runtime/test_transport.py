@@ -148,6 +148,19 @@ def test_posts_arrive_once_in_order_and_under_their_name():
         assert first.poll("report") == []
 
 
+def test_what_was_posted_before_the_end_is_found_and_then_the_reason_is_told():
+    with connected() as (first, second):
+        second.post(0, "report", b"last words")
+        second.abort("enough")
+        deadline = time.monotonic() + 5
+        found = []
+        with pytest.raises(RunError, match="waiting for 'report': .*enough"):
+            while time.monotonic() < deadline:
+                found += first.poll("report")
+                time.sleep(0.001)
+        assert found == [(1, b"last words")]
+
+
 def test_a_full_send_buffer_blocks_and_then_says_so():
     with connected(buffer_bytes=MIB, timeout_s=1.0) as (first, _):
         tensor = torch.zeros(3 * MIB // 4)

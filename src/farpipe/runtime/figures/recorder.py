@@ -65,8 +65,7 @@ class Recorder:
 
     def collect(self) -> None:
         """Take what reports have arrived. Raises what went wrong in writing earlier ones."""
-        if self._error is not None:
-            raise self._error
+        self._expect_no_error()
         for report in self._peers.poll(BOX):
             self._num_collected += 1
             self._queue.put(report)
@@ -105,7 +104,11 @@ class Recorder:
             time.sleep(_POLL_S)
             self.collect()
         self.close()
-        self.collect()
+        self._expect_no_error()
+
+    def _expect_no_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Write what has been collected and end the thread; a second call does nothing."""

@@ -260,8 +260,14 @@ class Transport:
             self._mesh.post(peer, name, payload)
 
     def poll(self, name: str) -> list[tuple[int, bytes]]:
-        """The payloads posted under `name` that have arrived since the last call, with the ranks that sent them."""
-        return self._mailbox.take_posted(name)
+        """The payloads posted under `name` that have arrived since the last call, with the ranks that sent them.
+
+        Raises the error that broke the run when there are none: no more will come.
+        """
+        found = self._mailbox.take_posted(name)
+        if not found:
+            self._health.check(f"waiting for {name!r}")
+        return found
 
     def change_link(self, name: str, shape: LinkShape) -> None:
         """From now on an emulated link is like this, for all ranks."""
