@@ -152,12 +152,16 @@ def test_what_was_posted_before_the_end_is_found_and_then_the_reason_is_told():
     with connected() as (first, second):
         second.post(0, "report", b"last words")
         second.abort("enough")
-        deadline = time.monotonic() + 5
         found = []
-        with pytest.raises(RunError, match="waiting for 'report': .*enough"):
+
+        def poll_until_it_raises():
+            deadline = time.monotonic() + 5
             while time.monotonic() < deadline:
-                found += first.poll("report")
+                found.extend(first.poll("report"))
                 time.sleep(0.001)
+
+        with pytest.raises(RunError, match=r"waiting for 'report': .*enough"):
+            poll_until_it_raises()
         assert found == [(1, b"last words")]
 
 
