@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from farpipe.cli import main
+from farpipe.plan import make_plan
+from plan.jobs import job, site
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 JOB = RECIPES / "two_sites.toml"
@@ -122,6 +124,11 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(here, folder, command
 )
 def test_words_that_a_command_does_not_know_are_named(here, folder, arguments, message):
     expect_error(here(*arguments), 2, message)
+
+
+def test_a_profile_comes_too_late_for_a_plan(here, tmp_path):
+    make_plan(job([site("here", num_devices=1)])).save(tmp_path / "plan.json")
+    expect_error(here("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is made already")
 
 
 def test_a_schedule_for_another_problem_shows_the_place(here, problem_file, tmp_path):

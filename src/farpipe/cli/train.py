@@ -145,7 +145,7 @@ def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any)
 def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type: str | None) -> "Plan":
     """The plan in a file, or one made for the job in it; `schedule` replaces its order.
 
-    UsageError for another `wire_type` than the plan's: its messages would have other bytes than it was made for.
+    UsageError for what a plan that is made can't take any more: a profile, or another `wire_type`.
     """
     from farpipe.cost import Profile
     from farpipe.plan import Plan, make_plan
@@ -158,6 +158,8 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
 
     if path.suffix != ".toml":
         plan = Plan.load(path)
+        if profiles:
+            raise UsageError(f"--profile: {path} is made already; give the job, to plan anew")
         if wire_type not in (None, plan.job.training.wire_type):
             raise UsageError(
                 f"--wire-type: {path} is made for {plan.job.training.wire_type!r}; give the job, to plan anew"
