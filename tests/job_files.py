@@ -4,6 +4,18 @@ from hypothesis import strategies as st
 
 from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Model, Pins, Site, Training
 
+TWO_CPU_SITES = """\
+[[cluster.sites]]
+name = "zurich"
+device = "cpu"
+num_devices = 1
+
+[[cluster.sites]]
+name = "lugano"
+device = "cpu"
+num_devices = 1
+"""
+
 PLAIN = """\
 [model]
 preset = "llama-3-8b"

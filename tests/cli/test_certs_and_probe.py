@@ -3,26 +3,22 @@ import stat
 
 import pytest
 
+from farpipe.runtime.link_probe import ProbeServer, Sides
 from farpipe.runtime.security.tls import TlsFiles
-from farpipe.runtime.transport.probe import ProbeServer, Sides
 from farpipe.spec import load_cluster
+from job_files import TWO_CPU_SITES
 
-CLUSTER = """# measured by us
-[[cluster.sites]]
-name = "zurich"
-device = "cpu"
-num_devices = 1
-
-[[cluster.sites]]
-name = "lugano"
-device = "cpu"
-num_devices = 1
-
+CLUSTER = (
+    """# measured by us
+"""
+    + TWO_CPU_SITES
+    + """
 [[cluster.links]]
 between = ["zurich", "lugano"]
 latency = "30 ms"
 bandwidth = "200 Mbit/s"
 """
+)
 
 
 @pytest.fixture

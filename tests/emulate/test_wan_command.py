@@ -7,21 +7,14 @@ import sys
 import pytest
 
 from farpipe.emulate import state
+from job_files import TWO_CPU_SITES
 from wans import LIMIT_S, free_name, needs_wan
 
 pytestmark = needs_wan
 
-CLUSTER = """\
-[[cluster.sites]]
-name = "zurich"
-device = "cpu"
-num_devices = 1
-
-[[cluster.sites]]
-name = "lugano"
-device = "cpu"
-num_devices = 1
-
+CLUSTER = (
+    TWO_CPU_SITES
+    + """
 [[cluster.links]]
 between = ["zurich", "lugano"]
 latency = "5 ms"
@@ -29,6 +22,7 @@ bandwidth = "200 Mbit/s"
 queue = "20 ms"
 loss = 0.25
 """
+)
 
 
 def farpipe(*arguments):

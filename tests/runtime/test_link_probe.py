@@ -5,8 +5,8 @@ import time
 import pytest
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.transport import probe as link_probe
-from farpipe.runtime.transport.probe import ProbeServer, Sides, measure, sustained_rate
+from farpipe.runtime import link_probe
+from farpipe.runtime.link_probe import ProbeServer, Sides, measure, sustained_rate
 from transports import tls_files
 from wans import both_ways, free_name, needs_wan
 

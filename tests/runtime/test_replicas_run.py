@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +19,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.spec import Training
+from rank_processes import processes_of
 from small_models import TIED, even_partition
 
 pytestmark = pytest.mark.slow
@@ -95,20 +95,6 @@ def test_a_rehearsal_with_replicas_takes_about_as_long_as_predicted(tmp_path):
     while len(tries) < 3 and not any(t == pytest.approx(predicted.makespan_s, rel=0.2) for t in tries):
         tries.append(run(spec, tmp_path / str(len(tries))).makespan_s)
     assert any(t == pytest.approx(predicted.makespan_s, rel=0.2) for t in tries), (predicted, tries)
-
-
-def processes_of(run_dir):
-    """Process ids of a run's processes, by number."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"farpipe.runtime.rank_main" in words and str(run_dir).encode() in words and b"guard.py" not in words[3]:
-            found[int(next(word[5:] for word in environment if word.startswith(b"RANK=")))] = int(process.name)
-    return found
 
 
 @pytest.mark.parametrize("make", [training, rehearsal])

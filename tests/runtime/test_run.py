@@ -24,6 +24,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
+from rank_processes import processes_of
 from small_models import (
     LLAMA,
     TIED,
@@ -156,33 +157,18 @@ def wait_for_steps(run_dir, count, process):
     raise AssertionError(f"no {count} steps: {process.communicate(timeout=5)}")
 
 
-def ranks_of(run_dir):
-    """Process ids of the ranks of a run, by rank: those whose command line has its directory."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"farpipe.runtime.rank_main" in words and str(run_dir).encode() in words and b"guard.py" not in words[3]:
-            rank = next(word[5:] for word in environment if word.startswith(b"RANK="))
-            found[int(rank)] = int(process.name)
-    return found
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_9_of_a_rank_ends_the_run_within_seconds_and_leaves_nothing_running(victim, tmp_path):
     run_dir = tmp_path / "run"
     process = start_in_background(rehearsal(10_000, transport=TransportSettings(timeout_s=30)), run_dir)
     wait_for_steps(run_dir, 2, process)
-    os.kill(ranks_of(run_dir)[victim], signal.SIGKILL)
+    os.kill(processes_of(run_dir)[victim], signal.SIGKILL)
     start = time.monotonic()
     _, words = process.communicate(timeout=20)
     assert time.monotonic() - start < 10
     assert process.returncode == RunError.exit_code
     assert f"rank {victim} was killed by SIGKILL" in words
-    assert ranks_of(run_dir) == {}
+    assert processes_of(run_dir) == {}
     survivor = (run_dir / "logs" / f"rank-{1 - victim}.log").read_text()
     assert f"rank {victim}" in survivor
     assert all(json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
@@ -196,7 +182,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
-    assert ranks_of(run_dir) == {}
+    assert processes_of(run_dir) == {}
 
 
 def test_a_full_disk_is_said(tmp_path):
@@ -206,7 +192,7 @@ def test_a_full_disk_is_said(tmp_path):
     _, words = process.communicate(timeout=60)
     assert process.returncode == RunError.exit_code
     assert "metrics.jsonl: can't be written" in words
-    assert ranks_of(run_dir) == {}
+    assert processes_of(run_dir) == {}
     assert all(json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
 
 

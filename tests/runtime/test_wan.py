@@ -16,6 +16,7 @@ from farpipe.runtime.run import run
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
+from job_files import TWO_CPU_SITES
 from wans import both_ways, free_name, needs_wan, wait_until
 
 pytestmark = needs_wan
@@ -104,7 +105,8 @@ def test_a_wan_of_other_sites_is_refused(wan, tmp_path):
         run(spec, tmp_path / "run", wan=wan)
 
 
-JOB = """\
+JOB = (
+    """\
 [model]
 num_layers = 2
 hidden = 32
@@ -118,16 +120,9 @@ global_batch = 4
 microbatch_size = 1
 precision = "fp32"
 
-[[cluster.sites]]
-name = "zurich"
-device = "cpu"
-num_devices = 1
-
-[[cluster.sites]]
-name = "lugano"
-device = "cpu"
-num_devices = 1
-
+"""
+    + TWO_CPU_SITES
+    + """
 [[cluster.links]]
 between = ["zurich", "lugano"]
 latency = "30 ms"
@@ -137,6 +132,7 @@ bandwidth = "200 Mbit/s"
 pipeline = 2
 sites = ["zurich", "lugano"]
 """
+)
 
 
 @pytest.fixture

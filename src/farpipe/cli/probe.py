@@ -10,7 +10,7 @@ from farpipe.cli.output import console, print_json, status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
-    from farpipe.runtime.transport.probe import LinkFigures, Sides
+    from farpipe.runtime.link_probe import LinkFigures, Sides
 
 
 def probe(
@@ -40,7 +40,7 @@ def probe(
     if listen:
         _listen(host, port, certs, allow_plaintext, token)
         return
-    from farpipe.runtime.transport.probe import measure
+    from farpipe.runtime.link_probe import measure
 
     sides = _sides(host, certs, allow_plaintext, token, server=False)
     with status(f"measuring the link to {host}, about {4 * seconds:.0f} s"):
@@ -64,8 +64,8 @@ def _split(address: str) -> tuple[str, int]:
 
 def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | None, *, server: bool) -> "Sides":
     """How the connection is to be secured; UsageError where that is not said."""
+    from farpipe.runtime.link_probe import Sides
     from farpipe.runtime.security.tls import TlsFiles
-    from farpipe.runtime.transport.probe import Sides
 
     if certs is not None:
         return Sides(TlsFiles.find(certs, "").context(server=server), (token or "").encode())
@@ -82,7 +82,7 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
 def _listen(host: str, port: int, certs: Path | None, allow_plaintext: bool, token: str | None) -> None:
     import secrets
 
-    from farpipe.runtime.transport.probe import ProbeServer
+    from farpipe.runtime.link_probe import ProbeServer
 
     if certs is None and not token:
         token = secrets.token_hex(8)

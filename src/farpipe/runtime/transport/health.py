@@ -110,10 +110,10 @@ class Health:
         """Whether `peer` has said goodbye."""
         return peer in self._departed
 
-    def lose(self, peer: int, how: str, patience_s: float = EXPLANATION_S) -> None:
-        """A connection with `peer` broke; unless it is explained within `patience_s`, that breaks the run."""
+    def lose(self, peer: int, how: str) -> None:
+        """A connection with `peer` broke; unless it is explained within EXPLANATION_S, that breaks the run."""
         with self._explained:
-            self._explained.wait_for(lambda: self._error or peer in self._departed, patience_s)
+            self._explained.wait_for(lambda: self._error or peer in self._departed, EXPLANATION_S)
         if peer not in self._departed:
             self.fail(PeerError(f"rank {peer} is lost: {how}"), announce=f"rank {peer} is lost: {how}")
 
@@ -123,12 +123,12 @@ class Health:
             self._explained.wait_for(lambda: self._error or self._departed.issuperset(peers), limit_s)
 
     @contextmanager
-    def guard(self, peer: int, what: str, patience_s: float = EXPLANATION_S) -> Iterator[None]:
+    def guard(self, peer: int, what: str) -> Iterator[None]:
         """Around all that a thread does with `peer`: however it fails, the run hears of it."""
         try:
             yield
         except (OSError, WireError) as error:
-            self.lose(peer, f"{what}: {error}", patience_s)
+            self.lose(peer, f"{what}: {error}")
         except Exception as error:
             self.fault(error, what)
 
