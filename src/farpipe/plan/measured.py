@@ -125,7 +125,8 @@ def fit_link(believed: Link, steps: Sequence[Passages]) -> Link:
         rates = sorted(tried)
         best = rates.index(min(rates, key=lambda r: tried[r]))
         around = rates[max(best - 1, 0)], rates[min(best + 1, len(rates) - 1)]
-        tried |= {r: _fit_latency(r, steps)[1] for r in np.geomspace(*around, 7)[1:-1].tolist()}
+        # An odd number of parts: a rate in the middle would be the best one again, but for rounding, and hide its neighbour.
+        tried |= {r: _fit_latency(r, steps)[1] for r in np.geomspace(*around, 8)[1:-1].tolist()}
     least = min(tried.values())
     good = [r for r, error in tried.items() if error <= least + max(SURE_S, SURE_RATIO * least)]
     if seen is not None and seen in good and seen <= BELIEVABLE_RATIO * rate:
