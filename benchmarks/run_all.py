@@ -1,16 +1,21 @@
 """Run every benchmark, one after the other, and write what they print as tables for the docs.
 
 python benchmarks/run_all.py [NAME ...]
+
+The page is written after each; sections of benchmarks that are not run stay as they are. One that fails says so in its
+section, the others are run all the same, and the exit code is 1.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "reference" / "benchmarks.md"
@@ -20,8 +25,6 @@ HEAD = """\
 
 Written by `make bench`. Run it on your own machine: figures of different machines, or of a busy one, don't compare.
 Each table is one script in `benchmarks/`, whose docstring says what is measured and against which limit.
-
-Measured on {machine}.
 """
 
 
@@ -68,18 +71,57 @@ def cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def section(script: Path) -> str:
-    """Run one benchmark; its docstring's first paragraph, its picture if it draws one, and its figures as tables."""
+class Run(NamedTuple):
+    """What came of one benchmark."""
+
+    exit_code: int
+    data: dict[str, Any] | None
+    """The figures that it printed; None where it printed none."""
+    last_words: str
+    """The last line that it wrote to stderr."""
+
+
+def run(script: Path) -> Run:
+    """Run one benchmark; what it writes to stderr is shown as it comes."""
     print(f"{script.name} ...", file=sys.stderr, flush=True)
-    run = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=True)
-    data = json.loads(run.stdout)
+    last_words = ""
+    with (
+        tempfile.TemporaryFile("w+") as printed,
+        subprocess.Popen([sys.executable, script], stdout=printed, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        for line in process.stderr or ():
+            sys.stderr.write(line)
+            last_words = line.strip() or last_words
+        exit_code = process.wait()
+        printed.seek(0)
+        with contextlib.suppress(json.JSONDecodeError):
+            return Run(exit_code, json.loads(printed.read()), last_words)
+    return Run(exit_code or 1, None, last_words)
+
+
+def section(script: Path, found: Run) -> str:
+    """One benchmark's docstring's first paragraph, its picture if it draws one, and its figures as tables."""
+    data = dict(found.data or {})
     data.pop("benchmark", None)
     picture = data.pop("picture", None)
     about = script.read_text(encoding="utf-8").split('"""')[1].strip().split("\n\n")[0].replace("\n", " ")
-    head = f"\n## {script.stem}\n\n{about}\n\n    python benchmarks/{script.name}\n\n"
-    shown = f"![{about.partition('.')[0]}](../pictures/{picture})\n\n" if picture else ""
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows(data))
-    return f"{head}{shown}| figure | value |\n|---|---|\n{table}\n{tables(data)}"
+    text = f"\n## {script.stem}\n\n{about}\n\n    python benchmarks/{script.name}\n\nOn {machine()}.\n"
+    if found.exit_code:
+        text += f"\n{failure(found)}\n"
+    if found.data is None:
+        return text
+    shown = f"\n![{about.partition('.')[0]}](../pictures/{picture})\n" if picture else ""
+    lines = [f"| {name} | {value} |\n" for name, value in rows(data)]
+    figures = "".join(["\n| figure | value |\n|---|---|\n", *lines]) if lines else ""
+    return f"{text}{shown}{figures}{tables(data)}"
+
+
+def failure(found: Run) -> str:
+    """A benchmark that prints figures and fails has not kept a limit; one without figures broke."""
+    if found.data is not None:
+        return f"**A limit was not kept** (exit code {found.exit_code})."
+    said = f": `{found.last_words}`" if found.last_words else ""
+    return f"**It failed** (exit code {found.exit_code}){said}"
 
 
 def _is_script(path: Path) -> bool:
@@ -99,11 +141,18 @@ def main() -> None:
     wanted = options.parse_args().names or [*scripts]
     if unknown := [name for name in wanted if name not in scripts]:
         options.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(scripts)}")
-    kept = {} if set(wanted) == set(scripts) else sections(PAGE.read_text(encoding="utf-8"))
-    found = kept | {name: section(scripts[name]) for name in wanted}
-    page = HEAD.format(machine=machine()) + "".join(found[name] for name in sorted(found) if name in scripts)
-    PAGE.write_text(page, encoding="utf-8")
-    print(page)
+    failed = [name for name in wanted if not refresh(scripts, name)]
+    print(PAGE.read_text(encoding="utf-8"))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def refresh(scripts: dict[str, Path], name: str) -> bool:
+    """Run one benchmark and put its section on the page; whether it went well."""
+    result = run(scripts[name])
+    found = sections(PAGE.read_text(encoding="utf-8")) | {name: section(scripts[name], result)}
+    PAGE.write_text(HEAD + "".join(found[name] for name in sorted(found) if name in scripts), encoding="utf-8")
+    return not result.exit_code
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ to find the rate; a link's bandwidth counts IP packets with their headers, so at
 """
 
 import contextlib
-import json
 import os
 import socket
 import statistics
 import threading
 import time
 from typing import Any
+
+from kernel_wan import print_where_possible
 
 CASES = ((0.020, 200e6), (0.050, 1e9), (0.005, 4e9))  # one-way seconds, bit/s
 STREAMS = (1, 4)
@@ -24,15 +25,7 @@ BLOCK_BYTES = 1 << 18
 
 
 def main() -> None:
-    from farpipe.emulate import namespace
-    from farpipe.errors import UsageError
-
-    try:
-        namespace.check_possible()
-    except UsageError as error:
-        print(json.dumps({"not_measured": str(error)}))
-        return
-    print(json.dumps({"links": [measure(*case) for case in CASES]}))
+    print_where_possible(lambda: {"links": [measure(*case) for case in CASES]})
 
 
 def measure(latency_s: float, bit_per_s: float) -> dict[str, Any]:

@@ -64,6 +64,9 @@ class InProcessPeers:
         with self.board.condition:
             return self.board.boxes.pop((self.rank, name), [])
 
+    def paused_s(self):
+        return 0.0
+
     def clock_offsets(self):
         return [0] * self.world_size
 

@@ -4,19 +4,20 @@ from hypothesis import strategies as st
 
 from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Model, Pins, Site, Training
 
-TWO_CPU_SITES = """\
-[[cluster.sites]]
-name = "zurich"
-device = "cpu"
-num_devices = 1
 
-[[cluster.sites]]
-name = "lugano"
-device = "cpu"
-num_devices = 1
-"""
+def cluster_text(
+    one="zurich", other="lugano", *, device="cpu", num_devices=(1, 1), latency="30 ms", bandwidth="200 Mbit/s"
+):
+    """The tables of two sites and of the link between them."""
+    sites = [
+        f'[[cluster.sites]]\nname = "{name}"\ndevice = "{device}"\nnum_devices = {number}\n\n'
+        for name, number in zip((one, other), num_devices, strict=True)
+    ]
+    link = f'[[cluster.links]]\nbetween = ["{one}", "{other}"]\nlatency = "{latency}"\nbandwidth = "{bandwidth}"\n'
+    return "".join([*sites, link])
 
-PLAIN = """\
+
+PLAIN = f"""\
 [model]
 preset = "llama-3-8b"
 
@@ -24,21 +25,7 @@ preset = "llama-3-8b"
 sequence_length = 4096
 global_batch = 256
 
-[[cluster.sites]]
-name = "zurich"
-device = "h100"
-num_devices = 8
-
-[[cluster.sites]]
-name = "lugano"
-device = "h100"
-num_devices = 16
-
-[[cluster.links]]
-between = ["zurich", "lugano"]
-latency = "6 ms"
-bandwidth = "100 Gbit/s"
-
+{cluster_text(device="h100", num_devices=(8, 16), latency="6 ms", bandwidth="100 Gbit/s")}
 [layout]
 
 [schedule]

@@ -72,5 +72,13 @@ def test_importing_the_command_line_loads_nothing_heavy(heavy):
     assert heavy not in loaded_by("import farpipe.cli")
 
 
-def test_planning_and_simulating_need_no_torch():
-    assert "torch" not in loaded_by("import farpipe.plan, farpipe.simulate, farpipe.report, farpipe.cost")
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "farpipe.plan, farpipe.simulate, farpipe.report, farpipe.cost",
+        "farpipe.runtime.link_probe, farpipe.runtime.security.tls, farpipe.runtime.security.authority",
+        "farpipe.runtime.run",
+    ],
+)
+def test_planning_simulating_probing_and_launching_need_no_torch(modules):
+    assert "torch" not in loaded_by(f"import {modules}")

@@ -107,8 +107,8 @@ def test_repr_tells_stages_memory_and_links():
         (["sync", 1, "reduce", "bytes"], [1, 1, 1], "sync[1].reduce: a collective has no microbatches"),
         (["num_microbatches"], 0, "num_microbatches: input should be greater than or equal to 1"),
         (["num_microbatches"], 2.5, "num_microbatches: input should be a valid integer"),
-        (["ranks"], [], "ranks: tuple should have at least 1 item"),
-        (["ranks"], 5, "ranks: input should be a valid tuple"),
+        (["ranks"], [], "ranks: expected 1 or more entries"),
+        (["ranks"], 5, "ranks: expected a list, found 5"),
         (["format"], "farpipe/schedule/1", "format: expected 'farpipe/problem/1', found 'farpipe/schedule/1'"),
     ],
 )

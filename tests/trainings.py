@@ -6,12 +6,13 @@ import torch
 
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.data.batches import load_batches
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import train_rank
 from farpipe.schedule.library import order
 from farpipe.spec import Data, Training
 from in_process import run_ranks
-from small_models import TIED, even_partition, placed_problem, whole_model
+from small_models import TIED, even_partition, placed_problem, reference_step, whole_model
 
 TRAINING = Training(
     sequence_length=6,
@@ -48,6 +49,24 @@ def train(run, run_dir, **options):
     """All ranks of `run` as threads; the summary."""
     run_dir.mkdir(exist_ok=True)
     return run_ranks(run.num_ranks, lambda peers: train_rank(run, peers, run_dir, **options))[0]
+
+
+def train_in_one_process(run, dtype, num_steps=None):
+    """Plain autograd on the whole batch, torch's own clipping and AdamW: losses, norms and the final module."""
+    module, training = whole_model(run.model, dtype), run.training
+    decayed = [p for p in module.parameters() if p.ndim >= 2]
+    others = [p for p in module.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas)
+    shape = (training.global_batch // training.microbatch_size, training.microbatch_size, training.sequence_length)
+    batches = load_batches(run.data, run.model, shape, training.seed)
+    losses, norms = [], []
+    for step in range(num_steps or run.num_steps):
+        losses.append(reference_step(module, batches.batch(step)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), training.clip_norm)))
+        adamw.step()
+        adamw.zero_grad()
+    return losses, norms, module
 
 
 def metrics(run_dir):

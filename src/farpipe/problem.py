@@ -188,6 +188,11 @@ class Problem(_Part):
                     )
 
     @property
+    def num_turns(self) -> dict[str, int]:
+        """How many replicas take turns on every link."""
+        return {name: link.num_turns for name, link in self.links.items()}
+
+    @property
     def mixed_links(self) -> tuple[str, ...]:
         """The links that carry both messages and collectives."""
         users: dict[str, set[bool]] = {name: set() for name in self.links}

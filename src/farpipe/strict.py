@@ -10,7 +10,8 @@ import math
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -50,33 +51,39 @@ def read_text(path: Path | str) -> str:
     return text
 
 
-def write_text(path: Path | str, text: str) -> None:
-    """Write `text` so that the file is there whole or not at all; to a device or a pipe it is written straight.
+def write_text(path: Path | str, text: str, *, private: bool = False) -> None:
+    """Write `text` in UTF-8; see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"), private=private)
 
+
+def write_bytes(path: Path | str, data: bytes | memoryview, *, private: bool = False) -> None:
+    """Write `data` so that the file is there whole or not at all; to a device or a pipe it is written straight.
+
+    A `private` file can be read by its owner only, from the first moment on, and so can a folder made for it.
     Raises RunError when the disk is full or the place can't be written; what stood there before stays.
     """
     path = Path(path)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(text.encode("utf-8"))
+            path.write_bytes(data)
         else:
-            _write_whole(path, text.encode("utf-8"))
+            _write_whole(path, data, private=private)
     except FileExistsError:
         raise RunError(f"{path}: can't be written: {path.parent} is not a directory") from None
     except OSError as error:
         raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def _write_whole(path: Path, data: bytes | memoryview, *, private: bool) -> None:
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
         with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = Path(file.name)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(0o600 if private else 0o644)
         temporary.replace(path)
         temporary = None
     finally:
@@ -98,22 +105,30 @@ def parse_json(text: str, source: str) -> Any:
             raise InputError(f"{source}: key {double!r} is given twice")
         return data
 
-    try:
-        return json.loads(text, parse_constant=reject_constant, object_pairs_hook=unique_keys)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{source}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except RecursionError:
-        raise InputError(f"{source}: nested too deeply") from None
-    except ValueError as error:  # integers of thousands of digits
-        raise InputError(f"{source}: {error}") from None
+    with _as_input_errors(source):
+        try:
+            return json.loads(text, parse_constant=reject_constant, object_pairs_hook=unique_keys)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{source}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The TOML table in `text`."""
+    with _as_input_errors(source):
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            hint = "; it looks like JSON" if text.lstrip().startswith("{") else ""
+            if "twice" in str(error):
+                hint = "; only tables of a list stand several times, in double brackets: [[cluster.sites]]"
+            raise InputError(f"{source}: not TOML: {error}{hint}") from None
+
+
+@contextmanager
+def _as_input_errors(source: str) -> Iterator[None]:
+    """What parsers raise besides their own errors, as an InputError."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: not TOML: {error}") from None
+        yield
     except RecursionError:
         raise InputError(f"{source}: nested too deeply") from None
     except ValueError as error:  # integers of thousands of digits
@@ -153,6 +168,13 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] in ("model_type", "dict_type"):  # the class behind a table means nothing to the user
         message = "expected a table"
+    if first["type"] in ("tuple_type", "list_type"):
+        message = "expected a list"
+    if first["type"] in ("too_short", "too_long"):
+        message = (
+            "expected {min_length} or more entries" if first["type"] == "too_short" else "expected {max_length} entries"
+        )
+        message = message.format(**first["ctx"])
     message = message[:1].lower() + message[1:]
     if first["type"] == "value_error":  # our own validators show the value where it helps
         return f"{place}: {message}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,11 +120,32 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(here, folder, command
         (["profile", str(JOB), "--name", "a10"], "--name: the job has no device 'a10'"),
         (["train", str(JOB), "--steps", "0"], "--steps"),
         (["report"], "Missing argument"),
+        (["schedule", "problem.json", "--method", "1f1b", "--time-limit", "10"], "--time-limit is for a search, and"),
+        (["schedule", "problem.json", "--method", "wave", "--seed", "0"], "--seed is for a search, and --method wave"),
+        (["schedule", "problem.json", "--method", "local", "--any-order"], "take exact or auto"),
+        (["schedule", "problem.json", "--timeline"], "--timeline is a part of what --json prints: give both"),
+        (["train", str(JOB), "--prepare", "--json"], "--json is for a run that starts here, and --prepare starts none"),
+        (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext is for --wan"),
+        (["export", "problem.json", "--dtype", "bfloat16"], "--dtype is for weights: add --format hugging-face"),
+        (["compare", "problem.json", "--method", "1f1b", "--search-s", "5"], "add one of greedy, local, exact, auto"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_words_that_a_command_does_not_know_are_named(here, folder, arguments, message):
     expect_error(here(*arguments), 2, message)
+
+
+def test_a_search_for_an_order_that_the_job_names_is_refused(here, tmp_path):
+    (tmp_path / "job.toml").write_text(JOB.read_text() + '\n[schedule]\nmethod = "1f1b"\n')
+    expect_error(here("plan", "job.toml", "--search-s", "5"), 2, "job.toml names the order '1f1b'", 'method = "auto"')
+
+
+def test_words_that_look_like_markup_are_shown_as_they_are(here, tmp_path):
+    name = "[/b] :bug: [red]x"
+    (tmp_path / "job.toml").write_text(job([site("here", num_devices=1)]).to_toml().replace('"small"', f'"{name}"'))
+    run = here("plan", "job.toml")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith(f"{name} over here: ")
 
 
 def test_a_profile_comes_too_late_for_a_plan(here, tmp_path):
@@ -139,8 +161,49 @@ def test_a_schedule_for_another_problem_shows_the_place(here, problem_file, tmp_
     expect_error(here("simulate", problem_file, "--schedule", "s.json"), 3, "2F0")
 
 
-def test_a_folder_that_is_no_run_is_told(here, folder):
-    expect_error(here("report", "folder"), 3, "folder: not a run directory: it has no plan.json")
+@pytest.mark.parametrize("arguments", [("export", "folder"), ("report", "folder")], ids=" ".join)
+def test_a_folder_without_a_run_is_told(here, folder, arguments):
+    expect_error(here(*arguments), 3, "folder: not a run directory: it has no plan.json; `farpipe train` makes one")
+
+
+def test_an_order_that_nobody_knows_is_told_with_the_file(here, tmp_path):
+    (tmp_path / "job.toml").write_text(JOB.read_text() + '\n[schedule]\nmethod = "1f1"\n')
+    message = "farpipe: job.toml: schedule.method: there is no schedule '1f1'; did you mean '1f1b'?"
+    for command in (["plan"], ["compare"], ["train", "--device", "sleep"]):
+        expect_error(here(*command, "job.toml"), 3, message)
+
+
+@pytest.fixture
+def without_rights(tmp_path):
+    """`farpipe` without the right to read what it may not, which root has otherwise."""
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if drop and shutil.which(drop[0]) is None:
+        pytest.skip("root can read everything, and setpriv is not there to take the right away")
+
+    def run(*arguments):
+        command = [*drop, sys.executable, "-m", "farpipe", *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def test_a_file_that_may_not_be_read_is_named(without_rights, problem_file):
+    problem_file.chmod(0)
+    reason = "problem.json: can't be read: Permission denied"
+    expect_error(without_rights("schedule", "problem.json"), 3, f"farpipe: {reason}")
+    expect_error(without_rights("simulate", JOB, "--schedule", "problem.json"), 3, f"farpipe: {reason}")
+
+
+def test_a_folder_that_may_not_be_entered_is_named(without_rights, problem_file, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    try:
+        expect_error(without_rights("train", JOB, "--run-dir", "closed/run"), 6, "farpipe: closed/run/", "no access")
+        expect_error(without_rights("certs", "init", "closed/pki"), 6, "farpipe: closed/pki/authority.key: no access")
+        run = without_rights("schedule", "problem.json", "--method", "1f1b", "-o", "closed/s.json")
+        expect_error(run, 6, "farpipe: closed/s.json: can't be written: Permission denied")
+    finally:
+        closed.chmod(0o700)
 
 
 def test_points_of_a_wrong_kind_are_named(here, folder):
@@ -194,6 +257,14 @@ def full_disk(tmp_path):
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def test_half_an_authority_is_not_left_on_a_full_disk(here, full_disk):
+    (full_disk / "more").write_bytes(b"x" * (4 << 10))
+    expect_error(
+        here("certs", "init", full_disk / "pki"), 6, "authority.pem: can't be written: No space left on device"
+    )
+    assert list((full_disk / "pki").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["new.json", "old.json"])

@@ -1,24 +1,17 @@
 import json
 import stat
+import sys
 
 import pytest
 
+from farpipe.errors import InputError
 from farpipe.runtime.link_probe import ProbeServer, Sides
+from farpipe.runtime.security.authority import init, issue
 from farpipe.runtime.security.tls import TlsFiles
 from farpipe.spec import load_cluster
-from job_files import TWO_CPU_SITES
+from job_files import cluster_text
 
-CLUSTER = (
-    """# measured by us
-"""
-    + TWO_CPU_SITES
-    + """
-[[cluster.links]]
-between = ["zurich", "lugano"]
-latency = "30 ms"
-bandwidth = "200 Mbit/s"
-"""
-)
+CLUSTER = f"# measured by us\n{cluster_text()}"
 
 
 @pytest.fixture
@@ -36,6 +29,15 @@ def test_certificates_are_made_and_keys_kept(certs):
         assert stat.S_IMODE(files.key.stat().st_mode) == 0o600
         files.context(server=True)
     assert stat.S_IMODE((certs / "authority.key").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("make", [init, lambda folder: issue(folder, "zurich")], ids=["init", "issue"])
+def test_without_the_library_for_certificates_the_remedy_is_named(make, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(InputError, match=r"need the cryptography library: pip install 'farpipe\[secure\]'"):
+        make(tmp_path)
 
 
 def test_a_second_authority_in_one_place_is_refused(farpipe, certs):
@@ -68,15 +70,31 @@ def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "expected HOST:PORT, found 'nowhere'"),
+        (["nowhere"], "expected HOST:PORT, such as 10.0.0.2:29600, found 'nowhere'"),
         (["10.0.0.1:99999"], "expected HOST:PORT"),
         (["10.0.0.1:29600"], "give this site's certificates with --certs"),
         (["127.0.0.1:29600"], "give --token as the side that listens shows it"),
         (["127.0.0.1:29600", "--token", ""], "give --token as the side that listens shows it"),
         (["127.0.0.1:29600", "--from", "zurich"], "--write, --from and --to go together"),
+        (["127.0.0.1:29600", "--listen", "--seconds", "1"], "--seconds is for the side that measures"),
     ],
 )
 def test_a_probe_that_makes_no_sense_is_refused(farpipe, arguments, message):
     result = farpipe("probe", *arguments)
     assert result.returncode == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "code", "message"),
+    [
+        ("zurich", "lugno", 3, "--to: cluster.toml has no site 'lugno'; did you mean 'lugano'?; it has zurich, lugano"),
+        ("zurich", "zurich", 2, "a link joins two sites, and both are the same"),
+    ],
+)
+def test_sites_for_a_link_are_checked_before_anything_is_measured(farpipe, tmp_path, source, target, code, message):
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    where = ("--write", "cluster.toml", "--from", source, "--to", target)
+    run = farpipe("probe", "127.0.0.1:1", "--token", "x", *where)
+    assert (run.returncode, run.stdout) == (code, "")
+    assert message in run.stderr

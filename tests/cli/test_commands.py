@@ -119,6 +119,7 @@ def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
 
 def test_plan_tells_why_the_others_lost(farpipe):
     run = farpipe("plan", RECIPES / "two_sites.toml")
+    assert not [line for line in run.stdout.splitlines() if line.endswith(" ")]
     assert "Why the others lost" in run.stdout
     assert "times as fast as" in run.stdout
 

@@ -170,7 +170,7 @@ def test_a_name_can_not_be_used_twice(wan):
 def test_orders_that_make_no_sense_are_answered(wan):
     with pytest.raises(InputError, match="no link 'west>eats'; did you mean 'west>east'"):
         wan.cut("west>eats")
-    with pytest.raises(InputError, match="loss: a share is at least 0 and less than 1, found 1"):
+    with pytest.raises(InputError, match="loss: must be less than 1, found 1"):
         wan.set("west>east", loss=1)
     with pytest.raises(InputError, match="unknown key; did you mean 'latency_s'"):
         wan.set("west>east", latency=1)
@@ -191,6 +191,17 @@ def test_down_leaves_nothing_after_the_forwarder_was_killed():
         up.down()
     assert left(up.name) == []
     assert state.take_down(up.name) == []  # once more does no harm
+
+
+@pytest.mark.parametrize("words", [[], ["-m"]])
+def test_a_process_that_only_speaks_of_a_forwarder_is_none(words):
+    name = free_name()
+    spoken = [*words, "farpipe.emulate.forwarder", state.folder_of(name)]
+    command = python("import sys; print('here', flush=True); sys.stdin.read()", *spoken)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"here\n"
+        assert state.forwarder_pid(name) is None
+        process.stdin.close()
 
 
 def test_down_leaves_the_processes_inside_and_tells_of_them():

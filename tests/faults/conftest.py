@@ -16,13 +16,6 @@ NUM_STEPS = 40
 
 
 @pytest.fixture(scope="session")
-def text_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    return path
-
-
-@pytest.fixture(scope="session")
 def make(text_file):
     """`make(num_replicas, num_steps=..., **transport)`: a training on two stages with a checkpoint every fifth step."""
 
@@ -59,7 +52,7 @@ def undisturbed(make, tmp_path_factory):
 
 @pytest.fixture
 def program(monkeypatch):
-    """The program of ranks in bad surroundings: `program(proxy=..., skews=..., slow=..., arguments=...)`."""
+    """The program of ranks in bad surroundings: `program(*arguments, proxy=..., skews=..., slow=..., pause_s=...)`."""
 
     def of(*arguments, **surroundings):
         for name, value in surroundings.items():

@@ -1,18 +1,21 @@
 """A rank in bad surroundings: ``python rank.py RUN_DIR ...``; the environment says in which.
 
 FARPIPE_TEST_PROXY: the port where a Proxy tells through which port to go. FARPIPE_TEST_SKEWS: the clock of every rank,
-a JSON list in nanoseconds. FARPIPE_TEST_SLOW: a rank whose actions take three times as long.
+a JSON list in nanoseconds. FARPIPE_TEST_SLOW: a rank whose actions take three times as long. FARPIPE_TEST_PAUSE_S:
+a pause before every step, so that a training lasts long enough for something to happen to it.
 """
 
 import json
 import os
 import socket
+import time
 
 import typer
 
 from farpipe.runtime import rank_main, stage
 from farpipe.runtime.clock import SKEW_VARIABLE
 from farpipe.runtime.transport import transport
+from farpipe.runtime.work import Learning
 
 RANK = int(os.environ["RANK"])
 introduce = transport.introduce
@@ -30,6 +33,14 @@ def introduce_through_proxy(rank, *arguments):
     return [known if peer == rank else known._replace(address=route(known.address)) for peer, known in enumerate(ranks)]
 
 
+def begin_after_a_pause(learning, step):
+    time.sleep(float(os.environ["FARPIPE_TEST_PAUSE_S"]))
+    begin_step(learning, step)
+
+
+begin_step = Learning.begin_step
+if "FARPIPE_TEST_PAUSE_S" in os.environ:
+    Learning.begin_step = begin_after_a_pause
 if "FARPIPE_TEST_PROXY" in os.environ:
     transport.introduce = introduce_through_proxy
 if "FARPIPE_TEST_SKEWS" in os.environ:

@@ -69,7 +69,7 @@ def test_a_long_outage_ends_in_time_and_the_run_goes_on_even_from_the_checkpoint
     make, undisturbed, program, proxy, tmp_path
 ):
     spec = make(outage_s=OUTAGE_S)
-    rank_program = program(proxy=proxy.answer_routes())
+    rank_program = program(proxy=proxy.answer_routes(), pause_s=0.02)
     cut_s = []
 
     def on_step(line):

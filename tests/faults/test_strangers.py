@@ -1,4 +1,7 @@
-"""Strangers at every port of a training within TLS: they are turned away, and the training does not notice."""
+"""Strangers at every port of a training within TLS: they are turned away, and the training does not notice.
+
+For how long each is listened to: tests/runtime/test_transport_strangers.py and test_transport_tls_limits.py.
+"""
 
 import contextlib
 import os
@@ -26,18 +29,16 @@ class Strangers:
 
     def __init__(self, addresses, own_files, other_files):
         self.own_files, self.other_files = own_files, other_files
-        self.over, self.visits, self.let_in = threading.Event(), dict.fromkeys(KINDS, 0), []
-        self.threads = [
-            threading.Thread(target=self.come, args=(kind, address), daemon=True)
-            for kind in KINDS
-            for address in addresses
-        ]
+        self.over, self.let_in = threading.Event(), []
+        self.visits = {(kind, address): 0 for kind in KINDS for address in addresses}
+        for kind, address in self.visits:
+            threading.Thread(target=self.come, args=(kind, address), daemon=True).start()
 
     def come(self, kind, address):
         while not self.over.wait(0.1):
             turned_away = (OSError, handshake.HandshakeError)
             with contextlib.suppress(*turned_away), socket.create_connection(address, timeout=5) as sock:
-                self.visits[kind] += 1
+                self.visits[kind, address] += 1
                 if getattr(self, kind)(sock):
                     self.let_in.append(kind)
 
@@ -92,25 +93,26 @@ KINDS = [name for name in vars(Strangers) if not name.startswith("_") and name n
 
 
 def test_strangers_at_every_port_change_nothing(make, undisturbed, program, proxy, tmp_path):
-    """The proxy breaks connections as well, so that new ones have to be made while strangers crowd the door.
+    """When they crowd the door the proxy breaks all connections, and then again and again: new ones have to be made.
 
-    They come to the meeting point as well, which is PyTorch's and not within TLS.
+    They come to the meeting point as well, from before the ranks meet; it is PyTorch's and not within TLS.
     """
     for folder in ("authority", "other"):
         (tmp_path / folder).mkdir()
         tls_files(tmp_path / folder, SITES)
     own, other = (TlsFiles.find(tmp_path / folder / "authority", "site0") for folder in ("authority", "other"))
-    rank_program = program("--certs", tmp_path / "authority" / "authority", proxy=proxy.answer_routes())
+    rank_program = program("--certs", tmp_path / "authority" / "authority", proxy=proxy.answer_routes(), pause_s=0.1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         master = free.getsockname()
-    crowds = []
+    crowds, broken = [Strangers([master], own, other)], []
 
     def on_step(line):
         if line["step"] == 2:
-            crowds.append(Strangers([*proxy.ports, master], own, other))
-            for thread in crowds[0].threads:
-                thread.start()
+            broken.extend(proxy.open)
+            crowds.append(Strangers(proxy.ports.values(), own, other))
+            time.sleep(1)
             proxy.mean_bytes = 300_000
+            proxy.cut_all()
 
     start_s = time.monotonic()
     spec = make(2)
@@ -123,5 +125,7 @@ def test_strangers_at_every_port_change_nothing(make, undisturbed, program, prox
     expected_losses, expected_state = undisturbed(2)
     assert losses(tmp_path / "run") == expected_losses
     assert equal_states(state(tmp_path / "run", spec), expected_state)
-    assert strangers.let_in == []
-    assert all(strangers.visits.values()), strangers.visits
+    for strangers in crowds:
+        assert strangers.let_in == []
+        assert all(strangers.visits.values()), strangers.visits
+    assert len(broken) >= 4, "no connection had to be made anew while they were there"

@@ -6,6 +6,8 @@ import pytest
 
 from farpipe.plan import make_plan
 from farpipe.plan.knee import knee_curve, link_bytes, walls, with_bandwidth
+from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from plan.jobs import both_ways, job, site
 
@@ -64,3 +66,19 @@ def test_replicas_take_turns_where_that_is_faster_and_the_plan_says_so():
     message = plan.job.model.hidden * plan.job.training.sequence_length * plan.layout.microbatch_size * 2
     assert plan.prediction.link_bytes["a>b"] == 2 * 8 * message
     assert link_bytes(plan.problem, simulate(plan.problem, plan.schedule)) == pytest.approx(plan.prediction.link_bytes)
+
+
+def test_a_collective_is_of_all_replicas_and_counts_once_on_a_link_where_they_take_turns():
+    links = {name: Link(latency_s=1.0, bandwidth_bytes_per_s=1.0, num_turns=3) for name in ("a>b", "b>a")}
+    problem = Problem(
+        num_microbatches=4,
+        ranks=(Rank(),) * 2,
+        stages=tuple(Stage(rank=rank, forward_s=1, input_grad_s=1, weight_grad_s=1) for rank in range(2)),
+        links=links,
+        hops=(Hop(forward=Transfer(link="a>b", bytes=0.5), backward=Transfer(link="b>a", bytes=0.25)),),
+        sync=(None, Sync(gather=Transfer(link="a>b", bytes=40.0), reduce=Transfer(link="a>b", bytes=60.0))),
+    )
+    timeline = simulate(problem, order("1f1b", problem))
+    assert link_bytes(problem, timeline) == {"a>b": 3 * 4 * 0.5 + 100.0, "b>a": 3 * 4 * 0.25}
+    assert timeline.link_bytes() == {"a>b": 4 * 0.5 + 100.0, "b>a": 4 * 0.25}, "of one replica"
+    assert walls(problem, timeline) == [], "3 replicas' 0.5 s are less than the 3 s that a rank computes"

@@ -3,7 +3,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farpipe.plan.measured import Passages, as_measured, fit_link, largest_change, replaced
+from farpipe.plan.measured import (
+    Passages,
+    as_in_step,
+    as_measured,
+    deviations,
+    fit_link,
+    largest_change,
+    replaced,
+)
 from farpipe.problem import Link
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
@@ -122,3 +130,37 @@ def test_the_largest_change_is_told():
     assert largest_change(BELIEVED, slower) == pytest.approx(35 / 30 - 1)
     tiny = {name: Link(latency_s=0.0101, bandwidth_bytes_per_s=25e6) for name in BELIEVED.links}
     assert largest_change(BELIEVED, replaced(BELIEVED, links=tiny)) < 0.01
+
+
+def test_a_step_tells_what_has_changed_since():
+    far = real_problem(latency_s=0.06, rate=200e6 / 8, times=(0.01, 0.015, 0.01))
+    schedule = order("eager", BELIEVED)
+    assert np.abs(deviations(BELIEVED, simulate(BELIEVED, schedule))).max() == pytest.approx(0, abs=1e-9)
+    seen = deviations(BELIEVED, noisy(simulate(far, schedule), seed=0))
+    assert seen[:4] == pytest.approx([35 / 30 - 1] * 4, rel=0.1)
+    assert seen[4:] == pytest.approx([0.05 / 0.03] * 2, rel=0.1), "the time of a message"
+    back = deviations(far, simulate(BELIEVED, schedule))
+    assert (back[:4] < 0).all()
+    assert back[4:] == pytest.approx([-0.05 / 0.03] * 2, rel=0.1)
+    assert largest_change(far, BELIEVED) == largest_change(BELIEVED, far)
+
+
+def test_small_differences_tell_nothing_of_a_stage():
+    """So stages that are alike stay so."""
+    slightly = tuple(
+        stage.model_copy(update={"forward_s": 0.01 + 1e-5 * number}) for number, stage in enumerate(BELIEVED.stages)
+    )
+    real = replaced(BELIEVED, stages=slightly)
+    assert as_measured(BELIEVED, [simulate(real, order("1f1b", real))]).stages == BELIEVED.stages
+
+
+@pytest.mark.parametrize("method", ["zb-h1", "1f1b"])
+def test_a_step_can_be_played_again_in_another_order(method):
+    """With its own durations; where it had B, I and W share them."""
+    random = np.random.default_rng(0)
+    times = {f: tuple(random.uniform(0.01, 0.02, 12)) for f in ("forward_s", "input_grad_s", "weight_grad_s")}
+    times["weight_grad_s"] = times["input_grad_s"]
+    real = replaced(BELIEVED, stages=tuple(stage.model_copy(update=times) for stage in BELIEVED.stages))
+    sample = as_in_step(BELIEVED, simulate(real, order(method, real)))
+    for figure, values in times.items():
+        assert getattr(sample.stages[1], figure) == pytest.approx(values)

@@ -205,6 +205,13 @@ def test_auto_is_never_worse_than_any_order_that_fits():
         best_order(problem, "1f1")
 
 
+def test_a_limit_spares_work_and_loses_nothing_that_is_below_it():
+    problem = make_plan(two_sites(pipeline=4)).problem
+    best_s = best_order(problem)[1].makespan_s
+    assert best_order(problem, limit_s=1.001 * best_s)[1].makespan_s == best_s
+    assert best_order(problem, limit_s=0.01 * best_s)[1].makespan_s >= best_s
+
+
 def test_a_profile_of_a_device_that_the_job_lacks_is_refused():
     part = PartTimes(forward_s=1e-3, input_grad_s=1e-3, weight_grad_s=1e-3)
     measured = Profile(

@@ -15,6 +15,7 @@ from farpipe.plan.evaluate import Evaluated, evaluate
 from farpipe.problem import is_inter_site
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.spec import load_job
+from job_files import cluster_text
 from plan.jobs import MODEL, TRAINING, both_ways, device, job, site
 
 PINS = {"pipeline": 2, "tensor": 1, "virtual": 1, "schedule": "1f1b"}
@@ -190,7 +191,7 @@ def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
     assert sum(m["bytes"] for m in reduces) == pytest.approx(crossing_bytes(plan)["east>west"], rel=0.01)
 
 
-TINY = """
+TINY = f"""
 [model]
 preset = "tiny"
 [training]
@@ -199,18 +200,7 @@ global_batch = 16
 microbatch_size = 1
 num_steps = 5
 precision = "fp32"
-[[cluster.sites]]
-name = "east"
-device = "cpu"
-num_devices = 2
-[[cluster.sites]]
-name = "west"
-device = "cpu"
-num_devices = 2
-[[cluster.links]]
-between = ["east", "west"]
-latency = "20 ms"
-bandwidth = "200 Mbit/s"
+{cluster_text("east", "west", num_devices=(2, 2), latency="20 ms")}
 [layout]
 pipeline = 2
 tensor = 1

@@ -1,7 +1,8 @@
 """A rank that is killed, or is slow, where FARPIPE_TEST_FAULT says: ``python faulty_rank.py RUN_DIR``.
 
 The variable is a JSON list with one entry per attempt at the run: [victim, phase], or null for none. The production
-code knows nothing of it: what has to break is replaced here, before it runs.
+code knows nothing of it: what has to break is replaced here, before it runs. When it was killed (time.monotonic(),
+which is the same for all processes) is left in RUN_DIR/killed_s.
 """
 
 import json
@@ -18,8 +19,9 @@ from farpipe.runtime import rank_main
 from farpipe.runtime.checkpoint import checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
 from farpipe.runtime.optimizer import Optimizer
+from farpipe.runtime.replicas.collectives import Line
 from farpipe.runtime.stage import TorchStage
-from farpipe.runtime.work import Learning
+from farpipe.runtime.transport.mesh import Mesh
 
 RANK, RUN_DIR = int(os.environ["RANK"]), Path(sys.argv[1])
 CHECKPOINTS = RUN_DIR / CHECKPOINTS_NAME
@@ -36,6 +38,7 @@ def attempt():
 
 def die(*_):
     """As the kernel's out-of-memory killer would end it."""
+    (RUN_DIR / "killed_s").write_text(str(time.monotonic()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,6 +76,16 @@ def die_soon(*_):
     threading.Timer(0.01, die).start()
 
 
+def in_the_norm(call):
+    """`call`, in the exchange that ends a step: this rank's part is on its way, that of the others is not taken."""
+
+    def guarded(mesh, peer, name, *_):
+        if name.startswith("norm"):
+            call()
+
+    return guarded
+
+
 def break_in(phase):
     """Arrange for the fault."""
     if phase == "connect":
@@ -81,9 +94,10 @@ def break_in(phase):
         before(TorchStage, "forward", once_further(die))
     elif phase == "backward":
         before(TorchStage, "backward", once_further(die))
+    elif phase == "reduce":
+        before(Line, "receive", once_further(die))
     elif phase == "sync":
-        before(Learning, "finish_step", once_further(die_soon))
-        before(Optimizer, "update", once_further(lambda *_: time.sleep(5)))
+        before(Mesh, "_take", in_the_norm(once_further(die)))
     elif phase == "optimizer":
         before(Optimizer, "update", once_further(die))
     elif phase == "checkpoint":

@@ -25,6 +25,8 @@ SMALL = {
     "tie_word_embeddings": False,
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+QWEN2 = SMALL | {"model_type": "qwen2", "rope_theta": 1000000.0, "rms_norm_eps": 1e-6}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 CONFIGS = {
     "llama 2": SMALL | {"num_key_value_heads": 4, "rope_theta": 10000.0},
     "llama 3, grouped": SMALL | {"rope_theta": 500000.0},
@@ -35,6 +37,11 @@ CONFIGS = {
     | {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "rms_norm_eps": 1e-3}
     | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 1000.0},
     "mistral": SMALL | {"model_type": "mistral", "sliding_window": None, "rope_theta": 10000.0},
+    "qwen 2": QWEN2 | {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 1},
+    "qwen 2.5, stretched, tied": QWEN2 | {"rope_theta": 50.0, "tie_word_embeddings": True, "rope_scaling": YARN},
+    "llama, stretched otherwise": SMALL
+    | {"rope_theta": 100.0}
+    | {"rope_scaling": YARN | {"beta_fast": 2.0, "beta_slow": 0.2, "attention_factor": 1.5}},
 }
 
 
@@ -51,10 +58,10 @@ def main():
 
     found = {}
     for name, config in CONFIGS.items():
-        kind = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig}[config["model_type"]]
-        whole = {"llama": transformers.LlamaForCausalLM, "mistral": transformers.MistralForCausalLM}
+        family = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}[config["model_type"]]
+        kind, whole = (getattr(transformers, family + part) for part in ("Config", "ForCausalLM"))
         torch.manual_seed(0)
-        model = whole[config["model_type"]](kind(**{k: v for k, v in config.items() if k != "model_type"})).eval()
+        model = whole(kind(**{k: v for k, v in config.items() if k != "model_type"})).eval()
         with torch.no_grad():
             for key, tensor in model.state_dict().items():
                 if not (config["tie_word_embeddings"] and key == "lm_head.weight"):

@@ -23,6 +23,7 @@ from trainings import checkpoints, equal_states, folder, losses, make_run, metri
 
 @pytest.fixture
 def text_file(tmp_path):
+    """One that a test may change."""
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     return path
@@ -100,12 +101,20 @@ def test_a_file_of_another_site_is_asked_for(tmp_path):
         read(tmp_path, Piece("weight/a", (10,), 0, torch.zeros(10)))
 
 
-def test_a_manifest_can_not_name_files_elsewhere(tmp_path):
+@pytest.mark.parametrize("name", ["../step-3/rank-0.safetensors", "..", "", "rank-0.safetensors\0", "rank-x", "\0"])
+def test_a_manifest_names_files_of_ranks_and_nothing_else(name, tmp_path):
     write(tmp_path / "step-3", {"weight/a": torch.zeros(10)})
     path = tmp_path / "step-3" / "manifest.json"
-    path.write_text(path.read_text().replace("rank-0.safetensors", "../step-3/rank-0.safetensors"))
-    with pytest.raises(InputError, match="weight/a"):
+    path.write_text(path.read_text().replace('"rank-0.safetensors"', json.dumps(name)))
+    with pytest.raises(InputError, match=r"manifest\.json: files\[0\]\.name: "):
         read(tmp_path / "step-3", Piece("weight/a", (10,), 0, torch.zeros(10)))
+
+
+@pytest.mark.parametrize("start", ["x", "-1", "1" * 5000])
+def test_what_is_no_piece_of_a_tensor_is_named(start, tmp_path):
+    write(tmp_path, {f"weight/a@{start}": torch.zeros(10)})
+    with pytest.raises(InputError, match=r"rank-0\.safetensors: weight/a@.*: not the name of a piece of a tensor"):
+        read(tmp_path, Piece("weight/a", (10,), 0, torch.zeros(10)))
 
 
 def test_numbers_that_are_not_finite_are_never_written(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from farpipe.errors import InputError
-from farpipe.runtime.data.batches import IGNORED, Batch, Batches, require_vocabulary
+from farpipe.runtime.data.batches import IGNORED, Batch, Batches, Share, require_vocabulary
 from farpipe.runtime.data.tokens import Tokens
 from small_models import LLAMA
 
@@ -17,7 +17,7 @@ NUM_SEQUENCES = 1023 // 16
 def numbered(*sizes):
     """Shards of numbers that count on from one to the next, so that a token tells where it stood."""
     ends = np.cumsum([0, *sizes])
-    return Tokens(tuple(np.arange(a, b, dtype=np.uint32) for a, b in pairwise(ends)))
+    return Tokens(tuple(np.arange(a, b, dtype=np.uint32) for a, b in pairwise(ends)), int(ends[-1]))
 
 
 def firsts(batch):
@@ -72,14 +72,49 @@ def test_sequences_do_not_go_over_the_end_of_a_shard():
     assert seen == {0, 16, 32, 60, 76, 92, 108}
 
 
+def of_replicas(num_replicas, tokens=TEXT, shape=(6, 2, 16), **options):
+    """The batches of every replica."""
+    return [Batches(tokens, shape, 5, share=Share(i, num_replicas), **options) for i in range(num_replicas)]
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 def test_replicas_share_the_batch_of_one(num_replicas):
-    whole = Batches(TEXT, (6, 2, 16), seed=5, held_out=0.1).held_out_batch(0)
-    shares = [whole.share(replica, num_replicas) for replica in range(num_replicas)]
-    assert {tuple(share.tokens.shape) for share in shares} == {(6 // num_replicas, 2, 16)}
-    assert torch.equal(torch.cat([share.tokens for share in shares]), whole.tokens)
-    assert torch.equal(torch.cat([share.targets for share in shares]), whole.targets)
-    assert {share.num_target_tokens for share in shares} == {7 * 16}, "the loss is divided by the whole step's"
+    (one,) = of_replicas(1, held_out=0.2)
+    replicas = of_replicas(num_replicas, held_out=0.2)
+    assert {batches.digest for batches in replicas} == {one.digest}
+    pairs = [(one.batch(step), [batches.batch(step) for batches in replicas]) for step in range(20)]
+    pairs += [(one.held_out_batch(index), [batches.held_out_batch(index) for batches in replicas]) for index in (0, 1)]
+    for whole, shares in pairs:
+        assert {tuple(share.tokens.shape) for share in shares} == {(6 // num_replicas, 2, 16)}
+        assert torch.equal(torch.cat([share.tokens for share in shares]), whole.tokens)
+        assert torch.equal(torch.cat([share.targets for share in shares]), whole.targets)
+        counted = int((whole.targets != IGNORED).sum())
+        assert {share.num_target_tokens for share in shares} == {counted}, "the loss is divided by the whole step's"
+    assert counted == 1 * 16, "of 13 sequences that are held out"
+
+
+class Watched:
+    """An array that notes where it is read."""
+
+    def __init__(self, array):
+        self.array, self.size, self.starts = array, array.size, []
+
+    def __getitem__(self, place):
+        self.starts.append(place.start)
+        return self.array[place]
+
+
+def test_a_replica_reads_its_own_sequences_only():
+    text = Watched(np.arange(30 * 16 + 1, dtype=np.uint32))
+    replicas = of_replicas(3, Tokens((text,), 1000))
+    read = []
+    for batches in replicas:
+        found = [first for step in range(2) for first in firsts(batches.batch(step))]
+        assert text.starts == found
+        assert len(found) == 2 * 12 // 3
+        read += found
+        text.starts.clear()
+    assert len(read) == len(set(read)), "nothing is read twice in an epoch"
 
 
 def test_what_is_held_out_is_never_trained_on_and_evaluated_once():
@@ -105,13 +140,17 @@ def test_ignored_targets_do_not_count():
     assert Batch(targets, targets).num_target_tokens == 1
 
 
+def zeros(num):
+    return Tokens((np.zeros(num, np.uint8),), 1)
+
+
 def test_too_little_text_says_how_much_is_needed():
     with pytest.raises(InputError, match=r"96 tokens, but one step of 6 sequences x 16 tokens needs 97"):
-        Batches(Tokens((np.zeros(96, np.uint8),)), SHAPE, seed=0)
+        Batches(zeros(96), SHAPE, seed=0)
     with pytest.raises(InputError, match=r"one step of 12 sequences .* beside 4 that are held out"):
-        Batches(Tokens((np.zeros(200, np.uint8),)), (6, 2, 16), 0, held_out=0.3)
+        Batches(zeros(200), (6, 2, 16), 0, held_out=0.3)
     with pytest.raises(InputError, match="has 0 tokens"):
-        Batches(Tokens((np.zeros(0, np.uint8),)), SHAPE, 0)
+        Batches(zeros(0), SHAPE, 0)
 
 
 def test_the_digest_tells_texts_and_seeds_apart():
@@ -119,7 +158,7 @@ def test_the_digest_tells_texts_and_seeds_apart():
     changed[500] += 1
     variants = [
         Batches(TEXT, SHAPE, 1),
-        Batches(Tokens((changed,)), SHAPE, 1),
+        Batches(Tokens((changed,), 256), SHAPE, 1),
         Batches(TEXT, SHAPE, 2),
         Batches(TEXT, SHAPE, 1, held_out=0.1),
         Batches(TEXT, (3, 3, 16), 1),
@@ -127,7 +166,7 @@ def test_the_digest_tells_texts_and_seeds_apart():
     ]
     assert len({batches.digest for batches in variants}) == len(variants)
     assert Batches(TEXT, (2, 3, 16), 1).digest == variants[0].digest, "the same sequences in other microbatches"
-    assert Batches(Tokens((TEXT.shards[0].copy(),)), SHAPE, 1).digest == variants[0].digest
+    assert Batches(Tokens((TEXT.shards[0].copy(),), 256), SHAPE, 1).digest == variants[0].digest
 
 
 def test_a_vocabulary_that_is_too_small_is_refused():
@@ -136,5 +175,3 @@ def test_a_vocabulary_that_is_too_small_is_refused():
     with pytest.raises(InputError, match=r"model\.vocab_size: .* 33 different tokens, the model 32"):
         require_vocabulary(numbered(33), LLAMA)
     require_vocabulary(numbered(32), LLAMA)
-    with pytest.raises(InputError, match="there is a -1"):
-        require_vocabulary(Tokens((np.array([3, -1]),)), LLAMA)

@@ -16,6 +16,7 @@ from small_models import GPT, even_partition
 
 EXPECTED = json.loads(GOLDEN.read_text())["models"]
 STRETCHED = "llama 3.2, stretched, tied"
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def shapes(config):
@@ -36,7 +37,7 @@ def shapes(config):
     for layer in range(config["num_hidden_layers"]):
         for name, shape in linear.items():
             found[f"model.layers.{layer}.{name}.weight"] = shape
-            if config.get("attention_bias"):
+            if config.get("attention_bias") or (config["model_type"] == "qwen2" and name in QKV):
                 found[f"model.layers.{layer}.{name}.bias"] = shape[:1]
         for name in ("input_layernorm", "post_attention_layernorm"):
             found[f"model.layers.{layer}.{name}.weight"] = (hidden,)
@@ -108,12 +109,16 @@ def parse_model(config):
     return Model.model_validate(model_fields(config))
 
 
+EXPORTED = [name for name, config in CONFIGS.items() if config["model_type"] != "mistral"]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("max_shard_bytes", [1 << 30, 20_000])
-@pytest.mark.parametrize("name", ["llama 3, grouped", STRETCHED, "linear, biases, wide heads"])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_what_was_loaded_is_exported_bit_for_bit(name, max_shard_bytes, dtype, tmp_path):
     tensors = write_model(tmp_path / "in", CONFIGS[name], num_files=2, dtype=getattr(torch, dtype))
     (tmp_path / "in" / "tokenizer.json").write_text("{}")
+    kind = CONFIGS[name]["model_type"]
     parameters = {key: p for stage in load_stages(tmp_path / "in", 2) for key, p in stage.named_parameters()}
     model = read_model(tmp_path / "in")
     save_model(parameters, model, tmp_path / "out", dtype=dtype, max_shard_bytes=max_shard_bytes)
@@ -123,6 +128,7 @@ def test_what_was_loaded_is_exported_bit_for_bit(name, max_shard_bytes, dtype, t
     found = {key: tensor for file in files for key, tensor in load_file(file).items()}
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[key], tensors[key]) and found[key].dtype == tensors[key].dtype for key in tensors)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
     assert read_model(tmp_path / "out") == model.model_copy(
         update={"hugging_face": str(tmp_path / "out"), "name": read_model(tmp_path / "out").name}
     )
@@ -151,9 +157,19 @@ def test_a_stage_reads_its_own_tensors_only(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "config.json: model_type: 'gpt2' is not supported; farpipe reads llama, mistral"),
-        ({"sliding_window": 4096}, "sliding_window: 4096 is not supported, only None"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling: rope type 'yarn' is not supported"),
+        (
+            {"model_type": "gpt2"},
+            "config.json: model_type: 'gpt2' is not supported; farpipe reads llama, mistral, qwen2",
+        ),
+        ({"sliding_window": 4096}, "sliding_window: 4096: attention over a window is not supported.*then write null"),
+        ({"layer_types": ["mamba"]}, r"layer_types\[0\]: 'mamba' is not supported, only 'full_attention'"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_scaling: original_max_position_embeddings: missing",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, r"rope_scaling: mscale: 1\.0 is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters: partial_rotary_factor: 0.5 is not"),
+        ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor: 0.5 is not"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters: low_freq_factor: missing"),
         ({"attention_bias": True}, "attention_bias and mlp_bias"),
@@ -174,6 +190,60 @@ def test_a_mistral_has_to_say_that_it_has_no_window():
     without = {key: value for key, value in CONFIGS["mistral"].items() if key != "sliding_window"}
     with pytest.raises(InputError, match="sliding_window: missing"):
         model_fields(without)
+
+
+QWEN_COMMON = {
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_tied", "window", "num_params"),
+    [
+        ((24, 896, 14, 2, 4864, 151936), True, 32768, 494_032_768),
+        ((28, 3584, 28, 4, 18944, 152064), False, 131072, 7_615_616_512),
+    ],
+    ids=["0.5B", "7B"],
+)
+def test_configs_as_qwen_2_5_has_them_have_its_number_of_parameters(shape, is_tied, window, num_params):
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    config = QWEN_COMMON | dict(zip((*keys, "vocab_size"), shape, strict=True))
+    config |= {"tie_word_embeddings": is_tied, "sliding_window": window, "max_window_layers": shape[0]}
+    assert parse_model(config).num_params == num_params
+
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 8}
+KINDS = ["full_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ({"sliding_window": 8}, False),
+        ({"sliding_window": 8, "use_sliding_window": False}, False),
+        (WINDOW | {"max_window_layers": 2}, True),
+        (WINDOW | {"max_window_layers": 3}, False),
+        (WINDOW, False),
+        (WINDOW | {"layer_types": KINDS}, True),
+        (WINDOW | {"layer_types": ["full_attention"] * 3, "max_window_layers": 2}, False),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, False),
+    ],
+)
+def test_a_qwen_is_refused_if_one_of_its_layers_uses_its_window(changes, is_refused):
+    """Three layers; where nothing else is said, the 28th is the first that uses it."""
+    config = {key: value for key, value in CONFIGS["qwen 2"].items() if not (key in WINDOW or "window" in key)}
+    if not is_refused:
+        assert parse_model(config | changes).qkv_bias
+        return
+    with pytest.raises(InputError, match="sliding_window: 8: attention over a window is not supported"):
+        model_fields(config | changes)
 
 
 def test_what_is_missing_is_named(tmp_path):

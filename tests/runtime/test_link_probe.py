@@ -103,6 +103,33 @@ def test_a_connection_that_can_not_be_accepted_ends_nothing(server, monkeypatch)
     assert not failures
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"", b"no JSON", b"[]", b"{}", b'{"1": -1}', b'{"1": "x"}', b'{"x": 1}', b'{"1": 1e999}', b"[" * 100_000),
+        *(b'{"1": 1%s}' % (b"0" * 400), b'{"%s": 1}' % (b"1" * 5000)),
+    ],
+    ids=lambda answer: repr(answer[:12]),
+)
+def test_an_answer_that_makes_no_sense_is_an_error(server, monkeypatch, answer):
+    serve = link_probe._serve
+
+    def serve_nonsense(sock, mode, seconds):
+        if mode == link_probe._UP:
+            link_probe._count_blocks(sock, time.monotonic() + 10)
+            sock.sendall(link_probe._LENGTH.pack(len(answer)) + answer)
+        else:
+            serve(sock, mode, seconds)
+
+    monkeypatch.setattr(link_probe, "_serve", serve_nonsense)
+    with pytest.raises(RunError, match=r"127\.0\.0\.1:\d+: its answer makes no sense; are both sides of the same"):
+        measure(("127.0.0.1", server.port), PLAIN, seconds=0.05, num_streams=2)
+
+
+def test_counts_far_apart_take_no_time():
+    assert sustained_rate({0: 5, 1 << 60: 5}) == 0
+
+
 def test_nobody_there_names_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]

@@ -1,4 +1,5 @@
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -7,20 +8,15 @@ import pytest
 
 from farpipe.cost.flops import step_flops
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.figures.metrics import MetricsFile, read_metrics, summarise
+from farpipe.runtime.figures import metrics as metrics_module
+from farpipe.runtime.figures import sinks as sinks_module
+from farpipe.runtime.figures.metrics import MetricsFile, last_line, read_metrics, summarise
 from farpipe.runtime.figures.sinks import Prometheus, figures, open_sinks
 from farpipe.runtime.run_spec import MetricsSettings
 from trainings import make_run, metrics, train
 
 FIGURES = ("makespan_s", "step_s", "tokens_per_s", "bubble")
 FIGURES += tuple(f"exposed_{where}_site{which}_s" for where in ("inter", "intra") for which in ("", "_max"))
-
-
-@pytest.fixture
-def text_file(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    return path
 
 
 def line(step, attempt=0, value=1.0, **further):
@@ -94,6 +90,31 @@ def test_lines_of_steps_that_are_done_again_are_dropped(tmp_path):
     assert path.read_text() == ""
 
 
+def test_a_restart_reads_no_more_of_a_long_file_than_its_end(tmp_path, monkeypatch):
+    path, parsed = tmp_path / "metrics.jsonl", []
+    path.write_text("".join(json.dumps(line(step, 3)) + "\n" for step in range(10_000)))
+    size = path.stat().st_size
+    monkeypatch.setattr(metrics_module, "parse_json", lambda text, source: parsed.append(text) or json.loads(text))
+    for first_step, attempt in ((10_000, 4), (9_995, 4)):
+        file = MetricsFile(path, first_step)
+        assert file.attempt == attempt
+        file.close()
+    assert len(parsed) < 12
+    assert path.stat().st_size < size
+    assert last_line(path)["step"] == 9_994
+
+
+@pytest.mark.parametrize("text", [None, "", '{"step": 0, "att'])
+def test_a_file_without_a_line_is_begun_anew(text, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert last_line(path) is None
+    file = MetricsFile(path, first_step=5)
+    file.close()
+    assert (file.attempt, path.read_text()) == (0, "")
+
+
 def test_a_file_that_somebody_removes_is_missed_at_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path)
@@ -107,7 +128,7 @@ def test_a_file_that_somebody_removes_is_missed_at_once(tmp_path):
 def test_a_file_that_is_no_metrics_is_left_alone(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("{}\n")
-    with pytest.raises(InputError, match=r"metrics\.jsonl:1: not a line of metrics"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl, byte 0: not a line of metrics"):
         MetricsFile(path)
     assert path.read_text() == "{}\n"
 
@@ -177,11 +198,34 @@ def test_a_missing_package_is_named_with_its_remedy(settings, missing, tmp_path,
     for name in [name for name in sys.modules if name.split(".")[0] == missing or "utils.tensorboard" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(InputError, match=r"pip install 'farpipe\[metrics\]'"):
-        open_sinks(MetricsSettings(**settings), tmp_path, 0)
+    with (
+        pytest.raises(InputError, match=r"pip install 'farpipe\[metrics\]'"),
+        open_sinks(MetricsSettings(**settings), tmp_path, 0),
+    ):
+        pass
 
 
 def test_nothing_is_served_or_written_unless_asked_for(tmp_path):
-    assert open_sinks(MetricsSettings(), tmp_path, 0) == []
+    with open_sinks(MetricsSettings(), tmp_path, 0) as sinks:
+        assert sinks == []
     assert [*tmp_path.iterdir()] == []
     assert MetricsSettings(prometheus_port=9000).prometheus_host == "127.0.0.1"
+
+
+def test_what_is_open_is_closed_when_a_later_one_fails(tmp_path, monkeypatch):
+    opened = []
+
+    class SinkOfTheTest:
+        def __init__(self, *_):
+            self.is_closed = False
+            opened.append(self)
+
+        def close(self):
+            self.is_closed = True
+
+    monkeypatch.setattr(sinks_module, "TensorBoard", SinkOfTheTest)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = MetricsSettings(tensorboard=True, prometheus_port=taken.getsockname()[1])
+        with pytest.raises(InputError, match="can't be listened on"), open_sinks(settings, tmp_path, 0):
+            pass
+    assert [sink.is_closed for sink in opened] == [True]

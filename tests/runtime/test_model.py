@@ -18,8 +18,10 @@ from small_models import (
     whole_model,
 )
 
+QWEN = LLAMA.model_copy(update={"qkv_bias": True})
 
-@pytest.mark.parametrize("model", [LLAMA, TIED, GPT], ids=["llama", "tied", "gpt"])
+
+@pytest.mark.parametrize("model", [LLAMA, TIED, GPT, QWEN], ids=["llama", "tied", "gpt", "qwen"])
 def test_the_module_has_as_many_parameters_as_the_spec_says(model):
     module = whole_model(model, torch.float32)
     assert sum(parameter.numel() for parameter in module.parameters()) == model.num_params

@@ -2,6 +2,8 @@ import dataclasses
 import json
 import math
 import resource
+import socket
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,7 +15,7 @@ from farpipe.runtime.executor import StepEvents, message_table
 from farpipe.runtime.figures.metrics import Summary, num_warm_up_steps, summarise
 from farpipe.runtime.figures.recorder import Recorder
 from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
-from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.run_spec import MetricsSettings, RunSpec, TransportSettings
 from farpipe.schedule import Schedule
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
@@ -59,8 +61,11 @@ def played(step=0, skew_ns=(0, 0), slower=1.0):
 
 
 def test_reports_survive_the_way_to_rank_0():
-    report = played()[1]
+    further = {"pause_ns": 7, "evaluation_loss": 3.5, "rss_bytes": 8, "cuda_peak_bytes": 9}
+    report = dataclasses.replace(played()[1], **further, link_bytes=np.array([5, 6]))
     found = StepReport.unpack(report.pack())
+    assert {name: getattr(found, name) for name in further} == further
+    assert found.link_bytes.tolist() == [5, 6]
     assert (found.step, found.begin_ns, found.end_ns, found.loss, found.grad_norm) == (0, 0, 100 * MS, 2.5, 1.5)
     assert np.array_equal(found.events.actions, report.events.actions)
     assert np.array_equal(found.events.messages, report.events.messages)
@@ -152,6 +157,45 @@ def test_steps_are_written_while_the_run_goes_on(tmp_path):
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0], "step 1 lacks the report of a rank"
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_sinks_are_closed_when_the_metrics_can_not_be_written(tmp_path):
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    run = RUN.model_copy(update={"metrics": MetricsSettings(prometheus_port=port)})
+    with pytest.raises(InputError, match="not a line of metrics"):
+        Recorder(run, tmp_path, InProcessPeers(Switchboard(2), 0))
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+class PeersAfterAnOutage(InProcessPeers):
+    """Nothing arrives in the first second after the first look."""
+
+    begin_s = None
+
+    def poll(self, name):
+        self.begin_s = self.begin_s or time.monotonic()
+        return super().poll(name) if self.paused_s() == 1.0 else []
+
+    def paused_s(self):
+        return min(1.0, time.monotonic() - (self.begin_s or time.monotonic()))
+
+
+@pytest.mark.parametrize("is_outage", [True, False])
+def test_an_outage_at_the_end_does_not_count_in_the_wait_for_the_last_reports(is_outage, tmp_path):
+    run = RUN.model_copy(update={"transport": TransportSettings(timeout_s=0.3)})
+    board = Switchboard(2)
+    recorder = Recorder(run, tmp_path, (PeersAfterAnOutage if is_outage else InProcessPeers)(board, 0))
+    reports = played()
+    if is_outage:
+        post([InProcessPeers(board, rank) for rank in range(2)], reports)
+        assert recorder.finish(1).num_steps == 1
+        return
+    with pytest.raises(RunError, match=r"waited 0\.3 s for 2 reports on steps"):
+        recorder.finish(1)
+    recorder.close()
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 import json
 import os
 import queue
+import signal
+import threading
 import time
 from pathlib import Path
 from statistics import median
@@ -8,9 +10,11 @@ from statistics import median
 import pytest
 
 from farpipe.plan.measured import replaced
-from farpipe.plan.replanning import Search
+from farpipe.plan.replanning import Replanner, Search
+from farpipe.plan.searcher import LOWEST_PRIORITY
 from farpipe.problem import Link, Problem
-from farpipe.runtime.replan import LOG_NAME, LOWEST_PRIORITY, REPLAN, Replanning, SearchProcess
+from farpipe.runtime import train
+from farpipe.runtime.replan import LOG_NAME, REPLAN, STATE_NAME, Replanning, Searcher, Watch
 from farpipe.runtime.run import run
 from farpipe.runtime.run_spec import LinkChange, RunSpec
 from farpipe.runtime.train import train_rank
@@ -18,6 +22,7 @@ from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.spec.replanning import ReplanSettings
 from in_process import run_ranks
+from rank_processes import processes_of
 from runtime.test_replicas import make_run as make_replicated_run
 from runtime.test_train import make_run
 from two_sites import two_sites
@@ -27,7 +32,7 @@ class Proposer:
     """In the place of a Watch: proposes one order after a step, whatever is measured."""
 
     def __init__(self, schedule, after_step=0):
-        self.proposals, self.swapped = queue.SimpleQueue(), queue.SimpleQueue()
+        self.first_order, self.proposals, self.swapped = None, queue.SimpleQueue(), queue.SimpleQueue()
         self._schedule, self._after_step = schedule, after_step
 
     def on_timeline(self, step, timeline):
@@ -36,13 +41,6 @@ class Proposer:
 
     def close(self):
         pass
-
-
-@pytest.fixture
-def text_file(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    return path
 
 
 def losses(run_dir):
@@ -62,37 +60,23 @@ def test_a_training_that_changes_its_order_learns_the_same(num_replicas, text_fi
     changing = plain.model_copy(update={"replan": ReplanSettings()})
     (tmp_path / "changing").mkdir()
     watch = Proposer(other, after_step=1)
-    monkeypatch.setattr("farpipe.runtime.train.Watch", lambda run, run_dir: watch)
+    monkeypatch.setattr("farpipe.runtime.train.Watch", lambda run, run_dir, first_step: watch)
     run_ranks(2 * num_replicas, lambda peers: train_rank(changing, peers, tmp_path / "changing"))
     assert watch.swapped.get_nowait() < 7, "the order was taken"
     assert losses(tmp_path / "changing") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
 
 
-class LateBox:
-    """Peers whose box with new orders stays shut in the first steps, as if they were still on their way."""
-
-    def __init__(self, peers, is_shut):
-        self._peers, self.is_shut = peers, is_shut
-
-    def __getattr__(self, name):
-        return getattr(self._peers, name)
-
-    def poll(self, name):
-        return [] if self.is_shut and name == "new order" else self._peers.poll(name)
-
-
 def test_all_ranks_take_an_order_after_the_same_step():
-    """Even if it reaches one of them late."""
+    """Whenever it is proposed, for nobody but rank 0 knows of it before."""
     problem = two_sites(num_ranks=4, num_microbatches=4)
 
     def work(peers):
-        peers = LateBox(peers, is_shut=peers.rank == 2)
-        watch = Proposer(None) if peers.rank == 0 else None
-        if watch is not None:
-            watch.proposals.put(order("gpipe", problem))
+        watch = Proposer(order("gpipe", problem), after_step=3) if peers.rank == 0 else None
         replanning, taken = Replanning(peers, watch), []
-        for step in range(10):
-            peers.is_shut = peers.is_shut and step < 5
+        assert replanning.first() is None
+        for step in range(8):
+            if watch is not None:
+                watch.on_timeline(step, None)
             orders = []
             replanning.give(step, lambda at, order, orders=orders: orders.append(order))
             told = peers.exchange(f"step {step}", b"".join(orders), waiting_for="the end of the step")
@@ -100,11 +84,43 @@ def test_all_ranks_take_an_order_after_the_same_step():
             taken += [(step, schedule.method)] if schedule is not None else []
         return taken
 
-    results = run_ranks(4, work)
-    assert results[0] == results[1] == results[2] == results[3]
-    ((step, method),) = results[0]
-    assert method == "gpipe"
-    assert step > 5
+    assert run_ranks(4, work) == [[(3, "gpipe")]] * 4
+
+
+def test_a_later_attempt_begins_with_the_order_of_before(text_file, tmp_path, monkeypatch):
+    plain = make_run(text_file, num_steps=4).model_copy(update={"replan": ReplanSettings()})
+    known, began = Replanner(plain.problem, plain.schedule, plain.replan), []
+    known.schedule = order("zb-h1", plain.problem)
+    (tmp_path / STATE_NAME).write_text(known.to_json())
+    executor_of = train._Loop._executor_of
+
+    def told(loop, schedule):
+        began.append(schedule.method)
+        return executor_of(loop, schedule)
+
+    monkeypatch.setattr(train._Loop, "_executor_of", told)
+    run_ranks(2, lambda peers: train_rank(plain, peers, tmp_path))
+    assert sorted(began) == sorted([plain.schedule.method, "zb-h1"] * 2), "on both ranks"
+    (event,) = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
+    assert event == {"step": 0, "event": "go on", "why": "with the order of before", "method": "zb-h1"}
+    (tmp_path / "alone").mkdir()
+    run_ranks(2, lambda peers: train_rank(make_run(text_file, num_steps=4), peers, tmp_path / "alone"))
+    assert losses(tmp_path) == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": "farpipe/replan/1", "plan": "another"}'])
+def test_a_state_of_another_run_or_none_is_passed_over(text, text_file, tmp_path):
+    plain = make_run(text_file, num_steps=4).model_copy(update={"replan": ReplanSettings()})
+    (tmp_path / STATE_NAME).write_text(text)
+    watch = Watch(plain, tmp_path)
+    watch.close()
+    assert watch.first_order is None
+    (event,) = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
+    assert (event["event"], event["method"]) == ("go on", plain.schedule.method)
+    assert event["why"].startswith("with the plan's order: ")
+    again = Watch(plain, tmp_path)
+    again.close()
+    assert again.first_order is None, "which it has written itself"
 
 
 def _spec(problem, schedule, **options):
@@ -112,25 +128,67 @@ def _spec(problem, schedule, **options):
     return RunSpec(problem=problem, schedule=schedule, sites=sites, num_steps=options.pop("num_steps", 8), **options)
 
 
-def test_a_search_runs_with_the_lowest_priority_and_finds_an_order():
-    problem = two_sites((0.02, 0.02, 0.02), (2, 2), num_ranks=4, num_microbatches=6)
-    search = SearchProcess(Search(0, "a test", problem), 0.5)
-    assert os.getpriority(os.PRIO_PROCESS, search._process.pid) == LOWEST_PRIORITY
+@pytest.fixture
+def searcher():
+    searcher = Searcher()
+    yield searcher
+    searcher.close()
+
+
+PROBLEM = two_sites((0.02, 0.02, 0.02), (2, 2), num_ranks=4, num_microbatches=6)
+SEARCH = Search(0, "a test", PROBLEM, (PROBLEM,))
+
+
+def last_answer(searcher):
     deadline = time.monotonic() + 60
-    while not search.is_over():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    found = search.result()
-    check(problem, found)
-    assert not Path(search._folder.name).exists()
+    while time.monotonic() < deadline:
+        if (answer := searcher.answer(1.0)) is not None and answer.is_last:
+            return answer
+    pytest.fail("no answer")
 
 
-def test_a_search_that_takes_too_long_gives_nothing():
-    problem = two_sites(num_ranks=4, num_microbatches=6)
-    search = SearchProcess(Search(0, "a test", problem), 0.5)
-    search._deadline_s = 0
-    assert search.is_over()
-    assert search.result() is None
+def test_a_search_runs_with_the_lowest_priority_and_finds_an_order(searcher):
+    searcher.ask(SEARCH, 0.5)
+    check(PROBLEM, last_answer(searcher).schedule)
+    assert os.getpriority(os.PRIO_PROCESS, searcher.process.pid) == LOWEST_PRIORITY
+    assert searcher.answer() is None, "nothing was asked"
+    process = searcher.process
+    searcher.ask(SEARCH, 0.5)
+    check(PROBLEM, last_answer(searcher).schedule)
+    assert searcher.process is process, "it was kept"
+
+
+def test_a_new_question_gives_the_old_one_up(searcher):
+    searcher.ask(SEARCH, 60)
+    process = searcher.process
+    searcher.ask(SEARCH, 0.5)
+    assert process.poll() is not None
+    check(PROBLEM, last_answer(searcher).schedule)
+
+
+def test_a_search_that_takes_too_long_gives_nothing(searcher, monkeypatch):
+    monkeypatch.setattr("farpipe.runtime.replan.LATE_S", -10.0)
+    os.kill(searcher.process.pid, signal.SIGSTOP)
+    searcher.ask(SEARCH, 0.5)
+    assert searcher.answer() == (None, True)
+    assert searcher.process.wait(10) == -signal.SIGKILL
+
+
+def test_a_process_that_dies_gives_nothing_and_is_replaced(searcher):
+    searcher.ask(SEARCH, 60)
+    searcher.process.kill()
+    assert last_answer(searcher).schedule is None
+    searcher.ask(SEARCH, 0.5)
+    check(PROBLEM, last_answer(searcher).schedule)
+
+
+def test_nothing_is_left_of_a_search():
+    before = threading.active_count(), len([*Path("/proc/self/fd").iterdir()])
+    searcher = Searcher()
+    searcher.ask(SEARCH, 60)
+    searcher.close()
+    assert searcher.process.returncode == -signal.SIGKILL
+    assert (threading.active_count(), len([*Path("/proc/self/fd").iterdir()])) == before
 
 
 def test_what_goes_wrong_in_watching_does_not_end_the_training(text_file, tmp_path, monkeypatch):
@@ -154,6 +212,23 @@ def test_weather_is_for_emulated_links_of_the_run():
 
 
 @pytest.mark.slow
+def test_a_link_on_which_replicas_take_turns_is_measured_as_well(tmp_path):
+    """Each replica alone would see the others' turns as a slower link."""
+    problem = _small_step(latency_s=0.01, rate=50e6)
+    links = {name: link.model_copy(update={"num_turns": 2}) for name, link in problem.links.items()}
+    problem = replaced(problem, links=links)
+    changes = tuple(LinkChange(step=0, link=name, latency_s=0.04, bandwidth_bytes_per_s=5e6) for name in links)
+    settings = ReplanSettings(warm_up_steps=0, gain=0.9)
+    replicas = (("a", "a", "b", "b"),) * 2
+    options = {"num_steps": 4, "device": "sleep", "weather": changes, "replan": settings, "replicas": replicas}
+    run(_spec(problem, order("eager", problem), **options), tmp_path / "run")
+    state = json.loads((tmp_path / "run" / STATE_NAME).read_text())
+    for link in state["believed"]["links"].values():
+        assert link["latency_s"] == pytest.approx(0.04, abs=0.01)
+        assert link["bandwidth_bytes_per_s"] == pytest.approx(5e6, rel=0.15)
+
+
+@pytest.mark.slow
 def test_a_link_that_gets_worse_during_a_run_leads_to_a_better_order(tmp_path):
     """Over real processes: sleeping stages, an emulated link that changes, a search in a process of its own."""
     problem = _small_step(latency_s=0.01, rate=50e6)
@@ -170,6 +245,28 @@ def test_a_link_that_gets_worse_during_a_run_leads_to_a_better_order(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps_s = [line["makespan_s"] for line in lines]
     assert median(steps_s[swap["step"] + 1 :]) < 0.9 * median(steps_s[5 : swap["step"] + 1])
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_run_goes_on_with_the_order_it_had(tmp_path):
+    problem, run_dir = _small_step(latency_s=0.01, rate=50e6), tmp_path / "run"
+    changes = tuple(LinkChange(step=0, link=name, latency_s=0.1, bandwidth_bytes_per_s=10e6) for name in problem.links)
+    settings = ReplanSettings(warm_up_steps=0, search_s=1.0)
+    spec = _spec(problem, order("1f1b", problem), num_steps=16, device="sleep", weather=changes, replan=settings)
+    killed = []
+
+    def kill_after_the_swap(line):
+        if not killed and (run_dir / LOG_NAME).exists() and '"swap"' in (run_dir / LOG_NAME).read_text():
+            killed.append(processes_of(run_dir)[3])
+            os.kill(killed[0], signal.SIGKILL)
+
+    run(spec, run_dir, max_restarts=1, on_step=kill_after_the_swap)
+    events = [json.loads(line) for line in (run_dir / LOG_NAME).read_text().splitlines()]
+    if not killed:
+        pytest.skip("the machine is so busy that the search, at the lowest priority, did not end during the run")
+    swap = next(event for event in events if event["event"] == "swap")
+    (on,) = [event for event in events if event["event"] == "go on"]
+    assert (on["why"], on["method"]) == ("with the order of before", swap["method"])
 
 
 def _small_step(latency_s, rate):

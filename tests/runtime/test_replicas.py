@@ -6,6 +6,8 @@ import shutil
 import pytest
 import torch
 
+from farpipe.cost.layout import Layout
+from farpipe.cost.memory import state_bytes
 from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.runtime.data.batches import load_batches
 from farpipe.runtime.executor import Executor
@@ -29,6 +31,7 @@ from small_models import (
     split_backward,
     whole_model,
 )
+from trainings import train_in_one_process
 
 TRAINING = Training(
     sequence_length=6, global_batch=12, microbatch_size=1, precision="fp32", clip_norm=0.5, learning_rate=1e-2, seed=7
@@ -36,13 +39,6 @@ TRAINING = Training(
 SMALL = {"num_layers": 4, "vocab_size": 256}
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6}
 NUM_STEPS = 2
-
-
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    return path
 
 
 def make_run(text_file, placement, replicas, *, model=LLAMA, split=False, method="gpipe", training=None, **options):
@@ -79,24 +75,6 @@ def train(run, dtype, num_steps=NUM_STEPS):
         return reports, learning
 
     return run_ranks(run.num_ranks, work)
-
-
-def train_in_one_process(run, dtype, num_steps=NUM_STEPS):
-    """Plain autograd on the whole batch, torch's own clipping and AdamW: losses, norms and the final module."""
-    module, training = whole_model(run.model, dtype), run.training
-    decayed = [p for p in module.parameters() if p.ndim >= 2]
-    others = [p for p in module.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas)
-    shape = (training.global_batch // training.microbatch_size, training.microbatch_size, training.sequence_length)
-    batches = load_batches(run.data, run.model, shape, training.seed)
-    losses, norms = [], []
-    for step in range(num_steps):
-        losses.append(reference_step(module, batches.batch(step)))
-        norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), training.clip_norm)))
-        adamw.step()
-        adamw.zero_grad()
-    return losses, norms, module
 
 
 def weights_of(run, results, replica):
@@ -220,28 +198,53 @@ def test_a_divided_optimizer_keeps_its_share_only(text_file):
     assert len(set(pieces)) == len(pieces)
 
 
-def test_bf16_with_float32_master_weights(text_file):
-    """The same bits with ZeRO-1, though what it gathers is rounded to bf16 on the way to those who only compute."""
-    training = TRAINING.model_copy(update={"precision": "bf16"})
+BF16 = TRAINING.model_copy(update={"precision": "bf16"})
+
+
+@pytest.mark.parametrize("model", [LLAMA, TIED, GPT], ids=["llama", "tied", "gpt"])
+def test_bf16_with_float32_master_weights(model, text_file):
+    """The same bits with ZeRO-1, where a replica has all weights in bf16 and its share of them in float32."""
     runs = [
-        make_run(text_file, (0, 1), (("a", "b"),) * 2, model=GPT, training=training, zero1=zero1)
+        make_run(text_file, (0, 1), (("a", "b"),) * 2, model=model, training=BF16, zero1=zero1)
         for zero1 in (False, True)
     ]
     whole, divided = (train(run, torch.float32) for run in runs)
     assert [[r.loss for r in reports if r.loss == r.loss] for reports, _ in whole] == [
         [r.loss for r in reports if r.loss == r.loss] for reports, _ in divided
     ]
-    for replica in range(2):
-        expected = weights_of(runs[0], whole, 0)
-        for name, weight in weights_of(runs[1], divided, replica).items():
-            assert weight.dtype == torch.float32
-            assert torch.equal(weight, expected[name]), name
+    expected = weights_of(runs[0], whole, 0)
     assert any((weight != weight.bfloat16()).any() for weight in expected.values()), "master weights are not rounded"
+    for replica in range(2):
+        for name, weight in weights_of(runs[1], divided, replica).items():
+            assert weight.dtype == torch.bfloat16
+            assert torch.equal(weight, expected[name].bfloat16()), name
+    covered = dict.fromkeys(expected, 0)
+    for _, learning in divided:
+        for shard in learning.shards:
+            assert torch.equal(shard.parameter.flatten(), expected[shard.name].flatten()[shard.start : shard.end])
+            covered[shard.name] += shard.end - shard.start
+    assert covered == {name: weight.numel() for name, weight in expected.items()}
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_replica_has_the_bytes_of_the_cost_model(precision, num_replicas, text_file):
+    training = TRAINING.model_copy(update={"precision": precision})
+    run = make_run(text_file, (0,), (("a",),) * num_replicas, training=training, zero1=True)
+    for _, learning in train(run, torch.float32, num_steps=1):
+        module = learning.torch_stages[0].module
+        held = [t for p in module.parameters() for t in (p.data, p.grad)]
+        held += [piece.values for piece in learning.state()]
+        held += [layer._cast for layer in module.modules() if getattr(layer, "_cast", None) is not None]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+        layout = Layout(1, num_replicas, tensor=1, virtual=1, microbatch_size=1, num_microbatches=12 // num_replicas)
+        reckoned = state_bytes(run.model.num_params, run.training, layout)
+        padding = 64 * num_replicas * 16
+        assert reckoned - padding <= sum(storages.values()) <= reckoned + padding
 
 
 def test_bf16_gradients_are_near_those_of_float32(text_file):
-    training = TRAINING.model_copy(update={"precision": "bf16"})
-    run = make_run(text_file, (0, 1), (("a", "b"),) * 2, training=training)
+    run = make_run(text_file, (0, 1), (("a", "b"),) * 2, training=BF16)
     whole = whole_model(run.model, torch.float32)
     reference_step(whole, load_batches(run.data, run.model, (12, 1, 6), TRAINING.seed).batch(0))
     found = gradients_of(run, torch.float32)
@@ -287,6 +290,9 @@ def test_a_rehearsal_has_the_collectives_in_its_timeline(gather_bytes, tmp_path)
         later = {"ready_s": "start_s", "start_s": "end_s", "end_s": "arrival_s"}[name]
         assert (collectives[name] <= collectives[later]).all()
     assert measured.link_bytes()["a>b"] == pytest.approx(predicted.link_bytes()["a>b"], rel=0.01)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        found = json.loads(line)["link_bytes"]
+        assert found["a>b"] == found["b>a"] == measured.link_bytes()["a>b"], "though the Problem names one way only"
 
 
 def test_a_stage_is_summed_while_its_rank_works_on(tmp_path):
@@ -336,8 +342,9 @@ def stopped(text_file, tmp_path_factory):
     return losses_of(folder), folder / "checkpoints" / "step-2"
 
 
-def four_steps(text_file, placement, replicas, zero1):
-    training = TRAINING.model_copy(update={"checkpoint_every_steps": 2, "num_steps": 4})
+def four_steps(text_file, placement, replicas, zero1, precision="fp32"):
+    options = {"checkpoint_every_steps": 2, "num_steps": 4, "precision": precision}
+    training = TRAINING.model_copy(update=options)
     run = make_run(text_file, placement, replicas, training=training, model=TIED, zero1=zero1)
     return run.model_copy(update={"num_steps": 4})
 
@@ -354,3 +361,19 @@ def test_a_checkpoint_of_shares_is_good_for_any_replicas(how, stopped, text_file
     run_ranks(run.num_ranks, lambda peers: train_rank(run, peers, tmp_path))
     found = losses_of(tmp_path)[-2:]
     assert found == losses[2:] if run.num_replicas == 2 else found == pytest.approx(losses[2:], rel=1e-6)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["divided", "whole"])
+def test_a_bf16_checkpoint_has_all_digits_whoever_holds_them(first, text_file, tmp_path):
+    """Going on divided or not, the losses have the same bits as those of a run that did not stop."""
+    placement, replicas, _ = GO_ON["the same"]
+    run = four_steps(text_file, placement, replicas, first, "bf16")
+    (tmp_path / "first").mkdir()
+    run_ranks(4, lambda peers: train_rank(run, peers, tmp_path / "first"))
+    losses = losses_of(tmp_path / "first")
+    for then in (True, False):
+        folder = tmp_path / f"then {then}"
+        shutil.copytree(tmp_path / "first" / "checkpoints" / "step-2", folder / "checkpoints" / "step-2")
+        later = four_steps(text_file, placement, replicas, then, "bf16")
+        run_ranks(4, lambda peers, later=later, folder=folder: train_rank(later, peers, folder))
+        assert losses_of(folder)[-2:] == losses[2:]

@@ -19,6 +19,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.spec import Training
+from job_files import cluster_text
 from rank_processes import processes_of
 from small_models import TIED, even_partition
 
@@ -126,7 +127,7 @@ def test_kill_9_of_a_replica_ends_all_with_the_reason(make, tmp_path):
     assert not (run_dir / "summary.json").exists()
 
 
-JOB = """\
+JOB = f"""\
 [model]
 name = "small"
 num_layers = 2
@@ -142,21 +143,7 @@ microbatch_size = 1
 precision = "fp32"
 zero1 = true
 
-[[cluster.sites]]
-name = "a"
-device = "cpu"
-num_devices = 2
-
-[[cluster.sites]]
-name = "b"
-device = "cpu"
-num_devices = 2
-
-[[cluster.links]]
-between = ["a", "b"]
-latency = "5 ms"
-bandwidth = "200 Mbit/s"
-
+{cluster_text("a", "b", num_devices=(2, 2), latency="5 ms")}
 [layout]
 sites = ["a", "b"]
 pipeline = 2

@@ -1,7 +1,9 @@
-"""Ranks that are killed, stopped or slow, in processes of their own: the result is that of an undisturbed run."""
+"""Ranks that are killed, stopped or slow, in processes of their own: the result is that of an undisturbed run.
+
+Under torchrun's agents: tests/faults/test_two_agents.py.
+"""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from farpipe.errors import DivergedError, RunError, RunStoppedError
-from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run import run
 from farpipe.runtime.run_spec import TransportSettings
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state
@@ -20,14 +21,9 @@ pytestmark = pytest.mark.slow
 
 FAULTY_RANK = (str(Path(__file__).with_name("faulty_rank.py")),)
 NUM_STEPS = 30
+SECONDS = 15
+"""From a rank's end to that of all others: one or two, and room for a busy machine; other limits are 20 s and more."""
 PHASES = ("connect", "forward", "backward", "sync", "optimizer", "checkpoint")
-
-
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    return path
 
 
 def make(text_file, num_steps=NUM_STEPS, **training):
@@ -48,12 +44,25 @@ def undisturbed(text_file, tmp_path_factory):
 def test_kill_9_of_a_rank_in_every_phase_costs_no_step_and_changes_nothing(
     victim, undisturbed, text_file, tmp_path, monkeypatch
 ):
-    """One run, broken once in each phase and started again each time."""
+    """One run, broken once in each phase and started again each time.
+
+    Where the ranks are connected the survivor is left to end by itself, as at another site.
+    """
     monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps([[victim, phase] for phase in PHASES]))
-    spec, run_dir, reasons = make(text_file), tmp_path / "run", []
-    summary = run(spec, run_dir, max_restarts=len(PHASES), on_restart=reasons.append, rank_program=FAULTY_RANK)
+    spec, run_dir, reasons, lasted_s = make(text_file), tmp_path / "run", [], []
+
+    def on_restart(reason):
+        reasons.append(reason)
+        lasted_s.append(time.monotonic() - float((run_dir / "killed_s").read_text()))
+        monkeypatch.setattr("farpipe.runtime.launch.SETTLE_S", 60)
+
+    summary = run(spec, run_dir, max_restarts=len(PHASES), on_restart=on_restart, rank_program=FAULTY_RANK)
     assert len(reasons) == len(PHASES)
     assert all(f"rank {victim} was killed by SIGKILL" in reason for reason in reasons), reasons
+    assert max(lasted_s) < SECONDS, dict(zip(PHASES, lasted_s, strict=True))
+    for restart, phase in list(enumerate(PHASES))[1:]:
+        log = run_dir / "logs" / f"restart-{restart}" / f"rank-{1 - victim}.log"
+        assert f"rank {victim} is lost" in log.read_text(), phase
     assert losses(run_dir) == undisturbed[0]
     assert equal_states(state(run_dir, spec), undisturbed[1])
     attempts = [line["attempt"] for line in metrics(run_dir)]
@@ -146,16 +155,3 @@ def test_a_second_sigterm_ends_everything_at_once(text_file, tmp_path):
     process.communicate(timeout=30)
     assert process.returncode in (130, RunStoppedError.exit_code)
     assert not (tmp_path / "run" / "summary.json").exists()
-
-
-def test_a_killed_rank_is_restarted_by_torchrun(undisturbed, text_file, tmp_path):
-    spec = make(text_file)
-    spec.save(tmp_path / "run.json")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "--max-restarts", "1", *FAULTY_RANK, str(tmp_path)]
-    environment = os.environ | {"FARPIPE_TEST_FAULT": '[[1, "optimizer"]]', "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert losses(tmp_path) == undisturbed[0]
-    assert equal_states(state(tmp_path, spec), undisturbed[1])
-    assert Summary.load(tmp_path / "summary.json").num_attempts == 2

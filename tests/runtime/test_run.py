@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from farpipe.errors import InputError, RunError
+from farpipe.errors import InfeasibleError, InputError, RunError
 from farpipe.problem import Hop, Link, Problem, Transfer
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.launch import launch
@@ -118,6 +118,15 @@ def test_results_of_an_earlier_run_are_not_written_over(tmp_path):
     with pytest.raises(InputError, match=r"has the metrics\.jsonl of an earlier run; choose another directory"):
         run(rehearsal(2), tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
+
+
+def test_more_weights_than_memory_are_refused_before_anything_starts(tmp_path):
+    spec = rehearsal(2)
+    heavy = tuple(rank.model_copy(update={"static_bytes": 1e15, "memory_bytes": None}) for rank in spec.problem.ranks)
+    spec = spec.model_copy(update={"problem": spec.problem.model_copy(update={"ranks": heavy}), "device": "cpu"})
+    with pytest.raises(InfeasibleError, match=r"all 2 ranks on this machine: .* and .* are free; rehearse"):
+        run(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_taken_port_is_said(tmp_path):

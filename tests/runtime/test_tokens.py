@@ -1,13 +1,16 @@
 import json
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.data import documents, tokens
-from farpipe.runtime.data.tokens import load_tokens
+from farpipe.runtime.data import documents, known_files, token_cache, tokens
+from farpipe.runtime.data.tokenizer import LearnedTokenizer
+from farpipe.runtime.data.tokens import SAMPLED_BYTES, Tokens, load_tokens
 from farpipe.spec import Data
 
 WORDS = {"[unk]": 0, "<end>": 1, "the": 2, "quick": 3, "brown": 4, "fox": 5, "\n": 6}
@@ -87,7 +90,7 @@ def test_text_is_tokenized_once(tmp_path, tokenizer, monkeypatch):
     assert listed(data) == [2, 5]
     kept = sorted(path.name for path in (tmp_path / "cache").iterdir())
     assert [name[-4:] for name in kept] == [".bin", "json"]
-    monkeypatch.setattr(tokens, "_write_tokens", lambda *_: pytest.fail("it is in the cache"))
+    monkeypatch.setattr(token_cache, "_write_tokens", lambda *_: pytest.fail("it is in the cache"))
     assert listed(data) == [2, 5]
 
 
@@ -105,7 +108,9 @@ def test_the_cache_notices_every_change(change, tmp_path, tokenizer):
         assert listed(data.model_copy(update={"end_of_text": "<end>"})) == [2, 5, 1]
 
 
-def test_several_ranks_may_tokenize_at_once(tmp_path, tokenizer):
+def test_several_ranks_may_begin_to_tokenize_at_once(tmp_path, tokenizer, monkeypatch):
+    written, write = [], token_cache._write_tokens
+    monkeypatch.setattr(token_cache, "_write_tokens", lambda *given: (written.append(1), write(*given)))
     data = data_of(tmp_path, "a.txt", "the quick brown fox\n" * 5000, tokenizer=str(tokenizer))
     found = []
     threads = [threading.Thread(target=lambda: found.append(load_tokens(data))) for _ in range(4)]
@@ -116,6 +121,7 @@ def test_several_ranks_may_tokenize_at_once(tmp_path, tokenizer):
     assert [item.num_tokens for item in found] == [20000] * 4
     assert len({item.digest for item in found}) == 1
     assert len([*(tmp_path / "cache").iterdir()]) == 2, "nothing temporary is left"
+    assert written == [1], "the others have waited"
 
 
 def test_a_crash_while_tokenizing_leaves_nothing(tmp_path, tokenizer, monkeypatch):
@@ -125,10 +131,10 @@ def test_a_crash_while_tokenizing_leaves_nothing(tmp_path, tokenizer, monkeypatc
         yield np.array([2], np.uint16)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tokens._LearnedTokenizer, "tokens", broken)
+    monkeypatch.setattr(LearnedTokenizer, "tokens", broken)
     with pytest.raises(KeyboardInterrupt):
         load_tokens(data)
-    assert not [*(tmp_path / "cache").iterdir()]
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".lock"}, "of which nobody is the owner"
     monkeypatch.undo()
     assert listed(data) == [2, 5]
 
@@ -150,7 +156,8 @@ def test_arrays_of_tokens_are_mapped(tmp_path):
     (tmp_path / "b.json").write_text(json.dumps(header))
     both = load_tokens(Data(source=str(tmp_path)))
     assert [shard.tolist() for shard in both.shards] == [[*range(5)], [*range(7)]]
-    assert both.vocab_size is None, "the first one doesn't say"
+    assert both.vocab_size == 9
+    assert load_tokens(Data(source=str(tmp_path / "a.npy"))).vocab_size == 5, "it doesn't say"
     assert load_tokens(Data(source=str(tmp_path / "b.bin"))).vocab_size == 9
     assert all(isinstance(shard, np.memmap) for shard in both.shards)
 
@@ -182,6 +189,9 @@ def test_arrays_that_are_no_tokens_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(InputError, match="not an array of NumPy's"):
         load_tokens(Data(source=str(tmp_path / "a.npy")))
+    np.save(tmp_path / "a.npy", np.array([3, -1]))
+    with pytest.raises(InputError, match=r"a\.npy: tokens are counted from 0, but there is a -1"):
+        load_tokens(Data(source=str(tmp_path / "a.npy")))
     (tmp_path / "b.bin").write_bytes(b"12345")
     (tmp_path / "b.json").write_text('{"format": "farpipe/tokens/1", "dtype": "uint16", "num_tokens": 3}')
     with pytest.raises(InputError, match=r"b\.bin: has 5 bytes, but its header says 3 tokens of 2"):
@@ -212,3 +222,115 @@ def test_a_cache_that_can_not_be_written_is_told(tmp_path, tokenizer):
     (tmp_path / "cache").write_text("a file is in the way")
     with pytest.raises(RunError, match=r"can't be written: .*data\.cache names"):
         load_tokens(data_of(tmp_path, "a.txt", "the", tokenizer=str(tokenizer)))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of the files whose content was hashed; files count as settled at once."""
+    found, read = [], known_files._hash
+    monkeypatch.setattr(known_files, "SETTLED_NS", -(10**9))
+    monkeypatch.setattr(known_files, "_hash", lambda file: (found.append(file.name), read(file))[1])
+    return found
+
+
+def two_texts(tmp_path, tokenizer):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the fox")
+    (tmp_path / "texts" / "b.txt").write_text("brown")
+    return Data(source=str(tmp_path / "texts"), cache=str(tmp_path / "cache"), tokenizer=str(tokenizer))
+
+
+def test_files_are_hashed_once(tmp_path, tokenizer, reads):
+    data = two_texts(tmp_path, tokenizer)
+    assert listed(data) == listed(data) == [2, 5, 4]
+    assert reads == ["a.txt", "b.txt"]
+
+
+def test_a_file_that_has_just_been_changed_is_hashed_every_time(tmp_path, tokenizer, reads, monkeypatch):
+    monkeypatch.undo()
+    data = two_texts(tmp_path, tokenizer)
+    assert listed(data) == [2, 5, 4]
+    assert not [*(tmp_path / "cache").glob("known-*")], "another change could have the same times"
+
+
+@pytest.mark.parametrize("how", ["in place", "with its old times", "by another file", "longer"])
+def test_a_changed_file_is_noticed(how, tmp_path, tokenizer, reads):
+    data = two_texts(tmp_path, tokenizer)
+    file = tmp_path / "texts" / "a.txt"
+    before = file.stat()
+    assert listed(data) == [2, 5, 4]
+    content = "the quick fox" if how == "longer" else "fox the"
+    if how == "by another file":
+        (tmp_path / "new").write_text(content)
+        os.utime(tmp_path / "new", ns=(before.st_atime_ns, before.st_mtime_ns))
+        (tmp_path / "new").replace(file)
+    else:
+        time.sleep(0.02)  # longer than a file system's clock needs for a tick
+        file.write_text(content)
+    if how == "with its old times":
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert listed(data) == [2, 3, 5, 4] if how == "longer" else listed(data) == [5, 2, 4]
+    assert reads == ["a.txt", "b.txt", "a.txt"]
+
+
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"format": "farpipe/known-files/1", "files": 5}', "digest", "unwritable"]
+)
+def test_facts_that_are_damaged_are_found_anew(damage, tmp_path, tokenizer, reads):
+    data = two_texts(tmp_path, tokenizer)
+    expected = listed(data)
+    (facts,) = (tmp_path / "cache").glob("known-*")
+    if damage == "unwritable":
+        facts.unlink()
+        facts.mkdir()
+    else:
+        wrong = facts.read_text().replace('"sha256": "', '"sha256": "x')
+        facts.write_text(wrong if damage == "digest" else damage)
+    assert listed(data) == expected
+    assert reads == ["a.txt", "b.txt"] * 2
+
+
+def test_an_array_without_a_header_is_looked_through_once(tmp_path, reads, monkeypatch):
+    np.save(tmp_path / "a.npy", np.arange(5, dtype=np.uint16))
+    data = Data(source=str(tmp_path / "a.npy"), cache=str(tmp_path / "cache"))
+    assert load_tokens(data).vocab_size == 5
+    (facts,) = (tmp_path / "cache").glob("known-*")
+    facts.write_text(facts.read_text().replace("[0, 4]", "[0, 6]"))
+    assert load_tokens(data).vocab_size == 7, "from what was kept"
+    facts.write_text(facts.read_text().replace("[0, 6]", '"no"'))
+    assert load_tokens(data).vocab_size == 5
+
+
+def test_no_change_of_a_large_text_goes_unseen(tmp_path, monkeypatch):
+    """However far from the blocks that are looked at."""
+    text = bytes(2 * SAMPLED_BYTES)
+    place = 70_000  # in the second block, which is passed over
+    other = text[:place] + b"x" + text[place + 1 :]
+    arrays = [Tokens((np.frombuffer(content, np.uint8),), 256) for content in (text, other)]
+    assert arrays[0].digest == arrays[1].digest, "that is why"
+    for in_memory in (True, False):
+        monkeypatch.setattr(tokens, "IN_MEMORY_BYTES", 1 << 30 if in_memory else 4)
+        found = [load_tokens(data_of(tmp_path, "a.txt", content)).digest for content in (text, other, text)]
+        assert found[0] == found[2] != found[1]
+
+
+def test_waiting_for_another_tokenizer_has_an_end(tmp_path, tokenizer, monkeypatch):
+    data = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer))
+    begun, go_on = threading.Event(), threading.Event()
+    write = token_cache._write_tokens
+
+    def slow(*given):
+        begun.set()
+        assert go_on.wait(30)
+        write(*given)
+
+    monkeypatch.setattr(token_cache, "_write_tokens", slow)
+    first = threading.Thread(target=lambda: load_tokens(data))
+    first.start()
+    assert begun.wait(30)
+    monkeypatch.setattr(token_cache, "LIMIT_S", 0.2)
+    with pytest.raises(RunError, match=r"\.lock: waited 0\.2 s for another process that tokenizes the text"):
+        load_tokens(data)
+    go_on.set()
+    first.join(30)
+    assert listed(data) == [2, 5]

@@ -5,8 +5,6 @@ import torch
 
 from farpipe.errors import InputError, RunError
 from farpipe.problem import Link, Problem, Sync, Transfer
-from farpipe.runtime.data.batches import Batches
-from farpipe.runtime.data.tokens import load_tokens
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run_spec import RunSpec
@@ -16,18 +14,12 @@ from farpipe.schedule.library import order
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
 from in_process import run_ranks
-from small_models import LLAMA, TIED, even_partition, placed_problem, reference_step, relative_error, whole_model
+from small_models import LLAMA, TIED, even_partition, placed_problem, relative_error
+from trainings import train_in_one_process
 
 TRAINING = Training(
     sequence_length=6, global_batch=8, microbatch_size=2, precision="fp32", clip_norm=0.5, learning_rate=1e-2, seed=7
 )
-
-
-@pytest.fixture
-def text_file(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog. " * 20)
-    return path
 
 
 def make_run(text_file, *, model=TIED, placement=(0, 1), num_steps=4, **options):
@@ -45,23 +37,6 @@ def make_run(text_file, *, model=TIED, placement=(0, 1), num_steps=4, **options)
     )
 
 
-def train_in_one_process(run, num_steps, dtype):
-    """Plain autograd, torch's own clipping and AdamW; losses, norms and the final module."""
-    module = whole_model(run.model, dtype)
-    decayed = [p for p in module.parameters() if p.ndim >= 2]
-    others = [p for p in module.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": TRAINING.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=TRAINING.learning_rate, betas=TRAINING.betas)
-    batches = Batches(load_tokens(run.data), (4, 2, 6), TRAINING.seed)
-    losses, norms = [], []
-    for step in range(num_steps):
-        losses.append(reference_step(module, batches.batch(step)))
-        norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), TRAINING.clip_norm)))
-        adamw.step()
-        adamw.zero_grad()
-    return losses, norms, module
-
-
 @pytest.mark.parametrize("placement", [(0,), (0, 1), (0, 1, 2, 3)])
 @pytest.mark.parametrize("model", [LLAMA, TIED], ids=["untied", "tied"])
 def test_training_for_several_steps_equals_training_in_one_process(model, placement, text_file):
@@ -74,7 +49,7 @@ def test_training_for_several_steps_equals_training_in_one_process(model, placem
         return reports, learning
 
     results = run_ranks(len(placement), work)
-    losses, norms, whole = train_in_one_process(run, 4, torch.float64)
+    losses, norms, whole = train_in_one_process(run, torch.float64)
     reports, _ = results[-1]
     assert [report.loss for report in reports] == pytest.approx(losses, rel=1e-12)
     assert [report.grad_norm for report in reports] == pytest.approx(norms, rel=1e-12)

@@ -328,14 +328,3 @@ def test_a_wildcard_address_works_with_one_to_advertise():
     with connected(**settings) as (first, second):
         first.send(1, "forward", Tag(0, 0, 0), torch.ones(3))
         assert take(second, 0, Tag(0, 0, 0)).sum() == 3
-
-
-def test_an_unknown_congestion_control_names_those_that_are_there():
-    with pytest.raises(InputError, match=r"congestion_control 'swift2': .*available: .*reno"):
-        connect_all(1, congestion_control="swift2")
-
-
-def test_socket_buffers_and_congestion_control_can_be_chosen():
-    with connected(socket_buffer_bytes=MIB, congestion_control="reno") as (first, second):
-        first.send(1, "forward", Tag(0, 0, 0), torch.ones(MIB))
-        assert take(second, 0, Tag(0, 0, 0)).sum() == MIB

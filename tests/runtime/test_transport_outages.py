@@ -12,12 +12,18 @@ import torch
 from farpipe.emulate import Wan
 from farpipe.errors import RunError
 from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.runtime.clock import Clock
 from farpipe.runtime.run import RANK_PROGRAM, run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.runtime.transport import PeerError, Tag, TransportConfig, transport
 from farpipe.runtime.transport.connection import Connection
+from farpipe.runtime.transport.control import ControlLink
+from farpipe.runtime.transport.health import Health
+from farpipe.runtime.transport.inbox import Inbox
 from farpipe.runtime.transport.loop import Loop
+from farpipe.runtime.transport.mailbox import Mailbox
 from farpipe.runtime.transport.pipe import _FRAME, _PREFIX, Pipe
+from farpipe.runtime.transport.wire import ControlFrame, ControlHeader, pack_control
 from farpipe.schedule.library import order
 from proxies import RESET, Proxy
 from transports import connected, in_parallel, tls_files
@@ -145,6 +151,26 @@ def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, t
         with pytest.raises(RunError, match="did not come within"):
             ranks[0].receive(2, "forward", Tag(0, 2, 0), waiting_for="what never comes")
         assert time.monotonic() - start_s < 20
+
+
+def test_a_goodbye_ends_the_patience_that_an_outage_has_asked_for():
+    health, clock = Health(lambda reason: None), Clock()
+    link = ControlLink(1, health, clock, Inbox(TransportConfig(), health, clock), Mailbox(health), None)
+
+    def hear(kind, payload=b""):
+        known, place = link.begin(pack_control(ControlHeader(kind, 0, len(payload), 0, 0)), len(payload))
+        place[:] = payload
+        link.complete(known, 0)
+
+    for kind in (ControlFrame.DOWN, ControlFrame.DOWN, ControlFrame.UP):
+        hear(kind)
+    before_s = health.paused_s()
+    time.sleep(0.01)
+    assert health.paused_s() > before_s
+    hear(ControlFrame.GOODBYE, bytes(32))
+    before_s = health.paused_s()
+    time.sleep(0.01)
+    assert health.paused_s() == before_s
 
 
 def test_a_connection_that_ends_while_there_is_no_room_is_noticed_at_once():

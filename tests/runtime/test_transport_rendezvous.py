@@ -2,6 +2,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,10 @@ def test_ranks_that_do_not_come_are_named():
     store = dist.HashStore()
     with pytest.raises(RunError, match=r"rank 0 waited 0\.2 s for the others; missing: rank 1, rank 2"):
         connect(0, 3, TransportConfig(connect_timeout_s=0.2), Rendezvous(store, 0, 3))
+    with pytest.raises(RunError, match=r"rank 2 waited 0\.2 s for the others; missing: rank 1$"):
+        connect(2, 3, TransportConfig(connect_timeout_s=0.2), Rendezvous(store, 2, 3))
+    with pytest.raises(RunError, match=r"rank 1 waited 0\.2 s for the others; missing: rank 0$"):
+        connect(1, 2, TransportConfig(connect_timeout_s=0.2), Rendezvous(dist.HashStore(), 1, 2))
 
 
 def introduction(host="127.0.0.1", machine=None):
@@ -62,57 +67,97 @@ def introduction(host="127.0.0.1", machine=None):
     return json.dumps({"host": host, "port": free_port(), "machine": machine, "links_path": ""})
 
 
-def test_a_rank_that_comes_to_the_meeting_but_not_to_the_port_is_named():
+def meet(rank, text, config):
+    """This rank connects to another one, of which there is no more than that it introduces itself with `text`."""
     store = dist.HashStore()
-    store.set("rank 1", introduction())
+    other = Rendezvous(store, 1 - rank, 2)
+    in_parallel(
+        lambda: other.introduce(text, 10.0), lambda: connect(rank, 2, config, Rendezvous(store, rank, 2)).close()
+    )
+
+
+def test_a_rank_that_comes_to_the_meeting_but_not_to_the_port_is_named():
+    config = TransportConfig(connect_timeout_s=0.5)
     with pytest.raises(RunError, match="rank 0 connecting to the others: no connection with rank 1 in time"):
-        connect(0, 2, TransportConfig(connect_timeout_s=0.5), Rendezvous(store, 0, 2))
-    store.set("rank 0", introduction())
+        meet(0, introduction(), config)
     with pytest.raises(RunError, match=r"connecting to rank 0 at 127\.0\.0\.1:\d+: .*refused"):
-        connect(1, 2, TransportConfig(connect_timeout_s=0.5), Rendezvous(store, 1, 2))
+        meet(1, introduction(), config)
 
 
 def test_a_loopback_address_on_another_machine_is_refused_with_a_hint():
-    store = dist.HashStore()
-    store.set("rank 1", introduction(machine="another"))
     with pytest.raises(InputError, match=r"rank 0 listens on 127\.0\.0\.1, where other machines can't reach it"):
-        connect(0, 2, TransportConfig(), Rendezvous(store, 0, 2))
+        meet(0, introduction(machine="another"), TransportConfig())
 
 
 def test_emulated_links_between_machines_are_refused():
-    store = dist.HashStore()
-    store.set("rank 1", introduction(host="192.0.2.1", machine="another"))
     config = TransportConfig(links=both_ways(0, 1, LinkShape(0.02, 1e6)))
     with pytest.raises(InputError, match="an emulated WAN needs all ranks on one machine"):
-        connect(0, 2, config, Rendezvous(store, 0, 2))
+        meet(0, introduction(host="192.0.2.1", machine="another"), config)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"host": "127.0.0.1", "port": "x", "links_path": ""}'])
 def test_an_introduction_that_makes_no_sense_is_refused(text):
-    store = dist.HashStore()
-    store.set("rank 1", text)
     with pytest.raises(RunError, match="what rank 1 says of itself makes no sense"):
-        connect(0, 2, TransportConfig(connect_timeout_s=0.5), Rendezvous(store, 0, 2))
+        meet(0, text, TransportConfig(connect_timeout_s=0.5))
 
 
-def test_the_token_is_the_same_for_all_and_new_for_every_run():
-    def token(store, rank):
-        return lambda: Rendezvous(store, rank, 2).token(5.0)
+@pytest.mark.parametrize("text", ["", "{}", "[]", '["a", "b", "c"]', "7"])
+def test_what_is_no_rank_s_signature_is_refused(text):
+    store = dist.HashStore()
 
-    tokens = []
-    for _ in range(2):
-        store = dist.HashStore()
-        first, second = in_parallel(token(store, 1), token(store, 0))
-        assert first == second
-        tokens.append(first)
-    assert tokens[0] != tokens[1]
-    assert len(tokens[0]) >= 32
+    def sign():
+        while not store.check(["meeting"]):
+            time.sleep(0.01)
+        store.set(f"{store.get('meeting').decode()}/rank 1", text)
+
+    with pytest.raises(RunError, match="what rank 1 says of itself makes no sense"):
+        in_parallel(sign, lambda: connect(0, 2, TransportConfig(connect_timeout_s=5.0), Rendezvous(store, 0, 2)))
+
+
+def group(store, *names, start_last=None):
+    """What each rank of a group learns of the others, and whether all have the same token."""
+    ranks = [Rendezvous(store, rank, len(names)) for rank in range(len(names))]
+
+    def come(rank):
+        if rank == start_last:
+            time.sleep(0.2)
+        return ranks[rank].introduce(names[rank], 5.0)
+
+    heard = in_parallel(*(lambda rank=rank: come(rank) for rank in range(len(names))))
+    assert len({rank.token for rank in ranks}) == 1
+    return heard, ranks[0].token
+
+
+@pytest.mark.parametrize("start_last", [0, 1, 2])
+def test_ranks_never_hear_of_those_of_an_earlier_group_in_the_same_store(start_last):
+    """As under torchrun when a machine comes: the store stays, and no count grows."""
+    store, tokens = dist.HashStore(), set()
+    for names in (("a", "b", "c"), ("d", "e", "f"), ("g", "h", "i"), ("j", "k")):
+        heard, token = group(store, *names, start_last=start_last)
+        assert heard == [list(names)] * len(names)
+        tokens.add(token)
+    assert len(tokens) == 4
+
+
+def test_agents_that_count_restarts_differently_bring_their_ranks_together():
+    """One agent has seen a rank fail; the other was told that a machine waits to come, which counts as no restart."""
+    port = free_port()
+
+    def come(rank):
+        env = {"RANK": str(rank), "MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": str(rank)}
+        rendezvous = rendezvous_from_env(5.0, ENV | env)
+        return rendezvous.introduce(str(rank), 5.0), rendezvous  # which in rank 0 serves the store, as long as it is
+
+    assert [heard for heard, _ in in_parallel(lambda: come(0), lambda: come(1))] == [["0", "1"]] * 2
 
 
 def test_a_token_from_outside_does_not_go_through_the_store():
     store = dist.HashStore()
-    assert Rendezvous(store, 0, 2, token=b"secret").token(5.0) == b"secret"
-    assert not store.check(["token"])
+    ranks = [Rendezvous(store, rank, 2, token=token) for rank, token in enumerate([b"secret", None])]
+    in_parallel(*(lambda rank=rank: rank.introduce("", 5.0) for rank in ranks))
+    assert ranks[0].token == b"secret"
+    with pytest.raises(InputError, match="FARPIPE_RUN_TOKEN is set for rank 0, but not for rank 1; set it at all"):
+        _ = ranks[1].token
 
 
 TORCHRUN_PROGRAM = (

@@ -70,6 +70,8 @@ def test_random_bytes_are_no_control_frame(data):
         {"shape": (4, 9)},
         {"offset": 40},
         {"shape": (1 << 40, 1 << 40), "total_bytes": 64},
+        {"shape": (0, 1 << 63), "total_bytes": 0, "offset": 0, "chunk_bytes": 0},
+        {"shape": (1 << 40, 0, 1 << 40), "total_bytes": 0, "offset": 0, "chunk_bytes": 0},
         {"chunk_bytes": 1 << 60},
     ],
 )

@@ -16,7 +16,7 @@ from farpipe.runtime.run import run
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
-from job_files import TWO_CPU_SITES
+from job_files import cluster_text
 from wans import both_ways, free_name, needs_wan, wait_until
 
 pytestmark = needs_wan
@@ -105,8 +105,7 @@ def test_a_wan_of_other_sites_is_refused(wan, tmp_path):
         run(spec, tmp_path / "run", wan=wan)
 
 
-JOB = (
-    """\
+JOB = f"""\
 [model]
 num_layers = 2
 hidden = 32
@@ -120,19 +119,11 @@ global_batch = 4
 microbatch_size = 1
 precision = "fp32"
 
-"""
-    + TWO_CPU_SITES
-    + """
-[[cluster.links]]
-between = ["zurich", "lugano"]
-latency = "30 ms"
-bandwidth = "200 Mbit/s"
-
+{cluster_text()}
 [layout]
 pipeline = 2
 sites = ["zurich", "lugano"]
 """
-)
 
 
 @pytest.fixture
@@ -187,6 +178,17 @@ def test_over_a_wan_ranks_get_certificates_that_are_gone_afterwards(wan, tmp_pat
     certs = [f"{site}{name}" for site in ("east", "west") for name in ("", "/authority.pem", "/site.key", "/site.pem")]
     assert (options[0], options[2:]) == ("--certs", sorted(["authority.pem", *certs]))
     assert not Path(options[1]).exists()
+    assert Path(options[1]).parent == wan.folder, "where what kill -9 leaves goes with the WAN"
+
+
+def test_without_the_library_for_certificates_both_remedies_are_named(wan, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    words = r"certificates need the cryptography library: pip install 'farpipe\[secure\]'; or, with --allow-plaintext"
+    with pytest.raises(InputError, match=words):
+        run(rehearsal("1f1b", problem()), tmp_path / "run", wan=wan)
+    assert not [*wan.folder.glob("certs-*")]
 
 
 def wan_of(process):
@@ -212,7 +214,8 @@ def test_when_training_is_broken_off_its_wan_goes_as_well(train, tmp_path, numbe
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.read_bytes()), "a step was done")
     assert process.poll() is None, process.stderr.read()
-    assert wan_of(process)
+    (name,) = wan_of(process)
+    assert [*state.folder_of(name).rglob("site.key")], "they have to go as well"
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGKILL)

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 
@@ -7,14 +5,13 @@ from farpipe.cli.runs import run_spec_of
 from farpipe.cost.transfer import wire_bytes
 from farpipe.errors import RunError
 from farpipe.plan import make_plan
-from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.train import train_rank
 from farpipe.runtime.transport import Tag
 from farpipe.runtime.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen
-from farpipe.schedule.library import order
-from farpipe.spec import Data, Training, parse_job
+from farpipe.spec import Training, parse_job
 from in_process import run_ranks
-from small_models import LLAMA, even_partition, placed_problem
+from job_files import cluster_text
+from small_models import LLAMA
+from trainings import losses, make_run, metrics, train
 
 ERRORS = {"bf16": 4e-3, "fp8": 4e-2, "int8": 2e-2}
 """Of normally distributed numbers, generously: half a unit in the last place, and of the block's largest for int8."""
@@ -93,27 +90,8 @@ def losses_of(folder, wire_type):
     folder.mkdir()
     text = folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 400)
-    problem = placed_problem((0, 1), 4)
-    run = RunSpec(
-        problem=problem,
-        schedule=order("1f1b", problem),
-        sites=("zurich", "lugano"),
-        num_steps=6,
-        model=LLAMA.model_copy(update={"vocab_size": 256}),
-        training=Training(
-            sequence_length=16,
-            global_batch=8,
-            microbatch_size=2,
-            precision="fp32",
-            learning_rate=1e-2,
-            wire_type=wire_type,
-        ),
-        data=Data(source=str(text)),
-        partition=even_partition(LLAMA, 2),
-    )
-    run_ranks(2, lambda peers: train_rank(run, peers, folder))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
+    train(make_run(text, model=LLAMA, sequence_length=16, wire_type=wire_type), folder)
+    return [loss for _, loss, _ in losses(folder)]
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
@@ -145,21 +123,7 @@ wire_type = "{wire_type}"
 [data]
 source = "{text}"
 
-[[cluster.sites]]
-name = "zurich"
-device = "a100-80gb"
-num_devices = 2
-
-[[cluster.sites]]
-name = "lugano"
-device = "a100-80gb"
-num_devices = 1
-
-[[cluster.links]]
-between = ["zurich", "lugano"]
-latency = "1 ms"
-bandwidth = "1 Gbit/s"
-
+{cluster}
 [layout]
 pipeline = 3
 layers = [1, 1, 1]
@@ -173,11 +137,12 @@ sites = ["zurich", "lugano"]
 def test_the_planned_bytes_are_those_on_the_wire(tmp_path, wire_type, precision):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 400)
-    plan = make_plan(parse_job(JOB.format(wire_type=wire_type, precision=precision, text=text)))
+    cluster = cluster_text(device="a100-80gb", num_devices=(2, 1), latency="1 ms", bandwidth="1 Gbit/s")
+    job = JOB.format(wire_type=wire_type, precision=precision, text=text, cluster=cluster)
+    plan = make_plan(parse_job(job))
     run = run_spec_of(plan, num_steps=2)
-    run_ranks(3, lambda peers: train_rank(run, peers, tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    sent = lines[-1]["link_bytes"]
+    train(run, tmp_path)
+    sent = metrics(tmp_path)[-1]["link_bytes"]
     assert {name: sent[name] for name in ("zurich>lugano", "lugano>zurich")} == {
         "zurich>lugano": 2 * wire_bytes(3 * 17 * 72, 4 if precision == "fp32" else 2, wire_type),
         "lugano>zurich": 2 * wire_bytes(3 * 17 * 72, 4 if precision == "fp32" else 2, wire_type),

@@ -118,6 +118,12 @@ MISTAKES = [
         "cluster.sites[0].device.preset: there is no device 'h1000' in the catalogue; did",
     ),
     (changed(('"h100"', "5")), "cluster.sites[0].device: expected a table, found 5"),
+    (changed(("[[cluster.links]]", "[cluster.links]")), "cluster.links: expected a list, found a table"),
+    (
+        added("training", "recompute = true"),
+        "training.recompute: input should be 'auto', 'none', 'selective' or 'full'",
+    ),
+    (added("training", "betas = [0.9, 0.9, 0.9]"), "training.betas: expected 2 entries, found a list of 3"),
     (
         changed(('"h100"', '"v100"')),
         "cluster.sites[0].device: v100-16gb has no rate for bf16 (training.precision), only",
@@ -208,7 +214,7 @@ MISTAKES = [
         "training.global_batch: 256 does not match training.microbatch_size x layout.data x layout.num_microbatches",
     ),
     (added("schedule", "metod = 1"), "schedule.metod: unknown key; did you mean 'method'?"),
-    (PLAIN[: PLAIN.index("[[cluster")] + "[cluster]\nsites = []\n", "cluster.sites: tuple should have at least 1 item"),
+    (PLAIN[: PLAIN.index("[[cluster")] + "[cluster]\nsites = []\n", "cluster.sites: expected 1 or more entries"),
 ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.spec import Model
+from farpipe.spec import Model, RotaryScaling
 from farpipe.strict import validate
 
 SMALL = {"num_layers": 2, "hidden": 12, "num_heads": 4, "ffn_hidden": 20, "vocab_size": 300}
@@ -36,6 +36,16 @@ def test_biases_layer_norm_learned_positions_and_tied_embeddings_are_counted():
     assert model.num_params == (300 + 7) * 12 + 2 * model.num_layer_params + 2 * 12
 
 
+def test_biases_of_query_key_and_value_alone_are_counted():
+    plain, biased = (Model(**SMALL, num_kv_heads=2, head_dim=4, qkv_bias=bias) for bias in (False, True))
+    assert biased.num_layer_params - plain.num_layer_params == 4 * 4 + 2 * 2 * 4
+
+
+def test_a_scaling_has_the_bounds_of_its_kind():
+    bounds = {kind: RotaryScaling(kind=kind, factor=4.0).high_frequency_factor for kind in ("llama3", "yarn")}
+    assert bounds == {"llama3": 4.0, "yarn": 32.0}
+
+
 def test_heads_share_the_width_and_have_keys_of_their_own_unless_told_otherwise():
     model = Model(**SMALL | {"num_heads": 3})
     assert (model.head_dim, model.num_kv_heads, model.attention_hidden, model.kv_hidden) == (4, 3, 12, 12)
@@ -51,6 +61,12 @@ def test_heads_share_the_width_and_have_keys_of_their_own_unless_told_otherwise(
         ({"num_heads": 12}, "head_dim: rotary positions turn pairs, so it must be even, found 1"),
         ({"positions": "learned"}, "max_sequence_length: learned positions need a table of this many rows"),
         ({"positions": "rotery"}, "positions: input should be 'rotary' or 'learned', found 'rotery'"),
+        ({"head_dim": 4, "bias": True, "qkv_bias": True}, "qkv_bias: bias says so already; leave out one of them"),
+        (
+            {"head_dim": 4, "rotary_base": 1.0, "rotary_scaling": {"kind": "yarn", "factor": 2}},
+            "rotary_base: yarn needs frequencies that fall, so it must be above 1, found 1.0",
+        ),
+        ({"rotary_scaling": {"kind": "linear", "factor": 2, "attention_factor": 1}}, "attention_factor: belongs to ya"),
         ({"vocabsize": 3}, "vocabsize: unknown key; did you mean 'vocab_size'?"),
         ({"hidden": 10**4000}, "hidden: input should be less than or equal to"),
         ({"name": ""}, "name: string should have at least 1 character"),

@@ -29,7 +29,7 @@ def test_a_queue_in_time_is_what_the_link_carries_meanwhile():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("loss = 1", "loss: a share is at least 0 and less than 1, found 1"),
+        ("loss = 1", "loss: must be less than 1, found 1"),
         ('queue = "2 Mbit/s"', "queue: expected bytes or a time, more than zero"),
         ('queue = "0 B"', "queue: expected bytes or a time, more than zero"),
         ('jitter = "2"', "jitter: expected a quantity with its unit"),

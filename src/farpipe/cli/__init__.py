@@ -8,6 +8,8 @@ import traceback
 from farpipe.errors import FarpipeError, RunError
 
 INTERRUPTED = 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def main() -> None:
@@ -43,10 +45,12 @@ def _run() -> None:
             stdout.flush()
             raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _drop_output()
-        raise RunError(f"{error.filename or 'standard output'}: can't be written: {error.strerror}") from None
+        if error.errno in NO_ROOM:
+            _drop_output()
+            raise RunError(f"{error.filename or 'standard output'}: can't be written: {error.strerror}") from None
+        if error.errno in NO_ACCESS and error.filename:
+            raise RunError(f"{error.filename}: no access: {error.strerror}") from None
+        raise
 
 
 def _drop_output() -> None:

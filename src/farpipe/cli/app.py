@@ -1,6 +1,7 @@
 """The commands under their names."""
 
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -49,3 +50,15 @@ def common(
     ] = False,
 ) -> None:
     """Plan, simulate and run the training of one large model over several datacenters."""
+
+
+def _functions(commands: typer.Typer) -> Iterator[Callable[..., Any]]:
+    yield from (command.callback for command in commands.registered_commands if command.callback)
+    for group in commands.registered_groups:
+        yield from _functions(group.typer_instance) if group.typer_instance else ()
+
+
+for function in _functions(app):
+    for annotation in function.__annotations__.values():
+        for option in getattr(annotation, "__metadata__", ()):
+            option.readable = False  # to the parser it is wrong usage; whoever reads the file says it better

@@ -27,8 +27,12 @@ def certs_init(
 def certs_issue(
     folder: Annotated[Path, typer.Argument(help="The authority's folder.")],
     site: Annotated[str, typer.Argument(help="The site's name, as in the cluster.")],
-    host: Annotated[list[str] | None, typer.Option(help="Limit it to this host name; may be repeated.")] = None,
-    ip: Annotated[list[str] | None, typer.Option(help="Limit it to this address; may be repeated.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(metavar="<str>", help="Limit it to this host name; may be repeated.")
+    ] = None,
+    ip: Annotated[
+        list[str] | None, typer.Option(metavar="<str>", help="Limit it to this address; may be repeated.")
+    ] = None,
     days: Annotated[int, typer.Option(min=1, max=36500, help="How long it is valid.")] = 365,
 ) -> None:
     """Make or renew the certificate of one site."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.output import console, print_json, search_status
-from farpipe.errors import InfeasibleError, InputError
+from farpipe.errors import InfeasibleError, InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +23,13 @@ DEFAULT_SEARCH_S = 10.0
 def compare(
     step: Annotated[Path, typer.Argument(help="A job (.toml), a plan, or a problem.")],
     method: Annotated[
-        list[str] | None, typer.Option(help="Only these orders or searches; may be given several times. Default: all.")
+        list[str] | None,
+        typer.Option(metavar="<str>", help="Only these orders or searches; may be given several times. Default: all."),
     ] = None,
     search_s: Annotated[
-        float, typer.Option(min=0, help="Search too (greedy, auto), each for so many seconds; 0: named orders only.")
-    ] = 0.0,
+        float | None,
+        typer.Option(min=0, help="Search too (greedy, auto, or those of --method), each for so many seconds."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write all Gantt charts as one SVG picture.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -36,9 +38,9 @@ def compare(
     from farpipe.report import comparison_table, obstacles
     from farpipe.units import format_seconds
 
+    names = _named(method, search_s) if method else _all_methods(search_s)
     problem, _, plan = load_step(step)
-    names = _known(method) if method else _all_methods(search_s)
-    outcomes, bound_s = _outcomes(problem, names, search_s or DEFAULT_SEARCH_S)
+    outcomes, bound_s = _outcomes(problem, names, DEFAULT_SEARCH_S if search_s is None else search_s)
     overhead_s = plan.prediction.overhead_s if plan else 0.0
     rows = [_row(problem, outcome, bound_s, overhead_s) for outcome in outcomes]
     usable = any(outcome.timeline is not None for outcome in outcomes)
@@ -56,16 +58,19 @@ def compare(
         typer.echo(f"outside the pipeline: {format_seconds(overhead_s)} (optimizer, clipping), a part of every step")
 
 
-def _known(names: "Sequence[str]") -> list[str]:
-    """`names` without repetitions; UsageError for one that is neither an order nor a search."""
+def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
+    """`names` without repetitions; UsageError for one that nobody knows, or for seconds that no search would use."""
     from farpipe.plan.orders import expect_known
+    from farpipe.search import SEARCHES
 
     for name in names:
         expect_known(name)
+    if search_s and not set(names) & set(SEARCHES):
+        raise UsageError(f"--search-s is for a search, and no --method is one: add one of {', '.join(SEARCHES)}")
     return list(dict.fromkeys(names))
 
 
-def _all_methods(search_s: float) -> list[str]:
+def _all_methods(search_s: float | None) -> list[str]:
     from farpipe.schedule.library import ORDERS
 
     return [*ORDERS, *(SEARCHED if search_s else ())]

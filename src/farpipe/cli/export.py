@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import status
+from farpipe.cli.shown import read_named
 from farpipe.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def export(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(help="A plan, a schedule, a run file or a run directory; for weights a checkpoint too.")
     ],
@@ -32,6 +35,7 @@ def export(
     if form == "hugging-face":
         _export_weights(source, output, dtype)
         return
+    refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
     from farpipe.schedule.torch_csv import to_torch_csv
     from farpipe.strict import write_text
 
@@ -54,18 +58,18 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 
 def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
-    from farpipe.cli.runs import PLAN_NAME
+    from farpipe.cli.runs import PLAN_NAME, no_run
     from farpipe.plan import Plan
     from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.schedule import Schedule
-    from farpipe.strict import parse_json, read_text
 
     if path.is_dir():
-        path = path / (RUN_NAME if (path / RUN_NAME).exists() else PLAN_NAME)
-    text = read_text(path)
-    data = parse_json(text, str(path))
-    name = str(data.get("format", "")) if isinstance(data, dict) else ""
+        found = [path / name for name in (RUN_NAME, PLAN_NAME) if (path / name).exists()]
+        if not found:
+            raise no_run(path)
+        path = found[0]
+    text, data, name = read_named(path)
     if name.startswith("farpipe/plan/"):
         return Plan.from_json(text, str(path)).schedule
     if name.startswith("farpipe/run/"):

@@ -24,4 +24,4 @@ def import_(
     if as_json:
         print_json(schedule.to_data())
         return
-    console().print(schedule, markup=False)
+    console().print(schedule)

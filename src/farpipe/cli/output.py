@@ -1,16 +1,20 @@
 """How commands show what they found: tables for eyes, JSON for machines, progress on stderr."""
 
+import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from farpipe.search import Progress
+
+_TRAILING_SPACES: Final = re.compile(r" +$", re.MULTILINE)
 
 
 def print_json(data: Any) -> None:
@@ -18,8 +22,30 @@ def print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, allow_nan=False) + "\n")
 
 
+class _Trimmed(io.TextIOBase):
+    """Writes to `file` without the spaces that rich fills the lines of a table with, up to its last column."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self._file.write(_TRAILING_SPACES.sub("", text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """By which rich chooses the lines of a table."""
+        return self._file.encoding
+
+
 def console(*, stderr: bool = False) -> "Console":
-    """A console that keeps its lines whole when it does not write to a terminal."""
+    """A console for plain text: what looks like rich's markup in a user's words is shown as it is.
+
+    Where it does not write to a terminal, lines are whole, and without spaces at their ends.
+    """
     from rich.console import Console
 
     class Pipe(Console):
@@ -27,7 +53,8 @@ def console(*, stderr: bool = False) -> "Console":
             raise BrokenPipeError
 
     file = sys.stderr if stderr else sys.stdout
-    return Pipe(stderr=stderr, highlight=False, width=None if file.isatty() else 140)
+    lean, width = (file, None) if file.isatty() else (cast(TextIO, _Trimmed(file)), 140)
+    return Pipe(file=lean, width=width, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager

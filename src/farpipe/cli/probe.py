@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import console, print_json, status
-from farpipe.errors import UsageError
+from farpipe.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from farpipe.runtime.link_probe import LinkFigures, Sides
 
 
 def probe(
+    context: typer.Context,
     address: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="Where the other side listens, or this one is to.")
     ],
@@ -38,11 +40,15 @@ def probe(
     if (write is None) != (source is None) or (write is None) != (target is None):
         raise UsageError("--write, --from and --to go together: the file and the names of the two sites in it")
     if listen:
+        of_the_other_side = {"seconds": "--seconds", "streams": "--streams", "write": "--write", "as_json": "--json"}
+        refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
         _listen(host, port, certs, allow_plaintext, token)
         return
     from farpipe.runtime.link_probe import measure
 
     sides = _sides(host, certs, allow_plaintext, token, server=False)
+    if write is not None:
+        _check_sites(write, str(source), str(target))
     with status(f"measuring the link to {host}, about {4 * seconds:.0f} s"):
         found = measure((host, port), sides, seconds=seconds, num_streams=streams)
     if write is not None:
@@ -58,7 +64,7 @@ def probe(
 def _split(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise UsageError(f"expected HOST:PORT, found {address!r}")
+        raise UsageError(f"expected HOST:PORT, such as 10.0.0.2:29600, found {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -97,13 +103,25 @@ def _listen(host: str, port: int, certs: Path | None, allow_plaintext: bool, tok
         server.close()
 
 
+def _check_sites(path: Path, *names: str) -> None:
+    """InputError, before anything is measured, when the file can't take a link between these sites."""
+    from farpipe.spec import load_cluster
+    from farpipe.strict import nearest
+
+    known = [site.name for site in load_cluster(path).sites]
+    for option, name in zip(("--from", "--to"), names, strict=True):
+        if name not in known:
+            raise InputError(f"{option}: {path} has no site {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise UsageError("--from and --to: a link joins two sites, and both are the same")
+
+
 def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
-    """Put both directions into the file, if it is still sound with them."""
+    """Put both directions into the file; the sites are there, see `_check_sites`."""
     from farpipe.spec import load_cluster
     from farpipe.spec.measured_links import with_link
     from farpipe.strict import read_text, write_text
 
-    load_cluster(path)
     latency_s = found.round_trip_s / 2
     text = with_link(read_text(path), source, target, latency_s, found.streams_there)
     write_text(path, with_link(text, target, source, latency_s, found.streams_back))

@@ -10,7 +10,8 @@ from farpipe.cli.output import console
 
 def report(
     run_dir: Annotated[
-        list[Path], typer.Argument(help="Run directories; the first is the one that the page is about.")
+        list[Path],
+        typer.Argument(help="Run directories; the first is the one that the page is about."),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html in the first.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Of the first run. Default: trace.json beside the page.")] = None,

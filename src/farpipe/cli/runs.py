@@ -40,7 +40,7 @@ def load_run(run_dir: Path) -> LoadedRun:
     from farpipe.simulate import Timeline, simulate
 
     if not (run_dir / PLAN_NAME).is_file():
-        raise InputError(f"{run_dir}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
+        raise no_run(run_dir)
     plan = Plan.load(run_dir / PLAN_NAME)
     metrics = read_metrics(run_dir / METRICS_NAME) if (run_dir / METRICS_NAME).exists() else []
     view = RunView(
@@ -54,6 +54,11 @@ def load_run(run_dir: Path) -> LoadedRun:
     )
     whole = (run_dir / SUMMARY_NAME).exists()
     return LoadedRun(plan, view, "" if whole else _how_it_ended(run_dir, len(metrics)))
+
+
+def no_run(folder: Path) -> InputError:
+    """What to say of a folder in which nothing was ever trained."""
+    return InputError(f"{folder}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
 
 
 def overhead_s(plan: "Plan", run_dir: Path) -> float:

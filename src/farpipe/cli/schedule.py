@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import console, print_json, search_status
 
 
 def schedule(
+    context: typer.Context,
     problem: Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")],
     method: Annotated[
         str, typer.Option(help="Name of an order, or a search: greedy, local, exact, or auto: all of them.")
@@ -34,6 +36,7 @@ def schedule(
     from farpipe.units import format_bytes, format_seconds
 
     begin = time.perf_counter()
+    _refuse_what_is_not_used(context, method, as_json=as_json)
     step, _, _ = load_step(problem)
     with search_status(f"searching ({method})") as tell:
         best = find_order(step, method, time_limit_s=time_limit, seed=seed, in_order=in_order, on_progress=tell)
@@ -57,9 +60,26 @@ def schedule(
         print_json(facts | ({"timeline": played.to_data()} if timeline else {}))
         return
     out = console()
-    out.print(found, markup=False)
+    out.print(found)
     out.print(
         f"step {format_seconds(played.makespan_s)}, at most {facts['gap']:.1%} above the best possible "
         f"(bound {format_seconds(bound)}), bubble {played.bubble_ratio:.1%}, "
         f"peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
     )
+
+
+def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bool) -> None:
+    """UsageError for an unknown method, and for options of a search beside a method that is none."""
+    from farpipe.plan.orders import expect_known
+    from farpipe.search import SEARCHES
+
+    expect_known(method)
+    stages = SEARCHES.get(method, ())
+    if not stages:
+        of_searches = typed(context, time_limit="--time-limit", seed="--seed")
+        refuse(of_searches, f"is for a search, and --method {method} is none: take one of {', '.join(SEARCHES)}")
+    if "exact" not in stages:
+        of_exact = typed(context, in_order="--in-order/--any-order")
+        refuse(of_exact, f"is for the exact search, which --method {method} is not: take exact or auto")
+    if not as_json:
+        refuse(typed(context, timeline="--timeline"), "is a part of what --json prints: give both")

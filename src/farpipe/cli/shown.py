@@ -7,6 +7,8 @@ from farpipe.errors import InputError
 from farpipe.strict import parse_json, read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
     from rich.table import Table
 
@@ -15,20 +17,36 @@ if TYPE_CHECKING:
     from farpipe.problem import Problem
     from farpipe.report import RunReport, RunView, TableView
     from farpipe.schedule import Schedule
+    from farpipe.spec import Job
+
+
+def plan_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "Plan":
+    """`make_plan`, whose InputErrors name the file that the job is from."""
+    from farpipe.plan import make_plan
+
+    try:
+        return make_plan(job, profiles, **options)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_named(path: Path) -> tuple[str, Any, str]:
+    """A JSON file: its text, its data, and the name of the format that it says to be of; empty where it says none."""
+    text = read_text(path)
+    data = parse_json(text, str(path))
+    return text, data, str(data.get("format", "")) if isinstance(data, dict) else ""
 
 
 def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
     """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any."""
-    from farpipe.plan import Plan, make_plan
+    from farpipe.plan import Plan
     from farpipe.problem import Problem
     from farpipe.spec import load_job
 
     if path.suffix == ".toml":
-        plan = make_plan(load_job(path))
+        plan = plan_of(load_job(path), path)
         return plan.problem, plan.schedule, plan
-    text = read_text(path)
-    data = parse_json(text, str(path))
-    name = str(data.get("format", "")) if isinstance(data, dict) else ""
+    text, _, name = read_named(path)
     if name.startswith("farpipe/plan/"):
         plan = Plan.from_json(text, str(path))
         return plan.problem, plan.schedule, plan
@@ -39,15 +57,15 @@ def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
 
 def show_plan(plan: "Plan", out: "Console") -> None:
     """The plan, its stages and links, the runners-up and why they lost."""
+    from rich.text import Text
+
     from farpipe.report import to_rich
 
-    with out.capture() as text:
-        out.print(f"[bold]{_headline(plan)}[/bold]")
-        for view in filter(lambda view: view.rows, plan_tables(plan)):
-            out.print(to_rich(view))
-        for line in plan.advice:
-            out.print(f"* {line}", markup=False)
-    out.file.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
+    out.print(Text(_headline(plan), "bold"))
+    for view in filter(lambda view: view.rows, plan_tables(plan)):
+        out.print(to_rich(view))
+    for line in plan.advice:
+        out.print(f"* {line}")
 
 
 def _headline(plan: "Plan") -> str:

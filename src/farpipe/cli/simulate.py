@@ -42,4 +42,4 @@ def simulate(
         print_json(timeline.to_data())
         return
     console().print(step_table([view]))
-    console().print(repr(timeline), markup=False)
+    console().print(repr(timeline))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import RunInterruptedError, RunStoppedError, UsageError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def train(
+    context: typer.Context,
     job: Annotated[Path, typer.Argument(help="A job (.toml) or a plan.")],
     run_dir: Annotated[
         Path | None, typer.Option(help="Where everything about the run goes; default: that of --resume, or runs/last.")
@@ -27,7 +29,7 @@ def train(
     device: Annotated[
         Literal["cpu", "cuda", "sleep"], typer.Option(help="What to compute on; sleep rehearses without computing.")
     ] = "cpu",
-    profile: Annotated[list[Path] | None, typer.Option(help="Measured times, for a job.")] = None,
+    profile: Annotated[list[Path] | None, typer.Option(metavar="<path>", help="Measured times, for a job.")] = None,
     streams: Annotated[
         int | None, typer.Option(min=1, max=1024, help="TCP connections per channel; default: as the links ask for.")
     ] = None,
@@ -74,12 +76,7 @@ def train(
     from farpipe.runtime.run import reopen
     from farpipe.spec.replanning import ReplanSettings
 
-    if resume is not None and device == "sleep":
-        raise UsageError("--resume: a rehearsal trains nothing, so it has nothing to go on from")
-    if wan and prepare:
-        raise UsageError("--wan is for a run that starts here, and --prepare starts none; leave out one of them")
-    if allow_plaintext and not wan:
-        raise UsageError("--allow-plaintext is for --wan; ranks under torchrun take it themselves (rank_main --help)")
+    _refuse_what_is_not_used(context, prepare=prepare, rehearsal=device == "sleep", wan=wan)
     place = prepare_run_dir(run_dir, resume)
     plan = _load_plan(job, profile or [], schedule, wire_type)
     num_steps = steps or plan.job.training.num_steps
@@ -118,6 +115,17 @@ def train(
     typer.echo(f"report: {place.run_dir / 'report.html'}   trace for ui.perfetto.dev: {place.run_dir / 'trace.json'}")
 
 
+def _refuse_what_is_not_used(context: typer.Context, *, prepare: bool, rehearsal: bool, wan: bool) -> None:
+    """UsageError for options that say nothing beside others."""
+    if prepare:
+        of_a_run_here = typed(context, wan="--wan", emulate="--emulate", port="--port", as_json="--json")
+        refuse(of_a_run_here, "is for a run that starts here, and --prepare starts none; leave out one of them")
+    if rehearsal:
+        refuse(typed(context, resume="--resume"), "has nothing to go on from: a rehearsal trains nothing")
+    if not wan:
+        refuse(typed(context, allow_plaintext="--allow-plaintext"), "is for --wan; under torchrun it is the ranks' own")
+
+
 def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any) -> None:
     """Run on this machine, with a progress bar; `settings` are those of `run`."""
     from farpipe.runtime.run import run
@@ -147,8 +155,9 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
 
     UsageError for what a plan that is made can't take any more: a profile, or another `wire_type`.
     """
+    from farpipe.cli.shown import plan_of
     from farpipe.cost import Profile
-    from farpipe.plan import Plan, make_plan
+    from farpipe.plan import Plan
     from farpipe.plan.orders import expect_known
     from farpipe.plan.planner import reorder
     from farpipe.spec import load_job
@@ -174,7 +183,7 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
     if wire_type is not None:
         pinned["training"] = _narrowed(job, wire_type)
     with status("planning"):
-        return make_plan(job.model_copy(update=pinned), [Profile.load(p) for p in profiles])
+        return plan_of(job.model_copy(update=pinned), path, [Profile.load(p) for p in profiles])
 
 
 def _narrowed(job: "Job", wire_type: str) -> "Training":

@@ -69,6 +69,7 @@ class JobCosts:
         self.model, self.training = model, training
         self.profiles, self._calibrations = profiles or {}, dict(calibrations or {})
         self._known: dict[tuple[object, ...], StageCost] = {}
+        self._apart: dict[tuple[object, ...], tuple[StageCost, StageCost]] = {}
 
     def calibration(self, site: Site) -> Calibration:
         """The constants of a site's devices."""
@@ -94,6 +95,17 @@ class JobCosts:
                 calibration=self.calibration(site),
             )
         return self._known[key]
+
+    def apart(
+        self, layout: Layout, site: Site, recompute: Recompute, *, embedding: bool, head: bool
+    ) -> tuple[StageCost, StageCost]:
+        """The same stage with no layer, and with one: what it costs is linear in their number."""
+        num_shares = layout.data if self.training.zero1 else 1
+        key = (site.name, recompute, embedding, head, layout.tensor, layout.microbatch_size, num_shares)
+        if key not in self._apart:
+            none, one = (self.stage(layout, site, n, recompute, embedding=embedding, head=head) for n in (0, 1))
+            self._apart[key] = none, one
+        return self._apart[key]
 
 
 def stage_cost(

@@ -69,13 +69,18 @@ def names() -> list[str]:
     return sorted(folders | left)
 
 
+def forwarder_arguments(name: str) -> list[str]:
+    """What stands behind the interpreter in the command line of the forwarder of the WAN called `name`."""
+    return ["-m", "farpipe.emulate.forwarder", str(folder_of(name))]
+
+
 def forwarder_pid(name: str) -> int | None:
     """The process that carries the packets of the WAN called `name`; None when there is none any more."""
-    own = [b"farpipe.emulate.forwarder", str(folder_of(name)).encode()]
+    own = [word.encode() for word in forwarder_arguments(name)]
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if own[0] in words and words[words.index(own[0]) + 1 :][:1] == own[1:]:
+            if words[1 : 1 + len(own)] == own:  # behind the interpreter; anywhere else they are what others speak of
                 return int(process.name)
     return None
 

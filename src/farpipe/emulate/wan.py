@@ -41,6 +41,8 @@ class Wan:
         self.sites: Final = known.sites
         self.namespaces: Final[Mapping[str, Namespace]] = known.namespaces()
         """Every site's namespace."""
+        self.folder: Final = folder_of(self.name)
+        """What is put here goes with the WAN, however that comes to its end; only root may look into it."""
         self._known = known
         self._forwarder = forwarder
 
@@ -113,7 +115,7 @@ class Wan:
             self._ask({"link": name, **order})
 
     def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        path = folder_of(self.name) / CONTROL_NAME
+        path = self.folder / CONTROL_NAME
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
                 control.settimeout(ANSWER_LIMIT_S)
@@ -201,7 +203,7 @@ def _start_forwarder(name: str, keep: bool) -> _Forwarder | None:
     try:
         with (folder / LOG_NAME).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "farpipe.emulate.forwarder", str(folder), *map(str, theirs)],
+                [sys.executable, *state.forwarder_arguments(name), *map(str, theirs)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

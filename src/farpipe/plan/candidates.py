@@ -18,10 +18,10 @@ Shape = tuple[int, bool]
 """Stages on each rank, and whether they are placed in a V instead of round robin."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """One way to spread the job: `sites` has the site of every pipeline rank, of the first replica if each is at a site
-    of its own."""
+    of its own. Equal only to itself."""
 
     layout: Layout
     sites: tuple[Site, ...]

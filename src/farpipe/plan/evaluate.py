@@ -1,8 +1,11 @@
 """What one candidate would do: its layers and recomputation, its Problem, its best order, its step time."""
 
+import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from farpipe.cost import JobCosts, Placement, StepCost, place_stages, step_cost
 from farpipe.errors import InfeasibleError, InputError
@@ -10,7 +13,7 @@ from farpipe.plan.candidates import Candidate
 from farpipe.plan.in_flight import InFlight, fewest, wishes
 from farpipe.plan.orders import AUTO, best_order
 from farpipe.plan.partition import Division, divide_layers
-from farpipe.plan.stage_ways import missing_bytes, open_ways, stage_rooms, stage_way
+from farpipe.plan.stage_ways import StageWays, missing_bytes, stage_rooms
 from farpipe.problem import Problem, is_inter_site
 from farpipe.schedule import Schedule
 from farpipe.schedule.bounds import lower_bound_s
@@ -51,42 +54,87 @@ class Rejected:
     missing_bytes: float = 0.0
 
 
-def evaluate(job: Job, candidate: Candidate, costs: JobCosts, limit_s: float = math.inf) -> Evaluated | Rejected | None:
-    """The candidate at its best: layers, recomputation and order chosen together; None: not faster than `limit_s`.
+class Lead(NamedTuple):
+    """Something of a candidate that may be worth following, for no step that comes of it is faster than `bound_s`."""
+
+    bound_s: float
+    candidate: Candidate
+    follow: Callable[[float], "list[Lead] | Evaluated"]
+    """Narrower leads, or what it comes to, of which only a step faster than the limit that is given, seconds, is of
+    use; InfeasibleError or InputError where it comes to nothing."""
+
+
+def evaluate(job: Job, candidate: Candidate, costs: JobCosts) -> Evaluated | Rejected:
+    """The candidate at its best: layers, recomputation and order chosen together.
 
     For every wish of `in_flight.wishes` layers are divided and stages recompute so that the slowest stage is as fast as
     it can be with so many microbatches under way; of all of these, the one with the shortest simulated step is taken.
     """
-    try:
-        divisions = _Divisions(job, candidate, costs)
-        return None if divisions.fastest_s >= limit_s else _best_of(job, candidate, divisions, limit_s)
-    except InfeasibleError as error:
-        missing = max(1.0, missing_bytes(costs, candidate, fewest(candidate)))
-        return Rejected(candidate, str(error).splitlines()[0], missing)
-    except InputError as error:
-        return Rejected(candidate, str(error).splitlines()[0])
-
-
-def _best_of(job: Job, candidate: Candidate, divisions: "_Divisions", limit_s: float) -> Evaluated | None:
-    best: Evaluated | None = None
+    leads, best = Leads([lead(job, candidate, costs)]), None
     obstacle: InfeasibleError | InputError | None = None
-    for bound_s, placements, step in divisions.by_bound(limit_s):
-        if best is not None and bound_s >= best.step_s * (1 - ROUNDING):
+    while (next_one := leads.pop()) is not None:
+        if best is not None and next_one.bound_s >= best.step_s * (1 - ROUNDING):
             break
         try:
-            found = finish(candidate, placements, step, job.schedule if job.schedule in ORDERS else AUTO)
+            found = next_one.follow(math.inf if best is None else best.step_s)
         except (InfeasibleError, InputError) as error:
             obstacle = error
             continue
-        best = found if best is None or found.step_s < best.step_s else best
-    if best is None and obstacle is not None:
-        raise obstacle
+        if isinstance(found, Evaluated):
+            best = found if best is None or found.step_s < best.step_s else best
+        else:
+            leads.push(found)
+    if best is None:
+        assert obstacle is not None
+        return reject(candidate, costs, obstacle)
     return best
 
 
-def finish(candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, method: str) -> Evaluated:
-    """Order and simulate; errors as for `best_order`."""
-    schedule, timeline = best_order(step.problem, method)
+class Leads:
+    """Leads, of which the one with the lowest bound comes first; of equals the one that was found last."""
+
+    def __init__(self, leads: Iterable[Lead]) -> None:
+        self._heap = [(lead.bound_s, -index, lead) for index, lead in enumerate(leads)]
+        self._count = len(self._heap)
+        heapq.heapify(self._heap)
+
+    def push(self, leads: Iterable[Lead]) -> None:
+        """Add some."""
+        for one in leads:
+            self._count += 1
+            heapq.heappush(self._heap, (one.bound_s, -self._count, one))
+
+    def pop(self) -> Lead | None:
+        """Take the first one off; None: there is none."""
+        return heapq.heappop(self._heap)[2] if self._heap else None
+
+    @property
+    def rest(self) -> list[Lead]:
+        """All that there are."""
+        return [one for _, _, one in self._heap]
+
+
+def lead(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0) -> Lead:
+    """All that can become of a candidate: its divisions of layers, these in every way to send, and each of them played.
+
+    From `bound_s`, which is told at once, every lead that it comes to has a higher bound, and takes longer to follow.
+    """
+    return Lead(bound_s, candidate, lambda _: _Divisions(job, candidate, costs).leads(bound_s))
+
+
+def reject(candidate: Candidate, costs: JobCosts, error: InfeasibleError | InputError) -> Rejected:
+    """What to tell of a candidate that came to nothing."""
+    missing = (
+        max(1.0, missing_bytes(costs, candidate, fewest(candidate))) if isinstance(error, InfeasibleError) else 0.0
+    )
+    return Rejected(candidate, str(error).splitlines()[0], missing)
+
+
+def finish(
+    candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, method: str, limit_s: float = math.inf
+) -> Evaluated:
+    """Order and simulate; only a step faster than `limit_s` is of use. Errors as for `best_order`."""
+    schedule, timeline = best_order(step.problem, method, limit_s - step.overhead_s)
     return Evaluated(candidate, placements, step.problem, schedule, timeline, step.overhead_s)
 
 
@@ -98,35 +146,49 @@ def ways_to_send(candidate: Candidate, together: StepCost) -> list[StepCost]:
     return [together, StepCost(in_turns(together.problem, data), together.overhead_s)]
 
 
+def send_like(best: Evaluated, together: StepCost) -> StepCost:
+    """Replicas send as they do in `best`."""
+    in_turns = any(link.num_turns > 1 for link in best.problem.links.values())
+    return ways_to_send(best.candidate, together)[-1 if in_turns else 0]
+
+
 class _Divisions:
     """The different ways in which a candidate's layers can be divided, and stages recompute."""
 
     def __init__(self, job: Job, candidate: Candidate, costs: JobCosts) -> None:
         self._job, self._candidate, self._costs = job, candidate, costs
-        self._ways = open_ways(costs, candidate.sites)
+        self._stages = StageWays(costs, candidate)
+        self._ways = self._stages.open
         self._first = self._divide(fewest(candidate))
 
-    @property
-    def fastest_s(self) -> float:
-        """A step time that none of them beats: the slowest stage's work, where no order needs less memory.
+    def leads(self, bound_s: float) -> list[Lead]:
+        """The first division, where no order needs less memory: then the others.
 
         Orders of one stage per rank have at least as many microbatches under way as 1F1B; then no division that fits
         has a faster slowest stage.
         """
         alone = self._candidate.layout.virtual == 1
-        return self._first.slowest_s * self._candidate.layout.num_microbatches if alone else 0.0
+        fastest_s = self._first.slowest_s * self._candidate.layout.num_microbatches if alone else 0.0
+        return [Lead(max(bound_s, fastest_s), self._candidate, self._each)]
 
-    def by_bound(self, limit_s: float) -> list[tuple[float, tuple[Placement, ...], StepCost]]:
-        """(a step time that no order of it beats, placements, costs) below `limit_s`, the lowest first."""
+    def _each(self, limit_s: float) -> list[Lead]:
+        """One lead for every division; all that its busiest rank computes is the bound."""
         problem = self._costed(self._first)[1].problem
         divisions = dict.fromkeys([self._first, *self._others(wishes(self._candidate, problem))])
-        found = [
-            (placements, step)
-            for placements, together in map(self._costed, [d for d in divisions if self._busiest_s(d) < limit_s])
+        return [Lead(self._busiest_s(d), self._candidate, partial(self._ways_to_send, d)) for d in divisions]
+
+    def _ways_to_send(self, division: Division, limit_s: float) -> list[Lead]:
+        """One lead for every way in which replicas send, with the bound of its Problem."""
+        placements, together = self._costed(division)
+        method = self._job.schedule if self._job.schedule in ORDERS else AUTO
+        return [
+            Lead(
+                lower_bound_s(step.problem) + step.overhead_s,
+                self._candidate,
+                partial(finish, self._candidate, placements, step, method),
+            )
             for step in ways_to_send(self._candidate, together)
         ]
-        bounded = [(lower_bound_s(step.problem) + step.overhead_s, placements, step) for placements, step in found]
-        return sorted((one for one in bounded if one[0] < limit_s * (1 - ROUNDING)), key=lambda one: one[0])
 
     def _others(self, hopes: list[InFlight]) -> Iterator[Division]:
         """What does not fit is left out; the first division did.
@@ -149,13 +211,13 @@ class _Divisions:
         work = [0.0] * self._candidate.layout.pipeline
         each = zip(division.layers, division.recompute, self._candidate.ranks, strict=True)
         for index, (num_layers, recompute, rank) in enumerate(each):
-            part = stage_way(self._costs, self._candidate, index, recompute)
+            part = self._stages.of(index, recompute)
             work[rank] += part.none.seconds + num_layers * part.layer_s
         return max(work) * self._candidate.layout.num_microbatches
 
     def _divide(self, in_flight: InFlight, ways: tuple[Recompute, ...] | None = None) -> Division:
         chosen = ways or (self._ways if self._candidate.layout.virtual == 1 else self._ways[-1:])
-        rooms = stage_rooms(self._costs, self._candidate, in_flight, chosen)
+        rooms = stage_rooms(self._stages, in_flight, chosen)
         return divide_layers(self._job.model.num_layers, rooms, self._job.layout.layers)
 
     def _costed(self, division: Division) -> tuple[tuple[Placement, ...], StepCost]:

@@ -35,26 +35,24 @@ class KneePoint:
 
 
 def link_bytes(problem: Problem, timeline: Timeline) -> dict[str, float]:
-    """What all replicas together send over each link in a step; where they take turns, a Timeline has one's share.
+    """What all replicas together send over each link in a step.
 
     A link between sites that nothing names is one of the ring that a collective there goes round, all with the same
     bytes.
     """
-    sizes = {name: size * problem.links[name].num_turns for name, size in timeline.link_bytes().items()}
+    sizes = timeline.link_bytes(problem.num_turns)
     named = {name for _, transfer in problem.transfers() for name, _ in problem.shares(transfer)}
     around = max((size for name, size in sizes.items() if is_inter_site(name)), default=0.0)
     return sizes | {name: around for name in problem.links if is_inter_site(name) and name not in named}
 
 
 def walls(problem: Problem, timeline: Timeline) -> list[Wall]:
-    """The links between sites that are walls."""
+    """The links between sites that are walls; collectives, which do not come once a microbatch, make none."""
     found = []
     pace_s = float(timeline.busy_s.max()) / problem.num_microbatches
-    sizes = link_bytes(problem, timeline)
-    hops = (transfer for place, transfer in problem.transfers() if place.startswith("hops"))
-    of_hops = {name for transfer in hops for name, _ in problem.shares(transfer) if name in sizes}
+    sizes = timeline.hop_bytes(problem.num_turns)
     for name, link in problem.links.items():
-        size = sizes[name] / problem.num_microbatches if name in of_hops else 0.0
+        size = sizes[name] / problem.num_microbatches
         message_s = size / link.bandwidth_bytes_per_s
         if is_inter_site(name) and message_s > pace_s:
             found.append(Wall(name, message_s, pace_s, size / pace_s))

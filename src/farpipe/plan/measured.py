@@ -22,17 +22,45 @@ SURE_S: Final = 2e-4
 SURE_RATIO: Final = 0.02
 BELIEVABLE_RATIO: Final = 8.0
 """A sender that saw more than so many times the believed rate saw its own buffers."""
+_LEAST_S: Final = 1e-9
+_DURATION_DTYPE: Final = np.dtype([("microbatch", "i8"), ("seconds", "f8")])
 _FIGURES: Final[dict[Kind, str]] = {"F": "forward_s", "I": "input_grad_s", "W": "weight_grad_s"}
 
 
 def as_measured(problem: Problem, window: Sequence[Timeline]) -> Problem:
     """`problem` with the durations and links that the Timelines in `window` show; bytes and memory stay.
 
-    What was not measured, and what the measurements can't tell, stays as it is.
+    What was not measured, and what the measurements can't tell, stays as it is. Where replicas take turns on a link,
+    the Timelines have to show the messages of all of them.
     """
     stages = tuple(_measured_stage(problem, number, window) for number in range(problem.num_stages))
     links = {name: _measured_link(link, name, window) for name, link in problem.links.items()}
     return replaced(problem, stages=stages, links=links)
+
+
+def as_in_step(measured: Problem, timeline: Timeline) -> Problem:
+    """`measured` with every action as long as it was in this step, which tells orders that need luck from robust ones.
+
+    Actions go by stage, kind and microbatch, so another order can be played with them; where the step had B, I and W
+    share what it took.
+    """
+    figures = [measured.table(figure) for figure in _FIGURES.values()]
+    table = np.stack([*figures, figures[1] + figures[2]])
+    actions, ratios = timeline.actions, np.ones(table.shape)
+    place = actions["kind"], actions["stage"], actions["microbatch"]
+    expected = np.where(table[place] > 0, table[place], 1.0)
+    ratios[place] = np.where(table[place] > 0, (actions["end_s"] - actions["start_s"]) / expected, 1.0)
+    joined = actions[actions["kind"] == KINDS.index("B")]
+    where = joined["stage"], joined["microbatch"]
+    ratios[1][where] = ratios[2][where] = ratios[3][where]
+    seconds = np.maximum(table * ratios, 0.0)
+    stages = tuple(
+        stage.model_copy(
+            update={figure: tuple(seconds[i, number].tolist()) for i, figure in enumerate(_FIGURES.values())}
+        )
+        for number, stage in enumerate(measured.stages)
+    )
+    return replaced(measured, stages=stages)
 
 
 def replaced(problem: Problem, **fields: Any) -> Problem:
@@ -62,20 +90,26 @@ def _measured_stage(problem: Problem, number: int, window: Sequence[Timeline]) -
 
 def _durations(window: Sequence[Timeline], stage: int, kind: Kind) -> NDArray[np.void]:
     """(microbatch, seconds) of every such action."""
-    found = []
+    found = [np.empty(0, _DURATION_DTYPE)]
     for timeline in window:
-        actions = timeline.actions[
-            (timeline.actions["stage"] == stage) & (timeline.actions["kind"] == KINDS.index(kind))
-        ]
-        found += [*zip(actions["microbatch"], actions["end_s"] - actions["start_s"], strict=True)]
-    return np.array(found, [("microbatch", "i8"), ("seconds", "f8")])
+        is_such = (timeline.actions["stage"] == stage) & (timeline.actions["kind"] == KINDS.index(kind))
+        actions = timeline.actions[is_such]
+        rows = np.empty(len(actions), _DURATION_DTYPE)
+        rows["microbatch"], rows["seconds"] = actions["microbatch"], actions["end_s"] - actions["start_s"]
+        found.append(rows)
+    return np.concatenate(found)
 
 
 def _ratio(measured: NDArray[np.void], believed: NDArray[np.float64]) -> float:
-    """How many times as long the actions take as believed."""
+    """How many times as long the actions take as believed; 1 where the difference is too small to tell anything.
+
+    Stages that are believed to be alike then stay so: a search finds better orders for them, and often proves it.
+    """
     expected = believed[measured["microbatch"]]
-    ratios = measured["seconds"][expected > 0] / expected[expected > 0]
-    return float(np.median(ratios)) if len(ratios) else 1.0
+    seconds, expected = measured["seconds"][expected > 0], expected[expected > 0]
+    if not len(expected) or abs(np.median(seconds - expected)) <= max(SURE_S, SURE_RATIO * np.median(expected)):
+        return 1.0
+    return float(np.median(seconds / expected))
 
 
 def _scaled(value: float | tuple[float, ...], ratio: float) -> float | tuple[float, ...]:
@@ -93,8 +127,6 @@ class Passages(NamedTuple):
 
 
 def _measured_link(believed: Link, name: str, window: Sequence[Timeline]) -> Link:
-    if believed.num_turns > 1:  # a Timeline shows one replica's messages; the others' turns would look like a slow link
-        return believed
     steps = [passages(timeline, name) for timeline in window]
     return fit_link(believed, [step for step in steps if len(step.bytes)])
 
@@ -125,7 +157,7 @@ def fit_link(believed: Link, steps: Sequence[Passages]) -> Link:
         rates = sorted(tried)
         best = rates.index(min(rates, key=lambda r: tried[r]))
         around = rates[max(best - 1, 0)], rates[min(best + 1, len(rates) - 1)]
-        # An odd number of parts: a rate in the middle would be the best one again, but for rounding, and hide its neighbour.
+        # An odd number of parts: a rate in the middle would be the best again but for rounding, and hide its neighbour.
         tried |= {r: _fit_latency(r, steps)[1] for r in np.geomspace(*around, 8)[1:-1].tolist()}
     least = min(tried.values())
     good = [r for r, error in tried.items() if error <= least + max(SURE_S, SURE_RATIO * least)]
@@ -160,23 +192,63 @@ def _departures(step: Passages, rate: float) -> NDArray[np.float64]:
 def largest_change(before: Problem, after: Problem) -> float:
     """By how much durations and the times of links differ, relative: 0.5 where something takes half as long again.
 
-    Of a link counts the time of its largest message, latency included.
+    Of a link counts the time of its largest message, latency included, and at most the difference as a part of the
+    longest action: what is nothing to the computation is no change.
     """
-    changes = [0.0]
-    for old, new in zip(before.stages, after.stages, strict=True):
-        total = [sum(float(before.row(getattr(s, figure)).mean()) for figure in _FIGURES.values()) for s in (old, new)]
-        changes.append(_relative(*total))
-    sizes: dict[str, float] = dict.fromkeys(before.links, 0.0)
-    for _, transfer in before.transfers():
-        names = {transfer.link} if isinstance(transfer.link, str) else set(transfer.link)
-        for name in names:
-            sizes[name] = max(sizes[name], float(np.max(transfer.bytes)))
+    links = [
+        (_message_s(before.links[name], size), _message_s(after.links[name], size)) for name, size in _largest(before)
+    ]
+    return float(np.abs(_changes(before, after.stages, links)).max(initial=0.0))
+
+
+def deviations(believed: Problem, timeline: Timeline) -> NDArray[np.float64]:
+    """What one step shows of `largest_change`, at little cost: [num_stages + num_links], above 0 for what takes longer.
+
+    A link is looked at with the rate that it is believed to have, so how long a message takes is told better than why.
+    """
+    stages = [_measured_stage(believed, number, [timeline]) for number in range(believed.num_stages)]
+    links = []
+    for name, size in _largest(believed):
+        link, seen = believed.links[name], passages(timeline, name)
+        believed_s = _message_s(link, size)
+        if not len(seen.bytes):
+            links.append((believed_s, believed_s))
+            continue
+        late_s = float(np.median(seen.arrival_s - _departures(seen, link.bandwidth_bytes_per_s))) - link.latency_s
+        links.append((believed_s, max(believed_s + late_s, _LEAST_S)))
+    return _changes(believed, stages, links)
+
+
+def _changes(before: Problem, stages: Sequence[Stage], links: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
+    """[num_stages + num_links], signed; `links` as seconds of the largest message before and after."""
+    totals = [
+        [sum(float(before.row(getattr(s, figure)).mean()) for figure in _FIGURES.values()) for s in pair]
+        for pair in zip(before.stages, stages, strict=True)
+    ]
     longest = max(float(before.table(figure).max()) for figure in _FIGURES.values())
-    for name, size in sizes.items():
-        old_s, new_s = (p.links[name].latency_s + size / p.links[name].bandwidth_bytes_per_s for p in (before, after))
-        changes.append(min(_relative(old_s, new_s), abs(new_s - old_s) / longest if longest else np.inf))
-    return max(changes)
+    found = [_relative(*pair) for pair in totals]
+    for old_s, new_s in links:
+        most = abs(new_s - old_s) / longest if longest else math.inf
+        found.append(math.copysign(min(abs(_relative(old_s, new_s)), most), new_s - old_s))
+    return np.array(found)
+
+
+def _largest(problem: Problem) -> list[tuple[str, float]]:
+    """Every link with the bytes of its largest message."""
+    sizes: dict[str, float] = dict.fromkeys(problem.links, 0.0)
+    for _, transfer in problem.transfers():
+        for name in {transfer.link} if isinstance(transfer.link, str) else set(transfer.link):
+            sizes[name] = max(sizes[name], float(np.max(transfer.bytes)))
+    return [*sizes.items()]
+
+
+def _message_s(link: Link, size: float) -> float:
+    return link.latency_s + size / link.bandwidth_bytes_per_s
 
 
 def _relative(old: float, new: float) -> float:
-    return max(old, new) / min(old, new) - 1 if min(old, new) > 0 else (0.0 if old == new else np.inf)
+    """0.5 for half as long again, -0.5 for the way back."""
+    if old == new:
+        return 0.0
+    change = max(old, new) / min(old, new) - 1 if min(old, new) > 0 else math.inf
+    return math.copysign(change, new - old)

@@ -20,6 +20,8 @@ from farpipe.strict import nearest
 
 V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")
 """The named orders of two stages per rank in a V."""
+LIMITED_ORDERS: Final = ("zb-1p", "zb-2p", "wave")
+"""The named orders that try fewer rules where nothing can be won."""
 AUTO: Final = "auto"
 """The method that tries every named order and keeps the fastest."""
 
@@ -51,10 +53,13 @@ def try_order(method: str, problem: Problem) -> Outcome:
     return Outcome(method, schedule, simulate(problem, schedule, checked=True))
 
 
-def try_quickly(method: str, problem: Problem) -> Outcome:
-    """As `try_order`, but of the rules only memory is looked at: the library keeps the others, as its tests show."""
+def try_quickly(method: str, problem: Problem, limit_s: float = math.inf) -> Outcome:
+    """As `try_order`, but of the rules only memory is looked at: the library keeps the others, as its tests show.
+
+    Only an order that is faster than `limit_s` is of use: where none will be, it may be a worse one than else.
+    """
     try:
-        schedule = order(method, problem)
+        schedule = order(method, problem, **({"limit_s": limit_s} if method in LIMITED_ORDERS else {}))
     except (InputError, InfeasibleError) as error:
         return Outcome(method, obstacle=error)
     if not _fits(problem, schedule):
@@ -115,8 +120,10 @@ def find_order(
     return Found(schedule, timeline, bound_s, gap, proven=gap <= 1e-9, cut_by_clock=False, history=())
 
 
-def best_order(problem: Problem, method: str = AUTO) -> tuple[Schedule, Timeline]:
+def best_order(problem: Problem, method: str = AUTO, limit_s: float = math.inf) -> tuple[Schedule, Timeline]:
     """The schedule of `method` with its timeline; ``auto`` is here the fastest named order, as planning asks often.
+
+    `limit_s` as for `try_quickly`.
 
     Raises UsageError for an unknown method, InputError when the method is not defined for such a problem, and
     InfeasibleError when no order (or not the one asked for) fits memory.
@@ -125,7 +132,7 @@ def best_order(problem: Problem, method: str = AUTO) -> tuple[Schedule, Timeline
     if method in SEARCHES and method != AUTO:
         found = find_order(problem, method)
         return found.schedule, found.timeline
-    outcomes = [try_quickly(name, problem) for name in (ORDERS if method == AUTO else (method,))]
+    outcomes = [try_quickly(name, problem, limit_s) for name in (ORDERS if method == AUTO else (method,))]
     best = min(outcomes, key=lambda outcome: _merit(problem, outcome))
     if best.schedule is None or best.timeline is None:
         raise _most_telling(problem, outcomes)

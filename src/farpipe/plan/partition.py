@@ -1,6 +1,6 @@
 """Which layers each stage gets, and how each recomputes: exact, by dynamic programming."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,41 +59,58 @@ def divide_layers(
     seconds, choice = _fastest(stages, counts)
     allowed = counts >= 1 if pinned is None else counts == np.array(pinned)[:, None]
     seconds = np.where(allowed, seconds, np.inf)
-    slowest, _ = _cheapest(seconds, np.maximum)
+    slowest = _least_slowest(seconds) if pinned is None else float(seconds[:, pinned].diagonal().max())
     even = np.where(seconds <= slowest * (1 + 1e-9), seconds**2, np.inf)
-    layers = _cheapest(even, np.add)[1]
+    layers = _cheapest(even)
     recompute = tuple(rooms[choice[i, n]].recompute for i, (rooms, n) in enumerate(zip(stages, layers, strict=True)))
     return Division(tuple(layers), recompute, slowest)
 
 
+def _least_slowest(seconds: Floats) -> float:
+    """The least time of the slowest stage, `seconds` [num_stages, num_layers + 1] by number of layers.
+
+    A stage that may take longer never holds fewer layers, so the least time in which all together hold them all can be
+    found by halving.
+    """
+    num_layers = seconds.shape[1] - 1
+    times = np.unique(seconds[np.isfinite(seconds)])
+    low, high = 0, times.size - 1
+    while low < high:
+        middle = (low + high) // 2
+        holds = (seconds <= times[middle]).sum(axis=1)
+        low, high = (low, middle) if holds.min() and holds.sum() >= num_layers else (middle + 1, high)
+    return float(times[low])
+
+
 def _fastest(stages: Sequence[Sequence[StageRoom]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
     """By stage and number of layers the time of the fastest way that holds them, and which way that is."""
-    num_layers = int(counts[-1])
-    seconds, choice = [], []
-    for rooms in stages:
-        ways = [
-            np.where(counts <= room.most_of(num_layers), room.extra_s + counts * room.layer_s, np.inf) for room in rooms
-        ]
-        choice.append(np.argmin(ways, axis=0))
-        seconds.append(np.min(ways, axis=0))
-    return np.stack(seconds), np.stack(choice)
+    num_layers, most_ways = int(counts[-1]), max(map(len, stages))
+    nothing = StageRoom(0.0, most_layers=-1)
+    padded = [[*rooms, *[nothing] * (most_ways - len(rooms))] for rooms in stages]
+    figures = [[(room.extra_s, room.layer_s, room.most_of(num_layers)) for room in rooms] for rooms in padded]
+    extra_s, layer_s, most = np.moveaxis(np.array(figures), 2, 0)[:, :, :, None]
+    ways = np.where(counts <= most, extra_s + counts * layer_s, np.inf)
+    return ways.min(axis=1), ways.argmin(axis=1)
 
 
-def _cheapest(price: Floats, join: Callable[[Floats, Floats], Floats]) -> tuple[float, list[int]]:
-    """The choice of counts that adds up to all layers with the lowest joint price: (price, counts).
+def _cheapest(price: Floats) -> list[int]:
+    """The counts that add up to all layers with the lowest sum of prices.
 
-    `price` [num_stages, num_layers + 1] is what a stage costs by its number of layers; `join` puts stages together.
+    `price` [num_stages, num_layers + 1] is what a stage costs by its number of layers; infinite where it can't have so
+    many.
     """
     num_stages, width = price.shape
+    most = int(np.isfinite(price).nonzero()[1].max()) + 1
+    rest = np.arange(width)[:, None] - np.arange(most)
+    outside = np.where(rest >= 0, 0.0, np.inf)
     best, choice = price[0], np.zeros((num_stages, width), np.int64)
     choice[0] = np.arange(width)
-    rest = np.arange(width)[:, None] - np.arange(width)
     for stage in range(1, num_stages):
-        joined = np.where(rest >= 0, join(best[rest], price[stage]), np.inf)
+        joined = best[rest] + price[stage, :most] + outside
         choice[stage] = joined.argmin(axis=1)
         best = joined.min(axis=1)
     counts, left = [], width - 1
     for stage in reversed(range(num_stages)):
         counts.append(int(choice[stage, left]))
         left -= counts[-1]
-    return float(best[-1]), counts[::-1]
+    return counts[::-1]

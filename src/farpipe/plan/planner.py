@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from farpipe.cost import JobCosts, Layout, Profile
+from farpipe.cost import JobCosts, Layout, Profile, step_cost
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.candidates import Candidate, candidates
 from farpipe.plan.crossing import crossing_s
-from farpipe.plan.evaluate import Evaluated, Rejected, evaluate
+from farpipe.plan.evaluate import ROUNDING, Evaluated, Lead, Leads, Rejected, lead, reject, send_like
 from farpipe.plan.knee import link_bytes
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Choice, Plan, Prediction
@@ -22,7 +22,7 @@ from farpipe.problem import Problem
 from farpipe.schedule import Schedule, peak_memory_bytes
 from farpipe.search import SEARCHES, Found
 from farpipe.search import Progress as Step
-from farpipe.simulate import Timeline
+from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job
 from farpipe.strict import nearest
 
@@ -39,8 +39,8 @@ Progress = Callable[[int, int], None]
 def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None) -> Plan:
     """The plan with the shortest predicted step, with the runners-up and why each lost.
 
-    The most promising candidates are simulated first, and those left out that a bound shows to be no faster than the
-    best found: the answer is the best of all candidates. Raises InputError for an unknown schedule, InfeasibleError,
+    Those candidates are left out that a bound shows to be no faster than the best found: the answer is the best of all
+    candidates. Raises InputError for an unknown schedule, InfeasibleError,
     with the binding constraint and the smallest change that would help, when no candidate works.
     """
     _expect_known_schedule(job)
@@ -120,38 +120,93 @@ def search(job: Job, costs: JobCosts, progress: Progress | None = None) -> tuple
     known = [c for c in candidates(job) if job.layout.tensor is not None or _is_measured(c, costs.profiles)]
     groups = _alike(job, known)
     firsts = {alike[0] for alike in groups}
-    bounded = [(_bound_s(job, costs, c), c) for c in known if c.where in firsts]
-    bounded.sort(key=lambda pair: _hope_s(job, costs, pair[1]))
-    evaluated: list[Evaluated] = []
-    rejected: list[Rejected] = []
-    best_of: dict[str, Evaluated] = {}
-    looked_into: Counter[str] = Counter()
-    for index, (bound_s, candidate) in enumerate(bounded):
-        if progress is not None:
-            progress(index, len(bounded))
-        limit_s = _limit_s(candidate, best_of, looked_into[_kind(candidate)])
-        if bound_s >= limit_s:
-            continue
-        looked_into[_kind(candidate)] += 1
-        result = evaluate(job, candidate, costs, limit_s)
-        if isinstance(result, Rejected):
-            rejected.append(result)
-        elif result is not None:
-            evaluated.append(result)
-            best_of[candidate.where] = min(result, best_of.get(candidate.where, result), key=lambda e: e.step_s)
-    pairs = [(best_of[first], other) for first, *others in groups if first in best_of for other in others]
-    for best, where in pairs[: MAX_ORDERS_TO_COMPARE - len(best_of)]:
+    hunt = _Hunt(costs)
+    hunt.follow([_first_lead(job, costs, c) for c in known if c.where in firsts], progress)
+    pairs = [(hunt.best_of[first], other) for first, *others in groups if first in hunt.best_of for other in others]
+    evaluated = list(hunt.evaluated.values())
+    for best, where in pairs[: MAX_ORDERS_TO_COMPARE - len(hunt.best_of)]:
         evaluated += _twin(job, costs, known, best, where)
-    return sorted(evaluated, key=lambda e: e.step_s), rejected
+    return sorted(evaluated, key=lambda e: e.step_s), hunt.rejected
 
 
-def _bound_s(job: Job, costs: JobCosts, candidate: Candidate) -> float:
-    """A step time that the candidate can't beat, told at once."""
-    return max(fastest_possible_s(costs, candidate), crossing_s(costs, candidate, job.cluster))
+class _Hunt:
+    """Follows leads, the lowest bound first: so only what could still be the best of its kind is ever simulated."""
+
+    def __init__(self, costs: JobCosts) -> None:
+        self._costs = costs
+        self.evaluated: dict[Candidate, Evaluated] = {}
+        self.best_of: dict[str, Evaluated] = {}
+        """By `Candidate.where`."""
+        self._obstacles: dict[Candidate, InfeasibleError | InputError] = {}
+        self._looked_into: Counter[str] = Counter()
+
+    def follow(self, first: Sequence[tuple[float, Lead]], progress: Progress | None) -> None:
+        """All of them, as far as they are worth it; given with about what they will take, seconds."""
+        leads, seen = Leads(self._taste(first)), set[Candidate]()
+        while (one := leads.pop()) is not None:
+            if progress is not None and one.candidate not in seen:
+                progress(len(seen), len(first))
+            seen.add(one.candidate)
+            if one.bound_s < self._limit_s(one.candidate) * (1 - ROUNDING):
+                leads.push(self._narrow(one))
+
+    def _taste(self, first: Sequence[tuple[float, Lead]]) -> list[Lead]:
+        """Follow the most promising at every use of sites until one works, for with a good one early many others are
+        spared; what is left of all."""
+        left = []
+        for _, one in sorted(first, key=lambda pair: pair[0]):
+            leads = Leads([one])
+            while self._limit_s(one.candidate) == math.inf and (narrower := leads.pop()) is not None:
+                leads.push(self._narrow(narrower))
+            left += leads.rest
+        return left
+
+    def _narrow(self, one: Lead) -> list[Lead]:
+        """What a lead comes to; where that is a result, it is kept, and where it is nothing, why."""
+        try:
+            found = one.follow(self._limit_s(one.candidate))
+        except (InfeasibleError, InputError) as error:
+            self._obstacles[one.candidate] = error
+            return []
+        if not isinstance(found, Evaluated):
+            return found
+        self._keep(found)
+        return []
+
+    @property
+    def rejected(self) -> list[Rejected]:
+        """The candidates that came to nothing."""
+        none = ((c, error) for c, error in self._obstacles.items() if c not in self.evaluated)
+        return [reject(candidate, self._costs, error) for candidate, error in none]
+
+    def _keep(self, found: Evaluated) -> None:
+        def by_time(one: Evaluated) -> float:
+            return one.step_s
+
+        at, where = found.candidate, found.candidate.where
+        self._looked_into[_kind(at)] += 1
+        self.evaluated[at] = min(self.evaluated.get(at, found), found, key=by_time)
+        self.best_of[where] = min(self.best_of.get(where, found), found, key=by_time)
+
+    def _limit_s(self, candidate: Candidate) -> float:
+        """What it has to beat: the best of its kind, or of all if many of its kind were looked into; the first at its
+        sites has no limit.
+
+        Kinds are each site alone, pipelines over several, and replicas at several: the user is told how they compare.
+        The best that a site can do alone is what more sites are measured by, so it has to be right.
+        """
+        if candidate.where not in self.best_of and len(self.best_of) < MAX_ORDERS_TO_COMPARE:
+            return math.inf
+        kind = _kind(candidate)
+        best_s = min((best.step_s for best in self.best_of.values()), default=math.inf)
+        rivals = [best.step_s for best in self.best_of.values() if _kind(best.candidate) == kind]
+        if not rivals or (len(candidate.order) > 1 and self._looked_into[kind] >= MAX_RIVALS):
+            return best_s
+        return min(rivals)
 
 
-def _hope_s(job: Job, costs: JobCosts, candidate: Candidate) -> float:
-    """About what it will take: a good one that is looked into early spares many others.
+def _first_lead(job: Job, costs: JobCosts, candidate: Candidate) -> tuple[float, Lead]:
+    """About what a candidate will take, and with what to begin: its bound is a step time that it can't beat.
 
     To the bound comes half of the idle time of 1F1B, and what still has to cross when the last microbatch is computed:
     its own message, or of replicas all gradients.
@@ -159,7 +214,8 @@ def _hope_s(job: Job, costs: JobCosts, candidate: Candidate) -> float:
     at, compute_s = candidate.layout, fastest_possible_s(costs, candidate)
     links_s = crossing_s(costs, candidate, job.cluster)
     idle_s = compute_s * (at.pipeline - 1) / (2 * at.num_microbatches * at.virtual)
-    return max(compute_s, links_s) + idle_s + links_s / (1 if at.replica_sites else at.num_microbatches)
+    hope_s = max(compute_s, links_s) + idle_s + links_s / (1 if at.replica_sites else at.num_microbatches)
+    return hope_s, lead(job, candidate, costs, max(compute_s, links_s))
 
 
 def _alike(job: Job, known: Sequence[Candidate]) -> list[list[str]]:
@@ -175,10 +231,15 @@ def _alike(job: Job, known: Sequence[Candidate]) -> list[list[str]]:
 
 
 def _twin(job: Job, costs: JobCosts, known: Sequence[Candidate], best: Evaluated, where: str) -> list[Evaluated]:
-    """What `best` would do at other sites."""
+    """What `best` does at other sites that are alike."""
     same = [c for c in known if c.where == where and _shape(c) == _shape(best.candidate)]
-    found = [evaluate(job, candidate, costs) for candidate in same]
-    return [result for result in found if isinstance(result, Evaluated)]
+    found = []
+    for candidate in same[:1]:
+        placements = tuple(replace(p, site=candidate.sites[p.rank].name) for p in best.placements)
+        step = send_like(best, step_cost(costs, candidate.layout, placements, job.cluster))
+        timeline = simulate(step.problem, best.schedule, checked=True)
+        found.append(Evaluated(candidate, placements, step.problem, best.schedule, timeline, step.overhead_s))
+    return found
 
 
 def _shape(candidate: Candidate) -> tuple[Layout, bool]:
@@ -188,22 +249,6 @@ def _shape(candidate: Candidate) -> tuple[Layout, bool]:
 def _is_measured(candidate: Candidate, profiles: Mapping[str, Profile]) -> bool:
     """A profile tells of one device; with one, layers are not divided over several unless the job pins that."""
     return candidate.layout.tensor == 1 or not any(site.device.name in profiles for site in candidate.sites)
-
-
-def _limit_s(candidate: Candidate, best_of: Mapping[str, Evaluated], num_of_kind: int) -> float:
-    """What it has to beat: the best of its kind, or of all if many of its kind were looked into; the first at its sites
-    has no limit.
-
-    Kinds are each site alone, pipelines over several, and replicas at several: the user is told how they compare. The
-    best that a site can do alone is what more sites are measured by, so it has to be right.
-    """
-    if candidate.where not in best_of and len(best_of) < MAX_ORDERS_TO_COMPARE:
-        return math.inf
-    best_s = min((best.step_s for best in best_of.values()), default=math.inf)
-    rivals = [best.step_s for best in best_of.values() if _kind(best.candidate) == _kind(candidate)]
-    if not rivals or (len(candidate.order) > 1 and num_of_kind >= MAX_RIVALS):
-        return best_s
-    return min(rivals)
 
 
 def _kind(candidate: Candidate) -> str:

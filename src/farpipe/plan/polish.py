@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from farpipe.cost import JobCosts, Placement, StepCost, step_cost
-from farpipe.plan.evaluate import Evaluated, finish, ways_to_send
+from farpipe.cost import JobCosts, Placement, step_cost
+from farpipe.plan.evaluate import Evaluated, finish, send_like
 from farpipe.plan.orders import try_quickly
 from farpipe.plan.stage_ways import open_ways
 from farpipe.schedule.bounds import lower_bound_s
@@ -19,19 +19,13 @@ def polish(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
     """
     for index in range(len(best.placements)):
         for placements in _changed(best, index, costs):
-            step = _like(best, step_cost(costs, best.candidate.layout, placements, job.cluster))
+            step = send_like(best, step_cost(costs, best.candidate.layout, placements, job.cluster))
             if lower_bound_s(step.problem) + step.overhead_s >= best.step_s:
                 continue
-            found = try_quickly(best.schedule.method, step.problem)
+            found = try_quickly(best.schedule.method, step.problem, best.step_s - step.overhead_s)
             if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - 1e-9):
                 best = finish(best.candidate, placements, step, best.schedule.method)
     return best
-
-
-def _like(best: Evaluated, together: StepCost) -> StepCost:
-    """Replicas send as they do in `best`."""
-    in_turns = any(link.num_turns > 1 for link in best.problem.links.values())
-    return ways_to_send(best.candidate, together)[-1 if in_turns else 0]
 
 
 def _changed(best: Evaluated, index: int, costs: JobCosts) -> Iterator[tuple[Placement, ...]]:

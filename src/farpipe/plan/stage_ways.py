@@ -47,23 +47,39 @@ def open_ways(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
     return tuple(way for way in useful if all(profile.tells_of(way) for profile in profiles)) or ("none",)
 
 
-def stage_way(costs: JobCosts, candidate: Candidate, index: int, recompute: Recompute) -> StageWay:
-    """Stage `index` of the candidate, taken apart."""
-    site = candidate.sites[candidate.ranks[index]]
-    ends = {"embedding": index == 0, "head": index == candidate.layout.num_stages - 1}
-    none, one = (costs.stage(candidate.layout, site, n, recompute, **ends) for n in (0, 1))
-    return StageWay(recompute, none, one)
+class StageWays:
+    """The stages of one candidate, taken apart; those that are alike (site, first, last) once."""
+
+    def __init__(self, costs: JobCosts, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.open = open_ways(costs, candidate.sites)
+        """The ways of recomputing that the job leaves open, the lightest first."""
+        self._costs, self._last = costs, candidate.layout.num_stages - 1
+        self._known: dict[tuple[str, bool, bool, Recompute], StageWay] = {}
+
+    def of(self, index: int, recompute: Recompute) -> StageWay:
+        """Stage `index` if it recomputes so."""
+        site = self.candidate.sites[self.candidate.ranks[index]]
+        key = (site.name, index == 0, index == self._last, recompute)
+        if key not in self._known:
+            layout = self.candidate.layout
+            parts = self._costs.apart(layout, site, recompute, embedding=key[1], head=key[2])
+            self._known[key] = StageWay(recompute, *parts)
+        return self._known[key]
+
+    def all(self, recompute: Recompute) -> list[StageWay]:
+        """Every stage if it recomputes so."""
+        return [self.of(index, recompute) for index in range(self._last + 1)]
 
 
-def stage_rooms(
-    costs: JobCosts, candidate: Candidate, in_flight: Sequence[int], ways: Sequence[Recompute]
-) -> list[list[StageRoom]]:
+def stage_rooms(stages: StageWays, in_flight: Sequence[int], ways: Sequence[Recompute]) -> list[list[StageRoom]]:
     """For every stage its `ways`, each with as many layers as fit with `in_flight[stage]` microbatches under way.
 
     Stages of one rank share its memory so that all could hold equally many layers in the first of the ways; so
     whichever ways they take, together they fit.
     """
-    parts = [[stage_way(costs, candidate, index, way) for index in range(len(in_flight))] for way in ways]
+    candidate = stages.candidate
+    parts = [stages.all(way) for way in ways]
     shares = _shares(candidate, parts[0], in_flight)
     rooms: list[list[StageRoom]] = [[] for _ in candidate.ranks]
     for mine in parts:
@@ -100,8 +116,8 @@ def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int
 
     Zero where every stage holds a layer and all of them together all layers.
     """
-    recompute = open_ways(costs, candidate.sites)[-1]
-    parts = [stage_way(costs, candidate, index, recompute) for index in range(len(in_flight))]
+    stages = StageWays(costs, candidate)
+    parts = stages.all(stages.open[-1])
     shares, free = _shares(candidate, parts, in_flight), _free_bytes(candidate, parts, in_flight)
     each = zip(parts, shares, candidate.ranks, in_flight, strict=True)
     most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
@@ -114,12 +130,12 @@ def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int
 def fastest_possible_s(costs: JobCosts, candidate: Candidate) -> float:
     """A bound that no partition and no order of the candidate beats: all its work, divided evenly over its ranks."""
     layout, last = candidate.layout, candidate.layout.num_stages - 1
-    names = [candidate.sites[rank].name for rank in candidate.ranks]
+    stages, names = StageWays(costs, candidate), [candidate.sites[rank].name for rank in candidate.ranks]
     alike = Counter((name, index if index in (0, last) else -1) for index, name in enumerate(names))
     layer_s, extra_s = math.inf, 0.0
     for (name, end), number in alike.items():
         index = end if end >= 0 else names.index(name, 1)
-        parts = [stage_way(costs, candidate, index, way) for way in open_ways(costs, candidate.sites)]
+        parts = [stages.of(index, way) for way in stages.open]
         layer_s = min(layer_s, *(part.layer_s for part in parts))
         extra_s += number * min(part.none.seconds for part in parts)
     return layout.num_microbatches * (costs.model.num_layers * layer_s + extra_s) / layout.pipeline

@@ -36,8 +36,11 @@ class Evaluated(Protocol):
     def complete_weights(self, step: int) -> None:
         """Make all of this rank's weights those after `step`."""
 
-    def begin_evaluation(self, index: int) -> None:
-        """Give the stages batch number `index` of the held-out text, the same one at every call."""
+    def begin_evaluation(self, index: int) -> int:
+        """Give the stages batch number `index` of the held-out text, the same one at every call.
+
+        The number of tokens that count in it, those of all replicas; 0 on a rank that needs no text.
+        """
 
     @property
     def loss(self) -> float:
@@ -55,12 +58,13 @@ class Evaluation:
     def run(self, step: int) -> float:
         """The mean loss per token over all batches; NaN on a rank without the last stage."""
         self._work.complete_weights(step)
-        losses = []
+        losses, num_tokens = [], 0
         for index in range(self._num_batches):
-            self._work.begin_evaluation(index)
+            num_here = self._work.begin_evaluation(index)
             self._executor.run(FIRST_TAG + step * self._num_batches + index)
-            losses.append(self._work.loss)
-        return math.fsum(losses) / len(losses)
+            losses.append(self._work.loss * num_here)
+            num_tokens += num_here
+        return math.fsum(losses) / num_tokens if num_tokens else math.nan
 
 
 class _ForwardOnly:

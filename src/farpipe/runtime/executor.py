@@ -15,6 +15,7 @@ from torch import Tensor
 from farpipe.errors import FarpipeError
 from farpipe.runtime.peers import Messenger
 from farpipe.runtime.stage import Stage
+from farpipe.runtime.staging import HostStamps, Stamps
 from farpipe.runtime.transport import Message, Tag
 from farpipe.schedule import Action, Schedule
 
@@ -100,12 +101,15 @@ class Executor:
         peers: Messenger,
         stage_done: Callable[[int, int], None] = _nothing,
         stage_begins: Callable[[int, int], None] = _nothing,
+        stamps: Stamps | None = None,
     ) -> None:
         """`stages`: those of this rank by number; `peers`: the ranks of the pipeline, by their position in it.
 
-        ``stage_begins(step, stage)`` is called before a stage's first action, ``stage_done`` after its last.
+        ``stage_begins(step, stage)`` is called before a stage's first action, ``stage_done`` after its last. `stamps`
+        None: an action has ended when its call returns.
         """
         self.rank, self.peers, self._stage_done, self._stage_begins = peers.rank, peers, stage_done, stage_begins
+        self._stamps = stamps or HostStamps(peers.clock)
         self.program = lower(schedule, peers.rank)
         self._calls = [(item, _call(stages[item.action.stage], item.action)) for item in self.program]
         self._last_of = {item.action.stage: item.action for item in self.program}
@@ -116,22 +120,23 @@ class Executor:
         """Run the whole order once; RunError names the action at which it broke."""
         actions: list[tuple[int, int]] = []
         messages: list[MessageRow] = []
-        now_ns = self.peers.clock.now_ns
+        stamp = self._stamps.take
         for item, call in self._calls:
             x = self._input(item, step, messages)
             if self._first_of[item.action.stage] is item.action:
                 self._stage_begins(step, item.action.stage)
-            start_ns = now_ns()
+            start = stamp()
             try:
                 y = call(x)
             except FarpipeError as error:
                 raise type(error)(f"rank {self.rank}: {item.action}: {error}") from None
-            actions.append((start_ns, now_ns()))
+            actions.append((start, stamp()))
             if item.target != NOBODY:
                 self._pass_on(item, step, y)
             if self._last_of[item.action.stage] is item.action:
                 self._stage_done(step, item.action.stage)
-        return StepEvents(np.array(actions, np.int64).reshape(-1, 2), message_table(messages))
+        stamps = self._stamps.in_ns(np.array(actions, np.int64).reshape(-1, 2))
+        return StepEvents(stamps, message_table(messages))
 
     def _input(self, item: Instruction, step: int, messages: list[MessageRow]) -> Tensor | None:
         if item.source == NOBODY:

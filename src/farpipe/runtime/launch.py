@@ -289,7 +289,10 @@ def _describe(rank: _Rank, report: Mapping[str, Any]) -> str:
     if report.get("for_user"):
         return f"failed: {report.get('text')}"
     tail = "".join(f"\n  | {line}" for line in _last_lines(rank.log))
-    return f"{how}; the last it printed:{tail}\n" if tail else f"{how} and printed nothing"
+    if tail:
+        return f"{how}; the last it printed:{tail}\n"
+    hint = "; when memory runs out the system does that" if code == -signal.SIGKILL else ""
+    return f"{how} and printed nothing{hint}"
 
 
 def _last_lines(log: Path) -> list[str]:

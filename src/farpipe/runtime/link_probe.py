@@ -12,9 +12,7 @@ are used, and then both sides prove that they know the probe's token. Needs no t
 """
 
 import contextlib
-import hmac
 import json
-import secrets
 import socket
 import ssl
 import statistics
@@ -27,6 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from farpipe.errors import InputError, RunError
+from farpipe.runtime.security.proof import NONCE_BYTES, PROOF_BYTES, is_proof, nonce, prove, receive_before
 from farpipe.runtime.security.tls import RefusedError, check_address, explained, secure
 
 LIMIT_S: Final = 5.0
@@ -39,12 +38,11 @@ SLOT_S: Final = 0.05
 _PAUSE_S: Final = 0.1
 
 _ECHO, _UP, _DOWN = 0, 1, 2
-_NONCE_BYTES: Final = 16
-_MAC_BYTES: Final = 32
 _WANTED: Final = struct.Struct("<8sBd")
 _MAGIC: Final = b"fpprobe1"
 _LENGTH: Final = struct.Struct("<I")
 _MAX_ANSWER_BYTES: Final = 1 << 20
+_MAX_COUNT: Final = 1 << 60
 _BLOCK: Final = bytes(64 << 10)
 _LAST_BLOCK: Final = b"\1" + bytes(len(_BLOCK) - 1)
 
@@ -134,21 +132,17 @@ class ProbeServer:
 def _admit(sock: socket.socket, token: bytes) -> tuple[int, float]:
     """The server's side of the introduction: what is wanted. RefusedError for a stranger."""
     deadline_s = time.monotonic() + LIMIT_S
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    sock.sendall(nonce)
-    asked = _receive(sock, _NONCE_BYTES + _WANTED.size, deadline_s)
-    proof = _receive(sock, _MAC_BYTES, deadline_s)
-    magic, mode, seconds = _WANTED.unpack(asked[_NONCE_BYTES:])
-    if not hmac.compare_digest(proof, _mac(token, b"client", nonce + asked)):
+    own = nonce()
+    sock.sendall(own)
+    asked = receive_before(sock, NONCE_BYTES + _WANTED.size, deadline_s)
+    proof = receive_before(sock, PROOF_BYTES, deadline_s)
+    magic, mode, seconds = _WANTED.unpack(asked[NONCE_BYTES:])
+    if not is_proof(proof, token, b"client", own + asked):
         raise RefusedError("it does not know this probe's token (give it with --token)")
     if magic != _MAGIC or mode not in (_ECHO, _UP, _DOWN) or not 0 < seconds <= MAX_SECONDS:
         raise RefusedError("it asks for what is not offered; are both sides of the same version?")
-    sock.sendall(_mac(token, b"server", nonce + asked))
+    sock.sendall(prove(token, b"server", own + asked))
     return mode, seconds
-
-
-def _mac(token: bytes, role: bytes, talk: bytes) -> bytes:
-    return hmac.digest(token, role + talk, "sha256")
 
 
 def _serve(sock: socket.socket, mode: int, seconds: float) -> None:
@@ -241,29 +235,15 @@ def _open(address: tuple[str, int], sides: Sides, mode: int, seconds: float) -> 
 
 def _introduce(sock: socket.socket, token: bytes, wanted: bytes) -> None:
     deadline_s = time.monotonic() + LIMIT_S
-    nonce = _receive(sock, _NONCE_BYTES, deadline_s)
-    asked = secrets.token_bytes(_NONCE_BYTES) + wanted
-    sock.sendall(asked + _mac(token, b"client", nonce + asked))
+    theirs = receive_before(sock, NONCE_BYTES, deadline_s)
+    asked = nonce() + wanted
+    sock.sendall(asked + prove(token, b"client", theirs + asked))
     try:
-        proof = _receive(sock, _MAC_BYTES, deadline_s)
+        proof = receive_before(sock, PROOF_BYTES, deadline_s)
     except ConnectionError:
         raise RefusedError("it has another token (give the one that it shows with --token)") from None
-    if not hmac.compare_digest(proof, _mac(token, b"server", nonce + asked)):
+    if not is_proof(proof, token, b"server", theirs + asked):
         raise RefusedError("it does not know this probe's token")
-
-
-def _receive(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("timed out")
-        sock.settimeout(left_s)
-        part = sock.recv(num_bytes - len(data))
-        if not part:
-            raise ConnectionError("it was closed")
-        data += part
-    return data
 
 
 def _echoes(address: tuple[str, int], sides: Sides) -> list[float]:
@@ -275,20 +255,20 @@ def _echoes(address: tuple[str, int], sides: Sides) -> list[float]:
 def _echo(sock: socket.socket, number: int) -> float:
     start_s = time.monotonic()
     sock.sendall(struct.pack("<Q", number))
-    _receive(sock, 8, start_s + LIMIT_S)
+    receive_before(sock, 8, start_s + LIMIT_S)
     return time.monotonic() - start_s
 
 
 def _rate(address: tuple[str, int], sides: Sides, mode: int, seconds: float, num_streams: int) -> float:
     """Bytes/s that arrived over so many connections at once, once they were up to speed."""
     counts: Counter[int] = Counter()
-    errors: list[OSError] = []
+    errors: list[Exception] = []
 
     def carry() -> None:
         try:
             with _open(address, sides, mode, seconds) as sock:
                 counts.update(_carry(sock, mode, seconds))
-        except OSError as error:
+        except Exception as error:  # for the thread that waits for this one
             errors.append(error)
 
     threads = [threading.Thread(target=carry, name="farpipe probe", daemon=True) for _ in range(num_streams)]
@@ -306,11 +286,22 @@ def _carry(sock: socket.socket, mode: int, seconds: float) -> dict[int, int]:
     if mode == _DOWN:
         return _count_blocks(sock, end_s)
     _send_blocks(sock, seconds)
-    (num_bytes,) = _LENGTH.unpack(_receive(sock, _LENGTH.size, end_s + LIMIT_S))
+    (num_bytes,) = _LENGTH.unpack(receive_before(sock, _LENGTH.size, end_s + LIMIT_S))
     if num_bytes > _MAX_ANSWER_BYTES:
         raise RefusedError("its answer is too long")
-    found = json.loads(_receive(sock, num_bytes, end_s + LIMIT_S))
-    return {int(slot): int(count) for slot, count in found.items()}
+    return _parse_counts(receive_before(sock, num_bytes, end_s + LIMIT_S))
+
+
+def _parse_counts(answer: bytes) -> dict[int, int]:
+    """Bytes by slot; RefusedError for anything else."""
+    try:
+        found = json.loads(answer)
+        counts = {int(slot): int(num_bytes) for slot, num_bytes in found.items()}
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+        counts = {}
+    if not counts or not all(0 <= number <= _MAX_COUNT for number in (*counts, *counts.values())):
+        raise RefusedError("its answer makes no sense; are both sides of the same version?")
+    return counts
 
 
 def sustained_rate(counts: dict[int, int]) -> float:
@@ -319,4 +310,4 @@ def sustained_rate(counts: dict[int, int]) -> float:
     middle = min((first + last) // 2, last - 1)
     if middle < first:
         return sum(counts.values()) / SLOT_S
-    return sum(counts.get(slot, 0) for slot in range(middle, last)) / ((last - middle) * SLOT_S)
+    return sum(count for slot, count in counts.items() if middle <= slot < last) / ((last - middle) * SLOT_S)

@@ -42,5 +42,11 @@ class Peers(Messenger, Protocol):
     def poll(self, name: str) -> list[tuple[int, bytes]]:
         """Empty the box `name`: (sender, payload) of what has come so far."""
 
+    def paused_s(self) -> float:
+        """For how long outages have kept messages from arriving, in all: limits of waits are extended by that."""
+
+    def abort(self, reason: str) -> None:
+        """Tell all ranks why the run ends; from now on every wait raises."""
+
     def clock_offsets(self) -> list[int]:
         """Nanoseconds to subtract from each rank's stamps to have them on rank 0's clock."""

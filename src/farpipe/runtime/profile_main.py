@@ -55,15 +55,16 @@ class _Stack:
         numerics = numerics_of(training, recompute="none" if training.recompute == "auto" else training.recompute)
         self.stage = make_stage(model, training, part, numerics, request.device)
         self.stage.begin_step(_random_batch(request))
-        self._x = torch.randn(self.stage.boundary.shape).to(self.stage.boundary.dtype)
+        boundary, device = self.stage.boundary, self.stage.device
+        self._x = torch.randn(boundary.shape).to(device, boundary.dtype)  # copying it is not the stage's time
         self.stage.forward(0, self._x)
 
     def run(self, repeat: int) -> tuple[float, float, float]:
         """Seconds of F, I and W in the order of 1F1B's steady state: the next F comes before this I."""
         this, following = repeat % 2, 1 - repeat % 2
-        forward_s = _seconds(lambda: self.stage.forward(following, self._x))
-        input_grad_s = _seconds(lambda: self.stage.input_grad(this, None if self._has_head else self._x))
-        return forward_s, input_grad_s, _seconds(lambda: self.stage.weight_grad(this))
+        forward_s = _seconds(self.stage, lambda: self.stage.forward(following, self._x))
+        input_grad_s = _seconds(self.stage, lambda: self.stage.input_grad(this, None if self._has_head else self._x))
+        return forward_s, input_grad_s, _seconds(self.stage, lambda: self.stage.weight_grad(this))
 
 
 def _stack_times(stacks: list[_Stack], seconds: float) -> list[dict[str, float]]:
@@ -79,9 +80,10 @@ def _stack_times(stacks: list[_Stack], seconds: float) -> list[dict[str, float]]
     return [dict(zip(KINDS, map(median, column), strict=True)) for column in columns]
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(stage: TorchStage, call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
+    stage.finish()
     return time.perf_counter() - start
 
 
@@ -102,7 +104,7 @@ def _optimizer_s_per_param(stage: TorchStage, request: ProfileRequest) -> float:
             parameter.grad = grad
         optimizer.update(optimizer.sum_of_squares() ** 0.5)
 
-    seconds = [_seconds(step) for _ in range(NUM_WARM_UPS + MIN_REPEATS)][NUM_WARM_UPS:]
+    seconds = [_seconds(stage, step) for _ in range(NUM_WARM_UPS + MIN_REPEATS)][NUM_WARM_UPS:]
     return median(seconds) / sum(parameter.numel() for parameter in parameters)
 
 

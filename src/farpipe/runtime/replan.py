@@ -1,7 +1,7 @@
-"""Planning anew while a run goes on: rank 0 watches and searches beside the training, all ranks go over together.
+"""Planning anew while a run goes on: rank 0 watches and decides beside the training, all ranks go over together.
 
-A new order first goes to every rank, which says that it has it; then rank 0 asks for it ahead of an exchange that ends
-a step (see orders.py), so that all ranks take it between the same two steps.
+Rank 0 asks for a new order ahead of the exchange that ends a step (see orders.py), so that all ranks know of it after
+the same step; then it tells them which one it is.
 """
 
 import contextlib
@@ -10,47 +10,63 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from farpipe.errors import FarpipeError
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
-from farpipe.strict import read_text
+from farpipe.strict import parse_json, read_text, write_text
 
 if TYPE_CHECKING:  # the planner's modules take time to load and are for rank 0 only
-    from farpipe.plan.replanning import Search
+    from farpipe.plan.replanning import Search, Swap
 
 REPLAN: Final = b"r"
-"""The order to take the new schedule at the end of this step."""
+"""The order to go over to another schedule at the end of this step."""
 LOG_NAME: Final = "replan.jsonl"
-LOWEST_PRIORITY: Final = 19
-START_UP_S: Final = 60.0
-"""What a search may take beyond its time: to start, and to check its bounds, on cores that others use."""
-_NEW: Final = "new order"
-_HAVE: Final = "have new order"
+STATE_NAME: Final = "replan.json"
+QUICK_S: Final = 0.5
+"""For so long rank 0's recorder waits for the first answer of a search, which then counts before this step ends."""
+LATE_S: Final = 60.0
+"""What a search may take beyond its time, on cores that others use, until it is given up."""
 
 
 class Watch:
     """Rank 0's part: decides, with the recorder's thread as its own, what the ranks are to do."""
 
-    def __init__(self, run: RunSpec, run_dir: Path) -> None:
+    def __init__(self, run: RunSpec, run_dir: Path, first_step: int = 0) -> None:
         from farpipe.plan.replanning import Replanner
 
         assert run.replan is not None
-        self._search_s, self._log = run.replan.search_s, run_dir / LOG_NAME
-        self._replanner = Replanner(run.problem, run.schedule, run.replan)
-        self._search: SearchProcess | None = None
+        self._search_s, self._log, self._state = run.replan.search_s, run_dir / LOG_NAME, run_dir / STATE_NAME
+        self._replanner = Replanner(run.problem, run.schedule, run.replan, first_step)
+        self.first_order = self._go_on(run.schedule, first_step)
+        """The order of an earlier attempt at the run, to go on with; None: the plan's."""
         self._has_failed = False
+        self._searcher = Searcher()
         self.proposals: queue.SimpleQueue[Schedule] = queue.SimpleQueue()
         """Orders that the ranks should take."""
         self.swapped: queue.SimpleQueue[int] = queue.SimpleQueue()
         """Steps at whose end they took one."""
+
+    def _go_on(self, planned: Schedule, first_step: int) -> Schedule | None:
+        """With what an earlier attempt at the run knew, if there was one."""
+        if not self._state.exists():
+            return None
+        event: dict[str, Any] = {"step": first_step, "event": "go on"}
+        try:
+            self._replanner.go_on(read_text(self._state), str(self._state))
+        except FarpipeError as error:
+            self._replanner.events.append(event | {"why": f"with the plan's order: {error}", "method": planned.method})
+            return None
+        order = self._replanner.schedule
+        self._replanner.events.append(event | {"why": "with the order of before", "method": order.method})
+        return order if order != planned else None
 
     def on_timeline(self, step: int, timeline: Timeline) -> None:
         """A step was measured. Called in the recorder's thread, in the order of the steps.
@@ -69,74 +85,126 @@ class Watch:
     def _observe(self, step: int, timeline: Timeline) -> None:
         from farpipe.plan.replanning import Search
 
+        self._take_swapped()
+        todo = self._replanner.observe(step, timeline)
+        for item in todo:
+            if isinstance(item, Search):
+                self._searcher.ask(item, self._search_s)
+            else:
+                self._propose(item)
+        wait_s = QUICK_S if todo and isinstance(todo[0], Search) else 0.0
+        while (answer := self._searcher.answer(wait_s)) is not None:
+            self._propose(self._replanner.found(step, answer.schedule, is_last=answer.is_last))
+            wait_s = 0.0
+
+    def _propose(self, swap: "Swap | None") -> None:
+        if swap is not None:
+            self.proposals.put(swap.schedule)
+
+    def _take_swapped(self) -> None:
         while not self.swapped.empty():
             self._replanner.swapped(self.swapped.get())
-        answer = self._replanner.observe(step, timeline)
-        if isinstance(answer, Search):
-            self._search = SearchProcess(answer, self._search_s)
-        elif answer is not None:
-            self.proposals.put(answer.schedule)
-        if self._search is not None and self._search.is_over():
-            swap = self._replanner.found(step, self._search.result())
-            self._search = None
-            if swap is not None:
-                self.proposals.put(swap.schedule)
 
     def _write_events(self) -> None:
         events, self._replanner.events = self._replanner.events, []
         if events:
             with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(event) + "\n" for event in events))
+            with contextlib.suppress(FarpipeError):
+                write_text(self._state, self._replanner.to_json() + "\n")
 
     def close(self) -> None:
         """Write what is left to tell; end a search that is still going on."""
-        while not self.swapped.empty():
-            self._replanner.swapped(self.swapped.get())
+        if not self._has_failed:
+            self._take_swapped()
         self._write_events()
-        if self._search is not None:
-            self._search.end()
+        self._searcher.close()
 
 
-class SearchProcess:
-    """``farpipe schedule`` in a process of its own, which gets a core only where nobody else wants it."""
+class Answer(NamedTuple):
+    """What a search has found so far."""
 
-    def __init__(self, search: "Search", seconds: float) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="farpipe-replan-", ignore_cleanup_errors=True)
-        problem, self._found = (Path(self._folder.name) / name for name in ("problem.json", "schedule.json"))
-        search.problem.save(problem)
-        options = ["--time-limit", f"{seconds:g}", "-o", str(self._found)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "farpipe", "schedule", str(problem), *options],
+    schedule: Schedule | None
+    is_last: bool
+
+
+class Searcher:
+    """The process that seeks orders beside the run; see `farpipe.plan.searcher`.
+
+    It is started ahead, for to load it takes longer than most searches.
+    """
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._until_s: float | None = None
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "farpipe.plan.searcher"],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
         )
-        with contextlib.suppress(OSError):  # it has ended already
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST_PRIORITY)
-        self._deadline_s = time.monotonic() + seconds + START_UP_S
+        arguments = self.process, self._answers
+        self._reader = threading.Thread(target=_read, args=arguments, name="searcher", daemon=True)
+        self._reader.start()
 
-    def is_over(self) -> bool:
-        """Whether it has ended, or was ended because it took too long."""
-        if self._process.poll() is None and time.monotonic() > self._deadline_s:
-            self._process.kill()
-            self._process.wait()
-        return self._process.poll() is not None
+    def ask(self, search: "Search", search_s: float) -> None:
+        """Begin a search; one that is going on is given up."""
+        from farpipe.plan.searcher import question
 
-    def result(self) -> Schedule | None:
-        """What it found; None where it failed."""
-        try:
-            return Schedule.from_json(read_text(self._found), str(self._found))
-        except FarpipeError:
+        if self._until_s is not None or self.process.poll() is not None:
+            self.close()
+            self._start()
+        self._until_s = time.monotonic() + search_s + LATE_S
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, and the reader tells
+            self.process.stdin.write(question(search.problem, search.samples, search_s))
+            self.process.stdin.flush()
+
+    def answer(self, wait_s: float = 0.0) -> Answer | None:
+        """The next answer to the question that was asked, if it comes within `wait_s` seconds.
+
+        The last one has nothing where the search takes too long or the process has died.
+        """
+        if self._until_s is None:
             return None
-        finally:
-            self.end()
+        try:
+            found = self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
+        except queue.Empty:
+            if time.monotonic() < self._until_s:
+                return None
+            self.process.kill()
+            found = Answer(None, is_last=True)
+        if found.is_last:
+            self._until_s = None
+        return found
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing is left of it."""
-        self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # an unsent question
+                if stream is not None:
+                    stream.close()
+
+
+def _read(process: "subprocess.Popen[str]", answers: "queue.SimpleQueue[Answer]") -> None:
+    """Pass on what `process` writes; when it ends, or writes nonsense, that was the last answer."""
+    assert process.stdout is not None
+    with contextlib.suppress(FarpipeError, KeyError, TypeError, ValueError, OSError):
+        for line in process.stdout:
+            body = parse_json(line, "answer of the search")
+            found = body["schedule"]
+            schedule = None if found is None else Schedule.from_data(found, "answer of the search")
+            answers.put(Answer(schedule, is_last=body["is_last"] is True))
+    process.kill()
+    process.wait()  # whoever gets this answer and asks again finds the process gone, not about to go
+    answers.put(Answer(None, is_last=True))
 
 
 class Replanning:
@@ -146,29 +214,28 @@ class Replanning:
         """`watch`: on rank 0."""
         self._peers, self._watch = peers, watch
         self._next: Schedule | None = None
-        self._num_ready = 0
+
+    def first(self) -> Schedule | None:
+        """Before the first step, on all ranks: the order to begin with, if it is not the plan's."""
+        return self._tell("the first order", None if self._watch is None else self._watch.first_order)
 
     def give(self, step: int, ask: Callable[[int, bytes], None]) -> None:
-        """Before the exchange that ends `step`: hand a new order out; ask for it when all have it."""
-        if self._watch is None:
-            return
-        self._num_ready += len(self._peers.poll(_HAVE))
-        if self._num_ready == self._peers.world_size:
-            self._num_ready = 0
+        """Before the exchange that ends `step`: ask for a new order."""
+        if self._watch is not None and not self._watch.proposals.empty():
+            self._next = self._watch.proposals.get()
             ask(step, REPLAN)
-        elif not self._watch.proposals.empty():
-            payload = json.dumps(self._watch.proposals.get().to_data()).encode()
-            for rank in range(self._peers.world_size):
-                self._peers.post(rank, _NEW, payload)
 
     def take(self, step: int, orders: set[bytes]) -> Schedule | None:
         """After that exchange: the order of the next step, if it is another."""
-        for _, payload in self._peers.poll(_NEW):
-            self._next = Schedule.from_json(payload.decode())
-            self._peers.post(0, _HAVE, b"")
         if REPLAN not in orders:
             return None
-        assert self._next is not None, "it is asked for when all ranks have said that they have it"
+        schedule = self._tell(f"the order after step {step}", self._next)
         if self._watch is not None:
             self._watch.swapped.put(step)
-        return self._next
+        return schedule
+
+    def _tell(self, name: str, schedule: Schedule | None) -> Schedule | None:
+        """Rank 0's `schedule` on all ranks."""
+        payload = b"" if schedule is None else json.dumps(schedule.to_data()).encode()
+        told, *_ = self._peers.exchange(name, payload, waiting_for=f"{name} of actions")
+        return Schedule.from_json(told.decode(), name) if told else None

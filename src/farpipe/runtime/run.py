@@ -5,20 +5,22 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.emulate import Namespace, Wan
-from farpipe.errors import DivergedError, InputError, RunError
+from farpipe.errors import DivergedError, InfeasibleError, InputError, RunError
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
-from farpipe.runtime.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, Summary, read_metrics
+from farpipe.runtime.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, Summary, last_line
 from farpipe.runtime.launch import launch
 from farpipe.runtime.lock import only_run
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.units import format_bytes
 
 LOGS_NAME: Final = "logs"
 RANK_PROGRAM: Final = ("-m", "farpipe.runtime.rank_main")
+_MEMINFO: Final = Path("/proc/meminfo")
 LEAVE_S: Final = 600.0
 """Time for the ranks to write a checkpoint and leave after SIGTERM, as long as they would wait for one themselves."""
 
@@ -47,10 +49,12 @@ def run(
 
     SIGTERM is passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so. Raises InputError
     when `run_dir` has results already, the port is taken or the data don't do, DivergedError when the training
-    diverges, RunError when a rank is lost or the disk is full; then nothing is left running, and without a
-    ``summary.json`` nobody takes what there is for a whole run.
+    diverges, InfeasibleError when the machine has no memory for the weights alone, RunError when a rank is lost or the
+    disk is full; then nothing is left running, and without a ``summary.json`` nobody takes what there is for a whole
+    run.
     """
     run_dir = Path(run_dir)
+    _check_room(spec)
     if resume:
         reopen(spec, run_dir)
     else:
@@ -59,7 +63,7 @@ def run(
     follower = _Follower(run_dir / METRICS_NAME, on_step)
     command = [sys.executable, *rank_program, str(run_dir)]
     places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_ranks)] if wan else None
-    with _security(wan.sites if wan else (), allow_plaintext) as security:
+    with _security(wan, allow_plaintext) as security:
 
         def argv_for_rank(rank: int) -> list[str]:
             return [*command, "--host", places[rank].address, *security] if places else command
@@ -87,28 +91,46 @@ def run(
     return Summary.load(run_dir / SUMMARY_NAME)
 
 
+def _check_room(spec: RunSpec) -> None:
+    """InfeasibleError when weights, gradients and optimizers of all ranks are more than this machine has free."""
+    if spec.device != "cpu" or not _MEMINFO.exists():  # a rehearsal has none, and GPUs have memory of their own
+        return
+    needed_bytes = spec.num_replicas * sum(rank.static_bytes for rank in spec.problem.ranks)
+    free_bytes = next(
+        int(line.split()[1]) * 1024 for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:")
+    )
+    if needed_bytes > free_bytes:
+        raise InfeasibleError(
+            f"all {spec.num_ranks} ranks on this machine: weights, gradients and optimizers take "
+            f"{format_bytes(needed_bytes)}, and {format_bytes(free_bytes)} are free; rehearse with --device sleep, or "
+            "let --prepare write what torchrun needs to start it at its sites"
+        )
+
+
 @contextmanager
-def _security(sites: Sequence[str], allow_plaintext: bool) -> Iterator[list[str]]:
-    """What the ranks of `sites` are told about TLS; their certificates last as long as the context."""
-    if allow_plaintext or not sites:
+def _security(wan: Wan | None, allow_plaintext: bool) -> Iterator[list[str]]:
+    """What the ranks are told about TLS. Their certificates last as long as the context, or the WAN after kill -9."""
+    if allow_plaintext or wan is None:
         yield ["--allow-plaintext"]
         return
     from farpipe.runtime.security.authority import make_throwaway
 
-    with tempfile.TemporaryDirectory(prefix="farpipe-certs-") as folder:  # only its owner may look into it
-        make_throwaway(Path(folder), sites)
+    with tempfile.TemporaryDirectory(prefix="certs-", dir=wan.folder) as folder:
+        try:
+            make_throwaway(Path(folder), wan.sites)
+        except InputError as error:
+            raise InputError(f"{error}; or, with --allow-plaintext, this run does without") from None
         yield ["--certs", folder]
 
 
 def reopen(spec: RunSpec, run_dir: Path) -> None:
     """Prepare a run directory for more steps.
 
-    InputError when there are none to do, its checkpoints are of another training, or a run is at work in it; then
-    nothing is changed.
+    InputError when there are none to do, its checkpoints are of another training or text, or a run is at work in it;
+    then nothing is changed.
     """
-    metrics = run_dir / METRICS_NAME
-    num_done = 1 + max((line["step"] for line in read_metrics(metrics)), default=-1) if metrics.exists() else 0
-    if num_done >= spec.num_steps and (run_dir / SUMMARY_NAME).exists():
+    last = last_line(run_dir / METRICS_NAME)
+    if last is not None and last["step"] + 1 >= spec.num_steps and (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: all {spec.num_steps} steps are done; ask for more with --steps")
     _check_same_training(spec, run_dir / CHECKPOINTS_NAME)
     with only_run(run_dir):
@@ -118,17 +140,21 @@ def reopen(spec: RunSpec, run_dir: Path) -> None:
 
 def _check_same_training(spec: RunSpec, checkpoints: Path) -> None:
     """InputError when the newest checkpoint is of another training; the ranks check all that they read."""
-    from farpipe.runtime.checkpoint.files import Manifest  # this, and not a rehearsal, needs torch
-    from farpipe.runtime.checkpoint.resume import check_same
-
-    for step in whole_checkpoints(checkpoints)[:1]:
-        folder = folder_of(checkpoints, step)
-        with suppress(InputError):  # a damaged one is passed over by the ranks, with a warning
-            manifest = Manifest.load(folder)
-            break
-    else:
+    steps = whole_checkpoints(checkpoints)
+    if not steps:
         return
-    check_same(spec, manifest, folder, manifest.batches_sha256)
+    from farpipe.runtime.checkpoint.files import Manifest  # this, and not a rehearsal, needs torch
+    from farpipe.runtime.checkpoint.resume import all_done, check_same
+    from farpipe.runtime.work import batches_of
+
+    folder = folder_of(checkpoints, steps[0])
+    try:
+        manifest = Manifest.load(folder)
+    except InputError:  # a damaged one is passed over by the ranks, with a warning
+        return
+    check_same(spec, manifest, folder, batches_of(spec).digest.hex())
+    if min(steps) >= spec.num_steps:
+        raise all_done(checkpoints, steps[0], spec.num_steps)
 
 
 def _namespace(wan: Wan, site: str) -> Namespace:

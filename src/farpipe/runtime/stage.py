@@ -53,7 +53,10 @@ class Boundary:
 
 
 class TorchStage:
-    """A StageModule with what its microbatches in flight have saved."""
+    """A StageModule with what its microbatches in flight have saved.
+
+    On a GPU an action returns when the GPU knows what to do; `finish` waits until it has done it.
+    """
 
     def __init__(
         self, module: StageModule, store: WeightGradStore, boundary: Boundary, device: torch.device | str = "cpu"
@@ -66,7 +69,7 @@ class TorchStage:
 
     def begin_step(self, batch: Batch | None) -> None:
         """Take the step's tokens (needed by the first and the last stage)."""
-        self._batch = batch
+        self._batch = None if batch is None else _on_device(batch, self.device)
         self._saved.clear()
         self._losses.clear()
 
@@ -83,7 +86,6 @@ class TorchStage:
             y = self._loss(microbatch, y)
             self._losses.append(y.detach())
         self._saved[microbatch] = (x, y)
-        self._finish()
         return None if self.module.part.has_head else y.detach()
 
     def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
@@ -94,7 +96,6 @@ class TorchStage:
     def weight_grad(self, microbatch: int) -> None:
         """See Stage."""
         self.store.compute(microbatch)
-        self._finish()
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """See Stage."""
@@ -102,22 +103,26 @@ class TorchStage:
         if not self.module.part.has_head:
             gy = self.boundary.expect(gy, "gradient").to(self.device)
         torch.autograd.backward(y, gy)
-        self._finish()
         return x.grad
 
     def forget(self, microbatch: int) -> None:
         """There will be no backward: let go of what `forward` has saved."""
         del self._saved[microbatch]
 
+    def finish(self) -> None:
+        """Wait until all that was begun is done."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def _input(self, microbatch: int, x: Tensor | None) -> Tensor:
         if self.module.part.has_embedding:
-            return self._step_batch.tokens[microbatch].to(self.device)
+            return self._step_batch.tokens[microbatch]
         return self.boundary.expect(x, "activation").to(self.device).detach().requires_grad_()
 
     def _loss(self, microbatch: int, logits: Tensor) -> Tensor:
         """This microbatch's share of the step's loss: summed over its tokens, divided by all of the step's."""
         batch = self._step_batch
-        targets = batch.targets[microbatch].to(self.device)
+        targets = batch.targets[microbatch]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         total = functional.cross_entropy(
             logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
@@ -129,10 +134,12 @@ class TorchStage:
         assert self._batch is not None, "begin_step with a batch comes before the first and the last stage's actions"
         return self._batch
 
-    def _finish(self) -> None:
-        """An action ends when its computation has: a message must be complete, and measured times must be true."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+def _on_device(batch: Batch, device: torch.device) -> Batch:
+    """All of it at once: a copy in every action, and counting there, would wait for the action before."""
+    if device.type == "cpu":
+        return batch
+    return Batch(batch.tokens.to(device), batch.targets.to(device), batch.num_target_tokens)
 
 
 class SleepStage:

@@ -32,6 +32,7 @@ from farpipe.runtime.peers import Messenger, Peers
 from farpipe.runtime.replan import Replanning, Watch
 from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.staging import Staging
 from farpipe.runtime.transport import Transport
 from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import Learning, Rehearsal, Work
@@ -59,7 +60,8 @@ def train_rank(
         batches_sha256 = agree(run, work, peers)
         start = resume(run, work.state(), peers, run_dir, batches_sha256)
         work.restore(start.step)
-        watch = stack.enter_context(closing(Watch(run, run_dir))) if is_first and run.replan else None
+        watches = is_first and run.replan is not None
+        watch = stack.enter_context(closing(Watch(run, run_dir, start.step))) if watches else None
         listening = {} if watch is None else {"on_timeline": watch.on_timeline}
         make_recorder = partial(Recorder, run, run_dir, peers, start.step, **listening)
         recorder = stack.enter_context(closing(make_recorder())) if is_first else None
@@ -72,6 +74,7 @@ def train_rank(
             loop.run(start.step)
         except DivergedError as error:
             loop.warn(checkpointer.finish())
+            loop.record_all()
             raise DivergedError(f"{error}; {_words(checkpointer)}") from None
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
@@ -100,27 +103,31 @@ class _Loop:
         self._run, self._work, self._peers = run, work, peers
         self._checkpointer, self._recorder = checkpointer, recorder
         self._pipeline = _pipeline(run, peers)
+        self._staging = Staging(self._pipeline, peers.abort) if run.device == "cuda" else None
         self._executor = self._executor_of(run.schedule)
         self._evaluation = _evaluation(run, work, peers)
         minutes = run.training.checkpoint_every_minutes if run.training and checkpointer.keep else 0
         self._orders = Orders(peers, stop, every_s=60 * minutes)
 
     def _executor_of(self, schedule: Schedule) -> Executor:
-        work = self._work
-        return Executor(schedule, work.stages, self._pipeline, work.stage_done, work.stage_begins)
+        work, peers = self._work, self._staging or self._pipeline
+        return Executor(schedule, work.stages, peers, work.stage_done, work.stage_begins, self._staging)
 
     def run(self, first_step: int) -> None:
         """All steps from `first_step` on, and the last checkpoint."""
+        self._num_done = first_step
+        self._go_over(first_step, None if self._replanning is None else self._replanning.first())
         begin_ns = self._peers.clock.now_ns()
         for step in range(first_step, self._run.num_steps):
             self._change_weather(step)
             report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._give)
             orders = self._orders.take(step)
-            self._take_new_order(step, orders)
+            self._go_over(step + 1, None if self._replanning is None else self._replanning.take(step, orders))
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, orders)
             begin_ns = self._peers.clock.now_ns()
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
+            self._num_done = step + 1
             if STOP in orders and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
@@ -140,14 +147,13 @@ class _Loop:
         if self._replanning is not None:
             self._replanning.give(step, self._orders.ask)
 
-    def _take_new_order(self, step: int, orders: set[bytes]) -> None:
-        """Go over to another order of actions when all ranks do."""
-        schedule = None if self._replanning is None else self._replanning.take(step, orders)
+    def _go_over(self, step: int, schedule: Schedule | None) -> None:
+        """From `step` on to another order of actions, as all ranks do; None: stay with the one there is."""
         if schedule is None:
             return
         self._executor = self._executor_of(schedule)
         if self._recorder is not None:
-            self._recorder.order_from(step + 1, schedule)
+            self._recorder.order_from(step, schedule)
 
     def _post(self, report: StepReport, **further: float) -> None:
         report = dataclasses.replace(report, **further, **memory(self._run.device))  # type: ignore[arg-type]
@@ -187,15 +193,19 @@ class _Loop:
     def _leave(self, num_steps: int) -> None:
         """SIGTERM has asked for it."""
         self.warn(self._checkpointer.finish())
-        if self._recorder is not None:
-            self._recorder.drain(num_steps)
-        self._peers.exchange("stop", b"", waiting_for="rank 0 to write the figures of the last step")
+        self.record_all()
         after = f"stopped by SIGTERM after {num_steps} steps"
         if not self._checkpointer.keep:
             raise RunInterruptedError(f"{after}; there is no checkpoint to go on from")
         if num_steps in self._checkpointer.failures:
             raise RunError(f"{after}, but {self._checkpointer.failures[num_steps]}; {_words(self._checkpointer)}")
         raise RunStoppedError(f"{after}; {self._checkpointer.newest} is written, start the run again to go on")
+
+    def record_all(self) -> None:
+        """Before all ranks leave early: the figures of every step are written, for which rank 0 asks their clocks."""
+        if self._recorder is not None:
+            self._recorder.drain(self._num_done)
+        self._peers.exchange("stop", b"", waiting_for="rank 0 to write the figures of the last step")
 
     def warn(self, warnings: list[str]) -> None:
         """Tell what went wrong though the run goes on: in rank 0's log and in the metrics."""
@@ -250,7 +260,8 @@ def run_step(
     events = executor.run(step)
     before_exchange(step)
     grad_norm, sync = work.finish_step(step)
-    return StepReport(step, begin_ns, peers.clock.now_ns(), work.loss, grad_norm, events, sync)
+    end_ns, sent = peers.clock.now_ns(), work.link_bytes
+    return StepReport(step, begin_ns, end_ns, work.loss, grad_norm, events, sync, link_bytes=sent)
 
 
 def agree(run: RunSpec, work: Work, peers: Peers) -> str:

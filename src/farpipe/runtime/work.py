@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from farpipe.errors import InputError
 from farpipe.problem import Sync
 from farpipe.runtime.checkpoint.files import Piece
 from farpipe.runtime.checkpoint.state import state_pieces
-from farpipe.runtime.data.batches import Batches, load_batches
+from farpipe.runtime.data.batches import Batches, Share, load_batches
 from farpipe.runtime.executor import message_row, message_table
 from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, compute_dtype, initialise, slices
@@ -60,6 +61,10 @@ class Work(Protocol):
         """
 
     @property
+    def link_bytes(self) -> NDArray[np.int64]:
+        """Of the step that is finished; see `StepReport.link_bytes`."""
+
+    @property
     def loss(self) -> float:
         """Of the step; NaN on a rank without the last stage."""
 
@@ -88,6 +93,11 @@ class Rehearsal:
         exchange = _exchange(run, pipeline)
         ends = {0, run.problem.num_stages - 1} if exchange is not None else set()
         self._ends = [(stage, exchange) for stage in mine if stage in ends and exchange is not None]
+
+    @property
+    def link_bytes(self) -> NDArray[np.int64]:
+        """See Work."""
+        return self._replicas.link_bytes
 
     def begin_step(self, step: int) -> None:
         """See Work."""
@@ -128,7 +138,10 @@ class Learning:
     """Stages of a model that is trained."""
 
     def __init__(self, run: RunSpec, peers: Peers, parameters: torch.dtype = torch.float32) -> None:
-        """`parameters`: their dtype; bf16 trains with float32 parameters and computes with copies of them."""
+        """`parameters`: their dtype; bf16 trains with float32 parameters and computes with copies of them.
+
+        With ZeRO-1 a replica has its share of those parameters, and copies of all.
+        """
         assert run.model is not None
         assert run.training is not None
         self._model = run.model
@@ -139,8 +152,8 @@ class Learning:
         self.torch_stages = {s: _make_stage(run, s, parts[s], parameters) for s in mine}
         self.stages: Mapping[int, Stage] = self.torch_stages
         at_end = any(parts[s].has_embedding or parts[s].has_head for s in mine)
-        self._batches = _load_batches(run) if at_end else None
-        self._tied = _tie(run, self.torch_stages, pipeline)
+        self._batches = batches_of(run, self._place.replica) if at_end else None
+        self._tied, self._end_beside = _tie(run, self.torch_stages, pipeline), _other_ends(run, self._place.replica)
         self._syncs = _replica_syncs(run, peers, self.torch_stages, self._tied)
         self._replicas = ReplicaSync(run, peers, self._syncs)
         self._num_replicas, self._complete_after = run.num_replicas, -1
@@ -156,6 +169,11 @@ class Learning:
         return b"" if self._batches is None else self._batches.digest
 
     @property
+    def link_bytes(self) -> NDArray[np.int64]:
+        """See Work."""
+        return self._replicas.link_bytes
+
+    @property
     def loss(self) -> float:
         """See Work."""
         last = [stage for stage in self.torch_stages.values() if stage.module.part.has_head]
@@ -165,19 +183,19 @@ class Learning:
         """See Work."""
         batch = None
         if self._batches is not None:
-            batch = self._batches.batch(step).share(self._place.replica, self._num_replicas)
+            batch = self._batches.batch(step)
         for stage in self.torch_stages.values():
             stage.begin_step(batch)
         self._replicas.begin_step(step)
 
-    def begin_evaluation(self, index: int) -> None:
-        """Give the stages batch `index` of the held-out text; after `complete_weights`."""
+    def begin_evaluation(self, index: int) -> int:
+        """See Evaluated: batch `index` of the held-out text; after `complete_weights`."""
         batch = None
         if self._batches is not None:
-            some = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
-            batch = some.share(self._place.replica, self._num_replicas)
+            batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
         for stage in self.torch_stages.values():
             stage.begin_step(batch)
+        return 0 if batch is None else batch.num_target_tokens
 
     def stage_begins(self, step: int, stage: int) -> None:
         """See Work."""
@@ -185,6 +203,8 @@ class Learning:
 
     def stage_done(self, step: int, stage: int) -> None:
         """See Work."""
+        if stage in self._syncs:  # what begins now reads the gradient
+            self.torch_stages[stage].finish()
         self._replicas.stage_done(step, stage)
         if self._num_replicas == 1:
             self._tied.stage_done(step, stage)
@@ -195,9 +215,14 @@ class Learning:
         norm = global_norm(self._share_of_norm(), self._peers, step)
         self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
         self._optimizer.update(norm)
+        self._weights_have_changed()
+        return norm, rows
+
+    def _weights_have_changed(self) -> None:
+        for sync in self._syncs.values():
+            sync.updated()
         for stage in self.torch_stages.values():
             stage.module.forget_casts()
-        return norm, rows
 
     def sum_gradients(self, step: int) -> NDArray[np.int64]:
         """Over the replicas and over the copies of the tied matrix; what `StepReport.sync` tells of it."""
@@ -206,6 +231,8 @@ class Learning:
             for stage in self._tied.copies:
                 self._tied.stage_done(step, stage)
         messages = self._tied.sum_gradients(step)
+        for stage, message in zip(self._tied.copies, messages, strict=False):
+            self._replicas.count_received(self._end_beside[stage], message.tensor.nbytes)
         for shard in self.shards:
             shard.take_grad()
         return _rows(messages) if self._num_replicas == 1 else rows
@@ -215,9 +242,7 @@ class Learning:
         if self._complete_after == step:
             return
         for number, sync in self._syncs.items():
-            sync.complete(Line(self._peers, step, number, "the replicas' weights", COMPLETE))
-        for stage in self.torch_stages.values():
-            stage.module.forget_casts()
+            sync.gather(Line(self._peers, step, number, "the replicas' weights", COMPLETE))
         self._complete_after = step
 
     def _share_of_norm(self) -> float:
@@ -234,8 +259,7 @@ class Learning:
     def restore(self, num_steps: int) -> None:
         """See Work."""
         self._optimizer.restore(num_steps)
-        for stage in self.torch_stages.values():
-            stage.module.forget_casts()
+        self._weights_have_changed()
 
 
 def _rows(messages: list[Message]) -> NDArray[np.int64]:
@@ -259,9 +283,9 @@ def _replica_syncs(
         copy, named = tied.copies.get(number), dict(stage.module.named_parameters())
         own = {name: parameter for name, parameter in named.items() if parameter is not copy}
         shared = {name: parameter for name, parameter in named.items() if parameter is copy}
-        flats = [Flat(number, own, rings, sharded=zero1, scattered=zero1)]
-        flats += [Flat(number, shared, rings, sharded=zero1, scattered=False)] if shared else []
-        found[number] = WeightSync(flats, stage.boundary.dtype)
+        flat = partial(Flat, number, rings=rings, compute=stage.boundary.dtype, sharded=zero1)
+        flats = [flat(own, scattered=zero1)] + ([flat(shared, scattered=False)] if shared else [])
+        found[number] = WeightSync(flats)
     return found
 
 
@@ -279,6 +303,14 @@ def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
     if ends is None:
         return None
     return EndsExchange(peers, (ends.first_rank, ends.last_rank), run.problem.num_stages - 1)
+
+
+def _other_ends(run: RunSpec, replica: int) -> dict[int, int]:
+    """By stage, the process with the other copy of the tied matrix."""
+    if run.ends is None:
+        return {}
+    first, last = (run.places.process(rank, replica) for rank in (run.ends.first_rank, run.ends.last_rank))
+    return {0: last, run.problem.num_stages - 1: first}
 
 
 def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> TiedWeights:
@@ -329,10 +361,11 @@ def make_stage(model: Model, training: Training, part: StageSlice, numerics: Num
     return TorchStage(module.to(device), store, boundary, device)
 
 
-def _load_batches(run: RunSpec) -> Batches:
+def batches_of(run: RunSpec, replica: int = 0) -> Batches:
+    """What `replica` of a training works on; InputError when the text can't be read or does not fit."""
     assert run.model is not None
     assert run.training is not None
     assert run.training.microbatch_size is not None
     num_microbatches = run.problem.num_microbatches * run.num_replicas
     shape = (num_microbatches, run.training.microbatch_size, run.training.sequence_length)
-    return load_batches(run.data, run.model, shape, run.training.seed)
+    return load_batches(run.data, run.model, shape, run.training.seed, Share(replica, run.num_replicas))

@@ -5,7 +5,7 @@ comparing them is one function.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,11 +107,22 @@ class Timeline:
         np.add.at(exposed, place, found["end_s"] - found["start_s"])
         return exposed
 
-    def link_bytes(self) -> dict[str, float]:
-        """Bytes that went over every link."""
-        return {
-            name: float(self.messages["bytes"][self.messages["link"] == i].sum()) for i, name in enumerate(self.links)
-        }
+    def link_bytes(self, num_turns: Mapping[str, int] | None = None) -> dict[str, float]:
+        """Bytes that went over every link: those of all replicas, where `num_turns` says how many take turns on a link.
+
+        A Timeline has the messages of one of them. Collectives are of all together and count once.
+        """
+        return self._sum_by_link(np.ones(len(self.messages), bool), num_turns or {})
+
+    def hop_bytes(self, num_turns: Mapping[str, int] | None = None) -> dict[str, float]:
+        """The part of `link_bytes` that is no collective's."""
+        return self._sum_by_link(self.messages["microbatch"] >= 0, num_turns or {})
+
+    def _sum_by_link(self, counted: NDArray[np.bool_], num_turns: Mapping[str, int]) -> dict[str, float]:
+        link, is_hop = self.messages["link"], self.messages["microbatch"] >= 0
+        times = np.array([*(num_turns.get(name, 1) for name in self.links), 1])  # the last for hops without a link
+        sizes = self.messages["bytes"] * np.where(is_hop, times[link], 1)
+        return {name: float(sizes[counted & (link == i)].sum()) for i, name in enumerate(self.links)}
 
     def link_busy_ratio(self) -> dict[str, float]:
         """Share of the makespan in which every link carried something."""

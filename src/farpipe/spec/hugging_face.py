@@ -1,4 +1,4 @@
-"""A Hugging Face ``config.json`` as a Model and back: Llama, and Mistral where it is the same."""
+"""A Hugging Face ``config.json`` as a Model and back: Llama and Qwen2, and Mistral where it is the same."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from farpipe.spec.model import Model, RotaryScaling
 from farpipe.strict import nearest, parse_json, read_text, validate
 
 CONFIG_NAME: Final = "config.json"
-MODEL_TYPES: Final = ("llama", "mistral")
+MODEL_TYPES: Final = ("llama", "mistral", "qwen2")
 _SHAPE: Final = {
     "num_layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -25,11 +25,30 @@ _OPTIONAL: Final = {
     "tied_embeddings": "tie_word_embeddings",
 }
 _ROTARY: Final = {
-    "factor": "factor",
-    "low_frequency_factor": "low_freq_factor",
-    "high_frequency_factor": "high_freq_factor",
-    "original_length": "original_max_position_embeddings",
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_frequency_factor": "low_freq_factor",
+        "high_frequency_factor": "high_freq_factor",
+        "original_length": "original_max_position_embeddings",
+    },
+    "yarn": {
+        "factor": "factor",
+        "low_frequency_factor": "beta_slow",
+        "high_frequency_factor": "beta_fast",
+        "original_length": "original_max_position_embeddings",
+        "attention_factor": "attention_factor",
+    },
 }
+"""By the type of their scaling, our key and theirs."""
+_ROTARY_OPTIONAL: Final = ("beta_slow", "beta_fast", "attention_factor")
+_ROTARY_REFUSED: Final = {"partial_rotary_factor": 1.0, "truncate": True, "mscale": None, "mscale_all_dim": None}
+"""Keys of that table, and the only value that they may have."""
+_KINDS: Final[dict[bool, dict[str, Any]]] = {
+    False: {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    True: {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False},
+}
+"""Of what a model is exported as, by `Model.qkv_bias`."""
 _THEIR_NORM_EPSILON: Final = 1e-6
 """What transformers takes where a config says nothing."""
 
@@ -54,10 +73,12 @@ def model_fields(config: Mapping[str, Any], source: str = CONFIG_NAME) -> dict[s
             raise InputError(f"{source}: {theirs}: missing{nearest(theirs, config)}")
     fields = {ours: config[theirs] for ours, theirs in _SHAPE.items()}
     fields |= {ours: config[theirs] for ours, theirs in _OPTIONAL.items() if config.get(theirs) is not None}
-    name = Path(str(config.get("_name_or_path") or config["model_type"])).name[:60]
+    kind = config["model_type"]
+    name = Path(str(config.get("_name_or_path") or kind)).name[:60]
     return fields | {
         "name": name,
-        "bias": config.get("attention_bias", False),
+        "bias": kind != "qwen2" and config.get("attention_bias", False),
+        "qkv_bias": kind == "qwen2",
         "norm_epsilon": config.get("rms_norm_eps", _THEIR_NORM_EPSILON),
         **_rotary(config, source),
     }
@@ -68,24 +89,44 @@ def _check_supported(config: Mapping[str, Any], source: str) -> None:
     if kind not in MODEL_TYPES:
         known = ", ".join(MODEL_TYPES)
         raise InputError(f"{source}: model_type: {kind!r} is not supported; farpipe reads {known}")
-    wanted: dict[str, Any] = {
-        "hidden_act": "silu",
-        "sliding_window": None,
-        "pretraining_tp": 1,
-        "quantization_config": None,
-    }
-    wanted["partial_rotary_factor"] = 1.0
-    if kind == "mistral":  # what it takes where these say nothing is not what is taken here
-        for key in ("sliding_window", "num_key_value_heads"):
-            if key not in config:
-                raise InputError(f"{source}: {key}: missing; a {kind} config has to say it")
-    for key, value in wanted.items():
-        if config.get(key, value) != value:
-            raise InputError(f"{source}: {key}: {config[key]!r} is not supported, only {value!r}")
-    if config.get("attention_bias", False) != config.get("mlp_bias", False):
+    wanted: dict[str, Any] = {"hidden_act": "silu", "pretraining_tp": 1, "quantization_config": None}
+    _check_values(config, wanted | {"partial_rotary_factor": 1.0}, source)
+    needed = {"mistral": ("sliding_window", "num_key_value_heads"), "qwen2": ("num_key_value_heads",)}
+    for key in needed.get(kind, ()):  # what it takes where these say nothing is not what is taken here
+        if key not in config:
+            raise InputError(f"{source}: {key}: missing; a {kind} config has to say it")
+    if kind != "qwen2" and config.get("attention_bias", False) != config.get("mlp_bias", False):
         raise InputError(f"{source}: attention_bias and mlp_bias: biases in attention alone or MLP alone are not known")
     if config.get("attention_dropout"):
         raise InputError(f"{source}: attention_dropout: {config['attention_dropout']!r} is not supported, only 0")
+    _refuse_windows(config, source)
+
+
+def _check_values(config: Mapping[str, Any], wanted: Mapping[str, Any], source: str) -> None:
+    for key, value in wanted.items():
+        if config.get(key, value) != value:
+            raise InputError(f"{source}: {key}: {config[key]!r} is not supported, only {value!r}")
+
+
+def _refuse_windows(config: Mapping[str, Any], source: str) -> None:
+    """InputError where a layer looks at the last tokens only; a Qwen2 may name a window that it does not use."""
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    used = window is not None
+    if config.get("model_type") == "qwen2":
+        used = used and bool(config.get("use_sliding_window", False))
+        if kinds is None:
+            num_layers, first = config.get("num_hidden_layers"), config.get("max_window_layers", 28)
+            used = used and not (isinstance(num_layers, int) and isinstance(first, int) and first >= num_layers)
+    if isinstance(kinds, list | tuple):
+        used = used and "sliding_attention" in kinds
+        for place, kind in enumerate(kinds):
+            if kind not in ("full_attention", "sliding_attention"):
+                raise InputError(f"{source}: layer_types[{place}]: {kind!r} is not supported, only 'full_attention'")
+    if used:
+        raise InputError(
+            f"{source}: sliding_window: {window!r}: attention over a window is not supported, only over the whole "
+            "sequence; for sequences that are no longer than the window both are the same: then write null"
+        )
 
 
 def _rotary(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -96,16 +137,18 @@ def _rotary(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise InputError(f"{source}: {key}: expected a table, found {table!r}")
     fields: dict[str, Any] = {"rotary_base": table.get("rope_theta", config.get("rope_theta", 10000.0))}
+    _check_values(table, _ROTARY_REFUSED, f"{source}: {key}")
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return fields
-    if kind not in ("linear", "llama3"):
-        raise InputError(f"{source}: {key}: rope type {kind!r} is not supported, only default, linear and llama3")
-    for theirs in _ROTARY.values() if kind == "llama3" else ("factor",):
-        if theirs not in table:
+    if kind not in _ROTARY:
+        known = ", ".join(_ROTARY)
+        raise InputError(f"{source}: {key}: rope type {kind!r} is not supported, only default, {known}")
+    names = {ours: theirs for ours, theirs in _ROTARY[kind].items() if table.get(theirs) is not None}
+    for theirs in _ROTARY[kind].values():
+        if theirs not in (*names.values(), *_ROTARY_OPTIONAL):
             raise InputError(f"{source}: {key}: {theirs}: missing")
-    known = _ROTARY if kind == "llama3" else {"factor": "factor"}
-    return fields | {"rotary_scaling": {"kind": kind} | {ours: table[theirs] for ours, theirs in known.items()}}
+    return fields | {"rotary_scaling": {"kind": kind} | {ours: table[theirs] for ours, theirs in names.items()}}
 
 
 def config_of(model: Model, dtype: str) -> dict[str, Any]:
@@ -119,15 +162,13 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
             raise InputError(f"model.{key}: {getattr(model, key)!r} can't be exported: a Llama has {value!r}")
     theirs = {name: getattr(model, ours) for ours, name in (_SHAPE | _OPTIONAL).items()}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **_KINDS[model.qkv_bias],
         **{key: value for key, value in theirs.items() if value is not None},
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rotary_base,
         "rope_scaling": _scaling_of(model.rotary_scaling),
-        "attention_bias": model.bias,
-        "mlp_bias": model.bias,
+        **({} if model.qkv_bias else {"attention_bias": model.bias, "mlp_bias": model.bias}),
         "torch_dtype": dtype,
         "use_cache": True,
     }
@@ -136,5 +177,5 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
 def _scaling_of(scaling: RotaryScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
-    known = _ROTARY if scaling.kind == "llama3" else {"factor": "factor"}
-    return {"rope_type": scaling.kind} | {theirs: getattr(scaling, ours) for ours, theirs in known.items()}
+    found = {theirs: getattr(scaling, ours) for ours, theirs in _ROTARY[scaling.kind].items()}
+    return {"rope_type": scaling.kind} | {key: value for key, value in found.items() if value is not None}

@@ -15,22 +15,33 @@ def _even_share(known: dict[str, Any]) -> int:
     return max(1, int(known.get("hidden", 1)) // int(known.get("num_heads", 1)))
 
 
+def _turns_of_high(known: dict[str, Any]) -> float:
+    return 32.0 if known.get("kind") == "yarn" else 4.0
+
+
 class RotaryScaling(Part):
     """How rotary positions are stretched beyond the length that a model was first trained with."""
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn"]
     """``linear``: all frequencies are divided by the factor (arXiv 2306.15595); ``llama3``: the low ones are, the high
-    ones are kept, those between are blended, as Llama 3.1 does."""
+    ones are kept, those between are blended, as Llama 3.1 does; ``yarn``: so as well, blended by their number, and
+    attention gets sharper (arXiv 2309.00071)."""
     factor: Positive
     low_frequency_factor: Positive = 1.0
-    high_frequency_factor: Positive = 4.0
+    """A pair that turns less often within the original length is low (YaRN's beta_slow)."""
+    high_frequency_factor: Positive = Field(default_factory=_turns_of_high)
+    """One that turns more often is high (YaRN's beta_fast); 4 for ``llama3``, 32 for ``yarn``."""
     original_length: Count = 8192
-    """Tokens; with the two factors before it tells which frequencies are low and high. For ``llama3`` only."""
+    """Tokens; with the two factors before it tells which frequencies are low and high. Not for ``linear``."""
+    attention_factor: Positive | None = None
+    """For ``yarn``: what queries and keys are multiplied by; None: 0.1 ln(factor) + 1, and 1 for factors below 1."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.low_frequency_factor >= self.high_frequency_factor:
             raise fault(f"must be less than high_frequency_factor {self.high_frequency_factor}", "low_frequency_factor")
+        if self.attention_factor is not None and self.kind != "yarn":
+            raise fault(f"belongs to yarn, but the kind is {self.kind}", "attention_factor")
         return self
 
 
@@ -66,6 +77,8 @@ class Model(Part):
     """Added to the variance in norms."""
     bias: Flag = False
     """Whether the linear layers of attention and MLP have biases (the head never has)."""
+    qkv_bias: Flag = False
+    """Whether query, key and value have biases though nothing else has, as in Qwen2."""
     hugging_face: Text | None = None
     """Folder with config.json and safetensors whose weights the training starts from; None: random weights."""
 
@@ -79,6 +92,12 @@ class Model(Part):
             raise fault(f"rotary positions turn pairs, so it must be even, found {self.head_dim}", "head_dim")
         if self.positions == "learned" and self.max_sequence_length is None:
             raise fault("learned positions need a table of this many rows; give the number", "max_sequence_length")
+        if self.bias and self.qkv_bias:
+            raise fault("bias says so already; leave out one of them", "qkv_bias")
+        if self.rotary_scaling and self.rotary_scaling.kind == "yarn" and self.rotary_base <= 1:
+            raise fault(
+                f"yarn needs frequencies that fall, so it must be above 1, found {self.rotary_base}", "rotary_base"
+            )
         return self
 
     @property
@@ -95,7 +114,8 @@ class Model(Part):
     def num_attention_params(self) -> int:
         """Parameters of one layer's attention: query, key, value, output."""
         weights = 2 * self.hidden * (self.attention_hidden + self.kv_hidden)
-        return weights + self.bias * (self.attention_hidden + 2 * self.kv_hidden + self.hidden)
+        inward = self.attention_hidden + 2 * self.kv_hidden
+        return weights + self.bias * (inward + self.hidden) + self.qkv_bias * inward
 
     @property
     def num_mlp_params(self) -> int:

@@ -25,7 +25,7 @@ def _positive(value: Any) -> float:
 def _share(value: Any) -> float:
     number = finite(value)
     if number >= 1:
-        raise ValueError(f"a share is at least 0 and less than 1, found {value}")
+        raise ValueError(f"must be less than 1, found {value}")
     return number
 
 

@@ -6,12 +6,14 @@ from farpipe.spec.part import Count, Natural, Part, Positive
 class ReplanSettings(Part):
     """When to plan anew."""
 
-    window_steps: Count = 3
-    """Steps in a row that must agree before anything is concluded from them."""
     drift: Positive = 0.1
-    """A search begins when all steps of a window take so much longer or shorter than expected (relative) ..."""
+    """Steps are odd that take so much longer or shorter than expected (relative) ..."""
     change: Positive = 0.25
-    """... or when a stage or a message takes so much longer or shorter than the last search assumed."""
+    """... or in which a stage or a message takes so much longer or shorter than the last decision assumed."""
+    sudden_steps: Count = 2
+    """Odd steps in a row after which something has changed, if they are off by twice that; the less, the later."""
+    warm_up_steps: Natural = 3
+    """First steps of a run from which nothing is concluded."""
     gain: Positive = 0.05
     """An order is taken when it is predicted to make steps so much shorter (relative); half of it must come true."""
     search_s: Positive = 5.0

@@ -14,19 +14,9 @@ WireType = Literal["none", "bf16", "fp8", "int8"]
 """Numbers that activations and their gradients are rounded to between sites."""
 
 
-def _beta(value: Any) -> float:
-    number = finite(value)
-    if number >= 1:
-        raise ValueError(f"must be less than 1, found {value}")
-    return number
-
-
 def _or_none(value: Any) -> Any:
     """TOML has no null: there the word none switches clipping off."""
     return None if value is None or value == "none" else finite(value, exclusive=True)
-
-
-Beta = Annotated[float, BeforeValidator(_beta)]
 
 
 class Training(Part):
@@ -41,7 +31,7 @@ class Training(Part):
     num_steps: Count = 100
     precision: Precision = "bf16"
     """Of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
-    recompute: Literal["auto"] | Recompute = "auto"
+    recompute: Literal["auto", Recompute] = "auto"
     """What every stage recomputes; ``auto`` leaves it to the planner, which decides for each stage."""
     wire_type: WireType = "none"
     """What activations and their gradients are rounded to on their way between sites: fewer bytes, less exact."""
@@ -52,7 +42,7 @@ class Training(Part):
     flash_attention: Flag = True
     """Attention never keeps the matrix of scores."""
     learning_rate: Positive = 3e-4
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: NonNegative = 0.1
     clip_norm: Annotated[Positive | None, BeforeValidator(_or_none)] = 1.0
     """Largest norm of the whole gradient; None does not clip."""

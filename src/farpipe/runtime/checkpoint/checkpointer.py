@@ -16,7 +16,7 @@ from torch import Tensor
 from farpipe import __version__
 from farpipe.errors import FarpipeError, RunError
 from farpipe.runtime.checkpoint.files import FileEntry, Manifest, Piece, Trained, write_file
-from farpipe.runtime.checkpoint.folders import folder_of, remove, whole_checkpoints
+from farpipe.runtime.checkpoint.folders import folder_of, remove, remove_incomplete, whole_checkpoints
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 
@@ -120,11 +120,13 @@ class Checkpointer:
                 raise RunError(errors[0])
             self._manifest(step, outcomes).save(folder)
         except FarpipeError as error:
-            remove(folder)
+            if errors:  # otherwise its files are whole, and another rank may have written the manifest
+                remove(folder)
             self.failures[step] = str(error)
             return f"no checkpoint after {step} steps: {error}"
         for old in whole_checkpoints(self._folder)[self.keep :]:
             remove(folder_of(self._folder, old))
+        remove_incomplete(self._folder, before=step)
         return None
 
     def _manifest(self, step: int, outcomes: dict[int, dict[str, Any]]) -> Manifest:

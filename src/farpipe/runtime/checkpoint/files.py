@@ -14,15 +14,16 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -35,6 +36,8 @@ from farpipe.strict import expect_format, parse_json, read_text, validate, write
 
 FORMAT: Final = "farpipe/checkpoint/1"
 _LENGTH: Final = struct.Struct("<Q")
+_FILE_NAME: Final = re.compile(r"rank-[0-9]{1,9}\.safetensors")
+_START: Final = re.compile(r"[0-9]{1,18}")
 _MAX_HEADER_BYTES: Final = 100 << 20
 """As much as safetensors itself allows."""
 
@@ -69,10 +72,16 @@ class Piece:
         return values.view(self.shape) if self.is_whole else values
 
 
+def _file_name(name: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"the file of a rank is called rank-0.safetensors or the like, found {name!r}")
+    return name
+
+
 class FileEntry(Part):
     """One rank's file, as the manifest knows it."""
 
-    name: Text
+    name: Annotated[Text, AfterValidator(_file_name)]
     site: SiteName
     num_bytes: Natural
     header_sha256: Text
@@ -181,7 +190,7 @@ class Checkpoint:
         self._places: dict[str, list[_Place]] = {}
         for entry in self.manifest.files:
             path = folder / entry.name
-            if "/" in entry.name or not path.exists():
+            if not path.exists():
                 continue
             for name, place in _places(path, entry):
                 self._places.setdefault(name, []).append(place)
@@ -223,7 +232,7 @@ def _places(path: Path, entry: FileEntry) -> list[tuple[str, _Place]]:
     found: list[tuple[str, _Place]] = []
     for key, shape in shapes.items():
         name, _, start = key.partition("@")
-        if start and not (start.isascii() and start.isdigit()):
+        if start and not _START.fullmatch(start):
             raise InputError(f"{path}: {key}: not the name of a piece of a tensor")
         found.append((name, _Place(int(start or 0), prod(shape), path, key, digests.get(key, ""))))
     return found

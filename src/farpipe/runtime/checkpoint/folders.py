@@ -1,6 +1,7 @@
 """Which checkpoints a run directory has, and getting rid of them. Needs no torch."""
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -37,10 +38,10 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_incomplete(checkpoints: Path) -> None:
-    """Delete what crashes have left behind; only while nothing is being written."""
-    for _, folder in _folders(checkpoints):
-        if not (folder / MANIFEST_NAME).exists():
+def remove_incomplete(checkpoints: Path, before: float = math.inf) -> None:
+    """Delete what crashes and full disks have left of steps `before`; only while none of them is being written."""
+    for step, folder in _folders(checkpoints):
+        if step < before and not (folder / MANIFEST_NAME).exists():
             remove(folder)
 
 

@@ -78,11 +78,15 @@ def _read_newest(
     if problems:
         raise InputError("no checkpoint can be used:\n  " + "\n  ".join(problems))
     if texts:
-        raise InputError(
-            f"{place}: the checkpoint after {max(texts)} steps has all {run.num_steps} steps of this run; "
-            "ask for more with --steps"
-        )
+        raise all_done(place, max(texts), run.num_steps)
     return None
+
+
+def all_done(place: Path, newest: int, num_steps: int) -> InputError:
+    """What to say of a run that has no step left to do."""
+    return InputError(
+        f"{place}: the checkpoint after {newest} steps has all {num_steps} steps of this run; ask for more with --steps"
+    )
 
 
 def _folder(place: Path) -> Path:

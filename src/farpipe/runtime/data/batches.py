@@ -7,7 +7,7 @@ the next ones. Neither order nor position is stored: both are computed from seed
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -25,40 +25,46 @@ Shape = tuple[int, int, int]
 """num_microbatches (of all replicas together), microbatch_size, sequence_length: of one step."""
 
 
+class Share(NamedTuple):
+    """Which part of every batch: that of one of several replicas, which have as many microbatches each."""
+
+    replica: int
+    num_replicas: int
+
+
+WHOLE: Final = Share(0, 1)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """One optimizer step: tokens and targets [num_microbatches, microbatch_size, sequence_length], int64."""
+    """One step of a replica: tokens and targets [num_microbatches, microbatch_size, sequence_length], int64."""
 
     tokens: Tensor
     targets: Tensor
-    whole: "Batch | None" = None
-    """The batch of all replicas, of which this one is a share."""
+    num_counted: int | None = None
+    """Targets that count in the whole step, where other replicas have some of them."""
 
     @cached_property
     def num_target_tokens(self) -> int:
         """Targets that count, over the whole step and all replicas: what a loss is divided by."""
-        return int((self.targets != IGNORED).sum()) if self.whole is None else self.whole.num_target_tokens
-
-    def share(self, replica: int, num_replicas: int) -> "Batch":
-        """What `replica` of `num_replicas` works on: as many of the microbatches as each other one, in one piece."""
-        if num_replicas == 1:
-            return self
-        count, rest = divmod(len(self.tokens), num_replicas)
-        assert rest == 0, "every replica has as many microbatches"
-        mine = slice(replica * count, (replica + 1) * count)
-        return Batch(self.tokens[mine], self.targets[mine], self)
+        return int((self.targets != IGNORED).sum()) if self.num_counted is None else self.num_counted
 
 
 class Batches:
-    """The batches of a run, for all replicas together; `Batch.share` is one replica's part.
+    """A replica's share of the batches of a run; nothing else of the text is read.
 
-    A share of the sequences, spread over the whole text, is held out; training never sees it.
+    Some of the sequences, spread over the whole text, are held out; training never sees them.
     """
 
-    def __init__(self, tokens: Tokens, shape: Shape, seed: int, *, held_out: float = 0.0) -> None:
-        """InputError when there is not enough text for one step."""
-        self.tokens, self.shape, self.seed = tokens, shape, seed
+    def __init__(self, tokens: Tokens, shape: Shape, seed: int, *, held_out: float = 0.0, share: Share = WHOLE) -> None:
+        """`shape`: of a whole step. InputError when there is not enough text for one."""
+        self.tokens, self.seed = tokens, seed
         self.global_batch = shape[0] * shape[1]
+        num_microbatches, rest = divmod(shape[0], share.num_replicas)
+        assert rest == 0, "every replica has as many microbatches"
+        self.shape = num_microbatches, *shape[1:]
+        self._mine = share.replica * num_microbatches * shape[1] + np.arange(num_microbatches * shape[1])
+        """Places in a whole batch."""
         length = shape[2]
         counts = [max(shard.size - 1, 0) // length for shard in tokens.shards]
         self._first_of_shard = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -78,14 +84,14 @@ class Batches:
             )
 
     def batch(self, step: int) -> Batch:
-        """What is trained on in `step`: tokens, and as targets the tokens that follow them."""
-        places = step * self.global_batch + np.arange(self.global_batch)
+        """What the replica trains on in `step`: tokens, and as targets the tokens that follow them."""
+        places = step * self.global_batch + self._mine
         order = np.empty_like(places)
         for epoch in np.unique(places // self.num_sequences):
             here = places // self.num_sequences == epoch
             shuffled = Permutation(self.num_sequences, self.seed, int(epoch))
             order[here] = shuffled(places[here] % self.num_sequences)
-        return self._batch(self._spread(self.num_held_out + order))
+        return self._batch(self._spread(self.num_held_out + order), self.global_batch)
 
     @property
     def num_held_out_batches(self) -> int:
@@ -99,14 +105,15 @@ class Batches:
                 f"data.held_out: {self.num_held_out} sequences are held out, which is {self.num_held_out_batches} "
                 f"batches of {self.global_batch}; hold out more or evaluate on fewer batches"
             )
-        places = index * self.global_batch + np.arange(self.global_batch)
+        places = index * self.global_batch + self._mine
         is_there = places < self.num_held_out
-        batch = self._batch(self._spread(np.where(is_there, places, 0)))
+        num_there = min(self.global_batch, self.num_held_out - index * self.global_batch)
+        batch = self._batch(self._spread(np.where(is_there, places, 0)), num_there)
         batch.targets[torch.from_numpy(~is_there).view(self.shape[:2])] = IGNORED
         return batch
 
-    def _batch(self, sequences: NDArray[np.int64]) -> Batch:
-        """The batch that consists of these sequences of the text."""
+    def _batch(self, sequences: NDArray[np.int64], num_counted: int) -> Batch:
+        """These sequences of the text; so many count in the whole batch."""
         length = self.shape[2]
         windows = np.empty((sequences.size, length + 1), np.int64)
         shards = np.searchsorted(self._first_of_shard, sequences, side="right") - 1
@@ -114,7 +121,7 @@ class Batches:
             start = (sequence - self._first_of_shard[shard]) * length
             windows[row] = self.tokens.shards[shard][start : start + length + 1]
         whole = torch.from_numpy(windows).view(*self.shape[:2], length + 1)
-        return Batch(whole[..., :-1].clone(), whole[..., 1:].clone())
+        return Batch(whole[..., :-1].clone(), whole[..., 1:].clone(), num_counted * length)
 
     @property
     def digest(self) -> bytes:
@@ -126,20 +133,16 @@ class Batches:
         return hashlib.sha256(head + self.tokens.digest).digest()
 
 
-def load_batches(data: Data, model: Model, shape: Shape, seed: int) -> Batches:
+def load_batches(data: Data, model: Model, shape: Shape, seed: int, share: Share = WHOLE) -> Batches:
     """The batches of `data` for `model`; InputError when they don't fit together."""
     tokens = load_tokens(data)
     require_vocabulary(tokens, model)
-    return Batches(tokens, shape, seed, held_out=data.held_out)
+    return Batches(tokens, shape, seed, held_out=data.held_out, share=share)
 
 
 def require_vocabulary(tokens: Tokens, model: Model) -> None:
     """InputError when the model knows fewer tokens than the text may have."""
-    size = tokens.vocab_size
-    if size is None:  # arrays without a header: looked through once
-        size = 1 + max((int(shard.max()) for shard in tokens.shards if shard.size), default=0)
-        low = min((int(shard.min()) for shard in tokens.shards if shard.size), default=0)
-        if low < 0:
-            raise InputError(f"data.source: tokens are counted from 0, but there is a {low}")
-    if model.vocab_size < size:
-        raise InputError(f"model.vocab_size: the text has up to {size} different tokens, the model {model.vocab_size}")
+    if model.vocab_size < tokens.vocab_size:
+        raise InputError(
+            f"model.vocab_size: the text has up to {tokens.vocab_size} different tokens, the model {model.vocab_size}"
+        )

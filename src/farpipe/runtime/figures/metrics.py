@@ -2,15 +2,17 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Self
 
 from farpipe.errors import InputError, RunError
-from farpipe.strict import expect_format, parse_json, read_text, write_text
+from farpipe.strict import expect_format, parse_json, read_text, write_bytes, write_text
 
 RUN_NAME: Final = "run.json"
 METRICS_NAME: Final = "metrics.jsonl"
@@ -40,11 +42,10 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int = 0) -> None:
         """`first_step`: the first that will be written. RunError when the file can't be made."""
         self.path = path
-        earlier = read_metrics(path) if path.exists() else []
-        self.attempt = 1 + max((line["attempt"] for line in earlier), default=-1)
+        last = last_line(path)
+        self.attempt = 0 if last is None else last["attempt"] + 1
         """Number of this attempt at the run, from 0."""
-        if earlier:
-            write_text(path, "".join(_text(line) for line in earlier if line["step"] < first_step))
+        _drop_lines(path, first_step)
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._descriptor).st_size
@@ -88,13 +89,53 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     A last line without its end was being written when the machine went down, and is left out.
     """
-    lines = []
-    for number, text in enumerate(path.read_bytes().decode(errors="replace").split("\n")[:-1], 1):
-        line = parse_json(text, f"{path}:{number}")
-        if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "attempt")):
-            raise InputError(f"{path}:{number}: not a line of metrics of this version of farpipe")
-        lines.append(line)
-    return lines
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_parse(text, f"{path}:{number}") for number, text in enumerate(lines, 1)]
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line of ``metrics.jsonl``; None when there is none. However long the file is, it takes no time."""
+    with _mapped(path) as data:
+        return next((line for _, line in _backwards(data, path)), None)
+
+
+def _drop_lines(path: Path, first_step: int) -> None:
+    """Drop what follows the last line of a step before `first_step`."""
+    with _mapped(path) as data:
+        end = data.rfind(b"\n") + 1
+        for start, line in _backwards(data, path):
+            if line["step"] < first_step:
+                break
+            end = start
+        if end < len(data):
+            with memoryview(data) as view, view[:end] as kept:
+                write_bytes(path, kept)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap | bytes]:
+    """The content of a file, of which only what is looked at is read; nothing if there is no file."""
+    if not path.exists() or not path.stat().st_size:
+        yield b""
+        return
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        yield data
+
+
+def _backwards(data: mmap | bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(where it begins, line) of the whole lines, the last one first."""
+    end = data.rfind(b"\n")
+    while end >= 0:
+        start = data.rfind(b"\n", 0, end) + 1
+        yield start, _parse(data[start:end], f"{path}, byte {start}")
+        end = start - 1
+
+
+def _parse(text: bytes, source: str) -> dict[str, Any]:
+    line = parse_json(text.decode(errors="replace"), source)
+    if not isinstance(line, dict) or not all(isinstance(line.get(key), int) for key in ("step", "attempt")):
+        raise InputError(f"{source}: not a line of metrics of this version of farpipe")
+    return line
 
 
 @dataclass(frozen=True)

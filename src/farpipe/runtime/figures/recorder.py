@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -49,14 +50,17 @@ class Recorder:
         run_dir: Path,
         peers: Peers,
         first_step: int = 0,
-        on_timeline: Callable[[int, Timeline], None] = lambda step, timeline: None,
+        on_timeline: Callable[[int, Timeline], None] | None = None,
     ) -> None:
         """`first_step`: where this attempt begins; what is recorded of earlier steps stays.
 
-        `on_timeline` gets every step's Timeline, in the recorder's thread.
+        `on_timeline` gets every step's Timeline, with the messages of all replicas where they take turns, in the
+        recorder's thread, as soon as the reports are there: the next step is then still going on.
         """
         self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
         self._writer = _Writer(run, run_dir, peers, first_step, on_timeline)
+        self._poll_s = None if on_timeline is None else _POLL_S
+        self._collecting = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._num_collected = 0
         self._error: BaseException | None = None
@@ -66,9 +70,13 @@ class Recorder:
     def collect(self) -> None:
         """Take what reports have arrived. Raises what went wrong in writing earlier ones."""
         self._expect_no_error()
-        for report in self._peers.poll(BOX):
-            self._num_collected += 1
-            self._queue.put(report)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        with self._collecting:
+            for report in self._peers.poll(BOX):
+                self._queue.put(report)
+                self._num_collected += 1  # last: who waits for all of them ends the queue then
 
     def order_from(self, step: int, schedule: Schedule) -> None:
         """From `step` on the ranks work in another order; to be told before that step's reports are collected."""
@@ -93,12 +101,12 @@ class Recorder:
         return self._writer.write_results()
 
     def drain(self, num_steps: int) -> None:
-        """Wait for the reports of all steps before `num_steps`, and write their lines."""
-        deadline = time.monotonic() + self._run.transport.timeout_s
+        """Wait for the reports of all steps before `num_steps`, and write their lines; outages don't count."""
+        deadline_s, paused_s = time.monotonic() + self._run.transport.timeout_s, self._peers.paused_s()
         num_reports = (num_steps - self._first_step) * self._run.num_ranks
         self.collect()
         while self._num_collected < num_reports:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s + self._peers.paused_s() - paused_s:
                 missing = num_reports - self._num_collected
                 raise RunError(f"waited {self._run.transport.timeout_s:g} s for {missing} reports on steps")
             time.sleep(_POLL_S)
@@ -118,10 +126,18 @@ class Recorder:
 
     def _write_all(self) -> None:
         try:
-            while (item := self._queue.get()) is not None:
+            while (item := self._next()) is not None:
                 self._writer.add(*item)
         except BaseException as error:
             self._error = error
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """The next report; where somebody waits for Timelines, also from between two calls of `collect`."""
+        while True:
+            try:
+                return self._queue.get(timeout=self._poll_s)
+            except queue.Empty:
+                self._take_in()
 
 
 class _Writer:
@@ -133,14 +149,16 @@ class _Writer:
         run_dir: Path,
         peers: Peers,
         first_step: int,
-        on_timeline: Callable[[int, Timeline], None],
+        on_timeline: Callable[[int, Timeline], None] | None,
     ) -> None:
         self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
         self.assemblers = [(0, Assembler(run))]
         """(first step, what puts the reports of that and later steps together)."""
         self._on_timeline = on_timeline
-        self._sinks = open_sinks(run.metrics, run_dir, first_step)
-        self._file: MetricsFile | None = MetricsFile(run_dir / METRICS_NAME, first_step)
+        with ExitStack() as opened:
+            self._sinks = opened.enter_context(open_sinks(run.metrics, run_dir, first_step))
+            self._file: MetricsFile | None = MetricsFile(run_dir / METRICS_NAME, first_step)
+            self._open_sinks = opened.pop_all()
         self._attempt = self._file.attempt
         self._num_steps = first_step
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -163,9 +181,10 @@ class _Writer:
         assert self._file is not None
         assembler = next(item for first, item in reversed(self.assemblers) if first <= reports[0].step)
         timeline = assembler.timeline(reports, self._offsets())
-        self._on_timeline(reports[0].step, timeline)
-        turns = {name: link.num_turns for name, link in self._run.problem.links.items()}
-        line = step_metrics(timeline, reports, self._run.tokens_per_step, turns) | self._further(reports[0])
+        if self._on_timeline is not None:
+            self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_turns=True))
+        figures = step_metrics(timeline, reports, self._run.tokens_per_step, self._run.problem.num_turns)
+        line = figures | self._further(reports[0])
         self._file.write(line)
         for sink in self._sinks:
             sink.write(line)
@@ -224,8 +243,7 @@ class _Writer:
         if self._file is not None:
             self._file.close()
             self._file = None
-            for sink in self._sinks:
-                sink.close()
+            self._open_sinks.close()
 
 
 def utilisation(run: RunSpec, step_s: float) -> float | None:

@@ -1,6 +1,7 @@
 """Where metrics go beside ``metrics.jsonl``: TensorBoard's files, and a port that Prometheus asks."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,14 +22,16 @@ class Sink(Protocol):
         """No more lines."""
 
 
-def open_sinks(settings: MetricsSettings, run_dir: Path, first_step: int) -> list[Sink]:
-    """What `settings` ask for; InputError when a package is missing or the port is taken."""
-    sinks: list[Sink] = []
-    if settings.tensorboard:
-        sinks.append(TensorBoard(run_dir / TENSORBOARD_NAME, first_step))
-    if settings.prometheus_port is not None:
-        sinks.append(Prometheus(settings.prometheus_host, settings.prometheus_port))
-    return sinks
+@contextmanager
+def open_sinks(settings: MetricsSettings, run_dir: Path, first_step: int) -> Iterator[list[Sink]]:
+    """What `settings` ask for, open within the context; InputError when a package is missing or the port is taken."""
+    with ExitStack() as stack:
+        sinks: list[Sink] = []
+        if settings.tensorboard:
+            sinks.append(stack.enter_context(closing(TensorBoard(run_dir / TENSORBOARD_NAME, first_step))))
+        if settings.prometheus_port is not None:
+            sinks.append(stack.enter_context(closing(Prometheus(settings.prometheus_host, settings.prometheus_port))))
+        yield sinks
 
 
 def figures(line: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -3,7 +3,7 @@
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import numpy as np
@@ -15,8 +15,8 @@ from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives
 from farpipe.schedule import KINDS, Schedule
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 
-NO_TURNS: Final[Mapping[str, int]] = {}
-_HEADER: Final = struct.Struct("<qqqqdddqqqq")
+_HEADER: Final = struct.Struct("<qqqqdddqqqqq")
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class StepReport:
     """Memory of the process."""
     cuda_peak_bytes: int = 0
     """The most that torch has had on the GPU at one time."""
+    link_bytes: NDArray[np.int64] = field(default_factory=lambda: _NONE)
+    """[num links of the Problem], empty with one replica: what this rank has put for the other replicas, and for the
+    tied weights, on each link between sites."""
 
     def pack(self) -> bytes:
         """As bytes, for the way to rank 0."""
@@ -48,21 +51,24 @@ class StepReport:
         stamps = (self.step, self.begin_ns, self.end_ns, self.pause_ns)
         figures = (self.loss, self.grad_norm, self.evaluation_loss, self.rss_bytes, self.cuda_peak_bytes)
         return (
-            _HEADER.pack(*stamps, *figures, len(actions), len(messages))
+            _HEADER.pack(*stamps, *figures, len(actions), len(messages), len(self.link_bytes))
             + actions.tobytes()
             + messages.tobytes()
             + self.sync.tobytes()
+            + self.link_bytes.tobytes()
         )
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """The inverse of `pack`."""
-        step, begin_ns, end_ns, pause_ns, *figures, num_actions, num_messages = _HEADER.unpack_from(payload)
-        loss, grad_norm, *rest_of_figures = figures
+        step, begin_ns, end_ns, pause_ns, *figures, num_actions, num_messages, num_links = _HEADER.unpack_from(payload)
+        loss, grad_norm, evaluation_loss, rss_bytes, cuda_bytes = figures
         stamps = np.frombuffer(payload, np.int64, offset=_HEADER.size)
-        actions, rest = stamps[: 2 * num_actions].reshape(-1, 2), stamps[2 * num_actions :].reshape(-1, 5)
-        events = StepEvents(actions, rest[:num_messages])
-        return cls(step, begin_ns, end_ns, loss, grad_norm, events, rest[num_messages:], pause_ns, *rest_of_figures)
+        actions, rest, link_bytes = np.split(stamps, (2 * num_actions, len(stamps) - num_links))
+        rows = rest.reshape(-1, 5)
+        events, sync = StepEvents(actions.reshape(-1, 2), rows[:num_messages]), rows[num_messages:]
+        further = (pause_ns, evaluation_loss, rss_bytes, cuda_bytes, link_bytes)
+        return cls(step, begin_ns, end_ns, loss, grad_norm, events, sync, *further)
 
 
 class Assembler:
@@ -89,9 +95,16 @@ class Assembler:
         in_turns = np.array([*(link.num_turns > 1 for link in run.problem.links.values()), False])
         link, is_collective = self._messages["link"], self._messages["microbatch"] < 0
         self._is_shared = between[link] & (is_collective | ~in_turns[link])
+        self._is_in_turns = in_turns[link] & ~is_collective
 
-    def timeline(self, reports: Sequence[StepReport], offsets_ns: Sequence[int]) -> Timeline:
-        """`reports` by process; `offsets_ns` is subtracted from each one's stamps. Time 0: the first of all actions."""
+    def timeline(
+        self, reports: Sequence[StepReport], offsets_ns: Sequence[int], *, all_turns: bool = False
+    ) -> Timeline:
+        """`reports` by process; `offsets_ns` is subtracted from each one's stamps. Time 0: the first of all actions.
+
+        `all_turns`: where replicas take turns on a link, with the messages of all of them, to learn from them what the
+        link does.
+        """
         offsets = np.asarray(offsets_ns, np.int64)
         stamps, tables = zip(
             *(self._replica(r, reports, offsets) for r in range(self.places.num_replicas)), strict=True
@@ -100,12 +113,20 @@ class Assembler:
         table[:, 1:3] = self._merged_passage(np.array(tables), table)
         table[self._is_shared, 4] = np.sum(tables, axis=0)[self._is_shared, 4]
         zero = np.min(stamps) if stamps_ns.size else 0
-        actions, messages = self._actions.copy(), self._messages.copy()
+        actions, messages = self._actions.copy(), self._timed(table, zero)
         actions["start_s"], actions["end_s"] = (stamps_ns - zero).T * 1e-9
+        if all_turns and self._is_in_turns.any():
+            turns = [self._timed(of_replica, zero)[self._is_in_turns] for of_replica in tables]
+            messages = np.concatenate([messages[~self._is_in_turns], *turns])
+        return Timeline("measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages)
+
+    def _timed(self, table: NDArray[np.int64], zero: int) -> NDArray[np.void]:
+        """The messages with the stamps (ns) and bytes of `table` [num, 5]; time 0 is at the stamp `zero`."""
+        messages = self._messages.copy()
         for column, name in enumerate(("ready_s", "start_s", "end_s", "arrival_s")):
             messages[name] = (table[:, column] - zero) * 1e-9
         messages["bytes"] = table[:, 4]
-        return Timeline("measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages)
+        return messages
 
     def _replica(
         self, replica: int, reports: Sequence[StepReport], offsets: NDArray[np.int64]
@@ -162,7 +183,7 @@ def _link(problem: Problem, name: str | None) -> int:
 
 
 def step_metrics(
-    timeline: Timeline, reports: Sequence[StepReport], tokens: int, num_turns: Mapping[str, int] = NO_TURNS
+    timeline: Timeline, reports: Sequence[StepReport], tokens: int, num_turns: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's.
 
@@ -185,10 +206,22 @@ def step_metrics(
         "exposed_inter_site_max_s": float(inter.max()),
         "exposed_intra_site_s": float(intra.mean()),
         "exposed_intra_site_max_s": float(intra.max()),
-        "link_bytes": {name: size * num_turns.get(name, 1) for name, size in timeline.link_bytes().items()},
+        "link_bytes": _link_bytes(timeline, reports, num_turns),
         "rss_max_bytes": max(report.rss_bytes for report in reports),
         "cuda_peak_max_bytes": max(report.cuda_peak_bytes for report in reports) or None,
     }
+
+
+def _link_bytes(
+    timeline: Timeline, reports: Sequence[StepReport], num_turns: Mapping[str, int] | None
+) -> dict[str, float]:
+    """What every link has carried: of collectives between sites what was sent, for a Timeline has them on one link."""
+    found, hops = timeline.link_bytes(num_turns), timeline.hop_bytes(num_turns)
+    sent = [report.link_bytes for report in reports if report.link_bytes.size]
+    for name, size in zip(timeline.links, np.sum(sent, axis=0).tolist() if sent else (), strict=False):
+        if is_inter_site(name):
+            found[name] = hops[name] + size
+    return found
 
 
 def _sum_of_finite(values: Iterable[float]) -> float | None:

@@ -106,7 +106,7 @@ class StageModule(nn.Module):
         return self.head(self.norm(x)) if self.part.has_head else x
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        dtype = self.numerics.compute  # of both summands: what ZeRO-1 gathers of weights is rounded to it
+        dtype = self.numerics.compute  # of both summands: with ZeRO-1 the weights are rounded to it
         x: Tensor = self.embedding(tokens).to(dtype)
         if self.model.positions == "learned":
             x = x + self.positions(torch.arange(tokens.shape[-1], device=tokens.device)).to(dtype)
@@ -165,10 +165,15 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        gain = self.gain.to(x.dtype)
+        gain = _cast(self.gain, x.dtype)
         if self.shift is None:
             return functional.rms_norm(x, gain.shape, gain, self.epsilon)
-        return functional.layer_norm(x, gain.shape, gain, self.shift.to(x.dtype), self.epsilon)
+        return functional.layer_norm(x, gain.shape, gain, _cast(self.shift, x.dtype), self.epsilon)
+
+
+def _cast(parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    """The parameter in `dtype`, to which its gradient is rounded: also where that is summed with more digits."""
+    return parameter.view_as(parameter).to(dtype)
 
 
 class Attention(nn.Module):
@@ -179,9 +184,10 @@ class Attention(nn.Module):
         model = make.model
         self.head_dim = model.head_dim
         self.is_grouped = model.num_kv_heads < model.num_heads
-        self.query = make.linear(model.hidden, model.attention_hidden)
-        self.key = make.linear(model.hidden, model.kv_hidden)
-        self.value = make.linear(model.hidden, model.kv_hidden)
+        bias = model.bias or model.qkv_bias
+        self.query = make.linear(model.hidden, model.attention_hidden, bias=bias)
+        self.key = make.linear(model.hidden, model.kv_hidden, bias=bias)
+        self.value = make.linear(model.hidden, model.kv_hidden, bias=bias)
         self.output = make.linear(model.attention_hidden, model.hidden)
         self.is_recomputed = make.recompute == "selective"
 
@@ -233,20 +239,28 @@ def _num_positions(model: Model, sequence_length: int) -> int:
 def _rotary_table(model: Model, sequence_length: int, dtype: torch.dtype) -> Tensor:
     """Cosines and sines [2, s, head_dim / 2] of rotary positions (arXiv 2104.09864), worked out in float64."""
     frequency = model.rotary_base ** (-torch.arange(0, model.head_dim, 2, dtype=torch.float64) / model.head_dim)
-    if model.rotary_scaling is not None:
-        frequency = _stretched(frequency, model.rotary_scaling)
+    scaling, length = model.rotary_scaling, 1.0
+    if scaling is not None:
+        frequency = frequency * (1 - (1 - 1 / scaling.factor) * _lowness(frequency, scaling, model.rotary_base))
+    if scaling is not None and scaling.kind == "yarn":
+        length = scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1
     angle = torch.outer(torch.arange(sequence_length, dtype=torch.float64), frequency)
-    return torch.stack([angle.cos(), angle.sin()]).to(dtype)
+    return (length * torch.stack([angle.cos(), angle.sin()])).to(dtype)
 
 
-def _stretched(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """The frequencies (in radians per token) for a longer context; see RotaryScaling."""
+def _lowness(frequency: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
+    """How low every frequency (in radians per token, falling) is: from 0, it is kept, to 1, it is divided."""
     if scaling.kind == "linear":
-        return frequency / scaling.factor
-    turns = scaling.original_length * frequency / (2 * math.pi)  # within the original length
+        return torch.ones_like(frequency)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequency * (kept + (1 - kept) / scaling.factor)
+    turns = scaling.original_length * frequency / (2 * math.pi)  # within the original length
+    if scaling.kind == "llama3":
+        return 1 - ((turns - low) / (high - low)).clamp(0, 1)
+    last = 2 * len(frequency) - 1  # as everybody has it, though pairs are half as many
+    place = [(turns[0] / bound).log() / math.log(base) * len(frequency) for bound in (high, low)]
+    first, end = max(math.floor(place[0]), 0), min(math.ceil(place[1]), last)
+    numbers = torch.arange(len(frequency), dtype=torch.float64)
+    return ((numbers - first) / (end - first if end != first else 0.001)).clamp(0, 1)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights of Hugging Face's Llama family: read into stages, each rank only its own, and written back.
+"""Weights of Hugging Face's Llama family, Qwen2 among them: read into stages, each rank only its own, and written back.
 
 Files are safetensors, one (``model.safetensors``) or several with an index (``model.safetensors.index.json``). Nothing
 is unpickled. The names of parameters here are those of the whole model, whatever stage they are in.
@@ -46,6 +46,7 @@ _LINEAR: Final = {
 }
 _WEIGHTS: Final = _NORMS | {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in _LINEAR.items()}
 _BIASES: Final = {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in _LINEAR.items()}
+_QKV_BIASES: Final = [f"attention.{part}.bias" for part in ("query", "key", "value")]
 _LAYER: Final = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -174,7 +175,7 @@ def save_model(
 
 def expected_names(model: Model) -> list[str]:
     """Our names of all parameters that an export has, in the model's order; a tied head is not among them."""
-    inner = [*_WEIGHTS, *(_BIASES if model.bias else ())]
+    inner = [*_WEIGHTS, *(_BIASES if model.bias else _QKV_BIASES if model.qkv_bias else ())]
     layers = [f"layers.{layer}.{name}" for layer in range(model.num_layers) for name in inner]
     head = [] if model.tied_embeddings else ["head.weight"]
     return ["embedding.weight", *layers, "norm.gain", *head]

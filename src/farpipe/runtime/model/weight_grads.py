@@ -77,8 +77,8 @@ class WeightGradStore:
 class Linear(nn.Module):
     """``y = x W^T + b``, its weight gradient deferred through `store`; without a store, plain autograd.
 
-    The weight is kept in its own dtype (float32 for training) and cast to the input's; the cast copy lives until
-    `forget_cast`, so that a step pays for it once and not per microbatch.
+    The weight is kept in its own dtype (float32 for training, unless the optimizer has its digits elsewhere) and cast
+    to the input's; the cast copy lives until `forget_cast`, so that a step pays for it once and not per microbatch.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Linear(nn.Module):
         """Add this microbatch's gradient to ``weight.grad`` (and ``bias.grad``)."""
         rows, grads = x.reshape(-1, x.shape[-1]), gy.reshape(-1, gy.shape[-1])
         if self.weight.grad is None:
-            self.weight.grad = (grads.T @ rows).to(self.weight.dtype)
+            self.weight.grad = (grads.T @ rows).to(self.weight.grad_dtype)
         elif self.weight.grad.dtype == rows.dtype:
             self.weight.grad.addmm_(grads.T, rows)
         else:
             self.weight.grad += grads.T @ rows
         if self.bias is not None:
-            bias_grad = grads.sum(0, dtype=self.bias.dtype)
+            bias_grad = grads.sum(0, dtype=self.bias.grad_dtype)
             self.bias.grad = bias_grad if self.bias.grad is None else self.bias.grad.add_(bias_grad)
 
 
@@ -162,8 +162,9 @@ class Embedding(nn.Module):
     def accumulate(self, x: Tensor, gy: Tensor) -> None:
         """Add the gradients of rows `x`; autograd's own backward would fill a whole table for every microbatch."""
         if self.weight.grad is None:
-            self.weight.grad = torch.zeros_like(self.weight)
-        self.weight.grad.index_add_(0, x.reshape(-1), gy.reshape(-1, gy.shape[-1]))
+            self.weight.grad = torch.zeros_like(self.weight, dtype=self.weight.grad_dtype)
+        grads = gy.reshape(-1, gy.shape[-1]).to(self.weight.grad.dtype)
+        self.weight.grad.index_add_(0, x.reshape(-1), grads)
 
 
 class _DeferredEmbedding(torch.autograd.Function):

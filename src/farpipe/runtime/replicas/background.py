@@ -25,6 +25,11 @@ class Job(Generic[Result]):
             self._error = error
         self._done.set()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._done.is_set()
+
     def wait(self) -> Result:
         """The result, or what the work raised; waits as long as the work does, whose own waits have limits."""
         self._done.wait()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from farpipe.runtime.peers import Messenger
@@ -81,8 +80,8 @@ class Ring:
         self._go_round(chunks[self.place - 1], take, line)
         return flat.tensor_split(self.size)[self.place]
 
-    def all_gather(self, flat: Tensor, line: Line, dtype: torch.dtype | None = None) -> None:
-        """Give this member's share of `flat` to all and take theirs; `dtype`: what travels, if not that of `flat`."""
+    def all_gather(self, flat: Tensor, line: Line) -> None:
+        """Give this member's share of `flat` to all and take theirs."""
         chunks = self._chunks(flat)
 
         def take(number: int, received: Tensor) -> Tensor:
@@ -90,8 +89,7 @@ class Ring:
             chunks[(self.place - 1 - turn) % self.size][piece].copy_(received)
             return received
 
-        mine = chunks[self.place]
-        self._go_round(mine if dtype is None else [piece.to(dtype) for piece in mine], take, line)
+        self._go_round(chunks[self.place], take, line)
 
     def _chunks(self, flat: Tensor) -> list[tuple[Tensor, ...]]:
         """The pieces of every member's share."""
@@ -146,13 +144,13 @@ class Rings:
         for ring in self._rings:
             flat = ring.reduce_scatter(flat, line)
 
-    def all_gather(self, flat: Tensor, line: Line, dtype: torch.dtype | None = None) -> None:
-        """Everybody's share of `flat` [padded] to everybody; `dtype`: what travels, if not that of `flat`."""
+    def all_gather(self, flat: Tensor, line: Line) -> None:
+        """Everybody's share of `flat` [padded] to everybody."""
         views = [flat]
         for ring in self._rings[:-1]:
             views.append(views[-1].tensor_split(ring.size)[ring.place])
         for ring, view in zip(reversed(self._rings), reversed(views), strict=False):
-            ring.all_gather(view, line, dtype)
+            ring.all_gather(view, line)
 
     def all_reduce(self, flat: Tensor, line: Line) -> None:
         """Sum over all members, for all members."""

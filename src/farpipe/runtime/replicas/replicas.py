@@ -64,9 +64,8 @@ class StageSync(Protocol):
 class WeightSync:
     """The collectives of a stage that is trained."""
 
-    def __init__(self, flats: Sequence[Flat], wire_dtype: torch.dtype) -> None:
-        """`wire_dtype`: what stages compute in, and so what they need of the weights that others have updated."""
-        self.flats, self._wire_dtype = flats, wire_dtype
+    def __init__(self, flats: Sequence[Flat]) -> None:
+        self.flats = flats
 
     def begin_step(self) -> None:
         """See StageSync."""
@@ -76,12 +75,12 @@ class WeightSync:
     def gather(self, line: Line) -> None:
         """See StageSync."""
         for flat in self.flats:
-            flat.gather_weights(line, self._wire_dtype)
-
-    def complete(self, line: Line) -> None:
-        """As `gather`, without rounding."""
-        for flat in self.flats:
             flat.gather_weights(line)
+
+    def updated(self) -> None:
+        """The optimizer has changed what is this process's."""
+        for flat in self.flats:
+            flat.take_masters()
 
     def reduce(self, line: Line) -> None:
         """See StageSync."""
@@ -137,28 +136,37 @@ class ReplicaSync:
         self._peers, self._stages = peers, stages
         place = run.places.of(peers.rank)
         self._collectives = collectives_of(run, place.rank) if stages else []
-        links = {item: collective_link(run.problem, item) for item in self._collectives}
-        beside, behind = self._others(run) if links else (set(), {})
-        self._counts_for = {
-            item: behind.get(link, set()) if link and is_inter_site(link) else beside for item, link in links.items()
-        }
+        own, links = peers.rank, run.links() if stages else {}
+        between = {pair: name for pair, (name, _) in links.items() if is_inter_site(name)}
+        self._link_to = {target: name for (source, target), name in between.items() if source == own}
+        self._link_from = {source: name for (source, target), name in between.items() if target == own}
+        self._places = {name: place for place, name in enumerate(run.problem.links)}
+        self.link_bytes = self._no_bytes()
+        """[num links of the Problem]: what this process has sent in the step over links between sites."""
+        self._counts_for = {item: self._counted(run, collective_link(run.problem, item)) for item in self._collectives}
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
         self._lag_s = place.replica * run.problem.turn_s
         self._background = Background(f"farpipe replicas of {peers.rank}")
         self._jobs: dict[Collective, Job[MessageRow]] = {}
 
-    def _others(self, run: RunSpec) -> tuple[set[int], dict[str, set[int]]]:
-        """The other processes at this site, and by link those that this process reaches over it."""
+    def _no_bytes(self) -> NDArray[np.int64]:
+        return np.zeros(len(self._places) if self._stages else 0, np.int64)
+
+    def _counted(self, run: RunSpec, link: str) -> set[int]:
+        if link and is_inter_site(link):
+            return {process for process, name in self._link_to.items() if name == link}
         own, places = self._peers.rank, run.places
-        behind: dict[str, set[int]] = {}
-        for (source, target), (name, _) in run.links().items():
-            if source == own:
-                behind.setdefault(name, set()).add(target)
         others = (process for process in range(places.num_processes) if process != own)
-        return {process for process in others if places.site(process) == places.site(own)}, behind
+        return {process for process in others if places.site(process) == places.site(own)}
+
+    def count_received(self, process: int, num_bytes: int) -> None:
+        """Something else came from `process` in this step: its bytes count here, for that is as good as there."""
+        if process in self._link_from:
+            self.link_bytes[self._places[self._link_from[process]]] += num_bytes
 
     def begin_step(self, step: int) -> None:
         """Start the gathers; wait for this replica's turn where replicas take turns on a link."""
+        self.link_bytes = self._no_bytes()
         for sync in self._stages.values():
             sync.begin_step()
         for item in self._collectives:
@@ -191,6 +199,9 @@ class ReplicaSync:
         arrival_ns = self._peers.clock.now_ns()
         end_ns = min(start_ns + line.link_ns, arrival_ns)
         num_bytes = sum(size for process, size in line.sent_bytes.items() if process in counts)
+        for process, size in line.sent_bytes.items():
+            if process in self._link_to:
+                self.link_bytes[self._places[self._link_to[process]]] += size
         return ready_ns, start_ns, end_ns, arrival_ns, num_bytes
 
     def finish_step(self) -> NDArray[np.int64]:

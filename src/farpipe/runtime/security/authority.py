@@ -8,13 +8,13 @@ Keys are of the curve P-256 and readable by their owner only.
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from farpipe.errors import InputError
+from farpipe.errors import InputError, RunError
 from farpipe.runtime.security.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, SITE_URI
 from farpipe.strict import write_text
 
@@ -30,9 +30,8 @@ _CLOCKS_DIFFER: Final = datetime.timedelta(hours=1)
 
 
 def init(folder: Path, days: int = AUTHORITY_DAYS) -> datetime.datetime:
-    """Make an authority in `folder`; until when it is valid. InputError when there is one, or the disk refuses."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    """Make an authority in `folder`; until when it is valid. InputError when there is one."""
+    ec = _elliptic_curves()
     if (folder / AUTHORITY_KEY_FILE).exists() or (folder / AUTHORITY_FILE).exists():
         raise InputError(
             f"{folder}: has an authority already; a new one would make all its certificates worthless, so choose "
@@ -41,7 +40,11 @@ def init(folder: Path, days: int = AUTHORITY_DAYS) -> datetime.datetime:
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _sign(key, None, _name("farpipe authority"), key, [], days)
     _write_key(folder / AUTHORITY_KEY_FILE, key)
-    _write_certificate(folder / AUTHORITY_FILE, certificate)
+    try:
+        _write_certificate(folder / AUTHORITY_FILE, certificate)
+    except RunError:  # half an authority would only be in the way of the next one
+        (folder / AUTHORITY_KEY_FILE).unlink()
+        raise
     return certificate.not_valid_after_utc
 
 
@@ -52,8 +55,7 @@ def issue(
 
     With `hosts` or `ips` it is good only where those are dialled. It ends with the authority at the latest.
     """
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    ec = _elliptic_curves()
     place = _place(folder, site)
     authority_key, authority = _load(folder)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -71,6 +73,15 @@ def make_throwaway(folder: Path, sites: Sequence[str]) -> None:
     for site in sites:
         issue(folder, site)
     (folder / AUTHORITY_KEY_FILE).unlink()
+
+
+def _elliptic_curves() -> ModuleType:
+    """Of the library that makes certificates; InputError where it is not installed."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        raise InputError("certificates need the cryptography library: pip install 'farpipe[secure]'") from None
+    return ec
 
 
 def _place(folder: Path, site: str) -> Path:
@@ -164,17 +175,10 @@ def _load(folder: Path) -> tuple["EllipticCurvePrivateKey", "x509.Certificate"]:
 
 
 def _write_key(path: Path, key: "EllipticCurvePrivateKey") -> None:
-    """Write a private key that only its owner can read, from the first moment on."""
+    """Write a private key that only its owner can read."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise InputError(f"{path}: can't be written: {error.strerror}") from None
+    write_text(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode(), private=True)
 
 
 def _write_certificate(path: Path, certificate: "x509.Certificate") -> None:

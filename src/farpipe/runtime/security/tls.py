@@ -50,9 +50,10 @@ class TlsFiles:
         """Those in `folder`, or in its subfolder `site` where one authority's folder holds all; InputError if none."""
         place = next((p for p in (Path(folder) / quote(site), Path(folder)) if (p / CERTIFICATE_FILE).is_file()), None)
         if place is None:
+            below = f" and no {site}/{CERTIFICATE_FILE}" if site else ""
             raise InputError(
-                f"{folder}: has no {CERTIFICATE_FILE} and no {site}/{CERTIFICATE_FILE}; make them with "
-                f"`farpipe certs issue` and copy the site's folder here"
+                f"{folder}: has no {CERTIFICATE_FILE}{below}; make them with `farpipe certs issue` and copy the site's "
+                "folder here"
             )
         files = cls(place / AUTHORITY_FILE, place / CERTIFICATE_FILE, place / KEY_FILE)
         for path in (files.authority, files.key):

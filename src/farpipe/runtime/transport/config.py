@@ -53,13 +53,8 @@ class TransportConfig:
     """The site of every rank; with TLS a rank's certificate must be that of its site."""
     allow_plaintext: bool = False
     """Listen without TLS on an address that other machines can reach."""
-    num_threads: int | None = None
-    """Threads that send and receive; None: by the number of cores. One moves about 5 Gbit/s within TLS."""
-    socket_buffer_bytes: int | None = None
-    """Kernel buffer per TCP connection and direction; None: the kernel adapts it (up to tcp_wmem and tcp_rmem)."""
-    congestion_control: str | None = None
-    """TCP's algorithm; None: the system's default. "bbr" also keeps its rate when a connection was idle for a while,
-    where the others start slowly again unless the system's tcp_slow_start_after_idle is off."""
+    pinned: bool = False
+    """Receive into page-locked memory, from which a GPU can copy beside its computing."""
     bandwidths: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams` and pacing."""
     paced: bool = True

@@ -6,7 +6,9 @@ import ssl
 from collections.abc import Sequence
 from typing import Final
 
-from farpipe.runtime.transport.sockets import ClosedError, interrupt
+from farpipe.runtime.security.proof import ClosedError
+from farpipe.runtime.transport.sockets import interrupt
+from farpipe.runtime.transport.tuning import delivery_rate
 
 JOINED_BYTES: Final = 64 << 10
 """Pieces that are shorter in all are joined before they are encrypted: one record instead of several."""
@@ -20,6 +22,8 @@ class Connection:
         self._sock = sock
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.fd: Final = sock.fileno()
+        self.is_drained = False
+        """Whether the last `receive_into` got all that the kernel had, so that another would find nothing."""
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> int:
         """How many bytes of `pieces` were taken; 0 when none can be at the moment.
@@ -47,7 +51,12 @@ class Connection:
             raise ClosedError("it was closed") from None
         if num_bytes == 0:
             raise ClosedError("it was closed")
+        self.is_drained = self._tls is None and num_bytes < len(view)
         return num_bytes
+
+    def delivered_bytes_per_s(self) -> float:
+        """The rate at which TCP has lately seen its data arrive."""
+        return delivery_rate(self._sock)
 
     def close(self) -> None:
         """Break it off."""

@@ -173,6 +173,7 @@ class ControlLink:
                 reason = payload.decode(errors="replace")
                 self._health.fail(PeerError(f"rank {self.peer} gave up: {reason}"), announce=None)
             case ControlFrame.GOODBYE:
+                self._health.resume(self, for_good=True)  # should it have been DOWN, no UP follows
                 self._inbox.goodbye(self.peer, dict(zip(CHANNEL_KINDS, _GOODBYE.unpack(payload), strict=True)))
                 self._mailbox.depart(self.peer)
 

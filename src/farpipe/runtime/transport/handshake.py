@@ -5,31 +5,27 @@
     connector -> acceptor    how many frames of this pipe it has received, MAC over all
     acceptor -> connector    how many it has received, or why it refuses
 
-The MACs (HMAC-SHA256 under the token) cover the whole hello, so nobody can turn a connection into another. They prove
+The MACs (see `runtime.security.proof`) cover the whole hello, so nobody can turn a connection into another. They prove
 who opened the connection; without TLS they don't protect what is sent on it later. With TLS (`runtime.security`)
 all of this goes within it, and the acceptor checks that the certificate is that of the rank's site.
 """
 
-import hmac
-import secrets
 import socket
 import ssl
 import struct
 import time
 from typing import Final, NamedTuple
 
+from farpipe.runtime.security.proof import NONCE_BYTES, PROOF_BYTES, is_proof, nonce, prove, receive_before
 from farpipe.runtime.security.tls import RefusedError, explained
 from farpipe.runtime.transport.message import CHANNEL_KINDS, ChannelKind
-from farpipe.runtime.transport.sockets import receive_before
 
-VERSION: Final = 2
+VERSION: Final = 3
 LIMIT_S: Final = 5.0
 """A connection that has not proven itself by then is closed."""
 
 _MAGIC: Final = b"farpipe\0"
-_NONCE_BYTES: Final = 16
-_MAC_BYTES: Final = 32
-_HELLO: Final = struct.Struct(f"<8sHBxIII{_NONCE_BYTES}s")
+_HELLO: Final = struct.Struct(f"<8sHBxIII{NONCE_BYTES}s")
 _COUNT: Final = struct.Struct("<Q")
 _ANSWER: Final = struct.Struct("<?xHQ")
 _MAX_REASON_BYTES: Final = 1024
@@ -58,17 +54,16 @@ def offer(sock: socket.socket, purpose: Purpose, token: bytes, num_received: int
     """
     deadline_s = time.monotonic() + LIMIT_S
     code = _CONTROL if purpose.kind is None else CHANNEL_KINDS.index(purpose.kind)
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    hello = _HELLO.pack(_MAGIC, VERSION, code, purpose.source, purpose.target, purpose.stream, nonce)
+    hello = _HELLO.pack(_MAGIC, VERSION, code, purpose.source, purpose.target, purpose.stream, nonce())
     sock.settimeout(LIMIT_S)
     with explained():
         _send(sock, hello)
-        answer = receive_before(sock, _NONCE_BYTES + _MAC_BYTES, deadline_s)
-        talk = hello + answer[:_NONCE_BYTES]
-        if not hmac.compare_digest(answer[_NONCE_BYTES:], _mac(token, b"acceptor", talk)):
+        answer = receive_before(sock, NONCE_BYTES + PROOF_BYTES, deadline_s)
+        talk = hello + answer[:NONCE_BYTES]
+        if not is_proof(answer[NONCE_BYTES:], token, b"acceptor", talk):
             raise HandshakeError("it does not know this run's token")
         count = _COUNT.pack(num_received)
-        _send(sock, count + _mac(token, b"connector", talk + count))
+        _send(sock, count + prove(token, b"connector", talk + count))
         welcome, reason_bytes, peer_received = _ANSWER.unpack(receive_before(sock, _ANSWER.size, deadline_s))
         if not welcome:
             raise RefusedError(receive_before(sock, reason_bytes, deadline_s).decode(errors="replace"))
@@ -95,11 +90,11 @@ def accept(sock: socket.socket, token: bytes) -> tuple[Purpose, int]:
     if magic != _MAGIC or version != VERSION or code > _CONTROL:
         tls = "" if isinstance(sock, ssl.SSLSocket) or hello[:2] != b"\x16\x03" else "; it speaks TLS, this side not"
         raise HandshakeError(f"it does not speak this version of farpipe's protocol{tls}")
-    talk = hello + secrets.token_bytes(_NONCE_BYTES)
-    sock.sendall(talk[_HELLO.size :] + _mac(token, b"acceptor", talk))
+    talk = hello + nonce()
+    sock.sendall(talk[_HELLO.size :] + prove(token, b"acceptor", talk))
     count = receive_before(sock, _COUNT.size, deadline_s)
-    proof = receive_before(sock, _MAC_BYTES, deadline_s)
-    if not hmac.compare_digest(proof, _mac(token, b"connector", talk + count)):
+    proof = receive_before(sock, PROOF_BYTES, deadline_s)
+    if not is_proof(proof, token, b"connector", talk + count):
         raise HandshakeError("it does not know this run's token")
     (num_received,) = _COUNT.unpack(count)
     return Purpose(source, target, None if code == _CONTROL else CHANNEL_KINDS[code], stream), num_received
@@ -116,7 +111,3 @@ def refuse(sock: socket.socket, reason: str) -> None:
     text = reason.encode()[:_MAX_REASON_BYTES]
     sock.settimeout(LIMIT_S)
     sock.sendall(_ANSWER.pack(False, len(text), 0) + text)
-
-
-def _mac(token: bytes, role: bytes, talk: bytes) -> bytes:
-    return hmac.digest(token, role + talk, "sha256")

@@ -85,11 +85,10 @@ class Health:
                 self._paused_since_s = time.monotonic()
             self._pauses[who] += 1
 
-    def resume(self, who: object) -> None:
-        """`who` has one connection back that it had lost."""
+    def resume(self, who: object, *, for_good: bool = False) -> None:
+        """`who` has one connection back that it had lost; `for_good`: no more will be heard of any that it had."""
         with self._lock:
-            if self._pauses[who]:
-                self._pauses[who] -= 1
+            self._pauses[who] -= self._pauses[who] if for_good else 1
             self._pauses += Counter()  # only what is more than zero stays
             if not self._pauses and self._paused_since_s is not None:
                 self._paused_s += time.monotonic() - self._paused_since_s

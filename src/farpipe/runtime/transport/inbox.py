@@ -11,6 +11,7 @@ from farpipe.errors import RunError
 from farpipe.runtime.clock import Clock
 from farpipe.runtime.transport.config import TransportConfig
 from farpipe.runtime.transport.health import Health, Later, PeerError
+from farpipe.runtime.transport.host_memory import host_tensor
 from farpipe.runtime.transport.message import Channel, ChannelKind, Message, MessageTimes, Tag
 from farpipe.runtime.transport.wire import ChunkHeader, WireError, tensor_bytes
 from farpipe.units import format_bytes
@@ -63,11 +64,11 @@ class _Shelf:
             return True
         return not all(tag in self.by_tag and self.by_tag[tag].received_ns for tag in self.awaited)
 
-    def open(self, header: ChunkHeader) -> _Parcel:
-        """Room for a new message."""
+    def open(self, header: ChunkHeader, *, pinned: bool) -> _Parcel:
+        """Room for a new message; `pinned` as in TransportConfig."""
         if header.tag in self.by_tag:
             raise WireError(f"the message of {header.tag} was sent twice")
-        tensor = torch.empty(header.shape, dtype=header.dtype)
+        tensor = host_tensor(header.shape, header.dtype, pinned=pinned)
         parcel = _Parcel(header, tensor, tensor_bytes(tensor), header.total_bytes, header.start_ns)
         self.by_number[header.number] = self.by_tag[header.tag] = parcel
         self.num_bytes += header.total_bytes
@@ -105,7 +106,7 @@ class Inbox:
                     if go_on not in shelf.stopped:
                         shelf.stopped.append(go_on)
                     return None
-                parcel = shelf.open(header)
+                parcel = shelf.open(header, pinned=self._config.pinned)
         if not header.same_message(parcel.header):
             raise WireError(f"the chunks of message {header.number} contradict each other")
         return parcel.data[header.offset : header.offset + header.chunk_bytes]

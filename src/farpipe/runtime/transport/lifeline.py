@@ -15,6 +15,7 @@ from farpipe.runtime.transport.handshake import HandshakeError
 from farpipe.runtime.transport.health import Health, PeerError
 from farpipe.runtime.transport.loop import Loop
 from farpipe.runtime.transport.pipe import Ends, Pipe
+from farpipe.runtime.transport.warm_up import WarmUp
 from farpipe.runtime.transport.wire import WireError
 
 RETRY_S: Final = 0.05
@@ -61,6 +62,7 @@ class Lifeline:
         *,
         dial: Dial | None = None,
         looks: bool = False,
+        warm_up: WarmUp | None = None,
         on_attached: Callable[[], None],
         on_outage: Callable[[bool], None],
     ) -> None:
@@ -71,7 +73,7 @@ class Lifeline:
         self._reason: Exception | None = None
         self._said_down = False
         self._thread: threading.Thread | None = None
-        self.pipe = Pipe(ends, loop, now_ns, self._down, self._watch, silence_s)
+        self.pipe = Pipe(ends, loop, now_ns, self._down, self._watch, silence_s, warm_up)
 
     def connect(self, deadline_s: float) -> None:
         """Dial for the first time, until `deadline_s` (monotonic); does not wait."""

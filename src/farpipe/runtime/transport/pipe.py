@@ -8,6 +8,7 @@ wherever a connection breaks.
 
     frame:  prefix (kind, length of head and body, frames received so far), head, body, stamp
     note:   prefix alone; an acknowledgement, and a sign of life for a side that has nothing else to say
+    filler: prefix and bytes that mean nothing, while a connection warms up (see warm_up.py); not counted, not kept
 """
 
 import select
@@ -19,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from farpipe.runtime.security.proof import ClosedError
 from farpipe.runtime.transport.connection import Connection
 from farpipe.runtime.transport.loop import Loop
-from farpipe.runtime.transport.sockets import ClosedError
+from farpipe.runtime.transport.warm_up import WarmUp
 from farpipe.runtime.transport.wire import WireError
 
 MAX_HEAD_BYTES: Final = 1024
@@ -31,10 +33,13 @@ ACK_BYTES: Final = 256 << 10
 
 _FRAME: Final = 0xF1
 _NOTE: Final = 0xA1
+_FILLER: Final = 0xE1
+_KINDS: Final = (_FRAME, _NOTE, _FILLER)
 _PREFIX: Final = struct.Struct("<BxHIQ")
 _STAMP: Final = struct.Struct("<q")
 _WHOLE_BYTES: Final = 64 << 10
 """A frame up to here is handed over in one piece, with its stamp."""
+_FILLER_BYTES: Final = bytes(16 << 10)
 _TURN_BYTES: Final = 1 << 20
 """A pipe that has moved so much lets the others have their turn."""
 _SHARE_BYTES: Final = 32 << 10
@@ -74,7 +79,8 @@ class Ends(Protocol):
 class Pipe:
     """One pipe; `loop` serves it. `attach` gives it a connection, `on_down` hears that it has none any more.
 
-    `on_down(reason)` and `on_tick` (see Served) are called in the loop's thread without any lock.
+    `warm_up` says how long a new connection is filled up; None: not at all. `on_down(reason)` and `on_tick` (see
+    Served) are called in the loop's thread without any lock.
     """
 
     def __init__(
@@ -85,8 +91,10 @@ class Pipe:
         on_down: Callable[["Pipe", Exception], None],
         watch: Callable[["Pipe", float], None],
         silence_s: float,
+        warm_up: WarmUp | None = None,
     ) -> None:
         self._ends, self.loop, self._now_ns, self._silence_s = ends, loop, now_ns, silence_s
+        self._warm_up = warm_up
         self._on_down, self._watch = on_down, watch
         self._lock = threading.RLock()
         self._connection: Connection | None = None
@@ -141,9 +149,14 @@ class Pipe:
             self._first = self._last = 0
             self._paused = self._was_paused = self._wants_write = False
             self._connection = connection
+            if self._warm_up is not None:
+                self._warm_up.begin(time.monotonic())
             self.loop.watch(connection.fd, self)
-        self.loop.call(self._read_on)  # the handshake may have read more than its own
+        self.loop.call(self._begin)  # the handshake may have read more than its own
         return True
+
+    def _begin(self) -> None:
+        self.on_event(select.EPOLLIN | select.EPOLLOUT)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -177,9 +190,11 @@ class Pipe:
             with self._lock:
                 if self._paused and mask & (select.EPOLLHUP | select.EPOLLERR):  # reading would not find it out
                     raise ClosedError("it was closed")
+                num_received = self.num_received
                 if mask & ~select.EPOLLOUT:
                     self._receive()
-                self._send()
+                if mask != select.EPOLLIN or self._note_due or self.num_received != num_received:
+                    self._send()  # not for an acknowledgement: a stream that takes a frame out of turn gets two
                 self._set_interest()
         except (OSError, WireError) as error:
             self.break_off(error)
@@ -279,7 +294,17 @@ class Pipe:
         if self._note_due:
             self._out = [_PREFIX.pack(_NOTE, 0, 0, self._say_received())]
             return True
+        if self._is_cold():
+            self._out = [_PREFIX.pack(_FILLER, 0, len(_FILLER_BYTES), self._say_received()), _FILLER_BYTES]
+            return True
         return False
+
+    def _is_cold(self) -> bool:
+        return (
+            self._warm_up is not None
+            and self._connection is not None
+            and self._warm_up.goes_on(self._connection.delivered_bytes_per_s, time.monotonic())
+        )
 
     def _load_frame(self, frame: Frame) -> None:
         prefix = _PREFIX.pack(_FRAME, len(frame.head), len(frame.body), self._say_received())
@@ -311,12 +336,15 @@ class Pipe:
         self._expects: tuple[int, int] | None = None  # lengths of head and body, once the prefix is there
         self._known: Any = None
         self._target: memoryview | None = None  # what is missing of the body, once there is room for it
+        self._filler_bytes = 0  # what is still to come of a filler
 
     def _receive(self) -> None:
         self._paused = False
         budget = _TURN_BYTES
+        if self._connection is not None:
+            self._connection.is_drained = False
         roomy = self._parse()  # what there was no room for the last time
-        while roomy and self._connection is not None:
+        while roomy and (connection := self._connection) is not None and not connection.is_drained:
             num_bytes = self._read()
             if not num_bytes:
                 return
@@ -366,16 +394,24 @@ class Pipe:
                 return True
 
     def _take_prefix(self) -> bool:
-        while self._last - self._first >= _PREFIX.size:
+        while self._skip_filler() and self._last - self._first >= _PREFIX.size:
             kind, head_bytes, body_bytes, acknowledged = _PREFIX.unpack_from(self._buffer, self._first)
-            if kind not in (_FRAME, _NOTE) or head_bytes > MAX_HEAD_BYTES or body_bytes > MAX_BODY_BYTES:
+            if kind not in _KINDS or head_bytes > MAX_HEAD_BYTES or body_bytes > MAX_BODY_BYTES:
                 raise WireError(f"not a frame: {bytes(self._buffer[self._first : self._first + 8])!r}")
             self._first += _PREFIX.size
             self._acknowledge(acknowledged)
             if kind == _FRAME:
                 self._expects = (head_bytes, body_bytes)
                 return True
+            self._filler_bytes = body_bytes
         return False
+
+    def _skip_filler(self) -> bool:
+        """Drop what there is of a filler; whether it is over."""
+        num_bytes = min(self._filler_bytes, self._last - self._first)
+        self._first += num_bytes
+        self._filler_bytes -= num_bytes
+        return not self._filler_bytes
 
     def _take_head(self) -> bool:
         assert self._expects is not None

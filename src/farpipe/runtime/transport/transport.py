@@ -32,7 +32,15 @@ from farpipe.runtime.transport.outbox import Outbox
 from farpipe.runtime.transport.receiving import Chunks
 from farpipe.runtime.transport.rendezvous import Rendezvous
 from farpipe.runtime.transport.sockets import listen, pace, prepare
-from farpipe.runtime.transport.tuning import choose_streams, default_num_threads, pacing_rate, round_trip_s
+from farpipe.runtime.transport.tuning import (
+    choose_streams,
+    is_far,
+    num_threads,
+    pacing_rate,
+    round_trip_s,
+    suit_to_pauses,
+)
+from farpipe.runtime.transport.warm_up import WarmUp
 
 FAREWELL_S: Final = 1.0
 """How long a rank that leaves tries to tell why, and then waits for its threads."""
@@ -75,9 +83,8 @@ class Transport:
         """Connect to the ranks that have introduced themselves, and see that all have come so far."""
         self._token, self._ranks, self._links, self._credentials = token, ranks, links, credentials
         config, tick_s = self._config, self._config.silence_s / 5
-        num_loops = config.num_threads or default_num_threads()
         on_fault = partial(self._health.fault, what="moving messages")
-        self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_loops)]
+        self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_threads())]
         for peer in range(self.world_size):
             if peer != self.rank:
                 link = self._make_link(peer)
@@ -108,6 +115,7 @@ class Transport:
         dial: Dial | None,
         *,
         looks: bool = False,
+        warm_up: WarmUp | None = None,
     ) -> Lifeline:
         site = self._config.site(peer)
         other = Peer(
@@ -127,6 +135,7 @@ class Transport:
             self._config.silence_s,
             dial=dial,
             looks=looks,
+            warm_up=warm_up,
             on_attached=self._mesh.notice,
             on_outage=self._mesh.tell_of_outage,
         )
@@ -136,7 +145,9 @@ class Transport:
         address, site = self._ranks[purpose.target].address, self._config.site(purpose.target)
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            prepare(sock, self._config)
+            prepare(sock)
+            if purpose.kind is not None and is_far(self._round_trips_s[purpose.target]):
+                suit_to_pauses(sock)
             if rate is not None:
                 pace(sock, rate)
             sock.settimeout(handshake.LIMIT_S)
@@ -210,14 +221,18 @@ class Transport:
         name = config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve, name) if self._links and name else None
         distance_s, bytes_per_s = self._round_trips_s.get(peer, 0.0), config.bandwidths.get((self.rank, peer))
-        num_streams = config.streams or choose_streams(distance_s, bytes_per_s, config.socket_buffer_bytes)
-        paced = config.paced and name is None
-        rate = pacing_rate(distance_s, bytes_per_s, num_streams) if paced else None
+        num_streams = config.streams or choose_streams(distance_s, bytes_per_s)
+        share = pacing_rate(distance_s, bytes_per_s, num_streams) if name is None else None
         outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
         what = f"sending {kind} messages"
         lines = [
             self._lifeline(
-                outbox, peer, what, stream, partial(self._dial, Purpose(self.rank, peer, kind, stream), rate)
+                outbox,
+                peer,
+                what,
+                stream,
+                partial(self._dial, Purpose(self.rank, peer, kind, stream), share if config.paced else None),
+                warm_up=WarmUp(share, distance_s) if share is not None else None,
             )
             for stream in range(num_streams)
         ]
@@ -269,6 +284,10 @@ class Transport:
         if broken and not found:
             self._health.check(f"waiting for {name!r}")
         return found
+
+    def paused_s(self) -> float:
+        """For how long outages have kept messages from arriving, in all."""
+        return self._health.paused_s()
 
     def change_link(self, name: str, shape: LinkShape) -> None:
         """From now on an emulated link is like this, for all ranks."""
@@ -361,7 +380,7 @@ def connect(
         if links:
             undo.callback(links.close)
         ranks = introduce(rank, listener, config, rendezvous, links)
-        token = rendezvous.token(config.connect_timeout_s)
+        token = rendezvous.token
         if shapes and rank:
             links = EmulatedLinks.open(ranks[0].links_path, shapes)
         undo.pop_all()

@@ -1,7 +1,7 @@
 """How many TCP connections a link needs, and how fast each of them may send.
 
 A connection carries at most one window per round trip, and the sender's window is bounded by the kernel's buffer
-(tcp_wmem, or SO_SNDBUF), of which about two thirds hold data (2.7 MB of 4 MiB were seen). Streams beyond what rate and
+(tcp_wmem), of which about two thirds hold data (2.7 MB of 4 MiB were seen). Streams beyond what rate and
 round trip ask for only cost memory and start-up; too few leave the link idle.
 
 Where the link's rate is known, its connections share it out among them (SO_MAX_PACING_RATE, which the kernel's TCP
@@ -10,6 +10,7 @@ link: they lose no packets there, slow start is not cut short by a queue that gr
 channels are not held up in it. Measured over 1 Gbit/s, 50 ms: docs/status.md.
 """
 
+import contextlib
 import math
 import os
 import socket
@@ -30,25 +31,45 @@ _RAMP_BYTES: Final = 3 << 19
 a cold start several come up to the rate sooner than one."""
 _PACED_SHARE: Final = 0.95
 """Of the rate, for headers (3.5 % of full packets) and to keep the queue empty."""
-_PACED_FROM_S: Final = 1e-3
-"""Round trip of a way that is long enough: nearer by, the plan's rate is a guess and the queue is nothing."""
+_FAR_S: Final = 1e-3
+"""Round trip of a way that is long: nearer by, the plan's rate is a guess and the queue is nothing."""
 _WMEM: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
+_SLOW_AFTER_IDLE: Final = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _RTT_OFFSET: Final = 68
 """Of tcpi_rtt, microseconds, in struct tcp_info (linux/tcp.h)."""
+_DELIVERY_RATE_OFFSET: Final = 160
+"""Of tcpi_delivery_rate, bytes/s (since Linux 4.9)."""
 
 
-def choose_streams(round_trip_s: float, bytes_per_s: float | None, buffer_bytes: int | None = None) -> int:
-    """Connections for a link; `buffer_bytes` as in TransportConfig.socket_buffer_bytes."""
-    window_bytes = min(buffer_bytes or send_buffer_limit_bytes(), _RAMP_BYTES) * _USED_SHARE
+def choose_streams(round_trip_s: float, bytes_per_s: float | None) -> int:
+    """Connections for a link."""
+    window_bytes = min(send_buffer_limit_bytes(), _RAMP_BYTES) * _USED_SHARE
     in_flight_bytes = (bytes_per_s or UNKNOWN_BYTES_PER_S) * round_trip_s
     return min(max(LOCAL_STREAMS, math.ceil(_SPARE * in_flight_bytes / window_bytes)), MAX_CHOSEN)
 
 
 def pacing_rate(round_trip_s: float, bytes_per_s: float | None, num_streams: int) -> int | None:
     """Bytes/s that each of a link's connections may send at most; None: as fast as TCP finds right."""
-    if bytes_per_s is None or round_trip_s < _PACED_FROM_S:
+    if bytes_per_s is None or not is_far(round_trip_s):
         return None
     return max(1, round(_PACED_SHARE * bytes_per_s / num_streams))
+
+
+def is_far(round_trip_s: float) -> bool:
+    """Whether it matters how TCP finds its rate."""
+    return round_trip_s >= _FAR_S
+
+
+def suit_to_pauses(sock: socket.socket) -> None:
+    """Choose a congestion control under which a connection goes on after a pause at the rate that it had.
+
+    CUBIC, where the system lets it keep its window; elsewhere it would start slowly again after each pause, and BBR
+    does not. Not BBR everywhere: it interrupts each connection for 200 ms every 10 s to measure the round trip. What
+    the system has not or does not allow is left as it is: docs/how-to/measure-a-link.md tells the remedy.
+    """
+    keeps_window = _SLOW_AFTER_IDLE.exists() and _SLOW_AFTER_IDLE.read_text().strip() == "0"
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic" if keeps_window else b"bbr")
 
 
 def send_buffer_limit_bytes() -> int:
@@ -61,10 +82,21 @@ def send_buffer_limit_bytes() -> int:
 
 def round_trip_s(sock: socket.socket) -> float:
     """The kernel's estimate of a connection's round trip."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_OFFSET + 4)
-    return float(struct.unpack_from("=I", info, _RTT_OFFSET)[0]) * 1e-6
+    return float(_tcp_info(sock, "=I", _RTT_OFFSET)) * 1e-6
 
 
-def default_num_threads() -> int:
-    """Threads to move data with: most of the machine's cores are for computing."""
+def delivery_rate(sock: socket.socket) -> float:
+    """The bytes/s at which a connection's data arrived lately, by the kernel's count of acknowledgements."""
+    return float(_tcp_info(sock, "=Q", _DELIVERY_RATE_OFFSET))
+
+
+def _tcp_info(sock: socket.socket, form: str, offset: int) -> int:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + struct.calcsize(form))
+    (value,) = struct.unpack_from(form, info, offset)
+    assert isinstance(value, int)
+    return value
+
+
+def num_threads() -> int:
+    """Threads to move data with: most of the machine's cores are for computing. One moves about 5 Gbit/s within TLS."""
     return min(4, max(1, len(os.sched_getaffinity(0)) // 4))

@@ -36,6 +36,8 @@ _CONTROL_MAGIC: Final = b"fpC1"
 _DATA: Final = struct.Struct("<4sBBxx Q qii QQQ qqq 8Q")
 _CONTROL: Final = struct.Struct("<4sBxH I qq")
 
+_NO_SIZES: Final = (0,) * MAX_DIMENSIONS
+
 DATA_HEADER_BYTES: Final = _DATA.size
 CONTROL_HEADER_BYTES: Final = _CONTROL.size
 
@@ -104,25 +106,32 @@ def check_sendable(tensor: torch.Tensor) -> None:
 
 def pack_chunk(header: ChunkHeader) -> bytes:
     """The header as bytes."""
-    shape = header.shape + (0,) * (MAX_DIMENSIONS - len(header.shape))
-    about = (DTYPES.index(header.dtype), len(header.shape), header.number)
-    return _DATA.pack(_DATA_MAGIC, *about, *header.tag, *header[4:], *shape)
+    number, tag, dtype, shape, *rest = header
+    unused = _NO_SIZES[len(shape) :]
+    return _DATA.pack(_DATA_MAGIC, DTYPES.index(dtype), len(shape), number, *tag, *rest, *shape, *unused)
 
 
 def unpack_chunk(data: bytes | bytearray | memoryview, max_message_bytes: int) -> ChunkHeader:
     """The header in `data`; WireError for anything that can't be right."""
-    if len(data) != DATA_HEADER_BYTES or bytes(data[:4]) != _DATA_MAGIC:
+    if len(data) != DATA_HEADER_BYTES:
+        raise WireError(f"a data header of {len(data)} bytes")
+    magic, code, num_dimensions, number, step, stage, microbatch, total_bytes, offset, chunk_bytes, *rest = (
+        _DATA.unpack(data)
+    )
+    if magic != _DATA_MAGIC:
         raise WireError(f"not a data frame: {bytes(data[:8])!r}")
-    _, code, num_dimensions, number, *rest = _DATA.unpack(data)
-    tag, (total_bytes, offset, chunk_bytes), times = Tag(*rest[:3]), rest[3:6], rest[6:9]
     if code >= len(DTYPES) or num_dimensions > MAX_DIMENSIONS:
         raise WireError(f"unknown dtype {code} or too many dimensions, {num_dimensions}")
-    dtype, shape = DTYPES[code], tuple(rest[9 : 9 + num_dimensions])
-    if math.prod(shape) * dtype.itemsize != total_bytes or total_bytes > max_message_bytes:
+    dtype, shape = DTYPES[code], tuple(rest[3 : 3 + num_dimensions])
+    spread_bytes = (
+        total_bytes or math.prod(size or 1 for size in shape) * dtype.itemsize
+    )  # as an empty one's strides say
+    if math.prod(shape) * dtype.itemsize != total_bytes or spread_bytes > max_message_bytes:
         raise WireError(f"a message of {total_bytes} bytes for shape {shape}; the limit is {max_message_bytes}")
     if offset + chunk_bytes > total_bytes:
         raise WireError(f"a chunk beyond its message: {offset} + {chunk_bytes} of {total_bytes} bytes")
-    return ChunkHeader(number, tag, dtype, shape, total_bytes, offset, chunk_bytes, *times)
+    tag = Tag(step, stage, microbatch)
+    return ChunkHeader(number, tag, dtype, shape, total_bytes, offset, chunk_bytes, *rest[:3])
 
 
 def pack_control(header: ControlHeader) -> bytes:

@@ -17,7 +17,7 @@ def _fits_before(start, seconds, fit, other):  # type: ignore[no-untyped-def]
     return start < other and start + fit * seconds <= other + 1e-12
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _goes_first(start, seconds, fit, key, other_start, other_seconds, other_fit, other_key):  # type: ignore[no-untyped-def]
     """Whether one pass goes before another: the one with the lesser key, unless the other fits before it."""
     if key < other_key:
@@ -25,7 +25,7 @@ def _goes_first(start, seconds, fit, key, other_start, other_seconds, other_fit,
     return _fits_before(start, seconds, fit, other_start)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _next_pass(rank, stages, step, state, key, rules):  # type: ignore[no-untyped-def]
     """The F or I that the rank would do next: (start, kind, stage, whether some F lacks memory)."""
     duration, activation, reserve, room = step
@@ -58,7 +58,7 @@ def _next_pass(rank, stages, step, state, key, rules):  # type: ignore[no-untype
     return start, kind, stage, blocked
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _next_weights(stages, done):  # type: ignore[no-untyped-def]
     """The stage with the oldest W that is left, or -1."""
     found = -1
@@ -70,8 +70,8 @@ def _next_weights(stages, done):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True)
-def _next_action(rank, stages, step, state, idle, key, rules, weight_rules):  # type: ignore[no-untyped-def]
+@njit(cache=True, inline="always")
+def _next_action(rank, stages, step, state, idle, longest_idle, key, rules, weight_rules):  # type: ignore[no-untyped-def]
     """(start, kind, stage) of what the rank would do next; a start of infinity: nothing yet."""
     weight_fit, level_idle = weight_rules
     done, free = state[0], state[2]
@@ -81,12 +81,12 @@ def _next_action(rank, stages, step, state, idle, key, rules, weight_rules):  # 
     if of < 0 or start <= now:
         return start, kind, stage
     fits = _fits_before(now, step[0][W, of, done[W, of]], weight_fit, start)
-    if fits or blocked or (level_idle and idle[rank] + start - now > idle.max() + 1e-12):
+    if fits or blocked or (level_idle and idle[rank] + start - now > longest_idle + 1e-12):
         return now, W, of
     return start, kind, stage
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
     """Put what an F or I makes on its way; the stage that gets it, or -1."""
     link, transfer, latency = wires
@@ -106,10 +106,10 @@ def _send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-un
 
 
 @njit(cache=True)
-def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_rules, codes):  # type: ignore[no-untyped-def]
+def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_rules, codes, limit_s):  # type: ignore[no-untyped-def]
     """Write the actions into `codes` as they start; (how many there are, makespan, longest time of any rank).
 
-    Fewer than there is room for: no rank can start anything any more.
+    Fewer than there is room for: no rank can start anything any more, or one can't be done before `limit_s`.
     """
     duration, activation = step[0], step[1]
     num_stages, num_microbatches = duration.shape[1:]
@@ -121,14 +121,20 @@ def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_r
     last, began = np.full(num_ranks, -1), np.full(num_ranks, -1.0)
     link_free = np.zeros(wires[2].size)
     state = (done, arrival, free, used, last)
+    left, longest_idle = np.zeros(num_ranks), 0.0
+    for s in range(num_stages):
+        left[rank_of_stage[s]] += duration[:, s].sum()
     start, choice = np.full(num_ranks, _NEVER), np.full((num_ranks, 2), -1)
     for r in range(num_ranks):
         start[r], choice[r, 0], choice[r, 1] = _next_action(
-            r, stages_of_rank[r], step, state, idle, key, rules, weight_rules
+            r, stages_of_rank[r], step, state, idle, longest_idle, key, rules, weight_rules
         )
     for count in range(codes.size):
-        rank = int(np.argmin(start))
-        if start[rank] == _NEVER:
+        rank = 0
+        for r in range(1, num_ranks):
+            if start[r] < start[rank]:
+                rank = r
+        if start[rank] == _NEVER or start[rank] + left[rank] > limit_s:
             return count, _NEVER, _NEVER
         kind, stage = choice[rank]
         j = done[kind, stage]
@@ -139,7 +145,9 @@ def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_r
             began[rank] = start[rank]
         else:
             idle[rank] += start[rank] - free[rank]
+            longest_idle = max(longest_idle, idle[rank])
         free[rank] = end
+        left[rank] -= duration[kind, stage, j]
         told = -1
         if kind == W:
             used[rank] -= stash[stage, j]
@@ -150,6 +158,6 @@ def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_r
         other = rank_of_stage[told] if told >= 0 else rank
         for r in (rank, other):
             start[r], choice[r, 0], choice[r, 1] = _next_action(
-                r, stages_of_rank[r], step, state, idle, key, rules, weight_rules
+                r, stages_of_rank[r], step, state, idle, longest_idle, key, rules, weight_rules
             )
     return codes.size, free.max(), (free - began).max()

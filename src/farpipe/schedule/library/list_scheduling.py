@@ -5,8 +5,10 @@ as numbers, and how much memory it wants to use. W is nobody's input, so it fill
 or makes room when memory is full (the heuristic of Zero Bubble Pipeline Parallelism, arXiv 2401.10241).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +25,10 @@ Floats = NDArray[np.float64]
 
 MOST_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
+FIRST_RULES, FAR_ABOVE = 4, 1.1
+"""How many rules tell that an order is too slow, and what is; they seldom differ by more than a few percent."""
+MOST_ACTIONS_TO_KEEP: Final = 150_000
+"""Of one size of step, to be used again: about 20 MB."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +56,29 @@ def list_schedule(
     rules: Sequence[Rules],
     method: str,
     reserve_bytes: Floats | None = None,
+    limit_s: float = np.inf,
 ) -> Schedule:
     """The best (least makespan, then least time of the busiest rank) of the schedules that `rules`, best first, give.
 
     `key` [2, S, M] are the priorities of F and I, the least first; `room_bytes` [R] is what the activations of every
     rank may take, `reserve_bytes` [S] what a forward of every stage leaves of it, zero if not given. Messages take
-    their links in the order in which they are made; collectives are not looked at. InfeasibleError when memory leaves
-    nothing to start.
+    their links in the order in which they are made; collectives are not looked at. Of use is only what is faster than
+    `limit_s`: where the first few rules are far above, the others, which seldom differ by much, are not tried.
+    InfeasibleError when memory leaves nothing to start.
     """
     reserve_bytes = np.zeros(problem.num_stages) if reserve_bytes is None else reserve_bytes
     arguments = _arguments(problem, room_bytes, reserve_bytes)
     affordable = max(1, MOST_ACTIONS_TO_PLAY // _num_actions(problem))
-    played = [_play(problem, arguments, key, rule) for rule in rules[:affordable]]
-    complete = [(seconds, codes) for seconds, codes in played if codes.size == _num_actions(problem)]
-    if not complete:
+    best = (np.inf, np.inf), np.empty(0, np.int64)
+    for tried, rule in enumerate(rules[:affordable]):
+        if tried == FIRST_RULES and FAR_ABOVE * limit_s < best[0][0] < np.inf:
+            break
+        seconds, codes = _play(problem, arguments, key, rule, best[0][0])
+        if codes.size == _num_actions(problem) and seconds < best[0]:
+            best = seconds, codes
+    if not best[1].size:
         raise _stuck(problem, room_bytes, method)
-    return _decode(problem, min(complete, key=lambda pair: pair[0])[1], method)
+    return _decode(problem, best[1], method)
 
 
 def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], room_bytes: Floats, method: str) -> Schedule:
@@ -133,26 +146,43 @@ def _wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
 
 
 def _play(
-    problem: Problem, arguments: tuple[Any, ...], key: Floats, rules: Rules
+    problem: Problem, arguments: tuple[Any, ...], key: Floats, rules: Rules, limit_s: float
 ) -> tuple[tuple[float, float], NDArray[np.int64]]:
-    """((makespan, longest time of any rank) to nine digits, codes of the actions as they start)."""
+    """((makespan, longest time of any rank) to nine digits, codes of the actions as they start).
+
+    Given up, with fewer actions, as soon as the makespan is sure to be over `limit_s`.
+    """
     from farpipe.schedule.library import list_kernel  # here, for numba takes a third of a second to import
 
     codes = np.empty(_num_actions(problem), np.int64)
     choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve))
     kernel: Any = list_kernel.play
-    count, *seconds = kernel(*arguments, key, choice, (float(rules.weight_fit), rules.level_idle), codes)
+    weight_rules = (float(rules.weight_fit), rules.level_idle)
+    count, *seconds = kernel(*arguments, key, choice, weight_rules, codes, limit_s * (1 + 1e-8))
     makespan, longest = (float(f"{s:.9g}") for s in seconds)
     return (makespan, longest), codes[:count]
 
 
 def _decode(problem: Problem, codes: NDArray[np.int64], method: str) -> Schedule:
-    orders: list[list[Action]] = [[] for _ in problem.ranks]
-    rank_of_stage = [stage.rank for stage in problem.stages]
+    rank_of_stage = np.array([stage.rank for stage in problem.stages])
+    ranks = rank_of_stage[codes // (len(KINDS) * problem.num_microbatches)]
+    mine = (codes[ranks == rank] for rank in range(problem.num_ranks))
+    return Schedule(problem.num_microbatches, tuple(tuple(_to_actions(problem, order)) for order in mine), method)
+
+
+def _to_actions(problem: Problem, codes: NDArray[np.int64]) -> Iterable[Action]:
+    if _num_actions(problem) <= MOST_ACTIONS_TO_KEEP:
+        return map(_actions(problem.num_stages, problem.num_microbatches).__getitem__, codes.tolist())
     stages, microbatches = np.divmod(codes >> 2, problem.num_microbatches)
-    for stage, kind, microbatch in zip(stages.tolist(), (codes & 3).tolist(), microbatches.tolist(), strict=True):
-        orders[rank_of_stage[stage]].append(Action(stage, KINDS[kind], microbatch))
-    return Schedule(problem.num_microbatches, tuple(map(tuple, orders)), method)
+    kinds = map(KINDS.__getitem__, (codes & 3).tolist())
+    return map(Action._make, zip(stages.tolist(), kinds, microbatches.tolist(), strict=True))
+
+
+@lru_cache(maxsize=2)
+def _actions(num_stages: int, num_microbatches: int) -> list[Action]:
+    """Every action by its code: a planner asks for many orders, and making them anew takes longer than playing."""
+    every = product(range(num_stages), range(num_microbatches), KINDS)
+    return [Action(stage, kind, microbatch) for stage, microbatch, kind in every]
 
 
 def _stuck(problem: Problem, room_bytes: Floats, method: str) -> InfeasibleError:

@@ -19,20 +19,20 @@ _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5), (True, False))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
 
 
-def zb_1p(problem: Problem, limit: float = 1.0) -> Schedule:
-    """Zero bubble in the memory of 1F1B; `limit` as for `memory_limited`."""
-    return memory_limited(problem, limit, "zb-1p")
+def zb_1p(problem: Problem, limit: float = 1.0, limit_s: float = np.inf) -> Schedule:
+    """Zero bubble in the memory of 1F1B; `limit` and `limit_s` as for `memory_limited`."""
+    return memory_limited(problem, limit, "zb-1p", limit_s)
 
 
-def zb_2p(problem: Problem, limit: float = 2.0) -> Schedule:
-    """Zero bubble in twice the memory of 1F1B; `limit` as for `memory_limited`."""
-    return memory_limited(problem, limit, "zb-2p")
+def zb_2p(problem: Problem, limit: float = 2.0, limit_s: float = np.inf) -> Schedule:
+    """Zero bubble in twice the memory of 1F1B; `limit` and `limit_s` as for `memory_limited`."""
+    return memory_limited(problem, limit, "zb-2p", limit_s)
 
 
-def memory_limited(problem: Problem, limit: float, method: str) -> Schedule:
+def memory_limited(problem: Problem, limit: float, method: str, limit_s: float = np.inf) -> Schedule:
     """Activations take at most `limit` times what 1F1B takes on the first rank, and no more than a rank has.
 
-    Where 1F1B itself needs more on some rank, that rank gets as much.
+    Where 1F1B itself needs more on some rank, that rank gets as much. `limit_s` as for `list_schedule`.
     """
     if not limit >= 1:
         raise UsageError(f"limit: expected a factor of at least 1 on the memory of 1F1B, found {limit}")
@@ -44,4 +44,4 @@ def memory_limited(problem: Problem, limit: float, method: str) -> Schedule:
         wanted[spec.rank] = max(limit * held[0] * problem.num_stages, of_1f1b[stage])
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     key[0] = 1.0
-    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method)
+    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method, limit_s=limit_s)

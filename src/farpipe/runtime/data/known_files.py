@@ -1,0 +1,99 @@
+"""What took a reading of whole files to find out, kept beside the tokens until the files change.
+
+A file counts as unchanged while its size, inode and times of change stay the same. A file that was changed only just
+before it was read is not kept: another change in the same tick of the file system's clock would not show.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.errors import InputError, RunError
+from farpipe.strict import expect_format, parse_json, read_text, write_text
+
+FORMAT: Final = "farpipe/known-files/1"
+SETTLED_NS: Final = 2_000_000_000
+"""The coarsest clock of a file system ticks that slowly (FAT)."""
+_HASH_BYTES: Final = 1 << 20
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+
+
+class KnownFiles:
+    """Facts about the files of one source; `save` keeps them for later starts."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        """`folder`: where they are kept. What can't be read there is found out anew."""
+        name = hashlib.sha256(str(Path(source).absolute()).encode()).hexdigest()
+        self._path = folder / f"known-{name[:32]}.json"
+        self._before = _read(self._path)
+        self._now: dict[str, dict[str, Any]] = {}
+        self._is_new = False
+
+    def digest(self, file: Path) -> bytes:
+        """SHA-256 of the content; InputError when it can't be read."""
+        found = self._fact(file, "sha256", lambda: _hash(file))
+        if not (isinstance(found, str) and _SHA256.fullmatch(found)):
+            found = _hash(file)  # somebody has written to the facts
+        return bytes.fromhex(found)
+
+    def vocabulary(self, file: Path, find: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+        """The least and the greatest token in it, which `find` looks for."""
+        found = self._fact(file, "tokens", lambda: [*find()])
+        if not (isinstance(found, list) and len(found) == 2 and {*map(type, found)} == {int}):
+            return find()
+        return found[0], found[1]
+
+    def _fact(self, file: Path, name: str, find: Callable[[], Any]) -> Any:
+        try:
+            stamp, begun_ns = _stamp(file), time.time_ns()
+            entry = self._entry(file, stamp)
+            if name in entry:
+                return entry[name]
+            found = find()
+            if _stamp(file) == stamp and max(stamp[2:]) + SETTLED_NS < begun_ns:
+                entry[name] = found
+                self._is_new = True
+        except OSError as error:
+            raise InputError(f"data.source: {file}: can't be read: {error.strerror or error}") from None
+        return found
+
+    def _entry(self, file: Path, stamp: list[int]) -> dict[str, Any]:
+        key = str(file.absolute())
+        if key not in self._now:
+            entry = self._before.get(key)
+            self._now[key] = entry if entry is not None and entry.get("stamp") == stamp else {"stamp": stamp}
+        return self._now[key]
+
+    def save(self) -> None:
+        """Keep what has been found out, if that is possible; the next start takes longer where it isn't."""
+        if self._is_new:
+            with contextlib.suppress(RunError):
+                write_text(self._path, json.dumps({"format": FORMAT, "files": self._now}) + "\n")
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """What was known before; nothing where that is missing or damaged."""
+    try:
+        files = expect_format(parse_json(read_text(path), str(path)), FORMAT, str(path)).get("files")
+    except InputError:
+        return {}
+    return {key: entry for key, entry in files.items() if isinstance(entry, dict)} if isinstance(files, dict) else {}
+
+
+def _stamp(file: Path) -> list[int]:
+    """Changes whenever the file does: size, inode, when content and when anything of it was changed (ns)."""
+    found = file.stat()
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _hash(file: Path) -> str:
+    total = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(_HASH_BYTES):
+            total.update(block)
+    return total.hexdigest()

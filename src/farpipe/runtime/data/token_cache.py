@@ -1,0 +1,119 @@
+"""Texts that have been tokenized, on disk: once for all processes of a machine and all later runs."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from numpy.typing import NDArray
+
+from farpipe.errors import RunError
+from farpipe.runtime.data.documents import documents, form_of
+from farpipe.runtime.data.known_files import KnownFiles
+from farpipe.runtime.data.tokenizer import ByteTokenizer, LearnedTokenizer
+from farpipe.spec import Data
+
+FORMAT: Final = "farpipe/tokens/1"
+LIMIT_S: Final = 12 * 3600.0
+"""Longest wait for another process that tokenizes the same text."""
+_POLL_S: Final = 0.1
+
+
+def cache_folder(data: Data) -> Path:
+    """Where tokenized text is kept."""
+    if data.cache is not None:
+        return Path(data.cache)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farpipe" / "tokens"
+
+
+def tokenize_once(data: Data, files: Sequence[Path]) -> Path:
+    """The file of tokens in the cache, its name without the ending a digest of all that they were made of.
+
+    The first process makes it, whole or not at all, and others wait for that. RunError when it can't be written.
+    """
+    tokenizer = ByteTokenizer() if data.tokenizer == "bytes" else LearnedTokenizer(data)
+    folder = cache_folder(data)
+    known = KnownFiles(folder, data.source)
+    kept = folder / f"{_content_key(data, files, known, tokenizer.key)}.bin"
+    try:
+        if not _is_there(kept):
+            folder.mkdir(parents=True, exist_ok=True)
+            with _alone(kept.with_suffix(".lock")):
+                if not _is_there(kept):
+                    _write_tokens(kept, tokenizer, tokenizer.tokens(documents(data, list(files))))
+    except OSError as error:
+        raise RunError(f"{kept}: can't be written: {error.strerror or error} (data.cache names its folder)") from None
+    known.save()
+    return kept
+
+
+def _is_there(kept: Path) -> bool:
+    return kept.with_suffix(".json").exists()
+
+
+def _content_key(data: Data, files: Sequence[Path], known: KnownFiles, tokenizer_key: str) -> str:
+    """Changes with everything that the tokens depend on (SHA-256)."""
+    options = {"format": form_of(data, list(files)), "key": data.text_key, "tokenizer": tokenizer_key}
+    total = hashlib.sha256(json.dumps([FORMAT, options]).encode())
+    for file in files:
+        total.update(known.digest(file))
+    return total.hexdigest()
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Within it no other process of this machine gets here for the same file; the system ends it with the process."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _wait_for(descriptor, lock)
+        yield
+        lock.unlink(missing_ok=True)  # who still waits for it finds all done
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for(descriptor: int, lock: Path) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise RunError(f"{lock}: waited {LIMIT_S:g} s for another process that tokenizes the text") from None
+            time.sleep(_POLL_S)
+        except OSError:  # a file system without locks: several may do the same, and the last one's stays
+            return
+        else:
+            return
+
+
+def _write_tokens(path: Path, tokenizer: ByteTokenizer | LearnedTokenizer, arrays: Iterable[NDArray[Any]]) -> None:
+    """First the numbers, then the header, whose presence says that they are whole."""
+    with _appearing(path) as file:
+        num_tokens = 0
+        for array in arrays:
+            file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+            num_tokens += array.size
+    sizes = {"num_tokens": num_tokens, "vocab_size": tokenizer.vocab_size}
+    with _appearing(path.with_suffix(".json")) as file:
+        file.write(json.dumps({"format": FORMAT, "dtype": str(tokenizer.dtype), **sizes}).encode())
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its place when it is complete."""
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            yield file  # type: ignore[misc]
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
