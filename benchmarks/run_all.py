@@ -40,6 +40,8 @@ def rows(data: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
         return []
     if isinstance(data, dict):
         return [row for key, value in data.items() for row in rows(value, (*path, str(key)))]
+    if isinstance(data, list) and not any(isinstance(item, list | dict) for item in data):
+        return [(": ".join(path).replace("_", " "), ", ".join(map(cell, data)))]
     if isinstance(data, list):
         return [row for index, value in enumerate(data) for row in rows(value, (*path, str(index)))]
     return [(": ".join(path).replace("_", " "), cell(data))]

@@ -82,6 +82,18 @@ def test_link_charts_show_how_much_of_the_time_a_link_is_used():
         assert 0 <= use.min() <= use.max() <= 1
 
 
+def test_a_link_on_which_replicas_take_turns_shows_the_messages_of_all():
+    view = run_view(2, 16)
+    alone = [chart.curves[0].y for chart in link_charts(view, "l").charts]
+    links = {name: link.model_copy(update={"num_turns": 3}) for name, link in view.problem.links.items()}
+    in_turns = dataclasses.replace(view, problem=view.problem.model_copy(update={"links": links}))
+    used = view.predicted.link_busy_ratio()
+    for chart, before in zip(link_charts(in_turns, "l").charts, alone, strict=True):
+        name = chart.title.replace(" → ", ">")
+        assert chart.text.startswith(f"{3 * used[name]:.1%}".replace("%", "\N{NO-BREAK SPACE}%"))
+        assert chart.curves[0].y.mean() == pytest.approx(3 * before.mean(), rel=0.1)
+
+
 def test_links_inside_sites_are_left_out_where_they_hardly_matter():
     group = link_charts(run_view(4, 4), "l")
     assert [chart.title for chart in group.charts] == ["east → west", "west → east"]

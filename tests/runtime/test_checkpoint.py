@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import os
@@ -13,8 +14,10 @@ from farpipe.errors import DivergedError, InputError, RunError, RunStoppedError
 from farpipe.runtime.checkpoint import folders
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
 from farpipe.runtime.checkpoint.folders import folder_of, remove_incomplete, whole_checkpoints
+from farpipe.runtime.figures.metrics import MetricsFile
 from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.train import train_rank
+from farpipe.runtime.work import Learning
 from farpipe.spec import Training
 from in_process import run_ranks
 from small_models import LLAMA, TIED
@@ -365,9 +368,9 @@ def test_a_run_that_is_whole_is_not_run_again(text_file, tmp_path):
         train(run, tmp_path / "run")
 
 
-def test_divergence_names_the_last_good_checkpoint_and_none_follows(text_file, tmp_path, monkeypatch):
-    from farpipe.runtime.work import Learning
-
+@pytest.fixture
+def diverging(monkeypatch):
+    """Trainings do in step 3, on rank 1."""
     finish = Learning.finish_step
 
     def spoilt(self, step):
@@ -376,10 +379,35 @@ def test_divergence_names_the_last_good_checkpoint_and_none_follows(text_file, t
         return finish(self, step)
 
     monkeypatch.setattr(Learning, "finish_step", spoilt)
+
+
+def test_divergence_names_the_last_good_checkpoint_and_none_follows(diverging, text_file, tmp_path):
     run = make_run(text_file, checkpoint_every_steps=1, keep_checkpoints=9)
     with pytest.raises(DivergedError, match=r"step 3: .* on rank 1 .*the last good checkpoint is .*step-3$"):
         train(run, tmp_path / "run")
     assert checkpoints(tmp_path / "run") == [3, 2, 1]
+
+
+def test_on_a_full_disk_divergence_is_still_what_all_ranks_tell(diverging, text_file, tmp_path, monkeypatch):
+    """It is not worth another start, and a full disk is."""
+    write = MetricsFile.write
+
+    def full(self, line):
+        if line["step"] == 2:
+            raise RunError("the disk is full")
+        write(self, line)
+
+    monkeypatch.setattr(MetricsFile, "write", full)
+    run = make_run(text_file, keep_checkpoints=0)
+    told = []
+
+    def work(peers):
+        with pytest.raises(DivergedError, match=r"step 3: .* on rank 1 .*; the disk is full; there is no checkpoint"):
+            train_rank(run, peers, tmp_path)
+        told.append(peers.rank)
+
+    run_ranks(2, work)
+    assert sorted(told) == [0, 1]
 
 
 @contextmanager
@@ -421,6 +449,20 @@ def test_a_checkpoint_that_can_not_be_written_is_told_and_tried_again(text_file,
     words = "no checkpoint after 2 steps: rank 1: the disk is full"
     assert [words] in [line.get("warnings") for line in metrics(tmp_path / "run")]
     assert words in capsys.readouterr().err
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError("No space left on device")
+
+
+def test_a_warning_that_can_not_be_printed_does_not_end_the_training(text_file, tmp_path, monkeypatch):
+    """The log is often on the disk that has no room for the checkpoint."""
+    failing = failing_at(folder(tmp_path / "run", 2), rank=1)
+    monkeypatch.setattr("farpipe.runtime.checkpoint.checkpointer.write_file", failing)
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    train(make_run(text_file, num_steps=4, checkpoint_every_steps=2), tmp_path / "run")
+    assert checkpoints(tmp_path / "run") == [4]
 
 
 def failing_at(place, rank):

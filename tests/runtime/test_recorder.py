@@ -159,6 +159,17 @@ def test_steps_are_written_while_the_run_goes_on(tmp_path):
     assert not (tmp_path / "summary.json").exists()
 
 
+def test_orders_of_steps_that_are_written_are_forgotten(tmp_path):
+    """A run of months may change its order often."""
+    recorder, peers = make_recorder(tmp_path, num_steps=40)
+    for step in range(40):
+        recorder.order_from(step, SCHEDULE)
+        post(peers, played(step))
+        recorder.collect()
+    assert recorder.finish(40).num_steps == 40
+    assert len(recorder._writer.assemblers) == 1
+
+
 def test_sinks_are_closed_when_the_metrics_can_not_be_written(tmp_path):
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as free:

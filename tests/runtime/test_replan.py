@@ -1,7 +1,10 @@
 import json
 import os
 import queue
+import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -189,6 +192,39 @@ def test_nothing_is_left_of_a_search():
     searcher.close()
     assert searcher.process.returncode == -signal.SIGKILL
     assert (threading.active_count(), len([*Path("/proc/self/fd").iterdir()])) == before
+
+
+LEFT_BEHIND = """
+import os, signal, sys
+from farpipe.plan.replanning import Search
+from farpipe.problem import Problem
+from farpipe.runtime.replan import Searcher
+searcher, problem = Searcher(), Problem.from_json(sys.stdin.read(), "stdin")
+searcher.ask(Search(0, "a test", problem, (problem,)), 0.5)
+while searcher.answer(1.0) is None:
+    pass
+os.kill(searcher.process.pid, signal.SIGSTOP)
+print(searcher.process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_search_ends_with_a_rank_that_is_killed():
+    """The process is stopped, so as not to come to an end by itself."""
+    command = [sys.executable, "-c", LEFT_BEHIND]
+    script = subprocess.run(
+        command, input=PROBLEM.to_json(), stdout=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    assert script.returncode == -signal.SIGKILL
+    try:
+        searcher = os.pidfd_open(int(script.stdout))
+    except ProcessLookupError:
+        return
+    has_ended, _, _ = select.select([searcher], [], [], 10)
+    os.close(searcher)
+    if not has_ended:
+        os.kill(int(script.stdout), signal.SIGKILL)
+        pytest.fail("it is left behind")
 
 
 def test_what_goes_wrong_in_watching_does_not_end_the_training(text_file, tmp_path, monkeypatch):

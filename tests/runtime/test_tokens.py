@@ -139,6 +139,22 @@ def test_a_crash_while_tokenizing_leaves_nothing(tmp_path, tokenizer, monkeypatc
     assert listed(data) == [2, 5]
 
 
+def test_a_text_that_changes_while_it_is_tokenized_is_not_kept_under_its_old_digest(tmp_path, tokenizer, monkeypatch):
+    data, file = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer)), tmp_path / "a.txt"
+
+    def changing(data, files):
+        file.write_text("the quick fox")
+        yield from documents(data, files)
+
+    documents = token_cache.documents
+    monkeypatch.setattr(token_cache, "documents", changing)
+    with pytest.raises(InputError, match=r"a\.txt: has changed while it was read"):
+        load_tokens(data)
+    monkeypatch.undo()
+    file.write_text("the fox")
+    assert listed(data) == [2, 5]
+
+
 def test_large_texts_of_bytes_are_mapped_from_the_cache(tmp_path, monkeypatch):
     data = data_of(tmp_path, "a.txt", "some text")
     in_memory = load_tokens(data)

@@ -139,6 +139,15 @@ def test_ranks_never_hear_of_those_of_an_earlier_group_in_the_same_store(start_l
     assert len(tokens) == 4
 
 
+def test_a_rank_that_got_into_a_group_of_another_size_says_so():
+    """As when a rank of a new group signs in while rank 0 of the last one still waits."""
+    store = dist.HashStore()
+    with pytest.raises(RunError, match=r"rank 1 is of 3 ranks and met a group of 2; is WORLD_SIZE the same everywhere"):
+        in_parallel(
+            lambda: Rendezvous(store, 0, 2).introduce("a", 5.0), lambda: Rendezvous(store, 1, 3).introduce("b", 5.0)
+        )
+
+
 def test_agents_that_count_restarts_differently_bring_their_ranks_together():
     """One agent has seen a rank fail; the other was told that a machine waits to come, which counts as no restart."""
     port = free_port()

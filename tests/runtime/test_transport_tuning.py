@@ -48,6 +48,20 @@ def test_a_channel_over_a_distance_is_paced_where_its_link_is_real(monkeypatch, 
     assert rates == ([pacing_rate(0.05, 125e6, 9)] * 9 if is_paced else [])
 
 
+def test_headroom_is_for_messages_and_not_for_warming_up(monkeypatch):
+    """A connection that was to warm up to more than its link carries would fill the link for as long as it may."""
+    rates, goals = [], []
+    monkeypatch.setattr(transport, "pace", lambda sock, rate: rates.append(rate))
+    monkeypatch.setattr(transport, "WarmUp", lambda rate, round_trip: goals.append(rate))
+    with connected(bandwidths={(0, 1): 125e6}, headroom=2.0) as (first, second):
+        first._round_trips_s[1] = 0.05
+        first.send(1, "forward", Tag(0, 0, 0), torch.zeros(4))
+        assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").tensor.nbytes == 16
+    assert sum(goals) == pytest.approx(0.95 * 125e6, rel=1e-6)
+    assert len(set(rates)) == 1
+    assert rates[0] * len(goals) == pytest.approx(2 * 0.95 * 125e6, rel=1e-6)
+
+
 def test_few_cores_are_left_to_computing():
     assert 1 <= num_threads() <= 4
 

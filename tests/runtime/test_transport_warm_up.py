@@ -79,6 +79,14 @@ def test_the_rate_of_delivery_is_the_kernels(pair):
     assert delivery_rate(near) > 0
 
 
+def test_an_old_kernel_that_tells_no_rate_of_delivery_keeps_nobody_from_sending():
+    class Old:
+        def getsockopt(self, level, option, num_bytes):
+            return bytes(min(num_bytes, 104))
+
+    assert delivery_rate(Old()) == 0.0
+
+
 @pytest.mark.parametrize(("setting", "name"), [("0\n", "cubic"), ("1\n", "bbr"), (None, "bbr")])
 def test_pauses_decide_on_the_congestion_control(monkeypatch, tmp_path, pair, setting, name):
     path = tmp_path / "tcp_slow_start_after_idle"

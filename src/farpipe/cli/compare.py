@@ -47,7 +47,7 @@ def compare(
     if plot is not None and usable:
         _draw(plot, outcomes, plan.sites if plan else ())
     if as_json:
-        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, outcomes)})
+        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(problem, rows, outcomes)})
     if not usable:
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
     if as_json:
@@ -117,11 +117,11 @@ def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: flo
         float(inter_site_s),
         float(intra_site_s),
         max(peak_memory_bytes(problem, outcome.schedule)),
-        max(timeline.link_busy_ratio().values(), default=0.0),
+        max(timeline.link_busy_ratio(problem.num_turns).values(), default=0.0),
     )
 
 
-def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> list[dict[str, Any]]:
+def _data(problem: "Problem", rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> list[dict[str, Any]]:
     """The rows for machines, with the makespan and the use of every link."""
     from dataclasses import asdict
 
@@ -129,7 +129,7 @@ def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> lis
         asdict(row)
         | {
             "makespan_s": outcome.timeline.makespan_s if outcome.timeline else None,
-            "link_busy_ratio": outcome.timeline.link_busy_ratio() if outcome.timeline else {},
+            "link_busy_ratio": outcome.timeline.link_busy_ratio(problem.num_turns) if outcome.timeline else {},
             "made_by": outcome.schedule.method if outcome.schedule else None,
         }
         for row, outcome in zip(rows, outcomes, strict=True)

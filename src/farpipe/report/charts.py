@@ -116,7 +116,8 @@ def _rank_title(view: RunView, rank: int) -> str:
 def link_charts(view: RunView, key: str) -> ChartGroup:
     """One chart per link that matters: how much of the time it carries something; between sites first."""
     timelines = _timelines(view)
-    use = {name: max(t.link_busy_ratio().get(name, 0.0) for t in timelines) for name in view.problem.links}
+    num_turns = view.problem.num_turns
+    use = {name: max(t.link_busy_ratio(num_turns).get(name, 0.0) for t in timelines) for name in view.problem.links}
     used = sorted((name for name in use if use[name] > 0), key=lambda name: not is_inter_site(name))
     names = [name for name in used if is_inter_site(name) or use[name] >= WORTH_DRAWING][:MAX_CHARTS]
     low, high = _step_range(timelines)
@@ -124,7 +125,7 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
         _small(
             f"{key}-{index}",
             name.replace(">", " → "),
-            [_use_curve(timeline, name, low, high) for timeline in timelines],
+            [_use_curve(timeline, name, num_turns, low, high) for timeline in timelines],
             y_axis=SHARE,
             text=_link_text(view, name),
             x_range=(low, high),
@@ -138,20 +139,24 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
     return ChartGroup(charts, _LINK_NOTE, left_out if left else "")
 
 
-def _use_curve(timeline: Timeline, name: str, low: float, high: float) -> Curve:
-    """The share of time in which the link carries something, as a moving mean over WINDOW of the step."""
-    at = timeline.links.index(name) if name in timeline.links else -2
-    messages = timeline.messages[timeline.messages["link"] == at]
+def _use_curve(timeline: Timeline, name: str, num_turns: Mapping[str, int], low: float, high: float) -> Curve:
+    """The share of time in which the link carries something, as a moving mean over WINDOW of the step.
+
+    Where replicas take turns, the others' messages follow each one's.
+    """
+    is_here = timeline.messages["link"] == (timeline.links.index(name) if name in timeline.links else -2)
+    messages, turns = timeline.messages[is_here], timeline.turns(num_turns)[is_here]
+    start_s, end_s = messages["start_s"], messages["start_s"] + turns * (messages["end_s"] - messages["start_s"])
     places = np.linspace(low, high, NUM_PLACES)
     half = WINDOW / 2 * (high - low)
     edges = np.stack([np.maximum(places - half, low), np.minimum(places + half, high)])
-    busy = covered(messages["start_s"], messages["end_s"], edges.T)[:, 0] / np.maximum(edges[1] - edges[0], 1e-12)
+    busy = covered(start_s, end_s, edges.T)[:, 0] / np.maximum(edges[1] - edges[0], 1e-12)
     return Curve(timeline.source, places, np.clip(busy, 0.0, 1.0), timeline.source)
 
 
 def _link_text(view: RunView, name: str) -> str:
     link = view.problem.links[name]
-    used = (view.measured or view.predicted).link_busy_ratio().get(name, 0.0)
+    used = (view.measured or view.predicted).link_busy_ratio(view.problem.num_turns).get(name, 0.0)
     return (
         f"{percent(min(1.0, used))} used · {format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
     )

@@ -111,9 +111,13 @@ class Executor:
         self.rank, self.peers, self._stage_done, self._stage_begins = peers.rank, peers, stage_done, stage_begins
         self._stamps = stamps or HostStamps(peers.clock)
         self.program = lower(schedule, peers.rank)
-        self._calls = [(item, _call(stages[item.action.stage], item.action)) for item in self.program]
-        self._last_of = {item.action.stage: item.action for item in self.program}
-        self._first_of = {item.action.stage: item.action for item in reversed(self.program)}
+        last = {item.action.stage: item for item in self.program}
+        first = {item.action.stage: item for item in reversed(self.program)}
+        self._calls = [
+            (item, _call(stages[stage], item.action), item is first[stage], item is last[stage])
+            for item in self.program
+            for stage in [item.action.stage]
+        ]
         self._local: dict[tuple[Way, int, int], Tensor] = {}
 
     def run(self, step: int) -> StepEvents:
@@ -121,9 +125,9 @@ class Executor:
         actions: list[tuple[int, int]] = []
         messages: list[MessageRow] = []
         stamp = self._stamps.take
-        for item, call in self._calls:
+        for item, call, is_first, is_last in self._calls:
             x = self._input(item, step, messages)
-            if self._first_of[item.action.stage] is item.action:
+            if is_first:
                 self._stage_begins(step, item.action.stage)
             start = stamp()
             try:
@@ -133,7 +137,7 @@ class Executor:
             actions.append((start, stamp()))
             if item.target != NOBODY:
                 self._pass_on(item, step, y)
-            if self._last_of[item.action.stage] is item.action:
+            if is_last:
                 self._stage_done(step, item.action.stage)
         stamps = self._stamps.in_ns(np.array(actions, np.int64).reshape(-1, 2))
         return StepEvents(stamps, message_table(messages))

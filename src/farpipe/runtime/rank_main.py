@@ -68,8 +68,7 @@ def transport_config(
     settings, sites = run.transport, tuple(run.places.site(process) for process in range(run.num_ranks))
     rank = int(os.environ.get("RANK", "0"))
     links = run.links()
-    headroom = 1.0 if run.replan is None else REPLAN_HEADROOM
-    bandwidths = {pair: headroom * run.problem.links[name].bandwidth_bytes_per_s for pair, (name, _) in links.items()}
+    bandwidths = {pair: run.problem.links[name].bandwidth_bytes_per_s for pair, (name, _) in links.items()}
     return TransportConfig(
         streams=settings.streams,
         timeout_s=settings.timeout_s,
@@ -82,6 +81,7 @@ def transport_config(
         sites=sites,
         allow_plaintext=allow_plaintext,
         bandwidths=bandwidths,
+        headroom=1.0 if run.replan is None else REPLAN_HEADROOM,
         pinned=run.device == "cuda",
         links=links,
     )

@@ -131,7 +131,7 @@ class Answer(NamedTuple):
 class Searcher:
     """The process that seeks orders beside the run; see `farpipe.plan.searcher`.
 
-    It is started ahead, for to load it takes longer than most searches.
+    It is started ahead, for to load it takes longer than most searches, and dies with the thread that has started it.
     """
 
     def __init__(self) -> None:

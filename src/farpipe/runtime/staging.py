@@ -11,7 +11,6 @@ The host can't see when an action begins and ends. Events on the computing strea
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -130,7 +129,7 @@ class Staging:
         computing = self._cuda.current_stream()
         computing.wait_stream(self._to_device)
         tensor.record_stream(computing)  # its memory belongs to the copying stream
-        return replace(message, tensor=tensor)
+        return message._replace(tensor=tensor)
 
     def take(self) -> int:
         """See Stamps: the number of an event on the computing stream."""

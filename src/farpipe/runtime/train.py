@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -73,9 +73,7 @@ def train_rank(
         try:
             loop.run(start.step)
         except DivergedError as error:
-            loop.warn(checkpointer.finish())
-            loop.record_all()
-            raise DivergedError(f"{error}; {_words(checkpointer)}") from None
+            raise DivergedError(f"{error}; {loop.end_diverged()}") from None
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
         return summary
@@ -193,7 +191,7 @@ class _Loop:
     def _leave(self, num_steps: int) -> None:
         """SIGTERM has asked for it."""
         self.warn(self._checkpointer.finish())
-        self.record_all()
+        self._record_all()
         after = f"stopped by SIGTERM after {num_steps} steps"
         if not self._checkpointer.keep:
             raise RunInterruptedError(f"{after}; there is no checkpoint to go on from")
@@ -201,7 +199,20 @@ class _Loop:
             raise RunError(f"{after}, but {self._checkpointer.failures[num_steps]}; {_words(self._checkpointer)}")
         raise RunStoppedError(f"{after}; {self._checkpointer.newest} is written, start the run again to go on")
 
-    def record_all(self) -> None:
+    def end_diverged(self) -> str:
+        """Before all ranks leave because the training has diverged: what they leave behind, in words.
+
+        What goes wrong in here, as on a full disk, is told but not raised: to start the run again would not help.
+        """
+        try:
+            self.warn(self._checkpointer.finish())
+            self._record_all()
+        except (RunError, OSError) as error:
+            self._peers.abort(str(error))  # the others may be waiting for this rank
+            return f"{error}; {_words(self._checkpointer)}"
+        return _words(self._checkpointer)
+
+    def _record_all(self) -> None:
         """Before all ranks leave early: the figures of every step are written, for which rank 0 asks their clocks."""
         if self._recorder is not None:
             self._recorder.drain(self._num_done)
@@ -212,7 +223,8 @@ class _Loop:
         if self._recorder is None or not warnings:
             return
         for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # the log's disk may be full
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
         self._recorder.warn(warnings)
 
 

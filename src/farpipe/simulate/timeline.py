@@ -119,14 +119,17 @@ class Timeline:
         return self._sum_by_link(self.messages["microbatch"] >= 0, num_turns or {})
 
     def _sum_by_link(self, counted: NDArray[np.bool_], num_turns: Mapping[str, int]) -> dict[str, float]:
-        link, is_hop = self.messages["link"], self.messages["microbatch"] >= 0
-        times = np.array([*(num_turns.get(name, 1) for name in self.links), 1])  # the last for hops without a link
-        sizes = self.messages["bytes"] * np.where(is_hop, times[link], 1)
+        link, sizes = self.messages["link"], self.messages["bytes"] * self.turns(num_turns)
         return {name: float(sizes[counted & (link == i)].sum()) for i, name in enumerate(self.links)}
 
-    def link_busy_ratio(self) -> dict[str, float]:
-        """Share of the makespan in which every link carried something."""
-        durations = self.messages["end_s"] - self.messages["start_s"]
+    def turns(self, num_turns: Mapping[str, int]) -> NDArray[np.int64]:
+        """For every message how many replicas send one like it, one after the other: [num_messages]."""
+        times = np.array([*(num_turns.get(name, 1) for name in self.links), 1])  # the last for hops without a link
+        return np.where(self.messages["microbatch"] >= 0, times[self.messages["link"]], 1)
+
+    def link_busy_ratio(self, num_turns: Mapping[str, int] | None = None) -> dict[str, float]:
+        """Share of the makespan in which every link carried something; `num_turns` as for `link_bytes`."""
+        durations = (self.messages["end_s"] - self.messages["start_s"]) * self.turns(num_turns or {})
         span = self.makespan_s or 1.0
         return {name: float(durations[self.messages["link"] == i].sum() / span) for i, name in enumerate(self.links)}
 

@@ -87,7 +87,7 @@ def read_whole(path: Path) -> bytes:
     except UnicodeDecodeError as error:
         raise InputError(f"data.source: {path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     return text
 
 
@@ -98,7 +98,8 @@ def _visible_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _unreadable(path: Path, error: OSError) -> InputError:
+def unreadable(path: Path, error: OSError) -> InputError:
+    """What to raise for a file of ``data.source``."""
     return InputError(f"data.source: {path}: can't be read: {error.strerror or error}")
 
 
@@ -109,7 +110,7 @@ def _json_lines(path: Path, key: str) -> Iterator[str]:
                 if line.strip():
                     yield _text_of(_parse(line, path, number), key, f"{path}:{number}")
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
 def _parse(line: bytes, path: Path, number: int) -> Any:
@@ -142,4 +143,4 @@ def _parquet_rows(path: Path, column: str) -> Iterator[str]:
     except pyarrow.ArrowException as error:
         raise InputError(f"data.source: {path}: not a parquet file: {error}") from None
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None

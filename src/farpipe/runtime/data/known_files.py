@@ -9,11 +9,12 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError, RunError
+from farpipe.runtime.data.documents import unreadable
 from farpipe.strict import expect_format, parse_json, read_text, write_text
 
 FORMAT: Final = "farpipe/known-files/1"
@@ -48,6 +49,16 @@ class KnownFiles:
             return find()
         return found[0], found[1]
 
+    def expect_unchanged(self, files: Iterable[Path]) -> None:
+        """InputError when one of `files` is no longer what it was when a fact about it was asked for."""
+        for file in files:
+            try:
+                is_same = _stamp(file)[:-1] == self._now[str(file.absolute())]["stamp"][:-1]  # content only
+            except OSError as error:
+                raise unreadable(file, error) from None
+            if not is_same:
+                raise InputError(f"data.source: {file}: has changed while it was read; start again when it is whole")
+
     def _fact(self, file: Path, name: str, find: Callable[[], Any]) -> Any:
         try:
             stamp, begun_ns = _stamp(file), time.time_ns()
@@ -59,7 +70,7 @@ class KnownFiles:
                 entry[name] = found
                 self._is_new = True
         except OSError as error:
-            raise InputError(f"data.source: {file}: can't be read: {error.strerror or error}") from None
+            raise unreadable(file, error) from None
         return found
 
     def _entry(self, file: Path, stamp: list[int]) -> dict[str, Any]:

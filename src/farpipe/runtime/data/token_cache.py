@@ -46,11 +46,17 @@ def tokenize_once(data: Data, files: Sequence[Path]) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             with _alone(kept.with_suffix(".lock")):
                 if not _is_there(kept):
-                    _write_tokens(kept, tokenizer, tokenizer.tokens(documents(data, list(files))))
+                    _write_tokens(kept, tokenizer, tokenizer.tokens(_documents(data, files, known)))
     except OSError as error:
         raise RunError(f"{kept}: can't be written: {error.strerror or error} (data.cache names its folder)") from None
     known.save()
     return kept
+
+
+def _documents(data: Data, files: Sequence[Path], known: KnownFiles) -> Iterator[str]:
+    """All texts; InputError behind the last one when they are not those whose digest is in the name."""
+    yield from documents(data, list(files))
+    known.expect_unchanged(files)
 
 
 def _is_there(kept: Path) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.runtime.data.documents import form_of, read_whole, source_files
+from farpipe.runtime.data.documents import form_of, read_whole, source_files, unreadable
 from farpipe.runtime.data.known_files import KnownFiles
 from farpipe.runtime.data.token_cache import FORMAT, cache_folder, tokenize_once
 from farpipe.runtime.data.tokenizer import BETWEEN_TEXTS, NUM_BYTES
@@ -124,7 +124,7 @@ def _open(path: Path) -> tuple[NDArray[Any], int | None]:
     try:
         return _open_npy(path) if path.suffix == ".npy" else _open_bin(path)
     except OSError as error:
-        raise InputError(f"data.source: {path}: can't be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
 
 
 def _open_npy(path: Path) -> tuple[NDArray[Any], None]:

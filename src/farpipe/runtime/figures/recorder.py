@@ -7,6 +7,7 @@ import queue
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -152,8 +153,8 @@ class _Writer:
         on_timeline: Callable[[int, Timeline], None] | None,
     ) -> None:
         self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
-        self.assemblers = [(0, Assembler(run))]
-        """(first step, what puts the reports of that and later steps together)."""
+        self.assemblers = deque([(0, Assembler(run))])
+        """(first step, what puts the reports of that and later steps together), of steps that are not written yet."""
         self._on_timeline = on_timeline
         with ExitStack() as opened:
             self._sinks = opened.enter_context(open_sinks(run.metrics, run_dir, first_step))
@@ -179,7 +180,9 @@ class _Writer:
 
     def _write(self, reports: list[StepReport]) -> None:
         assert self._file is not None
-        assembler = next(item for first, item in reversed(self.assemblers) if first <= reports[0].step)
+        while len(self.assemblers) > 1 and self.assemblers[1][0] <= reports[0].step:
+            self.assemblers.popleft()
+        _, assembler = self.assemblers[0]
         timeline = assembler.timeline(reports, self._offsets())
         if self._on_timeline is not None:
             self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_turns=True))

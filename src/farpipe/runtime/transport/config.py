@@ -58,13 +58,16 @@ class TransportConfig:
     bandwidths: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams` and pacing."""
     paced: bool = True
-    """Over a distance, send no faster than `bandwidths` say: that keeps the queue before the link empty. False where
-    they may be wrong, for what is not tried is not found."""
+    """Over a distance, send no faster than `bandwidths` say: that keeps the queue before the link empty."""
+    headroom: float = 1.0
+    """How many times as fast as `bandwidths` say may be sent: more than 1 where a link may get faster, for what is not
+    tried is not found."""
     links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
 
     def __post_init__(self) -> None:
-        for name in ("streams", "timeout_s", "outage_s", "connect_timeout_s", "max_message_bytes", "buffer_bytes"):
+        sizes = ("max_message_bytes", "buffer_bytes", "headroom")
+        for name in ("streams", "timeout_s", "outage_s", "connect_timeout_s", *sizes):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"transport: {name} must be more than 0, found {value}")

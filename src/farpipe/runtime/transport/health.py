@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from farpipe.errors import RunError
@@ -138,8 +139,8 @@ class Health:
             error = RunError(f"a fault in farpipe while {what}: {error!r}")
         self.fail(error, announce=str(error))
 
-    def check(self, context: str) -> None:
-        """Raise the error that broke the run, if any, with `context` before it."""
+    def check(self, context: object) -> None:
+        """Raise the error that broke the run, if any, with the words of `context` before it."""
         if self._error is not None:
             raise type(self._error)(f"{context}: {self._error}")
 
@@ -148,11 +149,12 @@ class Health:
         condition: threading.Condition,
         ready: Callable[[], Result | Later | None],
         deadline_s: float,
-        context: str,
+        context: object,
     ) -> Result | None:
         """Under `condition`, wait until `ready()` gives a result; None when `deadline_s` (monotonic) has passed.
 
-        Outages don't count. Raises the error that broke the run as soon as it does, with `context` before it.
+        Outages don't count. Raises the error that broke the run as soon as it does, with the words of `context`
+        before it.
         """
         paused_s = self.paused_s()
         while True:
@@ -168,3 +170,20 @@ class Health:
                 return None
             due_s = (result.machine_ns - now_ns) / 1e9 if result else LONGEST_WAIT_S
             condition.wait(min(left_s, due_s, LONGEST_WAIT_S))
+
+
+class Breaking:
+    """A context for many uses: a RunError that passes through ends the run of all ranks.
+
+    A class, for it is around every message, and a generator would take several times as long.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, RunError):
+            self._health.fail(error, announce=str(error))

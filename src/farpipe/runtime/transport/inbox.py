@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -36,6 +37,18 @@ class _Parcel:
         if self.received_ns is None:
             return None
         return self if self.header.deliver_ns <= time.monotonic_ns() else Later(self.header.deliver_ns)
+
+
+class _Wait(NamedTuple):
+    """What somebody waits for; its words are put together only where they are needed."""
+
+    waiting_for: str
+    channel: Channel
+    tag: Tag
+
+    def __str__(self) -> str:
+        peer, kind = self.channel
+        return f"{self.waiting_for}: waited for the {kind} message of {self.tag} from rank {peer}"
 
 
 @dataclass
@@ -74,7 +87,7 @@ class _Shelf:
         self.num_bytes += header.total_bytes
         return parcel
 
-    def find(self, tag: Tag, context: str) -> _Parcel | Later | None:
+    def find(self, tag: Tag, context: _Wait) -> _Parcel | Later | None:
         """The message, if it may be taken; PeerError when it will never come."""
         if parcel := self.by_tag.get(tag):
             return parcel.available()
@@ -141,7 +154,7 @@ class Inbox:
 
     def take(self, channel: Channel, tag: Tag, waiting_for: str) -> Message:
         """The message `tag` as soon as it is there; see `Transport.receive`."""
-        context = f"{waiting_for}: waited for the {channel.kind} message of {tag} from rank {channel.peer}"
+        context = _Wait(waiting_for, channel, tag)
         with self._changed:
             shelf = self._shelf(channel)
             shelf.awaited.append(tag)

@@ -99,7 +99,7 @@ class Loop:
                 os.eventfd_read(fd)
             elif member := self._by_fd.get(fd):
                 member.on_event(mask)
-        while self._calls:
+        for _ in range(len(self._calls)):  # those that they ask for come after what else there is to do
             self._calls.popleft()()
         self._keep_time()
 

@@ -1,6 +1,5 @@
 """What travels: a tensor with the tag that names it, and the times of its journey."""
 
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import torch
@@ -30,8 +29,7 @@ class Channel(NamedTuple):
     kind: ChannelKind
 
 
-@dataclass(frozen=True)
-class MessageTimes:
+class MessageTimes(NamedTuple):
     """When a message was ready, on the link from `start_ns` to `end_ns`, and there; nanoseconds.
 
     The first three are on the sender's clock, `arrival_ns` on the receiver's (see `Transport.clock_offsets`).
@@ -47,8 +45,7 @@ class MessageTimes:
     arrival_ns: int
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A received tensor (in CPU memory, the receiver's own) and the times of its journey."""
 
     tensor: torch.Tensor

@@ -82,7 +82,8 @@ class Outbox:
         ready_ns, data = self._clock.now_ns(), tensor_bytes(tensor)
         self._check(tensor, len(data))
         with self._room:
-            self._await_room(len(data), f"sending the {self.channel.kind} message of {tag} to rank {self.channel.peer}")
+            if self._health.error is not None or not self._has_room(len(data)):
+                self._await_room(len(data), tag)
             passage = self._reserve(len(data)) if self._reserve else None
             header = ChunkHeader(
                 number=self._num_messages,
@@ -115,14 +116,15 @@ class Outbox:
             limit = format_bytes(self._config.max_message_bytes)
             raise InputError(f"a message of {format_bytes(num_bytes)} is longer than {limit} (max_message_bytes)")
 
-    def _await_room(self, num_bytes: int, context: str) -> None:
-        """Wait until `num_bytes` may be queued: they fit, or nothing else is there."""
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` may be queued: they fit, or nothing else is there."""
+        return not self._queued_bytes or self._queued_bytes + num_bytes <= self._config.buffer_bytes
+
+    def _await_room(self, num_bytes: int, tag: Tag) -> None:
+        context = f"sending the {self.channel.kind} message of {tag} to rank {self.channel.peer}"
         limit_bytes, timeout_s = self._config.buffer_bytes, self._config.timeout_s
-
-        def ready() -> bool | None:
-            return True if not self._queued_bytes or self._queued_bytes + num_bytes <= limit_bytes else None
-
-        if not self._health.wait(self._room, ready, time.monotonic() + timeout_s, context):
+        deadline_s = time.monotonic() + timeout_s
+        if not self._health.wait(self._room, lambda: self._has_room(num_bytes) or None, deadline_s, context):
             raise RunError(
                 f"{context}: no room for {format_bytes(num_bytes)} within {timeout_s:g} s; what waits to be sent is "
                 f"{format_bytes(self._queued_bytes)}, the limit is {format_bytes(limit_bytes)} (buffer_bytes)"
@@ -146,7 +148,7 @@ class Outbox:
                 self._queue.popleft()
         passage = message.passage
         start_ns = message.header.start_ns if passage else self._clock.now_ns()
-        header = message.header._replace(offset=offset, chunk_bytes=num_bytes, start_ns=start_ns)
+        header = message.header.of_chunk(offset, num_bytes, start_ns)
         end_ns = self._clock.from_machine_ns(passage.end_ns) if passage else None
         return Frame(pack_chunk(header), message.data[offset : offset + num_bytes], end_ns)
 

@@ -39,7 +39,7 @@ _PREFIX: Final = struct.Struct("<BxHIQ")
 _STAMP: Final = struct.Struct("<q")
 _WHOLE_BYTES: Final = 64 << 10
 """A frame up to here is handed over in one piece, with its stamp."""
-_FILLER_BYTES: Final = bytes(16 << 10)
+_FILLING: Final = bytes(16 << 10)
 _TURN_BYTES: Final = 1 << 20
 """A pipe that has moved so much lets the others have their turn."""
 _SHARE_BYTES: Final = 32 << 10
@@ -295,7 +295,7 @@ class Pipe:
             self._out = [_PREFIX.pack(_NOTE, 0, 0, self._say_received())]
             return True
         if self._is_cold():
-            self._out = [_PREFIX.pack(_FILLER, 0, len(_FILLER_BYTES), self._say_received()), _FILLER_BYTES]
+            self._out = [_PREFIX.pack(_FILLER, 0, len(_FILLING), self._say_received()), _FILLING]
             return True
         return False
 

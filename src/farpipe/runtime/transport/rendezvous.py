@@ -64,7 +64,7 @@ class Rendezvous:
     def introduce(self, introduction: str, timeout_s: float) -> list[str]:
         """Hand in where and what this rank is; everybody's introduction by rank.
 
-        RunError naming the ranks that did not come within `timeout_s`.
+        RunError naming the ranks that did not come within `timeout_s`, and where these are not `world_size` ranks.
         """
         deadline_s = time.monotonic() + timeout_s
         mine = json.dumps([self._number, introduction])
@@ -73,6 +73,11 @@ class Rendezvous:
         if text is None:
             raise RunError(f"rank {self._rank} waited {timeout_s:g} s for the others; missing: {_join(missing)}")
         found: _List = json.loads(text)
+        if (num_ranks := len(found["ranks"])) != self._world_size:
+            raise RunError(
+                f"rank {self._rank} is of {self._world_size} ranks and met a group of {num_ranks}; is WORLD_SIZE the "
+                "same everywhere?"
+            )
         if self._token is None:
             self._token = found["token"].encode()
         return [theirs for _, theirs in found["ranks"]]

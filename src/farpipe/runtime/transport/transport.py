@@ -3,8 +3,8 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -19,7 +19,7 @@ from farpipe.runtime.transport import handshake
 from farpipe.runtime.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.runtime.transport.control import ControlLink
 from farpipe.runtime.transport.handshake import Purpose
-from farpipe.runtime.transport.health import Health
+from farpipe.runtime.transport.health import Breaking, Health
 from farpipe.runtime.transport.inbox import Inbox
 from farpipe.runtime.transport.introduction import Introduction, introduce
 from farpipe.runtime.transport.lifeline import Dial, Lifeline, Peer
@@ -62,6 +62,7 @@ class Transport:
         """The clock of all stamps that this rank makes; the executor stamps its actions with the same."""
         self._config = config
         self._health = Health(lambda reason: self._mesh.abort(reason))
+        self._breaking = Breaking(self._health)
         self._inbox = Inbox(config, self._health, clock)
         self._mailbox = Mailbox(self._health)
         self._mesh = Mesh(rank, world_size, self._health, self._mailbox)
@@ -91,7 +92,7 @@ class Transport:
                 self._mesh.add(link, self._control_line(link))
         self._listener = Listener(listener, token, credentials, self._serve)
         deadline_s = time.monotonic() + config.connect_timeout_s
-        with self._breaking():
+        with self._breaking:
             self._mesh.connect(deadline_s, self._listener.turned_away)
             self._mesh.exchange("farpipe start", b"", deadline_s, "starting")
 
@@ -192,15 +193,6 @@ class Transport:
         reserve = partial(self._links.slip_in, name) if self._links and name else None
         return ControlLink(peer, self._health, self.clock, self._inbox, self._mailbox, reserve)
 
-    @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """What one rank can't get past ends the run of all."""
-        try:
-            yield
-        except RunError as error:
-            self._health.fail(error, announce=str(error))
-            raise
-
     def open(self, peer: int, kind: ChannelKind) -> None:
         """Open the channel to `peer` now and not with the first message; does not wait."""
         self._outbox(peer, kind)
@@ -221,8 +213,9 @@ class Transport:
         name = config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve, name) if self._links and name else None
         distance_s, bytes_per_s = self._round_trips_s.get(peer, 0.0), config.bandwidths.get((self.rank, peer))
-        num_streams = config.streams or choose_streams(distance_s, bytes_per_s)
-        share = pacing_rate(distance_s, bytes_per_s, num_streams) if name is None else None
+        most_bytes_per_s = None if bytes_per_s is None else config.headroom * bytes_per_s
+        num_streams = config.streams or choose_streams(distance_s, most_bytes_per_s)
+        limit = pacing_rate(distance_s, most_bytes_per_s, num_streams) if name is None else None
         outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
         what = f"sending {kind} messages"
         lines = [
@@ -231,8 +224,8 @@ class Transport:
                 peer,
                 what,
                 stream,
-                partial(self._dial, Purpose(self.rank, peer, kind, stream), share if config.paced else None),
-                warm_up=WarmUp(share, distance_s) if share is not None else None,
+                partial(self._dial, Purpose(self.rank, peer, kind, stream), limit if config.paced else None),
+                warm_up=WarmUp(limit / config.headroom, distance_s) if limit is not None else None,
             )
             for stream in range(num_streams)
         ]
@@ -251,7 +244,7 @@ class Transport:
         outbox = self._outbox(peer, kind)
         if self._health.has_departed(peer):
             raise RunError(f"rank {peer} has ended its work; the {kind} message of {tag} is too late")
-        with self._breaking():
+        with self._breaking:
             outbox.put(tag, tensor.detach().cpu().contiguous())
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
@@ -260,17 +253,17 @@ class Transport:
         Raises RunError after `timeout_s` (all other ranks are told as well), and at once when a peer is lost, when a
         rank aborts, or when `peer` has closed without sending it.
         """
-        with self._breaking():
+        with self._breaking:
             return self._inbox.take(Channel(peer, kind), tag, waiting_for)
 
     def exchange(self, name: str, payload: bytes, *, waiting_for: str) -> list[bytes]:
         """Everybody's payload by rank; every rank calls it with the same `name`. Takes one one-way latency."""
-        with self._breaking():
+        with self._breaking:
             return self._mesh.exchange(name, payload, time.monotonic() + self._config.timeout_s, waiting_for)
 
     def post(self, peer: int, name: str, payload: bytes) -> None:
         """Send a small payload that `peer` finds with `poll(name)`; never blocks. `peer` may be this rank."""
-        with self._breaking():
+        with self._breaking:
             self._health.check(f"posting {name!r} to rank {peer}")
             self._mesh.post(peer, name, payload)
 
@@ -301,7 +294,7 @@ class Transport:
         needs to call anything. Any rank may ask. Wrong by half the difference between the latencies of the two
         directions; emulated latencies don't count.
         """
-        with self._breaking():
+        with self._breaking:
             return self._mesh.clock_offsets(time.monotonic() + self._config.timeout_s)
 
     def abort(self, reason: str) -> None:
@@ -327,7 +320,7 @@ class Transport:
 
     def _leave(self) -> None:
         deadline_s = time.monotonic() + self._config.timeout_s
-        with self._breaking():
+        with self._breaking:
             for channel, outbox in self._outboxes.items():
                 if not outbox.flush(deadline_s):
                     raise RunError(f"closing: the last {channel.kind} messages to rank {channel.peer} can't be sent")

@@ -67,7 +67,9 @@ def suit_to_pauses(sock: socket.socket) -> None:
     does not. Not BBR everywhere: it interrupts each connection for 200 ms every 10 s to measure the round trip. What
     the system has not or does not allow is left as it is: docs/how-to/measure-a-link.md tells the remedy.
     """
-    keeps_window = _SLOW_AFTER_IDLE.exists() and _SLOW_AFTER_IDLE.read_text().strip() == "0"
+    keeps_window = False
+    with contextlib.suppress(OSError):
+        keeps_window = _SLOW_AFTER_IDLE.read_text().strip() == "0"
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic" if keeps_window else b"bbr")
 
@@ -91,7 +93,9 @@ def delivery_rate(sock: socket.socket) -> float:
 
 
 def _tcp_info(sock: socket.socket, form: str, offset: int) -> int:
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + struct.calcsize(form))
+    """A field of what the kernel tells of a connection; 0 where it is too old to tell it."""
+    num_bytes = offset + struct.calcsize(form)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, num_bytes).ljust(num_bytes, b"\0")
     (value,) = struct.unpack_from(form, info, offset)
     assert isinstance(value, int)
     return value

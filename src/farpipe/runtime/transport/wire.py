@@ -78,6 +78,11 @@ class ChunkHeader(NamedTuple):
     deliver_ns: int
     """Emulated arrival on the machine's clock; 0: as soon as it is there."""
 
+    def of_chunk(self, offset: int, chunk_bytes: int, start_ns: int) -> "ChunkHeader":
+        """The header of another chunk of the message."""
+        number, tag, dtype, shape, total_bytes, _, _, ready_ns, _, deliver_ns = self
+        return ChunkHeader(number, tag, dtype, shape, total_bytes, offset, chunk_bytes, ready_ns, start_ns, deliver_ns)
+
     def same_message(self, other: "ChunkHeader") -> bool:
         """Whether both describe one and the same message."""
         return self[:5] == other[:5] and self.deliver_ns == other.deliver_ns
@@ -123,9 +128,8 @@ def unpack_chunk(data: bytes | bytearray | memoryview, max_message_bytes: int) -
     if code >= len(DTYPES) or num_dimensions > MAX_DIMENSIONS:
         raise WireError(f"unknown dtype {code} or too many dimensions, {num_dimensions}")
     dtype, shape = DTYPES[code], tuple(rest[3 : 3 + num_dimensions])
-    spread_bytes = (
-        total_bytes or math.prod(size or 1 for size in shape) * dtype.itemsize
-    )  # as an empty one's strides say
+    # an empty one has no bytes, but strides as if it had
+    spread_bytes = total_bytes or math.prod(size or 1 for size in shape) * dtype.itemsize
     if math.prod(shape) * dtype.itemsize != total_bytes or spread_bytes > max_message_bytes:
         raise WireError(f"a message of {total_bytes} bytes for shape {shape}; the limit is {max_message_bytes}")
     if offset + chunk_bytes > total_bytes:
