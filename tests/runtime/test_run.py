@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from farpipe.errors import InfeasibleError, InputError, RunError
-from farpipe.problem import Hop, Link, Problem, Transfer
+from farpipe.problem import Hop, Link, Problem, Sync, Transfer
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.launch import launch
 from farpipe.runtime.run import run
@@ -124,7 +124,21 @@ def test_more_weights_than_memory_are_refused_before_anything_starts(tmp_path):
     spec = rehearsal(2)
     heavy = tuple(rank.model_copy(update={"static_bytes": 1e15, "memory_bytes": None}) for rank in spec.problem.ranks)
     spec = spec.model_copy(update={"problem": spec.problem.model_copy(update={"ranks": heavy}), "device": "cpu"})
-    with pytest.raises(InfeasibleError, match=r"all 2 ranks on this machine: .* and .* are free; rehearse"):
+    with pytest.raises(
+        InfeasibleError, match=r"all 2 ranks on this machine: weights.* and .* are free; train a smaller"
+    ):
+        run(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rehearsal_that_would_exchange_more_than_memory_is_refused(tmp_path):
+    spec = rehearsal(2)
+    sync = Sync(reduce=Transfer(link="a>b", bytes=1e15))
+    problem = spec.problem.model_copy(update={"sync": (sync, sync)})
+    spec = spec.model_copy(update={"problem": problem, "replicas": (("a", "a"), ("b", "b"))})
+    with pytest.raises(
+        InfeasibleError, match=r"all 4 ranks .*: the gradients that replicas exchange take .*; rehearse"
+    ):
         run(spec, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -92,19 +92,35 @@ def run(
 
 
 def _check_room(spec: RunSpec) -> None:
-    """InfeasibleError when weights, gradients and optimizers of all ranks are more than this machine has free."""
-    if spec.device != "cpu" or not _MEMINFO.exists():  # a rehearsal has none, and GPUs have memory of their own
+    """InfeasibleError when what all ranks hold for certain is more than this machine has free."""
+    if spec.device == "cuda" or not _MEMINFO.exists():  # GPUs have memory of their own
         return
-    needed_bytes = spec.num_replicas * sum(rank.static_bytes for rank in spec.problem.ranks)
+    if spec.device == "sleep":
+        what, needed_bytes = "the gradients that replicas exchange", _least_exchanged_bytes(spec)
+        remedy = "rehearse a plan with fewer replicas, or a smaller model"
+    else:
+        what = "weights, gradients and optimizers"
+        needed_bytes = spec.num_replicas * sum(rank.static_bytes for rank in spec.problem.ranks)
+        remedy = (
+            "train a smaller model, rehearse this one with --device sleep, or let --prepare write what torchrun needs "
+            "to start it at its sites"
+        )
     free_bytes = next(
         int(line.split()[1]) * 1024 for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:")
     )
     if needed_bytes > free_bytes:
         raise InfeasibleError(
-            f"all {spec.num_ranks} ranks on this machine: weights, gradients and optimizers take "
-            f"{format_bytes(needed_bytes)}, and {format_bytes(free_bytes)} are free; rehearse with --device sleep, or "
-            "let --prepare write what torchrun needs to start it at its sites"
+            f"all {spec.num_ranks} ranks on this machine: {what} take {format_bytes(needed_bytes)}, and "
+            f"{format_bytes(free_bytes)} are free; {remedy}"
         )
+
+
+def _least_exchanged_bytes(spec: RunSpec) -> float:
+    """What a rehearsal's collectives hold at least: a ring sends a tensor once or twice, and every process has one."""
+    if spec.num_replicas == 1 or spec.problem.sync is None:
+        return 0.0
+    transfers = [t for sync in spec.problem.sync if sync for t in (sync.gather, sync.reduce) if t is not None]
+    return spec.num_replicas * sum(float(spec.problem.row(transfer.bytes).max()) for transfer in transfers) / 2
 
 
 @contextmanager
