@@ -4,17 +4,33 @@ from hypothesis import strategies as st
 
 from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Model, Pins, Site, Training
 
+SMALL_MODEL = """\
+[model]
+name = "small"
+num_layers = 2
+hidden = 32
+num_heads = 4
+ffn_hidden = 64
+vocab_size = 256
+"""
+
+
+def site_text(name, num_devices=1, *, device="cpu"):
+    """The table of a site."""
+    return f'[[cluster.sites]]\nname = "{name}"\ndevice = "{device}"\nnum_devices = {num_devices}\n\n'
+
+
+def link_text(one, other, latency, bandwidth):
+    """The table of a link."""
+    return f'[[cluster.links]]\nbetween = ["{one}", "{other}"]\nlatency = "{latency}"\nbandwidth = "{bandwidth}"\n'
+
 
 def cluster_text(
     one="zurich", other="lugano", *, device="cpu", num_devices=(1, 1), latency="30 ms", bandwidth="200 Mbit/s"
 ):
     """The tables of two sites and of the link between them."""
-    sites = [
-        f'[[cluster.sites]]\nname = "{name}"\ndevice = "{device}"\nnum_devices = {number}\n\n'
-        for name, number in zip((one, other), num_devices, strict=True)
-    ]
-    link = f'[[cluster.links]]\nbetween = ["{one}", "{other}"]\nlatency = "{latency}"\nbandwidth = "{bandwidth}"\n'
-    return "".join([*sites, link])
+    sites = [site_text(name, number, device=device) for name, number in zip((one, other), num_devices, strict=True)]
+    return "".join([*sites, link_text(one, other, latency, bandwidth)])
 
 
 PLAIN = f"""\

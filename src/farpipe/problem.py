@@ -4,6 +4,7 @@ A Problem knows nothing of models, GPUs or datacenters. It is the upper half of 
 it, schedulers, the simulator and the runtime read it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -306,6 +307,11 @@ class Problem(_Part):
         body = self.model_dump_json(exclude_none=False)
         return f'{{"format":"{FORMAT}",{body[1:]}'
 
+    def to_data(self) -> dict[str, Any]:
+        """The same as JSON data, to be a part of something else."""
+        data: dict[str, Any] = json.loads(self.to_json())
+        return data
+
     def save(self, path: Path | str) -> None:
         """Write the problem to `path`, whole or not at all."""
         write_text(path, self.to_json() + "\n")
@@ -313,7 +319,12 @@ class Problem(_Part):
     @classmethod
     def from_json(cls, text: str, source: str = "problem") -> Self:
         """Read ``farpipe/problem/1``; InputError names the place of whatever is wrong."""
-        return validate(cls, expect_format(parse_json(text, source), FORMAT, source), source)
+        return cls.from_data(parse_json(text, source), source)
+
+    @classmethod
+    def from_data(cls, data: Any, source: str = "problem") -> Self:
+        """Read JSON data in that format; errors as for `from_json`."""
+        return validate(cls, expect_format(data, FORMAT, source), source)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:

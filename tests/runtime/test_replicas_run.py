@@ -19,7 +19,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.spec import Training
-from job_files import cluster_text
+from job_files import SMALL_MODEL, cluster_text
 from rank_processes import processes_of
 from small_models import TIED, even_partition
 
@@ -128,14 +128,7 @@ def test_kill_9_of_a_replica_ends_all_with_the_reason(make, tmp_path):
 
 
 JOB = f"""\
-[model]
-name = "small"
-num_layers = 2
-hidden = 32
-num_heads = 4
-ffn_hidden = 64
-vocab_size = 256
-
+{SMALL_MODEL}
 [training]
 sequence_length = 16
 global_batch = 8

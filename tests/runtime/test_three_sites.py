@@ -9,6 +9,7 @@ import torch
 
 from farpipe.plan import Plan
 from farpipe.runtime.run_spec import RunSpec
+from job_files import SMALL_MODEL, link_text, site_text
 from runtime.test_replicas import train_in_one_process
 
 pytestmark = pytest.mark.slow
@@ -16,15 +17,16 @@ pytestmark = pytest.mark.slow
 NUM_STEPS = 4
 MATRIX_BYTES = 256 * 32 * 4
 RING = ("a>b", "b>c", "c>a")
-JOB = """\
-[model]
-name = "small"
-num_layers = 2
-hidden = 32
-num_heads = 4
-ffn_hidden = 64
-vocab_size = 256
-tied_embeddings = {tied}
+SITES = "".join(site_text(name, "{pipeline}") for name in "abc")
+LINKS = "\n".join(
+    [
+        link_text("a", "b", "5 ms", "200 Mbit/s"),
+        link_text("b", "c", "10 ms", "100 Mbit/s"),
+        link_text("a", "c", "2 ms", "400 Mbit/s"),
+    ]
+)
+JOB = f"""\
+{SMALL_MODEL}tied_embeddings = {{tied}}
 
 [training]
 sequence_length = 6
@@ -34,44 +36,15 @@ precision = "fp32"
 learning_rate = 0.01
 clip_norm = 0.5
 seed = 7
-zero1 = {zero1}
+zero1 = {{zero1}}
 
 [data]
-source = "{text}"
+source = "{{text}}"
 
-[[cluster.sites]]
-name = "a"
-device = "cpu"
-num_devices = {pipeline}
-
-[[cluster.sites]]
-name = "b"
-device = "cpu"
-num_devices = {pipeline}
-
-[[cluster.sites]]
-name = "c"
-device = "cpu"
-num_devices = {pipeline}
-
-[[cluster.links]]
-between = ["a", "b"]
-latency = "5 ms"
-bandwidth = "200 Mbit/s"
-
-[[cluster.links]]
-between = ["b", "c"]
-latency = "10 ms"
-bandwidth = "100 Mbit/s"
-
-[[cluster.links]]
-between = ["a", "c"]
-latency = "2 ms"
-bandwidth = "400 Mbit/s"
-
+{SITES}{LINKS}
 [layout]
 sites = ["a", "b", "c"]
-pipeline = {pipeline}
+pipeline = {{pipeline}}
 data = 3
 replicas = "across"
 """

@@ -36,9 +36,7 @@ def _as_value_error(read: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
-ProblemData = Annotated[
-    Problem, BeforeValidator(_read_problem), PlainSerializer(lambda problem: json.loads(problem.to_json()))
-]
+ProblemData = Annotated[Problem, BeforeValidator(_read_problem), PlainSerializer(lambda problem: problem.to_data())]
 ScheduleData = Annotated[
     Schedule, BeforeValidator(_read_schedule), PlainSerializer(lambda schedule: schedule.to_data())
 ]

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from farpipe.errors import FarpipeError, InputError
 from farpipe.plan.measured import as_in_step, as_measured, deviations, largest_change
-from farpipe.problem import FORMAT as PROBLEM_FORMAT
 from farpipe.problem import Problem
 from farpipe.schedule import Schedule, check
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec.replanning import ReplanSettings
-from farpipe.strict import expect_format, finite, parse_json, validate
+from farpipe.strict import expect_format, finite, parse_json
 from farpipe.units import format_rate, format_seconds
 
 Event = dict[str, Any]
@@ -214,13 +213,12 @@ class Replanner:
     def to_json(self) -> str:
         """What a later attempt at the run may go on with, in the format ``farpipe/replan/1``."""
         known, disappointed = ([_known_data(item) for item in some] for some in (self._known, self._disappointed))
-        believed = json.loads(self._believed.to_json())
         return json.dumps(
             {
                 "format": FORMAT,
                 "plan": self._plan,
                 "schedule": self.schedule.to_data(),
-                "believed": believed,
+                "believed": self._believed.to_data(),
                 "expected_s": self._expected_s,
                 "known": known,
                 "disappointed": disappointed,
@@ -236,11 +234,11 @@ class Replanner:
         if body.get("plan") != self._plan:
             raise InputError(f"{source}: is of a run with another plan")
         try:
-            believed = _problem(body["believed"], source)
+            believed = Problem.from_data(body["believed"], source)
             schedule = Schedule.from_data(body["schedule"], source)
             known, disappointed = (
                 [
-                    Known(_problem(item["problem"], source), Schedule.from_data(item["schedule"], source))
+                    Known(Problem.from_data(item["problem"], source), Schedule.from_data(item["schedule"], source))
                     for item in some
                 ]
                 for some in (body["known"], body["disappointed"])
@@ -338,11 +336,7 @@ def _samples(measured: Problem, timelines: Sequence[Timeline]) -> tuple[Problem,
 
 
 def _known_data(known: Known) -> dict[str, Any]:
-    return {"problem": json.loads(known.problem.to_json()), "schedule": known.schedule.to_data()}
-
-
-def _problem(data: Any, source: str) -> Problem:
-    return validate(Problem, expect_format(data, PROBLEM_FORMAT, source), source)
+    return {"problem": known.problem.to_data(), "schedule": known.schedule.to_data()}
 
 
 def _expect_alike(limits: Problem, problem: Problem, source: str) -> None:

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import IO, Any, Final
 
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
-from farpipe.problem import FORMAT, Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.schedule import Schedule
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import Found, search
@@ -34,7 +34,7 @@ from farpipe.search.step import (
     to_orders,
     to_schedule,
 )
-from farpipe.strict import expect_format, finite, parse_json, validate
+from farpipe.strict import finite, parse_json
 
 LOWEST_PRIORITY: Final = 19
 PR_SET_PDEATHSIG: Final = 1
@@ -46,23 +46,19 @@ MAX_QUICK_S: Final = 1.0
 
 def question(problem: Problem, samples: Sequence[Problem], search_s: float) -> str:
     """A line that asks for an order."""
-    data = {"problem": problem, "samples": samples}
-    return json.dumps(data | {"search_s": search_s}, default=lambda item: json.loads(item.to_json())) + "\n"
+    data = {"problem": problem.to_data(), "samples": [sample.to_data() for sample in samples]}
+    return json.dumps(data | {"search_s": search_s}) + "\n"
 
 
 def serve(questions: IO[str], answers: IO[str]) -> None:
     """Answer all questions."""
     for line in questions:
         body = parse_json(line, "question")
-        problem, *samples = (_problem(item) for item in (body["problem"], *body["samples"]))
+        problem, *samples = (Problem.from_data(item, "question") for item in (body["problem"], *body["samples"]))
         for schedule, is_last in seek(problem, samples, finite(body["search_s"])):
             data = None if schedule is None else schedule.to_data()
             answers.write(json.dumps({"schedule": data, "is_last": is_last}) + "\n")
             answers.flush()
-
-
-def _problem(data: Any) -> Problem:
-    return validate(Problem, expect_format(data, FORMAT, "question"), "question")
 
 
 def seek(problem: Problem, samples: Sequence[Problem], search_s: float) -> Iterator[tuple[Schedule | None, bool]]:

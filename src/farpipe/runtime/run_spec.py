@@ -222,7 +222,7 @@ class RunSpec(Part):
     def to_json(self) -> str:
         """The run in the format ``farpipe/run/1``."""
         body = json.loads(self.model_dump_json(exclude={"problem", "schedule"}, exclude_none=True))
-        problem, schedule = json.loads(self.problem.to_json()), self.schedule.to_data()
+        problem, schedule = self.problem.to_data(), self.schedule.to_data()
         return json.dumps({"format": FORMAT, **body, "problem": problem, "schedule": schedule})
 
     def save(self, path: Path | str) -> None:
