@@ -63,6 +63,7 @@ def added(section, lines):
 
 
 positive = st.floats(1e-9, 1e18)
+rates = st.floats(1, 1e18)
 words = st.text(min_size=1, max_size=10)
 
 
@@ -105,7 +106,7 @@ def trainings(draw):
 
 @st.composite
 def sites(draw, name):
-    local_links = st.builds(LocalLink, latency_s=st.floats(0, 1), bandwidth_bytes_per_s=positive)
+    local_links = st.builds(LocalLink, latency_s=st.floats(0, 1), bandwidth_bytes_per_s=rates)
     devices_per_machine = draw(st.integers(1, 8))
     return Site(
         name=name,
@@ -133,7 +134,7 @@ def jobs(draw):
             source=a,
             target=b,
             latency_s=draw(st.floats(0, 10)),
-            bandwidth_bytes_per_s=draw(positive),
+            bandwidth_bytes_per_s=draw(rates),
             queue_bytes=draw(st.none() | positive),
             loss=draw(st.floats(0, 0.99)),
             jitter_s=draw(st.floats(0, 1)),

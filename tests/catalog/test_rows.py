@@ -75,6 +75,9 @@ def test_number_of_parameters_is_the_published_one(name):
         ("llama-3-8b", 8_030_261_248),
         ("llama-3.2-1b", 1_235_814_400),  # tied
         ("mistral-7b", 7_241_732_096),
+        ("qwen2.5-7b", 7_615_616_512),  # biases of query, key and value alone
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
         ("gpt2", 124_439_808),  # biases, learned positions, layer norm, tied
     ],
 )
@@ -85,7 +88,8 @@ def test_released_checkpoints_are_counted_to_the_last_parameter(name, num_params
 def test_published_counts_are_tight():
     assert all(model_row(name).tolerance <= 0.03 for name in model_names())
     exact = [name for name in model_names() if model_row(name).tolerance == 0]
-    assert len(exact) >= 12
+    assert len(exact) >= 15
+    assert set(exact) > {name for name in model_names() if name.startswith("qwen")}
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,13 @@ MISTAKES = [
     (changed(('"6 ms"', '"-6 ms"')), "cluster.links[0].latency: must be finite and not negative, found '-6 ms'"),
     (changed(('"100 Gbit/s"', '"100 Gb/s"')), "cluster.links[0].bandwidth: unknown unit 'Gb/s' in '100 Gb/s'; did you"),
     (changed(('"100 Gbit/s"', '"0 Gbit/s"')), "cluster.links[0].bandwidth: must be more than zero, found '0 Gbit/s'"),
+    (changed(('"6 ms"', '"1e16 s"')), "cluster.links[0].latency: a link's latency is at most an hour, found '1e16 s'"),
+    (changed(('"100 Gbit/s"', '"1e-300 bit/s"')), "cluster.links[0].bandwidth: a bandwidth is from 8 bit/s (1 B/s) to"),
+    (changed(("num_devices = 8", "num_devices = 1000000000")), "cluster.sites[0].num_devices: input should be less"),
+    (
+        changed(("num_devices = 8", 'num_devices = 8\nsite_link = { latency = "2 h" }')),
+        "cluster.sites[0].site_link.latency: a link's latency is at most an hour, found '2 h'",
+    ),
     (
         changed(('bandwidth = "100 Gbit/s"\n', "")),
         "cluster.links[0].bandwidth: missing; give it, or a preset that has it",

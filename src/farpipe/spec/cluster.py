@@ -5,7 +5,19 @@ from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from farpipe.spec.part import Count, Name, NonNegative, Part, Positive, Share, SiteName, fault
+from farpipe.spec.part import (
+    BytesPerSecond,
+    Count,
+    LatencySeconds,
+    Name,
+    NonNegative,
+    NumDevices,
+    Part,
+    Positive,
+    Share,
+    SiteName,
+    fault,
+)
 from farpipe.spec.training import Precision
 from farpipe.strict import nearest
 from farpipe.units import format_bytes
@@ -32,8 +44,8 @@ class Device(Part):
 class LocalLink(Part):
     """A connection inside a site, as one device sees it in one direction."""
 
-    latency_s: NonNegative
-    bandwidth_bytes_per_s: Positive
+    latency_s: LatencySeconds
+    bandwidth_bytes_per_s: BytesPerSecond
 
 
 def _equal_machines(known: dict[str, Any]) -> int:
@@ -51,7 +63,7 @@ class Site(Part):
 
     name: SiteName
     device: Device
-    num_devices: Count
+    num_devices: NumDevices
     devices_per_machine: Count = Field(default_factory=_equal_machines)
     machine_link: LocalLink
     """Between the devices of one machine, NVLink for example."""
@@ -85,13 +97,13 @@ class Link(Part):
 
     source: SiteName
     target: SiteName
-    latency_s: NonNegative
-    bandwidth_bytes_per_s: Positive
+    latency_s: LatencySeconds
+    bandwidth_bytes_per_s: BytesPerSecond
     queue_bytes: Positive | None = None
     """What waits for the link at most; None: as much as is on its way when it is busy, see `emulate.pipe`."""
     loss: Share = 0.0
     """The share of packets that is lost."""
-    jitter_s: NonNegative = 0.0
+    jitter_s: LatencySeconds = 0.0
     """The most that a packet is delayed beyond the latency."""
 
     @property

@@ -12,6 +12,14 @@ MAX_COUNT: Final = 1 << 40
 """No count in a job is larger; a typing slip is named before it turns into an endless computation."""
 
 
+MAX_DEVICES: Final = 1 << 20
+"""Of one site; the largest that is known has some 200,000."""
+MAX_LATENCY_S: Final = 3600.0
+MIN_BANDWIDTH: Final = 1.0
+"""Bytes per second; below it a step would outlast its computer."""
+MAX_BANDWIDTH: Final = 1e18
+
+
 class Part(BaseModel):
     """A table of a job: frozen, nothing unknown in it, figures in SI units."""
 
@@ -20,6 +28,28 @@ class Part(BaseModel):
 
 def _positive(value: Any) -> float:
     return finite(value, exclusive=True)
+
+
+def _latency(value: Any) -> float:
+    return at_most_an_hour(finite(value), f"{value!r:.40} s")
+
+
+def _bandwidth(value: Any) -> float:
+    return possible_bandwidth(finite(value, exclusive=True), f"{value!r:.40} B/s")
+
+
+def at_most_an_hour(latency_s: float, written: str) -> float:
+    """`latency_s`; ValueError, showing it as `written`, if no link on Earth has so much."""
+    if latency_s > MAX_LATENCY_S:
+        raise ValueError(f"a link's latency is at most an hour, found {written}")
+    return latency_s
+
+
+def possible_bandwidth(bytes_per_s: float, written: str) -> float:
+    """`bytes_per_s`; ValueError, showing it as `written`, if times over such a link mean nothing."""
+    if not MIN_BANDWIDTH <= bytes_per_s <= MAX_BANDWIDTH:
+        raise ValueError(f"a bandwidth is from 8 bit/s (1 B/s) to 1e18 B/s, found {written}")
+    return bytes_per_s
 
 
 def _share(value: Any) -> float:
@@ -44,6 +74,9 @@ SiteName = Annotated[Name, AfterValidator(_site_name)]
 NonNegative = Annotated[float, BeforeValidator(finite)]
 Positive = Annotated[float, BeforeValidator(_positive)]
 Share = Annotated[float, BeforeValidator(_share)]
+LatencySeconds = Annotated[float, BeforeValidator(_latency)]
+BytesPerSecond = Annotated[float, BeforeValidator(_bandwidth)]
+NumDevices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 
 
 def fault(message: str, *location: str | int) -> ValidationError:

@@ -17,7 +17,18 @@ from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Place, Site, 
 from farpipe.spec.hugging_face import read_model
 from farpipe.spec.job import Job, Pins
 from farpipe.spec.model import Model
-from farpipe.spec.part import Count, Name, Part, Share, SiteName, Text, fault
+from farpipe.spec.part import (
+    Count,
+    Name,
+    NumDevices,
+    Part,
+    Share,
+    SiteName,
+    Text,
+    at_most_an_hour,
+    fault,
+    possible_bandwidth,
+)
 from farpipe.spec.training import Data, Precision, Training
 from farpipe.strict import nearest
 from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
@@ -39,6 +50,17 @@ def _more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(read)
+
+
+def _latency(text: Any) -> float:
+    return at_most_an_hour(parse(text, SECONDS, "35 ms"), f"{text!r:.60}")
+
+
+def _bandwidth(text: Any) -> float:
+    value = parse(text, BYTES_PER_S, "400 Gbit/s")
+    if value == 0:
+        raise ValueError(f"must be more than zero, found {text!r:.60}")
+    return possible_bandwidth(value, f"{text!r:.60}")
 
 
 def _bytes_or_seconds(text: Any) -> tuple[float, str]:
@@ -63,8 +85,8 @@ def _known(look_up: Callable[[str], object]) -> AfterValidator:
 ModelPreset = Annotated[Text, _known(model_row)]
 DevicePreset = Annotated[Text, _known(device_row)]
 LinkPreset = Annotated[Text, _known(link_row)]
-Latency = Annotated[float, _quantity(SECONDS, "35 ms")]
-Bandwidth = Annotated[float, _more_than_zero(BYTES_PER_S, "400 Gbit/s")]
+Latency = Annotated[float, BeforeValidator(_latency)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
 Memory = Annotated[float, _more_than_zero(BYTES, "80 GiB")]
 MemoryReserve = Annotated[float, _quantity(BYTES, "5 GiB")]
 MemoryBandwidth = Annotated[float, _more_than_zero(BYTES_PER_S, "3350 GB/s")]
@@ -178,7 +200,7 @@ class WrittenSite(Written):
 
     name: SiteName
     device: Annotated[WrittenDevice, BeforeValidator(_table)]
-    num_devices: Count
+    num_devices: NumDevices
     devices_per_machine: Count | None = None
     machine_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
     site_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
