@@ -1,7 +1,7 @@
 """What the user writes: the model, its training, the cluster, and the job that joins them."""
 
 from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
-from farpipe.spec.job import Job, Pins
+from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import load_cluster, load_job, parse_job
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
@@ -18,6 +18,7 @@ __all__ = [
     "Pins",
     "Precision",
     "Recompute",
+    "Request",
     "RotaryScaling",
     "Site",
     "Training",

@@ -43,6 +43,21 @@ class Pins(Part):
     has whole pipelines, and gradients cross."""
 
 
+class Request(Part):
+    """What is to be trained: model, training, data and pins, without the cluster; `on` a cluster it is a Job."""
+
+    model: Model
+    training: Training
+    data: Data = Data()
+    layout: Pins = Pins()
+    schedule: Annotated[Name | None, BeforeValidator(_none_if_auto)] = None
+
+    def on(self, cluster: Cluster) -> "Job":
+        """The job of this request on `cluster`; pydantic's ValidationError where they do not fit together."""
+        parts = {name: getattr(self, name) for name in type(self).model_fields}
+        return Job(**parts, cluster=cluster)
+
+
 class Job(Part):
     """A training job as the user wants it; `load_job` reads it from a file."""
 
@@ -67,6 +82,11 @@ class Job(Part):
         self._check_batch()
         self._check_evaluation()
         return self
+
+    @property
+    def request(self) -> Request:
+        """The job without its cluster."""
+        return Request.model_construct(**{name: getattr(self, name) for name in Request.model_fields})
 
     def used_sites(self) -> Iterator[tuple[int, Site]]:
         """The sites that may be used, each with its place in the cluster: the pinned ones, or all."""
