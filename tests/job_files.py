@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Model, Pins, Site, Training
+from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Model, Pins, Prices, Site, Training
 
 SMALL_MODEL = """\
 [model]
@@ -64,6 +64,13 @@ def added(section, lines):
 
 positive = st.floats(1e-9, 1e18)
 rates = st.floats(1, 1e18)
+prices = st.builds(
+    Prices,
+    rent_usd_per_device_hour=st.none() | st.floats(0, 1e3),
+    electricity_usd_per_mwh=st.none() | st.floats(-1e4, 1e4),
+    pue=st.floats(1, 10),
+    egress_usd_per_gb=st.none() | st.floats(0, 1),
+)
 words = st.text(min_size=1, max_size=10)
 
 
@@ -121,6 +128,7 @@ def sites(draw, name):
         devices_per_machine=devices_per_machine,
         machine_link=draw(local_links),
         site_link=draw(local_links),
+        prices=draw(prices),
     )
 
 
@@ -138,6 +146,7 @@ def jobs(draw):
             queue_bytes=draw(st.none() | positive),
             loss=draw(st.floats(0, 0.99)),
             jitter_s=draw(st.floats(0, 1)),
+            egress_usd_per_gb=draw(st.none() | st.floats(0, 1)),
         )
         for a, b in ends
     ]

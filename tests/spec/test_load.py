@@ -193,6 +193,18 @@ MISTAKES = [
         "cluster.sites[0].site_link.latency: a link's latency is at most an hour, found '2 h'",
     ),
     (
+        changed(("num_devices = 8", 'num_devices = 8\nregion = "aws:us-est-1"')),
+        "cluster.sites[0].region: there is no region 'aws:us-est-1' in the catalogue; did you mean 'aws:us-",
+    ),
+    (
+        changed(("num_devices = 8", "num_devices = 8\nprices = { pue = 0.5 }")),
+        "cluster.sites[0].prices.pue: a site draws at least what its devices draw: from 1 to 10, found 0.5",
+    ),
+    (
+        changed(("num_devices = 8", "num_devices = 8\nprices = { rent_usd_per_device_hour = -1 }")),
+        "cluster.sites[0].prices.rent_usd_per_device_hour: ",
+    ),
+    (
         changed(('bandwidth = "100 Gbit/s"\n', "")),
         "cluster.links[0].bandwidth: missing; give it, or a preset that has it",
     ),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.catalog import device_names, link_names, model_names
+from farpipe.catalog import device_names, link_names, model_names, region_names
 from farpipe.errors import InputError
-from farpipe.spec import Data, Model, Pins, Training, parse_job
+from farpipe.spec import Data, Model, Pins, Prices, Training, parse_job
 from farpipe.spec.written import WrittenDevice, WrittenLink, WrittenSchedule, WrittenSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def keys_in(*tables):
         ("[model]", keys_in(Model) | {"preset"}),
         ("[training]", keys_in(Training)),
         ("[data]", keys_in(Data)),
-        ("[[cluster.sites]]", keys_in(WrittenSite, WrittenDevice)),
+        ("[[cluster.sites]]", keys_in(WrittenSite, WrittenDevice, Prices)),
         ("[[cluster.links]]", keys_in(WrittenLink)),
         ("[layout]", keys_in(Pins)),
         ("[schedule]", keys_in(WrittenSchedule)),
@@ -67,7 +67,7 @@ def as_written(value):
 
 def test_the_reference_has_every_preset():
     presets = set(re.findall(r"`([^`]+)`", PAGE.split("## Presets\n")[1].split("\n## ")[0]))
-    assert {*model_names(), *device_names(), *link_names()} <= presets
+    assert {*model_names(), *device_names(), *link_names(), *region_names()} <= presets
 
 
 def test_the_example_loads():

@@ -57,6 +57,22 @@ class LinkRow:
     date: datetime.date
 
 
+@dataclass(frozen=True)
+class PriceRow:
+    """Prices of one region of a cloud; what is not known is None."""
+
+    name: str
+    rent_usd_per_device_hour: Mapping[str, float]
+    """By device."""
+    electricity_usd_per_mwh: float | None
+    pue: float
+    carbon_g_per_kwh: float | None
+    egress_usd_per_gb: float | None
+    """To another region of the same provider."""
+    source: str
+    date: datetime.date
+
+
 def device_names() -> tuple[str, ...]:
     """The devices of the catalogue, without aliases."""
     return tuple(_table("device"))
@@ -99,6 +115,18 @@ def link_row(name: str) -> LinkRow:
     return _link(*_find("link", name))
 
 
+def region_names() -> tuple[str, ...]:
+    """The regions of the catalogue."""
+    return tuple(_table("price"))
+
+
+def price_row(region: str) -> PriceRow:
+    """The prices of the region, ``"aws:us-east-1"`` for example; ValueError if there is none."""
+    name, row = _find("price", region, "region")
+    figures = (row.get("electricity"), row["pue"], row.get("carbon"), row.get("egress"))
+    return PriceRow(name, row.get("rent", {}), *figures, **_origin(row))
+
+
 def _link(name: str, row: Mapping[str, Any]) -> LinkRow:
     latency_s = parse(row["latency"], SECONDS, "35 ms")
     bandwidth = parse(row["bandwidth"], BYTES_PER_S, "400 Gbit/s")
@@ -109,13 +137,13 @@ def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"source": row["source"], "date": row["date"]}
 
 
-def _find(kind: str, name: str) -> tuple[str, dict[str, Any]]:
+def _find(kind: str, name: str, word_for_it: str = "") -> tuple[str, dict[str, Any]]:
     table = _table(kind)
     names = {word: key for key, row in table.items() for word in (key, *row.get("aliases", ()))}
     word = name.strip().lower().replace("_", "-").replace(" ", "-")
     if word not in names:
         hint = nearest(word, names) or f"; known: {', '.join(table)}"
-        raise ValueError(f"there is no {kind} {name[:60]!r} in the catalogue{hint}")
+        raise ValueError(f"there is no {word_for_it or kind} {name[:60]!r} in the catalogue{hint}")
     return names[word], table[names[word]]
 
 

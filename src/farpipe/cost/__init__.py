@@ -4,6 +4,7 @@ from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times
 from farpipe.cost.flops import step_flops
 from farpipe.cost.layout import Layout, Placement, place_evenly, place_stages, round_robin, v_shape
+from farpipe.cost.money import Money, Tariff, egress_of, money, money_of_step, tariffs_of
 from farpipe.cost.profile import PartTimes, Profile, model_shape
 from farpipe.cost.stage import JobCosts, StageCost, stage_cost
 from farpipe.cost.step import StepCost, step_cost
@@ -12,19 +13,25 @@ __all__ = [
     "Calibration",
     "JobCosts",
     "Layout",
+    "Money",
     "PartTimes",
     "Placement",
     "Profile",
     "StageCost",
     "StepCost",
+    "Tariff",
     "Times",
     "calibration_of",
+    "egress_of",
     "model_shape",
+    "money",
+    "money_of_step",
     "place_evenly",
     "place_stages",
     "round_robin",
     "stage_cost",
     "step_cost",
     "step_flops",
+    "tariffs_of",
     "v_shape",
 ]

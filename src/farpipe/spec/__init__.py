@@ -5,6 +5,7 @@ from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import load_cluster, load_job, parse_job
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
+from farpipe.spec.prices import Prices
 from farpipe.spec.training import Data, Precision, Recompute, Training, WireType
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Model",
     "Pins",
     "Precision",
+    "Prices",
     "Recompute",
     "Request",
     "RotaryScaling",

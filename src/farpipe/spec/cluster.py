@@ -18,6 +18,7 @@ from farpipe.spec.part import (
     SiteName,
     fault,
 )
+from farpipe.spec.prices import Prices
 from farpipe.spec.training import Precision
 from farpipe.strict import nearest
 from farpipe.units import format_bytes
@@ -71,6 +72,7 @@ class Site(Part):
     """Between the machines of the site, InfiniBand for example."""
     memory_reserve_bytes: NonNegative = Field(default_factory=_usual_reserve)
     """Of every device, what plans leave free: the driver's context, buffers of libraries, fragmentation."""
+    prices: Prices = Prices()
 
     @model_validator(mode="after")
     def _whole_machines(self) -> Self:
@@ -105,6 +107,8 @@ class Link(Part):
     """The share of packets that is lost."""
     jitter_s: LatencySeconds = 0.0
     """The most that a packet is delayed beyond the latency."""
+    egress_usd_per_gb: NonNegative | None = None
+    """Of 10^9 bytes over this link; None: the price of the site that it leaves."""
 
     @property
     def name(self) -> str:

@@ -26,8 +26,9 @@ def as_toml(job: "Job") -> str:
 
 def _site(site: Site) -> dict[str, Any]:
     links = {"machine_link": _speed(site.machine_link), "site_link": _speed(site.site_link)}
-    table = site.model_dump(exclude={"memory_reserve_bytes"}) | {"device": _device(site.device)} | links
-    return table | {"memory_reserve": _quantity(site.memory_reserve_bytes, "B")}
+    table = site.model_dump(exclude={"memory_reserve_bytes", "prices"}) | {"device": _device(site.device)} | links
+    prices = {"prices": site.prices.model_dump(exclude_none=True, exclude_defaults=True) or None}
+    return table | {"memory_reserve": _quantity(site.memory_reserve_bytes, "B")} | prices
 
 
 def _device(device: Device) -> dict[str, Any]:
@@ -43,7 +44,8 @@ def _device(device: Device) -> dict[str, Any]:
 def _link(link: Link) -> dict[str, Any]:
     queue = {} if link.queue_bytes is None else {"queue": _quantity(link.queue_bytes, "B")}
     disturbed = {"loss": link.loss or None, "jitter": _quantity(link.jitter_s, "s") if link.jitter_s else None}
-    return {"from": link.source, "to": link.target} | _speed(link) | queue | disturbed
+    price = {"egress_usd_per_gb": link.egress_usd_per_gb}
+    return {"from": link.source, "to": link.target} | _speed(link) | queue | disturbed | price
 
 
 def _speed(link: Link | LocalLink) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row
+from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row, price_row
 from farpipe.errors import InputError
 from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Place, Site, check_ends
 from farpipe.spec.hugging_face import read_model
@@ -20,6 +20,7 @@ from farpipe.spec.model import Model
 from farpipe.spec.part import (
     Count,
     Name,
+    NonNegative,
     NumDevices,
     Part,
     Share,
@@ -29,6 +30,7 @@ from farpipe.spec.part import (
     fault,
     possible_bandwidth,
 )
+from farpipe.spec.prices import Prices
 from farpipe.spec.training import Data, Precision, Training
 from farpipe.strict import nearest
 from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
@@ -85,6 +87,7 @@ def _known(look_up: Callable[[str], object]) -> AfterValidator:
 ModelPreset = Annotated[Text, _known(model_row)]
 DevicePreset = Annotated[Text, _known(device_row)]
 LinkPreset = Annotated[Text, _known(link_row)]
+Region = Annotated[Text, _known(price_row)]
 Latency = Annotated[float, BeforeValidator(_latency)]
 Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
 Memory = Annotated[float, _more_than_zero(BYTES, "80 GiB")]
@@ -205,6 +208,8 @@ class WrittenSite(Written):
     machine_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
     site_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
     memory_reserve: MemoryReserve | None = None
+    region: Region | None = None
+    prices: Prices = Prices()
 
     def resolve(self) -> Site:
         """The site; a machine's links are the device preset's unless they are given."""
@@ -219,8 +224,19 @@ class WrittenSite(Written):
             num_devices=self.num_devices,
             machine_link=self.machine_link.speed("machine_link", default=row.machine_link if row else None),
             site_link=self.site_link.speed("site_link", default=link_row(USUAL_SITE_LINK)),
+            prices=self._prices(),
             **{key: value for key, value in given.items() if value is not None},
         )
+
+    def _prices(self) -> Prices:
+        """Those of the region, replaced by what `prices` says."""
+        if self.region is None:
+            return self.prices
+        row, device = price_row(self.region), self.device.row()
+        known = {key: getattr(row, key) for key in Prices.model_fields}
+        rents = known["rent_usd_per_device_hour"]
+        known["rent_usd_per_device_hour"] = rents.get(device.name) if device else None
+        return Prices.model_validate(known | self.prices.model_dump(exclude_unset=True))
 
 
 class WrittenLink(WrittenSpeed, Written):
@@ -232,6 +248,7 @@ class WrittenLink(WrittenSpeed, Written):
     queue: Queue | None = None
     loss: Share = 0.0
     jitter: Latency = 0.0
+    egress_usd_per_gb: NonNegative | None = None
 
     def ends(self) -> list[tuple[str, str]]:
         """Source and target of each direction."""
@@ -244,7 +261,7 @@ class WrittenLink(WrittenSpeed, Written):
     def resolve(self) -> list[Link]:
         """One directed link, or two."""
         speed = self.speed().model_dump()
-        figures = speed | {"loss": self.loss, "jitter_s": self.jitter}
+        figures = speed | {"loss": self.loss, "jitter_s": self.jitter, "egress_usd_per_gb": self.egress_usd_per_gb}
         if self.queue is not None:
             length, kind = self.queue
             figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
