@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from farpipe.errors import FarpipeError
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.search import Found, search
 from farpipe.simulate import simulate
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 NUM_RANKS, NUM_MICROBATCHES = 8, 16
 FORWARD_S, INPUT_GRAD_S, WEIGHT_GRAD_S = 0.038, 0.0465, 0.0205

@@ -29,7 +29,7 @@ TORCH_SCHEDULES = ("_PipelineScheduleRuntime", "Schedule1F1B")
 
 
 def main() -> None:
-    from farpipe.runtime.launch import launch
+    from farpipe.run.launch import launch
 
     result = {"message_bytes": MESSAGE_BYTES, "num_microbatches": NUM_MICROBATCHES}
     for num_ranks in (1, NUM_RANKS):
@@ -50,7 +50,7 @@ def torch_means(name: str) -> dict[str, float]:
     """The figures of one of torch's schedules, the mean of both ranks."""
     from torch.distributed import TCPStore
 
-    from farpipe.runtime.launch import launch
+    from farpipe.run.launch import launch
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def torch_means(name: str) -> dict[str, float]:
 
 def make_problem(num_ranks: int):
     """Stages that take no time, messages of MESSAGE_BYTES."""
-    from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+    from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
     hop = Hop(forward=Transfer(link="a>b", bytes=MESSAGE_BYTES), backward=Transfer(link="a>b", bytes=MESSAGE_BYTES))
     return Problem(
@@ -78,8 +78,8 @@ def run_rank(folder: Path) -> None:
     """Time the steps of one rank and leave the figures in `folder`."""
     from farpipe.runtime.executor import Executor
     from farpipe.runtime.stage import SleepStage
-    from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
     from farpipe.schedule.library import order
+    from farpipe.transport import TransportConfig, connect, rendezvous_from_env
 
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     problem = make_problem(num_ranks)

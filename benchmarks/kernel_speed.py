@@ -12,15 +12,15 @@ import time
 
 import numpy as np
 
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.schedule import Schedule
 from farpipe.schedule.library import order
 from farpipe.simulate.lowering import encode, lower
 from farpipe.simulate.simulate import play
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 LOAD = """
 import time; begin = time.perf_counter()
-from farpipe.problem import Problem, Rank, Stage
+from farpipe.step import Problem, Rank, Stage
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 stage = Stage(rank=0, forward_s=1, input_grad_s=1, weight_grad_s=1)

@@ -63,10 +63,10 @@ def parse() -> argparse.Namespace:
 
 def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
     """What steps took in every phase and in all, and what was done about it."""
+    from farpipe.control.watch import LOG_NAME
     from farpipe.emulate.wan import Wan, links_of_problem
     from farpipe.plan.orders import find_order
-    from farpipe.runtime import run as runner
-    from farpipe.runtime.replan import LOG_NAME
+    from farpipe.run import run as runner
     from farpipe.runtime.run_spec import LinkChange, RunSpec
     from farpipe.spec.replanning import ReplanSettings
 
@@ -126,7 +126,7 @@ def facts(event: dict[str, Any]) -> str:
 
 
 def make_problem(scale: float = 1.0) -> Any:
-    from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+    from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
     latency_s, rate = GOOD
     links = {name: Link(latency_s=latency_s * scale, bandwidth_bytes_per_s=rate) for name in ("west>east", "east>west")}

@@ -54,8 +54,8 @@ def main() -> None:
 
 def soak(folder: Path, num_steps: int, num_replicas: int, seed: int, kills: tuple[float, ...]) -> dict[str, Any]:
     """Both runs, and what came of them."""
-    from farpipe.runtime.run import RANK_PROGRAM, run
-    from farpipe.runtime.security.authority import init, issue
+    from farpipe.run.run import RANK_PROGRAM, run
+    from farpipe.transport.security.authority import init, issue
 
     init(folder / "certs")
     for site in SITES:
@@ -96,10 +96,10 @@ SITES = ("east", "west")
 
 def make_run(folder: Path, num_steps: int, num_replicas: int) -> Any:
     """A small model on two stages."""
-    from farpipe.problem import Hop, Problem, Rank, Stage
     from farpipe.runtime.run_spec import RunSpec, TransportSettings
     from farpipe.schedule.library import order
     from farpipe.spec import Data, Model, Training
+    from farpipe.step import Hop, Problem, Rank, Stage
 
     (folder / "text.txt").write_text("a stitch in time saves nine, and a soak saves a night. " * 200)
     model = Model(name="soaked", num_layers=2, hidden=16, num_heads=2, num_kv_heads=2, ffn_hidden=32, vocab_size=256)
@@ -296,8 +296,8 @@ def rank() -> None:
     """One rank, with trouble; the program knows nothing of it."""
     import typer
 
-    from farpipe.runtime import rank_main
-    from farpipe.runtime.transport import Transport
+    from farpipe.run import rank_main
+    from farpipe.transport import Transport
 
     sys.argv.remove(RANK_WORD)
     trouble, dial = Trouble(Path(sys.argv[-1]), int(os.environ["RANK"])), Transport._dial

@@ -64,7 +64,7 @@ def side_by_side(case: str) -> dict[str, Any]:
 
 def farpipe_step(case: Case, method: str) -> dict[str, float]:
     """Predicted and measured seconds of a step."""
-    from farpipe.runtime.run import run
+    from farpipe.run.run import run
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.schedule.library import order
     from farpipe.simulate import simulate
@@ -80,7 +80,7 @@ def farpipe_step(case: Case, method: str) -> dict[str, float]:
 
 
 def make_problem(case: Case) -> Any:
-    from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+    from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
     half_s = case.backward_s / 2
     stage = {"forward_s": case.forward_s, "input_grad_s": half_s, "weight_grad_s": half_s}
@@ -100,7 +100,7 @@ def torch_step(case: str, name: str, *, wan: bool = True) -> dict[str, float]:
     """Measured seconds of a step with one of torch's schedules."""
     import torch.distributed as dist
 
-    from farpipe.runtime.launch import launch
+    from farpipe.run.launch import launch
     from gloo_relay import Relay
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -32,9 +32,9 @@ def main() -> None:
 
 def measure_link(latency_s: float) -> dict:
     from farpipe.emulate.wan import Wan
-    from farpipe.runtime.launch import launch
-    from farpipe.runtime.security.authority import init, issue
+    from farpipe.run.launch import launch
     from farpipe.spec import Link
+    from farpipe.transport.security.authority import init, issue
 
     ends = (SITES, SITES[::-1])
     links = [Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=BYTES_PER_S) for a, b in ends]
@@ -55,9 +55,9 @@ def measure_link(latency_s: float) -> dict:
 
 def run_rank(folder: Path, host: str) -> None:
     """One side: rank 0 sends, rank 1 receives and leaves its figures in `folder`."""
-    from farpipe.runtime.launch import reporting_errors
-    from farpipe.runtime.security.tls import TlsFiles
-    from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
+    from farpipe.run.launch import reporting_errors
+    from farpipe.transport import TransportConfig, connect, rendezvous_from_env
+    from farpipe.transport.security.tls import TlsFiles
 
     rank = int(os.environ["RANK"])
     config = TransportConfig(
@@ -75,7 +75,7 @@ def run_rank(folder: Path, host: str) -> None:
 def send_all(transport) -> dict:
     import torch
 
-    from farpipe.runtime.transport import Tag
+    from farpipe.transport import Tag
 
     large, small = (torch.zeros(size, dtype=torch.uint8) for size in (LARGE_BYTES, SMALL_BYTES))
     half = torch.zeros(HALF_MB, dtype=torch.uint8)
@@ -121,7 +121,7 @@ def receive_all(transport) -> dict:
 
 
 def receive(transport, kind: str, step: int, number: int):
-    from farpipe.runtime.transport import Tag
+    from farpipe.transport import Tag
 
     return transport.receive(0, kind, Tag(step, 0, number), waiting_for=f"message {number}").times
 

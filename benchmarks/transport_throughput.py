@@ -25,8 +25,8 @@ EMULATED_BYTES, NUM_EMULATED = 1 << 20, 100
 
 
 def main() -> None:
-    from farpipe.runtime.launch import launch
-    from farpipe.runtime.security.authority import init, issue
+    from farpipe.run.launch import launch
+    from farpipe.transport.security.authority import init, issue
 
     result: dict = {"large_bytes": LARGE_BYTES, "small_bytes": SMALL_BYTES}
     for link in ("plain", "tls", "emulated"):
@@ -44,8 +44,8 @@ def main() -> None:
 def run_rank(folder: Path, streams: int, kind: str) -> None:
     """One side of a case; rank 0 sends, rank 1 receives, each leaves its figures in `folder`."""
     from farpipe.emulate import LinkShape
-    from farpipe.runtime.security.tls import TlsFiles
-    from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
+    from farpipe.transport import TransportConfig, connect, rendezvous_from_env
+    from farpipe.transport.security.tls import TlsFiles
 
     rank = int(os.environ["RANK"])
     links = {(0, 1): ("west>east", LinkShape(LINK_LATENCY_S, LINK_BYTES_PER_S))} if kind == "emulated" else {}
@@ -103,7 +103,7 @@ def passage_us() -> float:
 
 def send(transport, number: int, tensor, after_s: float = 0.0) -> float:
     """Send message `number`; how long that took, in microseconds."""
-    from farpipe.runtime.transport import Tag
+    from farpipe.transport import Tag
 
     time.sleep(after_s)
     start = time.perf_counter()
@@ -112,7 +112,7 @@ def send(transport, number: int, tensor, after_s: float = 0.0) -> float:
 
 
 def receive(transport, number: int):
-    from farpipe.runtime.transport import Tag
+    from farpipe.transport import Tag
 
     return transport.receive(0, "forward", Tag(0, 0, number), waiting_for=f"message {number}").times
 

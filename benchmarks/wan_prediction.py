@@ -49,7 +49,7 @@ def measure(case: Case, method: str) -> dict[str, Any]:
     """One row of the table."""
     from farpipe.emulate import Wan, links_of_problem
     from farpipe.plan.orders import find_order
-    from farpipe.runtime.run import run
+    from farpipe.run.run import run
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.simulate import simulate
 
@@ -79,7 +79,7 @@ def measure(case: Case, method: str) -> dict[str, Any]:
 
 
 def make_problem(case: Case) -> Any:
-    from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
+    from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
     link = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bit_per_s / 8)
     across = [Transfer(link=name, bytes=case.message_bytes) for name in ("west>east", "east>west")]

@@ -5,8 +5,8 @@ import time
 from collections import defaultdict
 
 from farpipe.errors import RunError
-from farpipe.runtime.clock import Clock
-from farpipe.runtime.transport import Message, MessageTimes
+from farpipe.transport import Message, MessageTimes
+from farpipe.transport.clock import Clock
 
 
 class Switchboard:

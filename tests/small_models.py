@@ -5,13 +5,13 @@ from itertools import pairwise
 import torch
 from torch.nn import functional
 
-from farpipe.problem import Hop, Problem, Rank, Stage
 from farpipe.runtime.data.batches import IGNORED, Batch
 from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, initialise, slices
 from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.schedule import Schedule
 from farpipe.spec import Model
+from farpipe.step import Hop, Problem, Rank, Stage
 
 SEED, MICROBATCH_SIZE, SEQUENCE_LENGTH = 7, 2, 6
 

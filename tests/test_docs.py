@@ -10,14 +10,14 @@ import typer
 
 from farpipe.cli.app import app
 from farpipe.plan.reference_points import load_points
-from farpipe.runtime import rank_main
+from farpipe.run import rank_main
 from farpipe.spec import parse_job
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
 COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RANK_MAIN = "python -m farpipe.runtime.rank_main"
+RANK_MAIN = "python -m farpipe.run.rank_main"
 
 
 def page_name(path):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from farpipe.runtime.clock import Clock
-from farpipe.runtime.security.authority import init, issue
-from farpipe.runtime.security.tls import TlsFiles
-from farpipe.runtime.transport import PeerError, Rendezvous, TransportConfig, connect
+from farpipe.transport import PeerError, Rendezvous, TransportConfig, connect
+from farpipe.transport.clock import Clock
+from farpipe.transport.security.authority import init, issue
+from farpipe.transport.security.tls import TlsFiles
 
 
 def in_parallel(*calls):
@@ -75,9 +75,9 @@ import os, signal, sys, time
 import torch
 from farpipe.emulate import LinkShape
 from farpipe.errors import RunError
-from farpipe.runtime.clock import Clock
-from farpipe.runtime.launch import reporting_errors
-from farpipe.runtime.transport import Tag, TransportConfig, connect, rendezvous_from_env
+from farpipe.transport.clock import Clock
+from farpipe.run.launch import reporting_errors
+from farpipe.transport import Tag, TransportConfig, connect, rendezvous_from_env
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.runtime.link_probe import ProbeServer, Sides
-from farpipe.runtime.security.authority import init, issue
-from farpipe.runtime.security.tls import TlsFiles
 from farpipe.spec import load_cluster
+from farpipe.transport.link_probe import ProbeServer, Sides
+from farpipe.transport.security.authority import init, issue
+from farpipe.transport.security.tls import TlsFiles
 from job_files import cluster_text
 
 CLUSTER = f"# measured by us\n{cluster_text()}"

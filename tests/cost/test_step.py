@@ -10,10 +10,10 @@ from cost_jobs import A100, layout, llama, placed, site, step, training, two_sit
 from farpipe.cost import JobCosts, Placement, calibration_of, place_evenly, place_stages, stage_cost
 from farpipe.cost.stage import stage_params
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.problem import Problem, is_inter_site
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.spec import Cluster
+from farpipe.step import Problem, is_inter_site
 
 ONE_SITE = Cluster(sites=(site(),))
 LAW = calibration_of(A100)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.runtime.run import run
+from farpipe.run.run import run
 from farpipe.runtime.run_spec import TransportSettings
 from proxies import Proxy
 from trainings import losses, make_run, state

@@ -12,10 +12,11 @@ import time
 
 import typer
 
-from farpipe.runtime import rank_main, stage
-from farpipe.runtime.clock import SKEW_VARIABLE
-from farpipe.runtime.transport import transport
+from farpipe.run import rank_main
+from farpipe.runtime import stage
 from farpipe.runtime.work import Learning
+from farpipe.transport import transport
+from farpipe.transport.clock import SKEW_VARIABLE
 
 RANK = int(os.environ["RANK"])
 introduce = transport.introduce

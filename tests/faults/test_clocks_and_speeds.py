@@ -2,12 +2,12 @@
 
 import pytest
 
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
-from farpipe.runtime.run import run
+from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from trainings import equal_states, losses, state
 
 pytestmark = pytest.mark.slow

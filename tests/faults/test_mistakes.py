@@ -3,8 +3,8 @@
 import pytest
 
 from farpipe.errors import InputError
+from farpipe.run.run import reopen
 from farpipe.runtime.lock import only_run
-from farpipe.runtime.run import reopen
 from small_models import LLAMA
 from trainings import make_run, train
 

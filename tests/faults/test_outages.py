@@ -8,7 +8,7 @@ import pytest
 
 from farpipe.emulate import Wan
 from farpipe.errors import RunError
-from farpipe.runtime.run import RANK_PROGRAM, run
+from farpipe.run.run import RANK_PROGRAM, run
 from trainings import checkpoints, equal_states, folder, losses, metrics, state
 from transports import tls_files
 from wans import both_ways, free_name, needs_wan

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from farpipe.errors import RunError
-from farpipe.runtime.run import run
+from farpipe.run.run import run
 from rank_processes import processes_of
 from trainings import equal_states, losses, metrics, state
 

@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from farpipe.runtime.run import run
-from farpipe.runtime.security.tls import TlsFiles
-from farpipe.runtime.transport import handshake
+from farpipe.run.run import run
+from farpipe.transport import handshake
+from farpipe.transport.security.tls import TlsFiles
 from trainings import equal_states, losses, state
 from transports import tls_files
 

@@ -6,9 +6,9 @@ import pytest
 
 from farpipe.plan import make_plan
 from farpipe.plan.knee import knee_curve, link_bytes, walls, with_bandwidth
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from plan.jobs import both_ways, job, site
 
 

@@ -12,9 +12,9 @@ from farpipe.plan import Plan, make_plan
 from farpipe.plan.candidates import candidates
 from farpipe.plan.crossing import crossing_s
 from farpipe.plan.evaluate import Evaluated, evaluate
-from farpipe.problem import is_inter_site
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.spec import load_job
+from farpipe.step import is_inter_site
 from job_files import cluster_text
 from plan.jobs import MODEL, TRAINING, both_ways, device, job, site
 
@@ -172,7 +172,7 @@ def test_a_plan_survives_its_file_and_a_wrong_one_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
     """Other work on the machine only ever makes a step longer, so one of three tries has to do."""
-    from farpipe.runtime.run import run
+    from farpipe.run.run import run
     from farpipe.simulate import Timeline
     from farpipe.simulate.timeline import MESSAGE_KINDS
 

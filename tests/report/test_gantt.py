@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from farpipe.problem import Sync, Transfer
 from farpipe.report import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.gantt_frame import MAX_BOXES, choose_frame, spaced
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_DTYPE
+from farpipe.step import Sync, Transfer
 from report.steps import as_measured, play, sites_of, two_sites
 from strategies import problems_with_schedules
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import typer
 
-from farpipe.runtime import rank_main
+from farpipe.run import rank_main
 from farpipe.runtime.checkpoint import checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.replicas.collectives import Line
 from farpipe.runtime.stage import TorchStage
-from farpipe.runtime.transport.mesh import Mesh
+from farpipe.transport.mesh import Mesh
 
 RANK, RUN_DIR = int(os.environ["RANK"]), Path(sys.argv[1])
 CHECKPOINTS = RUN_DIR / CHECKPOINTS_NAME

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from farpipe.runtime.executor import Executor, stage_ranks
-from farpipe.runtime.transport import TransportConfig, connect, rendezvous_from_env
 from farpipe.schedule import Schedule
+from farpipe.transport import TransportConfig, connect, rendezvous_from_env
 from small_models import LLAMA, make_batch, make_stages
 
 

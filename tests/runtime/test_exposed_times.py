@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.runtime.executor import StepEvents, lower, message_table, received
 from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 PROBLEM = Problem(
     num_microbatches=3,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from farpipe.errors import InputError, RunError
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.runtime.executor import StepEvents, message_table
 from farpipe.runtime.figures.metrics import Summary, num_warm_up_steps, summarise
 from farpipe.runtime.figures.recorder import Recorder
@@ -19,6 +18,7 @@ from farpipe.runtime.run_spec import MetricsSettings, RunSpec, TransportSettings
 from farpipe.schedule import Schedule
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from in_process import InProcessPeers, Switchboard
 
 MS = 1_000_000

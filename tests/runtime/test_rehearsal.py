@@ -2,11 +2,11 @@
 
 import pytest
 
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
-from farpipe.runtime.run import run
+from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 pytestmark = pytest.mark.slow
 

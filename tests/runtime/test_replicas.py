@@ -8,7 +8,6 @@ import torch
 
 from farpipe.cost.layout import Layout
 from farpipe.cost.memory import state_bytes
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.runtime.data.batches import load_batches
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.replicas.replicas import PipelinePeers
@@ -19,6 +18,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import in_turns, simulate
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from in_process import run_ranks
 from small_models import (
     GPT,

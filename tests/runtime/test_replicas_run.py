@@ -12,13 +12,13 @@ import pytest
 
 from farpipe.errors import RunError
 from farpipe.plan import Plan
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
-from farpipe.runtime.run import run
+from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.spec import Training
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from job_files import SMALL_MODEL, cluster_text
 from rank_processes import processes_of
 from small_models import TIED, even_partition

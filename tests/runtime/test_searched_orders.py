@@ -5,10 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from farpipe.problem import Rank
 from farpipe.schedule import check
 from farpipe.search import SEARCHES, search
 from farpipe.simulate import simulate
+from farpipe.step import Rank
 from runtime.test_executor import assert_equals_whole
 from small_models import LLAMA, TIED
 from strategies import problems

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from farpipe.emulate import Wan
 from farpipe.emulate.tun import in_namespace
-from farpipe.runtime.transport import Rendezvous, Tag, TransportConfig, connect
+from farpipe.transport import Rendezvous, Tag, TransportConfig, connect
 from transports import in_parallel
 from wans import both_ways, free_name, needs_wan
 

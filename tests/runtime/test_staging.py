@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from farpipe.errors import RunError
+from farpipe.run.rank_main import transport_config
 from farpipe.runtime import staging, train
-from farpipe.runtime.clock import Clock
 from farpipe.runtime.executor import Executor, stage_ranks
 from farpipe.runtime.figures.metrics import read_metrics
-from farpipe.runtime.rank_main import transport_config
 from farpipe.runtime.staging import Staging
 from farpipe.runtime.train import train_rank
-from farpipe.runtime.transport import Message, MessageTimes, Tag
-from farpipe.runtime.transport.health import Health
-from farpipe.runtime.transport.host_memory import host_tensor
-from farpipe.runtime.transport.inbox import Inbox
-from farpipe.runtime.transport.message import Channel
-from farpipe.runtime.transport.wire import ChunkHeader
 from farpipe.schedule.library import order
+from farpipe.transport import Message, MessageTimes, Tag
+from farpipe.transport.clock import Clock
+from farpipe.transport.health import Health
+from farpipe.transport.host_memory import host_tensor
+from farpipe.transport.inbox import Inbox
+from farpipe.transport.message import Channel
+from farpipe.transport.wire import ChunkHeader
 from in_process import run_ranks
 from late_gpu import INDEX, LIMIT_S, LateGpu, nonsense, pinned
 from small_models import (

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
 from farpipe.errors import InputError
+from farpipe.run.launch import launch
 from farpipe.runtime.executor import stage_ranks
-from farpipe.runtime.launch import launch
 from farpipe.schedule.library import order
 from farpipe.schedule.torch_csv import from_torch_csv, to_torch_csv
 from pipelines import pipeline, two_sites

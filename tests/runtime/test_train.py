@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from farpipe.errors import InputError, RunError
-from farpipe.problem import Link, Problem, Sync, Transfer
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run_spec import RunSpec
@@ -13,6 +12,7 @@ from farpipe.runtime.work import Learning
 from farpipe.schedule.library import order
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
+from farpipe.step import Link, Problem, Sync, Transfer
 from in_process import run_ranks
 from small_models import LLAMA, TIED, even_partition, placed_problem, relative_error
 from trainings import train_in_one_process

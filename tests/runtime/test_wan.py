@@ -10,12 +10,12 @@ import pytest
 
 from farpipe.emulate import Wan, links_of_problem, state
 from farpipe.errors import InputError, RunError
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
-from farpipe.runtime.launch import launch
-from farpipe.runtime.run import run
+from farpipe.run.launch import launch
+from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from job_files import cluster_text
 from wans import both_ways, free_name, needs_wan, wait_until
 

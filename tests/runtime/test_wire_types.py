@@ -5,9 +5,9 @@ from farpipe.cli.runs import run_spec_of
 from farpipe.cost.transfer import wire_bytes
 from farpipe.errors import RunError
 from farpipe.plan import make_plan
-from farpipe.runtime.transport import Tag
 from farpipe.runtime.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen
 from farpipe.spec import Training, parse_job
+from farpipe.transport import Tag
 from in_process import run_ranks
 from job_files import cluster_text
 from small_models import LLAMA

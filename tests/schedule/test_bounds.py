@@ -1,11 +1,11 @@
 import pytest
 from hypothesis import given, settings
 
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import critical_path_s, link_work_s, lower_bound_s
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from strategies import problems_with_schedules
 
 

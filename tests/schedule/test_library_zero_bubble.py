@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, UsageError
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from pipelines import bubble_s, longest_s, pipeline, two_sites, work_s
 from strategies import problems
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.problem import Problem, Rank
 from farpipe.schedule import Action, Schedule, check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.step import Player, fits_memory, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
+from farpipe.step import Problem, Rank
 from strategies import POSITIVE_SECONDS, problems
 from two_sites import two_sites
 

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.problem import Hop
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import periodic, search
@@ -11,6 +10,7 @@ from farpipe.search.greedy import greedy_orders
 from farpipe.search.periodic import extended, find_periods, short_microbatches, shortened
 from farpipe.search.step import Player, search_step, to_schedule
 from farpipe.simulate import simulate
+from farpipe.step import Hop
 from two_sites import two_sites
 
 

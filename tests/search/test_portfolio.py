@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.problem import Rank
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import METHODS, search
 from farpipe.search.step import fits_memory, search_step, to_orders
 from farpipe.simulate import simulate
+from farpipe.step import Rank
 from strategies import problems
 from two_sites import two_sites
 

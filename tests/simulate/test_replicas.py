@@ -4,11 +4,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from farpipe.problem import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import order
 from farpipe.simulate import in_turns, simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from strategies import problems_with_schedules
 from two_sites import two_sites
 

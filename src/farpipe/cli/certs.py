@@ -17,7 +17,7 @@ def certs_init(
     days: Annotated[int, typer.Option(min=1, max=36500, help="How long the authority is valid.")] = 3650,
 ) -> None:
     """Make the private authority of a cluster."""
-    from farpipe.runtime.security.authority import init
+    from farpipe.transport.security.authority import init
 
     end = init(folder, days)
     typer.echo(f"authority made in {folder}, valid until {_day(end)}; keep {folder / 'authority.key'} to yourself")
@@ -38,7 +38,7 @@ def certs_issue(
     """Make or renew the certificate of one site."""
     from urllib.parse import quote
 
-    from farpipe.runtime.security.authority import issue
+    from farpipe.transport.security.authority import issue
 
     end = issue(folder, site, hosts=host or [], ips=ip or [], days=days)
     place = folder / quote(site)

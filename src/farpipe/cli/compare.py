@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farpipe.plan.orders import Outcome
-    from farpipe.problem import Problem
     from farpipe.report import ComparisonRow
+    from farpipe.step import Problem
 
 SEARCHED = ("greedy", "auto")
 """What `--search-s` adds when no method is named."""

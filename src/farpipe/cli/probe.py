@@ -11,7 +11,7 @@ from farpipe.cli.output import console, print_json, status
 from farpipe.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from farpipe.runtime.link_probe import LinkFigures, Sides
+    from farpipe.transport.link_probe import LinkFigures, Sides
 
 
 def probe(
@@ -44,7 +44,7 @@ def probe(
         refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
         _listen(host, port, certs, allow_plaintext, token)
         return
-    from farpipe.runtime.link_probe import measure
+    from farpipe.transport.link_probe import measure
 
     sides = _sides(host, certs, allow_plaintext, token, server=False)
     if write is not None:
@@ -70,8 +70,8 @@ def _split(address: str) -> tuple[str, int]:
 
 def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | None, *, server: bool) -> "Sides":
     """How the connection is to be secured; UsageError where that is not said."""
-    from farpipe.runtime.link_probe import Sides
-    from farpipe.runtime.security.tls import TlsFiles
+    from farpipe.transport.link_probe import Sides
+    from farpipe.transport.security.tls import TlsFiles
 
     if certs is not None:
         return Sides(TlsFiles.find(certs, "").context(server=server), (token or "").encode())
@@ -88,7 +88,7 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
 def _listen(host: str, port: int, certs: Path | None, allow_plaintext: bool, token: str | None) -> None:
     import secrets
 
-    from farpipe.runtime.link_probe import ProbeServer
+    from farpipe.transport.link_probe import ProbeServer
 
     if certs is None and not token:
         token = secrets.token_hex(8)

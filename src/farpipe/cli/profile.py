@@ -32,7 +32,7 @@ def profile(
 ) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
     from farpipe.cli.shown import profile_table
-    from farpipe.runtime.profile import profile as measure
+    from farpipe.run.profile import profile as measure
     from farpipe.spec import load_job
 
     spec = load_job(job)

@@ -72,7 +72,7 @@ def overhead_s(plan: "Plan", run_dir: Path) -> float:
 
 def _how_it_ended(run_dir: Path, num_steps: int) -> str:
     """How far a run without an end came, and the last line of each of its logs, the earliest first."""
-    from farpipe.runtime.run import LOGS_NAME
+    from farpipe.run.run import LOGS_NAME
 
     logs = sorted((run_dir / LOGS_NAME).glob("rank-*.log"), key=lambda log: log.stat().st_mtime)
     lines = [(log, log.read_text(encoding="utf-8", errors="replace").strip().splitlines()) for log in logs]
@@ -98,8 +98,8 @@ def prepare_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     InputError when the directory has results of another run, or there is nothing to go on from; UsageError when the
     new directory has to be named.
     """
+    from farpipe.run.run import refuse_results
     from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, whole_checkpoints
-    from farpipe.runtime.run import refuse_results
 
     is_checkpoint = resume is not None and (resume / MANIFEST_NAME).exists()
     if is_checkpoint and run_dir is None:

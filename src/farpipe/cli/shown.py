@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from farpipe.cost import Profile
     from farpipe.plan import Plan
-    from farpipe.problem import Problem
     from farpipe.report import RunReport, RunView, TableView
     from farpipe.schedule import Schedule
     from farpipe.spec import Job
+    from farpipe.step import Problem
 
 
 def plan_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "Plan":
@@ -40,8 +40,8 @@ def read_named(path: Path) -> tuple[str, Any, str]:
 def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
     """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any."""
     from farpipe.plan import Plan
-    from farpipe.problem import Problem
     from farpipe.spec import load_job
+    from farpipe.step import Problem
 
     if path.suffix == ".toml":
         plan = plan_of(load_job(path), path)
@@ -110,8 +110,8 @@ def _stage_table(plan: "Plan") -> "TableView":
 
 
 def _link_table(plan: "Plan") -> "TableView":
-    from farpipe.problem import is_inter_site
     from farpipe.report import TableView
+    from farpipe.step import is_inter_site
     from farpipe.units import format_bytes, format_rate, format_seconds
 
     rows = [

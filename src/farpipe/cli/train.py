@@ -69,11 +69,11 @@ def train(
     """Train: here, with an emulated WAN between the sites, or under torchrun on real ones."""
     from farpipe.cli.runs import prepare_run_dir, run_spec_of, summary_json, write_inputs, write_results
     from farpipe.cli.shown import step_table
-    from farpipe.cli.torchrun import torchrun_commands
     from farpipe.cli.wan import wan_for
+    from farpipe.run.run import reopen
+    from farpipe.run.torchrun import torchrun_commands
     from farpipe.runtime.data.tokens import load_tokens
     from farpipe.runtime.figures.metrics import RUN_NAME
-    from farpipe.runtime.run import reopen
     from farpipe.spec.replanning import ReplanSettings
 
     _refuse_what_is_not_used(context, prepare=prepare, rehearsal=device == "sleep", wan=wan)
@@ -128,7 +128,7 @@ def _refuse_what_is_not_used(context: typer.Context, *, prepare: bool, rehearsal
 
 def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any) -> None:
     """Run on this machine, with a progress bar; `settings` are those of `run`."""
-    from farpipe.runtime.run import run
+    from farpipe.run.run import run
 
     run_dir = place.run_dir
     try:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.problem import MAX_MICROBATCHES
 from farpipe.spec import Cluster, Model, Recompute, Training
+from farpipe.step import MAX_MICROBATCHES
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.transfer import Way, rank_way
 from farpipe.errors import InfeasibleError
-from farpipe.problem import Link, Transfer
 from farpipe.spec import Cluster, Site
 from farpipe.spec import Link as SiteLink
+from farpipe.step import Link, Transfer
 
 
 def ring_links(cluster: Cluster, sites: Sequence[str]) -> list[SiteLink]:

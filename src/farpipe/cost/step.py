@@ -11,8 +11,8 @@ from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
 from farpipe.cost.stage import JobCosts, StageCost
 from farpipe.cost.transfer import narrowed_bytes, replica_way, ring_bytes, site_way
-from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer
 from farpipe.spec import Cluster, Device, Model, Site, Training
+from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from farpipe.emulate.namespace import Namespace
 from farpipe.emulate.routes import partners
 from farpipe.emulate.state import CONTROL_NAME, LOG_NAME, MAX_ORDER_BYTES, READY, WanState, folder_of
 from farpipe.errors import InputError, RunError
-from farpipe.problem import Problem, is_inter_site
 from farpipe.spec import Cluster, Link
+from farpipe.step import Problem, is_inter_site
 from farpipe.strict import validate
 
 USUAL_NAME: Final = "default"

@@ -8,10 +8,10 @@ from farpipe.cost.transfer import narrowed_bytes
 from farpipe.plan.candidates import why_no_replicas
 from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.knee import knee_curve, link_bytes, walls
-from farpipe.problem import Hop, Sync, Transfer, is_inter_site
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import simulate
 from farpipe.spec import Job
+from farpipe.step import Hop, Sync, Transfer, is_inter_site
 from farpipe.units import format_bytes, format_rate, format_seconds
 
 KNEE_FACTORS: Final = (0.5, 2.0, math.inf)

@@ -14,12 +14,12 @@ from farpipe.plan.in_flight import InFlight, fewest, wishes
 from farpipe.plan.orders import AUTO, best_order
 from farpipe.plan.partition import Division, divide_layers
 from farpipe.plan.stage_ways import StageWays, missing_bytes, stage_rooms
-from farpipe.problem import Problem, is_inter_site
 from farpipe.schedule import Schedule
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline, in_turns
 from farpipe.spec import Job, Recompute
+from farpipe.step import Problem, is_inter_site
 from farpipe.units import format_bytes
 
 ROUNDING = 1e-9

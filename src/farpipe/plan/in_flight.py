@@ -11,7 +11,7 @@ import numpy as np
 
 from farpipe.cost import Layout
 from farpipe.plan.candidates import Candidate
-from farpipe.problem import Hop, Problem
+from farpipe.step import Hop, Problem
 
 InFlight = tuple[int, ...]
 """Microbatches under way by stage."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farpipe.plan.orders import best_order, try_quickly
-from farpipe.problem import Link, Problem, is_inter_site
 from farpipe.simulate import Timeline
+from farpipe.step import Link, Problem, is_inter_site
 
 
 @dataclass(frozen=True)

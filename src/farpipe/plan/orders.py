@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.problem import Problem
 from farpipe.schedule import KINDS, Schedule, check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import exceeds
@@ -16,6 +15,7 @@ from farpipe.schedule.library import ORDERS, order
 from farpipe.search import SEARCHES, Found, Progress, search
 from farpipe.simulate import Timeline, simulate
 from farpipe.simulate.lowering import encode
+from farpipe.step import Problem
 from farpipe.strict import nearest
 
 V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")

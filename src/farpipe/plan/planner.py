@@ -18,12 +18,12 @@ from farpipe.plan.plan import Choice, Plan, Prediction
 from farpipe.plan.polish import polish
 from farpipe.plan.remedy import explain_infeasible
 from farpipe.plan.stage_ways import fastest_possible_s
-from farpipe.problem import Problem
 from farpipe.schedule import Schedule, peak_memory_bytes
 from farpipe.search import SEARCHES, Found
 from farpipe.search import Progress as Step
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job
+from farpipe.step import Problem
 from farpipe.strict import nearest
 
 MAX_RUNNERS_UP = 8

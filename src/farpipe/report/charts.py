@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import Problem, is_inter_site
 from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME
 from farpipe.report.gantt_frame import extent
 from farpipe.report.intervals import covered
@@ -17,6 +16,7 @@ from farpipe.report.words import percent
 from farpipe.schedule import KINDS, Action
 from farpipe.schedule.check import memory_steps
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import Problem, is_inter_site
 from farpipe.units import format_bytes, format_rate, format_seconds
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from farpipe.problem import site_of
 from farpipe.report.figure import Block, Figure, at, stack
 from farpipe.report.gantt_frame import Frame, Panel, choose_frame, extent
 from farpipe.report.gantt_rows import BOX_PX, FALL_PX, action_boxes, link_row, shades, wait_boxes
@@ -16,6 +15,7 @@ from farpipe.report.gantt_strip import strips
 from farpipe.report.legend import legend
 from farpipe.report.markup import Markup, join, tag
 from farpipe.report.words import shorten
+from farpipe.step import site_of
 from farpipe.units import format_seconds
 
 __all__ = ["Panel", "draw_gantt", "draw_small_multiples"]

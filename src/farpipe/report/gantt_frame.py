@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import is_inter_site
 from farpipe.report.axis import TIME, Scale, Tick, ticks
 from farpipe.report.words import duration, moment
 from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import Timeline
 from farpipe.simulate.waits import waits
+from farpipe.step import is_inter_site
 
 MAX_BOXES: Final = 2500
 """Actions and messages drawn per panel; several panels share three times as many."""

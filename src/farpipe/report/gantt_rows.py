@@ -6,13 +6,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import is_inter_site
 from farpipe.report.axis import Scale
 from farpipe.report.intervals import lanes
 from farpipe.report.markup import Markup, number, tag
 from farpipe.report.words import duration, moment, span
 from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.step import is_inter_site
 from farpipe.units import format_bytes
 
 NUM_SHADES: Final = 4

@@ -6,12 +6,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import is_inter_site
 from farpipe.report.figure import Block, at, stack
 from farpipe.report.gantt_frame import Frame, Panel
 from farpipe.report.markup import Markup, join, tag
 from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.step import is_inter_site
 
 _ACTIONS: Final = {
     "F": "F forward",

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farpipe.problem import Problem
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import Problem
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from farpipe.errors import FarpipeError
 from farpipe.runtime.peers import Messenger
 from farpipe.runtime.stage import Stage
 from farpipe.runtime.staging import HostStamps, Stamps
-from farpipe.runtime.transport import Message, Tag
 from farpipe.schedule import Action, Schedule
+from farpipe.transport import Message, Tag
 
 Way = Literal["forward", "backward"]
 

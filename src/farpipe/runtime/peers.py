@@ -1,11 +1,11 @@
-"""What the engine needs of the connection to the other ranks; `farpipe.runtime.transport.Transport` is one."""
+"""What the engine needs of the connection to the other ranks; `farpipe.transport.Transport` is one."""
 
 from typing import Protocol
 
 from torch import Tensor
 
-from farpipe.runtime.clock import Clock
-from farpipe.runtime.transport import ChannelKind, Message, Tag
+from farpipe.transport import ChannelKind, Message, Tag
+from farpipe.transport.clock import Clock
 
 
 class Messenger(Protocol):

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from pydantic import Field, InstanceOf, model_validator
 
 from farpipe.emulate import LinkShape
-from farpipe.problem import Problem, Sync, Transfer, is_inter_site
-from farpipe.problem import Stage as ProblemStage
 from farpipe.runtime.replicas.places import Places
 from farpipe.schedule import Schedule, check
 from farpipe.spec import Data, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.replanning import ReplanSettings
 from farpipe.spec.training import Recompute
+from farpipe.step import Problem, Sync, Transfer, is_inter_site
+from farpipe.step import Stage as ProblemStage
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
 
 FORMAT: Final = "farpipe/run/1"

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from farpipe.errors import RunError
-from farpipe.problem import Problem
 from farpipe.runtime.data.batches import IGNORED, Batch
 from farpipe.runtime.model.decoder import StageModule
 from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.step import Problem
 
 
 class Stage(Protocol):

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import FarpipeError, RunError
-from farpipe.runtime.clock import Clock
 from farpipe.runtime.peers import Messenger
 from farpipe.runtime.replicas.background import Background, Job
-from farpipe.runtime.transport import ChannelKind, Message, Tag
-from farpipe.runtime.transport.host_memory import host_tensor
+from farpipe.transport import ChannelKind, Message, Tag
+from farpipe.transport.clock import Clock
+from farpipe.transport.host_memory import host_tensor
 
 WAITING_BYTES: Final = 256 << 20
 """Bound of the messages that wait for their copy or for room in the transport; a single one may be longer."""

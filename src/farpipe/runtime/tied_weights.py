@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from farpipe.runtime.peers import Messenger
-from farpipe.runtime.transport import Message, Tag
+from farpipe.transport import Message, Tag
 
 FIRST_STAGE: Final = 0
 

@@ -29,26 +29,32 @@ from farpipe.runtime.figures.step_report import StepReport
 from farpipe.runtime.lock import only_run
 from farpipe.runtime.orders import CHECKPOINT, STOP, Orders
 from farpipe.runtime.peers import Messenger, Peers
-from farpipe.runtime.replan import Replanning, Watch
+from farpipe.runtime.replanning import MakeWatch, Replanning
 from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.staging import Staging
-from farpipe.runtime.transport import Transport
 from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import Learning, Rehearsal, Work
 from farpipe.schedule import Schedule
+from farpipe.transport import Transport
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def train_rank(
-    run: RunSpec, peers: Peers, run_dir: Path, *, stop: Callable[[], bool] = lambda: False
+    run: RunSpec,
+    peers: Peers,
+    run_dir: Path,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    make_watch: MakeWatch | None = None,
 ) -> Summary | None:
     """Run the steps of `run` that are not done yet; rank 0 writes the figures to `run_dir` and gets the summary.
 
     `stop` is asked in every step; when it says so on any rank, all ranks write a checkpoint and leave with
-    RunStoppedError. InputError when the ranks disagree on what to run or no checkpoint can be read, DivergedError when
-    the training diverges, RunError when a rank is lost or the figures can't be written.
+    RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that. InputError when the ranks
+    disagree on what to run or no checkpoint can be read, DivergedError when the training diverges, RunError when a rank
+    is lost or the figures can't be written.
     """
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
@@ -60,15 +66,17 @@ def train_rank(
         batches_sha256 = agree(run, work, peers)
         start = resume(run, work.state(), peers, run_dir, batches_sha256)
         work.restore(start.step)
-        watches = is_first and run.replan is not None
-        watch = stack.enter_context(closing(Watch(run, run_dir, start.step))) if watches else None
+        replans = make_watch is not None and run.replan is not None
+        watch = None
+        if make_watch is not None and replans and is_first:
+            watch = stack.enter_context(closing(make_watch(run, run_dir, start.step)))
         listening = {} if watch is None else {"on_timeline": watch.on_timeline}
         make_recorder = partial(Recorder, run, run_dir, peers, start.step, **listening)
         recorder = stack.enter_context(closing(make_recorder())) if is_first else None
         recorded = {} if recorder is None else {"is_recorded": recorder.is_recorded}
         own = run_dir / CHECKPOINTS_NAME
         checkpointer = Checkpointer(run, work.state, peers, own, batches_sha256, **recorded)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, Replanning(peers, watch) if run.replan else None)
+        loop = _Loop(run, work, peers, checkpointer, recorder, stop, Replanning(peers, watch) if replans else None)
         loop.warn([f"skipped a checkpoint: {problem}" for problem in start.skipped])
         try:
             loop.run(start.step)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from farpipe.cost.transfer import WIRE_BLOCK, WIRE_HEAD_BYTES, wire_bytes
 from farpipe.errors import RunError
-from farpipe.runtime.clock import Clock
 from farpipe.runtime.peers import Messenger
-from farpipe.runtime.transport import ChannelKind, Message, Tag
 from farpipe.spec import WireType
+from farpipe.transport import ChannelKind, Message, Tag
+from farpipe.transport.clock import Clock
 
 WIRE_TYPES: Final[tuple[WireType, ...]] = ("bf16", "fp8", "int8")
 _WIDE: Final = (torch.float32, torch.bfloat16, torch.float16)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from farpipe.errors import InputError
-from farpipe.problem import Sync
 from farpipe.runtime.checkpoint.files import Piece
 from farpipe.runtime.checkpoint.state import state_pieces
 from farpipe.runtime.data.batches import Batches, Share, load_batches
@@ -29,9 +28,10 @@ from farpipe.runtime.replicas.replicas import COMPLETE, PipelinePeers, Rehearsed
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import Boundary, SleepStage, Stage, TorchStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
-from farpipe.runtime.transport import Message
 from farpipe.spec import Model, Training
 from farpipe.spec.training import Recompute
+from farpipe.step import Sync
+from farpipe.transport import Message
 
 
 class Work(Protocol):

@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import Problem, Transfer
+from farpipe.step import Problem, Transfer
 
 ROUNDING: Final = 1e-12
 

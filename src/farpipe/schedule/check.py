@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, ScheduleError
-from farpipe.problem import Problem
 from farpipe.schedule.action import KINDS, Action
 from farpipe.schedule.grid import draw_grid
 from farpipe.schedule.schedule import RankOrder, Schedule
+from farpipe.step import Problem
 from farpipe.units import format_bytes
 
 _PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}

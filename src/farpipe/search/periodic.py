@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import Hop, Problem, Transfer
 from farpipe.search.step import Orders, SearchStep
 from farpipe.simulate.lowering import Floats, Ints
+from farpipe.step import Hop, Problem, Transfer
 
 LONG_ACTIONS: Final = 400_000
 """Steps with more actions than that are extended from shorter ones."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.problem import Problem
 from farpipe.schedule import KINDS, Action, Schedule, check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import expect_room
@@ -29,6 +28,7 @@ from farpipe.search.step import (
 )
 from farpipe.search.windows import improve_windows
 from farpipe.simulate import Timeline, simulate
+from farpipe.step import Problem
 from farpipe.strict import nearest
 
 METHODS: Final = ("named", "greedy", "local", "windows", "exact")

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.problem import Problem
 from farpipe.schedule import KINDS, Action, Schedule
 from farpipe.simulate.lowering import Floats, Ints, StepArrays, encode, lower
+from farpipe.step import Problem
 
 _I, _W, _B = map(KINDS.index, "IWB")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from farpipe.problem import Hop, Problem, Transfer, is_inter_site
+from farpipe.step import Hop, Problem, Transfer, is_inter_site
 
 
 def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = None) -> Problem:

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import ScheduleError
-from farpipe.problem import Problem
 from farpipe.schedule import KINDS, Schedule, check
 from farpipe.simulate.lowering import (
     BACKWARD,
@@ -21,6 +20,7 @@ from farpipe.simulate.lowering import (
     lower,
 )
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, Timeline
+from farpipe.step import Problem
 
 
 def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> Timeline:

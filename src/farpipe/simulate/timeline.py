@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.problem import is_inter_site
 from farpipe.schedule import KINDS, Action
+from farpipe.step import is_inter_site
 from farpipe.strict import expect_format, finite, parse_json, read_text, write_text
 
 FORMAT: Final = "farpipe/timeline/1"

@@ -18,7 +18,7 @@ from typing import Final
 from torch import Tensor
 
 from farpipe.runtime.peers import Messenger
-from farpipe.runtime.transport import MessageTimes, Tag
+from farpipe.transport import MessageTimes, Tag
 
 PIECE_BYTES: Final = 4 << 20
 """Chunks travel in pieces, so that a piece can be passed on while the next is still on its way."""

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farpipe.problem import Sync, Transfer, is_inter_site
 from farpipe.runtime.executor import MessageRow, message_table
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.replicas.background import Background, Job
@@ -23,7 +22,8 @@ from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Collective, RunSpec, collective_link, collectives_of
-from farpipe.runtime.transport import ChannelKind, Message, Tag
+from farpipe.step import Sync, Transfer, is_inter_site
+from farpipe.transport import ChannelKind, Message, Tag
 
 REDUCE: Final = 0
 GATHER: Final = 1 << 29

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from farpipe.errors import UsageError
-from farpipe.problem import Problem
 from farpipe.schedule.library.breadth_first import breadth_first
 from farpipe.schedule.library.controllable_memory import v_half, v_min
 from farpipe.schedule.library.eager import eager, extra_forwards
@@ -17,6 +16,7 @@ from farpipe.schedule.library.wave import wave
 from farpipe.schedule.library.zbv import zbv
 from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
 from farpipe.schedule.schedule import Schedule
+from farpipe.step import Problem
 from farpipe.strict import nearest
 
 ORDERS: Final[dict[str, Callable[..., Schedule]]] = {

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from farpipe.errors import InputError
-from farpipe.problem import Problem
 from farpipe.schedule.library.gpipe import gpipe
 from farpipe.schedule.library.placement import require_round_robin
 from farpipe.schedule.schedule import Schedule
+from farpipe.step import Problem
 
 
 def breadth_first(problem: Problem) -> Schedule:

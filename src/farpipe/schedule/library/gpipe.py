@@ -1,8 +1,8 @@
 """GPipe: every forward, then every backward (Huang et al., arXiv 1811.06965)."""
 
-from farpipe.problem import Problem
 from farpipe.schedule.action import Action
 from farpipe.schedule.schedule import Schedule
+from farpipe.step import Problem
 
 
 def gpipe(problem: Problem) -> Schedule:

@@ -1,10 +1,10 @@
 """Interleaved 1F1B: several stages per rank, round robin (Narayanan et al., SC 2021, arXiv 2104.04473)."""
 
 from farpipe.errors import InputError
-from farpipe.problem import Problem
 from farpipe.schedule.action import Action
 from farpipe.schedule.library.placement import require_round_robin
 from farpipe.schedule.schedule import RankOrder, Schedule
+from farpipe.step import Problem
 
 
 def interleaved(problem: Problem) -> Schedule:

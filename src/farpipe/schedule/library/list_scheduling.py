@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
-from farpipe.problem import Problem
 from farpipe.schedule.action import KINDS, Action
 from farpipe.schedule.library.placement import microbatch_bytes
 from farpipe.schedule.schedule import Schedule
+from farpipe.step import Problem
 from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 
 from farpipe.errors import UsageError
-from farpipe.problem import Problem
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.schedule import Schedule
+from farpipe.step import Problem
 
 _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5), (True, False))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from farpipe.problem import Problem
 from farpipe.schedule.action import Action
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.schedule import RankOrder, Schedule
+from farpipe.step import Problem
 
 
 def one_f_one_b(problem: Problem) -> Schedule:

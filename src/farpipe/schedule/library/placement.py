@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.problem import Problem
+from farpipe.step import Problem
 
 
 def require_one_stage_per_rank(problem: Problem, method: str) -> None:

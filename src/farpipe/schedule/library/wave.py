@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.problem import Problem
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
 from farpipe.schedule.library.placement import require_v_shape
 from farpipe.schedule.schedule import Schedule
+from farpipe.step import Problem
 
 _FLAGS: Final = product((True, False), (0.0, 1.0), (0.5, 1.0), (False, True), (1, 2))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)

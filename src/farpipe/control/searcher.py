@@ -1,0 +1,128 @@
+"""A process beside a run that seeks orders: ``python -m farpipe.control.searcher``.
+
+It reads a question a line, ``{"problem": ..., "samples": [...], "search_s": ...}``, and writes an answer a line,
+``{"schedule": ..., "is_last": ...}``: first the best of the named and greedy orders, which takes milliseconds, then the
+best of all, found by a search in all the time. The best is the one with the smallest mean over the samples: the problem
+with durations as they happened to be in single steps. An order without any slack is the best only on paper.
+
+The process ends when its input does, and at once when whoever started it is killed. It has loaded everything before the
+first question, and gets a core only where nobody else wants it.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from statistics import fmean
+from typing import IO, Any, Final
+
+from farpipe.errors import FarpipeError, InfeasibleError, InputError
+from farpipe.schedule import Schedule
+from farpipe.schedule.library import ORDERS, order
+from farpipe.search import Found, search
+from farpipe.search.step import (
+    Orders,
+    Player,
+    fits_memory,
+    search_step,
+    split_backwards,
+    to_orders,
+    to_schedule,
+)
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.strict import finite, parse_json
+
+LOWEST_PRIORITY: Final = 19
+PR_SET_PDEATHSIG: Final = 1
+"""See prctl(2)."""
+QUICK_METHODS: Final = ("named", "greedy")
+MAX_QUICK_S: Final = 1.0
+"""What the first answer may take, of the time of the whole search."""
+
+
+def question(problem: Problem, samples: Sequence[Problem], search_s: float) -> str:
+    """A line that asks for an order."""
+    data = {"problem": problem.to_data(), "samples": [sample.to_data() for sample in samples]}
+    return json.dumps(data | {"search_s": search_s}) + "\n"
+
+
+def serve(questions: IO[str], answers: IO[str]) -> None:
+    """Answer all questions."""
+    for line in questions:
+        body = parse_json(line, "question")
+        problem, *samples = (Problem.from_data(item, "question") for item in (body["problem"], *body["samples"]))
+        for schedule, is_last in seek(problem, samples, finite(body["search_s"])):
+            data = None if schedule is None else schedule.to_data()
+            answers.write(json.dumps({"schedule": data, "is_last": is_last}) + "\n")
+            answers.flush()
+
+
+def seek(problem: Problem, samples: Sequence[Problem], search_s: float) -> Iterator[tuple[Schedule | None, bool]]:
+    """(the best order so far, None where nothing fits memory; whether nothing more comes)"""
+    step, players = search_step(problem), [Player(search_step(sample)) for sample in samples]
+    candidates = [orders for orders in _named_orders(problem, MAX_QUICK_S) if fits_memory(step, orders[1])]
+    for limit_s, options in ((min(MAX_QUICK_S, search_s), {"methods": QUICK_METHODS}), (search_s, {})):
+        found = _search(problem, limit_s, **options)
+        if found is None:
+            yield None, True
+            return
+        candidates.append((found.schedule.method, to_orders(found.schedule)))
+        name, best = min(candidates, key=lambda pair: fmean(player.makespan_s(pair[1]) for player in players))
+        is_last = found.proven or not options
+        yield to_schedule(best, problem.num_microbatches, name), is_last
+        if is_last:
+            return
+
+
+def _named_orders(problem: Problem, limit_s: float) -> Iterator[tuple[str, Orders]]:
+    """As many as can be made in about `limit_s`, each as it is and with split backwards."""
+    until_s = time.monotonic() + limit_s
+    for name in ORDERS:
+        if time.monotonic() > until_s:
+            return
+        with suppress(InputError, InfeasibleError):
+            orders = to_orders(order(name, problem))
+            yield name, orders
+            yield f"{name} split", split_backwards(orders)
+
+
+def _search(problem: Problem, search_s: float, **options: Any) -> Found | None:
+    try:
+        return search(problem, search_s, **options)
+    except FarpipeError:
+        return None
+
+
+def warm_up() -> None:
+    """Load all that a search needs, in one that is soon over."""
+    there, back = (Transfer(link=name, bytes=1.0) for name in ("a>b", "b>a"))
+    link = Link(latency_s=2.0, bandwidth_bytes_per_s=1.0)
+    problem = Problem(
+        num_microbatches=4,
+        ranks=(Rank(memory_bytes=3.0),) * 2,
+        stages=tuple(
+            Stage(rank=rank, forward_s=2, input_grad_s=3, weight_grad_s=1, activation_bytes=1) for rank in range(2)
+        ),
+        links={"a>b": link, "b>a": link},
+        hops=(Hop(forward=there, backward=back),),
+    )
+    for _ in seek(problem, [problem], 0.5):
+        pass
+    search(problem, 0.5)
+
+
+def main() -> None:
+    """Serve whoever started this process."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or it would first end its search
+    os.nice(LOWEST_PRIORITY)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
+    warm_up()
+    serve(sys.stdin, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

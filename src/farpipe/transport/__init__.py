@@ -1,0 +1,20 @@
+"""Messages between ranks over real networks: eager, tagged, several TCP streams per channel, nothing waits for ever."""
+
+from farpipe.transport.config import TransportConfig
+from farpipe.transport.health import PeerError
+from farpipe.transport.message import ChannelKind, Message, MessageTimes, Tag
+from farpipe.transport.rendezvous import Rendezvous, rendezvous_from_env
+from farpipe.transport.transport import Transport, connect
+
+__all__ = [
+    "ChannelKind",
+    "Message",
+    "MessageTimes",
+    "PeerError",
+    "Rendezvous",
+    "Tag",
+    "Transport",
+    "TransportConfig",
+    "connect",
+    "rendezvous_from_env",
+]

@@ -1,0 +1,129 @@
+"""How a transport is set up: streams, limits, addresses and emulated links."""
+
+import ipaddress
+import math
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from farpipe.emulate import LinkShape
+from farpipe.errors import InputError
+from farpipe.transport.security.tls import TlsFiles
+
+MAX_STREAMS: Final = 1024
+SILENCE_S: Final = 5.0
+"""Both sides of a connection say something five times in this; see `TransportConfig.silence_s`."""
+
+
+@dataclass(frozen=True)
+class TransportConfig:
+    """Settings of a transport; all ranks use the same but for the addresses.
+
+    Raises InputError for values that can't work, and for an address other machines can reach while nothing is
+    encrypted, unless `allow_plaintext` says that the network is trusted.
+    """
+
+    streams: int | None = None
+    """TCP connections per channel; long messages are cut into chunks and use all of them. None: as many as round trip
+    and rate of the link ask for (see `tuning`)."""
+    timeout_s: float = 60.0
+    """Longest wait for one message, or for room to send one; outages don't count."""
+    outage_s: float = 60.0
+    """A connection that breaks is made anew, and nothing is lost or doubled; one that is gone longer ends the run."""
+    connect_timeout_s: float = 30.0
+    """Longest wait for all ranks to meet."""
+    max_message_bytes: int = 4 << 30
+    """A longer message is refused, by the sender and by the receiver."""
+    buffer_bytes: int = 256 << 20
+    """Bound of what waits in each channel, on the sending and again on the receiving side.
+
+    A single message may be longer, and the receiving side takes more where it would deadlock otherwise: while
+    someone waits for a message that is behind those in the buffer.
+    """
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 0
+    """Port to listen on; 0: any that is free."""
+    advertise_host: str | None = None
+    """Address that the others should connect to, where it is not `host` (0.0.0.0, address translation)."""
+    tls: TlsFiles | None = None
+    """This site's certificate and key. All connections are within TLS then; None: nothing is encrypted."""
+    sites: tuple[str, ...] = ()
+    """The site of every rank; with TLS a rank's certificate must be that of its site."""
+    allow_plaintext: bool = False
+    """Listen without TLS on an address that other machines can reach."""
+    pinned: bool = False
+    """Receive into page-locked memory, from which a GPU can copy beside its computing."""
+    bandwidths: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams` and pacing."""
+    paced: bool = True
+    """Over a distance, send no faster than `bandwidths` say: that keeps the queue before the link empty."""
+    headroom: float = 1.0
+    """How many times as fast as `bandwidths` say may be sent: more than 1 where a link may get faster, for what is not
+    tried is not found."""
+    links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
+    """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
+
+    def __post_init__(self) -> None:
+        sizes = ("max_message_bytes", "buffer_bytes", "headroom")
+        for name in ("streams", "timeout_s", "outage_s", "connect_timeout_s", *sizes):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"transport: {name} must be more than 0, found {value}")
+        if self.streams is not None and self.streams > MAX_STREAMS:
+            raise InputError(f"transport: streams must be at most {MAX_STREAMS}, found {self.streams}")
+        if not 0 <= self.port < 1 << 16:
+            raise InputError(f"transport: port must be from 0 to 65535, found {self.port}")
+        self._check_host()
+        self.link_shapes()
+
+    def _check_host(self) -> None:
+        address = resolve(self.host, self.port)[1][0]
+        where = ipaddress.ip_address(address.partition("%")[0])
+        if where.is_unspecified and self.advertise_host is None:
+            raise InputError(f"transport: nobody can connect to {self.host}; say which address in advertise_host")
+        if not where.is_loopback and self.tls is None and not self.allow_plaintext:
+            raise InputError(
+                f"transport: {self.host} can be reached from other machines, and without certificates messages are not "
+                "encrypted; make some (farpipe certs) and give each rank its site's folder with --certs, or, on a "
+                "network that nobody else can reach, say --allow-plaintext"
+            )
+
+    @property
+    def silence_s(self) -> float:
+        """A connection on which nothing was heard for so long is broken: soon enough for waits to be extended."""
+        return min(SILENCE_S, self.outage_s / 2, max(1.0, self.timeout_s / 4))
+
+    def site(self, rank: int) -> str | None:
+        """The site of `rank`, if the sites are known."""
+        return self.sites[rank] if rank < len(self.sites) else None
+
+    def link_shapes(self) -> dict[str, LinkShape]:
+        """The emulated links by name; InputError when two rank pairs disagree on one."""
+        shapes: dict[str, LinkShape] = {}
+        for name, shape in self.links.values():
+            if shape is not None and shapes.setdefault(name, shape) != shape:
+                raise InputError(f"transport: link {name!r} is given with two different shapes")
+        return shapes
+
+    def emulated_link(self, source: int, target: int) -> str | None:
+        """The name of the emulated link from `source` to `target`, if there is one."""
+        name, shape = self.links.get((source, target), ("", None))
+        return name if shape is not None else None
+
+    def __repr__(self) -> str:
+        changed = (
+            f for f in fields(self) if f.name not in ("links", "bandwidths") and getattr(self, f.name) != f.default
+        )
+        settings = [f"{f.name}={getattr(self, f.name)!r}" for f in changed] + [f"{len(self.links)} links"]
+        return f"TransportConfig({', '.join(settings)})"
+
+
+def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """The address family and numeric address of `host`; InputError when the name is unknown."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"transport: host {host!r} is not known here: {error}") from None
+    return family, (str(address[0]), int(address[1]))

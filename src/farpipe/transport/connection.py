@@ -1,0 +1,65 @@
+"""One TCP connection, with or without TLS, that never blocks."""
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Final
+
+from farpipe.transport.security.proof import ClosedError
+from farpipe.transport.sockets import interrupt
+from farpipe.transport.tuning import delivery_rate
+
+JOINED_BYTES: Final = 64 << 10
+"""Pieces that are shorter in all are joined before they are encrypted: one record instead of several."""
+
+
+class Connection:
+    """Sends and receives as much as can be done at once; not to be used by two threads at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self.fd: Final = sock.fileno()
+        self.is_drained = False
+        """Whether the last `receive_into` got all that the kernel had, so that another would find nothing."""
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> int:
+        """How many bytes of `pieces` were taken; 0 when none can be at the moment.
+
+        After a 0 the next call must begin with the same bytes.
+        """
+        try:
+            if self._tls is None:
+                return self._sock.sendmsg(pieces)
+            if len(pieces) > 1 and sum(map(len, pieces)) <= JOINED_BYTES:
+                return self._tls.send(b"".join(pieces))
+            return self._tls.send(pieces[0])
+        except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+        except ssl.SSLEOFError:
+            raise ClosedError("it was closed") from None
+
+    def receive_into(self, view: memoryview) -> int:
+        """How many bytes came into `view`; 0 when there are none at the moment. ClosedError when there will be none."""
+        try:
+            num_bytes = self._sock.recv_into(view)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except ssl.SSLEOFError:
+            raise ClosedError("it was closed") from None
+        if num_bytes == 0:
+            raise ClosedError("it was closed")
+        self.is_drained = self._tls is None and num_bytes < len(view)
+        return num_bytes
+
+    def delivered_bytes_per_s(self) -> float:
+        """The rate at which TCP has lately seen its data arrive."""
+        return delivery_rate(self._sock)
+
+    def close(self) -> None:
+        """Break it off."""
+        interrupt(self._sock)
+        with contextlib.suppress(OSError):
+            self._sock.close()

@@ -1,0 +1,186 @@
+"""The sending side of one channel: a bounded queue of tensors, and streams that carry them off in chunks."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from farpipe.emulate import Passage
+from farpipe.errors import InputError, RunError
+from farpipe.transport.clock import Clock
+from farpipe.transport.config import TransportConfig
+from farpipe.transport.health import Health
+from farpipe.transport.lifeline import Lifeline
+from farpipe.transport.message import Channel, Tag
+from farpipe.transport.pipe import Frame
+from farpipe.transport.wire import ChunkHeader, WireError, check_sendable, pack_chunk, tensor_bytes
+from farpipe.units import format_bytes
+
+SMALLEST_CHUNK_BYTES: Final = 32 << 10
+LARGEST_CHUNK_BYTES: Final = 1 << 20
+DIRECT_BYTES: Final = 64 << 10
+"""Longer messages are left to the transport's threads: copying and encrypting them takes a while."""
+
+
+@dataclass
+class _Outgoing:
+    """A message on its way out; `header` is that of a chunk which is all of it."""
+
+    header: ChunkHeader
+    data: memoryview
+    passage: Passage | None
+    """When it is on its emulated link (machine's clock)."""
+    chunk_bytes: int
+    next_offset: int = 0
+
+
+class Outbox:
+    """Messages to one peer, all of one kind. They leave in the order in which they were put.
+
+    It is the `Ends` of all its streams, which `carry_on` hands it: a stream takes the next chunk as soon as its last
+    one is gone, so one that TCP slows down carries less and holds nobody up. A small message is handed to the kernel by
+    the thread that puts it, where a stream is free. A message is kept until the peer has acknowledged all of it.
+    `reserve` finds its place on an emulated link.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        config: TransportConfig,
+        num_streams: int,
+        health: Health,
+        clock: Clock,
+        reserve: Callable[[int], Passage] | None,
+    ) -> None:
+        self.channel, self._config, self._health, self._clock = channel, config, health, clock
+        self._num_streams, self._reserve = num_streams, reserve
+        lock = threading.Lock()
+        self._lock, self._room = lock, health.condition(lock)
+        self._queue: deque[_Outgoing] = deque()
+        self._queued_bytes = 0
+        self._num_unacknowledged = 0
+        self._num_messages = 0
+        self._lifelines: Sequence[Lifeline] = ()
+
+    def carry_on(self, lifelines: Sequence[Lifeline]) -> None:
+        """Send over these streams."""
+        self._lifelines = lifelines
+        self._wake()
+
+    @property
+    def num_messages(self) -> int:
+        """How many messages were put since the beginning."""
+        return self._num_messages
+
+    def put(self, tag: Tag, tensor: torch.Tensor) -> None:
+        """Queue a contiguous CPU tensor; waits up to `timeout_s` for room and raises RunError if there is none."""
+        ready_ns, data = self._clock.now_ns(), tensor_bytes(tensor)
+        self._check(tensor, len(data))
+        with self._room:
+            if self._health.error is not None or not self._has_room(len(data)):
+                self._await_room(len(data), tag)
+            passage = self._reserve(len(data)) if self._reserve else None
+            header = ChunkHeader(
+                number=self._num_messages,
+                tag=tag,
+                dtype=tensor.dtype,
+                shape=tuple(tensor.shape),
+                total_bytes=len(data),
+                offset=0,
+                chunk_bytes=len(data),
+                ready_ns=ready_ns,
+                start_ns=self._clock.from_machine_ns(passage.start_ns) if passage else 0,
+                deliver_ns=passage.arrival_ns if passage else 0,
+            )
+            outgoing = _Outgoing(header, data, passage, self._chunk_bytes(len(data)))
+            self._queue.append(outgoing)
+            self._num_messages += 1
+            self._num_unacknowledged += math.ceil(len(data) / outgoing.chunk_bytes) or 1
+            self._queued_bytes += len(data)
+        if len(data) > DIRECT_BYTES or not any(line.pipe.try_advance() for line in self._lifelines):
+            self._wake()
+
+    def _wake(self) -> None:
+        for line in self._lifelines:
+            if line.pipe.is_up:
+                line.pipe.advance_soon()
+
+    def _check(self, tensor: torch.Tensor, num_bytes: int) -> None:
+        check_sendable(tensor)
+        if num_bytes > self._config.max_message_bytes:
+            limit = format_bytes(self._config.max_message_bytes)
+            raise InputError(f"a message of {format_bytes(num_bytes)} is longer than {limit} (max_message_bytes)")
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` may be queued: they fit, or nothing else is there."""
+        return not self._queued_bytes or self._queued_bytes + num_bytes <= self._config.buffer_bytes
+
+    def _await_room(self, num_bytes: int, tag: Tag) -> None:
+        context = f"sending the {self.channel.kind} message of {tag} to rank {self.channel.peer}"
+        limit_bytes, timeout_s = self._config.buffer_bytes, self._config.timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        if not self._health.wait(self._room, lambda: self._has_room(num_bytes) or None, deadline_s, context):
+            raise RunError(
+                f"{context}: no room for {format_bytes(num_bytes)} within {timeout_s:g} s; what waits to be sent is "
+                f"{format_bytes(self._queued_bytes)}, the limit is {format_bytes(limit_bytes)} (buffer_bytes)"
+            )
+
+    def _chunk_bytes(self, total_bytes: int) -> int:
+        """An equal share for every stream, but not tiny, and short enough for streams of unequal speed to even out."""
+        share = math.ceil(total_bytes / self._num_streams)
+        return min(max(share, SMALLEST_CHUNK_BYTES), LARGEST_CHUNK_BYTES)
+
+    def pull(self) -> Frame | None:
+        """See Ends: the next chunk."""
+        with self._lock:
+            if not self._queue:
+                return None
+            message = self._queue[0]
+            offset, total_bytes = message.next_offset, message.header.total_bytes
+            num_bytes = min(message.chunk_bytes, total_bytes - offset)
+            message.next_offset += num_bytes
+            if message.next_offset >= total_bytes:
+                self._queue.popleft()
+        passage = message.passage
+        start_ns = message.header.start_ns if passage else self._clock.now_ns()
+        header = message.header.of_chunk(offset, num_bytes, start_ns)
+        end_ns = self._clock.from_machine_ns(passage.end_ns) if passage else None
+        return Frame(pack_chunk(header), message.data[offset : offset + num_bytes], end_ns)
+
+    def acknowledged(self, frame: Frame) -> None:
+        """See Ends."""
+        with self._room:
+            self._queued_bytes -= len(frame.body)
+            self._num_unacknowledged -= 1
+            self._room.notify_all()
+
+    def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
+        """See Ends; nothing comes this way."""
+        raise WireError("data against the direction of its channel")
+
+    def complete(self, known: Any, end_ns: int) -> None:
+        """See Ends."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Whether all that was put has arrived by `deadline_s` (monotonic).
+
+        Raises the error that breaks the run meanwhile.
+        """
+        context = f"sending the last {self.channel.kind} messages to rank {self.channel.peer}"
+        with self._room:
+            return (
+                self._health.wait(self._room, lambda: not self._num_unacknowledged or None, deadline_s, context)
+                is not None
+            )
+
+    def close(self, deadline_s: float) -> None:
+        """Break off the streams and wait for their threads, not beyond `deadline_s` (monotonic)."""
+        for line in self._lifelines:
+            line.close()
+        for line in self._lifelines:
+            line.join(deadline_s)

@@ -1,0 +1,386 @@
+"""The transport of one rank: what the executor calls."""
+
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+
+from farpipe.emulate import EmulatedLinks, LinkShape
+from farpipe.errors import RunError
+from farpipe.transport import handshake
+from farpipe.transport.clock import Clock
+from farpipe.transport.config import MAX_STREAMS, TransportConfig
+from farpipe.transport.control import ControlLink
+from farpipe.transport.handshake import Purpose
+from farpipe.transport.health import Breaking, Health
+from farpipe.transport.inbox import Inbox
+from farpipe.transport.introduction import Introduction, introduce
+from farpipe.transport.lifeline import Dial, Lifeline, Peer
+from farpipe.transport.listener import Listener
+from farpipe.transport.loop import Loop
+from farpipe.transport.mailbox import Mailbox
+from farpipe.transport.mesh import Mesh
+from farpipe.transport.message import Channel, ChannelKind, Message, Tag
+from farpipe.transport.outbox import Outbox
+from farpipe.transport.receiving import Chunks
+from farpipe.transport.rendezvous import Rendezvous
+from farpipe.transport.security.tls import Credentials, RefusedError, check_address, check_site, secure
+from farpipe.transport.sockets import listen, pace, prepare
+from farpipe.transport.tuning import (
+    choose_streams,
+    is_far,
+    num_threads,
+    pacing_rate,
+    round_trip_s,
+    suit_to_pauses,
+)
+from farpipe.transport.warm_up import WarmUp
+
+FAREWELL_S: Final = 1.0
+"""How long a rank that leaves tries to tell why, and then waits for its threads."""
+LINGER_S: Final = 0.5
+"""How long a rank that has said goodbye waits for the goodbyes of the others."""
+
+
+class Transport:
+    """Messages between this rank and the others. Made by `connect`; use it as a context manager or `close` it.
+
+    Calls may come from several threads. Every wait has a limit and raises RunError (PeerError when another rank is
+    to blame) that names what was waited for; after the first such error all calls raise.
+    """
+
+    def __init__(self, rank: int, world_size: int, config: TransportConfig, clock: Clock) -> None:
+        self.rank: Final = rank
+        self.world_size: Final = world_size
+        self.clock: Final = clock
+        """The clock of all stamps that this rank makes; the executor stamps its actions with the same."""
+        self._config = config
+        self._health = Health(lambda reason: self._mesh.abort(reason))
+        self._breaking = Breaking(self._health)
+        self._inbox = Inbox(config, self._health, clock)
+        self._mailbox = Mailbox(self._health)
+        self._mesh = Mesh(rank, world_size, self._health, self._mailbox)
+        self._outboxes: dict[Channel, Outbox] = {}
+        self._incoming: dict[tuple[Channel, int], Lifeline] = {}
+        self._round_trips_s: dict[int, float] = {}
+        self._links: EmulatedLinks | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _start(
+        self,
+        listener: socket.socket,
+        token: bytes,
+        ranks: list[Introduction],
+        links: EmulatedLinks | None,
+        credentials: Credentials,
+    ) -> None:
+        """Connect to the ranks that have introduced themselves, and see that all have come so far."""
+        self._token, self._ranks, self._links, self._credentials = token, ranks, links, credentials
+        config, tick_s = self._config, self._config.silence_s / 5
+        on_fault = partial(self._health.fault, what="moving messages")
+        self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_threads())]
+        for peer in range(self.world_size):
+            if peer != self.rank:
+                link = self._make_link(peer)
+                self._mesh.add(link, self._control_line(link))
+        self._listener = Listener(listener, token, credentials, self._serve)
+        deadline_s = time.monotonic() + config.connect_timeout_s
+        with self._breaking:
+            self._mesh.connect(deadline_s, self._listener.turned_away)
+            self._mesh.exchange("farpipe start", b"", deadline_s, "starting")
+
+    def _control_line(self, link: ControlLink) -> Lifeline:
+        peer, dials = link.peer, link.peer < self.rank
+        return self._lifeline(
+            link,
+            peer,
+            "the control connection",
+            0,
+            dial=partial(self._dial, Purpose(self.rank, peer, None), None) if dials else None,
+            looks=not dials,
+        )
+
+    def _lifeline(
+        self,
+        ends: ControlLink | Outbox | Chunks,
+        peer: int,
+        what: str,
+        stream: int,
+        dial: Dial | None,
+        *,
+        looks: bool = False,
+        warm_up: WarmUp | None = None,
+    ) -> Lifeline:
+        site = self._config.site(peer)
+        other = Peer(
+            peer,
+            self._ranks[peer].address,
+            self._ranks[peer].machine == self._ranks[self.rank].machine,
+            f" (site {site})" if site else "",
+        )
+        return Lifeline(
+            ends,
+            self._loops[stream % len(self._loops)],
+            self._health,
+            self.clock.now_ns,
+            other,
+            what,
+            self._config.outage_s,
+            self._config.silence_s,
+            dial=dial,
+            looks=looks,
+            warm_up=warm_up,
+            on_attached=self._mesh.notice,
+            on_outage=self._mesh.tell_of_outage,
+        )
+
+    def _dial(self, purpose: Purpose, rate: int | None, num_received: int) -> tuple[socket.socket, int]:
+        """One try to connect, to send `rate` bytes/s at most; see Dial."""
+        address, site = self._ranks[purpose.target].address, self._config.site(purpose.target)
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            prepare(sock)
+            if purpose.kind is not None and is_far(self._round_trips_s[purpose.target]):
+                suit_to_pauses(sock)
+            if rate is not None:
+                pace(sock, rate)
+            sock.settimeout(handshake.LIMIT_S)
+            sock.connect(address)
+            if (context := self._credentials.context(server=False)) is not None:
+                sock = secure(sock, context, server=False)
+                check_address(sock, address[0])
+                if site is not None:
+                    check_site(sock, site)
+            received = handshake.offer(sock, purpose, self._token, num_received)
+            self._round_trips_s[purpose.target] = round_trip_s(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock, received
+
+    def _serve(self, purpose: Purpose, sock: socket.socket, num_received: int) -> bool:
+        """See Serve: a connection that another rank has opened."""
+        peer = purpose.source
+        if purpose.target != self.rank or peer == self.rank or peer >= self.world_size or purpose.stream >= MAX_STREAMS:
+            raise RefusedError(f"this is rank {self.rank} of {self.world_size}, and the call is for {purpose}")
+        if (site := self._config.site(peer)) is not None:
+            check_site(sock, site)
+        if purpose.kind is not None:
+            return self._incoming_line(Channel(peer, purpose.kind), purpose.stream).adopt(sock, num_received)
+        if peer < self.rank:
+            raise RefusedError(f"rank {self.rank} calls rank {peer}, and not the other way round")
+        self._round_trips_s[peer] = round_trip_s(sock)
+        return self._mesh.lifelines[peer].adopt(sock, num_received)
+
+    def _incoming_line(self, channel: Channel, stream: int) -> Lifeline:
+        with self._lock:
+            if (line := self._incoming.get((channel, stream))) is None:
+                chunks = Chunks(channel, self._inbox, self._config.max_message_bytes)
+                line = self._lifeline(chunks, channel.peer, f"receiving {channel.kind} messages", stream, None)
+                chunks.go_on = line.pipe.advance_soon
+                self._incoming[channel, stream] = line
+            return line
+
+    def _make_link(self, peer: int) -> ControlLink:
+        name = self._config.emulated_link(self.rank, peer)
+        reserve = partial(self._links.slip_in, name) if self._links and name else None
+        return ControlLink(peer, self._health, self.clock, self._inbox, self._mailbox, reserve)
+
+    def open(self, peer: int, kind: ChannelKind) -> None:
+        """Open the channel to `peer` now and not with the first message; does not wait."""
+        self._outbox(peer, kind)
+
+    def _outbox(self, peer: int, kind: ChannelKind) -> Outbox:
+        if peer == self.rank or not 0 <= peer < self.world_size:
+            raise ValueError(f"rank {self.rank} can't send to rank {peer} of {self.world_size}")
+        channel = Channel(peer, kind)
+        if outbox := self._outboxes.get(channel):
+            return outbox
+        with self._lock:
+            if channel not in self._outboxes:
+                self._outboxes[channel] = self._make_outbox(channel)
+            return self._outboxes[channel]
+
+    def _make_outbox(self, channel: Channel) -> Outbox:
+        config, (peer, kind) = self._config, channel
+        name = config.emulated_link(self.rank, peer)
+        reserve = partial(self._links.reserve, name) if self._links and name else None
+        distance_s, bytes_per_s = self._round_trips_s.get(peer, 0.0), config.bandwidths.get((self.rank, peer))
+        most_bytes_per_s = None if bytes_per_s is None else config.headroom * bytes_per_s
+        num_streams = config.streams or choose_streams(distance_s, most_bytes_per_s)
+        limit = pacing_rate(distance_s, most_bytes_per_s, num_streams) if name is None else None
+        outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
+        what = f"sending {kind} messages"
+        lines = [
+            self._lifeline(
+                outbox,
+                peer,
+                what,
+                stream,
+                partial(self._dial, Purpose(self.rank, peer, kind, stream), limit if config.paced else None),
+                warm_up=WarmUp(limit / config.headroom, distance_s) if limit is not None else None,
+            )
+            for stream in range(num_streams)
+        ]
+        outbox.carry_on(lines)
+        for line in lines:
+            line.connect(time.monotonic() + config.connect_timeout_s)
+        return outbox
+
+    def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: torch.Tensor) -> None:
+        """Queue `tensor` for rank `peer` and return; nobody needs to have asked for it.
+
+        The tensor is not copied if it is contiguous and in CPU memory: don't change it afterwards. Blocks only while
+        more than `buffer_bytes` wait in this channel; RunError when that lasts longer than `timeout_s`. InputError
+        for a dtype or size that can't be sent.
+        """
+        outbox = self._outbox(peer, kind)
+        if self._health.has_departed(peer):
+            raise RunError(f"rank {peer} has ended its work; the {kind} message of {tag} is too late")
+        with self._breaking:
+            outbox.put(tag, tensor.detach().cpu().contiguous())
+
+    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
+        """The message `tag` from rank `peer`, once, as soon as it is there; `waiting_for` names it in errors.
+
+        Raises RunError after `timeout_s` (all other ranks are told as well), and at once when a peer is lost, when a
+        rank aborts, or when `peer` has closed without sending it.
+        """
+        with self._breaking:
+            return self._inbox.take(Channel(peer, kind), tag, waiting_for)
+
+    def exchange(self, name: str, payload: bytes, *, waiting_for: str) -> list[bytes]:
+        """Everybody's payload by rank; every rank calls it with the same `name`. Takes one one-way latency."""
+        with self._breaking:
+            return self._mesh.exchange(name, payload, time.monotonic() + self._config.timeout_s, waiting_for)
+
+    def post(self, peer: int, name: str, payload: bytes) -> None:
+        """Send a small payload that `peer` finds with `poll(name)`; never blocks. `peer` may be this rank."""
+        with self._breaking:
+            self._health.check(f"posting {name!r} to rank {peer}")
+            self._mesh.post(peer, name, payload)
+
+    def poll(self, name: str) -> list[tuple[int, bytes]]:
+        """The payloads posted under `name` that have arrived since the last call, with the ranks that sent them.
+
+        Raises the error that broke the run when there are none: no more will come.
+        """
+        broken = self._health.error is not None  # looked at first: what came before the end is there by now
+        found = self._mailbox.take_posted(name)
+        if broken and not found:
+            self._health.check(f"waiting for {name!r}")
+        return found
+
+    def paused_s(self) -> float:
+        """For how long outages have kept messages from arriving, in all."""
+        return self._health.paused_s()
+
+    def change_link(self, name: str, shape: LinkShape) -> None:
+        """From now on an emulated link is like this, for all ranks."""
+        assert self._links is not None, "no link is emulated"
+        self._links.change(name, shape)
+
+    def clock_offsets(self) -> list[int]:
+        """Nanoseconds to subtract from each rank's stamps to have them on rank 0's clock.
+
+        Estimated anew at every call from several pings to every rank, which answer without knowing: no other rank
+        needs to call anything. Any rank may ask. Wrong by half the difference between the latencies of the two
+        directions; emulated latencies don't count.
+        """
+        with self._breaking:
+            return self._mesh.clock_offsets(time.monotonic() + self._config.timeout_s)
+
+    def abort(self, reason: str) -> None:
+        """Tell all ranks, as far as they can be reached, why the run ends; from now on every wait raises."""
+        self._health.fail(RunError(f"this rank gave up: {reason}"), announce=reason)
+        self._mesh.flush(time.monotonic() + FAREWELL_S)
+
+    def close(self) -> None:
+        """Send what is queued, say goodbye, end all threads and connections.
+
+        RunError when what is queued can't be sent within `timeout_s` or the run breaks meanwhile. If it was broken
+        before, nothing is sent and nothing raised. A second call does nothing.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            if self._health.error is None:
+                self._leave()
+        finally:
+            self._end()
+
+    def _leave(self) -> None:
+        deadline_s = time.monotonic() + self._config.timeout_s
+        with self._breaking:
+            for channel, outbox in self._outboxes.items():
+                if not outbox.flush(deadline_s):
+                    raise RunError(f"closing: the last {channel.kind} messages to rank {channel.peer} can't be sent")
+        self._mesh.goodbye(self._num_messages)
+        self._mesh.flush(deadline_s, acknowledged=True)
+        self._health.await_departures([rank for rank in range(self.world_size) if rank != self.rank], LINGER_S)
+
+    def _num_messages(self, peer: int) -> Mapping[ChannelKind, int]:
+        return {channel.kind: outbox.num_messages for channel, outbox in self._outboxes.items() if channel.peer == peer}
+
+    def _end(self) -> None:
+        self._health.fail(RunError("the transport is closed"), announce=None)
+        self._mesh.flush(time.monotonic() + FAREWELL_S)
+        deadline_s = time.monotonic() + FAREWELL_S
+        self._listener.close(deadline_s)
+        for line in list(self._incoming.values()):  # a connection may just be coming in
+            line.close()
+        for outbox in self._outboxes.values():
+            outbox.close(deadline_s)
+        self._mesh.close(deadline_s)
+        for loop in self._loops:
+            loop.close(deadline_s)
+        if self._links:
+            self._links.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close; when an error is passing through, abort with its text before."""
+        if error is not None:
+            self.abort(str(error) or type(error).__name__)
+        self.close()
+
+
+def connect(
+    rank: int, world_size: int, config: TransportConfig, rendezvous: Rendezvous, clock: Clock | None = None
+) -> Transport:
+    """Meet the other ranks and open the control connections to all of them; data channels open at first use.
+
+    `clock` None: the process's. Raises InputError for a port that is taken or links that differ between the ranks,
+    RunError naming the ranks that did not come within `connect_timeout_s`.
+    """
+    transport = Transport(rank, world_size, config, clock or Clock.from_environment())
+    credentials = Credentials(config.tls)
+    shapes = config.link_shapes()
+    with ExitStack() as undo:
+        listener = undo.enter_context(listen(config))
+        links = EmulatedLinks.create(shapes) if shapes and rank == 0 else None
+        if links:
+            undo.callback(links.close)
+        ranks = introduce(rank, listener, config, rendezvous, links)
+        token = rendezvous.token
+        if shapes and rank:
+            links = EmulatedLinks.open(ranks[0].links_path, shapes)
+        undo.pop_all()
+    try:
+        transport._start(listener, token, ranks, links, credentials)
+    except BaseException as error:
+        transport.abort(str(error) or type(error).__name__)  # Ctrl-C too, or `close` would wait for goodbyes
+        transport.close()
+        raise
+    return transport

@@ -1,0 +1,78 @@
+import pytest
+
+from farpipe.cost.profile import PartTimes, Profile
+from farpipe.errors import InputError
+from farpipe.run.profile import StackTimes, part_times, profile
+from farpipe.spec import Model, Training
+
+TRAINING = Training(sequence_length=32, global_batch=2, microbatch_size=2, precision="fp32")
+
+
+def model(hidden):
+    return Model(num_layers=12, hidden=hidden, num_heads=4, ffn_hidden=2 * hidden, vocab_size=256)
+
+
+def stack_times(num_layers=0, embedding=0, head=0, fixed=0.5):
+    """Times of a stack whose layer takes 2, 3 and 1 s, its embedding 0.25 of that and its head 4 times."""
+    factor = num_layers + 0.25 * embedding + 4 * head
+    return {"forward_s": 2 * factor + fixed, "input_grad_s": 3 * factor + fixed, "weight_grad_s": factor}
+
+
+def test_the_times_of_the_parts_are_differences_of_stacks():
+    stacks = StackTimes(
+        one_layer=stack_times(1),
+        three_layers=stack_times(3),
+        embedding_and_layer=stack_times(1, embedding=1),
+        layer_and_head=stack_times(1, head=1),
+        optimizer_s_per_param=1e-9,
+    )
+    slow = stacks.model_copy(update={"one_layer": stack_times(9), "three_layers": stack_times(27)})
+    assert part_times([stacks, slow, stacks]) == {
+        "embedding": PartTimes(forward_s=0.5, input_grad_s=0.75, weight_grad_s=0.25),
+        "layer": PartTimes(forward_s=2, input_grad_s=3, weight_grad_s=1),
+        "head": PartTimes(forward_s=8, input_grad_s=12, weight_grad_s=4),
+        "action_overhead_s": 0.5,
+    }
+
+
+def test_noise_never_makes_a_time_negative():
+    same = stack_times(1)
+    stacks = StackTimes(
+        one_layer=same,
+        three_layers=stack_times(0),
+        embedding_and_layer=stack_times(0),
+        layer_and_head=same,
+        optimizer_s_per_param=1e-9,
+    )
+    assert part_times([stacks])["layer"] == PartTimes(forward_s=0, input_grad_s=0, weight_grad_s=0)
+
+
+@pytest.mark.slow
+def test_a_profile_is_measured_by_several_processes_at_once(tmp_path):
+    wide = profile(model(512), TRAINING, "this machine", num_processes=2, seconds=0.5)
+    narrow = profile(model(32), TRAINING, "this machine", num_processes=2, seconds=0.5)
+    assert wide.device == "this machine"
+    assert wide.microbatch_size == 2
+    for kind in ("forward_s", "input_grad_s", "weight_grad_s"):
+        assert getattr(wide.layer, kind) > getattr(narrow.layer, kind)
+    assert wide.layer.forward_s > 3 * narrow.layer.forward_s
+    assert 0 < wide.optimizer_s_per_param < 1e-6
+    wide.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == wide
+
+
+@pytest.mark.slow
+def test_a_precision_that_does_not_train_is_said_and_the_log_stays(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(InputError, match="'fp16' needs loss scaling") as caught:
+        profile(model(32), TRAINING.model_copy(update={"precision": "fp16"}), "this machine", seconds=0.1)
+    (log,) = tmp_path.glob("farpipe-profile-*/rank-0.log")
+    assert f"(log: {log})" in str(caught.value)
+    assert "fp16" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_profile_that_was_measured_leaves_nothing_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    profile(model(32), TRAINING, "this machine", seconds=0.1)
+    assert list(tmp_path.iterdir()) == []

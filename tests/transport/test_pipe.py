@@ -1,0 +1,132 @@
+"""What one pipe sends and receives, event by event: the test is its loop and its peer."""
+
+import select
+import socket
+import time
+from collections import deque
+from contextlib import closing
+
+import pytest
+
+from farpipe.transport.connection import Connection
+from farpipe.transport.loop import Loop
+from farpipe.transport.pipe import _FILLER, _FRAME, _NOTE, _PREFIX, _STAMP, Frame, Pipe
+
+CHUNK_BYTES = 40_000
+"""So long that a pipe leaves the next chunk to another stream, if there is one that is free."""
+
+
+class Calls(deque):
+    """A loop that makes the calls that it was asked for when the test says so."""
+
+    def ignore(self, *_, **__):
+        """A pipe's other wishes."""
+
+    join = watch = forget = want = acknowledge_later = ignore
+    call = deque.append
+
+    def make(self):
+        for _ in range(len(self)):
+            self.popleft()()
+
+
+class Chunks:
+    """The ends of a pipe: so many chunks to send, and the bodies that have come."""
+
+    def __init__(self, num_chunks=0):
+        self.waiting, self.num_pulled, self.num_acknowledged, self.come = num_chunks, 0, 0, []
+
+    def pull(self):
+        if self.num_pulled == self.waiting:
+            return None
+        self.num_pulled += 1
+        return Frame(b"", bytes(CHUNK_BYTES))
+
+    def acknowledged(self, frame):
+        self.num_acknowledged += 1
+
+    def begin(self, head, body_bytes):
+        body = bytearray(body_bytes)
+        return body, memoryview(body)
+
+    def complete(self, known, end_ns):
+        self.come.append(bytes(known))
+
+
+def joined(ends):
+    """A pipe with a connection, its loop's calls, and the other end of the connection."""
+    calls = Calls()
+    pipe = Pipe(ends, calls, time.monotonic_ns, lambda pipe, error: None, lambda pipe, now_s: None, silence_s=5.0)
+    calls.clear()
+    return pipe, calls, reconnect(pipe)
+
+
+def reconnect(pipe):
+    near, far = socket.socketpair()
+    ticket, _ = pipe.displace()
+    assert pipe.attach(Connection(near), ticket, pipe._num_acknowledged)
+    pipe.loop.make()
+    return far
+
+
+def test_an_acknowledgement_pulls_no_second_chunk_out_of_turn():
+    ends = Chunks()
+    pipe, calls, far = joined(ends)
+    with far, closing(pipe):
+        ends.waiting = 3
+        pipe.advance()
+        assert ends.num_pulled == 1, "the next is for another stream"
+        far.sendall(_PREFIX.pack(_NOTE, 0, 0, 1))
+        pipe.on_event(select.EPOLLIN)
+        assert ends.num_acknowledged == 1
+        assert ends.num_pulled == 1
+        calls.make()
+        assert ends.num_pulled == 2, "when the others had their turn"
+
+
+def test_what_has_come_may_be_answered_at_once():
+    ends = Chunks()
+    pipe, _, far = joined(ends)
+    with far, closing(pipe):
+        ends.waiting = 1
+        far.sendall(_PREFIX.pack(_FRAME, 0, 1, 0) + b"?" + _STAMP.pack(0))
+        pipe.on_event(select.EPOLLIN)
+        assert ends.come == [b"?"]
+        assert ends.num_pulled == 1
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 99_999, 100_000])
+def test_of_a_filler_that_was_cut_off_nothing_is_left_on_the_next_connection(num_bytes):
+    ends = Chunks()
+    pipe, _, far = joined(ends)
+    with far:
+        far.sendall(_PREFIX.pack(_FILLER, 0, 100_000, 0) + bytes(num_bytes))
+        pipe.on_event(select.EPOLLIN)
+    with reconnect(pipe) as far, closing(pipe):
+        far.sendall(_PREFIX.pack(_FRAME, 0, 4, 0) + b"true" + _STAMP.pack(0))
+        pipe.on_event(select.EPOLLIN)
+        assert ends.come == [b"true"]
+
+
+def test_a_call_that_asks_for_itself_again_and_again_holds_nobody_up():
+    """As a connection does whose peer sends or takes as much as one can: others are served, and the time is kept."""
+    ticks, give_up_s = [], time.monotonic() + 5.0
+
+    class Member:
+        def on_tick(self, now_s):
+            ticks.append(now_s)
+
+    loop = Loop("a test's", 0.01, lambda error: None)
+
+    def busy():
+        if not ticks and time.monotonic() < give_up_s:
+            loop.call(busy)
+
+    loop.call(busy)
+    loop.join(Member())
+    deadline_s = time.monotonic() + 10.0
+    while not ticks and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    loop.close(deadline_s)
+    assert ticks
+    assert ticks[0] < give_up_s

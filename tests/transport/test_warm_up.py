@@ -1,0 +1,110 @@
+"""New connections over a distance are filled up, and nobody notices but TCP."""
+
+import socket
+import time
+
+import pytest
+import torch
+
+from farpipe.transport import Tag, connection, pipe, tuning
+from farpipe.transport.sockets import pace, prepare
+from farpipe.transport.tuning import delivery_rate, suit_to_pauses
+from farpipe.transport.warm_up import WarmUp
+from transports import connected
+
+
+@pytest.fixture
+def pair():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+        server.accept()[0] as far,
+    ):
+        yield near, far
+
+
+def test_it_goes_on_until_the_needed_rate_has_arrived():
+    warm_up = WarmUp(bytes_per_s=1e6, round_trip_s=0.1)
+    warm_up.begin(now_s=5.0)
+    assert warm_up.goes_on(lambda: 0.5e6, now_s=5.5)
+    assert not warm_up.goes_on(lambda: 0.95e6, now_s=5.6)
+    assert not warm_up.goes_on(lambda: 0.0, now_s=5.7), "it is over for this connection"
+    warm_up.begin(now_s=6.0)
+    assert warm_up.goes_on(lambda: 0.0, now_s=6.1), "a new connection starts anew"
+
+
+def test_it_gives_up_on_a_link_that_is_slower_than_was_said():
+    warm_up = WarmUp(bytes_per_s=1e6, round_trip_s=0.1)
+    warm_up.begin(now_s=0.0)
+    assert warm_up.goes_on(lambda: 1e5, now_s=1.9)
+    assert not warm_up.goes_on(lambda: 1e5, now_s=2.1)
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["far", "near"])
+def test_messages_come_whole_and_in_order_among_filler(monkeypatch, far):
+    num_fillers = 0
+    is_cold = pipe.Pipe._is_cold
+
+    def counted(self):
+        nonlocal num_fillers
+        cold = is_cold(self)
+        num_fillers += cold
+        return cold
+
+    monkeypatch.setattr(pipe.Pipe, "_is_cold", counted)
+    monkeypatch.setattr(connection, "delivery_rate", lambda sock: 0.0)  # never warm: filled up for 20 round trips
+    with connected(bandwidths={(0, 1): 125e6}) as (first, second):
+        first._round_trips_s[1] = 0.01 if far else 0.0
+        first.open(1, "forward")
+        for number in range(20):
+            first.send(1, "forward", Tag(0, 0, number), torch.full((50_000,), float(number)))
+            time.sleep(0.005)
+        for number in range(20):
+            message = second.receive(0, "forward", Tag(0, 0, number), waiting_for="it")
+            assert torch.equal(message.tensor, torch.full((50_000,), float(number)))
+        (outbox,) = first._outboxes.values()
+        assert outbox.flush(time.monotonic() + 10)
+    assert (num_fillers > 0) == far
+
+
+def test_the_rate_of_delivery_is_the_kernels(pair):
+    near, far = pair
+    near.sendall(bytes(100_000))
+    num_bytes = 0
+    while num_bytes < 100_000:
+        num_bytes += len(far.recv(1 << 16))
+    deadline_s = time.monotonic() + 10
+    while not delivery_rate(near) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert delivery_rate(near) > 0
+
+
+def test_an_old_kernel_that_tells_no_rate_of_delivery_keeps_nobody_from_sending():
+    class Old:
+        def getsockopt(self, level, option, num_bytes):
+            return bytes(min(num_bytes, 104))
+
+    assert delivery_rate(Old()) == 0.0
+
+
+@pytest.mark.parametrize(("setting", "name"), [("0\n", "cubic"), ("1\n", "bbr"), (None, "bbr")])
+def test_pauses_decide_on_the_congestion_control(monkeypatch, tmp_path, pair, setting, name):
+    path = tmp_path / "tcp_slow_start_after_idle"
+    if setting is not None:
+        path.write_text(setting)
+    monkeypatch.setattr(tuning, "_SLOW_AFTER_IDLE", path)
+    before = pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    try:
+        pair[1].setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        expected = name.encode()
+    except OSError:  # this system or user has it not
+        expected = before.rstrip(b"\0")
+    suit_to_pauses(pair[0])
+    assert pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == expected
+
+
+@pytest.mark.parametrize(("bytes_per_s", "not_sent_bytes"), [(6_600_000, 132_000), (10, 16 << 10), (10**9, 256 << 10)])
+def test_little_waits_in_the_kernel_before_a_paced_connection(pair, bytes_per_s, not_sent_bytes):
+    prepare(pair[0])
+    pace(pair[0], bytes_per_s)
+    assert pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == not_sent_bytes
