@@ -79,7 +79,7 @@ def test_gradients_over_the_real_transport_are_those_of_the_whole_model(ranks_of
     schedule = order(method, placed_problem(ranks_of_stages, 3))
     schedule.save(tmp_path / "schedule.json")
     script = [sys.executable, str(TESTS / "runtime" / "gradient_rank.py"), str(tmp_path / "schedule.json")]
-    environment = {"PYTHONPATH": str(TESTS)}
+    environment = {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     launch(lambda _: [*script, str(tmp_path)], len(schedule.ranks), log_dir=tmp_path / "logs", env=environment)
     whole, found = whole_model(LLAMA, torch.float64), {}
     loss = 0.0
