@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from farpipe.cost import Layout
 from farpipe.plan.plan import Plan
-from farpipe.problem import is_inter_site
 from farpipe.spec import Cluster
+from farpipe.step import is_inter_site
 
 
 @dataclass(frozen=True)
