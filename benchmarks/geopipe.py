@@ -23,7 +23,7 @@ from typing import Any
 
 from farpipe.errors import InfeasibleError
 from farpipe.plan import Plan, make_plan
-from farpipe.plan.knee import walls
+from farpipe.plan.bandwidth import link_bounds
 from farpipe.simulate import simulate
 from farpipe.spec import Cluster, Job, Link, Pins, Training, preset_model, preset_site
 
@@ -120,7 +120,11 @@ def wall_gbit_per_s() -> float:
     """Where x = tf + tb for microbatches of one sequence: below, the link is the wall."""
     model, km, memory_gib = KNEE
     plan = make_plan(job(model, km, 1e-2, memory_gib, **WAYS["1f1b"]))
-    return max(wall.enough_bytes_per_s for wall in walls(plan.problem, simulate(plan.problem, plan.schedule))) * 8 / 1e9
+    return (
+        max(wall.enough_bytes_per_s for wall in link_bounds(plan.problem, simulate(plan.problem, plan.schedule)))
+        * 8
+        / 1e9
+    )
 
 
 def draw(curve: dict[float, dict[str, float]], wall: float, path: Path) -> None:

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError
-from farpipe.plan.partition import StageRoom, divide_layers
+from farpipe.plan.partition import StageOption, divide_layers
 
 WAYS = st.builds(
-    StageRoom,
+    StageOption,
     layer_s=st.integers(1, 5).map(float),
     extra_s=st.integers(0, 6).map(float),
     most_layers=st.none() | st.integers(1, 8),
@@ -49,35 +49,39 @@ def test_equals_brute_force(num_layers, stages):
 
 
 def test_equal_stages_get_equal_layers():
-    assert divide_layers(32, [[StageRoom(1.0)]] * 8).layers == (4,) * 8
+    assert divide_layers(32, [[StageOption(1.0)]] * 8).layers == (4,) * 8
 
 
 def test_a_slow_device_and_a_head_get_fewer_layers():
-    rooms = [[StageRoom(1.0)], [StageRoom(2.0)], [StageRoom(1.0, extra_s=3.0)]]
+    rooms = [[StageOption(1.0)], [StageOption(2.0)], [StageOption(1.0, extra_s=3.0)]]
     assert divide_layers(12, rooms).layers == (6, 3, 3)
 
 
 def test_only_the_stages_that_lack_memory_recompute():
-    early = [StageRoom(3.0, most_layers=2), StageRoom(4.0, most_layers=8, recompute="full")]
-    late = [StageRoom(3.0), StageRoom(4.0, recompute="full")]
+    early = [StageOption(3.0, most_layers=2), StageOption(4.0, most_layers=8, recompute="full")]
+    late = [StageOption(3.0), StageOption(4.0, recompute="full")]
     found = divide_layers(8, [early, early, late])
     assert found.recompute == ("none", "none", "none")
     assert divide_layers(12, [early, early, late]).recompute == ("full", "full", "none")
 
 
 def test_pinned_layers_are_kept_and_end_stages_may_have_none():
-    stages = [[StageRoom(1.0)], [StageRoom(1.0)], [StageRoom(1.0, most_layers=3)]]
+    stages = [[StageOption(1.0)], [StageOption(1.0)], [StageOption(1.0, most_layers=3)]]
     assert divide_layers(8, stages, [0, 6, 2]).layers == (0, 6, 2)
-    with pytest.raises(InfeasibleError, match="memory holds 19 of 8 layers"):
+    with pytest.raises(InfeasibleError, match="out of memory: stage 2 of 3 holds 3 of its 4 layers"):
         divide_layers(8, stages, [0, 4, 4])
 
 
 def test_what_rounding_alone_makes_smaller_is_not_taken_for_better():
-    assert divide_layers(7, [[StageRoom(0.1)]] * 3).layers in ((3, 2, 2), (2, 3, 2), (2, 2, 3))
+    assert divide_layers(7, [[StageOption(0.1)]] * 3).layers in ((3, 2, 2), (2, 3, 2), (2, 2, 3))
 
 
 def test_too_few_layers_or_too_little_memory_is_infeasible():
     with pytest.raises(InfeasibleError, match="3 layers are too few for 4 stages"):
-        divide_layers(3, [[StageRoom(1.0)]] * 4)
-    with pytest.raises(InfeasibleError, match="memory holds 4 of 8 layers"):
-        divide_layers(8, [[StageRoom(1.0, most_layers=2)]] * 2)
+        divide_layers(3, [[StageOption(1.0)]] * 4)
+    with pytest.raises(InfeasibleError, match="out of memory: all 2 stages together hold 4 of 8 layers"):
+        divide_layers(8, [[StageOption(1.0, most_layers=2)]] * 2)
+    with pytest.raises(
+        InfeasibleError, match="stage 0 of 3 holds not a single layer, nor do 1 others what they should"
+    ):
+        divide_layers(8, [[StageOption(1.0, most_layers=n)] for n in (-2, 85, 0)])

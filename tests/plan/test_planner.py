@@ -9,8 +9,8 @@ from farpipe.plan.candidates import candidates
 from farpipe.plan.evaluate import Evaluated, Rejected, evaluate
 from farpipe.plan.orders import best_order, try_orders
 from farpipe.plan.planner import search
-from farpipe.plan.remedy import changes
-from farpipe.plan.stage_ways import fastest_possible_s
+from farpipe.plan.stage_modes import fastest_possible_s
+from farpipe.plan.suggested_change import changes
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.simulate import simulate
@@ -73,9 +73,8 @@ def test_a_second_site_over_a_bad_link_does_not_help_and_that_is_said():
 
 def test_a_slow_link_in_use_is_called_the_wall():
     plan = make_plan(job([site("a", 1), site("b", 1)], both_ways("a", "b", gbit_per_s=0.2), sites=("a", "b")))
-    wall = next(line for line in plan.advice if "is the wall" in line)
-    assert "from" in wall
-    assert "Gbit/s on it would not be" in wall
+    bound = next(line for line in plan.advice if line.startswith("Link-bound by a>b, b>a"))
+    assert "Gbit/s it would not be" in bound
 
 
 def test_a_slower_device_gets_fewer_layers():
@@ -236,9 +235,9 @@ def test_what_a_search_brought_is_told():
     found = refine(plan, 5.0)
     assert found.prediction.makespan_s < plan.prediction.makespan_s
     assert found.advice[:-1] == plan.advice
-    assert "The search found an order that is" in found.advice[-1]
-    assert "no order can be" in found.advice[-1]
-    assert "found no faster order" in refine(found, 1.0).advice[-1]
+    assert "Search finished: found an order that is" in found.advice[-1]
+    assert "none can be" in found.advice[-1]
+    assert "no faster order found" in refine(found, 1.0).advice[-1]
 
 
 def test_the_reserve_is_left_free():

@@ -10,8 +10,8 @@ from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.candidates import candidates
 from farpipe.plan.evaluate import Evaluated, describe_recompute, evaluate, finish
-from farpipe.plan.in_flight import fewest, wishes
-from farpipe.plan.polish import polish
+from farpipe.plan.in_flight import in_flight_targets, minimum_in_flight
+from farpipe.plan.refine_recompute import refine_recomputation
 from farpipe.schedule.library.eager import extra_forwards
 from farpipe.spec import Training
 from plan.jobs import TRAINING, both_ways, device, job, site
@@ -84,7 +84,7 @@ def test_polish_takes_back_recomputation_that_is_not_needed():
     assert isinstance(best, Evaluated)
     worse = tuple(dataclasses.replace(p, recompute="full") for p in best.placements)
     step = step_cost(costs, candidate.layout, worse, request.cluster)
-    polished = polish(request, finish(candidate, worse, step, best.schedule.method), costs)
+    polished = refine_recomputation(request, finish(candidate, worse, step, best.schedule.method), costs)
     assert {p.recompute for p in polished.placements} == {"none"}
     assert polished.step_s == pytest.approx(best.step_s)
 
@@ -93,8 +93,8 @@ def test_wishes_begin_with_1f1b_and_hide_the_delay_by_the_closed_form():
     request = job([site("a"), site("b")], both_ways("a", "b", latency_s=0.01), sites=("a", "b"), virtual=1, pipeline=4)
     candidate = next(c for c in candidates(request) if c.layout.num_microbatches == 16)
     found = evaluate(request, candidate, costs_of(request))
-    hopes = wishes(candidate, found.problem)
-    assert hopes[0] == fewest(candidate) == (4, 3, 2, 1)
+    hopes = in_flight_targets(candidate, found.problem)
+    assert hopes[0] == minimum_in_flight(candidate) == (4, 3, 2, 1)
     extra = extra_forwards(found.problem)
     assert extra[0] > 0
     assert tuple(a + b for a, b in zip(hopes[0], extra, strict=True)) in hopes

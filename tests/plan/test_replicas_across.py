@@ -10,8 +10,9 @@ from farpipe.cost import JobCosts
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.candidates import candidates
-from farpipe.plan.crossing import crossing_s
 from farpipe.plan.evaluate import Evaluated, evaluate
+from farpipe.plan.inter_site_traffic import inter_site_traffic_s
+from farpipe.plan.placement import differing_keys
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.spec import load_job
 from farpipe.step import is_inter_site
@@ -109,7 +110,7 @@ def test_pipelines_send_less_below_parameters_over_hidden(precision, global_batc
     assert min(sends, key=sends.get) == less
     threshold = (2 if precision == "bf16" else 1) * MODEL.num_params / MODEL.hidden
     assert (training.tokens_per_step < threshold) == (less == "pipeline")
-    assert f"With fewer than {threshold:,.0f}" in each.advice[-1]
+    assert f"below {threshold / 1e6:.3g} M tokens" in each.advice[-1]
 
 
 @pytest.mark.parametrize("wire_type", ["none", "int8"])
@@ -120,7 +121,7 @@ def test_no_candidate_beats_what_has_to_cross(wire_type):
     for candidate in candidates(request):
         result = evaluate(request, candidate, costs)
         if isinstance(result, Evaluated):
-            assert result.step_s >= crossing_s(costs, candidate, request.cluster)
+            assert result.step_s >= inter_site_traffic_s(costs, candidate, request.cluster)
             assert result.timeline.makespan_s >= lower_bound_s(result.problem)
 
 
@@ -139,12 +140,28 @@ def test_the_better_use_of_a_second_site_is_chosen_and_the_other_told():
 def test_only_sites_that_are_alike_have_replicas_and_that_is_said():
     places = [site("a"), site("b", on=device("h100-sxm", flops=989e12))]
     pinned = job(places, both_ways("a", "b"), replicas="across")
-    with pytest.raises(InfeasibleError, match=r'layout\.replicas = "across": replicas .* no two of a, b are'):
+    with pytest.raises(InfeasibleError, match=r'layout\.replicas = "across": .* a and b differ in device'):
         make_plan(pinned)
     assert any(
         line.startswith("Replicas at each of several")
         for line in make_plan(job(places, both_ways("a", "b"), tensor=1)).advice
     )
+
+
+def test_sites_without_a_link_are_not_called_unlike_and_are_named():
+    places = [site("a"), site("b"), site("c")]
+    with pytest.raises(InfeasibleError, match="links both ways: there is none from a to b"):
+        make_plan(job(places, replicas="across"))
+    told = "c has no link both ways to another site, so its devices can only be used alone."
+    assert told in make_plan(job(places, both_ways("a", "b"), tensor=1, pipeline=2)).advice
+
+
+def test_machines_larger_than_a_site_do_not_tell_sites_apart():
+    large, small = site("a", 8), site("b", 4).model_copy(update={"devices_per_machine": 4})
+    assert differing_keys(large, small) == []
+    assert differing_keys(large, site("b", 8).model_copy(update={"devices_per_machine": 4})) == [
+        "devices_per_machine (8, 4)"
+    ]
 
 
 def test_the_smaller_site_says_how_many_devices_are_used():

@@ -4,6 +4,7 @@ import pytest
 
 from farpipe.errors import InputError
 from farpipe.spec import LocalLink, load_job, parse_job, preset_device
+from farpipe.spec.write import as_toml
 from job_files import PLAIN, added, changed
 
 
@@ -60,10 +61,11 @@ def test_a_device_may_be_given_without_a_preset():
     assert site.machine_link == LocalLink(latency_s=2e-6, bandwidth_bytes_per_s=200e9)
 
 
-@pytest.mark.parametrize(("num_devices", "devices_per_machine"), [(1, 1), (4, 4), (8, 8), (12, 6), (16, 8), (13, 1)])
-def test_machines_are_equal_and_have_up_to_eight_devices(num_devices, devices_per_machine):
+@pytest.mark.parametrize(("num_devices", "devices_per_machine"), [(1, 1), (4, 4), (8, 8), (12, 8), (16, 8), (13, 8)])
+def test_machines_have_eight_devices_and_the_last_may_have_fewer(num_devices, devices_per_machine):
     job = parse_job(changed(("num_devices = 8", f"num_devices = {num_devices}")))
     assert job.cluster.sites[0].devices_per_machine == devices_per_machine
+    assert parse_job(as_toml(job)).cluster == job.cluster
 
 
 def test_clipping_is_switched_off_with_the_word_none():

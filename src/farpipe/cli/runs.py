@@ -118,12 +118,13 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
 
     InputError for what the engine can't run yet: tensor-parallel plans.
     """
+    from farpipe.plan.engine import engine_obstacle
     from farpipe.runtime.run_spec import RunSpec
 
     layout = plan.layout
-    if layout.tensor != 1:
+    if obstacle := engine_obstacle(layout):
         raise InputError(
-            f"the engine does not divide layers over devices as yet, and the plan has tensor = {layout.tensor}; plan "
+            f"the engine does not divide layers over devices as yet, and the plan has {obstacle}; plan "
             "again with layout.tensor = 1"
         )
     return RunSpec(

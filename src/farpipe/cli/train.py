@@ -158,6 +158,7 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
     from farpipe.cli.shown import plan_of
     from farpipe.cost import Profile
     from farpipe.plan import Plan
+    from farpipe.plan.engine import within_engine
     from farpipe.plan.orders import expect_known
     from farpipe.plan.planner import reorder
     from farpipe.spec import load_job
@@ -175,11 +176,10 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
             )
         return plan if schedule is None else reorder(plan, schedule)
     job = load_job(path)
-    whole_layers = {"tensor": job.layout.tensor or 1}  # what the engine can run
-    pinned: dict[str, Any] = {
-        "layout": job.layout.model_copy(update=whole_layers),
-        "schedule": schedule or job.schedule,
-    }
+    runnable, told = within_engine(job)
+    if told and any(site.devices_per_machine > 1 for _, site in job.used_sites()):
+        typer.echo(f"planning for farpipe's engine: {told}", err=True)
+    pinned: dict[str, Any] = {"layout": runnable.layout, "schedule": schedule or job.schedule}
     if wire_type is not None:
         pinned["training"] = _narrowed(job, wire_type)
     with status("planning"):

@@ -5,16 +5,16 @@ from typing import Final
 
 from farpipe.cost import memory
 from farpipe.cost.transfer import narrowed_bytes
+from farpipe.plan.bandwidth import bandwidth_sensitivity, link_bounds, link_bytes, replayed
 from farpipe.plan.candidates import why_no_replicas
 from farpipe.plan.evaluate import Evaluated
-from farpipe.plan.knee import knee_curve, link_bytes, walls
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import simulate
 from farpipe.spec import Job
 from farpipe.step import Hop, Sync, Transfer, is_inter_site
 from farpipe.units import format_bytes, format_rate, format_seconds
 
-KNEE_FACTORS: Final = (0.5, 2.0, math.inf)
+BANDWIDTH_FACTORS: Final = (0.5, 2.0, math.inf)
 
 
 def breakdown_s(result: Evaluated) -> dict[str, float]:
@@ -59,9 +59,24 @@ def reason(best: Evaluated, other: Evaluated) -> str:
 
 
 def advice(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
-    """What to know before renting anything: whether more sites help, and which link is the wall."""
-    sites = [*_second_site(best, evaluated), *_other_use(job, best, evaluated)]
-    return [*sites, *_walls(best), *_knee(best), *_turns(best), *_traffic(job, best)]
+    """What to know before renting anything: whether more sites help, which links bound the step, what is left out."""
+    sites = [*_second_site(best, evaluated), *_unlinked(job), *_other_use(job, best, evaluated)]
+    return [*sites, *_link_bounds(best), *_bandwidth_sensitivity(best), *_turns(best), *_traffic(job, best)]
+
+
+def _millions(number: float) -> str:
+    return f"{number / 1e6:.3g} M"
+
+
+def _unlinked(job: Job) -> list[str]:
+    """Sites that no other can talk with, both ways: they can only be used alone."""
+    names = [site.name for _, site in job.used_sites()]
+    linked = {link.source for link in job.cluster.links if job.cluster.link(link.target, link.source) is not None}
+    alone = [name for name in names if name not in linked]
+    if not alone or len(names) == 1:
+        return []
+    are, their = ("has", "its") if len(alone) == 1 else ("have", "their")
+    return [f"{', '.join(alone)} {are} no link both ways to another site, so {their} devices can only be used alone."]
 
 
 def _second_site(best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
@@ -109,27 +124,33 @@ def _would_take(other: Evaluated, best: Evaluated) -> str:
     return f"{what}, would take at most {seconds} a step ({relation}): {size} over the busiest link."
 
 
-def _walls(best: Evaluated) -> list[str]:
+def _link_bounds(best: Evaluated) -> list[str]:
+    """One sentence for all of them: the slowest is told in figures."""
+    found = sorted(link_bounds(best.problem, best.timeline), key=lambda bound: -bound.message_s)
+    if not found:
+        return []
+    first, names = found[0], ", ".join(sorted(bound.link for bound in found))
     return [
-        f"The link {wall.link} is the wall: what one microbatch sends takes {format_seconds(wall.message_s)}, the "
-        f"slowest rank computes only {format_seconds(wall.pace_s)}; from {format_rate(wall.enough_bytes_per_s)} on it "
-        "would not be."
-        for wall in walls(best.problem, best.timeline)
+        f"Link-bound by {names}: one microbatch takes {format_seconds(first.message_s)} on {first.link}, the slowest "
+        f"rank computes {format_seconds(first.pace_s)}; with {format_rate(first.enough_bytes_per_s)} it would not be."
     ]
 
 
-def _knee(best: Evaluated) -> list[str]:
+def _bandwidth_sensitivity(best: Evaluated) -> list[str]:
     """What half and twice the bandwidth between sites would change, and what no bandwidth can."""
-    if not any(map(is_inter_site, best.problem.links)) or best.schedule.method not in ORDERS:
+    if not any(map(is_inter_site, best.problem.links)):
         return []
-    curve = knee_curve(best.problem, KNEE_FACTORS, best.schedule.method)
-    words = {0.5: "half the bandwidth", 2.0: "twice", math.inf: "without limit"}
+    if best.schedule.method in ORDERS:
+        curve = bandwidth_sensitivity(best.problem, BANDWIDTH_FACTORS, best.schedule.method)
+    else:
+        curve = [replayed(best.problem, best.schedule, factor) for factor in BANDWIDTH_FACTORS]
+    words = {0.5: "half", 2.0: "double", math.inf: "unlimited"}
     told = [
-        f"{words[point.factor]} {format_seconds(point.makespan_s + best.overhead_s)} "
+        f"{words[point.factor]} -> {format_seconds(point.makespan_s + best.overhead_s)} "
         f"({(point.makespan_s + best.overhead_s) / best.step_s - 1:+.1%})"
         for point in curve
     ]
-    return [f"Between sites, a step takes with {', '.join(told)}."] if told else []
+    return [f"Effect of the inter-site bandwidth: {', '.join(told)}."] if told else []
 
 
 def _turns(best: Evaluated) -> list[str]:
@@ -137,8 +158,8 @@ def _turns(best: Evaluated) -> list[str]:
     if turns == 1:
         return []
     return [
-        f"The {turns} replicas take turns on the links between sites: each message crosses at the full rate, and every "
-        f"replica runs {format_seconds(best.problem.turn_s)} after the one before."
+        f"The {turns} replicas are staggered by {format_seconds(best.problem.turn_s)} so that they do not collide on "
+        "the links between sites."
     ]
 
 
@@ -154,6 +175,6 @@ def _traffic(job: Job, best: Evaluated) -> list[str]:
     ratio = ((gradient + size) / 2 if job.training.zero1 else gradient) / sent
     enough = ratio * job.model.num_params / job.model.hidden
     return [
-        f"A step has {tokens:,} tokens. With fewer than {enough:,.0f} ({ratio:.3g} x parameters / hidden) a pipeline "
-        "over two sites sends less between them than replicas at each, with more it sends more."
+        f"Inter-site traffic: below {_millions(enough)} tokens per step ({ratio:.3g} x parameters / hidden) a pipeline "
+        f"sends less than replicas; you have {_millions(tokens)}."
     ]

@@ -3,17 +3,20 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Final
 
 from farpipe.cost import Layout, round_robin, v_shape
 from farpipe.errors import InfeasibleError
 from farpipe.plan.orders import V_ORDERS
-from farpipe.plan.placement import place_ranks, replica_sites, site_orders
+from farpipe.plan.placement import differing_keys, missing_link, place_ranks, replica_sites, site_orders
 from farpipe.search import SEARCHES
 from farpipe.spec import Job, Site
 
 MICROBATCH_SIZES: Final = (1, 2, 4, 8, 16)
 """Tried when neither the job nor its number of microbatches says."""
+MAX_PAIRS_TOLD: Final = 3
+"""Pairs of unlike sites that a message names."""
 Shape = tuple[int, bool]
 """Stages on each rank, and whether they are placed in a V instead of round robin."""
 
@@ -113,7 +116,7 @@ def _shapes(job: Job) -> list[Shape]:
 def _tensor_degrees(job: Job, order: Iterable[Site]) -> list[int]:
     if job.layout.tensor is not None:
         return [job.layout.tensor]
-    most = min(site.devices_per_machine for site in order)
+    most = min(min(site.devices_per_machine, site.num_devices) for site in order)
     return [t for t in _powers_of_two(most) if not job.model.num_heads % t and not job.model.ffn_hidden % t]
 
 
@@ -173,11 +176,16 @@ def _why_none(job: Job) -> str:
 
 
 def why_no_replicas(job: Job) -> str:
-    """Why the job's sites can't have a replica of the whole pipeline each; empty if they can."""
+    """Which key or link keeps the job's sites from having a whole pipeline each; empty if nothing does."""
     if any(replica_sites(job.cluster, job.layout.sites)):
         return ""
-    names = ", ".join(site.name for _, site in job.used_sites())
-    return (
-        f"replicas at each of several sites need sites that are alike in all but the number of devices, with links all "
-        f"around: no two of {names} are"
-    )
+    pairs = list(combinations([site for _, site in job.used_sites()], 2))
+    if not pairs:
+        return "replicas at each of several sites need two sites at least"
+    alike = [(a, b) for a, b in pairs if not differing_keys(a, b)]
+    if alike:
+        source, target = missing_link(job.cluster, alike[0]) or (alike[0][0].name, alike[0][1].name)
+        return f"replicas at each of several sites need links both ways: there is none from {source} to {target}"
+    told = [f"{a.name} and {b.name} differ in {', '.join(differing_keys(a, b))}" for a, b in pairs[:MAX_PAIRS_TOLD]]
+    more = f"; and {len(pairs) - MAX_PAIRS_TOLD} further pairs" if len(pairs) > MAX_PAIRS_TOLD else ""
+    return f"replicas at each of several sites need sites that are alike: {'; '.join(told)}{more}"

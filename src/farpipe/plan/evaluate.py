@@ -10,10 +10,10 @@ from typing import NamedTuple
 from farpipe.cost import JobCosts, Placement, StepCost, place_stages, step_cost
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan.candidates import Candidate
-from farpipe.plan.in_flight import InFlight, fewest, wishes
+from farpipe.plan.in_flight import InFlight, in_flight_targets, minimum_in_flight
 from farpipe.plan.orders import AUTO, best_order
 from farpipe.plan.partition import Division, divide_layers
-from farpipe.plan.stage_ways import StageWays, missing_bytes, stage_rooms
+from farpipe.plan.stage_modes import StageModes, missing_bytes, stage_options
 from farpipe.schedule import Schedule
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS
@@ -54,25 +54,25 @@ class Rejected:
     missing_bytes: float = 0.0
 
 
-class Lead(NamedTuple):
-    """Something of a candidate that may be worth following, for no step that comes of it is faster than `bound_s`."""
+class Node(NamedTuple):
+    """A node of the branch and bound: a part of a candidate, none of whose steps is faster than `bound_s`."""
 
     bound_s: float
     candidate: Candidate
-    follow: Callable[[float], "list[Lead] | Evaluated"]
-    """Narrower leads, or what it comes to, of which only a step faster than the limit that is given, seconds, is of
+    follow: Callable[[float], "list[Node] | Evaluated"]
+    """Narrower nodes, or what it comes to, of which only a step faster than the limit that is given, seconds, is of
     use; InfeasibleError or InputError where it comes to nothing."""
 
 
 def evaluate(job: Job, candidate: Candidate, costs: JobCosts) -> Evaluated | Rejected:
     """The candidate at its best: layers, recomputation and order chosen together.
 
-    For every wish of `in_flight.wishes` layers are divided and stages recompute so that the slowest stage is as fast as
-    it can be with so many microbatches under way; of all of these, the one with the shortest simulated step is taken.
+    For every target of `in_flight_targets` layers are divided and stages recompute so that the slowest stage is as fast
+    as it can be with so many microbatches in flight; of these, the one with the shortest simulated step is taken.
     """
-    leads, best = Leads([lead(job, candidate, costs)]), None
+    nodes, best = Frontier([node(job, candidate, costs)]), None
     obstacle: InfeasibleError | InputError | None = None
-    while (next_one := leads.pop()) is not None:
+    while (next_one := nodes.pop()) is not None:
         if best is not None and next_one.bound_s >= best.step_s * (1 - ROUNDING):
             break
         try:
@@ -83,49 +83,51 @@ def evaluate(job: Job, candidate: Candidate, costs: JobCosts) -> Evaluated | Rej
         if isinstance(found, Evaluated):
             best = found if best is None or found.step_s < best.step_s else best
         else:
-            leads.push(found)
+            nodes.push(found)
     if best is None:
         assert obstacle is not None
         return reject(candidate, costs, obstacle)
     return best
 
 
-class Leads:
-    """Leads, of which the one with the lowest bound comes first; of equals the one that was found last."""
+class Frontier:
+    """Nodes still to follow: the one with the lowest bound first; of equals the one that was found last."""
 
-    def __init__(self, leads: Iterable[Lead]) -> None:
-        self._heap = [(lead.bound_s, -index, lead) for index, lead in enumerate(leads)]
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._heap = [(one.bound_s, -index, one) for index, one in enumerate(nodes)]
         self._count = len(self._heap)
         heapq.heapify(self._heap)
 
-    def push(self, leads: Iterable[Lead]) -> None:
+    def push(self, nodes: Iterable[Node]) -> None:
         """Add some."""
-        for one in leads:
+        for one in nodes:
             self._count += 1
             heapq.heappush(self._heap, (one.bound_s, -self._count, one))
 
-    def pop(self) -> Lead | None:
+    def pop(self) -> Node | None:
         """Take the first one off; None: there is none."""
         return heapq.heappop(self._heap)[2] if self._heap else None
 
     @property
-    def rest(self) -> list[Lead]:
+    def rest(self) -> list[Node]:
         """All that there are."""
         return [one for _, _, one in self._heap]
 
 
-def lead(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0) -> Lead:
+def node(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0) -> Node:
     """All that can become of a candidate: its divisions of layers, these in every way to send, and each of them played.
 
-    From `bound_s`, which is told at once, every lead that it comes to has a higher bound, and takes longer to follow.
+    From `bound_s`, which is told at once, every node that it comes to has a higher bound, and takes longer to follow.
     """
-    return Lead(bound_s, candidate, lambda _: _Divisions(job, candidate, costs).leads(bound_s))
+    return Node(bound_s, candidate, lambda _: _Divisions(job, candidate, costs).nodes(bound_s))
 
 
 def reject(candidate: Candidate, costs: JobCosts, error: InfeasibleError | InputError) -> Rejected:
     """What to tell of a candidate that came to nothing."""
     missing = (
-        max(1.0, missing_bytes(costs, candidate, fewest(candidate))) if isinstance(error, InfeasibleError) else 0.0
+        max(1.0, missing_bytes(costs, candidate, minimum_in_flight(candidate)))
+        if isinstance(error, InfeasibleError)
+        else 0.0
     )
     return Rejected(candidate, str(error).splitlines()[0], missing)
 
@@ -138,7 +140,7 @@ def finish(
     return Evaluated(candidate, placements, step.problem, schedule, timeline, step.overhead_s)
 
 
-def ways_to_send(candidate: Candidate, together: StepCost) -> list[StepCost]:
+def staggerings(candidate: Candidate, together: StepCost) -> list[StepCost]:
     """Replicas that send together between sites, and replicas that take turns there."""
     data = candidate.layout.data
     if data == 1 or candidate.layout.replica_sites or not any(map(is_inter_site, together.problem.links)):
@@ -146,10 +148,10 @@ def ways_to_send(candidate: Candidate, together: StepCost) -> list[StepCost]:
     return [together, StepCost(in_turns(together.problem, data), together.overhead_s)]
 
 
-def send_like(best: Evaluated, together: StepCost) -> StepCost:
+def staggered_like(best: Evaluated, together: StepCost) -> StepCost:
     """Replicas send as they do in `best`."""
     in_turns = any(link.num_turns > 1 for link in best.problem.links.values())
-    return ways_to_send(best.candidate, together)[-1 if in_turns else 0]
+    return staggerings(best.candidate, together)[-1 if in_turns else 0]
 
 
 class _Divisions:
@@ -157,11 +159,11 @@ class _Divisions:
 
     def __init__(self, job: Job, candidate: Candidate, costs: JobCosts) -> None:
         self._job, self._candidate, self._costs = job, candidate, costs
-        self._stages = StageWays(costs, candidate)
+        self._stages = StageModes(costs, candidate)
         self._ways = self._stages.open
-        self._first = self._divide(fewest(candidate))
+        self._first = self._divide(minimum_in_flight(candidate))
 
-    def leads(self, bound_s: float) -> list[Lead]:
+    def nodes(self, bound_s: float) -> list[Node]:
         """The first division, where no order needs less memory: then the others.
 
         Orders of one stage per rank have at least as many microbatches under way as 1F1B; then no division that fits
@@ -169,25 +171,25 @@ class _Divisions:
         """
         alone = self._candidate.layout.virtual == 1
         fastest_s = self._first.slowest_s * self._candidate.layout.num_microbatches if alone else 0.0
-        return [Lead(max(bound_s, fastest_s), self._candidate, self._each)]
+        return [Node(max(bound_s, fastest_s), self._candidate, self._each)]
 
-    def _each(self, limit_s: float) -> list[Lead]:
-        """One lead for every division; all that its busiest rank computes is the bound."""
+    def _each(self, limit_s: float) -> list[Node]:
+        """One node for every division; all that its busiest rank computes is the bound."""
         problem = self._costed(self._first)[1].problem
-        divisions = dict.fromkeys([self._first, *self._others(wishes(self._candidate, problem))])
-        return [Lead(self._busiest_s(d), self._candidate, partial(self._ways_to_send, d)) for d in divisions]
+        divisions = dict.fromkeys([self._first, *self._others(in_flight_targets(self._candidate, problem))])
+        return [Node(self._busiest_s(d), self._candidate, partial(self._staggerings, d)) for d in divisions]
 
-    def _ways_to_send(self, division: Division, limit_s: float) -> list[Lead]:
-        """One lead for every way in which replicas send, with the bound of its Problem."""
+    def _staggerings(self, division: Division, limit_s: float) -> list[Node]:
+        """One node for replicas that send together and one for staggered ones, with the bounds of their Problems."""
         placements, together = self._costed(division)
         method = self._job.schedule if self._job.schedule in ORDERS else AUTO
         return [
-            Lead(
+            Node(
                 lower_bound_s(step.problem) + step.overhead_s,
                 self._candidate,
                 partial(finish, self._candidate, placements, step, method),
             )
-            for step in ways_to_send(self._candidate, together)
+            for step in staggerings(self._candidate, together)
         ]
 
     def _others(self, hopes: list[InFlight]) -> Iterator[Division]:
@@ -217,7 +219,7 @@ class _Divisions:
 
     def _divide(self, in_flight: InFlight, ways: tuple[Recompute, ...] | None = None) -> Division:
         chosen = ways or (self._ways if self._candidate.layout.virtual == 1 else self._ways[-1:])
-        rooms = stage_rooms(self._stages, in_flight, chosen)
+        rooms = stage_options(self._stages, in_flight, chosen)
         return divide_layers(self._job.model.num_layers, rooms, self._job.layout.layers)
 
     def _costed(self, division: Division) -> tuple[tuple[Placement, ...], StepCost]:

@@ -1,6 +1,6 @@
-"""How many microbatches each stage has under way: what orders need, and what hides the links' delay.
+"""Microbatches in flight on each stage: what orders need, and what hides the links' delay.
 
-More of them keep a far pipeline busy and take more memory, which recomputation can free. So a plan begins with a wish
+More of them keep a far pipeline busy and take more memory, which recomputation can free. So a plan begins with a target
 here; the division of layers and recomputation follows from it, and the simulator judges what comes out.
 """
 
@@ -14,16 +14,16 @@ from farpipe.plan.candidates import Candidate
 from farpipe.step import Hop, Problem
 
 InFlight = tuple[int, ...]
-"""Microbatches under way by stage."""
+"""Microbatches in flight by stage."""
 
 
-def fewest(candidate: Candidate) -> InFlight:
+def minimum_in_flight(candidate: Candidate) -> InFlight:
     """What the most frugal named order needs: 1F1B, interleaved 1F1B, or V-Min (arXiv 2405.15362) with two in a V."""
     full = _filling(candidate.layout)
     return _scaled(full, candidate.layout, 1 / 3, 1) if candidate.in_v else full
 
 
-def wishes(candidate: Candidate, problem: Problem) -> list[InFlight]:
+def in_flight_targets(candidate: Candidate, problem: Problem) -> list[InFlight]:
     """From few to many, each different: to fill the pipeline, to hide delays half and whole, twice as many with that.
 
     What hides the delays is GeoPipe's closed form (arXiv 2510.12064): a round trip of a hop over the time that the
@@ -35,8 +35,8 @@ def wishes(candidate: Candidate, problem: Problem) -> list[InFlight]:
     found = [full, _joined(full, [math.ceil(e / 2) for e in extra]), _joined(full, extra)]
     found.append(_joined([2 * n - 1 for n in full], extra))
     if candidate.in_v:
-        found = [fewest(candidate), _scaled(full, layout, 1 / 2, 1), *found]
-    return list(dict.fromkeys(_within(layout, wish) for wish in found))
+        found = [minimum_in_flight(candidate), _scaled(full, layout, 1 / 2, 1), *found]
+    return list(dict.fromkeys(_within(layout, target) for target in found))
 
 
 def _filling(layout: Layout) -> InFlight:
@@ -77,5 +77,5 @@ def _joined(full: Iterable[int], extra: Iterable[int]) -> InFlight:
     return tuple(a + b for a, b in zip(full, extra, strict=True))
 
 
-def _within(layout: Layout, wish: Iterable[int]) -> InFlight:
-    return tuple(min(layout.num_microbatches, number) for number in wish)
+def _within(layout: Layout, target: Iterable[int]) -> InFlight:
+    return tuple(min(layout.num_microbatches, number) for number in target)

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class StageRoom:
+class StageOption:
     """One way for a stage to work: what it takes and holds, by its number of layers."""
 
     layer_s: float
@@ -40,7 +40,7 @@ class Division(NamedTuple):
 
 
 def divide_layers(
-    num_layers: int, stages: Sequence[Sequence[StageRoom]], pinned: Sequence[int] | None = None
+    num_layers: int, stages: Sequence[Sequence[StageOption]], pinned: Sequence[int] | None = None
 ) -> Division:
     """The division that makes the slowest stage as fast as possible, each stage with a layer at least.
 
@@ -54,7 +54,7 @@ def divide_layers(
     most = [max(room.most_of(num_layers) for room in rooms) for rooms in stages]
     wanted = [1] * len(stages) if pinned is None else pinned
     if sum(most) < num_layers or any(n < w for n, w in zip(most, wanted, strict=True)):
-        raise InfeasibleError(f"memory holds {sum(max(n, 0) for n in most)} of {num_layers} layers: {most} by stage")
+        raise InfeasibleError(_out_of_memory(num_layers, most, wanted))
     counts = np.arange(num_layers + 1)
     seconds, choice = _fastest(stages, counts)
     allowed = counts >= 1 if pinned is None else counts == np.array(pinned)[:, None]
@@ -64,6 +64,16 @@ def divide_layers(
     layers = _cheapest(even)
     recompute = tuple(rooms[choice[i, n]].recompute for i, (rooms, n) in enumerate(zip(stages, layers, strict=True)))
     return Division(tuple(layers), recompute, slowest)
+
+
+def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) -> str:
+    short = [index for index, (n, w) in enumerate(zip(most, wanted, strict=True)) if n < w]
+    if not short:
+        return f"out of memory: all {len(most)} stages together hold {sum(most)} of {num_layers} layers"
+    first = short[0]
+    holds = f"{most[first]} of its {wanted[first]} layers" if most[first] > 0 else "not a single layer"
+    others = f", nor do {len(short) - 1} others what they should" if len(short) > 1 else ""
+    return f"out of memory: stage {first} of {len(most)} holds {holds}{others}"
 
 
 def _least_slowest(seconds: Floats) -> float:
@@ -82,10 +92,10 @@ def _least_slowest(seconds: Floats) -> float:
     return float(times[low])
 
 
-def _fastest(stages: Sequence[Sequence[StageRoom]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+def _fastest(stages: Sequence[Sequence[StageOption]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
     """By stage and number of layers the time of the fastest way that holds them, and which way that is."""
     num_layers, most_ways = int(counts[-1]), max(map(len, stages))
-    nothing = StageRoom(0.0, most_layers=-1)
+    nothing = StageOption(0.0, most_layers=-1)
     padded = [[*rooms, *[nothing] * (most_ways - len(rooms))] for rooms in stages]
     figures = [[(room.extra_s, room.layer_s, room.most_of(num_layers)) for room in rooms] for rooms in padded]
     extra_s, layer_s, most = np.moveaxis(np.array(figures), 2, 0)[:, :, :, None]

@@ -9,6 +9,7 @@ from itertools import combinations, pairwise, permutations
 
 from farpipe.errors import InfeasibleError
 from farpipe.spec import Cluster, Site
+from farpipe.units import format_bytes
 
 MAX_SITES = 6
 
@@ -36,15 +37,28 @@ def replica_sites(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tu
     sites = cluster.sites if pinned is None else tuple(cluster.site(name) for name in pinned)
     sizes = range(2, min(len(sites), MAX_SITES) + 1) if pinned is None else [len(sites)]
     for chosen in (chosen for size in sizes if size > 1 for chosen in combinations(sites, size)):
-        if all(_likeness(site) == _likeness(chosen[0]) for site in chosen):
+        if not any(differing_keys(chosen[0], site) for site in chosen[1:]):
             rings = [(chosen[0], *rest) for rest in permutations(chosen[1:])]
             best = max(rings, key=lambda ring: _slowest(cluster, ring))
             if _slowest(cluster, best):
                 yield best
 
 
-def _likeness(site: Site) -> Site:
-    return site.model_copy(update={"name": "", "num_devices": 0})
+def differing_keys(one: Site, other: Site) -> list[str]:
+    """The keys in which two sites differ, each with both values, as far as one pipeline can't stand for both.
+
+    Name and number of devices do not count, nor machines larger than all that the smaller site has.
+    """
+    smaller = min(one.num_devices, other.num_devices)
+    pairs = {
+        "device": (one.device.name, other.device.name),
+        "devices_per_machine": tuple(min(site.devices_per_machine, smaller) for site in (one, other)),
+        "machine_link": (one.machine_link, other.machine_link),
+        "site_link": (one.site_link, other.site_link),
+        "memory_reserve": tuple(format_bytes(site.memory_reserve_bytes) for site in (one, other)),
+    }
+    found = [f"{key} ({a}, {b})" for key, (a, b) in pairs.items() if a != b]
+    return found or ([] if one.device == other.device else [f"the figures of device {one.device.name}"])
 
 
 def _slowest(cluster: Cluster, ring: Sequence[Site]) -> float:
@@ -80,13 +94,13 @@ def place_ranks(order: Sequence[Site], num_ranks: int, devices_per_rank: int) ->
 
     A rank with all its tensor- and data-parallel devices is on one site. Every site of `order` gets at least one rank.
     """
-    room = [site.num_devices // devices_per_rank for site in order]
-    if sum(room) < num_ranks or num_ranks < len(order) or min(room) < 1:
+    most = [site.num_devices // devices_per_rank for site in order]
+    if sum(most) < num_ranks or num_ranks < len(order) or min(most) < 1:
         return None
-    wish = [num_ranks * r / sum(room) for r in room]
-    counts = [max(1, math.floor(w)) for w in wish]
+    share = [num_ranks * number / sum(most) for number in most]
+    counts = [max(1, math.floor(s)) for s in share]
     while sum(counts) != num_ranks:
         step = 1 if sum(counts) < num_ranks else -1
-        able = [i for i in range(len(order)) if (counts[i] < room[i] if step > 0 else counts[i] > 1)]
-        counts[max(able, key=lambda i: step * (wish[i] - counts[i]))] += step
+        able = [i for i in range(len(order)) if (counts[i] < most[i] if step > 0 else counts[i] > 1)]
+        counts[max(able, key=lambda i: step * (share[i] - counts[i]))] += step
     return [site for site, count in zip(order, counts, strict=True) for _ in range(count)]

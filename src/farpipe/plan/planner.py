@@ -9,16 +9,18 @@ from itertools import permutations
 from farpipe.cost import JobCosts, Layout, Profile, step_cost
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
+from farpipe.plan.bandwidth import link_bytes
 from farpipe.plan.candidates import Candidate, candidates
-from farpipe.plan.crossing import crossing_s
-from farpipe.plan.evaluate import ROUNDING, Evaluated, Lead, Leads, Rejected, lead, reject, send_like
-from farpipe.plan.knee import link_bytes
+from farpipe.plan.evaluate import ROUNDING, Evaluated, Frontier, Node, Rejected, node, reject, staggered_like
+from farpipe.plan.inter_site_traffic import inter_site_traffic_s
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Choice, Plan, Prediction
-from farpipe.plan.polish import polish
-from farpipe.plan.remedy import explain_infeasible
-from farpipe.plan.stage_ways import fastest_possible_s
+from farpipe.plan.refine_recompute import refine_recomputation
+from farpipe.plan.short_search import improve_order
+from farpipe.plan.stage_modes import fastest_possible_s
+from farpipe.plan.suggested_change import explain_infeasible
 from farpipe.schedule import Schedule, peak_memory_bytes
+from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, Found
 from farpipe.search import Progress as Step
 from farpipe.simulate import Timeline, simulate
@@ -48,7 +50,8 @@ def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | N
     evaluated, rejected = search(job, costs, progress)
     if not evaluated:
         raise InfeasibleError(explain_infeasible(job, rejected, costs))
-    best = evaluated[0] = polish(job, evaluated[0], costs)
+    named = refine_recomputation(job, evaluated[0], costs)
+    best = evaluated[0] = improve_order(named) if job.schedule in (None, AUTO) else named
     plan = Plan(
         job=job,
         layout=best.candidate.layout,
@@ -57,7 +60,7 @@ def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | N
         schedule=best.schedule,
         prediction=predict(job, best.problem, best.schedule, best.timeline, best.overhead_s),
         runners_up=tuple(_runners_up(best, evaluated, rejected)),
-        advice=tuple(advice(job, best, evaluated)),
+        advice=(*_tell_short_search(named, best), *advice(job, best, evaluated)),
     )
     return reorder(plan, job.schedule) if job.schedule in SEARCHES else plan
 
@@ -104,11 +107,23 @@ def _tell_search(plan: Plan, found: Found) -> str:
     makespan_s = min(found.timeline.makespan_s, plan.prediction.makespan_s)
     gain = 1 - makespan_s / plan.prediction.makespan_s
     gap = max(makespan_s / found.lower_bound_s - 1, 0.0) if found.lower_bound_s else 0.0
-    result = f"found an order that is {gain:.1%} faster" if gain > 0 else "found no faster order"
-    cut = "the clock (or Ctrl-C) cut it: another run may find another order"
-    end = cut if found.cut_by_clock else "it went to its end"
-    proof = "no order can be faster" if found.proven else f"no order can be more than {gap:.1%} faster"
-    return f"The search {result}; {end}; {proof}."
+    end = "Search stopped at the time limit" if found.cut_by_clock else "Search finished"
+    result = f"found an order that is {gain:.1%} faster" if gain > 0 else "no faster order found"
+    proof = "none can be faster" if found.proven else "none can be more than"
+    return (
+        f"{end}: {result}; {proof} (gap {gap:.1%})." if found.proven else f"{end}: {result}; {proof} {gap:.1%} faster."
+    )
+
+
+def _tell_short_search(named: Evaluated, best: Evaluated) -> list[str]:
+    if best is named:
+        return []
+    gain = 1 - best.timeline.makespan_s / named.timeline.makespan_s
+    gap = max(best.timeline.makespan_s / lower_bound_s(best.problem) - 1, 0.0)
+    return [
+        f"Order: a short search made the best named order, {named.schedule.method}, {gain:.1%} faster; none can be "
+        f"more than {gap:.1%} faster still."
+    ]
 
 
 def search(job: Job, costs: JobCosts, progress: Progress | None = None) -> tuple[list[Evaluated], list[Rejected]]:
@@ -120,17 +135,17 @@ def search(job: Job, costs: JobCosts, progress: Progress | None = None) -> tuple
     known = [c for c in candidates(job) if job.layout.tensor is not None or _is_measured(c, costs.profiles)]
     groups = _alike(job, known)
     firsts = {alike[0] for alike in groups}
-    hunt = _Hunt(costs)
-    hunt.follow([_first_lead(job, costs, c) for c in known if c.where in firsts], progress)
-    pairs = [(hunt.best_of[first], other) for first, *others in groups if first in hunt.best_of for other in others]
-    evaluated = list(hunt.evaluated.values())
-    for best, where in pairs[: MAX_ORDERS_TO_COMPARE - len(hunt.best_of)]:
-        evaluated += _twin(job, costs, known, best, where)
-    return sorted(evaluated, key=lambda e: e.step_s), hunt.rejected
+    found = _Search(costs)
+    found.follow([_first_node(job, costs, c) for c in known if c.where in firsts], progress)
+    pairs = [(found.best_of[first], other) for first, *others in groups if first in found.best_of for other in others]
+    evaluated = list(found.evaluated.values())
+    for best, where in pairs[: MAX_ORDERS_TO_COMPARE - len(found.best_of)]:
+        evaluated += _transferred(job, costs, known, best, where)
+    return sorted(evaluated, key=lambda e: e.step_s), found.rejected
 
 
-class _Hunt:
-    """Follows leads, the lowest bound first: so only what could still be the best of its kind is ever simulated."""
+class _Search:
+    """Follows nodes, the lowest bound first: so only what could still be the best of its kind is ever simulated."""
 
     def __init__(self, costs: JobCosts) -> None:
         self._costs = costs
@@ -140,29 +155,29 @@ class _Hunt:
         self._obstacles: dict[Candidate, InfeasibleError | InputError] = {}
         self._looked_into: Counter[str] = Counter()
 
-    def follow(self, first: Sequence[tuple[float, Lead]], progress: Progress | None) -> None:
+    def follow(self, first: Sequence[tuple[float, Node]], progress: Progress | None) -> None:
         """All of them, as far as they are worth it; given with about what they will take, seconds."""
-        leads, seen = Leads(self._taste(first)), set[Candidate]()
-        while (one := leads.pop()) is not None:
+        nodes, seen = Frontier(self._first_answers(first)), set[Candidate]()
+        while (one := nodes.pop()) is not None:
             if progress is not None and one.candidate not in seen:
                 progress(len(seen), len(first))
             seen.add(one.candidate)
             if one.bound_s < self._limit_s(one.candidate) * (1 - ROUNDING):
-                leads.push(self._narrow(one))
+                nodes.push(self._narrow(one))
 
-    def _taste(self, first: Sequence[tuple[float, Lead]]) -> list[Lead]:
+    def _first_answers(self, first: Sequence[tuple[float, Node]]) -> list[Node]:
         """Follow the most promising at every use of sites until one works, for with a good one early many others are
         spared; what is left of all."""
         left = []
         for _, one in sorted(first, key=lambda pair: pair[0]):
-            leads = Leads([one])
-            while self._limit_s(one.candidate) == math.inf and (narrower := leads.pop()) is not None:
-                leads.push(self._narrow(narrower))
-            left += leads.rest
+            nodes = Frontier([one])
+            while self._limit_s(one.candidate) == math.inf and (narrower := nodes.pop()) is not None:
+                nodes.push(self._narrow(narrower))
+            left += nodes.rest
         return left
 
-    def _narrow(self, one: Lead) -> list[Lead]:
-        """What a lead comes to; where that is a result, it is kept, and where it is nothing, why."""
+    def _narrow(self, one: Node) -> list[Node]:
+        """What a node comes to; where that is a result, it is kept, and where it is nothing, why."""
         try:
             found = one.follow(self._limit_s(one.candidate))
         except (InfeasibleError, InputError) as error:
@@ -205,17 +220,17 @@ class _Hunt:
         return min(rivals)
 
 
-def _first_lead(job: Job, costs: JobCosts, candidate: Candidate) -> tuple[float, Lead]:
+def _first_node(job: Job, costs: JobCosts, candidate: Candidate) -> tuple[float, Node]:
     """About what a candidate will take, and with what to begin: its bound is a step time that it can't beat.
 
     To the bound comes half of the idle time of 1F1B, and what still has to cross when the last microbatch is computed:
     its own message, or of replicas all gradients.
     """
     at, compute_s = candidate.layout, fastest_possible_s(costs, candidate)
-    links_s = crossing_s(costs, candidate, job.cluster)
+    links_s = inter_site_traffic_s(costs, candidate, job.cluster)
     idle_s = compute_s * (at.pipeline - 1) / (2 * at.num_microbatches * at.virtual)
     hope_s = max(compute_s, links_s) + idle_s + links_s / (1 if at.replica_sites else at.num_microbatches)
-    return hope_s, lead(job, candidate, costs, max(compute_s, links_s))
+    return hope_s, node(job, candidate, costs, max(compute_s, links_s))
 
 
 def _alike(job: Job, known: Sequence[Candidate]) -> list[list[str]]:
@@ -230,13 +245,13 @@ def _alike(job: Job, known: Sequence[Candidate]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _twin(job: Job, costs: JobCosts, known: Sequence[Candidate], best: Evaluated, where: str) -> list[Evaluated]:
+def _transferred(job: Job, costs: JobCosts, known: Sequence[Candidate], best: Evaluated, where: str) -> list[Evaluated]:
     """What `best` does at other sites that are alike."""
     same = [c for c in known if c.where == where and _shape(c) == _shape(best.candidate)]
     found = []
     for candidate in same[:1]:
         placements = tuple(replace(p, site=candidate.sites[p.rank].name) for p in best.placements)
-        step = send_like(best, step_cost(costs, candidate.layout, placements, job.cluster))
+        step = staggered_like(best, step_cost(costs, candidate.layout, placements, job.cluster))
         timeline = simulate(step.problem, best.schedule, checked=True)
         found.append(Evaluated(candidate, placements, step.problem, best.schedule, timeline, step.overhead_s))
     return found

@@ -14,19 +14,24 @@ MAX_ACTIONS_IN_ALL = 1_500_000
 
 
 def greedy_orders(
-    step: SearchStep, *, split: bool = True, go_on: Callable[[], bool] = lambda: True
+    step: SearchStep,
+    *,
+    split: bool = True,
+    go_on: Callable[[], bool] = lambda: True,
+    max_actions: int = MAX_ACTIONS_IN_ALL,
 ) -> list[tuple[float, Orders]]:
     """(makespan_s, orders) of every greedy try, best first; empty when one microbatch does not fit some rank.
 
     (Or when the stash of a W is larger than the activations, which no rule foresees, and fits nowhere.)
-    `split`: backwards as I and W, else as B. `go_on` is asked before every try but the first.
+    `split`: backwards as I and W, else as B. `go_on` is asked before every try but the first;
+    all of them together make about `max_actions` actions.
     """
     from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
 
     compiled: Any = greedy_kernel.greedy
     player = Player(step)
     found: dict[bytes, tuple[float, Orders]] = {}
-    most = max(1, MAX_ACTIONS_IN_ALL // step.num_actions)
+    most = max(1, max_actions // step.num_actions)
     memory = (step.held_bytes, step.kept_bytes, step.room_bytes)
     for (in_flight, taste), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():

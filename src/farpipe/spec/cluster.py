@@ -49,10 +49,9 @@ class LocalLink(Part):
     bandwidth_bytes_per_s: BytesPerSecond
 
 
-def _equal_machines(known: dict[str, Any]) -> int:
-    """The most devices, up to the usual number, that make all machines of the site equal."""
-    num_devices = int(known.get("num_devices", 1))
-    return next(number for number in range(USUAL_MACHINE, 0, -1) if num_devices % number == 0)
+def _usual_machines(known: dict[str, Any]) -> int:
+    """Eight devices, or all where there are fewer; the last machine may have fewer."""
+    return min(USUAL_MACHINE, int(known.get("num_devices", 1)))
 
 
 def _usual_reserve(known: dict[str, Any]) -> float:
@@ -60,12 +59,15 @@ def _usual_reserve(known: dict[str, Any]) -> float:
 
 
 class Site(Part):
-    """A datacenter with `num_devices` equal devices in machines of `devices_per_machine`."""
+    """A datacenter with `num_devices` equal devices in machines of `devices_per_machine`.
+
+    With machines of the usual size the last one may have fewer.
+    """
 
     name: SiteName
     device: Device
     num_devices: NumDevices
-    devices_per_machine: Count = Field(default_factory=_equal_machines)
+    devices_per_machine: Count = Field(default_factory=_usual_machines)
     machine_link: LocalLink
     """Between the devices of one machine, NVLink for example."""
     site_link: LocalLink
@@ -76,7 +78,8 @@ class Site(Part):
 
     @model_validator(mode="after")
     def _whole_machines(self) -> Self:
-        if self.num_devices % self.devices_per_machine:
+        usual = self.devices_per_machine == USUAL_MACHINE <= self.num_devices
+        if self.num_devices % self.devices_per_machine and not usual:
             raise fault(
                 f"{self.devices_per_machine} does not divide num_devices {self.num_devices}", "devices_per_machine"
             )

@@ -1,20 +1,21 @@
-"""The wall and the knee: when a link between sites sets the pace, and what more or less bandwidth would change.
+"""Bandwidth sensitivity: which links between sites bound the step, and what more or less bandwidth would change.
 
 A message of a microbatch occupies its link for x seconds, and the slowest rank computes tf + tb seconds on it. While
-x <= tf + tb the link keeps up, and extra forwards hide what remains of the way; beyond, the link is the wall, and the
-step grows with x whatever the order (GeoPipe, arXiv 2510.12064, calls the point between both the bandwidth to pay for).
+x <= tf + tb the link keeps up, and extra forwards hide its delay; beyond, the step is link-bound: it grows with x
+whatever the order (GeoPipe, arXiv 2510.12064, calls the point between both the bandwidth to pay for).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farpipe.plan.orders import best_order, try_quickly
-from farpipe.simulate import Timeline
+from farpipe.schedule import Schedule
+from farpipe.simulate import Timeline, simulate
 from farpipe.step import Link, Problem, is_inter_site
 
 
 @dataclass(frozen=True)
-class Wall:
+class LinkBound:
     """A link between sites that can't carry a microbatch's messages while the slowest rank computes."""
 
     link: str
@@ -23,11 +24,11 @@ class Wall:
     pace_s: float
     """tf + tb of the slowest rank."""
     enough_bytes_per_s: float
-    """The bandwidth from which on it is no wall."""
+    """The bandwidth from which on it is not link-bound."""
 
 
 @dataclass(frozen=True)
-class KneePoint:
+class SensitivityPoint:
     """The step's pipeline if every link between sites had `factor` times its bandwidth; infinity: only distance."""
 
     factor: float
@@ -46,8 +47,8 @@ def link_bytes(problem: Problem, timeline: Timeline) -> dict[str, float]:
     return sizes | {name: around for name in problem.links if is_inter_site(name) and name not in named}
 
 
-def walls(problem: Problem, timeline: Timeline) -> list[Wall]:
-    """The links between sites that are walls; collectives, which do not come once a microbatch, make none."""
+def link_bounds(problem: Problem, timeline: Timeline) -> list[LinkBound]:
+    """The links between sites that bound the step; collectives, which do not come once a microbatch, are left out."""
     found = []
     pace_s = float(timeline.busy_s.max()) / problem.num_microbatches
     sizes = timeline.hop_bytes(problem.num_turns)
@@ -55,11 +56,13 @@ def walls(problem: Problem, timeline: Timeline) -> list[Wall]:
         size = sizes[name] / problem.num_microbatches
         message_s = size / link.bandwidth_bytes_per_s
         if is_inter_site(name) and message_s > pace_s:
-            found.append(Wall(name, message_s, pace_s, size / pace_s))
+            found.append(LinkBound(name, message_s, pace_s, size / pace_s))
     return found
 
 
-def knee_curve(problem: Problem, factors: Iterable[float], method: str | None = None) -> list[KneePoint]:
+def bandwidth_sensitivity(
+    problem: Problem, factors: Iterable[float], method: str | None = None
+) -> list[SensitivityPoint]:
     """The makespan by bandwidth of the links between sites, each time with the best named order, or with `method`'s.
 
     Where `method` does not fit memory, or no order does, there is no point. Orders that depend on the bandwidth are
@@ -70,8 +73,14 @@ def knee_curve(problem: Problem, factors: Iterable[float], method: str | None = 
         scaled = with_bandwidth(problem, factor)
         timeline = best_order(scaled)[1] if method is None else try_quickly(method, scaled).timeline
         if timeline is not None:
-            points.append(KneePoint(factor, timeline.makespan_s))
+            points.append(SensitivityPoint(factor, timeline.makespan_s))
     return points
+
+
+def replayed(problem: Problem, schedule: Schedule, factor: float) -> SensitivityPoint:
+    """The makespan of the same order with `factor` times the bandwidth between sites."""
+    timeline = simulate(with_bandwidth(problem, factor), schedule, checked=True)
+    return SensitivityPoint(factor, timeline.makespan_s)
 
 
 def with_bandwidth(problem: Problem, factor: float) -> Problem:

@@ -10,7 +10,7 @@ from farpipe.plan.candidates import Candidate
 from farpipe.spec import Cluster
 
 
-def crossing_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
+def inter_site_traffic_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
     """How long the busiest link between sites carries something in a step, at least; 0 at one site."""
     return (
         _gradients_s(costs, candidate, cluster)

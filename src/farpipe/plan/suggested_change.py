@@ -8,8 +8,8 @@ from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError
 from farpipe.plan.candidates import Candidate, candidates
 from farpipe.plan.evaluate import Evaluated, Rejected, describe_shortfall, evaluate
-from farpipe.plan.in_flight import fewest
-from farpipe.plan.stage_ways import fastest_possible_s, missing_bytes
+from farpipe.plan.in_flight import minimum_in_flight
+from farpipe.plan.stage_modes import fastest_possible_s, missing_bytes
 from farpipe.spec import Job, Site
 from farpipe.units import format_bytes
 
@@ -82,7 +82,7 @@ def _fits(changed: Job, costs: JobCosts) -> bool:
 
 
 def _fitting(job: Job, costs: JobCosts) -> Iterator[Candidate]:
-    return (c for c in candidates(job) if not missing_bytes(costs, c, fewest(c)))
+    return (c for c in candidates(job) if not missing_bytes(costs, c, minimum_in_flight(c)))
 
 
 def _costs(changed: Job, costs: JobCosts) -> JobCosts:

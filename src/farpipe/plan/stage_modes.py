@@ -8,14 +8,14 @@ from typing import Final
 
 from farpipe.cost import JobCosts, StageCost
 from farpipe.plan.candidates import Candidate
-from farpipe.plan.partition import StageRoom
+from farpipe.plan.partition import StageOption
 from farpipe.spec import Recompute, Site
 
-EVERY_WAY: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+EVERY_MODE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class StageWay:
+class StageMode:
     """One stage with one way of recomputing; all that it costs is linear in its number of layers."""
 
     recompute: Recompute
@@ -34,7 +34,7 @@ class StageWay:
         return self.one.held_bytes(in_flight) - self.none.held_bytes(in_flight)
 
 
-def open_ways(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
+def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
     """The ways of recomputing that the job leaves open; under flash attention there are no scores to select.
 
     Where a device was measured, only those that its profile tells of.
@@ -43,36 +43,36 @@ def open_ways(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
     if wish != "auto":
         return (wish,)
     profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
-    useful = [way for way in EVERY_WAY if way != "selective" or not costs.training.flash_attention]
+    useful = [way for way in EVERY_MODE if way != "selective" or not costs.training.flash_attention]
     return tuple(way for way in useful if all(profile.tells_of(way) for profile in profiles)) or ("none",)
 
 
-class StageWays:
+class StageModes:
     """The stages of one candidate, taken apart; those that are alike (site, first, last) once."""
 
     def __init__(self, costs: JobCosts, candidate: Candidate) -> None:
         self.candidate = candidate
-        self.open = open_ways(costs, candidate.sites)
+        self.open = open_modes(costs, candidate.sites)
         """The ways of recomputing that the job leaves open, the lightest first."""
         self._costs, self._last = costs, candidate.layout.num_stages - 1
-        self._known: dict[tuple[str, bool, bool, Recompute], StageWay] = {}
+        self._known: dict[tuple[str, bool, bool, Recompute], StageMode] = {}
 
-    def of(self, index: int, recompute: Recompute) -> StageWay:
+    def of(self, index: int, recompute: Recompute) -> StageMode:
         """Stage `index` if it recomputes so."""
         site = self.candidate.sites[self.candidate.ranks[index]]
         key = (site.name, index == 0, index == self._last, recompute)
         if key not in self._known:
             layout = self.candidate.layout
             parts = self._costs.apart(layout, site, recompute, embedding=key[1], head=key[2])
-            self._known[key] = StageWay(recompute, *parts)
+            self._known[key] = StageMode(recompute, *parts)
         return self._known[key]
 
-    def all(self, recompute: Recompute) -> list[StageWay]:
+    def all(self, recompute: Recompute) -> list[StageMode]:
         """Every stage if it recomputes so."""
         return [self.of(index, recompute) for index in range(self._last + 1)]
 
 
-def stage_rooms(stages: StageWays, in_flight: Sequence[int], ways: Sequence[Recompute]) -> list[list[StageRoom]]:
+def stage_options(stages: StageModes, in_flight: Sequence[int], ways: Sequence[Recompute]) -> list[list[StageOption]]:
     """For every stage its `ways`, each with as many layers as fit with `in_flight[stage]` microbatches under way.
 
     Stages of one rank share its memory so that all could hold equally many layers in the first of the ways; so
@@ -81,16 +81,16 @@ def stage_rooms(stages: StageWays, in_flight: Sequence[int], ways: Sequence[Reco
     candidate = stages.candidate
     parts = [stages.all(way) for way in ways]
     shares = _shares(candidate, parts[0], in_flight)
-    rooms: list[list[StageRoom]] = [[] for _ in candidate.ranks]
+    rooms: list[list[StageOption]] = [[] for _ in candidate.ranks]
     for mine in parts:
         free = _free_bytes(candidate, mine if candidate.layout.virtual == 1 else parts[-1], in_flight)
         for index, part in enumerate(mine):
             most = _most_layers(part, shares[index] * free[candidate.ranks[index]], in_flight[index])
-            rooms[index].append(StageRoom(part.layer_s, part.none.seconds, most, part.recompute))
+            rooms[index].append(StageOption(part.layer_s, part.none.seconds, most, part.recompute))
     return rooms
 
 
-def _shares(candidate: Candidate, parts: Sequence[StageWay], in_flight: Sequence[int]) -> list[float]:
+def _shares(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
     """The part of its rank's memory that a layer of each stage takes, of one layer on all of the rank's stages."""
     sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
     of_rank = [0.0] * candidate.layout.pipeline
@@ -99,7 +99,7 @@ def _shares(candidate: Candidate, parts: Sequence[StageWay], in_flight: Sequence
     return [size / of_rank[rank] for rank, size in zip(candidate.ranks, sizes, strict=True)]
 
 
-def _free_bytes(candidate: Candidate, parts: Sequence[StageWay], in_flight: Sequence[int]) -> list[float]:
+def _free_bytes(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
     """What each rank has for layers; of all ways, recomputing most has the largest working memory."""
     free = [site.plannable_bytes - part.one.working_bytes for site, part in zip(candidate.sites, parts, strict=False)]
     for part, rank, number in zip(parts, candidate.ranks, in_flight, strict=True):
@@ -107,7 +107,7 @@ def _free_bytes(candidate: Candidate, parts: Sequence[StageWay], in_flight: Sequ
     return free
 
 
-def _most_layers(part: StageWay, free_bytes: float, in_flight: int) -> int:
+def _most_layers(part: StageMode, free_bytes: float, in_flight: int) -> int:
     return math.floor(free_bytes / part.layer_bytes(in_flight) * (1 + 1e-9))
 
 
@@ -116,7 +116,7 @@ def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int
 
     Zero where every stage holds a layer and all of them together all layers.
     """
-    stages = StageWays(costs, candidate)
+    stages = StageModes(costs, candidate)
     parts = stages.all(stages.open[-1])
     shares, free = _shares(candidate, parts, in_flight), _free_bytes(candidate, parts, in_flight)
     each = zip(parts, shares, candidate.ranks, in_flight, strict=True)
@@ -130,7 +130,7 @@ def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int
 def fastest_possible_s(costs: JobCosts, candidate: Candidate) -> float:
     """A bound that no partition and no order of the candidate beats: all its work, divided evenly over its ranks."""
     layout, last = candidate.layout, candidate.layout.num_stages - 1
-    stages, names = StageWays(costs, candidate), [candidate.sites[rank].name for rank in candidate.ranks]
+    stages, names = StageModes(costs, candidate), [candidate.sites[rank].name for rank in candidate.ranks]
     alike = Counter((name, index if index in (0, last) else -1) for index, name in enumerate(names))
     layer_s, extra_s = math.inf, 0.0
     for (name, end), number in alike.items():

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from farpipe.cost import JobCosts, Placement, step_cost
-from farpipe.plan.evaluate import Evaluated, finish, send_like
+from farpipe.plan.evaluate import Evaluated, finish, staggered_like
 from farpipe.plan.orders import try_quickly
-from farpipe.plan.stage_ways import open_ways
+from farpipe.plan.stage_modes import open_modes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.spec import Job
 
 
-def polish(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
+def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
     """`best`, or the same with other recomputation where that is faster.
 
     One stage at a time recomputes in another way, as long as that helps: less, where memory has room for it, or more,
@@ -19,7 +19,7 @@ def polish(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
     """
     for index in range(len(best.placements)):
         for placements in _changed(best, index, costs):
-            step = send_like(best, step_cost(costs, best.candidate.layout, placements, job.cluster))
+            step = staggered_like(best, step_cost(costs, best.candidate.layout, placements, job.cluster))
             if lower_bound_s(step.problem) + step.overhead_s >= best.step_s:
                 continue
             found = try_quickly(best.schedule.method, step.problem, best.step_s - step.overhead_s)
@@ -30,7 +30,7 @@ def polish(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
 
 def _changed(best: Evaluated, index: int, costs: JobCosts) -> Iterator[tuple[Placement, ...]]:
     before = best.placements[index]
-    for way in open_ways(costs, best.candidate.sites):
+    for way in open_modes(costs, best.candidate.sites):
         if way != before.recompute and before.num_layers:
             other = replace(before, recompute=way)
             yield (*best.placements[:index], other, *best.placements[index + 1 :])

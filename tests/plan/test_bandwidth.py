@@ -5,7 +5,7 @@ import math
 import pytest
 
 from farpipe.plan import make_plan
-from farpipe.plan.knee import knee_curve, link_bytes, walls, with_bandwidth
+from farpipe.plan.bandwidth import bandwidth_sensitivity, link_bounds, link_bytes, with_bandwidth
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
@@ -23,20 +23,20 @@ def pinned_plan(gbit_per_s):
 
 def test_the_wall_goes_exactly_where_it_says():
     slow = pinned_plan(0.2)
-    found = walls(slow.problem, simulate(slow.problem, slow.schedule))
+    found = link_bounds(slow.problem, simulate(slow.problem, slow.schedule))
     assert {wall.link for wall in found} == {"a>b", "b>a"}
     assert all(wall.message_s > wall.pace_s for wall in found)
     enough = max(wall.enough_bytes_per_s for wall in found)
     for factor, is_wall in ((0.99, True), (1.01, False)):
         near = pinned_plan(enough * 8 / 1e9 * factor)
-        assert bool(walls(near.problem, simulate(near.problem, near.schedule))) == is_wall
+        assert bool(link_bounds(near.problem, simulate(near.problem, near.schedule))) == is_wall
 
 
 def test_the_knee_curve_falls_steeply_before_the_wall_and_hardly_after():
     plan = pinned_plan(0.2)
-    (wall, *_) = walls(plan.problem, simulate(plan.problem, plan.schedule))
+    (wall, *_) = link_bounds(plan.problem, simulate(plan.problem, plan.schedule))
     knee = wall.enough_bytes_per_s / plan.problem.links[wall.link].bandwidth_bytes_per_s
-    points = knee_curve(plan.problem, [knee / 4, knee / 2, knee, 2 * knee, math.inf], "geopipe")
+    points = bandwidth_sensitivity(plan.problem, [knee / 4, knee / 2, knee, 2 * knee, math.inf], "geopipe")
     quarter, half, at, twice, free = (point.makespan_s for point in points)
     assert quarter > 1.8 * half > 1.8 * 1.5 * at
     assert at > twice >= free > at / 2
@@ -53,16 +53,16 @@ def test_only_links_between_sites_are_changed():
 
 def test_the_plan_tells_what_bandwidth_is_worth():
     plan = pinned_plan(1.0)
-    line = next(line for line in plan.advice if "half the bandwidth" in line)
-    assert "twice" in line
-    assert "without limit" in line
+    line = next(line for line in plan.advice if "inter-site bandwidth: half" in line)
+    assert "double" in line
+    assert "unlimited" in line
     assert not any("bandwidth" in line for line in make_plan(job([site("a")], pipeline=2)).advice)
 
 
 def test_replicas_take_turns_where_that_is_faster_and_the_plan_says_so():
     plan = make_plan(two_sites(2.0, 0.01, data=2, pipeline=2, num_microbatches=8, schedule="1f1b"))
     assert {link.num_turns for name, link in plan.problem.links.items() if ":" not in name} == {2}
-    assert any("2 replicas take turns" in line for line in plan.advice)
+    assert any("2 replicas are staggered" in line for line in plan.advice)
     message = plan.job.model.hidden * plan.job.training.sequence_length * plan.layout.microbatch_size * 2
     assert plan.prediction.link_bytes["a>b"] == 2 * 8 * message
     assert link_bytes(plan.problem, simulate(plan.problem, plan.schedule)) == pytest.approx(plan.prediction.link_bytes)
@@ -81,4 +81,4 @@ def test_a_collective_is_of_all_replicas_and_counts_once_on_a_link_where_they_ta
     timeline = simulate(problem, order("1f1b", problem))
     assert link_bytes(problem, timeline) == {"a>b": 3 * 4 * 0.5 + 100.0, "b>a": 3 * 4 * 0.25}
     assert timeline.link_bytes() == {"a>b": 4 * 0.5 + 100.0, "b>a": 4 * 0.25}, "of one replica"
-    assert walls(problem, timeline) == [], "3 replicas' 0.5 s are less than the 3 s that a rank computes"
+    assert link_bounds(problem, timeline) == [], "3 replicas' 0.5 s are less than the 3 s that a rank computes"
