@@ -10,6 +10,7 @@ from farpipe.cli.certs import certs
 from farpipe.cli.compare import compare
 from farpipe.cli.export import export
 from farpipe.cli.import_ import import_
+from farpipe.cli.optical import optical
 from farpipe.cli.plan import plan
 from farpipe.cli.probe import probe
 from farpipe.cli.profile import profile
@@ -32,6 +33,7 @@ for command in (plan, schedule, compare, simulate, profile, train, report, valid
     app.command()(command)
 app.command()(export)
 app.command("import")(import_)  # the word alone is Python's
+app.add_typer(optical, name="optical")
 app.add_typer(wan, name="wan")
 app.add_typer(certs, name="certs")
 app.command()(probe)

@@ -1,0 +1,182 @@
+"""``farpipe optical blocking``: how much of some traffic an optical network refuses."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farpipe.cli.options import refuse, typed
+from farpipe.cli.output import print_json, status
+from farpipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from farpipe.optical.blocking import Blocking, Outcome
+    from farpipe.optical.intervals import Interval
+
+Network = Annotated[
+    str, typer.Option(help="nsfnet, topohub:sndlib/NAME, gnpy:coronet-conus, or a file: CSV a,b,km[,fibres] or JSON.")
+]
+Policy = Annotated[str, typer.Option(help="ksp-ff, ff-ksp, sd-ff, best-fit, last-fit, exact-fit, most-used, ...")]
+K = Annotated[int, typer.Option("--k", min=1, max=1000, help="Candidate paths per pair of nodes.")]
+By = Annotated[str, typer.Option(help="Order of the candidates: km, hops (then km), or efficiency.")]
+Slots = Annotated[int, typer.Option(min=1, help="Slots per fibre.")]
+SlotGhz = Annotated[float, typer.Option(help="Width of a slot in GHz.")]
+Guard = Annotated[int, typer.Option(min=0, help="Guard slots beside every light path.")]
+Modulation = Annotated[str, typer.Option(help="deeprmsa, 64qam, bpsk, or a CSV file reach_km,bit_s_hz.")]
+Shared = Annotated[bool, typer.Option("--shared", help="Both directions of an edge share one spectrum.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def blocking(
+    context: typer.Context,
+    network: Network = "nsfnet",
+    trace: Annotated[
+        Path | None, typer.Option(help="Requests: CSV request,arrival_s,src,dst,gbit_s,holding_s.")
+    ] = None,
+    load: Annotated[float | None, typer.Option(help="Instead of a trace: Poisson traffic of so many Erlang.")] = None,
+    paths: Annotated[Path | None, typer.Option(help="Candidate paths: CSV src,dst,order,nodes,km.")] = None,
+    policy: Policy = "ksp-ff",
+    slots: Slots = 100,
+    slot_ghz: SlotGhz = 12.5,
+    guard: Guard = 1,
+    modulation: Modulation = "deeprmsa",
+    k: K = 5,
+    by: By = "km",
+    shared: Shared = False,
+    requests: Annotated[int, typer.Option(min=1, help="With --load: requests that are counted.")] = 10_000,
+    warm_up: Annotated[int, typer.Option(min=0, help="Requests before these that are not; of a trace 0.")] = 3_000,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --load: independent runs, side by side.")] = 5,
+    mean_holding: Annotated[float, typer.Option(help="With --load: mean holding time in seconds.")] = 25.0,
+    truncate: Annotated[
+        float | None, typer.Option(help="With --load: holding times are cut at so many means (DeepRMSA: 2).")
+    ] = None,
+    rates: Annotated[str, typer.Option(help="With --load: least and largest rate in Gbit/s, 'LOW-HIGH'.")] = "25-100",
+    defragment: Annotated[
+        bool, typer.Option("--defragment", help="Move light paths to lower slots when a request does not fit.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Requests that an optical network refuses, from a trace or under random traffic."""
+    from farpipe.optical import Grid, find_modulation, find_network, find_policy
+
+    _expect_one_source(context, trace, load)
+    net, table = find_network(network, shared=shared), find_modulation(modulation)
+    grid, chosen = Grid(slots, slot_ghz, guard), find_policy(policy)
+    setting = _Setting(net, table, grid, chosen, paths, k, by, defragment)
+    if trace is not None:
+        uncounted = warm_up if typed(context, warm_up="--warm-up") else 0
+        _show(_trace_facts(setting, trace, uncounted), as_json)
+        return
+    from farpipe.optical.traffic import PoissonTraffic
+
+    low, high = _parse_rates(rates)
+    how = PoissonTraffic(load or 0.0, mean_holding, low, high, truncate)
+    _show(_poisson_facts(setting, how, requests, warm_up, seeds), as_json)
+
+
+class _Setting:
+    """What both kinds of traffic are played on."""
+
+    def __init__(
+        self, network: Any, modulation: Any, grid: Any, policy: Any, paths: Path | None, k: int, by: str, move: bool
+    ) -> None:
+        self.network, self.modulation, self.grid, self.policy = network, modulation, grid, policy
+        self._file, self._k, self._by, self.defragment = paths, k, by, move
+
+    def paths(self, pairs: Any = None) -> Any:
+        """The candidates of `pairs`: those of the file, or the k best."""
+        from farpipe.optical import k_shortest, load_paths
+
+        if self._file is not None:
+            return load_paths(self._file, self.network)
+        with status("finding paths"):
+            return k_shortest(self.network, pairs, k=self._k, by=self._by, modulation=self.modulation)
+
+
+def _expect_one_source(context: typer.Context, trace: Path | None, load: float | None) -> None:
+    if (trace is None) == (load is None):
+        raise UsageError("give the traffic as --trace FILE or as --load ERLANG, one of them")
+    if trace is not None:
+        of_poisson = {"requests": "--requests", "seeds": "--seeds", "mean_holding": "--mean-holding"}
+        refuse(typed(context, **of_poisson, truncate="--truncate", rates="--rates"), "is for --load, not for a trace")
+    if context.params.get("paths") is not None:
+        refuse(typed(context, k="--k", by="--by"), "is for paths that farpipe finds; --paths gives them")
+
+
+def _parse_rates(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if not (low.isdigit() and high.isdigit()):
+        raise UsageError(f"--rates: expected two whole numbers such as 25-100, found {text!r}")
+    return int(low), int(high)
+
+
+def _trace_facts(setting: _Setting, trace: Path, warm_up: int) -> dict[str, Any]:
+    from farpipe.optical import load_trace, play_traffic
+
+    traffic = load_trace(trace, setting.network)
+    outcome = play_traffic(
+        traffic,
+        setting.paths(traffic.pairs),
+        setting.policy,
+        setting.grid,
+        setting.modulation,
+        warm_up=warm_up,
+        defragment=setting.defragment,
+    )
+    return outcome.to_data() | _broken_up(outcome)
+
+
+def _broken_up(outcome: "Outcome") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"moved": outcome.num_moved, "fragmentation": asdict(outcome.fragmentation)}
+
+
+def _poisson_facts(setting: _Setting, how: Any, requests: int, warm_up: int, seeds: int) -> dict[str, Any]:
+    from farpipe.optical import poisson_blocking
+
+    found: Blocking = poisson_blocking(
+        how,
+        setting.paths(),
+        setting.policy,
+        setting.grid,
+        setting.modulation,
+        num_requests=requests,
+        warm_up=warm_up,
+        seeds=range(seeds),
+        defragment=setting.defragment,
+    )
+    by_request, by_bandwidth = found.blocking_ratio, found.bandwidth_blocking_ratio
+    return {
+        "requests": sum(outcome.requests for outcome in found.outcomes),
+        "accepted": sum(outcome.accepted for outcome in found.outcomes),
+        "blocked": sum(outcome.blocked for outcome in found.outcomes),
+        "blocking_ratio": by_request.mean,
+        "bandwidth_blocking_ratio": by_bandwidth.mean,
+        "blocking_ratio_interval": _bounds(by_request),
+        "bandwidth_blocking_ratio_interval": _bounds(by_bandwidth),
+        "seeds": [outcome.to_data() for outcome in found.outcomes],
+        **_broken_up(found.outcomes[-1]),
+    }
+
+
+def _bounds(interval: "Interval") -> list[float]:
+    return [max(0.0, interval.low), min(1.0, interval.high)]
+
+
+def _show(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(f"{facts['requests']} requests: {facts['accepted']} accepted, {facts['blocked']} blocked")
+    for name, what in (("blocking_ratio", "requests"), ("bandwidth_blocking_ratio", "bandwidth")):
+        bounds = facts.get(f"{name}_interval")
+        shown = f" (95 %: {bounds[0]:.3%} to {bounds[1]:.3%})" if bounds else ""
+        typer.echo(f"blocked share of {what}: {facts[name]:.3%}{shown}")
+    broken = facts["fragmentation"]
+    typer.echo(
+        f"spectrum at the end: {broken['used_share']:.1%} used, {broken['num_blocks']:.1f} free blocks per fibre, "
+        f"external fragmentation {broken['external']:.2f}, entropy {broken['entropy']:.2f}"
+    )
+    if facts["moved"]:
+        typer.echo(f"defragmentation moved {facts['moved']} light paths")

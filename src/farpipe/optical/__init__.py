@@ -1,0 +1,24 @@
+"""Light paths: topologies, spectrum, assignment, traffic and blocking, and the loop with the pipeline."""
+
+from farpipe.optical.blocking import Outcome, play_traffic, poisson_blocking
+from farpipe.optical.modulation import find_modulation
+from farpipe.optical.paths import k_shortest, load_paths
+from farpipe.optical.policies import POLICIES, find_policy
+from farpipe.optical.spectrum import Grid
+from farpipe.optical.topologies import find_network
+from farpipe.optical.traffic import PoissonTraffic, load_trace
+
+__all__ = [
+    "POLICIES",
+    "Grid",
+    "Outcome",
+    "PoissonTraffic",
+    "find_modulation",
+    "find_network",
+    "find_policy",
+    "k_shortest",
+    "load_paths",
+    "load_trace",
+    "play_traffic",
+    "poisson_blocking",
+]

@@ -1,0 +1,170 @@
+"""Compiled assignment: a path and a block of slots for one request, by the rules of `policies`.
+
+`spectrum` is (free [fibres, words], used [fibres], slot_use [slots]); `table` is (begin, fibres, km, neighbour_begin,
+neighbours) of the candidate paths; `policy` is (rule of paths, rule of slots, weights).
+"""
+
+import numpy as np
+from numba import njit
+
+from farpipe.optical.spectrum_kernel import (
+    common,
+    flip,
+    highest,
+    is_free,
+    keep_starts,
+    largest_block,
+    lowest,
+    next_clear,
+    next_set,
+)
+
+_FIRST, _LAST, _BEST, _EXACT, _MOST_USED = range(5)
+_IN_ORDER, _LOWEST_SLOT, _SHORTEST, _MIN_CUTS, _CONGESTION, _CROSS_DOMAIN = range(6)
+
+
+@njit(cache=True, nogil=True)
+def _sized_block(mask, count, num_slots, exact):  # type: ignore[no-untyped-def]
+    """Start of the smallest block of at least `count` slots; with `exact` of one of that size, else of the first."""
+    found, size = -1, num_slots + 1
+    start = next_set(mask, 0, num_slots)
+    while start < num_slots:
+        end = next_clear(mask, start, num_slots)
+        length = end - start
+        if length == count:
+            return start
+        if length > count and (length < size if not exact else found < 0):
+            found, size = start, length
+        start = next_set(mask, end, num_slots)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _most_used_block(mask, count, slot_use):  # type: ignore[no-untyped-def]
+    """Start whose `count` slots are taken on most fibres; `mask` holds the possible starts."""
+    found, most = -1, -1
+    start = next_set(mask, 0, slot_use.size)
+    while start < slot_use.size:
+        use = slot_use[start : start + count].sum()
+        if use > most:
+            found, most = start, use
+        start = next_set(mask, start + 1, slot_use.size)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def find_block(spectrum, table, rule, path, count, mask):  # type: ignore[no-untyped-def]
+    """Start of a block of `count` slots that are free on the whole path, or -1."""
+    free, _, slot_use = spectrum
+    num_slots = slot_use.size
+    if count > num_slots or not common(free, table[0], table[1], path, mask):
+        return -1
+    if rule in (_BEST, _EXACT):
+        return _sized_block(mask, count, num_slots, rule == _EXACT)
+    keep_starts(mask, count)
+    if rule == _LAST:
+        return highest(mask)
+    return _most_used_block(mask, count, slot_use) if rule == _MOST_USED else lowest(mask)
+
+
+@njit(cache=True, nogil=True)
+def _cuts(spectrum, table, path, start, count):  # type: ignore[no-untyped-def]
+    """Fibres of the path on which the block would lie inside a free block and split it."""
+    free, _, slot_use = spectrum
+    cuts, end = 0, start + count
+    for place in range(table[0][path], table[0][path + 1]):
+        mask = free[table[1][place]]
+        cuts += is_free(mask, start - 1) and end < slot_use.size and is_free(mask, end)
+    return cuts
+
+
+@njit(cache=True, nogil=True)
+def _congestion(spectrum, table, path):  # type: ignore[no-untyped-def]
+    """Shares of the spectrum that are taken, added up over the fibres of the path."""
+    used = 0
+    for place in range(table[0][path], table[0][path + 1]):
+        used += spectrum[1][table[1][place]]
+    return used / spectrum[2].size
+
+
+@njit(cache=True, nogil=True)
+def _discontinuity(spectrum, table, path):  # type: ignore[no-untyped-def]
+    """Mean over the fibres at the path's nodes of 1 - (largest free block / free slots); 1 where nothing is free."""
+    low, high = table[3][path], table[3][path + 1]
+    total = 0.0
+    for place in range(low, high):
+        longest, free, _ = largest_block(spectrum[0][table[4][place]], spectrum[2].size)
+        total += 1.0 - longest / free if free else 1.0
+    return total / (high - low)
+
+
+@njit(cache=True, nogil=True)
+def _score(spectrum, table, policy, path, block, longest_km):  # type: ignore[no-untyped-def]
+    """What the rule of paths makes least."""
+    rule, _, weights = policy
+    start, count = block
+    if rule == _LOWEST_SLOT:
+        return float(start)
+    if rule == _MIN_CUTS:
+        return float(_cuts(spectrum, table, path, start, count))
+    if rule == _CONGESTION:
+        return _congestion(spectrum, table, path)
+    hops = table[0][path + 1] - table[0][path]
+    return (
+        weights[0] * table[2][path] / longest_km
+        + weights[1] * _congestion(spectrum, table, path) / hops
+        + weights[2] * _discontinuity(spectrum, table, path)
+    )
+
+
+@njit(cache=True, nogil=True)
+def _shortest(km, first, last):  # type: ignore[no-untyped-def]
+    path = first
+    for other in range(first + 1, last):
+        if km[other] < km[path]:
+            path = other
+    return path
+
+
+@njit(cache=True, nogil=True)
+def choose(spectrum, table, policy, first, last, need, mask):  # type: ignore[no-untyped-def]
+    """(path, start) for a request that needs ``need[i]`` slots on its i-th candidate (0: out of reach), or (-1, -1)."""
+    if policy[0] == _SHORTEST:
+        path = _shortest(table[2], first, last)
+        start = find_block(spectrum, table, policy[1], path, need[path - first], mask) if need[path - first] else -1
+        return (path, start) if start >= 0 else (-1, -1)
+    chosen, chosen_start, least, longest_km = -1, -1, np.inf, table[2][first:last].max()
+    for path in range(first, last):
+        count = need[path - first]
+        if count == 0:
+            continue
+        start = find_block(spectrum, table, policy[1], path, count, mask)
+        if start < 0:
+            continue
+        if policy[0] == _IN_ORDER:
+            return path, start
+        score = _score(spectrum, table, policy, path, (start, count), longest_km)
+        if score < least:
+            chosen, chosen_start, least = path, start, score
+    return chosen, chosen_start
+
+
+@njit(cache=True, nogil=True)
+def occupy(spectrum, table, path, start, count, sign):  # type: ignore[no-untyped-def]
+    """Take a block on all fibres of a path (`sign` 1), or give it back (-1)."""
+    free, used, slot_use = spectrum
+    low, high = table[0][path], table[0][path + 1]
+    for place in range(low, high):
+        fibre = table[1][place]
+        flip(free[fibre], start, count)
+        used[fibre] += sign * count
+    for slot in range(start, start + count):
+        slot_use[slot] += sign * (high - low)
+
+
+@njit(cache=True, nogil=True)
+def slots_needed(per_slot, first, last, gbit_s, guard, need):  # type: ignore[no-untyped-def]
+    """Slots of a request on each of its candidates, guard band included; 0 where the path is out of reach."""
+    for path in range(first, last):
+        rate = per_slot[path]
+        need[path - first] = np.int64(np.ceil(gbit_s / rate - 1e-9)) + guard if rate > 0 else 0

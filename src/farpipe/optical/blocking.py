@@ -1,0 +1,195 @@
+"""Blocking: how much of some traffic a network refuses under a policy."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InputError, UsageError
+from farpipe.optical.fragmentation import Fragmentation, fragmentation
+from farpipe.optical.intervals import Interval, mean_interval
+from farpipe.optical.modulation import Modulation
+from farpipe.optical.paths import PathTable
+from farpipe.optical.policies import Policy
+from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, path_arrays
+from farpipe.optical.traffic import PoissonTraffic, Traffic
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What became of every request of some traffic."""
+
+    traffic: Traffic
+    path: NDArray[np.int32]
+    """The candidate that each request took, or -1: refused."""
+    start: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    warm_up: int
+    """So many requests at the beginning are played but not counted."""
+    num_moved: int
+    """Light paths that defragmentation moved."""
+    fragmentation: Fragmentation
+    """Of the spectrum after the last request."""
+
+    @cached_property
+    def _refused(self) -> NDArray[np.bool_]:
+        return self.path[self.warm_up :] < 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that are counted."""
+        return len(self._refused)
+
+    @property
+    def blocked(self) -> int:
+        """Requests that were refused."""
+        return int(self._refused.sum())
+
+    @property
+    def accepted(self) -> int:
+        """Requests that were carried."""
+        return self.requests - self.blocked
+
+    @property
+    def blocking_ratio(self) -> float:
+        """Share of the requests that was refused."""
+        return self.blocked / self.requests if self.requests else 0.0
+
+    @property
+    def bandwidth_blocking_ratio(self) -> float:
+        """Share of the asked-for Gbit/s that was refused."""
+        asked = self.traffic.gbit_s[self.warm_up :]
+        return float(asked[self._refused].sum() / asked.sum()) if self.requests else 0.0
+
+    def to_data(self) -> dict[str, Any]:
+        """The counts as JSON data."""
+        return {
+            "requests": self.requests,
+            "accepted": self.accepted,
+            "blocked": self.blocked,
+            "blocking_ratio": self.blocking_ratio,
+            "bandwidth_blocking_ratio": self.bandwidth_blocking_ratio,
+        }
+
+
+def play_traffic(
+    traffic: Traffic,
+    paths: PathTable,
+    policy: Policy,
+    grid: Grid,
+    modulation: Modulation,
+    *,
+    warm_up: int = 0,
+    defragment: bool = False,
+) -> Outcome:
+    """Every request of `traffic` carried or refused, one after the other.
+
+    A light path needs the same slots on every fibre of its path, side by side, and `grid.guard` more. With
+    `defragment` a request that does not fit has all light paths moved to the lowest slots of their own paths first.
+    InputError for pairs without a path, requests that are wider than the spectrum, and pairs out of reach.
+    """
+    from farpipe.optical import traffic_kernel  # here, for numba takes a third of a second to import
+
+    if not 0 <= warm_up < max(1, len(traffic)):
+        raise UsageError(f"the warm-up must leave requests of the {len(traffic)}, found {warm_up}")
+    places = np.array([paths.pair(source, target, "traffic") for source, target in traffic.pairs], np.int32)
+    per_slot = modulation.gbit_per_slot(paths.km, grid.slot_ghz)
+    expect_reach(paths, modulation, per_slot)
+    pair = places[traffic.pair]
+    expect_narrow(paths, per_slot, pair, traffic.gbit_s, grid)
+    count = len(traffic)
+    out = (np.full(count, -1, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32))
+    spectrum = grid.empty(paths.network.num_fibres)
+    heap = empty_heap(min(count, paths.network.num_fibres * grid.num_slots) + 1)
+    play: Any = traffic_kernel.play
+    moved = play(
+        (traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s),
+        path_arrays(paths),
+        (paths.first, per_slot),
+        (*policy.codes, np.array(policy.weights)),
+        (spectrum, heap),
+        (np.zeros(int(np.diff(paths.first).max()), np.int64), np.zeros(spectrum[0].shape[1], np.uint64)),
+        out,
+        (0, count),
+        grid.guard,
+        defragment,
+    )
+    return Outcome(traffic, *out, warm_up, int(moved), fragmentation(spectrum[0], grid))
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """What several runs of random traffic refused: means with 95 % intervals."""
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def blocking_ratio(self) -> Interval:
+        """By request."""
+        return self._interval("blocking_ratio")
+
+    @property
+    def bandwidth_blocking_ratio(self) -> Interval:
+        """By Gbit/s."""
+        return self._interval("bandwidth_blocking_ratio")
+
+    def _interval(self, figure: str) -> Interval:
+        if len(self.outcomes) > 1:
+            return mean_interval([float(getattr(outcome, figure)) for outcome in self.outcomes])
+        return _batch_means(self.outcomes[0], figure == "blocking_ratio")
+
+
+def poisson_blocking(
+    how: PoissonTraffic,
+    paths: PathTable,
+    policy: Policy,
+    grid: Grid,
+    modulation: Modulation,
+    *,
+    num_requests: int = 10_000,
+    warm_up: int = 3_000,
+    seeds: Sequence[int] = (0,),
+    defragment: bool = False,
+    num_threads: int | None = None,
+) -> Blocking:
+    """`num_requests` counted requests after `warm_up` more, for each of `seeds`; these run side by side."""
+    if num_requests < 1 or not seeds:
+        raise InputError(f"expected at least one request and one seed, found {num_requests} and {len(seeds)}")
+    pairs = tuple(paths.of_pair)
+
+    def run(seed: int) -> Outcome:
+        traffic = how.draw(pairs, warm_up + num_requests, seed)
+        return play_traffic(traffic, paths, policy, grid, modulation, warm_up=warm_up, defragment=defragment)
+
+    first = run(seeds[0])  # alone: it also compiles
+    with ThreadPoolExecutor(num_threads) as pool:  # the kernels run without Python's lock
+        return Blocking((first, *pool.map(run, seeds[1:])))
+
+
+def _batch_means(outcome: Outcome, by_request: bool, num_batches: int = 20) -> Interval:
+    """The interval of one run from the means of its batches, which are taken as independent."""
+    refused = outcome.path[outcome.warm_up :] < 0
+    weight = np.ones(len(refused)) if by_request else outcome.traffic.gbit_s[outcome.warm_up :]
+    batches = np.array_split(np.arange(len(refused)), min(num_batches, len(refused)))
+    shares = [float((weight[b] * refused[b]).sum() / weight[b].sum()) for b in batches]
+    interval = mean_interval(shares)
+    mean = float((weight * refused).sum() / weight.sum())
+    return Interval(mean, mean - interval.half_width, mean + interval.half_width)
+
+
+def erlang_b(load_erlang: float, num_servers: int) -> float:
+    """Blocking of `num_servers` equal servers under Poisson load (Erlang's first formula), by its recursion."""
+    blocking = 1.0
+    for servers in range(1, num_servers + 1):
+        blocking = load_erlang * blocking / (servers + load_erlang * blocking)
+    return blocking
+
+
+def binomial_half_width(ratio: float, count: int) -> float:
+    """Half of the 95 % interval of a share of `count` independent trials."""
+    return 1.96 * sqrt(ratio * (1 - ratio) / count) if count else 0.0

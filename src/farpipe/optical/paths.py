@@ -1,0 +1,219 @@
+"""Candidate paths: the k shortest of every pair of nodes, as arrays that the compiled kernels read."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InputError, UsageError
+from farpipe.optical.modulation import Modulation
+from farpipe.optical.network import SECONDS_PER_KM, Network, number, read_rows
+from farpipe.strict import nearest, read_text
+
+Pair = tuple[str, str]
+Nodes = tuple[str, ...]
+
+PATH_ORDERS: Final = ("km", "hops", "efficiency")
+MAX_K: Final = 1000
+_MAX_CYCLES: Final = 12
+"""Up to so many independent cycles every simple path of a pair is listed: at most a few thousand."""
+
+
+@dataclass(frozen=True, repr=False)
+class PathTable:
+    """The candidate paths of pairs of nodes, best first."""
+
+    network: Network
+    of_pair: dict[Pair, tuple[Nodes, ...]]
+
+    @cached_property
+    def pairs(self) -> dict[Pair, int]:
+        """The place of every pair in `first`."""
+        return {pair: index for index, pair in enumerate(self.of_pair)}
+
+    @cached_property
+    def paths(self) -> tuple[tuple[Nodes, int], ...]:
+        """Every candidate: its nodes and which of the parallel fibres of its edges it takes (see `_planes`)."""
+        return tuple((nodes, plane) for paths in self.of_pair.values() for nodes, plane in self._planes(paths))
+
+    @cached_property
+    def first(self) -> NDArray[np.int32]:
+        """Where the candidates of every pair begin in `paths`: [num_pairs + 1]."""
+        counts = [sum(1 for _ in self._planes(paths)) for paths in self.of_pair.values()]
+        return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+
+    @cached_property
+    def km(self) -> NDArray[np.float64]:
+        """Length of every candidate."""
+        return np.array([self.network.path_km(nodes) for nodes, _ in self.paths], np.float64)
+
+    @property
+    def latency_s(self) -> NDArray[np.float64]:
+        """Delay of light over every candidate."""
+        return self.km * SECONDS_PER_KM
+
+    @cached_property
+    def _fibres(self) -> list[list[int]]:
+        return [self._fibres_of(nodes, plane) for nodes, plane in self.paths]
+
+    @cached_property
+    def begin(self) -> NDArray[np.int32]:
+        """Where the fibres of every candidate begin in `fibres`: [num_paths + 1]."""
+        return np.concatenate(([0], np.cumsum([len(there) for there in self._fibres]))).astype(np.int32)
+
+    @cached_property
+    def fibres(self) -> NDArray[np.int32]:
+        """The fibres of all candidates, one after the other."""
+        return np.array([fibre for there in self._fibres for fibre in there], np.int32)
+
+    def pair(self, source: str, target: str, place: str = "paths") -> int:
+        """The place of a pair; InputError when the table has no path for it."""
+        if (source, target) not in self.pairs:
+            raise InputError(f"{place}: there is no path from {source} to {target} in the table of paths")
+        return self.pairs[source, target]
+
+    def _planes(self, paths: Sequence[Nodes]) -> Iterator[tuple[Nodes, int]]:
+        """Each path once per parallel fibre of its widest edge: the i-th time it takes the i-th fibre of every edge.
+
+        An edge with fewer fibres lends its last one. Changing to another of the parallel fibres on the way is left
+        out: it would multiply the candidates by every edge's number of fibres.
+        """
+        places = self.network.fibres
+        for nodes in paths:
+            widest = max(len(places[ends]) for ends in pairwise(nodes))
+            yield from ((nodes, plane) for plane in range(widest))
+
+    def _fibres_of(self, nodes: Nodes, plane: int) -> list[int]:
+        places = [self.network.fibres[ends] for ends in pairwise(nodes)]
+        return [there[min(plane, len(there) - 1)] for there in places]
+
+    def __repr__(self) -> str:
+        return f"PathTable: {len(self.of_pair)} pairs, {len(self.paths)} candidates in {self.network.name}"
+
+
+def all_pairs(network: Network) -> tuple[Pair, ...]:
+    """Every ordered pair of different nodes."""
+    return tuple((a, b) for a in network.nodes for b in network.nodes if a != b)
+
+
+def k_shortest(
+    network: Network,
+    pairs: Iterable[Pair] | None = None,
+    *,
+    k: int = 5,
+    by: str = "km",
+    modulation: Modulation | None = None,
+) -> PathTable:
+    """The `k` best loopless paths of every pair (all of them by default).
+
+    `by` is "km"; "hops" (ties: km); or "efficiency": hops / (bit/s per Hz), which is the spectrum that a request
+    takes, by `modulation` (ties: km). Further ties are settled by km, hops and the names of the nodes, so that a
+    table does not depend on the order of the file. A path and its reverse have the same place.
+    """
+    if by not in PATH_ORDERS:
+        raise UsageError(
+            f"there is no order of paths {by!r}{nearest(by, PATH_ORDERS)}; known: {', '.join(PATH_ORDERS)}"
+        )
+    if by == "efficiency" and modulation is None:
+        raise UsageError("paths by efficiency need a modulation table")
+    if not 1 <= k <= MAX_K:
+        raise UsageError(f"the number of paths must be from 1 to {MAX_K}, found {k}")
+    candidates = _Candidates(network, k, by, modulation)
+    return PathTable(network, {pair: candidates.of(pair) for pair in (pairs or all_pairs(network))})
+
+
+class _Candidates:
+    """Finds and sorts paths, each pair of nodes once for both directions."""
+
+    def __init__(self, network: Network, k: int, by: str, modulation: Modulation | None) -> None:
+        import networkx  # here, for it takes a fifth of a second to import
+
+        self._networkx, self._graph = networkx, networkx.Graph()
+        for edge in network.edges:
+            self._graph.add_edge(edge.a, edge.b, km=edge.km)
+        self._network, self._k, self._by, self._modulation = network, k, by, modulation
+        self._listed = len(network.edges) - len(network.nodes) + 1 <= _MAX_CYCLES
+        self._rank = {node: index for index, node in enumerate(sorted(network.nodes))}
+        self._found: dict[Pair, tuple[Nodes, ...]] = {}
+
+    def of(self, pair: Pair) -> tuple[Nodes, ...]:
+        """The best paths of `pair`."""
+        source, target = sorted(pair)
+        if (source, target) not in self._found:
+            keyed = sorted((self._key(nodes), nodes) for nodes in self._pool(source, target))
+            self._found[source, target] = tuple(nodes for _, nodes in keyed[: self._k])
+        found = self._found[source, target]
+        return found if pair == (source, target) else tuple(nodes[::-1] for nodes in found)
+
+    def _key(self, nodes: Nodes) -> tuple[Any, ...]:
+        km, hops = self._network.path_km(nodes), len(nodes) - 1
+        names = tuple(self._rank[node] for node in nodes)
+        if self._by == "km":
+            return (km, hops, names)
+        if self._by == "hops":
+            return (hops, km, names)
+        bits = self._modulation.efficiency(km) if self._modulation else 1.0
+        return (hops / bits if bits else float("inf"), km, hops, names)
+
+    def _pool(self, source: str, target: str) -> Iterator[Nodes]:
+        """Enough paths to hold the best k: all of them in a small network, else generated shortest first.
+
+        Then at most 4 k + 8: of more that are as long as the k-th, networkx's order decides. By efficiency the pool is
+        the 4 k shortest, for what takes least spectrum is not far from these.
+        """
+        if self._listed:
+            yield from map(tuple, self._networkx.all_simple_paths(self._graph, source, target))
+            return
+        weight = "km" if self._by == "km" else None
+        if self._by == "efficiency":
+            weight = "km"
+        generated = self._networkx.shortest_simple_paths(self._graph, source, target, weight=weight)
+        if self._by == "efficiency":
+            yield from map(tuple, islice(generated, 4 * self._k))
+            return
+        worst = float("inf")
+        for count, nodes in enumerate(islice(generated, 4 * self._k + 8), start=1):  # ties with the k-th
+            cost = self._key(tuple(nodes))[0]
+            if cost > worst * (1 + 1e-12):
+                return
+            if count == self._k:
+                worst = cost
+            yield tuple(nodes)
+
+
+def load_paths(path: Path | str, network: Network) -> PathTable:
+    """Read a table of paths: CSV with the columns src, dst, order, nodes (joined by ``-``), km; best first."""
+    rows = read_rows(read_text(path), str(path), ("src", "dst", "order", "nodes", "km"))
+    found: dict[Pair, dict[int, Nodes]] = {}
+    for place, row in rows:
+        pair = (network.expect_node(row["src"], place), network.expect_node(row["dst"], place))
+        nodes = _nodes(row, pair, network, place)
+        order = int(number(place, "order", row["order"]))
+        if order in found.setdefault(pair, {}):
+            raise InputError(f"{place}: order: {pair[0]} to {pair[1]} has a path {order} already")
+        km = number(place, "km", row["km"], exclusive=True)
+        if abs(km - network.path_km(nodes)) > 1e-6 * km:
+            raise InputError(
+                f"{place}: km: the edges of this path add up to {network.path_km(nodes):g} km, found {km:g}"
+            )
+        found[pair][order] = nodes
+    if not found:
+        raise InputError(f"{path}: a table of paths needs at least one row")
+    return PathTable(network, {pair: tuple(paths[i] for i in sorted(paths)) for pair, paths in found.items()})
+
+
+def _nodes(row: dict[str, str], pair: Pair, network: Network, place: str) -> Nodes:
+    nodes = tuple(network.expect_node(name, place) for name in row["nodes"].split("-"))
+    if (nodes[0], nodes[-1]) != pair or len(nodes) < 2:
+        raise InputError(f"{place}: nodes: expected a path from {pair[0]} to {pair[1]}, found {row['nodes']!r}")
+    for ends in pairwise(nodes):
+        if ends not in network.km:
+            raise InputError(f"{place}: nodes: there is no edge between {ends[0]} and {ends[1]}")
+    if len(set(nodes)) < len(nodes):
+        raise InputError(f"{place}: nodes: the path visits a node twice")
+    return nodes

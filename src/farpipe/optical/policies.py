@@ -1,0 +1,62 @@
+"""Assignment policies: which of the candidate paths, and which block of slots on it.
+
+A policy is two rules. The rule of slots picks a block of free slots on a path; the rule of paths picks among the
+candidates on which there is one. The compiled kernels (`assign_kernel`) know the rules by their place here.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from farpipe.errors import UsageError
+from farpipe.strict import nearest
+
+SLOT_RULES: Final = ("first", "last", "best", "exact", "most-used")
+"""The lowest block that fits; the highest; the smallest (ties: lowest); one of exactly that size, else the lowest; the
+one whose slots are taken on most fibres of the network (ties: lowest)."""
+
+PATH_RULES: Final = ("in-order", "lowest-slot", "shortest", "min-cuts", "congestion", "cross-domain")
+"""The first candidate on which the request fits; the one with the lowest slot; the shortest in km and no other; the one
+where taking the block splits fewest free blocks; the one whose fibres are used least; the least weighted sum of km,
+congestion and discontinuity of the neighbourhood. Ties always go to the earlier candidate."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A rule of paths with a rule of slots; `weights` (km, congestion, neighbourhood) are of "cross-domain" alone."""
+
+    name: str
+    paths: str
+    slots: str
+    weights: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """The two rules as the kernels know them."""
+        return PATH_RULES.index(self.paths), SLOT_RULES.index(self.slots)
+
+
+POLICIES: Final = {
+    policy.name: policy
+    for policy in (
+        Policy("ksp-ff", "in-order", "first"),
+        Policy("ff-ksp", "lowest-slot", "first"),
+        Policy("sd-ff", "shortest", "first"),
+        Policy("best-fit", "in-order", "best"),
+        Policy("last-fit", "in-order", "last"),
+        Policy("exact-fit", "in-order", "exact"),
+        Policy("most-used", "in-order", "most-used"),
+        Policy("min-cuts", "min-cuts", "first"),
+        Policy("congestion-aware", "congestion", "first"),
+        # CD-CBA's three terms; their weights were not published: equal here, see docs/reference/optical.md.
+        Policy("cd", "cross-domain", "first", (1.0, 1.0, 1.0)),
+    )
+}
+"""The policies by the names that users write. Min-cuts and congestion-aware are XLRON's KMC-FF and KCA-FF (but that a
+path on which the request does not fit is never taken)."""
+
+
+def find_policy(name: str) -> Policy:
+    """The policy called `name`; UsageError with the nearest name otherwise."""
+    if name not in POLICIES:
+        raise UsageError(f"there is no policy {name!r}{nearest(name, POLICIES)}; known: {', '.join(POLICIES)}")
+    return POLICIES[name]

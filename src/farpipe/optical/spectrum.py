@@ -1,0 +1,90 @@
+"""Grid and Spectrum: the slots of a network's fibres, and what is taken of them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InputError, UsageError
+from farpipe.optical.modulation import Modulation
+from farpipe.optical.paths import PathTable
+
+MAX_SLOTS: Final = 4096
+
+Table = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]
+Arrays = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int32]]
+Heap = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A flexible grid: `num_slots` slots of `slot_ghz` per fibre, `guard` slots beside every light path."""
+
+    num_slots: int = 100
+    slot_ghz: float = 12.5
+    guard: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_slots <= MAX_SLOTS:
+            raise UsageError(f"the number of slots must be from 1 to {MAX_SLOTS}, found {self.num_slots}")
+        if not 0 < self.slot_ghz < float("inf"):
+            raise UsageError(f"the width of a slot must be more than 0 GHz, found {self.slot_ghz}")
+        if not 0 <= self.guard < self.num_slots:
+            raise UsageError(f"the guard band must leave slots of the {self.num_slots}, found {self.guard}")
+
+    def empty(self, num_fibres: int) -> Arrays:
+        """Free masks [fibres, words], slots used per fibre, fibres used per slot: nothing taken."""
+        words = (self.num_slots + 63) // 64
+        full = [(1 << min(64, self.num_slots - 64 * word)) - 1 for word in range(words)]
+        free = np.tile(np.array(full, np.uint64), (num_fibres, 1))
+        return free, np.zeros(num_fibres, np.int32), np.zeros(self.num_slots, np.int32)
+
+
+def free_masks(free: NDArray[np.uint64]) -> list[int]:
+    """The free slots of every fibre as one whole number each, lowest slot in the lowest bit."""
+    return [sum(int(word) << (64 * index) for index, word in enumerate(row)) for row in free]
+
+
+def path_arrays(paths: PathTable) -> Table:
+    """The candidates as the kernels read them: begin, fibres, km, neighbour_begin, neighbours.
+
+    The neighbours of a path are the fibres that leave its nodes, its own among them.
+    """
+    leaving: dict[str, list[int]] = {node: [] for node in paths.network.nodes}
+    for (source, _), places in paths.network.fibres.items():
+        leaving[source].extend(places)
+    around = [sorted({f for node in nodes for f in leaving[node]}) for nodes, _ in paths.paths]
+    begin = np.concatenate(([0], np.cumsum([len(fibres) for fibres in around]))).astype(np.int32)
+    neighbours = np.array([fibre for fibres in around for fibre in fibres], np.int32)
+    return paths.begin, paths.fibres, paths.km, begin, neighbours
+
+
+def empty_heap(capacity: int) -> Heap:
+    """Space for so many events."""
+    return np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(1, np.int64)
+
+
+def expect_reach(paths: PathTable, modulation: Modulation, per_slot: NDArray[np.float64]) -> None:
+    """InputError when a pair has no candidate within the reach of the modulation table."""
+    for (source, target), index in paths.pairs.items():
+        low, high = paths.first[index], paths.first[index + 1]
+        if not per_slot[low:high].any():
+            raise InputError(
+                f"modulation {modulation.name}: no path from {source} to {target} is within its reach of "
+                f"{modulation.rows[-1][0]:g} km: the shortest candidate has {paths.km[low:high].min():g} km"
+            )
+
+
+def expect_narrow(
+    paths: PathTable, per_slot: NDArray[np.float64], pair: NDArray[np.int32], gbit_s: NDArray[np.float64], grid: Grid
+) -> None:
+    """InputError for the first request that is wider than the spectrum on every candidate of its pair."""
+    best = np.array([per_slot[a:b].max() for a, b in zip(paths.first, paths.first[1:], strict=False)])
+    slots = np.ceil(gbit_s / best[pair] - 1e-9) + grid.guard
+    if (slots > grid.num_slots).any():
+        at = int(np.argmax(slots > grid.num_slots))
+        raise InputError(
+            f"request {at}: {gbit_s[at]:g} Gbit/s need {slots[at]:g} slots with the guard band, and the spectrum "
+            f"has {grid.num_slots}; split the request or give more slots"
+        )

@@ -1,0 +1,63 @@
+"""The optical commands."""
+
+import json
+
+import pytest
+
+from optical_data import BY_HOPS, BY_KM, LINKS, TRACE, needs_data
+
+KEYS = {"requests", "accepted", "blocked", "blocking_ratio", "bandwidth_blocking_ratio"}
+
+
+@pytest.fixture
+def small_trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    rows = [f"{i},{i / 10},1,{2 + i % 13},{25 + i},5.0" for i in range(50)]
+    path.write_text("request,arrival_s,src,dst,gbit_s,holding_s\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@needs_data
+@pytest.mark.parametrize(("paths", "accepted"), [(BY_KM, 9551), (BY_HOPS, 9754)])
+def test_blocking_of_the_frozen_trace(farpipe, paths, accepted):
+    options = ("--policy", "ksp-ff", "--slots", "100", "--slot-ghz", "12.5", "--guard", "1", "--modulation", "deeprmsa")
+    run = farpipe("optical", "blocking", "--network", LINKS, "--trace", TRACE, "--paths", paths, *options, "--json")
+    found = json.loads(run.stdout)
+    assert found.keys() >= KEYS
+    assert (found["requests"], found["accepted"], found["blocked"]) == (10_000, accepted, 10_000 - accepted)
+    assert found["blocking_ratio"] == (10_000 - accepted) / 10_000
+
+
+def test_blocking_needs_no_files_but_the_trace(farpipe, small_trace):
+    run = farpipe("optical", "blocking", "--trace", small_trace, "--json")
+    assert json.loads(run.stdout)["requests"] == 50
+    assert "requests: 50 accepted" in farpipe("optical", "blocking", "--trace", small_trace).stdout
+
+
+def test_poisson_blocking_has_an_interval(farpipe):
+    options = ("--load", "300", "--requests", "2000", "--warm-up", "500", "--seeds", "3", "--truncate", "2")
+    found = json.loads(farpipe("optical", "blocking", *options, "--json").stdout)
+    low, high = found["blocking_ratio_interval"]
+    assert low < found["blocking_ratio"] < high
+    assert [run["requests"] for run in found["seeds"]] == [2000] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        ((), 2, "--trace FILE or as --load ERLANG"),
+        (("--load", "10", "--trace", "x.csv"), 2, "one of them"),
+        (("--load", "10", "--policy", "ksp-fff"), 2, "did you mean 'ksp-ff'"),
+        (("--load", "10", "--rates", "100"), 2, "two whole numbers"),
+        (("--load", "10", "--rates", "1000-2000", "--slots", "20"), 3, "split the request"),
+        (("--load", "10", "--network", "arpanet"), 3, "give nsfnet"),
+        (("--trace", "nowhere.csv"), 3, "can't be read"),
+        (("--trace", "nowhere.csv", "--seeds", "4"), 2, "--seeds is for --load"),
+        (("--load", "10", "--paths", "p.csv", "--k", "4"), 2, "--paths gives them"),
+        (("--load", "-1"), 2, "load_erlang must be more than 0"),
+    ],
+)
+def test_blocking_says_what_is_wrong(farpipe, options, code, says):
+    run = farpipe("optical", "blocking", *options)
+    assert run.returncode == code, run.stderr
+    assert says in run.stderr
