@@ -7,7 +7,7 @@ from farpipe.spec.written import WrittenDevice
 
 
 def test_only_the_device_that_the_law_was_fitted_on_is_called_tested():
-    tested = {name for name in device_names() if calibration_of(WrittenDevice(preset=name).resolve()).tested}
+    tested = {name for name in device_names() if calibration_of(WrittenDevice(preset=name).resolve()).measured}
     assert tested == {"a100-80gb"}
 
 

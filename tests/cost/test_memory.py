@@ -17,7 +17,7 @@ SHAPES = {
 
 
 def layer_bytes(hidden, num_heads, length, b, t, **more):
-    spec = training(sequence_length=length, **({"flash_attention": False} | more))
+    spec = training(sequence_length=length, **({"flash_attention": False, "dropout": True} | more))
     return memory.layer_activation_bytes(
         gpt(hidden=hidden, num_heads=num_heads), spec, layout(tensor=t, microbatch_size=b)
     )
@@ -54,7 +54,7 @@ def test_32_bit_doubles_everything_but_the_masks():
 
 def test_grouped_queries_and_gates_are_counted_tensor_by_tensor():
     model = llama(hidden=6, num_heads=3, head_dim=4, num_kv_heads=1, ffn_hidden=5)
-    kept = memory.layer_activation_bytes(model, training(sequence_length=7), layout(microbatch_size=1))
+    kept = memory.layer_activation_bytes(model, training(sequence_length=7, dropout=True), layout(microbatch_size=1))
     assert kept == 7 * (2 * (4 * 6 + 2 * 12 + 2 * 4 + 4 * 5) + 2 * 6)
 
 

@@ -122,7 +122,7 @@ def test_sites_without_a_link_are_infeasible():
 
 def test_replicas_reduce_their_gradients_after_the_last_weight_gradient():
     assert problem_of().sync is None
-    problem = problem_of(degrees=layout(data=4, tensor=2))
+    problem = problem_of(degrees=layout(data=4, tensor=2), overlap=False)
     params = stage_cost(llama(), training(), layout(), site(), 2, embedding=True).num_params
     assert problem.sync[0].gather is None
     assert problem.sync[0].reduce.link == "a:0>a:0"
@@ -131,7 +131,7 @@ def test_replicas_reduce_their_gradients_after_the_last_weight_gradient():
 
 
 def test_zero_1_gathers_parameters_and_scatters_gradients():
-    problem = problem_of(degrees=layout(data=4), zero1=True)
+    problem = problem_of(degrees=layout(data=4), zero1=True, overlap=False)
     params = stage_cost(llama(), training(), layout(), site(), 2, embedding=True).num_params
     assert problem.sync[0].gather.bytes == pytest.approx(3 / 4 * params * 2)
     assert problem.sync[0].reduce.bytes == pytest.approx(3 / 4 * params * 4)

@@ -1,5 +1,6 @@
 """How much of its nominal speed a device reaches: a few constants of one law, from the catalogue's efficiency.toml."""
 
+import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,32 +8,47 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from farpipe.spec import Device
+from farpipe.spec import Device, Rate
 
 REFERENCE: Final = "a100-80gb"
 """The device that the law was fitted on."""
+UNMEASURED: Final[dict[str, Any]] = {"measured": False, "residual": 0.25, "num_rows": 0}
+"""What holds for a device that nobody has compared: the residual is the largest that a device had before it got a
+constant of its own (docs/reference/cost-model.md, section 7)."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The constants of the law; `tested` tells whether they were compared with measured steps of this device."""
+    """The constants of the law for one device."""
 
     matrix_fraction: float
-    """Share of the peak rate that an endless matrix product reaches."""
+    """Share of the 16-bit peak rate that an endless matrix product reaches."""
+    tf32_fraction: float
+    """The same of the TF32 rate."""
+    fp32_fraction: float
+    """The same of the plain 32-bit rate."""
+    fp8_fraction: float
+    """The same of the 8-bit rate; scaling and casting are part of it."""
     wave_elements: float
     """Elements of a result that the device works on at once; a product of as many takes twice its ideal time."""
     depth_elements: float
     """Inner size at which filling and draining a tile takes as long as its multiplications."""
+    score_passes: float
+    """How often the scores cross memory in the forward without flash attention; twice that in the backward."""
     memory_fraction: float
     """Share of the nominal memory bandwidth."""
     machine_link_fraction: float
     """Share of the nominal rate inside a machine that collectives reach."""
+    machine_link_devices: float
+    """Devices that have the whole rate at the same time; more of them share it (PCIe). 0: however many there are."""
     site_link_fraction: float
     """Share of the nominal rate between machines."""
     collective_start_s: float
     """Start of one collective."""
     hidden_collective_fraction: float
     """Share of the backward's tensor-parallel collectives that runs beside products of weight gradients."""
+    overlap_fraction: float
+    """Share of a rank's computing time beside which collectives of the replicas can run."""
     layer_launch_s: float
     """The host's time to launch one layer's forward; its backward takes twice that."""
     collective_launch_s: float
@@ -43,26 +59,45 @@ class Calibration:
     """Fixed time of one optimizer step."""
     loss_passes: float
     """How often the loss reads or writes the 32-bit logits, in each direction."""
-    tested: bool
+    measured: bool
+    """Whether steps or layers measured on this very device were compared with what the constants predict."""
+    residual: float
+    """Mean relative error, without sign, on devices of the same class: the range to print beside a prediction."""
+    num_rows: int
+    """Measurements of this device that the constants were fitted to; 0: none."""
     source: str
+    date: datetime.date
+
+    def fraction(self, rate: Rate) -> float:
+        """Share of the device's peak at `rate` that an endless product reaches."""
+        shares = {"fp32": self.fp32_fraction, "tf32": self.tf32_fraction, "fp8": self.fp8_fraction}
+        return shares.get(rate, self.matrix_fraction)
+
+    def crowd(self, num_devices: int) -> float:
+        """By how much `num_devices` that talk inside a machine at once slow each other down."""
+        return max(1.0, num_devices / self.machine_link_devices) if self.machine_link_devices else 1.0
+
+    def range_of(self, seconds: float) -> tuple[float, float]:
+        """Where a measurement is expected that is predicted as `seconds`: the residual to both sides."""
+        return seconds / (1 + self.residual), seconds * (1 + self.residual)
 
 
 def calibration_of(device: Device) -> Calibration:
-    """The constants of `device`: its own row, or the reference's scaled to its peak rate and marked untested.
+    """The constants of `device`: its own row, or the reference's scaled to its peak rate and marked as not measured.
 
     What a device works on at once is taken to grow with its peak rate; all else is relative and is kept.
     """
     rows = _rows()
     reference = Calibration(**rows[REFERENCE])
     if device.name in rows:
-        return Calibration(**(rows[REFERENCE] | {"tested": False} | rows[device.name]))
+        return Calibration(**(rows[REFERENCE] | UNMEASURED | rows[device.name]))
     scale = max(device.peak_flops.values()) / _reference_peak()
     return Calibration(
         **(
             vars(reference)
             | {
                 "wave_elements": reference.wave_elements * scale,
-                "tested": False,
+                **UNMEASURED,
                 "source": f"the law of {REFERENCE}, scaled to the peak rate of {device.name}",
             }
         )

@@ -17,9 +17,15 @@ from farpipe.cost import flops, memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.flops import Product
 from farpipe.cost.layout import Layout
-from farpipe.cost.transfer import tensor_collective_s
+from farpipe.cost.transfer import (
+    context_exchange_s,
+    expert_exchange_s,
+    replica_way,
+    ring_bytes,
+    tensor_collective_s,
+)
 from farpipe.errors import InfeasibleError
-from farpipe.spec import Device, Model, Precision, Site, Training
+from farpipe.spec import Device, Matmul, Model, Precision, Rate, Site, Training
 
 FORWARD_PASSES: Final = 2
 """Times that a kept activation crosses memory in the forward."""
@@ -57,25 +63,31 @@ class Speed:
     flops_per_s: float
     bytes_per_s: float
     element_bytes: int
+    wave_elements: float
+    depth_elements: float
 
     @classmethod
-    def of(cls, device: Device, calibration: Calibration, precision: Precision) -> "Speed":
+    def of(cls, device: Device, calibration: Calibration, precision: Precision, matmul: Matmul = "same") -> "Speed":
         """InfeasibleError when the device has no such precision."""
-        if precision not in device.peak_flops:
+        rate = rate_name(precision, matmul)
+        if rate not in device.peak_flops:
             raise InfeasibleError(
-                f"device {device.name!r} has no {precision}; choose one of {', '.join(sorted(device.peak_flops))}"
+                f"device {device.name!r} has no {rate}; choose one of {', '.join(sorted(device.peak_flops))}"
             )
+        plain = rate == "fp32"  # its tiles are small and always fill the device
         return cls(
             calibration,
-            device.peak_flops[precision] * calibration.matrix_fraction,
+            device.peak_flops[rate] * calibration.fraction(rate),
             device.memory_bandwidth_bytes_per_s * calibration.memory_fraction,
             memory.element_bytes(precision),
+            0.0 if plain else calibration.wave_elements,
+            0.0 if plain else calibration.depth_elements,
         )
 
     def multiply_s(self, product: Product) -> float:
         """Seconds of the arithmetic of one product."""
-        idle = 1 + self.calibration.wave_elements / (product.count * product.rows * product.columns)
-        drain = 1 + self.calibration.depth_elements / product.depth
+        idle = 1 + self.wave_elements / (product.count * product.rows * product.columns)
+        drain = 1 + self.depth_elements / product.depth
         return product.flops / self.flops_per_s * idle * drain
 
     def product_s(self, product: Product) -> float:
@@ -91,19 +103,84 @@ class Speed:
         return num_bytes / self.bytes_per_s
 
 
+def rate_name(precision: Precision, matmul: Matmul) -> Rate:
+    """The rate of a device that matrix products run at."""
+    rates: dict[Matmul, Rate] = {"same": precision, "tf32": "tf32", "fp8": "fp8", "mxfp8": "fp8"}
+    return rates[matmul]
+
+
+def core_speed(training: Training, device: Device, calibration: Calibration) -> Speed:
+    """The speed of everything but the layers' linear maps: attention and head are never in fp8 (TransformerEngine)."""
+    return Speed.of(device, calibration, training.precision, "tf32" if training.matmul == "tf32" else "same")
+
+
 def layer_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
     """One layer for one microbatch; what is recomputed is part of the input gradient."""
-    speed = Speed.of(site.device, calibration, training.precision)
-    linear = linear_times(model, training, layout, speed)
-    core = attention_core_times(model, training, layout, speed)
-    collective = COLLECTIVES_PER_PASS * residual_collective_s(model, training, layout, site, calibration)
-    exposed = collective * (1 - calibration.hidden_collective_fraction)
+    speed = core_speed(training, site.device, calibration)
+    linear = linear_times(
+        model, training, layout, Speed.of(site.device, calibration, training.precision, training.matmul)
+    )
+    core = attention_core_times(model, training, layout, speed) + _context_times(model, training, layout, site, speed)
+    between = _exchange_times(model, training, layout, site, calibration)
     launch = launch_s(layout, calibration)
-    forward = max(linear.forward_s + core.forward_s + collective, launch)
-    backward = linear + core + Times(0.0, exposed, 0.0)
+    forward = max(linear.forward_s + core.forward_s + between.forward_s, launch)
+    backward = linear + core + between
     stretch = max(1.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s))
     again = {"selective": core.forward_s, "full": forward}.get(training.recompute, 0.0)
-    return Times(forward, backward.input_grad_s * stretch + again, backward.weight_grad_s * stretch)
+    whole = Times(forward, backward.input_grad_s * stretch + again, backward.weight_grad_s * stretch)
+    return whole + zero_times(model, training, layout, site, calibration, whole)
+
+
+def _exchange_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
+    """All-reduces of tensor parallelism and, with experts, tokens on their way to them and back."""
+    collective = COLLECTIVES_PER_PASS * residual_collective_s(model, training, layout, site, calibration)
+    exposed = collective * (1 - calibration.hidden_collective_fraction)
+    if model.experts is None:
+        return Times(collective, exposed, 0.0)
+    sent = memory.residual_bytes(model, training, layout) * model.experts.per_token / layout.tensor
+    both_ways = 2 * expert_exchange_s(site, calibration, layout, sent)
+    return Times(collective + both_ways, exposed + both_ways, 0.0)
+
+
+def _context_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed") -> Times:
+    """What of the ring of keys and values does not run beside attention; in the backward their gradients go as well."""
+    if layout.context == 1:
+        return Times(0.0, 0.0, 0.0)
+    tokens, width = memory.microbatch_tokens(training, layout), 2 * model.kv_hidden / layout.tensor
+    ring = context_exchange_s(
+        site, speed.calibration, layout, tokens * width * memory.element_bytes(training.precision)
+    )
+    core, hidden = attention_core_times(model, training, layout, speed), (layout.context - 1) / layout.context
+    return Times(max(0.0, ring - hidden * core.forward_s), max(0.0, 2 * ring - hidden * core.input_grad_s), 0.0)
+
+
+def zero_times(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, layer: Times
+) -> Times:
+    """What of ZeRO's collectives of one layer does not run beside `layer`.
+
+    Stage 3 gathers parameters for the forward and again for the backward, 2 and 3 scatter the sum of gradients in every
+    backward (FSDP2 with ``reshard_after_forward``).
+    """
+    if training.zero not in (2, 3) or layout.num_shares == 1:
+        return Times(0.0, 0.0, 0.0)
+    size, way = layout.num_shares, replica_way(site, calibration, layout)
+    num_params = device_layer_params(model, layout)
+    weights = ring_bytes("all-gather", num_params * memory.element_bytes(training.precision), size)
+    gradients = ring_bytes("reduce-scatter", num_params * memory.gradient_bytes(training.precision), size)
+    gather = way.seconds(weights) if training.zero == 3 else 0.0
+    beside = calibration.overlap_fraction if training.overlap else 0.0
+    backward = layer.input_grad_s + layer.weight_grad_s
+    return Times(
+        max(0.0, gather - beside * layer.forward_s),
+        max(0.0, gather + way.seconds(gradients) - beside * backward),
+        0.0,
+    )
+
+
+def device_layer_params(model: Model, layout: Layout) -> float:
+    """Parameters of one layer on one device, before ZeRO divides them."""
+    return (model.num_layer_params - model.num_expert_params * (1 - 1 / layout.expert)) / layout.tensor
 
 
 def linear_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
@@ -111,7 +188,7 @@ def linear_times(model: Model, training: Training, layout: Layout, speed: Speed)
     tokens = memory.microbatch_tokens(training, layout)
     products = (
         *flops.attention_linear(model, tokens, layout.tensor),
-        *flops.mlp_linear(model, tokens, layout.tensor),
+        *flops.mlp_linear(model, tokens, layout.tensor, layout.expert),
     )
     kept = memory.linear_activation_bytes(model, training, layout)
     return _product_times(products, speed) + _traffic_times(kept, speed)
@@ -134,22 +211,27 @@ def attention_core_times(model: Model, training: Training, layout: Layout, speed
 
     Flash attention computes the scores once more in the backward and never puts them into memory.
     """
-    scores, context = flops.attention_core(model, layout.microbatch_size, training.sequence_length, layout.tensor)
+    scores, context = flops.attention_core(
+        model, layout.microbatch_size, training.sequence_length, layout.tensor, layout.context
+    )
     if training.flash_attention:
         forward = CAUSAL_HALF * (speed.multiply_s(scores) + speed.multiply_s(context))
         backward = CAUSAL_HALF * (2 * speed.multiply_s(scores) + 3 * speed.multiply_s(context))
         return Times(forward, backward, 0.0)
-    kept = memory.score_activation_bytes(model, training, layout)
     forward = speed.products_s((scores, context))
     backward = speed.products_s((scores, context, context, context))
-    return Times(forward, backward, 0.0) + _traffic_times(kept, speed)
+    matrix = scores.count * scores.rows * scores.columns * speed.element_bytes
+    passes, more = speed.calibration.score_passes, 1 if training.dropout else 0
+    return Times(forward, backward, 0.0) + Times(
+        speed.traffic_s((passes + more) * matrix), speed.traffic_s(2 * (passes + more) * matrix), 0.0
+    )
 
 
 def residual_collective_s(
     model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration
 ) -> float:
     """One all-reduce of the residual stream over the tensor-parallel devices."""
-    return tensor_collective_s(site, calibration, layout, memory.boundary_bytes(model, training, layout))
+    return tensor_collective_s(site, calibration, layout, memory.residual_bytes(model, training, layout))
 
 
 def launch_s(layout: Layout, calibration: Calibration) -> float:
@@ -160,15 +242,15 @@ def launch_s(layout: Layout, calibration: Calibration) -> float:
 
 def embedding_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
     """Looking rows up and adding their gradients up is traffic; the vocabulary is divided, so the rows are reduced."""
-    speed = Speed.of(site.device, calibration, training.precision)
-    rows = memory.boundary_bytes(model, training, layout)
+    speed = core_speed(training, site.device, calibration)
+    rows = memory.residual_bytes(model, training, layout)
     collective = residual_collective_s(model, training, layout, site, calibration)
     return Times(speed.traffic_s(2 * rows) + collective, 0.0, speed.traffic_s(3 * rows))
 
 
 def head_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
     """The logits, the loss over them in 32 bit, and one reduction of the gradient that goes back; never recomputed."""
-    speed = Speed.of(site.device, calibration, training.precision)
+    speed = core_speed(training, site.device, calibration)
     tokens = memory.microbatch_tokens(training, layout)
     loss = speed.traffic_s(calibration.loss_passes * 4 * tokens * model.vocab_size / layout.tensor)
     collective = residual_collective_s(model, training, layout, site, calibration)

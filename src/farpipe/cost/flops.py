@@ -8,6 +8,7 @@ arXiv 2205.05198, appendix A), exactly.
 from dataclasses import dataclass
 
 from farpipe.spec import Model
+from farpipe.spec.model import LatentAttention
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Product:
 
 def attention_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
     """Query, key and value in one, and the output, on one of `tensor` devices (Megatron-LM, arXiv 1909.08053)."""
+    if model.latent_attention is not None:
+        return _latent_linear(model, model.latent_attention, tokens, tensor)
     inward = (model.attention_hidden + 2 * model.kv_hidden) / tensor
     return (
         Product(tokens, inward, model.hidden),
@@ -47,21 +50,58 @@ def attention_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Prod
     )
 
 
-def mlp_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
-    """The MLP's way in (gate and up in one, where gated) and out, on one of `tensor` devices."""
-    inner = model.ffn_hidden / tensor
+def _latent_linear(model: Model, at: LatentAttention, tokens: float, tensor: int) -> tuple[Product, ...]:
+    """What is narrow is made by every device, what has heads is divided (DeepSeek-V2, arXiv 2405.04434)."""
+    heads = model.num_heads / tensor
+    width = heads * (at.nope_dim + at.rope_dim)
+    query = (
+        (Product(tokens, at.query_rank, model.hidden), Product(tokens, width, at.query_rank))
+        if at.query_rank
+        else (Product(tokens, width, model.hidden),)
+    )
     return (
-        Product(tokens, inner * (2 if model.gated_mlp else 1), model.hidden),
-        Product(tokens, model.hidden, inner),
+        *query,
+        Product(tokens, at.kv_rank + at.rope_dim, model.hidden),
+        Product(tokens, heads * (at.nope_dim + at.value_dim), at.kv_rank),
+        Product(tokens, model.hidden, heads * at.value_dim),
     )
 
 
-def attention_core(model: Model, sequences: float, sequence_length: int, tensor: int = 1) -> tuple[Product, ...]:
-    """Scores and context of `sequences`, one pair of products for every query head on the device."""
-    heads = sequences * model.num_heads / tensor
+def mlp_linear(model: Model, tokens: float, tensor: int = 1, expert: int = 1) -> tuple[Product, ...]:
+    """The MLP's way in (gate and up in one, where gated) and out, on one of `tensor` devices.
+
+    With experts: the router, what all tokens share, and the device's own of the experts, spread over `expert` devices,
+    each with an equal share of the tokens of all of them.
+    """
+    if model.experts is None:
+        return _plain_mlp(model, tokens, model.ffn_hidden / tensor)
+    at = model.experts
+    rows = tokens * at.per_token * expert / at.num_experts
+    own = _plain_mlp(model, rows, at.ffn_hidden / tensor, max(1.0, at.num_experts / expert))
+    shared = _plain_mlp(model, tokens, at.shared_ffn_hidden / tensor) if at.shared_ffn_hidden else ()
+    return (Product(tokens, at.num_experts, model.hidden), *shared, *own)
+
+
+def _plain_mlp(model: Model, tokens: float, inner: float, count: float = 1.0) -> tuple[Product, ...]:
     return (
-        Product(sequence_length, sequence_length, model.head_dim, heads),
-        Product(sequence_length, model.head_dim, sequence_length, heads),
+        Product(tokens, inner * (2 if model.gated_mlp else 1), model.hidden, count),
+        Product(tokens, model.hidden, inner, count),
+    )
+
+
+def attention_core(
+    model: Model, sequences: float, sequence_length: int, tensor: int = 1, context: int = 1
+) -> tuple[Product, ...]:
+    """Scores and context of `sequences`, one pair of products for every query head on the device.
+
+    Of `context` devices each has an equal share of the queries, and meets all keys.
+    """
+    heads, rows = sequences * model.num_heads / tensor, sequence_length / context
+    at = model.latent_attention
+    depth, width = (model.head_dim,) * 2 if at is None else (at.nope_dim + at.rope_dim, at.value_dim)
+    return (
+        Product(rows, sequence_length, depth, heads),
+        Product(rows, width, sequence_length, heads),
     )
 
 

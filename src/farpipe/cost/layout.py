@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.spec import Cluster, Model, Recompute, Training
+from farpipe.spec import Cluster, Model, Recompute, Training
+from farpipe.spec.training import Zero
 from farpipe.step import MAX_MICROBATCHES
 
 
@@ -27,6 +29,15 @@ class Layout:
     replica_sites: tuple[str, ...] = ()
     """Sites that hold equally many whole replicas each, that of the placements first; () where the replicas of every
     rank are all on the rank's site."""
+    context: int = 1
+    """Devices that share each sequence (context parallelism)."""
+    expert: int = 1
+    """Devices that share the experts of each layer: so many of the `data_inside` x `context` that a rank has of each
+    slice."""
+    zero: Zero | None = None
+    """Stage of ZeRO that the planner chose; None: what the training says."""
+    sequence_parallel: bool | None = None
+    """Whether it divides norms over the tensor-parallel devices; None: what the training says."""
 
     @property
     def data_inside(self) -> int:
@@ -35,8 +46,13 @@ class Layout:
 
     @property
     def devices_per_rank(self) -> int:
-        """Devices that one pipeline rank takes on its site: `tensor` in each of the replicas there."""
-        return self.tensor * self.data_inside
+        """Devices that one pipeline rank takes on its site: `tensor` x `context` in each of the replicas there."""
+        return self.tensor * self.context * self.data_inside
+
+    @property
+    def num_shares(self) -> int:
+        """Devices of one site that hold the same slice of the model, over which ZeRO divides."""
+        return self.data_inside * self.context
 
     @property
     def num_stages(self) -> int:
@@ -64,6 +80,16 @@ class Placement:
     def layers(self) -> str:
         """``0 to 4``; ``none`` where there is only the embedding or the head."""
         return f"{self.first_layer} to {self.end_layer - 1}" if self.num_layers else "none"
+
+
+def settle(training: Training, layout: Layout) -> Training:
+    """`training` without ``auto`` in what a layout decides: pins of the training win, then the layout, then none."""
+    zero, parallel = training.zero, training.sequence_parallel
+    settled = {
+        "zero": (layout.zero or 0) if zero == "auto" else zero,
+        "sequence_parallel": bool(layout.sequence_parallel) if parallel == "auto" else parallel,
+    }
+    return training.model_copy(update=settled)
 
 
 def round_robin(num_ranks: int, num_stages: int) -> list[int]:
@@ -97,6 +123,7 @@ def check_layout(
 ) -> None:
     """InputError when the parts do not fit together, InfeasibleError when a site has too few devices."""
     _check_batch(training, layout)
+    _check_shares(model, training, layout)
     _check_slices(model, layout, placements)
     _check_recompute(training, placements)
     sites: dict[int, str] = {}
@@ -127,6 +154,22 @@ def _check_replica_sites(layout: Layout, used: set[str]) -> None:
         raise InputError(
             f"layout: {layout.data} replicas at {', '.join(homes)}: they must be different sites with equally many "
             f"replicas each, and all stages placed at the first of them, found {', '.join(sorted(used))}"
+        )
+
+
+def _check_shares(model: Model, training: Training, layout: Layout) -> None:
+    if training.sequence_length % layout.context:
+        raise InputError(
+            f"layout.context: {layout.context} does not divide training.sequence_length {training.sequence_length}"
+        )
+    if layout.expert == 1:
+        return
+    if model.experts is None or model.experts.num_experts % layout.expert:
+        have = f"{model.experts.num_experts} experts" if model.experts else "no experts"
+        raise InputError(f"layout.expert: the model has {have}, which {layout.expert} devices can't share evenly")
+    if layout.num_shares % layout.expert:
+        raise InputError(
+            f"layout.expert: {layout.expert} does not divide the {layout.num_shares} devices (data x context) at a site"
         )
 
 

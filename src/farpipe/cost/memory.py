@@ -4,7 +4,7 @@ Activations after Korthikanti et al. 2022 (arXiv 2205.05198), table 2 and sectio
 s b h (10 + 24/t + 5 a s/(h t)) bytes under tensor parallelism, s b h (34 + 5 a s/h)/t with sequence parallelism as
 well, the last term only without selective recomputation or flash attention, and 2 s b h under full recomputation. The
 terms are counted here tensor by tensor, so that grouped queries, gated MLPs and 32 bit follow. Masks of dropout (one
-byte per element) are always counted; where there is no dropout that is 6 % too much.
+byte per element) and the scores' dropped-out copy are counted where `training.dropout` says so.
 """
 
 from typing import Final
@@ -30,16 +30,27 @@ def optimizer_bytes(precision: Precision) -> int:
     return 8 if precision == "fp32" else 12
 
 
+def mask_bytes(training: Training) -> int:
+    """Bytes of dropout's mask for each number that is dropped out."""
+    return MASK_BYTES if training.dropout else 0
+
+
 def microbatch_tokens(training: Training, layout: Layout) -> int:
-    """Tokens of one microbatch."""
-    return training.sequence_length * layout.microbatch_size
+    """Tokens of one microbatch on one of the context-parallel devices."""
+    return training.sequence_length * layout.microbatch_size // layout.context
 
 
 def boundary_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """One message between stages, for all tensor-parallel devices of a replica together.
+    """One message between stages, for all devices of a replica together.
 
     Each device sends its 1/t and gathers the rest on the other side (Narayanan et al., SC 2021, section 4.1).
     """
+    tokens = training.sequence_length * layout.microbatch_size
+    return float(tokens * model.hidden * element_bytes(training.precision))
+
+
+def residual_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """The residual stream of one microbatch on one of the context-parallel devices."""
     return float(microbatch_tokens(training, layout) * model.hidden * element_bytes(training.precision))
 
 
@@ -48,28 +59,37 @@ def shared_width_bytes(model: Model, training: Training) -> float:
 
     Inputs of both norms, of attention and of the MLP, and two dropout masks.
     """
-    return model.hidden * (4 * element_bytes(training.precision) + 2 * MASK_BYTES)
+    return model.hidden * (4 * element_bytes(training.precision) + 2 * mask_bytes(training))
 
 
 def split_width_bytes(model: Model, training: Training) -> float:
     """Per token, what is divided over the tensor-parallel devices: the 24, times hidden.
 
     Query, key, value, context; in the MLP the inputs of the nonlinearity and of the way out, and with a gate also the
-    gate's nonlinearity and the other factor.
+    gate's nonlinearity and the other factor. With experts the MLP's of each that a token goes through, and the token's
+    copy on its way in and out.
     """
     attention = 2 * model.attention_hidden + 2 * model.kv_hidden
     mlp = model.ffn_hidden * (4 if model.gated_mlp else 2)
+    if model.experts is not None:
+        at, width = model.experts, 4 if model.gated_mlp else 2
+        mlp = width * (at.shared_ffn_hidden + at.per_token * at.ffn_hidden) + 2 * at.per_token * model.hidden
     return (attention + mlp) * element_bytes(training.precision)
 
 
 def score_width_bytes(model: Model, training: Training) -> float:
-    """Per token, what attention keeps of its matrix: softmax, its mask and its dropped-out copy, the 5 a s."""
-    return model.num_heads * training.sequence_length * (2 * element_bytes(training.precision) + MASK_BYTES)
+    """Per token, what attention keeps of its matrix: softmax, its mask and its dropped-out copy, the 5 a s.
+
+    Without dropout the softmax alone.
+    """
+    copies = 2 if training.dropout else 1
+    width = copies * element_bytes(training.precision) + mask_bytes(training)
+    return model.num_heads * training.sequence_length * width
 
 
 def linear_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
     """What one layer keeps for one microbatch besides the matrix of scores."""
-    shared = shared_width_bytes(model, training) / (layout.tensor if training.sequence_parallel else 1)
+    shared = shared_width_bytes(model, training) / (layout.tensor if training.sequence_parallel is True else 1)
     split = split_width_bytes(model, training) / layout.tensor
     return microbatch_tokens(training, layout) * (shared + split)
 
@@ -91,8 +111,8 @@ def layer_activation_bytes(model: Model, training: Training, layout: Layout) -> 
 
 def embedding_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
     """The mask of the dropout behind the embedding."""
-    tokens = microbatch_tokens(training, layout) / (layout.tensor if training.sequence_parallel else 1)
-    return tokens * model.hidden * MASK_BYTES
+    tokens = microbatch_tokens(training, layout) / (layout.tensor if training.sequence_parallel is True else 1)
+    return tokens * model.hidden * mask_bytes(training)
 
 
 def head_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
@@ -114,7 +134,8 @@ def working_bytes(model: Model, training: Training, layout: Layout) -> float:
 
 def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
     """What remains of one layer between I and W: inputs and output gradients of its linear maps."""
-    inner = model.ffn_hidden / layout.tensor
+    at = model.experts
+    inner = (at.per_token * at.ffn_hidden + at.shared_ffn_hidden if at else model.ffn_hidden) / layout.tensor
     heads, keys = model.attention_hidden / layout.tensor, model.kv_hidden / layout.tensor
     inputs = 2 * model.hidden + heads + inner
     grads = 2 * model.hidden + heads + 2 * keys + inner * (2 if model.gated_mlp else 1)
@@ -132,17 +153,32 @@ def embedding_stash_bytes(model: Model, training: Training, layout: Layout) -> f
     return microbatch_tokens(training, layout) * model.hidden * element_bytes(training.precision)
 
 
-def state_bytes(num_params: float, training: Training, layout: Layout) -> float:
+def state_bytes(device_params: float, training: Training, layout: Layout) -> float:
     """Parameters, gradients and Adam's state on one device: 2 + 4 (fp16: 2) + 12 bytes, in fp32 4 + 4 + 8.
 
-    `num_params` are those of a stage, divided over the tensor-parallel devices; ZeRO stage 1 (Rajbhandari et al.,
-    arXiv 1910.02054) divides the optimizer's part over the replicas.
+    `device_params` are those of a stage on one device before ZeRO (Rajbhandari et al., arXiv 1910.02054) divides the
+    optimizer's part (stage 1), gradients (2) and parameters (3) over the devices of the site that hold the same.
     """
-    precision = training.precision
-    optimizer = optimizer_bytes(precision) / (layout.data if training.zero1 else 1)
-    return num_params / layout.tensor * (element_bytes(precision) + gradient_bytes(precision) + optimizer)
+    precision, zero, size = training.precision, training.zero, num_shares(training, layout)
+    optimizer = optimizer_bytes(precision) / size
+    gradients = gradient_bytes(precision) / (size if zero in (2, 3) else 1)
+    weights = element_bytes(precision) / (size if zero == 3 else 1)
+    return device_params * (weights + gradients + optimizer)
+
+
+def gathered_bytes(layer_params: float, training: Training) -> float:
+    """What ZeRO-3 has of whole parameters and gradients at a time: two layers, for the next is gathered ahead."""
+    width = element_bytes(training.precision)
+    return layer_params * (2 * width + gradient_bytes(training.precision)) if training.zero == 3 else 0.0
+
+
+def num_shares(training: Training, layout: Layout) -> int:
+    """Over how many devices the optimizer's state is divided; stage 1 reaches over several sites, 2 and 3 do not."""
+    if not training.zero1:
+        return 1
+    return layout.data * layout.context if training.zero == 1 else layout.num_shares
 
 
 def _residual_bytes(model: Model, training: Training, layout: Layout) -> float:
-    tokens = microbatch_tokens(training, layout) / (layout.tensor if training.sequence_parallel else 1)
+    tokens = microbatch_tokens(training, layout) / (layout.tensor if training.sequence_parallel is True else 1)
     return tokens * model.hidden * element_bytes(training.precision)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from farpipe.cost import compute, memory
 from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times
-from farpipe.cost.layout import Layout
+from farpipe.cost.layout import Layout, settle
 from farpipe.cost.profile import Profile
 from farpipe.spec import Model, Recompute, Site, Training
 
@@ -15,7 +15,7 @@ from farpipe.spec import Model, Recompute, Site, Training
 class StageCost:
     """Seconds and bytes of one stage for one microbatch.
 
-    Bytes are those of one of the tensor-parallel devices; `boundary_bytes` and `num_params` are of all together.
+    Bytes are those of one device; `boundary_bytes` and `num_params` are of all devices of a replica together.
     """
 
     forward_s: float
@@ -30,6 +30,12 @@ class StageCost:
     boundary_bytes: float
     """One message to the next stage or back."""
     num_params: int
+    device_params: float
+    """Parameters on one device, before ZeRO divides them."""
+    expert_params: float = 0.0
+    """Those of them that are experts."""
+    num_buckets: int = 1
+    """Parts in which its gradients are summed: layers."""
 
     @property
     def seconds(self) -> float:
@@ -68,6 +74,7 @@ class JobCosts:
     ) -> None:
         self.model, self.training = model, training
         self.profiles, self._calibrations = profiles or {}, dict(calibrations or {})
+        self._settled: dict[tuple[object, ...], Training] = {}
         self._known: dict[tuple[object, ...], StageCost] = {}
         self._apart: dict[tuple[object, ...], tuple[StageCost, StageCost]] = {}
 
@@ -78,16 +85,28 @@ class JobCosts:
             self._calibrations[name] = calibration_of(site.device)
         return self._calibrations[name]
 
+    def settled(self, layout: Layout) -> Training:
+        """The training with ``auto`` replaced by what `layout` decides."""
+        key = (layout.zero, layout.sequence_parallel)
+        if key not in self._settled:
+            self._settled[key] = settle(self.training, layout)
+        return self._settled[key]
+
+    def _shape(self, layout: Layout) -> tuple[object, ...]:
+        """All of a layout that the cost of a stage depends on."""
+        shares = (layout.data, layout.data_inside) if self.settled(layout).zero1 else ()
+        degrees = (layout.tensor, layout.context, layout.expert, layout.microbatch_size)
+        return (*degrees, layout.zero, layout.sequence_parallel, *shares)
+
     def stage(
         self, layout: Layout, site: Site, num_layers: int, recompute: Recompute, *, embedding: bool, head: bool
     ) -> StageCost:
         """What one stage at `site` costs that recomputes so; errors as for `stage_cost`."""
-        num_shares = layout.data if self.training.zero1 else 1
-        key = (site.name, num_layers, recompute, embedding, head, layout.tensor, layout.microbatch_size, num_shares)
+        key = (site.name, num_layers, recompute, embedding, head, *self._shape(layout))
         if key not in self._known:
             self._known[key] = stage_cost(
                 self.model,
-                self.training.model_copy(update={"recompute": recompute}),
+                self.settled(layout).model_copy(update={"recompute": recompute}),
                 *(layout, site, num_layers),
                 embedding=embedding,
                 head=head,
@@ -100,8 +119,7 @@ class JobCosts:
         self, layout: Layout, site: Site, recompute: Recompute, *, embedding: bool, head: bool
     ) -> tuple[StageCost, StageCost]:
         """The same stage with no layer, and with one: what it costs is linear in their number."""
-        num_shares = layout.data if self.training.zero1 else 1
-        key = (site.name, recompute, embedding, head, layout.tensor, layout.microbatch_size, num_shares)
+        key = (site.name, recompute, embedding, head, *self._shape(layout))
         if key not in self._apart:
             none, one = (self.stage(layout, site, n, recompute, embedding=embedding, head=head) for n in (0, 1))
             self._apart[key] = none, one
@@ -127,12 +145,16 @@ def stage_cost(
     Raises InputError when the profile was measured for something else, InfeasibleError when the device lacks the
     precision.
     """
+    training = settle(training, layout)
     if training.recompute == "auto":
         training = training.model_copy(update={"recompute": "none"})
     part = _Slice(num_layers, embedding, head)
     job = (model, training, layout)
     times = _times(part, *job, site, profile, calibration or calibration_of(site.device))
     num_params = stage_params(model, num_layers, embedding=embedding, head=head)
+    expert_params = num_layers * model.num_expert_params / (layout.tensor * layout.expert)
+    device_params = (num_params - num_layers * model.num_expert_params) / layout.tensor + expert_params
+    working = memory.working_bytes(*job) + memory.gathered_bytes(compute.device_layer_params(model, layout), training)
     return StageCost(
         forward_s=times.forward_s,
         input_grad_s=times.input_grad_s,
@@ -145,10 +167,13 @@ def stage_cost(
         weight_stash_bytes=part.weigh(
             memory.layer_stash_bytes(*job), memory.embedding_stash_bytes(*job), memory.head_stash_bytes(*job)
         ),
-        static_bytes=memory.state_bytes(num_params, training, layout),
-        working_bytes=memory.working_bytes(*job) if num_layers else 0.0,
+        static_bytes=memory.state_bytes(device_params, training, layout),
+        working_bytes=working if num_layers else 0.0,
         boundary_bytes=memory.boundary_bytes(*job),
         num_params=num_params,
+        device_params=device_params,
+        expert_params=expert_params,
+        num_buckets=max(1, num_layers),
     )
 
 

@@ -10,7 +10,12 @@ from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
 from farpipe.cost.stage import JobCosts, StageCost
+<<<<<<< HEAD
 from farpipe.cost.transfer import narrowed_bytes, replica_way, ring_bytes, site_way
+=======
+from farpipe.cost.transfer import Collective, Way, narrowed_bytes, replica_way, ring_bytes, site_way
+from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer
+>>>>>>> b4d86f8 (wip: cost model of ZeRO, context, experts, overlap)
 from farpipe.spec import Cluster, Device, Model, Site, Training
 from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer
 
@@ -29,11 +34,11 @@ class StepCost:
 def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], cluster: Cluster) -> StepCost:
     """One step of one replica of a job on `placements` (one per stage, in pipeline order).
 
-    Gradients of the replicas are reduced after a stage's last W, beside the computation of other ranks but not of its
-    own (Megatron-LM without overlap); with ZeRO-1 they are reduce-scattered, and the parameters gathered before the
-    first F. Replicas at several sites reduce inside each site, then over the ring of sites, then hand out the sums
-    inside; the Problem has the middle part. Tied embeddings: the first and the last stage send each other their
-    gradient of the shared matrix.
+    Gradients of the replicas are reduced after a stage's last W; with ZeRO-1 they are reduce-scattered, and the
+    parameters gathered before the first F. Of both the Problem has what does not run beside the stage's own last
+    backward and first forward (`training.overlap`). ZeRO-2 and 3 are part of every microbatch. Replicas at several
+    sites reduce inside each site, then over the ring of sites, then hand the sums out inside; the Problem has the middle
+    part. Tied embeddings: the first and the last stage send each other their gradient of the shared matrix.
 
     Raises InputError when the parts do not fit together or a profile was measured for something else, InfeasibleError
     when devices or a link are missing.
@@ -56,9 +61,9 @@ class _Step:
     def model(self) -> Model:
         return self.costs.model
 
-    @property
+    @cached_property
     def training(self) -> Training:
-        return self.costs.training
+        return self.costs.settled(self.layout)
 
     def problem(self) -> Problem:
         costs, links = self.stage_costs, self.links()
@@ -131,7 +136,7 @@ class _Step:
 
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
         found = [self._replica_sync(links, p, cost) for p, cost in zip(self.placements, costs, strict=True)]
-        if self.layout.data == 1:
+        if not self.layout.replica_sites and self.layout.num_shares == 1:
             there, back = self._tied_exchange(links)
             if there is not None and back is not None:
                 found[0], found[-1] = Sync(reduce=there), Sync(reduce=back)
@@ -139,27 +144,60 @@ class _Step:
 
     def _replica_sync(self, links: StepLinks, placement: Placement, cost: StageCost) -> Sync | None:
         """The collectives of the stage's replicas on one site, or of their sites."""
-        if self.layout.data == 1:
-            return None
         if self.layout.replica_sites:
             return self._sync_over_sites(links, cost)
-        site, precision = self.cluster.site(placement.site), self.training.precision
-        way = replica_way(site, self.calibration(site), self.layout)
-        num_params = cost.num_params / self.layout.tensor
-        size, gradients = self.layout.data, num_params * memory.gradient_bytes(precision)
+        if self.layout.num_shares == 1 or self.training.zero in (2, 3):  # those are part of every microbatch
+            return None
+        way = self._replica_way(placement)
+        reduce = self._exposed(way, self._gradient_bytes(cost), cost, cost.input_grad_s + cost.weight_grad_s)
         if not self.training.zero1:
-            return Sync(reduce=links.ring(placement.rank, way, ring_bytes("all-reduce", gradients, size)))
-        weights = num_params * memory.element_bytes(precision)
+            return Sync(reduce=links.ring(placement.rank, way, reduce))
+        gather = self._exposed(way, self._weight_bytes(cost), cost, cost.forward_s)
         return Sync(
-            gather=links.ring(placement.rank, way, ring_bytes("all-gather", weights, size)),
-            reduce=links.ring(placement.rank, way, ring_bytes("reduce-scatter", gradients, size)),
+            gather=links.ring(placement.rank, way, gather),
+            reduce=links.ring(placement.rank, way, reduce),
         )
 
+    def _replica_way(self, placement: Placement) -> Way:
+        site = self.cluster.site(placement.site)
+        return replica_way(site, self.calibration(site), self.layout)
+
+    def _gradient_bytes(self, cost: StageCost) -> float:
+        """What a device sends to sum the stage's gradients over its replicas, whole or divided."""
+        kind: Collective = "reduce-scatter" if self.training.zero1 else "all-reduce"
+        return self._ring_bytes(kind, cost, memory.gradient_bytes(self.training.precision))
+
+    def _weight_bytes(self, cost: StageCost) -> float:
+        return self._ring_bytes("all-gather", cost, memory.element_bytes(self.training.precision))
+
+    def _ring_bytes(self, kind: Collective, cost: StageCost, width: int) -> float:
+        """Experts are the same on fewer devices than all else."""
+        size, expert = self.layout.num_shares, self.layout.expert
+        common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, size)
+        return common + ring_bytes(kind, cost.expert_params * width, size // expert)
+
+    def _exposed(self, way: Way, num_bytes: float, cost: StageCost, beside_s: float) -> float:
+        """What of a collective is left when it runs beside the pass of one microbatch that takes `beside_s`.
+
+        Gradients are summed in buckets as the last microbatch's backward makes them, and parameters gathered in the
+        order in which the first forward needs them (Megatron-LM's distributed optimizer, FSDP); one bucket, here a
+        layer's, is always left.
+        """
+        site_share = self.overlap_fraction if self.training.overlap else 0.0
+        if not site_share:
+            return num_bytes
+        left = num_bytes - site_share * beside_s * way.bandwidth_bytes_per_s
+        return max(left, num_bytes / max(1, cost.num_buckets))
+
+    @cached_property
+    def overlap_fraction(self) -> float:
+        return min(self.calibration(site).overlap_fraction for site in self.sites.values())
+
     def _sync_over_sites(self, links: StepLinks, cost: StageCost) -> Sync:
-        """Whatever number of replicas a site has, everything crosses once."""
+        """Whatever number of replicas a site has, everything crosses once; ZeRO-2 and 3 divide inside a site only."""
         size, precision = len(self.layout.replica_sites), self.training.precision
         gradients = cost.num_params * memory.gradient_bytes(precision)
-        if not self.training.zero1:
+        if self.training.zero != 1:
             return Sync(reduce=links.ring_over_sites(ring_bytes("all-reduce", gradients, size)))
         weights = cost.num_params * memory.element_bytes(precision)
         return Sync(
@@ -173,19 +211,19 @@ class _Step:
         A ring of n sites goes round in 2 (n - 1) turns (two sites sum in one), of which the Problem has the first of
         each collective; bytes are all in the Problem.
         """
-        homes, zero1 = self.layout.replica_sites, self.training.zero1
+        homes = self.layout.replica_sites
         if not homes:
             return 0.0
-        turns = 2 * (len(homes) - 1) - (2 if zero1 else 1) if len(homes) > 2 else 0
+        turns = 2 * (len(homes) - 1) - (2 if self.training.zero == 1 else 1) if len(homes) > 2 else 0
         latency_s = max(link.latency_s for link in ring_links(self.cluster, homes))
         return turns * latency_s + max(map(self._inside_s, self.placements, self.stage_costs))
 
     def _inside_s(self, placement: Placement, cost: StageCost) -> float:
         """The stage's collectives inside a site that has several replicas."""
-        size, precision = self.layout.data_inside, self.training.precision
-        if size == 1:
+        size, precision = self.layout.num_shares, self.training.precision
+        if size == 1 or self.training.zero in (2, 3):
             return 0.0
-        site, num_params = self.sites[placement.rank], cost.num_params / self.layout.tensor
+        site, num_params = self.sites[placement.rank], cost.device_params
         back = memory.element_bytes(precision) if self.training.zero1 else memory.gradient_bytes(precision)
         num_bytes = ring_bytes("reduce-scatter", num_params * memory.gradient_bytes(precision), size)
         way = replica_way(site, self.calibration(site), self.layout)
@@ -200,17 +238,17 @@ class _Step:
 
     def late_tied_exchange_s(self) -> float:
         """With replicas the exchange comes after their reduction, so outside the pipeline."""
-        if self.layout.data == 1:
+        if not self.layout.replica_sites and self.layout.num_shares == 1:
             return 0.0
         links = self.links()
         return max((links.seconds(t) for t in self._tied_exchange(links) if t is not None), default=0.0)
 
     def optimizer_s(self, costs: Sequence[StageCost]) -> float:
         """The slowest rank's Adam; ZeRO-1 divides it over the replicas."""
-        shards = self.layout.tensor * (self.layout.data if self.training.zero1 else 1)
+        shards = memory.num_shares(self.training, self.layout)
         seconds = []
         for rank, site in self.sites.items():
-            num_params = sum(cost.num_params for cost in self._of_rank(rank, costs)) / shards
+            num_params = sum(cost.device_params for cost in self._of_rank(rank, costs)) / shards
             seconds.append(num_params * self._optimizer_s_per_param(site.device, self.calibration(site)))
         return max(seconds)
 

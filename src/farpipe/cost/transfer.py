@@ -73,7 +73,7 @@ def ring_way(site: Site, calibration: Calibration, size: int, stride: int = 1) -
     inside, across = machine_way(site, calibration), site_way(site, calibration)
     steps = 2 * math.ceil(math.log2(size)) if size > 1 else 0
     if size * stride <= site.devices_per_machine:
-        return Way(steps * inside.latency_s, inside.bandwidth_bytes_per_s)
+        return Way(steps * inside.latency_s, inside.bandwidth_bytes_per_s / calibration.crowd(size * stride))
     neighbours = max(1, min(size, site.devices_per_machine // stride))
     bandwidth = min(inside.bandwidth_bytes_per_s, neighbours * across.bandwidth_bytes_per_s)
     return Way(steps * across.latency_s, bandwidth)
@@ -93,9 +93,26 @@ def tensor_collective_s(site: Site, calibration: Calibration, layout: Layout, nu
     return calibration.collective_start_s + way.seconds(ring_bytes("all-reduce", num_bytes, layout.tensor))
 
 
+def context_exchange_s(site: Site, calibration: Calibration, layout: Layout, num_bytes: float) -> float:
+    """Sending `num_bytes` of keys and values on to every other context-parallel device in turn (ring attention, arXiv
+    2310.01889)."""
+    way = ring_way(site, calibration, layout.context, layout.tensor)
+    return calibration.collective_start_s + way.seconds(
+        ring_bytes("all-gather", num_bytes * layout.context, layout.context)
+    )
+
+
+def expert_exchange_s(site: Site, calibration: Calibration, layout: Layout, num_bytes: float) -> float:
+    """One all-to-all of `num_bytes` of each device over the expert-parallel ones; its own share stays."""
+    if layout.expert == 1:
+        return 0.0
+    way = ring_way(site, calibration, layout.expert, layout.tensor)
+    return calibration.collective_start_s + way.seconds((layout.expert - 1) / layout.expert * num_bytes)
+
+
 def replica_way(site: Site, calibration: Calibration, layout: Layout) -> Way:
-    """The data-parallel ring of one device, inside its site."""
-    return ring_way(site, calibration, layout.data_inside, layout.tensor)
+    """The ring of the devices of a site that hold the same slice of the model."""
+    return ring_way(site, calibration, layout.num_shares, layout.tensor)
 
 
 def rank_way(site: Site, calibration: Calibration, layout: Layout, source: int, target: int) -> Way:
@@ -104,4 +121,4 @@ def rank_way(site: Site, calibration: Calibration, layout: Layout, source: int, 
     first, last = min(source, target) * size, (max(source, target) + 1) * size - 1
     way = machine_way if first // machine == last // machine else site_way
     one = way(site, calibration)
-    return Way(one.latency_s, one.bandwidth_bytes_per_s * layout.tensor)
+    return Way(one.latency_s, one.bandwidth_bytes_per_s * layout.tensor * layout.context)

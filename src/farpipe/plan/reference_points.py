@@ -8,26 +8,41 @@ which the row takes the tolerance and everything that it has no column for.
 import csv
 import datetime
 import io
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.catalog import device_row
 from farpipe.cost import Layout, Placement, place_evenly
 from farpipe.errors import InputError
-from farpipe.spec import Cluster, LocalLink, Model, Precision, Recompute, Site, Training
-from farpipe.spec.part import Count, Flag, Part, Positive, Text, fault
+from farpipe.spec import Cluster, LocalLink, Matmul, Model, Precision, Recompute, Site, Training, Zero
+from farpipe.spec.model import Experts
+from farpipe.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
 from farpipe.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
 from farpipe.strict import expect_format, nearest, parse_toml, read_text, validate
 
 FORMAT: Final = "farpipe/points/1"
 
 
+def _choices(value: Any) -> Any:
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Choices = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(_choices)]
+"""A number, or several of which it is not known which one was used."""
+
+
 class ReferencePoint(Part):
-    """One measured step of a GPT, and all that is needed to predict it."""
+    """One measured step, and all that is needed to predict it.
+
+    Where a microbatch size or a number of virtual stages was not published, several stand for it, and the fastest that
+    fits in memory is taken.
+    """
 
     model: Text = "GPT"
     num_layers: Count
@@ -37,55 +52,99 @@ class ReferencePoint(Part):
     ffn_hidden: Count | None = None
     """4 x hidden if not given."""
     gated_mlp: Flag = False
+    """With Llama's norms and rotary positions and without biases, else GPT's."""
     tied_embeddings: Flag = True
+    experts: Experts | None = None
     vocab_size: Count
     sequence_length: Count
     global_batch: Count
-    microbatch_size: Count
+    microbatch_size: Choices
     tensor: Count
     data: Count
     pipeline: Count
-    virtual: Count = 1
+    virtual: Choices = (1,)
+    context: Count = 1
+    expert: Count = 1
+    layers: tuple[Natural, ...] | None = None
+    """Of every stage; None: as even as can be, the first ones having one more."""
+    schedule: Name | None = None
+    """None: 1F1B, interleaved where a rank has several stages."""
     precision: Precision = "bf16"
+    matmul: Matmul = "same"
     recompute: Recompute
     sequence_parallel: Flag = False
     flash_attention: Flag
-    zero1: Flag = False
+    dropout: Flag = False
+    overlap: Flag = True
+    zero: Zero = 0
     device: DevicePreset
     devices_per_machine: Count = 8
     site_link_latency: Latency
     site_link_bandwidth: Bandwidth
     step_s: Positive
+    memory_bytes: Positive | None = None
+    """The most that a device had allocated."""
+    context_bytes: NonNegative = 0.0
+    """What of it no model accounts for: the driver's context and buffers of libraries."""
 
     def __str__(self) -> str:
-        degrees = f"t{self.tensor} d{self.data} p{self.pipeline}" + (f" v{self.virtual}" if self.virtual > 1 else "")
-        return f"{self.model} {degrees} b{self.microbatch_size} {self.recompute}"
+        degrees = f"t{self.tensor} d{self.data} p{self.pipeline}"
+        more = {"c": self.context, "e": self.expert, "v": self.virtual[0] if len(self.virtual) == 1 else 1}
+        degrees += "".join(f" {letter}{number}" for letter, number in more.items() if number > 1)
+        size = f"b{self.microbatch_size[0]}" if len(self.microbatch_size) == 1 else "b?"
+        order = f" {self.schedule}" if self.schedule else ""
+        return f"{self.model} {degrees} {size} B{self.global_batch} {self.recompute}{order}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_zero1(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and isinstance(given.get("zero1"), bool) and "zero" not in given:
+            return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+        return given
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        sequences = self.data * self.microbatch_size
-        if self.global_batch % sequences:
-            raise fault(f"{self.global_batch} is not a multiple of {sequences} sequences at a time", "global_batch")
-        if self.pipeline * self.virtual > self.num_layers:
-            raise fault(f"{self.pipeline * self.virtual} stages are more than {self.num_layers} layers", "pipeline")
-        self.job()
+        if not any(self._fits(size, virtual) for size, virtual in self._choices()):
+            size, virtual = next(self._choices())
+            if self.global_batch % (self.data * size):
+                message = f"{self.global_batch} is not a multiple of {self.data * size} sequences at a time"
+                raise fault(message, "global_batch")
+            raise fault(f"{self.pipeline * virtual} stages are more than {self.num_layers} layers", "pipeline")
+        self.jobs()
         return self
 
+    def _choices(self) -> Iterator[tuple[int, int]]:
+        yield from product(self.microbatch_size, self.virtual)
+
+    def _fits(self, size: int, virtual: int) -> bool:
+        """Whether the batch and the layers can be divided so; interleaving needs whole rounds of microbatches."""
+        count, rest = divmod(self.global_batch, self.data * size)
+        rounds = virtual == 1 or not count % self.pipeline
+        return not rest and self.pipeline * virtual <= self.num_layers and (rounds or len(self.virtual) == 1)
+
+    def jobs(self) -> list["ReferenceJob"]:
+        """The point as the parts of a job, one for each choice that is possible."""
+        return [self._job(size, virtual) for size, virtual in self._choices() if self._fits(size, virtual)]
+
     def job(self) -> "ReferenceJob":
-        """The point as the parts of a job."""
-        sequences = self.data * self.microbatch_size
+        """The first of `jobs`."""
+        return self.jobs()[0]
+
+    def _job(self, size: int, virtual: int) -> "ReferenceJob":
         layout = Layout(
             pipeline=self.pipeline,
             data=self.data,
             tensor=self.tensor,
-            virtual=self.virtual,
-            microbatch_size=self.microbatch_size,
-            num_microbatches=self.global_batch // sequences,
+            virtual=virtual,
+            microbatch_size=size,
+            num_microbatches=self.global_batch // (self.data * size),
+            context=self.context,
+            expert=self.expert,
         )
         each, more = divmod(self.num_layers, layout.num_stages)
-        layers = [each + (stage < more) for stage in range(layout.num_stages)]
+        layers = self.layers or [each + (stage < more) for stage in range(layout.num_stages)]
         placements = place_evenly(["site"] * self.pipeline, layers, self.recompute)
-        return ReferenceJob(self._model(), self._training(), layout, placements, self._cluster(layout))
+        return ReferenceJob(self._model(), self._training(size), layout, placements, self._cluster(layout))
 
     def _model(self) -> Model:
         return Model(
@@ -98,16 +157,17 @@ class ReferencePoint(Part):
             gated_mlp=self.gated_mlp,
             vocab_size=self.vocab_size,
             tied_embeddings=self.tied_embeddings,
-            norm="layernorm",
-            positions="learned",
+            norm="rmsnorm" if self.gated_mlp else "layernorm",
+            positions="rotary" if self.gated_mlp else "learned",
             max_sequence_length=self.sequence_length,
-            bias=True,
+            bias=not self.gated_mlp,
+            experts=self.experts,
         )
 
-    def _training(self) -> Training:
-        same = ("sequence_length", "global_batch", "microbatch_size", "precision", "recompute")
-        flags = ("sequence_parallel", "flash_attention", "zero1")
-        return Training.model_validate({name: getattr(self, name) for name in same + flags})
+    def _training(self, size: int) -> Training:
+        same = ("sequence_length", "global_batch", "precision", "matmul", "recompute", "zero")
+        flags = ("sequence_parallel", "flash_attention", "dropout", "overlap")
+        return Training.model_validate({name: getattr(self, name) for name in same + flags} | {"microbatch_size": size})
 
     def _cluster(self, layout: Layout) -> Cluster:
         num_machines = -(-layout.pipeline * layout.devices_per_rank // self.devices_per_machine)

@@ -39,8 +39,8 @@ def changes(job: Job, costs: JobCosts) -> Iterator[Change]:
     yield from _lighter_training(job)
     yield from _fewer_pins(job)
     freed = _pins(job, **dict.fromkeys(type(job.layout).model_fields))
-    lightest = _training(freed, recompute="full", zero1=True)
-    yield 'training.recompute = "full" and training.zero1 = true, without pins in layout', lightest
+    lightest = _training(freed, recompute="full", zero=1)
+    yield 'training.recompute = "full" and training.zero = 1, without pins in layout', lightest
     factor = _least(lambda times: _fits(_more_devices(job, times), costs), MOST_DEVICES)
     if factor is not None:
         changed = _more_devices(job, factor)
@@ -94,7 +94,7 @@ def _lighter_training(job: Job) -> Iterator[Change]:
     if training.recompute in ("none", "selective"):
         yield 'training.recompute = "auto"', _training(job, recompute="auto")
     if not training.zero1:
-        yield "training.zero1 = true", _training(job, zero1=True)
+        yield "training.zero = 1", _training(job, zero=1)
     if training.microbatch_size not in (None, 1):
         yield "training.microbatch_size = 1", _training(job, microbatch_size=1)
 

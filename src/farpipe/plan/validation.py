@@ -103,7 +103,7 @@ def predict_step_s(point: ReferencePoint) -> float:
     job = point.job()
     try:
         step = step_cost(JobCosts(job.model, job.training), job.layout, job.placements, job.cluster)
-        schedule = order("interleaved" if point.virtual > 1 else "1f1b", step.problem)
+        schedule = order("interleaved" if job.layout.virtual > 1 else "1f1b", step.problem)
     except FarpipeError as error:
         raise type(error)(f"{point}: {error}") from None
     return simulate(step.problem, schedule).makespan_s + step.overhead_s

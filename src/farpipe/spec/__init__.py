@@ -6,7 +6,7 @@ from farpipe.spec.load import load_cluster, load_job, parse_job
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
 from farpipe.spec.prices import Prices
-from farpipe.spec.training import Data, Precision, Recompute, Training, WireType
+from farpipe.spec.training import Data, Matmul, Precision, Rate, Recompute, Training, WireType, Zero
 
 __all__ = [
     "Cluster",
@@ -15,16 +15,19 @@ __all__ = [
     "Job",
     "Link",
     "LocalLink",
+    "Matmul",
     "Model",
     "Pins",
     "Precision",
     "Prices",
+    "Rate",
     "Recompute",
     "Request",
     "RotaryScaling",
     "Site",
     "Training",
     "WireType",
+    "Zero",
     "load_cluster",
     "load_job",
     "parse_job",

@@ -19,7 +19,7 @@ from farpipe.spec.part import (
     fault,
 )
 from farpipe.spec.prices import Prices
-from farpipe.spec.training import Precision
+from farpipe.spec.training import Rate
 from farpipe.strict import nearest
 from farpipe.units import format_bytes
 
@@ -34,7 +34,7 @@ class Device(Part):
     """One accelerator."""
 
     name: Name
-    peak_flops: dict[Precision, Positive] = Field(min_length=1)
+    peak_flops: dict[Rate, Positive] = Field(min_length=1)
     """Dense FLOP/s by precision, without sparsity; a precision that is missing can't be used."""
     memory_bytes: Positive
     memory_bandwidth_bytes_per_s: Positive

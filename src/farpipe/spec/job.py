@@ -117,6 +117,11 @@ class Job(Part):
                 f"{device.name} has no rate for {precision} (training.precision), only for {known}",
                 *("cluster", "sites", index, "device"),
             )
+        wanted = {"tf32": "tf32", "fp8": "fp8", "mxfp8": "fp8"}.get(self.training.matmul, precision)
+        if wanted not in device.peak_flops:
+            raise fault(
+                f"{device.name} has no rate for {wanted} (training.matmul)", *("cluster", "sites", index, "device")
+            )
         num_shares = self.layout.tensor or site.devices_per_machine
         share_bytes = self.model.num_layer_params * self.training.num_bytes_per_param / num_shares
         if share_bytes > device.memory_bytes:

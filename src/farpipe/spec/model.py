@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from farpipe.spec.part import Count, Flag, Name, Part, Positive, Text, fault
+from farpipe.spec.part import Count, Flag, Name, Natural, Part, Positive, Text, fault
 
 
 def _all_heads(known: dict[str, Any]) -> int:
@@ -45,6 +45,42 @@ class RotaryScaling(Part):
         return self
 
 
+class Experts(Part):
+    """A mixture of experts in place of the MLP: a token goes through `per_token` of them (arXiv 2401.04088)."""
+
+    num_experts: Count
+    per_token: Count
+    ffn_hidden: Count
+    """Inner width of one expert."""
+    shared_ffn_hidden: Natural = 0
+    """Inner width of what every token goes through besides; 0: nothing."""
+    num_dense_layers: Natural = 0
+    """The first layers, which have the model's plain MLP; their times are taken for those of the others."""
+    router_bias: Natural = 0
+    """Trained or corrected biases of the router for each expert: 1 where there is one."""
+    expert_bias: Flag = False
+    """Whether the linear layers of the experts have biases."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.per_token > self.num_experts:
+            raise fault(f"{self.per_token} of {self.num_experts} experts", "per_token")
+        return self
+
+
+class LatentAttention(Part):
+    """Multi-head latent attention: keys and values come from a narrow vector (DeepSeek-V2, arXiv 2405.04434)."""
+
+    query_rank: Natural = 0
+    """Width that queries are made from; 0: the residual stream itself."""
+    kv_rank: Count
+    nope_dim: Count
+    """Width of a head's part without positions."""
+    rope_dim: Count
+    """Width of its part with rotary positions; the key's is shared by all heads."""
+    value_dim: Count
+
+
 class Model(Part):
     """A decoder-only transformer: `num_layers` equal layers between an embedding and a head."""
 
@@ -79,6 +115,16 @@ class Model(Part):
     """Whether the linear layers of attention and MLP have biases (the head never has)."""
     qkv_bias: Flag = False
     """Whether query, key and value have biases though nothing else has, as in Qwen2."""
+    attention_bias: Flag = False
+    """Whether query, key, value and output have biases though the MLP has none, as in GPT-OSS."""
+    qk_norm: Flag = False
+    """Whether queries and keys are normalised head by head, as in Qwen3: a gain of a head's width each."""
+    attention_sinks: Flag = False
+    """Whether every head has a learned logit beside the scores, as in GPT-OSS."""
+    experts: Experts | None = None
+    """Mixture of experts in place of the MLP."""
+    latent_attention: LatentAttention | None = None
+    """Keys and values from a narrow vector, as in DeepSeek-V3; None: plain or grouped-query attention."""
     hugging_face: Text | None = None
     """Folder with config.json and safetensors whose weights the training starts from; None: random weights."""
 
@@ -113,16 +159,46 @@ class Model(Part):
     @property
     def num_attention_params(self) -> int:
         """Parameters of one layer's attention: query, key, value, output."""
+        if self.latent_attention is not None:
+            return self._num_latent_params(self.latent_attention)
         weights = 2 * self.hidden * (self.attention_hidden + self.kv_hidden)
         inward = self.attention_hidden + 2 * self.kv_hidden
-        return weights + self.bias * (inward + self.hidden) + self.qkv_bias * inward
+        biases = (self.bias or self.attention_bias) * (inward + self.hidden) + self.qkv_bias * inward
+        return weights + biases + self.qk_norm * 2 * self.head_dim + self.attention_sinks * self.num_heads
+
+    def _num_latent_params(self, at: LatentAttention) -> int:
+        width = self.num_heads * (at.nope_dim + at.rope_dim)
+        query = at.query_rank * (self.hidden + width + 1) if at.query_rank else self.hidden * width
+        key_value = self.hidden * (at.kv_rank + at.rope_dim) + at.kv_rank
+        outward = at.kv_rank * self.num_heads * (at.nope_dim + at.value_dim)
+        return query + key_value + outward + self.num_heads * at.value_dim * self.hidden
 
     @property
     def num_mlp_params(self) -> int:
-        """Parameters of one layer's MLP."""
+        """Parameters of one layer's MLP, or of all its experts, their router and what they share."""
+        return self.num_expert_params + self.num_shared_mlp_params
+
+    @property
+    def num_expert_params(self) -> int:
+        """Parameters of all experts of one layer, which expert parallelism divides; 0 without experts."""
+        if self.experts is None:
+            return 0
+        return self.experts.num_experts * self._num_plain_mlp_params(
+            self.experts.ffn_hidden, bias=self.experts.expert_bias
+        )
+
+    @property
+    def num_shared_mlp_params(self) -> int:
+        """Parameters of one layer's MLP that every token goes through: all of them, without experts."""
+        if self.experts is None:
+            return self._num_plain_mlp_params(self.ffn_hidden, bias=self.bias)
+        router = self.experts.num_experts * (self.hidden + self.experts.router_bias)
+        shared = self.experts.shared_ffn_hidden
+        return router + (self._num_plain_mlp_params(shared, bias=False) if shared else 0)
+
+    def _num_plain_mlp_params(self, inner: int, *, bias: bool) -> int:
         num_inward = 2 if self.gated_mlp else 1
-        weights = (num_inward + 1) * self.hidden * self.ffn_hidden
-        return weights + self.bias * (num_inward * self.ffn_hidden + self.hidden)
+        return (num_inward + 1) * self.hidden * inner + bias * (num_inward * inner + self.hidden)
 
     @property
     def num_norm_params(self) -> int:
@@ -148,4 +224,17 @@ class Model(Part):
     @property
     def num_params(self) -> int:
         """Parameters of the whole model; a tied matrix counts once."""
-        return self.num_embedding_params + self.num_layers * self.num_layer_params + self.num_head_params
+        layers = self.num_layers * self.num_layer_params
+        if self.experts is not None:
+            dense = self._num_plain_mlp_params(self.ffn_hidden, bias=self.bias)
+            layers += self.experts.num_dense_layers * (dense - self.num_mlp_params)
+        return self.num_embedding_params + layers + self.num_head_params
+
+    @property
+    def num_active_params(self) -> int:
+        """Parameters that one token goes through; all of them without experts."""
+        if self.experts is None:
+            return self.num_params
+        idle = self.experts.num_experts - self.experts.per_token
+        each = self.num_expert_params // self.experts.num_experts
+        return self.num_params - (self.num_layers - self.experts.num_dense_layers) * idle * each

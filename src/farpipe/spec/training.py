@@ -1,5 +1,6 @@
 """How the model is trained, on which data."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
@@ -10,6 +11,13 @@ from farpipe.strict import finite
 Precision = Literal["bf16", "fp16", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 """Activations that a stage computes again in the backward pass: none, attention's, all but a layer's input."""
+Zero = Literal[0, 1, 2, 3]
+"""What the replicas of one site divide among them (Rajbhandari et al., arXiv 1910.02054): 0 nothing, 1 the optimizer's
+state, 2 gradients too, 3 parameters too (FSDP), which are gathered layer by layer."""
+Rate = Literal[Precision, "tf32", "fp8"]
+"""What a device has a rate for."""
+Matmul = Literal["same", "tf32", "fp8", "mxfp8"]
+"""What matrix products are computed in: the training's precision, or narrower numbers; sums stay in 32 bit."""
 WireType = Literal["none", "bf16", "fp8", "int8"]
 """Numbers that activations and their gradients are rounded to between sites."""
 
@@ -17,6 +25,12 @@ WireType = Literal["none", "bf16", "fp8", "int8"]
 def _or_none(value: Any) -> Any:
     """TOML has no null: there the word none switches clipping off."""
     return None if value is None or value == "none" else finite(value, exclusive=True)
+
+
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected 'auto' or 0 to 3, found a flag")
+    return value
 
 
 class Training(Part):
@@ -35,12 +49,19 @@ class Training(Part):
     """What every stage recomputes; ``auto`` leaves it to the planner, which decides for each stage."""
     wire_type: WireType = "none"
     """What activations and their gradients are rounded to on their way between sites: fewer bytes, less exact."""
-    zero1: Flag = False
-    """Optimizer state is divided over the data-parallel replicas."""
-    sequence_parallel: Flag = False
-    """Norms and dropout are divided over the tensor-parallel devices as well."""
+    zero: Annotated[Literal["auto"] | Zero, BeforeValidator(_no_flag)] = "auto"
+    """Stage of ZeRO; ``auto`` leaves it to the planner. `zero1 = true` is another way to write 1."""
+    sequence_parallel: Literal["auto"] | Flag = "auto"
+    """Norms and dropout are divided over the tensor-parallel devices as well; ``auto`` leaves it to the planner."""
     flash_attention: Flag = True
     """Attention never keeps the matrix of scores."""
+    matmul: Matmul = "same"
+    """Narrower numbers in matrix products of the layers than `precision` says."""
+    dropout: Flag = False
+    """Whether activations and attention are dropped out, with a mask of one byte for each number."""
+    overlap: Flag = True
+    """Replicas' collectives run beside the rank's own computation where the device lets them (Megatron-LM's
+    ``--overlap-grad-reduce`` and ``--overlap-param-gather``, FSDP)."""
     learning_rate: Positive = 3e-4
     betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: NonNegative = 0.1
@@ -65,12 +86,23 @@ class Training(Part):
     keep_checkpoints: Natural = 2
     """The newest ones that are kept; 0: none is written, not even at the end."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_zero1(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "zero1" not in given or "zero" in given:
+            return given
+        if not isinstance(given["zero1"], bool):
+            raise fault("input should be a valid boolean", "zero1")
+        return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.microbatch_size is not None and self.global_batch % self.microbatch_size:
             raise fault(f"{self.microbatch_size} does not divide global_batch {self.global_batch}", "microbatch_size")
         if self.wire_type == "bf16" and self.precision != "fp32":
             raise fault(f"'bf16' is no narrower than precision {self.precision}; 'fp8' and 'int8' are", "wire_type")
+        if self.matmul == "tf32" and self.precision != "fp32":
+            raise fault(f"tf32 is for fp32, but precision is {self.precision}", "matmul")
         self._check_decay()
         return self
 
@@ -85,6 +117,11 @@ class Training(Part):
             raise fault(f"{self.decay_steps} steps are over before warmup_steps {self.warmup_steps}", "decay_steps")
 
     @property
+    def zero1(self) -> bool:
+        """Whether the optimizer's state is divided over the replicas."""
+        return self.zero in (1, 2, 3)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step."""
         return self.sequence_length * self.global_batch
@@ -94,10 +131,12 @@ class Training(Part):
         """Bytes that a parameter surely takes on its device: weight, gradient and AdamW's state.
 
         Two 16-bit figures beside float32 master weight and two moments, or four float32 figures (ZeRO, arXiv
-        1910.02054, section 3.1). What ZeRO-1 divides over the replicas is left out, for they may be many.
+        1910.02054, section 3.1). What ZeRO divides, or could, over the replicas is left out, for they may be many.
         """
-        weight_and_gradient = 8 if self.precision == "fp32" else 4
-        return weight_and_gradient if self.zero1 else 16
+        if self.zero == 0:
+            return 16
+        width = 4 if self.precision == "fp32" else 2
+        return {1: 2 * width, 2: width}.get(self.zero, 0) if isinstance(self.zero, int) else 0
 
 
 class Data(Part):

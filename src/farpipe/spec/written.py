@@ -31,7 +31,7 @@ from farpipe.spec.part import (
     possible_bandwidth,
 )
 from farpipe.spec.prices import Prices
-from farpipe.spec.training import Data, Precision, Training
+from farpipe.spec.training import Data, Rate, Training
 from farpipe.strict import nearest
 from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
 
@@ -159,7 +159,7 @@ class WrittenDevice(Written):
 
     preset: DevicePreset | None = None
     name: Name | None = None
-    peak: dict[Precision, Flops] = Field(default_factory=dict)
+    peak: dict[Rate, Flops] = Field(default_factory=dict)
     memory: Memory | None = None
     memory_bandwidth: MemoryBandwidth | None = None
     power: Power | None = None
