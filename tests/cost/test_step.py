@@ -1,13 +1,14 @@
 """From a placed job to the Problem of one step."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_jobs import A100, layout, llama, placed, site, step, training, two_sites
-from farpipe.cost import JobCosts, Placement, calibration_of, place_evenly, place_stages, stage_cost
+from farpipe.cost import JobCosts, Placement, calibration_of, place_evenly, place_stages, settle, stage_cost
 from farpipe.cost.stage import stage_params
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule.library import order
@@ -231,3 +232,74 @@ def test_a_faster_link_never_hurts(latency_s, factor):
 
 def test_a_step_over_a_slow_link_takes_longer_than_inside_a_site():
     assert step_s(cluster=two_sites(), sites=("a", "b")) > step_s() + 2 * 0.01
+
+
+def test_overlap_leaves_one_bucket_of_each_collective_or_what_does_not_fit_beside_the_pass():
+    fast, slow = (problem_of(degrees=layout(data=4), zero=1, overlap=overlap).sync[0] for overlap in (True, False))
+    cost = stage_cost(llama(), training(zero=1), layout(data=4), site(), 2, embedding=True)
+    assert fast.reduce.bytes == pytest.approx(slow.reduce.bytes / 2)  # two layers, two buckets
+    rate = 300e9 * LAW.machine_link_fraction
+    hidden = min(cost.forward_s * rate, slow.gather.bytes / 2)
+    assert fast.gather.bytes == pytest.approx(slow.gather.bytes - hidden)
+
+
+@given(data=st.sampled_from([2, 4, 8]), zero=st.sampled_from([0, 1, 2, 3]), pipeline=st.sampled_from([1, 2, 4]))
+def test_overlap_never_makes_a_step_longer(data, zero, pipeline):
+    fast, slow = (
+        step_s(degrees=layout(pipeline=pipeline, data=data), zero=zero, overlap=overlap) for overlap in (True, False)
+    )
+    assert fast <= slow * (1 + 1e-12)
+
+
+@given(data=st.sampled_from([2, 4, 8]), context=st.sampled_from([1, 2]))
+def test_each_stage_of_zero_needs_less_memory_than_the_one_before(data, context):
+    degrees = replace(layout(data=data), context=context)
+    held = [
+        stage_cost(llama(num_layers=64), training(zero=zero), degrees, site(), 32).static_bytes for zero in range(4)
+    ]
+    assert held == sorted(held, reverse=True)
+    assert len(set(held)) == 4
+
+
+def test_what_a_layout_decides_counts_only_where_the_training_leaves_it_open():
+    chosen = replace(layout(data=4, tensor=2), zero=1, sequence_parallel=True)
+    free, pinned = settle(training(), chosen), settle(training(zero=0, sequence_parallel=False), chosen)
+    assert (free.zero, free.sequence_parallel) == (1, True)
+    assert (pinned.zero, pinned.sequence_parallel) == (0, False)
+    assert settle(training(), layout()).zero == 0
+    costs = JobCosts(llama(), training())
+    kept = [
+        costs.stage(degrees, site(), 2, "none", embedding=False, head=False).activation_bytes
+        for degrees in (layout(data=4, tensor=2), chosen)
+    ]
+    assert kept[1] < kept[0]
+
+
+@given(context=st.sampled_from([1, 2, 4, 8]))
+def test_context_parallelism_divides_activations_and_products(context):
+    whole, divided = (stage_cost(llama(), training(), replace(layout(), context=c), site(), 2) for c in (1, context))
+    assert divided.activation_bytes == pytest.approx(whole.activation_bytes / context)
+    assert divided.static_bytes == whole.static_bytes
+    assert divided.boundary_bytes == whole.boundary_bytes
+
+
+def test_expert_parallelism_divides_experts_and_sends_tokens():
+    model = llama(experts={"num_experts": 8, "per_token": 2, "ffn_hidden": 704})
+    whole, divided = (stage_cost(model, training(), replace(layout(data=4), expert=e), site(), 2) for e in (1, 4))
+    assert divided.num_params == whole.num_params
+    assert divided.expert_params == pytest.approx(whole.expert_params / 4)
+    assert whole.device_params - divided.device_params == pytest.approx(0.75 * whole.expert_params)
+    assert divided.static_bytes < whole.static_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": 3}, "layout.context: 3 does not divide training.sequence_length 256"),
+        ({"expert": 2}, "the model has no experts, which 2 devices can't share evenly"),
+    ],
+)
+def test_shares_that_do_not_come_out_even_are_an_input_error(change, message):
+    degrees = replace(layout(), **change)
+    with pytest.raises(InputError, match=message):
+        problem_of(degrees=degrees)

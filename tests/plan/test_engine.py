@@ -24,3 +24,20 @@ def test_the_engine_refuses_what_the_filter_names():
 
     with pytest.raises(InputError, match="tensor = 2"):
         run_spec_of(make_plan(job([site("a")], tensor=2)))
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("model", {"qk_norm": True}, "model.qk_norm"),
+        ("training", {"dropout": True}, "training.dropout = true"),
+        ("training", {"zero": 3}, "training.zero = 3"),
+    ],
+)
+def test_what_only_the_cost_model_knows_is_refused(section, change, message):
+    from farpipe.cli.runs import run_spec_of
+
+    plan = make_plan(job([site("a")], tensor=1))
+    changed = plan.job.model_copy(update={section: getattr(plan.job, section).model_copy(update=change)})
+    with pytest.raises(InputError, match=f"can't train this yet, only plan it: {message}"):
+        run_spec_of(plan.model_copy(update={"job": changed}))

@@ -46,7 +46,7 @@ def test_every_gradient_crosses_once_each_way_whatever_the_number_of_replicas_at
 
 
 def test_with_zero1_gradients_cross_by_half_and_weights_come_back():
-    plan = make_plan(across(training=TRAINING.model_copy(update={"zero1": True})))
+    plan = make_plan(across(training=TRAINING.model_copy(update={"zero": 1})))
     assert crossing_bytes(plan)["a>b"] == pytest.approx((4 + 2) / 2 * MODEL.num_params)
     assert all(sync.gather and sync.reduce for sync in plan.problem.sync)
 

@@ -140,7 +140,7 @@ def test_a_toml_file_has_groups_of_its_own(tmp_path):
     ("change", "message"),
     [
         (("tolerance = 0.05", "tolerance = 2"), r"group\[0\].tolerance: .*less than 1"),
-        (("zero1 = true", "zero = true"), r"group\[0\].points\[0\].zero: unknown key; did you mean 'zero1'"),
+        (("zero1 = true", "zeroo = 1"), r"group\[0\].points\[0\].zeroo: unknown key; did you mean 'zero'"),
         (("hidden = 4096", "hidden = -1"), r"points\[0\].hidden: .*greater than or equal to 1, found -1"),
         (('"h100"', '"h10"'), r"points\[0\].device: there is no device 'h10' in the catalogue; did you mean"),
         (("global_batch = 16", "global_batch = 15"), r"points\[0\].global_batch: 15 is not a multiple of 2 sequences"),

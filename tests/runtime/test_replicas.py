@@ -45,7 +45,7 @@ def make_run(text_file, placement, replicas, *, model=LLAMA, split=False, method
     """A training whose replicas are at these sites, each with its share of a batch of 12."""
     changed = dict(options)
     zero1 = changed.pop("zero1", False)
-    training = (training or TRAINING).model_copy(update={"zero1": zero1})
+    training = (training or TRAINING).model_copy(update={"zero": int(zero1)})
     problem = placed_problem(placement, training.global_batch // len(replicas))
     schedule = order(method, problem)
     model = model.model_copy(update=SMALL)

@@ -176,7 +176,7 @@ def test_replicas_have_the_same_ranks(replicas, message):
 def test_collectives_of_replicas_are_those_that_the_training_needs():
     ring = Transfer(link="a:0>a:1", bytes=8)
     whole, divided = (Sync(reduce=ring),) * 3, (Sync(reduce=ring, gather=ring),) * 3
-    zero1 = HALF.model_copy(update={"zero1": True})
+    zero1 = HALF.model_copy(update={"zero": 1})
     options = {"replicas": (SITES,) * 2}
     assert make_run(make_problem(sync=divided), training=zero1, **options).has_gather(1)
     assert not make_run(make_problem(sync=whole), training=HALF, **options).has_gather(1)

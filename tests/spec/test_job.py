@@ -88,9 +88,9 @@ def test_parts_are_frozen():
 def test_tokens_and_bytes_of_training():
     training = Training(sequence_length=10, global_batch=4)
     assert training.tokens_per_step == 40
-    sizes = {(p, z): training.model_copy(update={"precision": p, "zero1": z}).num_bytes_per_param
-             for p in ("bf16", "fp16", "fp32") for z in (False, True)}  # fmt: skip
+    sizes = {(p, z): training.model_copy(update={"precision": p, "zero": z}).num_bytes_per_param
+             for p in ("bf16", "fp32") for z in (0, 1, 2, 3, "auto")}  # fmt: skip
     assert sizes == {
-        ("bf16", False): 16, ("fp16", False): 16, ("fp32", False): 16,
-        ("bf16", True): 4, ("fp16", True): 4, ("fp32", True): 8,
+        ("bf16", 0): 16, ("bf16", 1): 4, ("bf16", 2): 2, ("bf16", 3): 2, ("bf16", "auto"): 2,
+        ("fp32", 0): 16, ("fp32", 1): 8, ("fp32", 2): 4, ("fp32", 3): 4, ("fp32", "auto"): 4,
     }  # fmt: skip

@@ -116,9 +116,10 @@ def prepare_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     """What the ranks have to know to run `plan`; `settings` are further fields of RunSpec.
 
-    InputError for what the engine can't run yet: tensor-parallel plans.
+    InputError for what the engine can't run yet: tensor-parallel plans, mixtures of experts, dropout.
     """
-    from farpipe.plan.engine import engine_obstacle
+    from farpipe.cost import settle
+    from farpipe.plan.engine import engine_obstacle, training_obstacle
     from farpipe.runtime.run_spec import RunSpec
 
     layout = plan.layout
@@ -127,12 +128,15 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
             f"the engine does not divide layers over devices as yet, and the plan has {obstacle}; plan "
             "again with layout.tensor = 1"
         )
+    training = settle(plan.job.training, layout)
+    if obstacle := training_obstacle(plan.job.model, training):
+        raise InputError(f"the engine can't train this yet, only plan it: {obstacle}")
     return RunSpec(
         problem=plan.problem,
         schedule=plan.schedule,
         sites=plan.sites,
         model=plan.job.model,
-        training=plan.job.training.model_copy(update={"microbatch_size": layout.microbatch_size}),
+        training=training.model_copy(update={"microbatch_size": layout.microbatch_size}),
         data=plan.job.data,
         partition=tuple((p.first_layer, p.end_layer) for p in plan.placements),
         recompute=plan.recompute,

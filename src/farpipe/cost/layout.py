@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.spec import Cluster, Model, Recompute, Training
-from farpipe.spec import Cluster, Model, Recompute, Training
 from farpipe.spec.training import Zero
 from farpipe.step import MAX_MICROBATCHES
 

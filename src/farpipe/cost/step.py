@@ -10,12 +10,7 @@ from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
 from farpipe.cost.stage import JobCosts, StageCost
-<<<<<<< HEAD
-from farpipe.cost.transfer import narrowed_bytes, replica_way, ring_bytes, site_way
-=======
 from farpipe.cost.transfer import Collective, Way, narrowed_bytes, replica_way, ring_bytes, site_way
-from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer
->>>>>>> b4d86f8 (wip: cost model of ZeRO, context, experts, overlap)
 from farpipe.spec import Cluster, Device, Model, Site, Training
 from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer
 
@@ -37,8 +32,8 @@ def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], 
     Gradients of the replicas are reduced after a stage's last W; with ZeRO-1 they are reduce-scattered, and the
     parameters gathered before the first F. Of both the Problem has what does not run beside the stage's own last
     backward and first forward (`training.overlap`). ZeRO-2 and 3 are part of every microbatch. Replicas at several
-    sites reduce inside each site, then over the ring of sites, then hand the sums out inside; the Problem has the middle
-    part. Tied embeddings: the first and the last stage send each other their gradient of the shared matrix.
+    sites reduce inside each site, then over the ring of sites, then hand the sums out inside; the Problem has the part
+    between. Tied embeddings: the first and the last stage send each other their gradient of the shared matrix.
 
     Raises InputError when the parts do not fit together or a profile was measured for something else, InfeasibleError
     when devices or a link are missing.

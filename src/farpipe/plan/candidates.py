@@ -50,7 +50,7 @@ class Candidate:
     @property
     def num_devices(self) -> int:
         """Devices in use."""
-        return self.layout.pipeline * self.layout.data * self.layout.tensor
+        return self.layout.pipeline * self.layout.data * self.layout.tensor * self.layout.context
 
     def __str__(self) -> str:
         at = self.layout
@@ -93,14 +93,16 @@ def _across(job: Job) -> Iterator[Candidate]:
 
 def _layouts(job: Job, order: tuple[Site, ...], times: int = 1) -> Iterator[tuple[Layout, bool]]:
     """Layouts and whether they are in a V, on `times` the devices of `order` with as many replicas at least."""
-    num_devices = times * sum(site.num_devices for site in order)
+    context, expert = job.layout.context or 1, job.layout.expert or 1
+    num_devices = times * sum(site.num_devices for site in order) // context
     for tensor in _tensor_degrees(job, order):
         for data in (d for d in _data_degrees(job, num_devices // tensor) if d % times == 0):
             for microbatch_size, num_microbatches in _microbatches(job, data):
                 for virtual, in_v in _shapes(job):
                     for pipeline in _pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
                         if pipeline > 1 or not in_v:
-                            yield Layout(pipeline, data, tensor, virtual, microbatch_size, num_microbatches), in_v
+                            degrees = (pipeline, data, tensor, virtual, microbatch_size, num_microbatches)
+                            yield Layout(*degrees, context=context, expert=expert), in_v
 
 
 def _shapes(job: Job) -> list[Shape]:

@@ -36,6 +36,10 @@ class Pins(Part):
     """The sites to use, in pipeline order."""
     layers: Annotated[tuple[Natural, ...], Field(min_length=1)] | None = None
     """Layers of each stage, in pipeline order; only the first and the last stage may have none."""
+    context: Count | None = None
+    """Devices that share each sequence."""
+    expert: Count | None = None
+    """Devices that share the experts of each layer, out of a rank's replicas."""
     num_microbatches: Count | None = None
     """Microbatches of one step in each replica."""
     replicas: Literal["inside", "across"] | None = None

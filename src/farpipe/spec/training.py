@@ -131,12 +131,13 @@ class Training(Part):
         """Bytes that a parameter surely takes on its device: weight, gradient and AdamW's state.
 
         Two 16-bit figures beside float32 master weight and two moments, or four float32 figures (ZeRO, arXiv
-        1910.02054, section 3.1). What ZeRO divides, or could, over the replicas is left out, for they may be many.
+        1910.02054, section 3.1). What ZeRO divides, or could, over the replicas is left out, for they may be many;
+        stage 3 has a whole layer's weights at a time.
         """
         if self.zero == 0:
             return 16
         width = 4 if self.precision == "fp32" else 2
-        return {1: 2 * width, 2: width}.get(self.zero, 0) if isinstance(self.zero, int) else 0
+        return 2 * width if self.zero == 1 else width
 
 
 class Data(Part):
