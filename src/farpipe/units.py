@@ -86,6 +86,22 @@ def format_rate(bytes_per_s: float) -> str:
     return _scaled(bytes_per_s * 8, (*steps, ("bit/s", 1.0)))
 
 
+def format_percent(share: float) -> str:
+    """A share: ``12.3 %``."""
+    return f"{share * 100:.1f} %"
+
+
+def format_change(share: float) -> str:
+    """A relative difference with its sign: ``+12.3 %``, ``-5.1 %``; what rounds to nothing is ``0.0 %``."""
+    text = f"{share * 100:+.1f}"
+    return f"{text if float(text) else '0.0'} %"
+
+
+def format_count(number: float) -> str:
+    """A whole number with commas between the thousands: ``6,979``."""
+    return f"{number:,.0f}"
+
+
 def _scaled(value: float, steps: tuple[tuple[str, float], ...]) -> str:
     if not math.isfinite(value):
         return f"{value:g} {steps[-1][0]}"

@@ -24,7 +24,7 @@ def compare(
     step: Annotated[Path, typer.Argument(help="A job (.toml), a plan, or a problem.")],
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="<str>", help="Only these orders or searches; may be given several times. Default: all."),
+        typer.Option(metavar="<str>", help="Only these schedules or searches; may be given several times. Default: all."),
     ] = None,
     search_s: Annotated[
         float | None,
@@ -38,8 +38,9 @@ def compare(
     from farpipe.report import comparison_table, obstacles
     from farpipe.units import format_seconds
 
-    names = _named(method, search_s) if method else _all_methods(search_s)
+    named = _named(method, search_s) if method else None
     problem, _, plan = load_step(step)
+    names = named or _all_methods(problem, search_s)
     outcomes, bound_s = _outcomes(problem, names, DEFAULT_SEARCH_S if search_s is None else search_s)
     overhead_s = plan.prediction.overhead_s if plan else 0.0
     rows = [_row(problem, outcome, bound_s, overhead_s) for outcome in outcomes]
@@ -53,9 +54,9 @@ def compare(
     if as_json:
         return
     console().print(comparison_table(rows))
-    typer.echo(f"lower bound, whatever the order: {format_seconds(bound_s)} (gap: how far above it an order is)")
+    typer.echo(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
     if overhead_s:
-        typer.echo(f"outside the pipeline: {format_seconds(overhead_s)} (optimizer, clipping), a part of every step")
+        typer.echo(f"optimizer and clipping: {format_seconds(overhead_s)} per step, included")
 
 
 def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
@@ -70,10 +71,12 @@ def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _all_methods(search_s: float | None) -> list[str]:
+def _all_methods(problem: "Problem", search_s: float | None) -> list[str]:
+    """Every named schedule but `interleaved` with one stage per rank, which is 1F1B; the searches when asked for."""
     from farpipe.schedule.library import ORDERS
 
-    return [*ORDERS, *(SEARCHED if search_s else ())]
+    named = [name for name in ORDERS if name != "interleaved" or problem.num_stages > problem.num_ranks]
+    return [*named, *(SEARCHED if search_s else ())]
 
 
 def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "tuple[list[Outcome], float]":
@@ -140,11 +143,16 @@ def _draw(path: Path, outcomes: "Sequence[Outcome]", sites: tuple[str, ...]) -> 
     """One small Gantt chart per order that can be used, the fastest on top."""
     from farpipe.report import Panel, draw_small_multiples
     from farpipe.strict import write_text
-    from farpipe.units import format_seconds
+    from farpipe.units import format_percent, format_seconds
 
     played = [(outcome.method, outcome.timeline) for outcome in outcomes if outcome.timeline is not None]
     panels = [
-        Panel(name, timeline, sites, f"{format_seconds(timeline.makespan_s)}, {timeline.bubble_ratio:.0%} bubble")
+        Panel(
+            name,
+            timeline,
+            sites,
+            f"{format_seconds(timeline.makespan_s)}, {format_percent(timeline.bubble_ratio)} bubble",
+        )
         for name, timeline in played
     ]
     write_text(path, draw_small_multiples(panels).svg())

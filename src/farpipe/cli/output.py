@@ -2,18 +2,26 @@
 
 import io
 import json
+import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+
+from farpipe.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from farpipe.search import Progress
 
+LINE_EVERY_S: Final = 5.0
+"""Where stderr is no terminal, what takes longer than this says so, and goes on saying so."""
+_PIPED_WIDTH: Final = 140
 _TRAILING_SPACES: Final = re.compile(r" +$", re.MULTILINE)
 
 
@@ -44,7 +52,7 @@ class _Trimmed(io.TextIOBase):
 def console(*, stderr: bool = False) -> "Console":
     """A console for plain text: what looks like rich's markup in a user's words is shown as it is.
 
-    Where it does not write to a terminal, lines are whole, and without spaces at their ends.
+    Where it does not write to a terminal, lines are as wide as COLUMNS says, and without spaces at their ends.
     """
     from rich.console import Console
 
@@ -53,45 +61,89 @@ def console(*, stderr: bool = False) -> "Console":
             raise BrokenPipeError
 
     file = sys.stderr if stderr else sys.stdout
-    lean, width = (file, None) if file.isatty() else (cast(TextIO, _Trimmed(file)), 140)
+    lean, width = (file, None) if file.isatty() else (cast(TextIO, _Trimmed(file)), _piped_width())
     return Pipe(file=lean, width=width, highlight=False, markup=False, emoji=False)
+
+
+def _piped_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else _PIPED_WIDTH
+
+
+class Pace:
+    """Says when a line of progress is due where no terminal redraws it: the first after a while, then now and then.
+
+    `log` writes a line to stderr at once, so that a log file or `tail -f` shows it while the work goes on.
+    """
+
+    def __init__(self, every_s: float = LINE_EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._begin = self._last = clock()
+
+    def due(self) -> bool:
+        """Whether `every_s` have passed since the last line; if so, the next one is due that much later."""
+        now = self._clock()
+        if now - self._last < self._every_s:
+            return False
+        self._last = now
+        return True
+
+    def tell(self, text: str) -> None:
+        """Write `text` with the seconds since the beginning, if a line is due."""
+        if self.due():
+            log(f"{text}, {format_seconds(round(self._clock() - self._begin))}")
+
+
+def log(text: str) -> None:
+    """One line on stderr, written out at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """Say on stderr what is being waited for, if a person watches."""
-    if not sys.stderr.isatty():
-        yield
+    """Show on stderr what is being waited for: a spinner on a terminal, elsewhere a line when it takes long."""
+    if sys.stderr.isatty():
+        with console(stderr=True).status(what):
+            yield
         return
-    with console(stderr=True).status(what):
+    begin = time.monotonic()
+    timer = threading.Timer(LINE_EVERY_S, log, [f"{what} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
+    if (took_s := time.monotonic() - begin) > LINE_EVERY_S:
+        log(f"{what}: done after {format_seconds(round(took_s))}")
 
 
 @contextmanager
 def search_status(what: str) -> Iterator[Callable[["Progress"], None]]:
-    """Like `status`, told of the best order and the bound as a search goes on; silent where nobody watches."""
-    from farpipe.units import format_seconds
-
+    """Like `status`, told of the best schedule and the bound as a search goes on."""
     if not sys.stderr.isatty():
-        yield lambda progress: None
+        pace = Pace()
+        yield lambda progress: pace.tell(_search_line(what, progress))
         return
     with console(stderr=True).status(what) as line:
-        yield lambda progress: line.update(
-            f"{what}: {progress.method}, "
-            + (f"step {format_seconds(progress.makespan_s)}, " if isfinite(progress.makespan_s) else "")
-            + f"at least {format_seconds(progress.lower_bound_s)}"
-        )
+        yield lambda progress: line.update(_search_line(what, progress))
+
+
+def _search_line(what: str, progress: "Progress") -> str:
+    found = f"makespan {format_seconds(progress.makespan_s)}, " if isfinite(progress.makespan_s) else ""
+    return f"{what}: {progress.method}, {found}lower bound {format_seconds(progress.lower_bound_s)}"
 
 
 @contextmanager
 def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr that is told (done, total); silent where nobody watches."""
+    """Told (done, total): a bar on a terminal, elsewhere a line every `LINE_EVERY_S`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    shown = console(stderr=True)
+    if not sys.stderr.isatty():
+        pace = Pace()
+        yield lambda done, total: pace.tell(f"{what}: {done} of {total} {unit}")
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    with Progress(
-        *columns, TimeRemainingColumn(), console=shown, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

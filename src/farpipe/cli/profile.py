@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from farpipe.cli.extras import need_torch
 from farpipe.cli.output import console, status
 from farpipe.errors import UsageError
 
@@ -24,7 +25,7 @@ def profile(
         int | None,
         typer.Option(
             min=1,
-            help="Measure in so many at once, as many as will run here. "
+            help="Number of processes that measure in parallel. "
             "Default: on a CPU the job's devices, at most one per core; on a GPU 1.",
         ),
     ] = None,
@@ -36,6 +37,7 @@ def profile(
     from farpipe.spec import load_job
 
     spec = load_job(job)
+    need_torch("farpipe profile")
     called = _device_name(spec, name)
     num_processes = processes or _num_processes(spec, device)
     with status(f"measuring the parts of the model in {num_processes} processes at once"):

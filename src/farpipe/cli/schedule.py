@@ -14,10 +14,10 @@ def schedule(
     context: typer.Context,
     problem: Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")],
     method: Annotated[
-        str, typer.Option(help="Name of an order, or a search: greedy, local, exact, or auto: all of them.")
+        str, typer.Option(help="A named schedule, or a search: greedy, local, exact, or auto (all three).")
     ] = "auto",
     time_limit: Annotated[float, typer.Option(min=0, help="Seconds that a search may take.")] = 10.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of a search: the same seed finds the same order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search; the same seed finds the same schedule.")] = 0,
     in_order: Annotated[
         bool | None,
         typer.Option(
@@ -29,11 +29,11 @@ def schedule(
     timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every event too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Order one step: who does what in which order, how long it takes, how near to the best it is."""
+    """Schedule one step: which rank does what in which order, its makespan and the gap to the lower bound."""
     from farpipe.cli.shown import load_step
     from farpipe.plan.orders import find_order
     from farpipe.schedule import peak_memory_bytes
-    from farpipe.units import format_bytes, format_seconds
+    from farpipe.units import format_bytes, format_percent, format_seconds
 
     begin = time.perf_counter()
     _refuse_what_is_not_used(context, method, as_json=as_json)
@@ -42,9 +42,9 @@ def schedule(
         best = find_order(step, method, time_limit_s=time_limit, seed=seed, in_order=in_order, on_progress=tell)
     found, played, bound = best.schedule, best.timeline, best.lower_bound_s
     if best.interrupted:
-        typer.echo("interrupted: this is the best order found so far", err=True)
+        typer.echo("interrupted: this is the best schedule found so far", err=True)
     elif best.cut_by_clock:
-        typer.echo("the search was cut short: another run may find another order", err=True)
+        typer.echo("the search stopped at the time limit; another run may find another schedule", err=True)
     facts: dict[str, Any] = {
         "schedule": found.to_data(),
         "makespan_s": played.makespan_s,
@@ -62,10 +62,18 @@ def schedule(
     out = console()
     out.print(found)
     out.print(
-        f"step {format_seconds(played.makespan_s)}, at most {facts['gap']:.1%} above the best possible "
-        f"(bound {format_seconds(bound)}), bubble {played.bubble_ratio:.1%}, "
-        f"peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
+        f"makespan {format_seconds(played.makespan_s)}, {_nearness(best.gap, bound)}, "
+        f"bubble {format_percent(played.bubble_ratio)}, peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
     )
+
+
+def _nearness(gap: float, bound_s: float) -> str:
+    """How far above the lower bound a schedule is; a gap of rounding errors is none."""
+    from farpipe.units import format_percent, format_seconds
+
+    if gap < 1e-9:
+        return "optimal (proven: equals the lower bound)"
+    return f"at most {format_percent(gap)} above the best possible (lower bound {format_seconds(bound_s)})"
 
 
 def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bool) -> None:

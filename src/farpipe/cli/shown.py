@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
-    from rich.table import Table
 
     from farpipe.cost import Profile
     from farpipe.plan import Plan
-    from farpipe.report import RunReport, RunView, TableView
+    from farpipe.report import FittedTable, RunReport, RunView, TableView
     from farpipe.schedule import Schedule
     from farpipe.spec import Job
     from farpipe.step import Problem
@@ -69,15 +68,22 @@ def show_plan(plan: "Plan", out: "Console") -> None:
 
 
 def _headline(plan: "Plan") -> str:
-    from farpipe.units import format_seconds
+    from farpipe.units import format_count, format_percent, format_seconds
 
     at, expected = plan.layout, plan.prediction
     return (
-        f"{plan.job.model.name} over {plan.where}: {format_seconds(expected.step_s)} a step, "
-        f"{expected.tokens_per_s:,.0f} tokens/s, bubble {expected.bubble_ratio:.1%}\n"
+        f"{plan.job.model.name}, {_sites(plan)}: step {format_seconds(expected.step_s)}, "
+        f"{format_count(expected.tokens_per_s)} tokens/s, bubble {format_percent(expected.bubble_ratio)}\n"
         f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}{plan.shape}, "
-        f"{at.num_microbatches} microbatches of {at.microbatch_size}, order {plan.schedule.method}"
+        f"{at.num_microbatches} microbatches of {at.microbatch_size}, schedule {plan.schedule.method}"
     )
+
+
+def _sites(plan: "Plan") -> str:
+    """What stands where: ``pipeline over zurich > lugano``, ``replicas at zurich + lugano``, ``at zurich``."""
+    if plan.layout.replica_sites:
+        return f"replicas at {plan.where}"
+    return f"{'pipeline over' if len(set(plan.sites)) > 1 else 'at'} {plan.where}"
 
 
 def plan_tables(plan: "Plan") -> "tuple[TableView, ...]":
@@ -105,14 +111,14 @@ def _stage_table(plan: "Plan") -> "TableView":
                 *((placement.recompute,) if recomputes else ()),
             )
         )
-    columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "of", *(("recompute",) if recomputes else ()))
+    columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "limit", *(("recompute",) if recomputes else ()))
     return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}))
 
 
 def _link_table(plan: "Plan") -> "TableView":
     from farpipe.report import TableView
     from farpipe.step import is_inter_site
-    from farpipe.units import format_bytes, format_rate, format_seconds
+    from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
     rows = [
         (
@@ -120,13 +126,15 @@ def _link_table(plan: "Plan") -> "TableView":
             format_seconds(link.latency_s),
             format_rate(link.bandwidth_bytes_per_s),
             format_bytes(plan.prediction.link_bytes.get(name, 0.0)),
-            f"{plan.prediction.link_bytes.get(name, 0.0) / link.bandwidth_bytes_per_s / plan.prediction.step_s:.0%}",
+            format_percent(
+                plan.prediction.link_bytes.get(name, 0.0) / link.bandwidth_bytes_per_s / plan.prediction.step_s
+            ),
         )
         for name, link in plan.problem.links.items()
         if is_inter_site(name)
     ]
     return TableView(
-        "Links between sites", ("link", "latency", "rate", "a step", "busy"), tuple(rows), frozenset({1, 2, 3, 4})
+        "Links between sites", ("link", "latency", "bandwidth", "bytes per step", "busy"), tuple(rows), frozenset({1, 2, 3, 4})
     )
 
 
@@ -143,7 +151,7 @@ def _choice_table(plan: "Plan") -> "TableView":
         )
         for choice in plan.runners_up
     ]
-    return TableView("Why the others lost", ("layout", "order", "step", "reason"), tuple(rows), frozenset({2}))
+    return TableView("Why the others lost", ("layout", "schedule", "step", "reason"), tuple(rows), frozenset({2}))
 
 
 def _folded(what: str) -> str:
@@ -153,7 +161,7 @@ def _folded(what: str) -> str:
     return f"{where}:\n{degrees}{comma}\n{rest}" if rest else what
 
 
-def step_table(views: "list[RunView]") -> "Table":
+def step_table(views: "list[RunView]") -> "FittedTable":
     """Predicted and measured step time of runs."""
     from farpipe.report import step_row, step_time_table
 
@@ -174,7 +182,7 @@ def plan_report(plan: "Plan", runs: "list[RunView]", notices: tuple[str, ...] = 
     )
 
 
-def profile_table(profile: "Profile") -> "Table":
+def profile_table(profile: "Profile") -> "FittedTable":
     """Measured times of one microbatch."""
     from farpipe.report import TableView, to_rich
     from farpipe.units import format_seconds

@@ -10,13 +10,13 @@ from farpipe.cli.output import console, print_json
 
 def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan, or a problem together with --schedule.")],
-    schedule: Annotated[Path | None, typer.Option(help="A schedule file to play instead of the plan's own.")] = None,
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file to simulate instead of the plan's own.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the Gantt chart as SVG.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the timeline as JSON.")] = False,
 ) -> None:
-    """Play a plan on paper: step time, bubble, waits, memory, links."""
+    """Simulate a plan: step time, bubble, exposed communication, memory, links."""
     from farpipe.cli.shown import load_step, plan_report, step_table
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
     from farpipe.schedule import Schedule, check

@@ -1,4 +1,4 @@
-"""``farpipe validate``: the gate. Published and measured step times against ours; exit 5 outside tolerance."""
+"""``farpipe validate``: published and measured step times against ours; exit 5 outside tolerance."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from farpipe.cli.output import console, print_json, status
+from farpipe.errors import GateError
 
 
 def validate(
     points: Annotated[Path | None, typer.Option(help="Measured points of your own (TOML or CSV).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
 ) -> None:
-    """Hold the cost model and the simulator against published and measured step times."""
+    """Compare the cost model and the simulator with published and measured step times."""
     from farpipe.plan.validation import validate as run_gate
 
     with status("simulating the reference points"):
@@ -21,4 +22,7 @@ def validate(
         print_json(report.to_data())
     else:
         console().print(report.table())
+    failed = [group.group.name for group in report.groups if not group.passed]
+    if failed and not as_json:  # the table has said it all
+        raise GateError(f"outside tolerance: {', '.join(failed)}")
     report.raise_if_failed()

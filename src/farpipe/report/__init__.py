@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from farpipe.report.gantt import draw_gantt, draw_small_multiples
     from farpipe.report.gantt_frame import Panel
     from farpipe.report.page import write_report
-    from farpipe.report.summary import ComparisonRow, PlanRow, StepRow, obstacles, step_row
-    from farpipe.report.tables import comparison_table, plan_table, step_time_table, to_rich
+    from farpipe.report.summary import ComparisonRow, StepRow, obstacles, step_row
+    from farpipe.report.tables import FittedTable, comparison_table, step_time_table, to_rich
     from farpipe.report.trace import write_trace
     from farpipe.report.views import RunReport, RunView, TableView
 
@@ -18,12 +18,11 @@ _HOME: Final = {
     "draw_small_multiples": "gantt",
     "write_report": "page",
     "ComparisonRow": "summary",
-    "PlanRow": "summary",
     "StepRow": "summary",
     "obstacles": "summary",
     "step_row": "summary",
+    "FittedTable": "tables",
     "comparison_table": "tables",
-    "plan_table": "tables",
     "step_time_table": "tables",
     "to_rich": "tables",
     "write_trace": "trace",
@@ -34,8 +33,8 @@ _HOME: Final = {
 
 __all__ = [
     "ComparisonRow",
+    "FittedTable",
     "Panel",
-    "PlanRow",
     "RunReport",
     "RunView",
     "StepRow",
@@ -44,7 +43,6 @@ __all__ = [
     "draw_gantt",
     "draw_small_multiples",
     "obstacles",
-    "plan_table",
     "step_row",
     "step_time_table",
     "to_rich",

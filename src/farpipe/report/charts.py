@@ -12,12 +12,11 @@ from farpipe.report.gantt_frame import extent
 from farpipe.report.intervals import covered
 from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
-from farpipe.report.words import percent
 from farpipe.schedule import KINDS, Action
 from farpipe.schedule.check import memory_steps
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import Problem, is_inter_site
-from farpipe.units import format_bytes, format_rate, format_seconds
+from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]
 
@@ -34,11 +33,11 @@ _LIMIT_IN_SIGHT: Final = 2.5
 """A limit is drawn where it is at most this many times the highest peak."""
 _MEMORY_NOTE: Final = (
     "Bytes that each rank holds: parameters and optimizer state, and the activations of microbatches in flight. "
-    "Reckoned from the sizes in the plan and from when the actions ran, not read from a device."
+    "Computed from the sizes in the plan and from when the actions ran, not read from a device."
 )
 _LINK_NOTE: Final = (
-    f"Share of the time in which a link carries something, as a moving mean over {percent(WINDOW)} of the step; "
-    "where it stays at 100\N{NO-BREAK SPACE}%, the link is the wall."
+    f"Share of the time in which a link carries something, as a moving mean over {format_percent(WINDOW)} of the step; "
+    "where it stays at 100 %, the link limits the step."
 )
 
 
@@ -135,7 +134,7 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
     ]
     left = len(used) - len(names)
     busiest = max((use[name] for name in used if name not in names), default=0.0)
-    left_out = f"Not drawn: {left} more links, none of which is used for more than {percent(busiest)} of the step."
+    left_out = f"Not drawn: {left} more links, none of which is used for more than {format_percent(busiest)} of the step."
     return ChartGroup(charts, _LINK_NOTE, left_out if left else "")
 
 
@@ -158,7 +157,7 @@ def _link_text(view: RunView, name: str) -> str:
     link = view.problem.links[name]
     used = (view.measured or view.predicted).link_busy_ratio(view.problem.num_turns).get(name, 0.0)
     return (
-        f"{percent(min(1.0, used))} used · {format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
+        f"{format_percent(min(1.0, used))} used · {format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
     )
 
 

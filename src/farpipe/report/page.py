@@ -13,10 +13,9 @@ from farpipe.report.lines import LineChart
 from farpipe.report.markup import Markup, join, tag
 from farpipe.report.summary import StepRow, step_row, step_time_view
 from farpipe.report.views import RunReport, RunView, TableView
-from farpipe.report.words import percent, signed_percent
 from farpipe.simulate.timeline import Timeline
 from farpipe.strict import write_text
-from farpipe.units import format_seconds
+from farpipe.units import format_change, format_percent, format_seconds
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The browser itself keeps the page from loading or running anything."""
@@ -78,10 +77,10 @@ def _key_figures(row: StepRow, named: bool) -> Markup:
     figures = [("run", row.name)] if named else []
     figures.append(("predicted step", format_seconds(row.predicted_s)))
     if row.measured_s is not None and row.error is not None:
-        figures += [("measured step", format_seconds(row.measured_s)), ("prediction off by", signed_percent(row.error))]
-    figures.append(("bubble", percent(row.bubble_ratio)))
+        figures += [("measured step", format_seconds(row.measured_s)), ("prediction error", format_change(row.error))]
+    figures.append(("bubble", format_percent(row.bubble_ratio)))
     step_s = row.measured_s or row.predicted_s
-    figures.append(("waiting between sites", percent(row.exposed_inter_site_s / step_s if step_s else 0.0)))
+    figures.append(("exposed between sites", format_percent(row.exposed_inter_site_s / step_s if step_s else 0.0)))
     if row.last_loss is not None:
         figures.append(("last loss", f"{row.last_loss:.3f}"))
     cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in figures]
@@ -142,8 +141,8 @@ def _panels(view: RunView) -> list[Panel]:
 
 def _step_text(timeline: Timeline) -> str:
     inter, intra = timeline.exposed_s.mean(axis=0) / (timeline.makespan_s or 1.0)
-    waits = f", waiting {percent(inter)} between sites and {percent(intra)} inside" if len(timeline.messages) else ""
-    return f"{format_seconds(timeline.makespan_s)}, bubble {percent(timeline.bubble_ratio)}{waits}"
+    waits = f", waiting {format_percent(inter)} between sites and {format_percent(intra)} inside" if len(timeline.messages) else ""
+    return f"{format_seconds(timeline.makespan_s)}, bubble {format_percent(timeline.bubble_ratio)}{waits}"
 
 
 def _run_heading(view: RunView, runs: Sequence[RunView]) -> Markup:

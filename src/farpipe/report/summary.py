@@ -6,9 +6,9 @@ from statistics import median
 
 from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
-from farpipe.report.words import duration, percent, signed_percent
+from farpipe.report.words import duration
 from farpipe.runtime.figures.metrics import NUM_WARM_UP_STEPS, warm_steps
-from farpipe.units import format_bytes
+from farpipe.units import format_bytes, format_change, format_count, format_percent
 
 MISSING = "–"
 
@@ -29,7 +29,7 @@ class StepRow:
 
     @property
     def error(self) -> float | None:
-        """How far the prediction was off: predicted / measured - 1."""
+        """Error of the prediction: (predicted - measured) / measured."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s else None
 
 
@@ -74,50 +74,23 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
         ("run", [row.name for row in rows]),
         ("predicted step", [duration(row.predicted_s) for row in rows]),
         ("measured step", [_or_missing(row.measured_s, duration) for row in rows]),
-        ("prediction off by", [_or_missing(row.error, signed_percent) for row in rows]),
-        ("bubble", [percent(row.bubble_ratio) for row in rows]),
-        ("waits between sites", [_wait(row.exposed_inter_site_s, row) for row in rows]),
-        ("waits inside sites", [_wait(row.exposed_intra_site_s, row) for row in rows]),
-        ("tokens/s", [_or_missing(row.tokens_per_s, _count) for row in rows]),
+        ("prediction error", [_or_missing(row.error, format_change) for row in rows]),
+        ("bubble", [format_percent(row.bubble_ratio) for row in rows]),
+        ("exposed between sites", [_wait(row.exposed_inter_site_s, row) for row in rows]),
+        ("exposed inside sites", [_wait(row.exposed_intra_site_s, row) for row in rows]),
+        ("tokens/s", [_or_missing(row.tokens_per_s, format_count) for row in rows]),
         ("loss", [_fall(row.first_loss, row.last_loss) for row in rows]),
     ]
     filled = [(name, cells) for name, cells in columns if any(cell != MISSING for cell in cells)]
     cells = tuple(zip(*(cells for _, cells in filled), strict=True))
-    note = "Waits are exposed communication per rank (mean over the ranks) and step."
+    note = "Exposed: communication that a rank waited for, per step, mean over the ranks."
     if any(row.measured_s is not None for row in rows):
-        note += f" Measured: medians over the steps; the first {NUM_WARM_UP_STEPS}, but at most half, are left out."
+        note += (
+            f" Measured: medians over the steps without the first {NUM_WARM_UP_STEPS} (at most half of them). Error: "
+            "(predicted - measured) / measured."
+        )
     names = tuple(name for name, _ in filled)
     return TableView("Step time", names, cells, frozenset(range(1, len(names))), note=note)
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """A candidate plan: how it is laid out, what it would take, and why it was chosen or lost."""
-
-    layout: str
-    sites: str
-    schedule: str
-    step_s: float | None
-    peak_memory_bytes: float | None
-    verdict: str
-    chosen: bool = False
-
-
-def plan_view(rows: Sequence[PlanRow], title: str = "Plans considered") -> TableView:
-    """The chosen plan and its runners-up."""
-    cells = tuple(
-        (
-            row.layout,
-            row.sites,
-            row.schedule,
-            _or_missing(row.step_s, duration),
-            _or_missing(row.peak_memory_bytes, format_bytes),
-            row.verdict,
-        )
-        for row in rows
-    )
-    names = ("layout", "sites", "schedule", "step", "peak memory", "verdict")
-    return TableView(title, names, cells, frozenset({3, 4}), _first(row.chosen for row in rows))
 
 
 @dataclass(frozen=True)
@@ -145,12 +118,12 @@ def comparison_view(rows: Sequence[ComparisonRow], title: str = "Schedules side 
     figures: tuple[tuple[str, Callable[[ComparisonRow], str]], ...] = (
         ("step", lambda row: _or_missing(row.step_s, duration)),
         ("above best", lambda row: _slower(row.step_s, best)),
-        ("gap", lambda row: _or_missing(row.gap, percent)),
-        ("bubble", lambda row: _or_missing(row.bubble_ratio, percent)),
-        ("waits between sites", lambda row: _or_missing(row.exposed_inter_site_s, duration)),
-        ("inside sites", lambda row: _or_missing(row.exposed_intra_site_s, duration)),
+        ("gap", lambda row: _or_missing(row.gap, format_percent)),
+        ("bubble", lambda row: _or_missing(row.bubble_ratio, format_percent)),
+        ("exposed between sites", lambda row: _or_missing(row.exposed_inter_site_s, duration)),
         ("peak memory", lambda row: _or_missing(row.peak_memory_bytes, format_bytes)),
-        ("busiest link", lambda row: _or_missing(row.busiest_link_ratio, percent)),
+        ("busiest link", lambda row: _or_missing(row.busiest_link_ratio, format_percent)),
+        ("exposed inside sites", lambda row: _or_missing(row.exposed_intra_site_s, duration)),
     )
     names = ("schedule", *(name for name, _ in figures))
     cells = tuple((row.method, *(write(row) for _, write in figures)) for row in rows if not row.obstacle)
@@ -174,7 +147,7 @@ def _first(flags: Iterable[bool]) -> int | None:
 def _slower(seconds: float | None, best: float | None) -> str:
     if seconds is None or not best:
         return MISSING
-    return "best" if seconds == best else signed_percent(seconds / best - 1)
+    return "best" if seconds == best else format_change(seconds / best - 1)
 
 
 def _or_missing(value: float | None, write: Callable[[float], str]) -> str:
@@ -184,11 +157,7 @@ def _or_missing(value: float | None, write: Callable[[float], str]) -> str:
 def _wait(seconds: float, row: StepRow) -> str:
     """An exposed time with its share of the step."""
     whole = row.measured_s or row.predicted_s
-    return f"{duration(seconds)} ({percent(seconds / whole)})" if seconds and whole else "0"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{duration(seconds)} ({format_percent(seconds / whole)})" if seconds and whole else "0"
 
 
 def _fall(first: float | None, last: float | None) -> str:

@@ -1,48 +1,139 @@
-"""Tables for the terminal: a TableView as a rich.Table, and the three tables that commands print."""
+"""Tables for the terminal: a TableView laid out for the width that there is.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+The first column is never cut. Where a table is too wide, its text columns are broken over lines; if that is not
+enough, a table of few rows is turned, so that its columns become lines, and one of many rows leaves out its last
+columns and says which.
+"""
 
-from farpipe.report.summary import (
-    ComparisonRow,
-    PlanRow,
-    StepRow,
-    comparison_view,
-    plan_view,
-    step_time_view,
-)
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, step_time_view
 from farpipe.report.views import TableView
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
-
-def to_rich(view: TableView) -> "Table":
-    """The table for a terminal; its text is shown as it is, brackets included."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    note = Text(view.note) if view.note else None
-    table = Table(title=Text(view.title, "bold"), title_justify="left", caption=note, caption_justify="left")
-    table.box = box.SIMPLE_HEAD
-    for index, name in enumerate(view.columns):
-        table.add_column(Text(name), justify="right" if index in view.numbers else "left")
-    for index, row in enumerate(view.rows):
-        table.add_row(*(Text(cell) for cell in row), style="bold" if index == view.chosen else None)
-    return table
+_MAX_TURNED: Final = 4
+"""Rows of a table that may be turned: they become columns."""
+_READABLE: Final = 16
+"""A column of sentences is not made narrower than this many letters."""
+_EDGES: Final = 2
+_BETWEEN: Final = 3
+"""Letters that the terminal's table takes besides its cells: at both edges, and between two columns."""
 
 
-def step_time_table(rows: Sequence[StepRow]) -> "Table":
+@dataclass(frozen=True)
+class FittedTable:
+    """A TableView that rich lays out for the width of its console; brackets in its text are shown as they are."""
+
+    view: TableView
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RenderableType"]:
+        from rich.text import Text
+
+        view = fitted(self.view, options.max_width)
+        yield Text(view.title, "bold")
+        yield _table(view, _widths(view, options.max_width))
+        if view.note:
+            yield Text(view.note)
+
+
+def to_rich(view: TableView) -> FittedTable:
+    """The table for a terminal of any width."""
+    return FittedTable(view)
+
+
+def step_time_table(rows: Sequence[StepRow]) -> FittedTable:
     """Predicted and measured step time of runs."""
     return to_rich(step_time_view(rows))
 
 
-def plan_table(rows: Sequence[PlanRow]) -> "Table":
-    """The chosen plan and why the others lost."""
-    return to_rich(plan_view(rows))
-
-
-def comparison_table(rows: Sequence[ComparisonRow]) -> "Table":
+def comparison_table(rows: Sequence[ComparisonRow]) -> FittedTable:
     """Schedules side by side."""
     return to_rich(comparison_view(rows))
+
+
+def fitted(view: TableView, width: int) -> TableView:
+    """`view` itself where it fits in `width` letters, else turned, else without its last columns."""
+    if _least_width(view) <= width:
+        return view
+    sideways = turned(view)
+    if len(view.rows) <= _MAX_TURNED and _least_width(sideways) <= width:
+        return sideways
+    left_out: list[str] = []
+    narrow = view
+    while _least_width(narrow) > width and len(narrow.columns) > 2:
+        left_out.insert(0, narrow.columns[-1])
+        narrow = _without_last(narrow)
+    told = f"Not shown at this width: {', '.join(left_out)}."
+    return replace(narrow, note=f"{told}\n{view.note}" if view.note else told)
+
+
+def turned(view: TableView) -> TableView:
+    """Rows as columns: the names of the rows become the head, the names of the columns the first column."""
+    rows = tuple(zip(view.columns, *view.rows, strict=True))
+    return TableView(view.title, rows[0], rows[1:], frozenset(range(1, len(rows[0]))), note=view.note)
+
+
+def _without_last(view: TableView) -> TableView:
+    last = len(view.columns) - 1
+    return replace(
+        view, columns=view.columns[:-1], rows=tuple(row[:-1] for row in view.rows), numbers=view.numbers - {last}
+    )
+
+
+def _columns(view: TableView) -> Iterator[tuple[int, int]]:
+    """(least width, width without a break) of every column."""
+    for index, name in enumerate(view.columns):
+        cells = [row[index] for row in view.rows]
+        whole = max(_longest_line(text) for text in (name, *cells))
+        is_text = index > 0 and index not in view.numbers
+        words = max(_longest_word(text) for text in (name, *cells))
+        held = min(whole, max(words, _READABLE)) if is_text else max(_longest_word(name), *map(_longest_line, cells), 0)
+        yield held, whole
+
+
+def _longest_line(text: str) -> int:
+    return max((len(line) for line in text.splitlines()), default=0)
+
+
+def _longest_word(text: str) -> int:
+    return max((len(word) for word in text.split()), default=0)
+
+
+def _least_width(view: TableView) -> int:
+    return sum(least for least, _ in _columns(view)) + _frame(view)
+
+
+def _frame(view: TableView) -> int:
+    return _EDGES * 2 + _BETWEEN * (len(view.columns) - 1)
+
+
+def _widths(view: TableView, width: int) -> list[int]:
+    """The width of every column: what is left beyond the least is shared evenly by those that can use it."""
+    sizes = list(_columns(view))
+    widths = [least for least, _ in sizes]
+    spare = width - _frame(view) - sum(widths)
+    hungry = [index for index, (least, whole) in enumerate(sizes) if whole > least]
+    while spare > 0 and hungry:
+        for index in hungry[:spare]:
+            widths[index] += 1
+        spare -= len(hungry[:spare])
+        hungry = [index for index in hungry if widths[index] < sizes[index][1]]
+    return widths
+
+
+def _table(view: TableView, widths: Sequence[int]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for index, (name, width) in enumerate(zip(view.columns, widths, strict=True)):
+        table.add_column(Text(name), justify="right" if index in view.numbers else "left", width=width)
+    for index, row in enumerate(view.rows):
+        table.add_row(*(Text(cell) for cell in row), style="bold" if index == view.chosen else None)
+    return table

@@ -1,19 +1,9 @@
-"""How the report writes times and shares."""
+"""How the report writes times."""
 
 import math
 
 from farpipe.report.axis import TIME
 from farpipe.units import format_seconds
-
-
-def percent(share: float) -> str:
-    """A share: ``12.3 %``."""
-    return f"{share:.1%}".replace("%", "\N{NO-BREAK SPACE}%")
-
-
-def signed_percent(share: float) -> str:
-    """A difference: ``+12.3 %``, its minus as wide as its plus."""
-    return f"{share:+.1%}".replace("%", "\N{NO-BREAK SPACE}%").replace("-", "\N{MINUS SIGN}")
 
 
 def duration(seconds: float) -> str:
