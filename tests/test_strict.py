@@ -19,6 +19,7 @@ from farpipe.strict import (
     parse_json,
     parse_toml,
     read_text,
+    toml_line,
     validate,
     write_text,
 )
@@ -239,3 +240,66 @@ def test_a_place_that_cannot_be_written_is_told_by_name(tmp_path):
     with pytest.raises(RunError, match=f"^{tmp_path}/folder: can't be written: Is a directory"):
         write_text(tmp_path / "folder", "text")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
+
+
+JOB = """\
+# a job
+[model]
+preset = "tiny"
+
+[[cluster.sites]]
+name = "a"
+[cluster.sites.site_link]
+latency = "1 us"
+
+[[cluster.sites]]
+name = "b"
+num_devices = 2
+[cluster.sites.site_link]
+latency = "2 us"
+
+[[cluster.links]]
+between = [
+    "a",  # here
+    "b",
+]
+note = '''
+[model]
+name = "b"
+'''
+loss.share = 0.5
+"site" = {inner = {deep = 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("location", "line"),
+    [
+        (("model", "preset"), 3),
+        (("model", "absent"), 2),
+        (("cluster", "sites", 0, "name"), 6),
+        (("cluster", "sites", 1, "name"), 11),
+        (("cluster", "sites", 1, "absent"), 10),
+        (("cluster", "sites", 0, "site_link", "latency"), 8),
+        (("cluster", "sites", 1, "site_link", "latency"), 14),
+        (("cluster", "links", 0, "between", 1), 17),
+        (("cluster", "links", 0, "note"), 21),
+        (("cluster", "links", 0, "loss", "share"), 25),
+        (("cluster", "links", 0, "site", "inner", "deep"), 26),
+        (("training", "precision"), 0),
+        ((), 0),
+    ],
+)
+def test_the_line_of_a_key_in_a_toml_text_is_found(location, line):
+    assert toml_line(JOB, location) == line
+
+
+def test_an_error_in_a_toml_text_ends_with_its_line():
+    text = "pulled_by = 1\n\n[[wheels]]\nradius = 1\n[[wheels]]\nradius = -1\n"
+    with pytest.raises(InputError, match=r"cart: wheels\[1\].radius: must be at least 0, found -1 \(line 6\)$"):
+        validate(Cart, parse_toml(text.replace("pulled_by = 1", 'by = "ox"'), "cart"), "cart", toml=text)
+
+
+def test_a_word_that_begins_differently_has_to_be_closer():
+    assert nearest("mi300x", ["3090", "h100-sxm"]) == ""
+    assert nearest("atency", ["latency"]) == "; did you mean 'latency'?"

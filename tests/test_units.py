@@ -13,6 +13,9 @@ from farpipe.units import (
     SECONDS,
     WATTS,
     format_bytes,
+    format_change,
+    format_count,
+    format_percent,
     format_rate,
     format_seconds,
     parse,
@@ -141,3 +144,21 @@ def test_formatted_bytes_and_rates_read_back_within_three_digits(value):
 )
 def test_figures_are_shown_as_a_person_would_write_them(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        (format_percent, 0.19, "19.0 %"),
+        (format_percent, 0.0, "0.0 %"),
+        (format_change, 0.325, "+32.5 %"),
+        (format_change, -0.0509, "-5.1 %"),
+        (format_change, -0.0001, "0.0 %"),
+        (format_count, 6978.6, "6,979"),
+        (format_seconds, 2.0, "2.00 s"),
+        (format_bytes, 72.04 * 2**30, "72.0 GiB"),
+        (format_bytes, 80.0 * 2**30, "80 GiB"),
+    ],
+)
+def test_shares_changes_and_counts_are_written_in_one_way(write, value, text):
+    assert write(value) == text

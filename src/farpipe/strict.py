@@ -11,7 +11,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -25,9 +25,14 @@ ModelType = TypeVar("ModelType", bound=BaseModel)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the closest of `words`, or an empty string when none is close."""
+    """``"; did you mean 'x'?"`` for the closest of `words`, or an empty string when none is close.
+
+    A word that begins with another letter has to be closer than one that begins with the same.
+    """
     by_lower = {known.lower(): known for known in words}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.75) or difflib.get_close_matches(
+        word.lower(), [known for known in by_lower if known[:1] == word[:1].lower()], n=1, cutoff=0.6
+    )
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
@@ -144,12 +149,68 @@ def expect_format(data: Any, name: str, source: str) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "format"}
 
 
-def validate(model: type[ModelType], data: Any, source: str, prefix: str = "") -> ModelType:
-    """`data` as a `model`; the first thing that is wrong becomes an InputError with its key path."""
+def validate(model: type[ModelType], data: Any, source: str, prefix: str = "", toml: str = "") -> ModelType:
+    """`data` as a `model`; the first thing that is wrong becomes an InputError with its key path.
+
+    Where `toml` is given, the text that `data` was read from, the error ends with the line in it.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(_explain(model, error, source, prefix)) from None
+        line = toml_line(toml, _most_telling(error)["loc"])
+        raise InputError(_explain(model, error, source, prefix) + (f" (line {line})" if line else "")) from None
+
+
+def toml_line(text: str, location: Sequence[int | str]) -> int:
+    """Number of the line of a TOML text on which the value at `location` begins, or else the innermost table around
+    it; 0: nowhere. Lines count from 1.
+    """
+    found, deepest, table = 0, 0, ()
+    last_index: dict[tuple[int | str, ...], int] = {}
+    for number, statement in _toml_statements(text):
+        data = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            table, depth = _toml_table(data, last_index), 0
+        else:
+            depth = _depth(data, location[len(table) :])
+        if location[: len(table)] == table and len(table) + depth > deepest:
+            found, deepest = number, len(table) + depth
+    return found
+
+
+def _toml_statements(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every header and every key with its value, whether on one line or on several."""
+    begin, statement = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        begin, statement = (begin, f"{statement}\n{line}") if statement else (number, line)
+        with suppress(tomllib.TOMLDecodeError):
+            if tomllib.loads(statement):
+                yield begin, statement
+            statement = ""
+
+
+def _toml_table(header: dict[str, Any], last_index: dict[tuple[int | str, ...], int]) -> tuple[int | str, ...]:
+    """The location of the table that begins at `header`, itself read as TOML; lists of tables are counted."""
+    path: tuple[int | str, ...] = ()
+    inner: Any = header
+    while inner:
+        ((key, inner),) = inner.items()
+        path = (*path, key)
+        if isinstance(inner, list):
+            inner, last_index[path] = inner[0], last_index.get(path, -1) + 1
+        if path in last_index:
+            path = (*path, last_index[path])
+    return path
+
+
+def _depth(data: Any, location: Sequence[int | str]) -> int:
+    """How many of the keys of `location`, from the first on, lead into `data`."""
+    for depth, key in enumerate(location):
+        try:
+            data = data[key]
+        except (KeyError, IndexError, TypeError):
+            return depth
+    return len(location)
 
 
 def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix: str) -> str:

@@ -75,15 +75,15 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Binary prefixes, three significant digits: ``79.6 GiB``; a whole number of bytes loses its zeros: ``80 GiB``."""
+    """Binary prefixes, three significant digits: ``79.6 GiB``; what is whole loses its zeros: ``80 GiB``."""
     steps = [(f"{p}B", f) for p, f in sorted(_BINARY.items(), key=lambda item: -item[1])]
-    return _scaled(num_bytes, (*steps, ("B", 1.0)))
+    return _scaled(num_bytes, (*steps, ("B", 1.0)), whole=True)
 
 
 def format_rate(bytes_per_s: float) -> str:
     """Bits per second with decimal prefixes, as networks are sold: ``200 Mbit/s``."""
     steps = [(f"{p}bit/s", f) for p, f in sorted(_DECIMAL.items(), key=lambda item: -item[1]) if p not in "K"]
-    return _scaled(bytes_per_s * 8, (*steps, ("bit/s", 1.0)))
+    return _scaled(bytes_per_s * 8, (*steps, ("bit/s", 1.0)), whole=True)
 
 
 def format_percent(share: float) -> str:
@@ -102,11 +102,11 @@ def format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _scaled(value: float, steps: tuple[tuple[str, float], ...]) -> str:
+def _scaled(value: float, steps: tuple[tuple[str, float], ...], *, whole: bool = False) -> str:
+    """`value` in three digits; where `whole`, one that is whole in its unit goes without its zeros."""
     if not math.isfinite(value):
         return f"{value:g} {steps[-1][0]}"
     unit, factor = next(((u, f) for u, f in steps if abs(value) >= f * 0.9995), steps[-1])
     scaled = value / factor if value else 0.0
     digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
-    text = f"{scaled:.{digits}f}"
-    return f"{text.rstrip('0').rstrip('.') if '.' in text and value == round(value) else text} {unit}"
+    return f"{scaled:.{0 if whole and scaled == round(scaled) else digits}f} {unit}"

@@ -1,6 +1,7 @@
 """Run commands as a user does: in a process of its own, in an empty folder."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -24,7 +25,10 @@ def farpipe(tmp_path):
 
     def run(*arguments, timeout=120):
         command = [sys.executable, "-m", "farpipe", *map(str, arguments)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False)
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     return run
 

@@ -145,7 +145,7 @@ def test_words_that_look_like_markup_are_shown_as_they_are(here, tmp_path):
     (tmp_path / "job.toml").write_text(job([site("here", num_devices=1)]).to_toml().replace('"small"', f'"{name}"'))
     run = here("plan", "job.toml")
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith(f"{name} over here: ")
+    assert run.stdout.startswith(f"{name} at here: ")
 
 
 def test_a_profile_comes_too_late_for_a_plan(here, tmp_path):

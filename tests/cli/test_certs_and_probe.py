@@ -98,3 +98,12 @@ def test_sites_for_a_link_are_checked_before_anything_is_measured(farpipe, tmp_p
     run = farpipe("probe", "127.0.0.1:1", "--token", "x", *where)
     assert (run.returncode, run.stdout) == (code, "")
     assert message in run.stderr
+
+
+@pytest.mark.parametrize("name", ["a/b", "-rf", "..", ".", "a b", ""])
+def test_a_certificate_is_only_for_what_can_be_a_site(farpipe, certs, tmp_path, name):
+    before = sorted(certs.rglob("*"))
+    result = farpipe("certs", "issue", certs, "--", name)
+    assert result.returncode == 3
+    assert "a site's name is letters, digits" in result.stderr
+    assert sorted(certs.rglob("*")) == before

@@ -15,6 +15,7 @@ from farpipe.report.charts import (
 )
 from farpipe.schedule import memory_curve
 from farpipe.simulate import simulate
+from farpipe.units import format_percent
 from report.steps import GIB, run_view
 from strategies import POSITIVE_SECONDS, problems_with_schedules
 
@@ -90,7 +91,7 @@ def test_a_link_on_which_replicas_take_turns_shows_the_messages_of_all():
     used = view.predicted.link_busy_ratio()
     for chart, before in zip(link_charts(in_turns, "l").charts, alone, strict=True):
         name = chart.title.replace(" → ", ">")
-        assert chart.text.startswith(f"{3 * used[name]:.1%}".replace("%", "\N{NO-BREAK SPACE}%"))
+        assert chart.text.startswith(format_percent(3 * used[name]))
         assert chart.curves[0].y.mean() == pytest.approx(3 * before.mean(), rel=0.1)
 
 

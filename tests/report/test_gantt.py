@@ -50,7 +50,7 @@ def test_every_action_has_a_box_as_long_as_it_lasts():
 def test_titles_tell_start_end_and_duration():
     tree = parsed(draw_gantt([Panel("predicted", play(two_sites(2, 1)))]))
     titles = [title for title, _ in boxes(tree, "")]
-    assert "1F0 · 1.75 s to 2.75 s (1 s)" in titles
+    assert "1F0 · 1.75 s to 2.75 s (1.00 s)" in titles
     assert "waits 750 ms for east>west" in titles
     on_link = "on the link 1.000 s to 1.250 s (250 ms) · arrives at 1.750 s"
     assert f"forward of stage 0, microbatch 0, rank 0 to rank 1 · 1 B · {on_link}" in titles

@@ -39,7 +39,9 @@ def _run() -> None:
     try:
         try:
             app()
-        except SystemExit:
+        except SystemExit as end:
+            if end.code == INTERRUPTED:  # the parser leaves without a word
+                raise KeyboardInterrupt from None
             if sys.stdout is not stdout:  # the parser has met a closed pipe, and would call it exit code 1
                 raise BrokenPipeError from None
             stdout.flush()

@@ -25,7 +25,6 @@ app = typer.Typer(
     name="farpipe",
     help="Plan, simulate and run the training of one large model over several datacenters.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farpipe.errors import InputError
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -38,8 +40,13 @@ def certs_issue(
     """Make or renew the certificate of one site."""
     from urllib.parse import quote
 
+    from farpipe.spec.part import site_name
     from farpipe.transport.security.authority import issue
 
+    try:
+        site_name(site)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     end = issue(folder, site, hosts=host or [], ips=ip or [], days=days)
     place = folder / quote(site)
     typer.echo(

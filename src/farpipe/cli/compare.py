@@ -24,7 +24,9 @@ def compare(
     step: Annotated[Path, typer.Argument(help="A job (.toml), a plan, or a problem.")],
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="<str>", help="Only these schedules or searches; may be given several times. Default: all."),
+        typer.Option(
+            metavar="<str>", help="Only these schedules or searches; may be given several times. Default: all."
+        ),
     ] = None,
     search_s: Annotated[
         float | None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from farpipe.cli.extras import need_torch
 from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import status
 from farpipe.cli.shown import read_named
@@ -49,6 +50,7 @@ def export(
 def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
     if folder is None:
         raise typer.BadParameter("weights need a folder: give one with --output", param_hint="--output")
+    need_torch("--format hugging-face")
     from farpipe.runtime.checkpoint.export import export_to_hugging_face
 
     with status("reading and writing weights"):

@@ -17,7 +17,8 @@ def plan(
         typer.Option(metavar="<path>", help="Measured times from `farpipe profile`; may be given several times."),
     ] = None,
     search_s: Annotated[
-        float, typer.Option(min=0, help="Seconds to search for a faster schedule of the plan found; 0: named schedules only.")
+        float,
+        typer.Option(min=0, help="Seconds to search for a faster schedule of the plan found; 0: named schedules only."),
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:

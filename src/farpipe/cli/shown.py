@@ -60,7 +60,7 @@ def show_plan(plan: "Plan", out: "Console") -> None:
 
     from farpipe.report import to_rich
 
-    out.print(Text(_headline(plan), "bold"))
+    out.print(Text(_headline(plan), "bold"), "", sep="\n")
     for view in filter(lambda view: view.rows, plan_tables(plan)):
         out.print(to_rich(view))
     for line in plan.advice:
@@ -72,7 +72,7 @@ def _headline(plan: "Plan") -> str:
 
     at, expected = plan.layout, plan.prediction
     return (
-        f"{plan.job.model.name}, {_sites(plan)}: step {format_seconds(expected.step_s)}, "
+        f"{plan.job.model.name}{_sites(plan)}: step {format_seconds(expected.step_s)}, "
         f"{format_count(expected.tokens_per_s)} tokens/s, bubble {format_percent(expected.bubble_ratio)}\n"
         f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}{plan.shape}, "
         f"{at.num_microbatches} microbatches of {at.microbatch_size}, schedule {plan.schedule.method}"
@@ -80,10 +80,10 @@ def _headline(plan: "Plan") -> str:
 
 
 def _sites(plan: "Plan") -> str:
-    """What stands where: ``pipeline over zurich > lugano``, ``replicas at zurich + lugano``, ``at zurich``."""
+    """``, pipeline over zurich > lugano``, ``, replicas at zurich + lugano`` or `` at zurich``."""
     if plan.layout.replica_sites:
-        return f"replicas at {plan.where}"
-    return f"{'pipeline over' if len(set(plan.sites)) > 1 else 'at'} {plan.where}"
+        return f", replicas at {plan.where}"
+    return f"{', pipeline over' if len(set(plan.sites)) > 1 else ' at'} {plan.where}"
 
 
 def plan_tables(plan: "Plan") -> "tuple[TableView, ...]":
@@ -111,8 +111,18 @@ def _stage_table(plan: "Plan") -> "TableView":
                 *((placement.recompute,) if recomputes else ()),
             )
         )
-    columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "limit", *(("recompute",) if recomputes else ()))
-    return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}))
+    columns = (
+        "stage",
+        "rank",
+        "layers",
+        "F",
+        "I",
+        "W",
+        "peak memory",
+        "limit",
+        *(("recompute",) if recomputes else ()),
+    )
+    return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), expendable=(5, 4, 3))
 
 
 def _link_table(plan: "Plan") -> "TableView":
@@ -134,7 +144,10 @@ def _link_table(plan: "Plan") -> "TableView":
         if is_inter_site(name)
     ]
     return TableView(
-        "Links between sites", ("link", "latency", "bandwidth", "bytes per step", "busy"), tuple(rows), frozenset({1, 2, 3, 4})
+        "Links between sites",
+        ("link", "latency", "bandwidth", "bytes per step", "busy"),
+        tuple(rows),
+        frozenset({1, 2, 3, 4}),
     )
 
 
@@ -151,7 +164,8 @@ def _choice_table(plan: "Plan") -> "TableView":
         )
         for choice in plan.runners_up
     ]
-    return TableView("Why the others lost", ("layout", "schedule", "step", "reason"), tuple(rows), frozenset({2}))
+    columns = ("layout", "schedule", "step", "reason")
+    return TableView("Why the others lost", columns, tuple(rows), frozenset({2}), expendable=(1,))
 
 
 def _folded(what: str) -> str:

@@ -10,7 +10,9 @@ from farpipe.cli.output import console, print_json
 
 def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan, or a problem together with --schedule.")],
-    schedule: Annotated[Path | None, typer.Option(help="A schedule file to simulate instead of the plan's own.")] = None,
+    schedule: Annotated[
+        Path | None, typer.Option(help="A schedule file to simulate instead of the plan's own.")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the Gantt chart as SVG.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML page.")] = None,
@@ -22,6 +24,7 @@ def simulate(
     from farpipe.schedule import Schedule, check
     from farpipe.simulate import simulate as play
     from farpipe.strict import write_text
+    from farpipe.units import format_seconds
 
     problem, own, source = load_step(plan)
     chosen = Schedule.load(schedule) if schedule is not None else own
@@ -42,4 +45,5 @@ def simulate(
         print_json(timeline.to_data())
         return
     console().print(step_table([view]))
-    console().print(repr(timeline))
+    counted = f"{problem.num_ranks} ranks, {len(timeline.actions):,} actions, {len(timeline.messages):,} messages"
+    console().print(f"makespan {format_seconds(timeline.makespan_s)}: {counted}")

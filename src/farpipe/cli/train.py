@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from farpipe.cli.extras import need_torch
 from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import RunInterruptedError, RunStoppedError, UsageError
@@ -24,7 +25,7 @@ def train(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where everything about the run goes; default: that of --resume, or runs/last.")
     ] = None,
-    schedule: Annotated[str | None, typer.Option(help="Another order than the plan's.")] = None,
+    method: Annotated[str | None, typer.Option(help="A named schedule instead of the plan's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the job's.")] = None,
     device: Annotated[
         Literal["cpu", "cuda", "sleep"], typer.Option(help="What to compute on; sleep rehearses without computing.")
@@ -38,7 +39,7 @@ def train(
         float | None,
         typer.Option(min=0.1, max=1e6, help="Longest wait for one message; default: a minute, or ten predicted steps."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on which the ranks meet; 0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Rendezvous port; 0 picks a free one.")] = 0,
     emulate: Annotated[bool, typer.Option(help="Delay messages between sites as the links would.")] = True,
     wan: Annotated[
         bool, typer.Option("--wan", help="Run each site in a network namespace, with kernel links between them (root).")
@@ -51,7 +52,7 @@ def train(
         typer.Option(help="Round activations and gradients between sites; default: the job's training.wire_type."),
     ] = None,
     replan: Annotated[
-        bool, typer.Option("--replan", help="Look for a better order while the run goes on, and go over to it.")
+        bool, typer.Option("--replan", help="Search for a faster schedule while the run goes on, and switch to it.")
     ] = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Only write the run directory, for torchrun.")] = False,
     resume: Annotated[
@@ -77,8 +78,10 @@ def train(
     from farpipe.spec.replanning import ReplanSettings
 
     _refuse_what_is_not_used(context, prepare=prepare, rehearsal=device == "sleep", wan=wan)
+    if not prepare:
+        need_torch("farpipe train")
     place = prepare_run_dir(run_dir, resume)
-    plan = _load_plan(job, profile or [], schedule, wire_type)
+    plan = _load_plan(job, profile or [], method, wire_type)
     num_steps = steps or plan.job.training.num_steps
     spec = run_spec_of(
         plan,
@@ -150,8 +153,8 @@ def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any)
         raise RunStoppedError(f"{error} with --resume {run_dir}") from None
 
 
-def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type: str | None) -> "Plan":
-    """The plan in a file, or one made for the job in it; `schedule` replaces its order.
+def _load_plan(path: Path, profiles: list[Path], method: str | None, wire_type: str | None) -> "Plan":
+    """The plan in a file, or one made for the job in it; `method` names another schedule.
 
     UsageError for what a plan that is made can't take any more: a profile, or another `wire_type`.
     """
@@ -163,9 +166,8 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
     from farpipe.plan.planner import reorder
     from farpipe.spec import load_job
 
-    if schedule is not None:
-        expect_known(schedule)
-
+    if method is not None:
+        expect_known(method)
     if path.suffix != ".toml":
         plan = Plan.load(path)
         if profiles:
@@ -174,12 +176,12 @@ def _load_plan(path: Path, profiles: list[Path], schedule: str | None, wire_type
             raise UsageError(
                 f"--wire-type: {path} is made for {plan.job.training.wire_type!r}; give the job, to plan anew"
             )
-        return plan if schedule is None else reorder(plan, schedule)
+        return plan if method is None else reorder(plan, method)
     job = load_job(path)
     runnable, told = within_engine(job)
     if told and any(site.devices_per_machine > 1 for _, site in job.used_sites()):
         typer.echo(f"planning for farpipe's engine: {told}", err=True)
-    pinned: dict[str, Any] = {"layout": runnable.layout, "schedule": schedule or job.schedule}
+    pinned: dict[str, Any] = {"layout": runnable.layout, "schedule": method or job.schedule}
     if wire_type is not None:
         pinned["training"] = _narrowed(job, wire_type)
     with status("planning"):

@@ -233,7 +233,7 @@ def _carried() -> tuple[_WrittenGroup, ...]:
 
 
 def _parse(text: str, source: str) -> tuple[_WrittenGroup, ...]:
-    return validate(_WrittenPoints, expect_format(parse_toml(text, source), FORMAT, source), source).group
+    return validate(_WrittenPoints, expect_format(parse_toml(text, source), FORMAT, source), source, toml=text).group
 
 
 def _resolve(group: _WrittenGroup, source: str, index: int) -> ReferenceGroup:

@@ -134,7 +134,9 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
     ]
     left = len(used) - len(names)
     busiest = max((use[name] for name in used if name not in names), default=0.0)
-    left_out = f"Not drawn: {left} more links, none of which is used for more than {format_percent(busiest)} of the step."
+    left_out = (
+        f"Not drawn: {left} more links, none of which is used for more than {format_percent(busiest)} of the step."
+    )
     return ChartGroup(charts, _LINK_NOTE, left_out if left else "")
 
 
@@ -156,9 +158,8 @@ def _use_curve(timeline: Timeline, name: str, num_turns: Mapping[str, int], low:
 def _link_text(view: RunView, name: str) -> str:
     link = view.problem.links[name]
     used = (view.measured or view.predicted).link_busy_ratio(view.problem.num_turns).get(name, 0.0)
-    return (
-        f"{format_percent(min(1.0, used))} used · {format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
-    )
+    figures = f"{format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
+    return f"{format_percent(min(1.0, used))} used · {figures}"
 
 
 def loss_chart(runs: Sequence[RunView], key: str = "loss") -> LineChart | None:

@@ -141,7 +141,11 @@ def _panels(view: RunView) -> list[Panel]:
 
 def _step_text(timeline: Timeline) -> str:
     inter, intra = timeline.exposed_s.mean(axis=0) / (timeline.makespan_s or 1.0)
-    waits = f", waiting {format_percent(inter)} between sites and {format_percent(intra)} inside" if len(timeline.messages) else ""
+    waits = (
+        f", waiting {format_percent(inter)} between sites and {format_percent(intra)} inside"
+        if len(timeline.messages)
+        else ""
+    )
     return f"{format_seconds(timeline.makespan_s)}, bubble {format_percent(timeline.bubble_ratio)}{waits}"
 
 

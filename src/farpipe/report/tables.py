@@ -1,8 +1,8 @@
 """Tables for the terminal: a TableView laid out for the width that there is.
 
-The first column is never cut. Where a table is too wide, its text columns are broken over lines; if that is not
-enough, a table of few rows is turned, so that its columns become lines, and one of many rows leaves out its last
-columns and says which.
+Nothing is ever cut within a word. Where a table is too wide, its texts are broken over lines; if that is not enough, a
+table of few rows is turned, so that its columns become lines, and one of many rows leaves out some columns and says
+which.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_TURNED: Final = 4
 """Rows of a table that may be turned: they become columns."""
-_READABLE: Final = 16
+_READABLE: Final = 20
 """A column of sentences is not made narrower than this many letters."""
 _EDGES: Final = 2
 _BETWEEN: Final = 3
@@ -38,7 +38,7 @@ class FittedTable:
         yield Text(view.title, "bold")
         yield _table(view, _widths(view, options.max_width))
         if view.note:
-            yield Text(view.note)
+            yield Text(f"{view.note}\n")
 
 
 def to_rich(view: TableView) -> FittedTable:
@@ -63,13 +63,14 @@ def fitted(view: TableView, width: int) -> TableView:
     sideways = turned(view)
     if len(view.rows) <= _MAX_TURNED and _least_width(sideways) <= width:
         return sideways
-    left_out: list[str] = []
-    narrow = view
-    while _least_width(narrow) > width and len(narrow.columns) > 2:
-        left_out.insert(0, narrow.columns[-1])
-        narrow = _without_last(narrow)
-    told = f"Not shown at this width: {', '.join(left_out)}."
-    return replace(narrow, note=f"{told}\n{view.note}" if view.note else told)
+    kept = list(range(len(view.columns)))
+    for index in (*view.expendable, *(i for i in reversed(kept) if i not in view.expendable)):
+        if len(kept) == 2 or _least_width(_only(view, kept)) <= width:
+            break
+        kept.remove(index)
+    left_out = ", ".join(name for index, name in enumerate(view.columns) if index not in kept)
+    told = f"Not shown at this width: {left_out}."
+    return replace(_only(view, kept), note=f"{told}\n{view.note}" if view.note else told)
 
 
 def turned(view: TableView) -> TableView:
@@ -78,11 +79,11 @@ def turned(view: TableView) -> TableView:
     return TableView(view.title, rows[0], rows[1:], frozenset(range(1, len(rows[0]))), note=view.note)
 
 
-def _without_last(view: TableView) -> TableView:
-    last = len(view.columns) - 1
-    return replace(
-        view, columns=view.columns[:-1], rows=tuple(row[:-1] for row in view.rows), numbers=view.numbers - {last}
-    )
+def _only(view: TableView, kept: Sequence[int]) -> TableView:
+    """`view` with the columns `kept` alone."""
+    rows = tuple(tuple(row[index] for index in kept) for row in view.rows)
+    numbers = frozenset(place for place, index in enumerate(kept) if index in view.numbers)
+    return replace(view, columns=tuple(view.columns[index] for index in kept), rows=rows, numbers=numbers)
 
 
 def _columns(view: TableView) -> Iterator[tuple[int, int]]:
@@ -90,10 +91,10 @@ def _columns(view: TableView) -> Iterator[tuple[int, int]]:
     for index, name in enumerate(view.columns):
         cells = [row[index] for row in view.rows]
         whole = max(_longest_line(text) for text in (name, *cells))
-        is_text = index > 0 and index not in view.numbers
         words = max(_longest_word(text) for text in (name, *cells))
-        held = min(whole, max(words, _READABLE)) if is_text else max(_longest_word(name), *map(_longest_line, cells), 0)
-        yield held, whole
+        if index in view.numbers:
+            words = max([words, *map(_longest_line, cells)])
+        yield min(whole, max(words, 0 if index in view.numbers else _READABLE)), whole
 
 
 def _longest_line(text: str) -> int:

@@ -10,7 +10,10 @@ from farpipe.step import Problem
 
 @dataclass(frozen=True)
 class TableView:
-    """A table as text; columns whose index is in `numbers` are aligned to the right, row `chosen` stands out."""
+    """A table as text; columns whose index is in `numbers` are aligned to the right, row `chosen` stands out.
+
+    Where a terminal is too narrow for all columns, those of `expendable` are left out first, in that order.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -18,6 +21,7 @@ class TableView:
     numbers: frozenset[int] = frozenset()
     chosen: int | None = None
     note: str = ""
+    expendable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def load_job(path: Path | str) -> Job:
 
 def parse_job(text: str, source: str = "job.toml") -> Job:
     """The job in `text`, the content of a job.toml; `source` is what errors call it."""
-    written = validate(WrittenJob, parse_toml(text, source), source)
+    written = validate(WrittenJob, parse_toml(text, source), source, toml=text)
     return written.resolve().model_copy(update={"text": text})
 
 
@@ -29,4 +29,4 @@ def load_cluster(path: Path | str) -> Cluster:
     table = parse_toml(text, str(path))
     if set(table) - {"cluster"}:
         return parse_job(text, str(path)).cluster
-    return validate(WrittenClusterFile, table, str(path)).resolve()
+    return validate(WrittenClusterFile, table, str(path), toml=text).resolve()

@@ -59,7 +59,8 @@ def _share(value: Any) -> float:
     return number
 
 
-def _site_name(name: str) -> str:
+def site_name(name: str) -> str:
+    """`name`; ValueError unless it can be a site's: it is also the name of a folder and a part of link names."""
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(f"a site's name is letters, digits, '_', '-' and '.', found {name!r}")
     return name
@@ -70,7 +71,7 @@ Natural = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=60)]
-SiteName = Annotated[Name, AfterValidator(_site_name)]
+SiteName = Annotated[Name, AfterValidator(site_name)]
 NonNegative = Annotated[float, BeforeValidator(finite)]
 Positive = Annotated[float, BeforeValidator(_positive)]
 Share = Annotated[float, BeforeValidator(_share)]

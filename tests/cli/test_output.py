@@ -1,0 +1,57 @@
+"""Progress where nobody watches a terminal: lines in a log, not too many."""
+
+import time
+
+import pytest
+
+from farpipe.cli import output
+from farpipe.cli.output import Pace, console, progress_bar, search_status, status
+from farpipe.search import Progress
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.05)
+
+
+def test_a_line_is_due_after_every_interval_and_not_before():
+    now = 0.0
+    pace = Pace(10.0, lambda: now)
+    due = []
+    for now in (0.0, 9.9, 10.0, 15.0, 19.9, 21.0, 50.0, 59.0):
+        due += [now] * pace.due()
+    assert due == [10.0, 21.0, 50.0]
+
+
+def test_what_takes_long_is_told_while_it_lasts_and_at_its_end(capsys):
+    with status("planning"):
+        time.sleep(0.2)
+        begun = capsys.readouterr().err
+    assert begun == "planning ...\n"
+    assert capsys.readouterr().err.startswith("planning: done after ")
+
+
+def test_what_is_quick_is_not_told(capsys):
+    with status("planning"):
+        pass
+    time.sleep(0.1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_long_plan_says_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(Pace, "due", lambda self: True)
+    with progress_bar("planning", "layouts") as advance:
+        advance(3, 262)
+    with search_status("searching") as tell:
+        tell(Progress("local", 1.0, 2.0, 1.5))
+        tell(Progress("exact", 1.0, float("inf"), 1.5))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("planning: 3 of 262 layouts, ")
+    assert lines[1].startswith("searching: local, makespan 2.00 s, lower bound 1.50 s, ")
+    assert lines[2].startswith("searching: exact, lower bound 1.50 s, ")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("72", 72), ("", 140), ("wide", 140), ("0", 140)])
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch, capsys, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert console().width == width

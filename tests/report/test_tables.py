@@ -1,0 +1,81 @@
+"""Tables for terminals of every width."""
+
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from farpipe.report import ComparisonRow, StepRow, TableView, comparison_table, step_time_table, to_rich
+from farpipe.report.tables import fitted, turned
+from farpipe.units import format_seconds
+
+ROWS = [
+    ComparisonRow(name, 6.26 + i, 0.015 * i, 0.055, 0.0564, 0.0338, 73.7 * 2**30, 0.111)
+    for i, name in enumerate(("zb-2p", "zb-1p", "zb-h1", "1f1b", "eager", "interleaved"))
+]
+RUN = StepRow("1f1b", 0.773, 0.716, 0.522, 0.171, 0.0, 5719.0, 5.571, 2.725)
+
+
+def printed(table, width):
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [50, 60, 72, 80, 100, 120, 200])
+def test_no_name_and_no_figure_is_cut_at_any_width(width):
+    text = printed(comparison_table(ROWS), width)
+    assert "…" not in text
+    for row in ROWS:
+        assert any(line.split()[:3] == [row.method, *format_seconds(row.step_s).split()] for line in text.splitlines())
+
+
+def test_a_table_of_many_rows_says_which_columns_it_leaves_out():
+    text = printed(comparison_table(ROWS), 60)
+    assert "Not shown at this width: " in text
+    assert "busiest link" in text
+    assert "Not shown" not in printed(comparison_table(ROWS), 140)
+
+
+def test_a_table_of_few_rows_is_turned_and_loses_nothing():
+    text = printed(step_time_table([RUN, RUN]), 60)
+    assert re.search(r"^  predicted step +773 ms +773 ms", text, re.MULTILINE)
+    for figure in ("716 ms", "+8.0 %", "52.2 %", "171 ms (23.9 %)", "5,719", "5.571 → 2.725"):
+        assert text.count(figure) == 2
+    assert "Not shown" not in text
+
+
+def test_expendable_columns_go_first():
+    view = TableView("t", ("name", "a" * 20, "b" * 20, "c" * 20), (("x", "1", "2", "3"),) * 5, expendable=(2,))
+    assert fitted(view, 60).columns == ("name", "a" * 20, "c" * 20)
+    assert fitted(view, 40).columns == ("name", "a" * 20)
+    assert fitted(view, 40).note == f"Not shown at this width: {'b' * 20}, {'c' * 20}."
+
+
+def test_a_wide_table_is_left_as_it_is():
+    view = TableView("t", ("name", "a"), (("x", "1"),))
+    assert fitted(view, 40) is view
+
+
+def test_turning_twice_is_nothing():
+    view = TableView("t", ("name", "a", "b"), (("x", "1", "2"), ("y", "3", "4")), frozenset({1, 2}), note="n")
+    assert turned(turned(view)) == view
+
+
+words = st.text("abcdefgh ", min_size=1, max_size=30).map(lambda text: " ".join(text.split()) or "a")
+
+
+@given(st.lists(st.tuples(words, words, words, words), min_size=2, max_size=7), st.integers(20, 200))
+def test_what_is_shown_is_never_wider_than_the_terminal_nor_cut_within_a_word(cells, width):
+    head, *rows = cells
+    view = TableView("t", head, tuple(rows), frozenset({2}))
+    shown = fitted(view, width)
+    text = printed(to_rich(view), width)
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    longest = max(len(word) for row in (shown.columns, *shown.rows) for cell in row for word in cell.split())
+    if longest < width // 4 and len(shown.columns) > 2:  # below, two columns may be wider than the terminal
+        for word in {word for row in shown.rows for cell in row for word in cell.split()}:
+            assert word in text
