@@ -165,7 +165,8 @@ def toml_line(text: str, location: Sequence[int | str]) -> int:
     """Number of the line of a TOML text on which the value at `location` begins, or else the innermost table around
     it; 0: nowhere. Lines count from 1.
     """
-    found, deepest, table = 0, 0, ()
+    found, deepest = 0, 0
+    table: tuple[int | str, ...] = ()
     last_index: dict[tuple[int | str, ...], int] = {}
     for number, statement in _toml_statements(text):
         data = tomllib.loads(statement)

@@ -137,7 +137,9 @@ def test_words_that_a_command_does_not_know_are_named(here, folder, arguments, m
 
 def test_a_search_for_an_order_that_the_job_names_is_refused(here, tmp_path):
     (tmp_path / "job.toml").write_text(JOB.read_text() + '\n[schedule]\nmethod = "1f1b"\n')
-    expect_error(here("plan", "job.toml", "--search-s", "5"), 2, "job.toml names the order '1f1b'", 'method = "auto"')
+    expect_error(
+        here("plan", "job.toml", "--search-s", "5"), 2, "job.toml names the schedule '1f1b'", 'method = "auto"'
+    )
 
 
 def test_words_that_look_like_markup_are_shown_as_they_are(here, tmp_path):

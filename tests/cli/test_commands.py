@@ -104,8 +104,9 @@ def test_compare_of_a_job_counts_what_is_outside_the_pipeline_as_plan_does(farpi
     chosen = next(row for row in data["schedules"] if row["method"] == plan["schedule"]["method"])
     assert chosen["step_s"] == plan["prediction"]["step_s"]
     assert chosen["makespan_s"] == plan["prediction"]["makespan_s"]
-    schedule = json.loads(farpipe("schedule", "plan.json", "--method", chosen["method"], "--json").stdout)
-    assert schedule["makespan_s"] == chosen["makespan_s"]
+    best = next(row for row in data["schedules"] if row["method"] in ORDERS)
+    schedule = json.loads(farpipe("schedule", "plan.json", "--method", best["method"], "--json").stdout)
+    assert schedule["makespan_s"] == best["makespan_s"] >= chosen["makespan_s"]
 
 
 def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from farpipe.plan.orders import Outcome
     from farpipe.report import ComparisonRow
+    from farpipe.schedule import Schedule
     from farpipe.step import Problem
 
 SEARCHED = ("greedy", "auto")
@@ -41,9 +42,11 @@ def compare(
     from farpipe.units import format_seconds
 
     named = _named(method, search_s) if method else None
-    problem, _, plan = load_step(step)
+    problem, own, plan = load_step(step)
     names = named or _all_methods(problem, search_s)
     outcomes, bound_s = _outcomes(problem, names, DEFAULT_SEARCH_S if search_s is None else search_s)
+    if own is not None and not named and own.method not in names:
+        outcomes = _with_own(problem, own, outcomes)
     overhead_s = plan.prediction.overhead_s if plan else 0.0
     rows = [_row(problem, outcome, bound_s, overhead_s) for outcome in outcomes]
     usable = any(outcome.timeline is not None for outcome in outcomes)
@@ -101,6 +104,14 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
     return sorted(outcomes, key=_makespan_s), bound_s
 
 
+def _with_own(problem: "Problem", own: "Schedule", outcomes: "list[Outcome]") -> "list[Outcome]":
+    """The plan's own schedule, which a search has found, among the others."""
+    from farpipe.plan.orders import Outcome
+    from farpipe.simulate import simulate
+
+    return sorted([*outcomes, Outcome(own.method, own, simulate(problem, own, checked=True))], key=_makespan_s)
+
+
 def _makespan_s(outcome: "Outcome") -> float:
     """To nine digits, so that rounding does not decide between equals; infinite where there is none."""
     return float(f"{outcome.timeline.makespan_s:.9g}") if outcome.timeline else float("inf")
@@ -108,6 +119,7 @@ def _makespan_s(outcome: "Outcome") -> float:
 
 def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: float) -> "ComparisonRow":
     from farpipe.report import ComparisonRow
+    from farpipe.schedule import Schedule
     from farpipe.schedule import peak_memory_bytes
 
     timeline = outcome.timeline

@@ -18,7 +18,7 @@ def plan(
     ] = None,
     search_s: Annotated[
         float,
-        typer.Option(min=0, help="Seconds to search for a faster schedule of the plan found; 0: named schedules only."),
+        typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found."),
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:
@@ -31,13 +31,13 @@ def plan(
     spec = load_job(job)
     if search_s and spec.schedule is not None:
         raise UsageError(
-            f"--search-s: {job} names the order {spec.schedule!r} (schedule.method), so there is none to search for; "
+            f"--search-s: {job} names the schedule {spec.schedule!r} (schedule.method), so there is none to search for; "
             'leave out --search-s, or write method = "auto" there'
         )
     with progress_bar("planning", "layouts") as advance:
         found = plan_of(spec, job, [Profile.load(path) for path in profile or []], progress=advance)
     if search_s:
-        with search_status("searching for a better order") as tell:
+        with search_status("searching for a faster schedule") as tell:
             found = refine(found, search_s, tell)
     found.save(output)
     if as_json:
