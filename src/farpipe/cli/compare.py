@@ -119,7 +119,6 @@ def _makespan_s(outcome: "Outcome") -> float:
 
 def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: float) -> "ComparisonRow":
     from farpipe.report import ComparisonRow
-    from farpipe.schedule import Schedule
     from farpipe.schedule import peak_memory_bytes
 
     timeline = outcome.timeline

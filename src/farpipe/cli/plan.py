@@ -31,8 +31,8 @@ def plan(
     spec = load_job(job)
     if search_s and spec.schedule is not None:
         raise UsageError(
-            f"--search-s: {job} names the schedule {spec.schedule!r} (schedule.method), so there is none to search for; "
-            'leave out --search-s, or write method = "auto" there'
+            f"--search-s: {job} names the schedule {spec.schedule!r} (schedule.method), so there is none to search "
+            'for; leave out --search-s, or write method = "auto" there'
         )
     with progress_bar("planning", "layouts") as advance:
         found = plan_of(spec, job, [Profile.load(path) for path in profile or []], progress=advance)
