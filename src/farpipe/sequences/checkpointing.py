@@ -1,0 +1,250 @@
+"""Which layers every stage recomputes for every chunk: stage-aware chunk-level checkpointing.
+
+Recomputing a chunk on one stage makes its neighbours wait on the same diagonal of the schedule, so all of a diagonal
+recompute equally much, and one integer per diagonal says it all (InfiniPipe, arXiv 2509.21275, section 5):
+``recomputed(p, k) = c[place of k's backward + shift of p]``. An integer program minimises the time that recomputation
+costs, subject to the memory of every stage at every backward, where memory peaks.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.cost.chunks import ChunkCosts, Load
+from farpipe.errors import InfeasibleError
+from farpipe.sequences.chunk import Floats, Ints
+from farpipe.sequences.order import ChunkOrder
+from farpipe.units import format_bytes
+
+CheckpointRule = Literal["chunk", "uniform", "full", "none"]
+_GAP: Final = 0.005
+_TOLERANCE: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Bytes of every stage at every backward as a function of what is recomputed.
+
+    At the start of backward k stage p holds the chunks `live` [p, k, j]; each takes `held` [p, j] less `saved` [p, j] for
+    every recomputed layer, beside `chains` [p, k].
+    """
+
+    order: ChunkOrder
+    live: NDArray[np.bool_]
+    held: Floats
+    saved: Floats
+    chains: Floats
+    num_layers: Ints
+    again_s: Floats
+    room: Floats
+    """[p]: bytes for all that."""
+
+    @property
+    def diagonals(self) -> Ints:
+        """The diagonal of every stage and chunk: [num_stages, num_chunks]."""
+        return np.asarray(self.order.shift[:, None] + self.order.backward_place[None, :])
+
+    def used(self, recomputed: Ints) -> Floats:
+        """Bytes at every backward: [num_stages, num_backwards]."""
+        each = self.held - recomputed * self.saved
+        return np.asarray(np.einsum("pkj,pj->pk", self.live, each) + self.chains)
+
+    def fits(self, recomputed: Ints) -> bool:
+        """Whether no stage ever exceeds its room."""
+        return bool((self.used(recomputed) <= self.room[:, None] * (1 + _TOLERANCE)).all())
+
+    def layers_of(self, counts: Floats) -> Ints:
+        """Layers that every stage recomputes of every chunk, given the count of every diagonal for the deepest stage.
+
+        A stage with fewer layers recomputes the same share of them, rounded up.
+        """
+        share = self.num_layers / max(1, int(self.num_layers.max()))
+        found = np.ceil(counts[self.diagonals] * share[:, None] - 1e-6)
+        return np.asarray(np.minimum(found, self.num_layers[:, None]), np.int64)
+
+
+def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryModel:
+    """The memory of one pipeline of chunks, stage p on rank p; room is left for the largest layer that is recomputed."""
+    places, count = np.arange(order.num_chunks), order.num_chunks
+    warm_up = np.minimum(np.array(order.warm_up), count)
+    first = np.maximum(places[None, :] - warm_up[:, None], 0)
+    live = (first[:, None, :] <= places[None, :, None]) & (places[None, :, None] <= order.backward_place)
+    chain_live = _chain_start(order)[None, :] <= places[:, None]
+    chain_live &= places[:, None] <= order.backward_place[None, :]
+    chain_bytes = np.stack([stage.chain_of(load) for stage in costs.stages])
+    working = costs.working_bytes(load, np.ones((costs.num_stages, count), np.int64))
+    return MemoryModel(
+        order,
+        live,
+        np.stack([stage.held_bytes(load, 0) for stage in costs.stages]),
+        np.stack([stage.saved_of(load) for stage in costs.stages]),
+        np.asarray(chain_bytes @ chain_live.T),
+        np.array([stage.num_layers for stage in costs.stages], np.int64),
+        costs.again_s(load),
+        costs.room_bytes() - working,
+    )
+
+
+def _chain_start(order: ChunkOrder) -> Ints:
+    """The place of the first backward in every chunk's chain."""
+    found = order.backward_place.copy()
+    for index in range(order.num_chunks - 1, 0, -1):
+        if order.follows[index] is not None:
+            found[index - 1] = found[index]
+    return found
+
+
+def choose_layers(
+    model: MemoryModel, without: Floats, rule: CheckpointRule = "chunk", limit_s: float = 10.0
+) -> Ints:
+    """Layers to recompute, [num_stages, num_chunks], by a rule; `without`: the room where nothing is recomputed.
+
+    The integer program gets `limit_s`; what it does not prove by then is still feasible.
+    InfeasibleError, with what is missing, when even recomputing everything is not enough.
+    """
+    nothing = np.zeros_like(model.held, np.int64)
+    if rule != "full" and bool((model.used(nothing) <= without[:, None] * (1 + _TOLERANCE)).all()):
+        return nothing
+    everything = np.broadcast_to(model.num_layers[:, None], nothing.shape)
+    if rule == "none" or not model.fits(everything):
+        raise _shortage(model, nothing if rule == "none" else everything)
+    if rule == "full":
+        return np.array(everything)
+    return _uniform(model) if rule == "uniform" else _solve(model, limit_s)
+
+
+def _uniform(model: MemoryModel) -> Ints:
+    """The fewest layers, the same of every stage and chunk, that fit."""
+    most = int(model.num_layers.max())
+    num_diagonals = int(model.diagonals.max()) + 1
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        fits = model.fits(model.layers_of(np.full(num_diagonals, float(middle))))
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return model.layers_of(np.full(num_diagonals, float(low)))
+
+
+def _shortage(model: MemoryModel, recomputed: Ints) -> InfeasibleError:
+    over = model.used(recomputed) - model.room[:, None]
+    stage, place = np.unravel_index(int(over.argmax()), over.shape)
+    live = int(model.live[stage, place].sum())
+    return InfeasibleError(
+        f"stage {stage} would hold {live} chunks at once and be {format_bytes(float(over[stage, place]))} over the "
+        f"{format_bytes(float(model.room[stage]))} that it has for activations, though it recomputes "
+        + ("nothing" if not recomputed.any() else "every layer")
+    )
+
+
+def diagonal_program(model: MemoryModel) -> tuple[Floats, Floats, Floats, Floats]:
+    """(price of every diagonal, rows of the constraints, what each must save at least, upper bounds).
+
+    Minimise price @ c subject to rows @ c >= least, 0 <= c <= bound. Rows that hold without recomputation are left out.
+    """
+    diagonals, num = model.diagonals, int(model.diagonals.max()) + 1
+    share = model.num_layers / max(1, int(model.num_layers.max()))
+    price = np.zeros(num)
+    np.maximum.at(price, diagonals, model.again_s * share[:, None])
+    least = model.used(np.zeros_like(model.held, np.int64)) - model.room[:, None]
+    rows, needs = [], []
+    for stage in range(model.held.shape[0]):
+        needed = np.flatnonzero(least[stage] > _TOLERANCE * model.room[stage])
+        block = np.zeros((needed.size, num))
+        block[:, diagonals[stage]] = model.live[stage, needed] * (model.saved[stage] * share[stage])
+        rows.append(block)
+        needs.append(least[stage, needed])
+    return price, np.concatenate(rows), np.concatenate(needs), np.full(num, float(model.num_layers.max()))
+
+
+def _solve(model: MemoryModel, limit_s: float) -> Ints:
+    """The integer program within `limit_s`, or its relaxation rounded up and polished, whichever costs less."""
+    price, rows, least, bound = diagonal_program(model)
+    if not least.size:  # only what recomputing itself takes is too much: one layer of the dearest diagonal is enough
+        least, rows = np.zeros(1), np.zeros((1, price.size))
+    relaxed = solve_program(price, rows, least, bound, integer=False)
+    rounded = bound if relaxed is None else polished(price, rows, least, np.ceil(relaxed - 1e-6))
+    counts = rounded
+    if relaxed is not None and price @ rounded > price @ relaxed * (1 + _GAP):
+        exact = solve_program(price, rows, least, bound, integer=True, limit_s=limit_s)
+        counts = rounded if exact is None or price @ exact > price @ rounded else np.rint(exact)
+    layers = model.layers_of(np.minimum(counts, bound))
+    return layers if model.fits(layers) else model.layers_of(bound)
+
+
+def polished(price: Floats, rows: Floats, least: Floats, counts: Floats) -> Floats:
+    """The dearest counts first, each lowered as far as every constraint still holds."""
+    counts, spare = counts.copy(), rows @ counts - least
+    slack = _TOLERANCE * np.maximum(1.0, np.abs(least))
+    for index in np.argsort(-price, kind="stable"):
+        mine = rows[:, index]
+        hit = mine > 0
+        lower = counts[index] if not hit.any() else np.floor(((spare[hit] + slack[hit]) / mine[hit]).min())
+        lower = max(0.0, min(counts[index], lower))
+        counts[index] -= lower
+        spare -= lower * mine
+    return counts
+
+
+def solve_program(
+    price: Floats,
+    rows: Floats,
+    least: Floats,
+    bound: Floats,
+    *,
+    integer: bool,
+    gap: float = _GAP,
+    limit_s: float = 10.0,
+) -> Floats | None:
+    """min price @ c with rows @ c >= least and 0 <= c <= bound, by HiGHS; None where no solution came in time."""
+    from ortools.math_opt import model_pb2
+    from ortools.math_opt.python import mathopt
+
+    scale = 1 / np.maximum(np.abs(rows).max(axis=1), 1e-300)
+    which, columns = np.nonzero(rows)
+    proto = model_pb2.ModelProto()
+    variables = proto.variables
+    variables.ids.extend(range(price.size))
+    variables.lower_bounds.extend([0.0] * price.size)
+    variables.upper_bounds.extend(bound.tolist())
+    variables.integers.extend([integer] * price.size)
+    proto.objective.linear_coefficients.ids.extend(range(price.size))
+    proto.objective.linear_coefficients.values.extend((price / max(price.max(), 1e-300)).tolist())
+    constraints = proto.linear_constraints
+    constraints.ids.extend(range(least.size))
+    constraints.lower_bounds.extend((least * scale).tolist())
+    constraints.upper_bounds.extend([np.inf] * least.size)
+    matrix = proto.linear_constraint_matrix
+    matrix.row_ids.extend(which.tolist())
+    matrix.column_ids.extend(columns.tolist())
+    matrix.coefficients.extend((rows[which, columns] * scale[which]).tolist())
+    options = mathopt.SolveParameters(
+        time_limit=timedelta(seconds=limit_s), relative_gap_tolerance=gap if integer else None
+    )
+    result: Any = mathopt.solve(mathopt.Model.from_model_proto(proto), mathopt.SolverType.HIGHS, params=options)
+    if not result.has_primal_feasible_solution():
+        return None
+    values = result.variable_values()
+    by_id = {variable.id: value for variable, value in values.items()}
+    return np.array([by_id.get(index, 0.0) for index in range(price.size)])
+
+
+def recomputation_bound_s(model: MemoryModel, without: Floats) -> float:
+    """The least that recomputation can add, by the relaxed program; infinite where memory is not enough."""
+    nothing = np.zeros_like(model.held, np.int64)
+    if bool((model.used(nothing) <= without[:, None] * (1 + _TOLERANCE)).all()):
+        return 0.0
+    if not model.fits(np.broadcast_to(model.num_layers[:, None], nothing.shape)):
+        return np.inf
+    price, rows, least, bound = diagonal_program(model)
+    found = solve_program(price, rows, least, bound, integer=False) if least.size else np.zeros_like(price)
+    return float(price @ (bound if found is None else found))
+
+
+def recomputation_s(model: MemoryModel, recomputed: Ints) -> float:
+    """What recomputation adds to a step: on every diagonal the slowest stage's, summed."""
+    longest = np.zeros(int(model.diagonals.max()) + 1)
+    np.maximum.at(longest, model.diagonals, recomputed * model.again_s)
+    return float(longest.sum())

@@ -1,0 +1,151 @@
+"""Chunk: a microbatch made of slices of sequences, and the arrays that costs and orders are computed from.
+
+A sequence that is longer than a chunk is *split* into slices; short ones are *batched* whole; a *hybrid* chunk has the
+last slice of a split sequence (its tail) and short ones (InfiniPipe, arXiv 2509.21275, section 4). Every packed format
+(cumulative lengths of queries and keys, positions, weights of the loss) follows from the slices.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.cost.chunks import Load
+from farpipe.errors import InputError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Slice(NamedTuple):
+    """Tokens `start` up to, not including, `start + length` of one sequence."""
+
+    sequence: int
+    start: int
+    length: int
+    sequence_length: int
+
+    @property
+    def end(self) -> int:
+        """The token behind the last one."""
+        return self.start + self.length
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its sequence."""
+        return self.length == self.sequence_length
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether it is the last slice of a split sequence."""
+        return self.start > 0 and self.end == self.sequence_length
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Slices that go through the pipeline together; at most one of them is part of a split sequence, the first."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all slices: the queries of attention."""
+        return sum(part.length for part in self.slices)
+
+    @property
+    def context(self) -> int:
+        """Tokens before the slice of a split sequence, whose keys and values must be there: the C of {C, S}."""
+        return self.slices[0].start
+
+    @property
+    def num_pairs(self) -> float:
+        """Pairs of a query and a key that attention looks at, counted as areas: (C + s)^2/2 - C^2/2 per slice."""
+        return sum((part.end**2 - part.start**2) / 2 for part in self.slices)
+
+    @property
+    def split_sequence(self) -> int | None:
+        """The sequence of which this chunk has one slice of several; None: all are whole."""
+        first = self.slices[0]
+        return None if first.is_whole else first.sequence
+
+    @property
+    def kind(self) -> Literal["split", "batched", "hybrid"]:
+        """InfiniPipe's three kinds."""
+        if self.split_sequence is None:
+            return "batched"
+        return "split" if len(self.slices) == 1 else "hybrid"
+
+    def to_data(self) -> list[dict[str, int]]:
+        """The slices as JSON data."""
+        return [part._asdict() for part in self.slices]
+
+    @classmethod
+    def from_data(cls, data: Any, source: str = "chunk") -> Self:
+        """Read the same; InputError names what is wrong."""
+        if not isinstance(data, list) or not data:
+            raise InputError(f"{source}: expected a list of slices, found {str(data)[:60]}")
+        return cls(tuple(_slice_of(part, f"{source}[{index}]") for index, part in enumerate(data)))
+
+
+def _slice_of(data: Any, source: str) -> Slice:
+    if not isinstance(data, dict) or set(data) != set(Slice._fields):
+        raise InputError(f"{source}: expected an object with {', '.join(Slice._fields)}, found {str(data)[:80]}")
+    numbers = [data[name] for name in Slice._fields]
+    if not all(type(number) is int for number in numbers):
+        raise InputError(f"{source}: expected integers, found {data}")
+    part = Slice(*numbers)
+    if part.sequence < 0 or part.start < 0 or part.length < 1 or part.end > part.sequence_length:
+        raise InputError(f"{source}: {data} is no slice of a sequence of {part.sequence_length} tokens")
+    return part
+
+
+def followed(chunks: Sequence[Chunk]) -> tuple[int | None, ...]:
+    """For every chunk the one with the slice before its own of the same sequence: a Problem's `follows`.
+
+    InputError when a sequence's slices are not in order, or leave a gap.
+    """
+    last_of: dict[int, tuple[int, int]] = {}
+    found: list[int | None] = []
+    for index, chunk in enumerate(chunks):
+        first = chunk.slices[0]
+        before, end = last_of.get(first.sequence, (None, 0))
+        if first.start != end:
+            raise InputError(f"chunks[{index}]: sequence {first.sequence} begins at {first.start}, expected {end}")
+        found.append(before)
+        if not first.is_whole:
+            last_of[first.sequence] = index, first.end
+    return tuple(found)
+
+
+def check_chunks(chunks: Iterable[Chunk], lengths: Sequence[int]) -> None:
+    """InputError unless the chunks have every token of every sequence exactly once, and no chunk two split ones."""
+    reached = [0] * len(lengths)
+    for index, chunk in enumerate(chunks):
+        if any(not part.is_whole for part in chunk.slices[1:]):
+            raise InputError(f"chunks[{index}]: only its first slice may be of a split sequence")
+        for part in chunk.slices:
+            if not 0 <= part.sequence < len(lengths) or part.sequence_length != lengths[part.sequence]:
+                raise InputError(f"chunks[{index}]: there is no sequence {part.sequence} of {part.sequence_length}")
+            if part.start != reached[part.sequence]:
+                raise InputError(
+                    f"chunks[{index}]: sequence {part.sequence} goes on at {reached[part.sequence]}, not {part.start}"
+                )
+            reached[part.sequence] = part.end
+    short = [index for index, length in enumerate(lengths) if reached[index] != length]
+    if short:
+        raise InputError(f"chunks: sequence {short[0]} ends at {reached[short[0]]} of {lengths[short[0]]} tokens")
+
+
+def load_of(chunks: Sequence[Chunk]) -> Load:
+    """What chunks make a device do."""
+    firsts = [chunk.slices[0] for chunk in chunks]
+    is_split = np.array([not first.is_whole for first in firsts], bool)
+    return Load(
+        np.array([chunk.num_tokens for chunk in chunks], np.float64),
+        np.array([chunk.num_pairs for chunk in chunks], np.float64),
+        is_split,
+        np.array([first.length for first in firsts], np.float64) * is_split,
+        np.array([first.is_tail for first in firsts], bool),
+    )

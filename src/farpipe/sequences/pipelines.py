@@ -1,0 +1,178 @@
+"""One batch's chunks in one pipeline or in several, one after the other, with what each recomputes.
+
+Chunks that do not fit in memory together need recomputation, or fewer of them at once. Several pipelines, each with the
+sequences of similar numbers of slices, hold fewer, and each costs filling and draining once more: which sequences go
+together is a dynamic program over the sequences by their number of slices (InfiniPipe, arXiv 2509.21275, section 5.3).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from farpipe.cost.chunks import ChunkCosts, Load
+from farpipe.errors import InfeasibleError
+from farpipe.problem import Problem
+from farpipe.schedule import Schedule, peak_memory_bytes
+from farpipe.sequences.checkpointing import (
+    CheckpointRule,
+    MemoryModel,
+    choose_layers,
+    memory_model,
+    recomputation_bound_s,
+    recomputation_s,
+)
+from farpipe.sequences.chunk import Chunk, Floats, Ints, followed, load_of
+from farpipe.sequences.order import chunk_order
+from farpipe.simulate import Timeline, simulate
+
+MAX_BLOCKS: Final = 10
+"""Of sequences that stay together, so that at most 55 groups are looked at."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Some of the chunks, in the order of their forwards, as a Problem with its Schedule and what it will do."""
+
+    chunks: tuple[int, ...]
+    recomputed: Ints
+    """Layers, [num_stages, num_chunks]."""
+    problem: Problem
+    schedule: Schedule
+    timeline: Timeline
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first forward to the last backward."""
+        return self.timeline.makespan_s
+
+    @property
+    def peak_memory_bytes(self) -> list[float]:
+        """Of every rank."""
+        return peak_memory_bytes(self.problem, self.schedule)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How pipelines are made: which rule recomputes, extra forwards per stage, whether there may be several."""
+
+    extra: tuple[int, ...]
+    rule: CheckpointRule = "chunk"
+    several: bool = True
+
+
+def make_pipelines(
+    costs: ChunkCosts, chunks: Sequence[Chunk], grouping: Grouping, ends: Sequence[int], limit_s: float
+) -> list[Pipeline]:
+    """The chunks in pipelines that end at `ends`; InfeasibleError when memory is not enough."""
+    load, follows = load_of(chunks), followed(chunks)
+    starts = [0, *ends[:-1]]
+    return [
+        _pipeline(_Part(costs, load, follows, grouping, *pair), pair[1] == len(chunks), limit_s / len(ends))
+        for pair in zip(starts, ends, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some consecutive chunks of a batch as a pipeline of their own."""
+
+    costs: ChunkCosts
+    batch: Load
+    follows_in_batch: Sequence[int | None]
+    grouping: Grouping
+    begin: int
+    end: int
+
+    @property
+    def load(self) -> Load:
+        return Load(*(figure[self.begin : self.end] for figure in self.batch))
+
+    @property
+    def follows(self) -> tuple[int | None, ...]:
+        mine = self.follows_in_batch[self.begin : self.end]
+        return tuple(None if before is None else before - self.begin for before in mine)
+
+    def memory(self) -> MemoryModel:
+        return memory_model(self.costs, self.load, chunk_order(self.follows, self.grouping.extra))
+
+
+def _pipeline(part: _Part, is_last: bool, limit_s: float) -> Pipeline:
+    model = part.memory()
+    layers = choose_layers(model, part.costs.room_bytes(), part.grouping.rule, limit_s)
+    problem = part.costs.problem(part.load, part.follows, layers, gather=part.begin == 0, reduce=is_last)
+    schedule = model.order.schedule()
+    return Pipeline(tuple(range(part.begin, part.end)), layers, problem, schedule, simulate(problem, schedule))
+
+
+def group(costs: ChunkCosts, chunks: Sequence[Chunk], grouping: Grouping) -> tuple[float, list[int]]:
+    """(what recomputation and further pipelines cost, where the pipelines end as numbers of chunks); infinite where
+    memory is not enough.
+
+    One pipeline is best if its recomputation costs no more than filling and draining another one.
+    """
+    load, follows = load_of(chunks), followed(chunks)
+
+    def price(begin: int, end: int) -> float:
+        return _recomputation_s(_Part(costs, load, follows, grouping, begin, end))
+
+    whole_s, refill_s = price(0, len(chunks)), _refill_s(costs, load, grouping)
+    if not grouping.several or whole_s <= refill_s:
+        return whole_s, [len(chunks)]
+    return _shortest_path(_blocks(follows), price, refill_s)
+
+
+def _blocks(follows: Sequence[int | None]) -> list[int]:
+    """Where groups may begin and end: 0, behind the first sequence, where chunks are not split any more, and so on.
+
+    The others are evenly over the chunks, but between sequences.
+    """
+    borders = np.array([index for index, before in enumerate(follows) if before is None] + [len(follows)])
+    wanted = np.linspace(0, len(follows), MAX_BLOCKS - 1)[1:-1]
+    near = borders[np.abs(borders[:, None] - wanted).argmin(axis=0)]
+    single = np.flatnonzero(np.diff(borders) == 1)
+    batched = borders[single[0]] if single.size else len(follows)
+    return sorted({0, len(follows), int(borders[1]), int(batched), *near.tolist()})
+
+
+def _shortest_path(
+    places: Sequence[int], price: Callable[[int, int], float], refill_s: float
+) -> tuple[float, list[int]]:
+    """The dynamic program: the least sum of recomputation and refills; the first filling is not counted.
+
+    A pipeline that has more sequences never costs less, so larger ones are not asked for once one costs too much.
+    """
+    best = [0.0] + [np.inf] * (len(places) - 1)
+    before = [0] * len(places)
+    for end in range(1, len(places)):
+        least_s = 0.0
+        for begin in reversed(range(end)):
+            if best[begin] + refill_s + least_s < best[end]:
+                least_s = price(places[begin], places[end])
+            if best[begin] + refill_s + least_s < best[end]:
+                best[end], before[end] = best[begin] + refill_s + least_s, begin
+            if least_s == np.inf:
+                break
+    found, at = [], len(places) - 1
+    while at:
+        found.append(places[at])
+        at = before[at]
+    return best[-1] - refill_s, found[::-1]
+
+
+def _recomputation_s(part: _Part) -> float:
+    """What recomputation costs if these chunks are a pipeline; infinite where memory is not enough."""
+    model, without = part.memory(), part.costs.room_bytes()
+    if part.grouping.rule == "chunk":
+        return recomputation_bound_s(model, without)
+    try:
+        return recomputation_s(model, choose_layers(model, without, part.grouping.rule))
+    except InfeasibleError:
+        return np.inf
+
+
+def _refill_s(costs: ChunkCosts, load: Load, grouping: Grouping) -> float:
+    """Filling and draining one more pipeline."""
+    total: Floats = sum(costs.seconds(load), start=np.zeros((costs.num_stages, load.tokens.size)))
+    return (costs.num_stages - 1 + grouping.extra[0]) * float(total.mean(axis=1).max())

@@ -1,0 +1,273 @@
+"""From the lengths of one batch to its plan: chunks, pipelines, recomputation, orders, step time."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from farpipe.cost.chunks import ChunkCosts, Law, Load
+from farpipe.errors import InfeasibleError, InputError
+from farpipe.sequences.checkpointing import CheckpointRule
+from farpipe.sequences.chunk import Chunk, Floats, Ints, followed, load_of
+from farpipe.sequences.cut import Cut, PackRule, make_chunks, num_slices_within, slice_offsets
+from farpipe.sequences.order import chunk_order, extra_forwards
+from farpipe.sequences.pipelines import Grouping, Pipeline, group, make_pipelines
+from farpipe.units import format_bytes
+
+MOST_CHUNKS_PER_STAGE: Final = 40
+"""More only add fixed times, by the experience of all batches tried."""
+_TARGETS_PER_DOUBLING: Final = 3
+_MOST_PLANNED: Final = 3
+"""Cuts that are planned to the end: those that look best by the estimate."""
+_NOT_WORTH: Final = 1.02
+"""By how much the estimate of a cut may be above the best plan: it is about so exact."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user pins of a batch's plan; the rest is searched."""
+
+    num_slices: int | None = None
+    """Slices of the longest sequence."""
+    rule: PackRule = "best-fit"
+    checkpointing: CheckpointRule = "chunk"
+    several_pipelines: bool = True
+    hide_links: bool = True
+    """Extra warm-up upstream of hops that take time."""
+    budget_s: float = 1.5
+    """No further cut is planned to the end when so much time has gone; the first always is."""
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """One batch: its chunks in the order of their forwards, and the pipelines that they go through."""
+
+    chunks: tuple[Chunk, ...]
+    pipelines: tuple[Pipeline, ...]
+    num_slices: int
+    """Of the longest sequence."""
+    cut: Cut
+    overhead_s: float
+    """Of the step, outside the pipelines."""
+    planning_s: float
+    cuts_tried: int
+
+    @property
+    def step_s(self) -> float:
+        """From one step's start to the next one's: the pipelines one after the other, and what is outside them."""
+        return sum(pipeline.makespan_s for pipeline in self.pipelines) + self.overhead_s
+
+    @property
+    def peak_memory_bytes(self) -> list[float]:
+        """The most that every rank ever holds."""
+        return [max(peaks) for peaks in zip(*(p.peak_memory_bytes for p in self.pipelines), strict=True)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the batch."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+class _Estimated(NamedTuple):
+    """A way to cut, and about how long its step takes if memory does not matter."""
+
+    seconds: float
+    cut: Cut
+    chunks: list[Chunk]
+
+
+class _Grouped(NamedTuple):
+    """The same with what memory makes of it: recomputation and several pipelines."""
+
+    seconds: float
+    one: _Estimated
+    grouping: Grouping
+    ends: list[int]
+
+
+def plan_sequences(costs: ChunkCosts, lengths: Sequence[int] | Ints, wish: Wish | None = None) -> SequencePlan:
+    """The plan of one batch with the shortest predicted step among all cuts that are worth trying.
+
+    Every cut has an estimate without memory; from the best on, recomputation and grouping are reckoned by the relaxed
+    program until no other cut can win, and the most promising are planned to the end and simulated. InfeasibleError,
+    with the numbers and what would help, when no number of slices fits memory.
+    """
+    began_s, wish = time.perf_counter(), wish or Wish()
+    sizes = np.asarray(lengths, np.int64)
+    if not sizes.size:
+        raise InputError("lengths: a batch needs at least one sequence")
+    limit = token_limit(costs, int(sizes.max()))
+    ranked = sorted(_cuts(costs, sizes, limit, wish), key=lambda one: one.seconds)
+    grouped = _grouped(costs, ranked, wish, began_s + wish.budget_s / 2)
+    if not grouped:
+        raise _infeasible(costs, ranked, wish)
+    plans: list[SequencePlan] = []
+    for one in grouped[:_MOST_PLANNED]:
+        left_s = began_s + wish.budget_s - time.perf_counter()
+        if plans and (left_s <= 0 or one.seconds >= min(plan.step_s for plan in plans) * _NOT_WORTH):
+            break
+        plans.append(_planned(costs, one, max(0.1, left_s / 2)))
+    best = min(plans, key=lambda plan: plan.step_s)
+    return replace(best, planning_s=time.perf_counter() - began_s, cuts_tried=len(ranked))
+
+
+def _grouped(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish, deadline_s: float) -> list[_Grouped]:
+    """What memory makes of the cuts, the best first; of those that can't win or come too late nothing."""
+    found: list[_Grouped] = []
+    for one in ranked:
+        best_s = min((each.seconds for each in found), default=math.inf)
+        if one.seconds >= best_s or (found and time.perf_counter() > deadline_s):
+            break
+        for extra in _ways_to_hide(costs, one.chunks, wish):
+            grouping = Grouping(extra, wish.checkpointing, wish.several_pipelines)
+            more_s, ends = group(costs, one.chunks, grouping)
+            if more_s < math.inf:
+                slow_s = estimate_s(costs, one.chunks, extra) + costs.overhead_s if any(extra) else one.seconds
+                found.append(_Grouped(slow_s + more_s, one, grouping, ends))
+            if more_s == 0:
+                break
+    return sorted(found, key=lambda each: each.seconds)
+
+
+def _ways_to_hide(costs: ChunkCosts, chunks: Sequence[Chunk], wish: Wish) -> list[tuple[int, ...]]:
+    """Extra warm-up that hides links wholly, by half, not at all: the less, the less memory."""
+    whole = _extra(costs, chunks, wish)
+    return list(dict.fromkeys([whole, tuple(-(-more // 2) for more in whole), (0,) * costs.num_stages]))
+
+
+def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish) -> InfeasibleError:
+    """Why the cut fails that is nearest to fitting: the one with the shortest chunks."""
+    one = max(ranked, key=lambda each: len(each.chunks))
+    grouping = Grouping((0,) * costs.num_stages, wish.checkpointing, False)
+    try:
+        make_pipelines(costs, one.chunks, grouping, [len(one.chunks)], 0.1)
+    except InfeasibleError as error:
+        return InfeasibleError(f"{error}, in the best of {len(ranked)} ways to cut the batch{_remedy(wish)}")
+    raise AssertionError("a cut that fits was not found")
+
+
+def _remedy(wish: Wish) -> str:
+    if wish.checkpointing == "none":
+        return "; let it recompute"
+    if wish.num_slices is not None:
+        return f"; more than {wish.num_slices} slices may fit"
+    return "; more memory, more stages or more devices for each stage would help"
+
+
+def total_law(costs: ChunkCosts, load: Load) -> Law:
+    """Forward and backward of the stage that is slowest over these chunks."""
+    laws = [stage.laws.total for stage in costs.stages]
+    return max(laws, key=lambda law: float(law.seconds(load.tokens, load.pairs).sum()))
+
+
+def token_limit(costs: ChunkCosts, longest: int) -> int:
+    """The most tokens of a chunk that fits every stage alone, recomputing everything.
+
+    InfeasibleError when a sequence of `longest` tokens does not fit in any number of slices: all its slices' inputs,
+    keys, values and their gradients are held when its first backward begins.
+    """
+    limit = math.inf
+    one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False)))
+    split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False)))
+    for rank, (stage, room) in enumerate(zip(costs.stages, costs.room_bytes().tolist(), strict=True)):
+        whole = float(stage.held_bytes(one, stage.num_layers)[0])
+        slices = float(stage.held_bytes(split, stage.num_layers)[0] + stage.chain_of(split)[0])
+        if room <= 0 or min(slices, whole + stage.working_bytes) * longest > room:
+            raise _too_long(costs, rank, room, min(slices, whole + stage.working_bytes), longest)
+        limit = min(limit, room / (whole + stage.working_bytes))
+    return int(min(limit, 1 << 50))
+
+
+def _too_long(costs: ChunkCosts, rank: int, room: float, per_token: float, longest: int) -> InfeasibleError:
+    if room <= 0:
+        return InfeasibleError(
+            f"rank {rank} has no memory left for activations: its layers' state is {format_bytes(-room)} too large; "
+            "more stages, tensor parallelism or ZeRO-1 would help"
+        )
+    layers, fits = costs.stages[rank].num_layers, max(0, int(room / per_token))
+    needed = per_token * longest
+    stages = math.ceil(costs.num_stages * needed / room)
+    return InfeasibleError(
+        f"a sequence of {longest} tokens does not fit in any number of slices: rank {rank} must hold at least "
+        f"{format_bytes(needed)} of it for {layers} layers (inputs, keys, values and their gradients, all else "
+        f"recomputed) and has {format_bytes(room)}; at most {fits} tokens fit. About {stages} stages instead of "
+        f"{costs.num_stages}, {needed / room:.1f} times as many devices for each stage, or cutting at {fits} would help"
+    )
+
+
+def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish) -> Iterator[_Estimated]:
+    """Every cut that is different from those before it, with an estimate."""
+    law = total_law(costs, _as_load(sizes))
+    extra: tuple[int, ...] | None = None
+    seen: set[tuple[int, int]] = set()
+    for cut in _candidates(costs, sizes, limit, wish, law):
+        chunks = make_chunks(sizes, cut, law)
+        key = (len(chunks), num_slices_within(int(sizes.max()), cut, law))
+        if key in seen:
+            continue
+        seen.add(key)
+        extra = _extra(costs, chunks, wish)
+        yield _Estimated(estimate_s(costs, chunks, extra) + costs.overhead_s, cut, chunks)
+
+
+def _as_load(sizes: Ints) -> Load:
+    tokens, none = sizes.astype(np.float64), np.zeros(sizes.size)
+    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0)
+
+
+def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish, law: Law) -> Iterator[Cut]:
+    """Targets from as many chunks as stages to many times that, as equal slices of the longest sequence."""
+    seconds = law.pair_s * sizes.astype(np.float64) ** 2 / 2 + law.token_s * sizes
+    total_s, longest_s, longest = float(seconds.sum()), float(seconds.max()), int(sizes.max())
+    counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MOST_CHUNKS_PER_STAGE)) + 1)
+    for power in counts:
+        wanted_s = total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING))
+        slices = wish.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
+        cut = Cut(wanted_s if slices == 1 else longest_s / slices, limit, wish.rule)
+        slices = num_slices_within(longest, cut, law)
+        if wish.num_slices is not None and slices != wish.num_slices:
+            first = int(slice_offsets(longest, min(wish.num_slices, longest), law)[0])
+            raise InfeasibleError(
+                f"{wish.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
+                f"{limit} does not fit; take {slices} slices"
+            )
+        yield Cut(max(cut.target_s, longest_s / slices) if slices == 1 else longest_s / slices, limit, wish.rule)
+
+
+def _extra(costs: ChunkCosts, chunks: Sequence[Chunk], wish: Wish) -> tuple[int, ...]:
+    if not wish.hide_links:
+        return (0,) * costs.num_stages
+    load = load_of(chunks)
+    nothing = np.zeros((costs.num_stages, load.tokens.size), np.int64)
+    return extra_forwards(costs.problem(load, (None,) * load.tokens.size, nothing))
+
+
+def estimate_s(costs: ChunkCosts, chunks: Sequence[Chunk], extra: tuple[int, ...]) -> float:
+    """About the makespan of one pipeline that recomputes nothing: on every diagonal the slowest stage's F and B, summed."""
+    load = load_of(chunks)
+    order = chunk_order(followed(chunks), extra)
+    forward, input_grad, weight_grad = costs.seconds(load)
+    backward = (input_grad + weight_grad)[:, order.backwards]
+    longest = np.zeros(load.tokens.size + int(order.warm_up[0]) + 1)
+    for stage, ahead in enumerate(order.warm_up):
+        row = backward[stage].copy()
+        row[: load.tokens.size - ahead] += forward[stage, ahead:]
+        shift = order.shift[stage]
+        longest[shift : shift + row.size] = np.maximum(longest[shift : shift + row.size], row)
+    return float(forward[0, : order.warm_up[0]].sum() + longest.sum())
+
+
+def _planned(costs: ChunkCosts, one: _Grouped, limit_s: float) -> SequencePlan:
+    pipelines = make_pipelines(costs, one.one.chunks, one.grouping, one.ends, limit_s)
+    parts = [part for chunk in one.one.chunks for part in chunk.slices]
+    longest = max(parts, key=lambda part: part.sequence_length).sequence
+    slices = sum(part.sequence == longest for part in parts)
+    return SequencePlan(tuple(one.one.chunks), tuple(pipelines), slices, one.one.cut, costs.overhead_s, 0.0, 0)
+
+
+def imbalance(seconds: Floats) -> float:
+    """The longest chunk as a multiple of the mean one."""
+    return float(seconds.max() / seconds.mean())
