@@ -10,12 +10,14 @@ from farpipe.cli.certs import certs
 from farpipe.cli.compare import compare
 from farpipe.cli.export import export
 from farpipe.cli.import_ import import_
+from farpipe.cli.lengths import lengths
 from farpipe.cli.optical import optical
 from farpipe.cli.plan import plan
 from farpipe.cli.probe import probe
 from farpipe.cli.profile import profile
 from farpipe.cli.report import report
 from farpipe.cli.schedule import schedule
+from farpipe.cli.sequences import sequences
 from farpipe.cli.simulate import simulate
 from farpipe.cli.train import train
 from farpipe.cli.validate import validate
@@ -34,6 +36,8 @@ for command in (plan, schedule, compare, simulate, profile, train, report, valid
 app.command()(export)
 app.command("import")(import_)  # the word alone is Python's
 app.add_typer(optical, name="optical")
+app.command()(lengths)
+app.add_typer(sequences, name="sequences")
 app.add_typer(wan, name="wan")
 app.add_typer(certs, name="certs")
 app.command()(probe)

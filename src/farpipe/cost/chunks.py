@@ -22,8 +22,8 @@ from farpipe.cost.stage import JobCosts
 from farpipe.cost.step import StepCost, step_cost
 from farpipe.cost.transfer import ring_bytes, ring_way
 from farpipe.errors import InputError
-from farpipe.problem import Hop, Problem, Rank, Stage, Sync, Transfer, is_inter_site
 from farpipe.spec import Cluster, Model, Site, Training
+from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer, is_inter_site
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -47,6 +47,13 @@ class Load(NamedTuple):
     """Tokens of that slice."""
     is_last: NDArray[np.bool_]
     """Whether that slice is its sequence's last, whose keys and values get no gradient from other chunks."""
+
+    def part(self, begin: int, end: int) -> "Load":
+        """That of chunks `begin` up to, not including, `end`."""
+        mine = slice(begin, end)
+        return Load(
+            self.tokens[mine], self.pairs[mine], self.is_split[mine], self.split_tokens[mine], self.is_last[mine]
+        )
 
 
 @dataclass(frozen=True)
@@ -236,6 +243,16 @@ class ChunkCosts:
         """The forward of one layer: [num_stages, num_chunks]."""
         return np.stack([stage.layer_forward.seconds(load.tokens, load.pairs) for stage in self.stages])
 
+    def trips(self, tokens: float) -> tuple[Floats, Floats]:
+        """Seconds from a producer's end to the arrival, there and back over every hop, for a chunk of `tokens`."""
+        problem = self.step.problem
+        hops = [_hop(hop, np.array([tokens / _PROBE_TOKENS]), self.context) for hop in problem.hops]
+        found = [
+            (_seconds(problem, hop.forward), _seconds(problem, hop.backward)) if hop else (0.0, 0.0) for hop in hops
+        ]
+        there, back = zip(*found, strict=True) if found else ((), ())
+        return np.array(there, np.float64), np.array(back, np.float64)
+
     def working_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """What computing a layer again takes for a while on every rank, at most: [num_ranks]."""
         found = np.zeros(len(self.step.problem.ranks))
@@ -262,7 +279,9 @@ class ChunkCosts:
         return Problem(
             num_microbatches=count,
             ranks=self._ranks(self.working_bytes(load, recomputed)),
-            stages=tuple(self._problem_stage(i, load, [t[i] for t in times], recomputed[i]) for i in range(len(times[0]))),
+            stages=tuple(
+                self._problem_stage(i, load, [t[i] for t in times], recomputed[i]) for i in range(len(times[0]))
+            ),
             links=base.links,
             hops=tuple(_hop(hop, load.tokens / _PROBE_TOKENS, self.context) for hop in base.hops),
             sync=_kept_sync(base.sync, gather, reduce),
@@ -348,8 +367,12 @@ def model_laws(
     pairs = [tokens**2 / 2, np.zeros_like(tokens), np.zeros_like(tokens)]
     layer, embedding, head = (_laws(tokens, p, row) for p, row in zip(pairs, rows, strict=True))
     exchange = _all_to_all(model, training, layout, site, calibration, context)
-    layer = Laws(*(law.spread(context) for law in layer)).plus(Laws(exchange, exchange, Law()))
-    return layer, *(Laws(*(law.spread(context) for law in part)) for part in (embedding, head))
+    layer = _spread(layer, context).plus(Laws(exchange, exchange, Law()))
+    return layer, _spread(embedding, context), _spread(head, context)
+
+
+def _spread(laws: Laws, num_devices: int) -> Laws:
+    return Laws(*(law.spread(num_devices) for law in laws))
 
 
 def _laws(tokens: Floats, pairs: Floats, times: Sequence[Times]) -> Laws:
@@ -386,15 +409,22 @@ def _scaled(transfer: Transfer | None, scale: Floats, context: int) -> Transfer 
     return Transfer(link=transfer.link, bytes=_row(transfer.bytes * scale / side_by_side))
 
 
+def _seconds(problem: Problem, transfer: Transfer | None) -> float:
+    """One message on its empty link."""
+    if transfer is None:
+        return 0.0
+    assert isinstance(transfer.link, str)
+    link, num_bytes = problem.links[transfer.link], transfer.bytes
+    return link.latency_s + float(np.max(num_bytes)) / link.bandwidth_bytes_per_s
+
+
 def _chains(follows: Sequence[int | None]) -> dict[str, Any]:
     if "follows" not in Problem.model_fields or all(before is None for before in follows):
         return {}
     return {"follows": tuple(follows)}
 
 
-def _kept_sync(
-    sync: tuple[Sync | None, ...] | None, gather: bool, reduce: bool
-) -> tuple[Sync | None, ...] | None:
+def _kept_sync(sync: tuple[Sync | None, ...] | None, gather: bool, reduce: bool) -> tuple[Sync | None, ...] | None:
     if sync is None or not (gather or reduce):
         return None
     return tuple(

@@ -22,14 +22,16 @@ from farpipe.units import format_bytes
 CheckpointRule = Literal["chunk", "uniform", "full", "none"]
 _GAP: Final = 0.005
 _TOLERANCE: Final = 1e-9
+_MOST_ROWS: Final = 150
+"""Constraints that a bound looks at, about; neighbours hardly differ."""
 
 
 @dataclass(frozen=True)
 class MemoryModel:
     """Bytes of every stage at every backward as a function of what is recomputed.
 
-    At the start of backward k stage p holds the chunks `live` [p, k, j]; each takes `held` [p, j] less `saved` [p, j] for
-    every recomputed layer, beside `chains` [p, k].
+    At the start of backward k stage p holds the chunks `live` [p, k, j]; each takes `held` [p, j] less `saved` [p, j]
+    for every recomputed layer, beside `chains` [p, k].
     """
 
     order: ChunkOrder
@@ -67,7 +69,7 @@ class MemoryModel:
 
 
 def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryModel:
-    """The memory of one pipeline of chunks, stage p on rank p; room is left for the largest layer that is recomputed."""
+    """The memory of one pipeline of chunks, stage p on rank p; room is left for the largest layer computed again."""
     places, count = np.arange(order.num_chunks), order.num_chunks
     warm_up = np.minimum(np.array(order.warm_up), count)
     first = np.maximum(places[None, :] - warm_up[:, None], 0)
@@ -97,9 +99,7 @@ def _chain_start(order: ChunkOrder) -> Ints:
     return found
 
 
-def choose_layers(
-    model: MemoryModel, without: Floats, rule: CheckpointRule = "chunk", limit_s: float = 10.0
-) -> Ints:
+def choose_layers(model: MemoryModel, without: Floats, rule: CheckpointRule = "chunk", limit_s: float = 10.0) -> Ints:
     """Layers to recompute, [num_stages, num_chunks], by a rule; `without`: the room where nothing is recomputed.
 
     The integer program gets `limit_s`; what it does not prove by then is still feasible.
@@ -189,57 +189,66 @@ def polished(price: Floats, rows: Floats, least: Floats, counts: Floats) -> Floa
 
 
 def solve_program(
-    price: Floats,
-    rows: Floats,
-    least: Floats,
-    bound: Floats,
-    *,
-    integer: bool,
-    gap: float = _GAP,
-    limit_s: float = 10.0,
+    price: Floats, rows: Floats, least: Floats, bound: Floats, *, integer: bool, limit_s: float = 10.0
 ) -> Floats | None:
     """min price @ c with rows @ c >= least and 0 <= c <= bound, by HiGHS; None where no solution came in time."""
-    from ortools.math_opt import model_pb2
     from ortools.math_opt.python import mathopt
+
+    model = mathopt.Model.from_model_proto(_as_proto(price, rows, least, bound, integer))
+    options = mathopt.SolveParameters(
+        time_limit=timedelta(seconds=limit_s), relative_gap_tolerance=_GAP if integer else None
+    )
+    nothing: Any = mathopt.SparseVectorFilter(filtered_items=())
+    wanted = mathopt.ModelSolveParameters(dual_values_filter=nothing, reduced_costs_filter=nothing)
+    result: Any = mathopt.solve(model, mathopt.SolverType.HIGHS, params=options, model_params=wanted)
+    if not result.has_primal_feasible_solution():
+        return None
+    found = np.zeros(price.size)
+    for variable, value in result.variable_values().items():
+        found[variable.id] = value
+    return found
+
+
+def _as_proto(price: Floats, rows: Floats, least: Floats, bound: Floats, integer: bool) -> Any:
+    """The program as MathOpt's message, which is much faster than its operators; rows are scaled to 1."""
+    from ortools.math_opt import model_pb2
 
     scale = 1 / np.maximum(np.abs(rows).max(axis=1), 1e-300)
     which, columns = np.nonzero(rows)
     proto = model_pb2.ModelProto()
-    variables = proto.variables
-    variables.ids.extend(range(price.size))
-    variables.lower_bounds.extend([0.0] * price.size)
-    variables.upper_bounds.extend(bound.tolist())
-    variables.integers.extend([integer] * price.size)
-    proto.objective.linear_coefficients.ids.extend(range(price.size))
-    proto.objective.linear_coefficients.values.extend((price / max(price.max(), 1e-300)).tolist())
-    constraints = proto.linear_constraints
-    constraints.ids.extend(range(least.size))
-    constraints.lower_bounds.extend((least * scale).tolist())
-    constraints.upper_bounds.extend([np.inf] * least.size)
-    matrix = proto.linear_constraint_matrix
-    matrix.row_ids.extend(which.tolist())
-    matrix.column_ids.extend(columns.tolist())
-    matrix.coefficients.extend((rows[which, columns] * scale[which]).tolist())
-    options = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=limit_s), relative_gap_tolerance=gap if integer else None
-    )
-    result: Any = mathopt.solve(mathopt.Model.from_model_proto(proto), mathopt.SolverType.HIGHS, params=options)
-    if not result.has_primal_feasible_solution():
-        return None
-    values = result.variable_values()
-    by_id = {variable.id: value for variable, value in values.items()}
-    return np.array([by_id.get(index, 0.0) for index in range(price.size)])
+    variables, objective = proto.variables, proto.objective.linear_coefficients
+    constraints, matrix = proto.linear_constraints, proto.linear_constraint_matrix
+    for field, values in (
+        (variables.ids, range(price.size)),
+        (variables.lower_bounds, [0.0] * price.size),
+        (variables.upper_bounds, bound.tolist()),
+        (variables.integers, [integer] * price.size),
+        (objective.ids, range(price.size)),
+        (objective.values, (price / max(price.max(), 1e-300)).tolist()),
+        (constraints.ids, range(least.size)),
+        (constraints.lower_bounds, (least * scale).tolist()),
+        (constraints.upper_bounds, [np.inf] * least.size),
+        (matrix.row_ids, which.tolist()),
+        (matrix.column_ids, columns.tolist()),
+        (matrix.coefficients, (rows[which, columns] * scale[which]).tolist()),
+    ):
+        field.extend(values)
+    return proto
 
 
 def recomputation_bound_s(model: MemoryModel, without: Floats) -> float:
-    """The least that recomputation can add, by the relaxed program; infinite where memory is not enough."""
+    """The least that recomputation can add, by the relaxed program with a sample of its constraints.
+
+    Infinite where memory is not enough.
+    """
     nothing = np.zeros_like(model.held, np.int64)
     if bool((model.used(nothing) <= without[:, None] * (1 + _TOLERANCE)).all()):
         return 0.0
     if not model.fits(np.broadcast_to(model.num_layers[:, None], nothing.shape)):
         return np.inf
     price, rows, least, bound = diagonal_program(model)
-    found = solve_program(price, rows, least, bound, integer=False) if least.size else np.zeros_like(price)
+    chosen = slice(None, None, max(1, least.size // _MOST_ROWS))
+    found = solve_program(price, rows[chosen], least[chosen], bound, integer=False) if least.size else 0 * price
     return float(price @ (bound if found is None else found))
 
 

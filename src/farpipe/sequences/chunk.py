@@ -7,6 +7,8 @@ last slice of a split sequence (its tail) and short ones (InfiniPipe, arXiv 2509
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -149,3 +151,51 @@ def load_of(chunks: Sequence[Chunk]) -> Load:
         np.array([first.length for first in firsts], np.float64) * is_split,
         np.array([first.is_tail for first in firsts], bool),
     )
+
+
+@dataclass(frozen=True)
+class SliceTable:
+    """The slices of a batch as columns, sorted by chunk, the slice of a split sequence first: [num_slices] each."""
+
+    sequence: Ints
+    start: Ints
+    length: Ints
+    sequence_length: Ints
+    chunk: Ints
+
+    @cached_property
+    def first(self) -> Ints:
+        """The first slice of every chunk: [num_chunks]."""
+        return np.flatnonzero(np.diff(self.chunk, prepend=-1))
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks."""
+        return int(self.first.size)
+
+    @cached_property
+    def follows(self) -> tuple[int | None, ...]:
+        """As of `followed`: slices of a sequence are in consecutive chunks."""
+        return tuple(index - 1 if start else None for index, start in enumerate(self.start[self.first].tolist()))
+
+    @cached_property
+    def load(self) -> Load:
+        """What the chunks make a device do."""
+        start, length = self.start.astype(np.float64), self.length.astype(np.float64)
+        first = self.first
+        is_split = self.length[first] != self.sequence_length[first]
+        is_last = is_split & (self.start[first] + self.length[first] == self.sequence_length[first])
+        return Load(
+            np.asarray(np.bincount(self.chunk, length), np.float64),
+            np.asarray(np.bincount(self.chunk, ((start + length) ** 2 - start**2) / 2), np.float64),
+            is_split,
+            length[first] * is_split,
+            is_last,
+        )
+
+    def chunks(self) -> list[Chunk]:
+        """The same as Chunks."""
+        columns = (self.sequence, self.start, self.length, self.sequence_length)
+        slices = list(map(Slice, *(column.tolist() for column in columns)))
+        ends = [*self.first.tolist(), len(slices)]
+        return [Chunk(tuple(slices[begin:end])) for begin, end in pairwise(ends)]

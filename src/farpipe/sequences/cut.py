@@ -1,9 +1,10 @@
 """The sequence processor: long sequences are cut into slices of equal time, short ones packed into chunks.
 
-After InfiniPipe (arXiv 2509.21275, section 4.3). The longest sequence is cut into K slices that take equal time, so they
-get shorter along the sequence; all sequences that are longer than the first slice are cut at the same offsets. What is
-left of a cut sequence (its tail) and the short sequences are packed into chunks that take no longer than one slice. The
-paper's literal rule opens a new chunk only when tokens run out; ``best-fit`` opens one as soon as no chunk has time left.
+After InfiniPipe (arXiv 2509.21275, section 4.3). The longest sequence is cut into K slices that take equal time, so
+they get shorter along the sequence; all sequences that are longer than the first slice are cut at the same offsets.
+What is left of a cut sequence (its tail) and the short sequences are packed into chunks that take no longer than one
+slice. The paper's literal rule opens a new chunk only when tokens run out; ``best-fit`` opens one as soon as no chunk
+has time left.
 """
 
 import math
@@ -15,7 +16,7 @@ import numpy as np
 
 from farpipe.cost.chunks import Law
 from farpipe.errors import InputError
-from farpipe.sequences.chunk import Chunk, Floats, Ints, Slice
+from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 
 PackRule = Literal["best-fit", "literal"]
 _ROUNDING: Final = 1e-9
@@ -61,38 +62,67 @@ def num_slices_within(length: int, cut: Cut, law: Law) -> int:
 
 
 def make_chunks(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> list[Chunk]:
+    """The chunks of `cut_batch`."""
+    return cut_batch(lengths, cut, law).chunks() if len(lengths) else []
+
+
+def cut_batch(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> SliceTable:
     """All tokens of `lengths` exactly once in chunks; the same input gives the same chunks.
 
     `law` is a chunk's time. Chunks are in the order of their forwards: sequences with most slices first, the slices of
-    a sequence in order; then chunks of short sequences, the longest first.
+    a sequence in order; then chunks of short sequences, the longest first. InputError for a length below one.
     """
     sizes = np.asarray(lengths, np.int64)
-    if not sizes.size:
-        return []
     if sizes.min() < 1:
         raise InputError(f"lengths[{int(sizes.argmin())}]: a sequence of {int(sizes.min())} tokens can't be planned")
     longest = int(sizes.max())
     offsets = slice_offsets(longest, num_slices_within(longest, cut, law), law)
-    is_long = sizes > offsets[0]
-    chains = [_slices(int(i), int(sizes[i]), offsets) for i in _by_slices(sizes, offsets, is_long)]
-    shorts = np.flatnonzero(~is_long)
+    longs = _by_slices(sizes, offsets)
+    shorts = np.flatnonzero(sizes <= offsets[0])
     shorts = shorts[np.argsort(-sizes[shorts], kind="stable")]
-    tails = np.array([chain[-1][1:3] for chain in chains], np.int64).reshape(-1, 2)
-    bins = pack(sizes[shorts], tails, cut, law)
-    return _assemble(chains, shorts, sizes, bins)
+    table = _slices(longs, sizes[longs], offsets)
+    tails = np.cumsum(np.bincount(np.repeat(np.arange(longs.size), _counts(sizes[longs], offsets)))) - 1
+    bins = pack(sizes[shorts], np.stack([table.start[tails], table.length[tails]], 1), cut, law)
+    chunk = np.where(bins < longs.size, np.append(tails, 0)[np.minimum(bins, longs.size)], 0)
+    chunk = np.where(bins < longs.size, chunk, bins - longs.size + table.sequence.size)
+    return _joined(table, shorts, sizes[shorts], chunk)
 
 
-def _by_slices(sizes: Ints, offsets: Ints, is_long: Any) -> Ints:
+def _counts(lengths: Ints, offsets: Ints) -> Ints:
+    """Slices of every sequence."""
+    return np.searchsorted(offsets, lengths) + 1
+
+
+def _by_slices(sizes: Ints, offsets: Ints) -> Ints:
     """The long sequences, those with most slices first, of these the longest."""
-    chosen = np.flatnonzero(is_long)
-    counts = np.searchsorted(offsets, sizes[chosen]) + 1
-    return chosen[np.lexsort((chosen, -sizes[chosen], -counts))]
+    chosen = np.flatnonzero(sizes > offsets[0])
+    return chosen[np.lexsort((chosen, -sizes[chosen], -_counts(sizes[chosen], offsets)))]
 
 
-def _slices(sequence: int, length: int, offsets: Ints) -> list[Slice]:
-    ends = [*offsets[offsets < length].tolist(), length]
-    starts = [0, *ends[:-1]]
-    return [Slice(sequence, start, end - start, length) for start, end in zip(starts, ends, strict=True)]
+def _slices(sequences: Ints, lengths: Ints, offsets: Ints) -> SliceTable:
+    """The slices of long sequences, each a chunk."""
+    counts = _counts(lengths, offsets)
+    which = np.repeat(np.arange(sequences.size), counts)
+    place = np.arange(which.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = np.concatenate([[0], offsets])[place]
+    length = np.minimum(offsets[place], lengths[which]) - start
+    return SliceTable(sequences[which], start, length, lengths[which], np.arange(which.size))
+
+
+def _joined(table: SliceTable, shorts: Ints, lengths: Ints, chunk: Ints) -> SliceTable:
+    """The slices and the short sequences by chunk."""
+    columns = [
+        np.concatenate(pair)
+        for pair in (
+            (table.sequence, shorts),
+            (table.start, np.zeros_like(shorts)),
+            (table.length, lengths),
+            (table.sequence_length, lengths),
+            (table.chunk, chunk),
+        )
+    ]
+    order = np.argsort(columns[-1], kind="stable")
+    return SliceTable(*(column[order] for column in columns))
 
 
 def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
@@ -109,17 +139,6 @@ def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
     kernel: Any = pack_kernel.pack
     limits = (cut.target_s * (1 + _ROUNDING), cut.token_limit, cut.rule == "literal")
     return np.asarray(kernel(short_s, shorts, tail_s, tails[:, 1].copy(), *limits))
-
-
-def _assemble(chains: list[list[Slice]], shorts: Ints, sizes: Ints, bins: Ints) -> list[Chunk]:
-    extra: dict[int, list[Slice]] = {}
-    for sequence, where in zip(shorts.tolist(), bins.tolist(), strict=True):
-        extra.setdefault(where, []).append(Slice(sequence, 0, int(sizes[sequence]), int(sizes[sequence])))
-    chunks: list[Chunk] = []
-    for index, chain in enumerate(chains):
-        chunks += [Chunk((part,)) for part in chain[:-1]]
-        chunks.append(Chunk((chain[-1], *extra.pop(index, ()))))
-    return chunks + [Chunk(tuple(extra[where])) for where in sorted(extra)]
 
 
 def chunk_seconds(chunks: Sequence[Chunk], law: Law) -> Floats:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from farpipe.cost import JobCosts, Layout, Placement, place_evenly
+from farpipe.cost import JobCosts, Layout, place_evenly
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.spec import Job, Site

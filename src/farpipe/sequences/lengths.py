@@ -96,7 +96,7 @@ def _read_array(path: Path) -> Ints:
     wrong = np.flatnonzero((array < 1) | (array > MAX_LENGTH))
     if wrong.size:
         raise InputError(f"{path}: entry {wrong[0]}: {array[wrong[0]]} is no length of a sequence")
-    return array.astype(np.int64)
+    return np.asarray(array, np.int64)
 
 
 def sample_lengths(corpus: Ints, num_sequences: int, seed: int, step: int = 0) -> Ints:

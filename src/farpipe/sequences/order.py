@@ -5,16 +5,17 @@ backward when it has done all slices of the first sequence, so the warm-up is lo
 sequence less one; a hop that takes time adds chunks upstream of it, as `eager` does for microbatches.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 
-from farpipe.problem import Problem, Transfer
 from farpipe.schedule import Action, Schedule
-from farpipe.sequences.chunk import Ints
+from farpipe.sequences.chunk import Floats, Ints
+
+_SHORT_TRIP: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ class ChunkOrder:
         ranks = tuple(tuple(self._actions(stage)) for stage in range(len(self.warm_up)))
         return Schedule(self.num_chunks, ranks, method)
 
+    def entries(self, stage: int) -> Ints:
+        """The order of one stage: j for the forward of chunk j, j + the number of chunks for its backward."""
+        count, ahead = self.num_chunks, min(self.warm_up[stage], self.num_chunks)
+        turns = np.stack([np.arange(ahead, count), count + self.backwards[: count - ahead]], axis=1).ravel()
+        return np.concatenate([np.arange(ahead), turns, count + self.backwards[count - ahead :]])
+
     def _actions(self, stage: int) -> list[Action]:
-        count, backwards = self.num_chunks, self.backwards.tolist()
-        ahead = min(self.warm_up[stage], count)
-        order = [Action(stage, "F", j) for j in range(ahead)]
-        for place, backward in enumerate(backwards):
-            if ahead + place < count:
-                order.append(Action(stage, "F", ahead + place))
-            order.append(Action(stage, "B", backward))
-        return order
+        backward, chunk = np.divmod(self.entries(stage), self.num_chunks)
+        return [Action(stage, "FB"[b], j) for b, j in zip(backward.tolist(), chunk.tolist(), strict=True)]  # type: ignore[arg-type]
 
 
 def backward_order(follows: Sequence[int | None]) -> Ints:
@@ -93,38 +94,25 @@ def chunk_order(follows: Sequence[int | None], extra: Sequence[int]) -> ChunkOrd
     return ChunkOrder(tuple(follows), tuple(warm_up))
 
 
-def extra_forwards(problem: Problem) -> tuple[int, ...]:
-    """The extra warm-up of every stage that hides the hops: ceil(round trip / (F + B)) for each at or below it.
+def extra_forwards(there_s: Floats, back_s: Floats, pace_s: float, num_chunks: int) -> tuple[int, ...]:
+    """The extra warm-up of every stage that hides the hops: ceil(round trip / `pace_s`) for each at or below it.
 
-    F + B is the slowest stage's for a mean chunk.
+    The pace is forward and backward of a mean chunk on the slowest stage. Hops of less than a twentieth of it are not
+    worth the memory of a chunk.
     """
-    pace_s = pace_of(problem)
-    found = [0] * problem.num_stages
-    for stage in reversed(range(problem.num_stages - 1)):
-        trip_s = hop_seconds(problem, stage)
-        wish = math.ceil(trip_s / pace_s - 1e-6) if pace_s > 0 else 0
-        found[stage] = found[stage + 1] + min(wish, problem.num_microbatches)
-    return tuple(found)
+    ratio = (there_s + back_s) / pace_s if pace_s > 0 else np.zeros_like(there_s)
+    wishes = np.where(ratio < _SHORT_TRIP, 0, np.minimum(np.ceil(ratio - 1e-6), num_chunks))
+    return tuple(int(wishes[stage:].sum()) for stage in range(wishes.size + 1))
 
 
-def pace_of(problem: Problem) -> float:
-    """Forward and backward of a mean chunk on the slowest stage, seconds."""
-    total = sum(problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
-    return float(np.asarray(total).mean(axis=1).max())
+def makespan_s(order: ChunkOrder, forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> float:
+    """How long the order takes if no message waits for another on its link; seconds of [num_stages, num_chunks].
 
+    `there_s` and `back_s` [num_stages - 1]: from a producer's end to the arrival.
+    """
+    from farpipe.sequences import order_kernel  # here, for numba takes a third of a second to import
 
-def hop_seconds(problem: Problem, stage: int) -> float:
-    """There and back between a stage and the next for a mean chunk, seconds."""
-    hop = problem.hops[stage]
-    if hop is None or problem.stages[stage].rank == problem.stages[stage + 1].rank:
-        return 0.0
-    return _mean_seconds(problem, hop.forward) + _mean_seconds(problem, hop.backward)
-
-
-def _mean_seconds(problem: Problem, transfer: Transfer | None) -> float:
-    if transfer is None:
-        return 0.0
-    return sum(
-        float(share.sum()) / problem.links[name].bandwidth_bytes_per_s + share.size * problem.links[name].latency_s
-        for name, share in problem.shares(transfer)
-    ) / problem.num_microbatches
+    entries = np.stack([order.entries(stage) for stage in range(len(order.warm_up))])
+    kernel: Any = order_kernel.makespan
+    duration_s = np.concatenate([forward_s, backward_s], axis=1)
+    return float(kernel(duration_s, entries, np.concatenate([[0.0], there_s]), np.concatenate([back_s, [0.0]])))

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def pack(short_s, shorts, tail_s, tail_tokens, target_s, token_limit, literal):  # type: ignore[no-untyped-def]
     """The bin of every short sequence [num_shorts]; see `farpipe.sequences.cut.pack`.
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from farpipe.cost.chunks import ChunkCosts, Load
 from farpipe.errors import InfeasibleError
-from farpipe.problem import Problem
 from farpipe.schedule import Schedule, peak_memory_bytes
 from farpipe.sequences.checkpointing import (
     CheckpointRule,
@@ -23,9 +22,10 @@ from farpipe.sequences.checkpointing import (
     recomputation_bound_s,
     recomputation_s,
 )
-from farpipe.sequences.chunk import Chunk, Floats, Ints, followed, load_of
+from farpipe.sequences.chunk import Floats, Ints, SliceTable
 from farpipe.sequences.order import chunk_order
 from farpipe.simulate import Timeline, simulate
+from farpipe.step import Problem
 
 MAX_BLOCKS: Final = 10
 """Of sequences that stay together, so that at most 55 groups are looked at."""
@@ -63,13 +63,12 @@ class Grouping:
 
 
 def make_pipelines(
-    costs: ChunkCosts, chunks: Sequence[Chunk], grouping: Grouping, ends: Sequence[int], limit_s: float
+    costs: ChunkCosts, batch: SliceTable, grouping: Grouping, ends: Sequence[int], limit_s: float
 ) -> list[Pipeline]:
     """The chunks in pipelines that end at `ends`; InfeasibleError when memory is not enough."""
-    load, follows = load_of(chunks), followed(chunks)
     starts = [0, *ends[:-1]]
     return [
-        _pipeline(_Part(costs, load, follows, grouping, *pair), pair[1] == len(chunks), limit_s / len(ends))
+        _pipeline(_Part(costs, batch, grouping, *pair), pair[1] == batch.num_chunks, limit_s / len(ends))
         for pair in zip(starts, ends, strict=True)
     ]
 
@@ -79,19 +78,18 @@ class _Part:
     """Some consecutive chunks of a batch as a pipeline of their own."""
 
     costs: ChunkCosts
-    batch: Load
-    follows_in_batch: Sequence[int | None]
+    batch: SliceTable
     grouping: Grouping
     begin: int
     end: int
 
     @property
     def load(self) -> Load:
-        return Load(*(figure[self.begin : self.end] for figure in self.batch))
+        return self.batch.load.part(self.begin, self.end)
 
     @property
     def follows(self) -> tuple[int | None, ...]:
-        mine = self.follows_in_batch[self.begin : self.end]
+        mine = self.batch.follows[self.begin : self.end]
         return tuple(None if before is None else before - self.begin for before in mine)
 
     def memory(self) -> MemoryModel:
@@ -106,21 +104,20 @@ def _pipeline(part: _Part, is_last: bool, limit_s: float) -> Pipeline:
     return Pipeline(tuple(range(part.begin, part.end)), layers, problem, schedule, simulate(problem, schedule))
 
 
-def group(costs: ChunkCosts, chunks: Sequence[Chunk], grouping: Grouping) -> tuple[float, list[int]]:
+def group(costs: ChunkCosts, batch: SliceTable, grouping: Grouping) -> tuple[float, list[int]]:
     """(what recomputation and further pipelines cost, where the pipelines end as numbers of chunks); infinite where
     memory is not enough.
 
     One pipeline is best if its recomputation costs no more than filling and draining another one.
     """
-    load, follows = load_of(chunks), followed(chunks)
 
     def price(begin: int, end: int) -> float:
-        return _recomputation_s(_Part(costs, load, follows, grouping, begin, end))
+        return _recomputation_s(_Part(costs, batch, grouping, begin, end))
 
-    whole_s, refill_s = price(0, len(chunks)), _refill_s(costs, load, grouping)
+    whole_s, refill_s = price(0, batch.num_chunks), _refill_s(costs, batch.load, grouping)
     if not grouping.several or whole_s <= refill_s:
-        return whole_s, [len(chunks)]
-    return _shortest_path(_blocks(follows), price, refill_s)
+        return whole_s, [batch.num_chunks]
+    return _shortest_path(_blocks(batch.follows), price, refill_s)
 
 
 def _blocks(follows: Sequence[int | None]) -> list[int]:

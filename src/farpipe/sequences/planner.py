@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,9 +12,9 @@ import numpy as np
 from farpipe.cost.chunks import ChunkCosts, Law, Load
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.checkpointing import CheckpointRule
-from farpipe.sequences.chunk import Chunk, Floats, Ints, followed, load_of
-from farpipe.sequences.cut import Cut, PackRule, make_chunks, num_slices_within, slice_offsets
-from farpipe.sequences.order import chunk_order, extra_forwards
+from farpipe.sequences.chunk import Chunk, Ints, SliceTable
+from farpipe.sequences.cut import Cut, PackRule, cut_batch, num_slices_within, slice_offsets
+from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.sequences.pipelines import Grouping, Pipeline, group, make_pipelines
 from farpipe.units import format_bytes
 
@@ -45,7 +46,7 @@ class Wish:
 class SequencePlan:
     """One batch: its chunks in the order of their forwards, and the pipelines that they go through."""
 
-    chunks: tuple[Chunk, ...]
+    batch: SliceTable
     pipelines: tuple[Pipeline, ...]
     num_slices: int
     """Of the longest sequence."""
@@ -54,6 +55,11 @@ class SequencePlan:
     """Of the step, outside the pipelines."""
     planning_s: float
     cuts_tried: int
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The chunks in the order of their forwards."""
+        return tuple(self.batch.chunks())
 
     @property
     def step_s(self) -> float:
@@ -68,7 +74,7 @@ class SequencePlan:
     @property
     def num_tokens(self) -> int:
         """Tokens of the batch."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return int(self.batch.length.sum())
 
 
 class _Estimated(NamedTuple):
@@ -76,7 +82,7 @@ class _Estimated(NamedTuple):
 
     seconds: float
     cut: Cut
-    chunks: list[Chunk]
+    batch: SliceTable
 
 
 class _Grouped(NamedTuple):
@@ -121,29 +127,32 @@ def _grouped(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish, deadli
         best_s = min((each.seconds for each in found), default=math.inf)
         if one.seconds >= best_s or (found and time.perf_counter() > deadline_s):
             break
-        for extra in _ways_to_hide(costs, one.chunks, wish):
+        for extra in _ways_to_hide(costs, one.batch.load, wish):
             grouping = Grouping(extra, wish.checkpointing, wish.several_pipelines)
-            more_s, ends = group(costs, one.chunks, grouping)
+            more_s, ends = group(costs, one.batch, grouping)
             if more_s < math.inf:
-                slow_s = estimate_s(costs, one.chunks, extra) + costs.overhead_s if any(extra) else one.seconds
-                found.append(_Grouped(slow_s + more_s, one, grouping, ends))
+                found.append(_Grouped(estimate_s(costs, one.batch, extra) + more_s, one, grouping, ends))
             if more_s == 0:
                 break
     return sorted(found, key=lambda each: each.seconds)
 
 
-def _ways_to_hide(costs: ChunkCosts, chunks: Sequence[Chunk], wish: Wish) -> list[tuple[int, ...]]:
+def _ways_to_hide(costs: ChunkCosts, load: Load, wish: Wish) -> list[tuple[int, ...]]:
     """Extra warm-up that hides links wholly, by half, not at all: the less, the less memory."""
-    whole = _extra(costs, chunks, wish)
-    return list(dict.fromkeys([whole, tuple(-(-more // 2) for more in whole), (0,) * costs.num_stages]))
+    nothing = (0,) * costs.num_stages
+    if not wish.hide_links:
+        return [nothing]
+    pace_s = float(sum(costs.seconds(load)).mean(axis=1).max())  # type: ignore[union-attr]
+    whole = extra_forwards(*costs.trips(float(load.tokens.mean())), pace_s, load.tokens.size)
+    return list(dict.fromkeys([whole, tuple(-(-more // 2) for more in whole), nothing]))
 
 
 def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish) -> InfeasibleError:
     """Why the cut fails that is nearest to fitting: the one with the shortest chunks."""
-    one = max(ranked, key=lambda each: len(each.chunks))
+    one = max(ranked, key=lambda each: each.batch.num_chunks)
     grouping = Grouping((0,) * costs.num_stages, wish.checkpointing, False)
     try:
-        make_pipelines(costs, one.chunks, grouping, [len(one.chunks)], 0.1)
+        make_pipelines(costs, one.batch, grouping, [one.batch.num_chunks], 0.1)
     except InfeasibleError as error:
         return InfeasibleError(f"{error}, in the best of {len(ranked)} ways to cut the batch{_remedy(wish)}")
     raise AssertionError("a cut that fits was not found")
@@ -169,16 +178,17 @@ def token_limit(costs: ChunkCosts, longest: int) -> int:
     InfeasibleError when a sequence of `longest` tokens does not fit in any number of slices: all its slices' inputs,
     keys, values and their gradients are held when its first backward begins.
     """
-    limit = math.inf
     one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False)))
     split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False)))
+    limits, tightest = [], (math.inf, 0, 0.0, 0.0)
     for rank, (stage, room) in enumerate(zip(costs.stages, costs.room_bytes().tolist(), strict=True)):
-        whole = float(stage.held_bytes(one, stage.num_layers)[0])
+        whole = float(stage.held_bytes(one, stage.num_layers)[0]) + stage.working_bytes
         slices = float(stage.held_bytes(split, stage.num_layers)[0] + stage.chain_of(split)[0])
-        if room <= 0 or min(slices, whole + stage.working_bytes) * longest > room:
-            raise _too_long(costs, rank, room, min(slices, whole + stage.working_bytes), longest)
-        limit = min(limit, room / (whole + stage.working_bytes))
-    return int(min(limit, 1 << 50))
+        limits.append(room / whole)
+        tightest = min(tightest, (room / min(slices, whole), rank, room, min(slices, whole)))
+    if tightest[0] < longest:
+        raise _too_long(costs, *tightest[1:], longest)
+    return int(min(*limits, 1 << 50))
 
 
 def _too_long(costs: ChunkCosts, rank: int, room: float, per_token: float, longest: int) -> InfeasibleError:
@@ -201,16 +211,15 @@ def _too_long(costs: ChunkCosts, rank: int, room: float, per_token: float, longe
 def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish) -> Iterator[_Estimated]:
     """Every cut that is different from those before it, with an estimate."""
     law = total_law(costs, _as_load(sizes))
-    extra: tuple[int, ...] | None = None
     seen: set[tuple[int, int]] = set()
     for cut in _candidates(costs, sizes, limit, wish, law):
-        chunks = make_chunks(sizes, cut, law)
-        key = (len(chunks), num_slices_within(int(sizes.max()), cut, law))
+        batch = cut_batch(sizes, cut, law)
+        key = (batch.num_chunks, num_slices_within(int(sizes.max()), cut, law))
         if key in seen:
             continue
         seen.add(key)
-        extra = _extra(costs, chunks, wish)
-        yield _Estimated(estimate_s(costs, chunks, extra) + costs.overhead_s, cut, chunks)
+        extra = _ways_to_hide(costs, batch.load, wish)[0]
+        yield _Estimated(estimate_s(costs, batch, extra), cut, batch)
 
 
 def _as_load(sizes: Ints) -> Load:
@@ -237,37 +246,17 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish, law: Law
         yield Cut(max(cut.target_s, longest_s / slices) if slices == 1 else longest_s / slices, limit, wish.rule)
 
 
-def _extra(costs: ChunkCosts, chunks: Sequence[Chunk], wish: Wish) -> tuple[int, ...]:
-    if not wish.hide_links:
-        return (0,) * costs.num_stages
-    load = load_of(chunks)
-    nothing = np.zeros((costs.num_stages, load.tokens.size), np.int64)
-    return extra_forwards(costs.problem(load, (None,) * load.tokens.size, nothing))
-
-
-def estimate_s(costs: ChunkCosts, chunks: Sequence[Chunk], extra: tuple[int, ...]) -> float:
-    """About the makespan of one pipeline that recomputes nothing: on every diagonal the slowest stage's F and B, summed."""
-    load = load_of(chunks)
-    order = chunk_order(followed(chunks), extra)
+def estimate_s(costs: ChunkCosts, batch: SliceTable, extra: tuple[int, ...]) -> float:
+    """The step in one pipeline that recomputes nothing, if no message waits for its link."""
+    load, order = batch.load, chunk_order(batch.follows, extra)
     forward, input_grad, weight_grad = costs.seconds(load)
-    backward = (input_grad + weight_grad)[:, order.backwards]
-    longest = np.zeros(load.tokens.size + int(order.warm_up[0]) + 1)
-    for stage, ahead in enumerate(order.warm_up):
-        row = backward[stage].copy()
-        row[: load.tokens.size - ahead] += forward[stage, ahead:]
-        shift = order.shift[stage]
-        longest[shift : shift + row.size] = np.maximum(longest[shift : shift + row.size], row)
-    return float(forward[0, : order.warm_up[0]].sum() + longest.sum())
+    trips = costs.trips(float(load.tokens.mean()))
+    return makespan_s(order, forward, input_grad + weight_grad, *trips) + costs.overhead_s
 
 
 def _planned(costs: ChunkCosts, one: _Grouped, limit_s: float) -> SequencePlan:
-    pipelines = make_pipelines(costs, one.one.chunks, one.grouping, one.ends, limit_s)
-    parts = [part for chunk in one.one.chunks for part in chunk.slices]
-    longest = max(parts, key=lambda part: part.sequence_length).sequence
-    slices = sum(part.sequence == longest for part in parts)
-    return SequencePlan(tuple(one.one.chunks), tuple(pipelines), slices, one.one.cut, costs.overhead_s, 0.0, 0)
-
-
-def imbalance(seconds: Floats) -> float:
-    """The longest chunk as a multiple of the mean one."""
-    return float(seconds.max() / seconds.mean())
+    batch, cut = one.one.batch, one.one.cut
+    pipelines = make_pipelines(costs, batch, one.grouping, one.ends, limit_s)
+    longest = batch.sequence[int(batch.sequence_length.argmax())]
+    slices = int((batch.sequence == longest).sum())
+    return SequencePlan(batch, tuple(pipelines), slices, cut, costs.overhead_s, 0.0, 0)

@@ -1,0 +1,22 @@
+"""Long contexts: sequences of all lengths cut and packed into chunks, ordered, grouped, and what each recomputes."""
+
+from farpipe.sequences.chunk import Chunk, Slice, check_chunks, followed
+from farpipe.sequences.layout import chunk_costs
+from farpipe.sequences.lengths import read_lengths, sample_lengths
+from farpipe.sequences.planner import SequencePlan, Wish, plan_sequences
+from farpipe.sequences.summary import gain_of_chunks, summarize
+
+__all__ = [
+    "Chunk",
+    "SequencePlan",
+    "Slice",
+    "Wish",
+    "check_chunks",
+    "chunk_costs",
+    "followed",
+    "gain_of_chunks",
+    "plan_sequences",
+    "read_lengths",
+    "sample_lengths",
+    "summarize",
+]

@@ -1,0 +1,81 @@
+"""`farpipe lengths` and `farpipe sequences plan` as a user calls them."""
+
+import json
+
+import pytest
+
+from farpipe.sequences import Chunk, check_chunks
+
+JOB = """
+[model]
+num_layers = 8
+hidden = 1024
+num_heads = 16
+ffn_hidden = 4096
+vocab_size = 32000
+
+[training]
+sequence_length = 32768
+global_batch = 16
+
+[layout]
+pipeline = 4
+
+[[cluster.sites]]
+name = "zurich"
+device = "a100-80gb"
+num_devices = 4
+"""
+LENGTHS = [40_000, 9_000, 8_000, 3_000, 3_000, 700, 700, 60, 1, 1]
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "lengths.txt").write_text("\n".join(map(str, LENGTHS)))
+    return tmp_path / "job.toml"
+
+
+def test_lengths_show_shares_and_the_gain_of_chunks(farpipe, job, tmp_path):
+    shown = farpipe("lengths", "lengths.txt", "--job", job, "--batch", 10, "--plot", "lengths.svg")
+    assert shown.returncode == 0, shown.stderr
+    assert "10 sequences, 64,462 tokens" in shown.stdout
+    assert "with every sequence whole" in shown.stdout
+    assert (tmp_path / "lengths.svg").read_text().startswith("<svg")
+    data = json.loads(farpipe("lengths", "lengths.txt", "--json").stdout)
+    assert data["num_tokens"] == sum(LENGTHS)
+    assert {row["tokens"]: row["num_sequences"] for row in data["beyond"]}[2048] == 5
+
+
+def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
+    done = farpipe("sequences", "plan", job, "--lengths", "lengths.txt", "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    check_chunks([Chunk.from_data(chunk) for chunk in data["chunks"]], LENGTHS)
+    keys = {"chunks", "pipelines", "recomputed_layers", "step_s", "peak_memory_bytes", "planning_s"}
+    assert keys <= set(data)
+    shown = farpipe("sequences", "plan", job, "--lengths", "lengths.txt", "--slices", 3, "--cut", 20000)
+    assert "the longest sequence in 3 slices" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--lengths", "nowhere.txt"), 3, "nowhere.txt"),
+        (("--lengths", "lengths.txt", "--seed", "3"), 2, "--sample"),
+        (("--lengths", "lengths.txt", "--sample", "11"), 3, "take fewer"),
+        (("--lengths", "giant.txt"), 4, "does not fit in any number of slices"),
+        (("--lengths", "wrong.txt"), 3, "wrong.txt:2"),
+        (("--lengths", "lengths.txt", "--devices-per-stage", "8"), 4, "devices"),
+    ],
+)
+def test_what_can_not_be_planned_says_why(farpipe, job, tmp_path, arguments, code, message):
+    (tmp_path / "giant.txt").write_text("5\n900000000\n")
+    (tmp_path / "wrong.txt").write_text("5\nlong\n")
+    done = farpipe("sequences", "plan", job, *arguments)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+
+
+def test_lengths_refuses_options_of_a_job_without_one(farpipe, job):
+    assert farpipe("lengths", "lengths.txt", "--batch", 4).returncode == 2

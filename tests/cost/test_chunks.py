@@ -1,0 +1,93 @@
+"""Chunks under the cost model: equal to the plain model's microbatches where both are defined."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_jobs import site
+from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
+from farpipe.cost.chunks import ChunkCosts, Law, Load, fit_law
+from farpipe.errors import InputError
+from farpipe.spec import Cluster, Model, Training
+
+MODEL = Model(num_layers=8, hidden=4096, num_heads=32, ffn_hidden=11008, vocab_size=32000)
+CLUSTER = Cluster(sites=(site("a"),))
+LAYOUT = Layout(2, 1, 1, 1, 1, 1)
+PLACES = place_evenly(["a", "a"], [4, 4])
+
+
+def whole(lengths):
+    """The load of chunks that are one whole sequence each."""
+    tokens = np.array(lengths, np.float64)
+    none = np.zeros(tokens.size)
+    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0)
+
+
+def chunk_costs(longest=65536, context=1, **training):
+    asked = Training(sequence_length=4096, global_batch=1, **training)
+    return ChunkCosts(JobCosts(MODEL, asked), LAYOUT, PLACES, CLUSTER, longest, context)
+
+
+@pytest.mark.parametrize("length", [1024, 3000, 8192, 20_000, 65_536])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_chunk_of_one_whole_sequence_costs_what_its_microbatch_does(length, recompute):
+    asked = Training(sequence_length=length, global_batch=1, recompute=recompute)
+    places = [replace(place, recompute=recompute) for place in PLACES]
+    plain = step_cost(JobCosts(MODEL, asked), LAYOUT, places, CLUSTER).problem
+    layers = np.full((2, 1), 4 if recompute == "full" else 0)
+    chunks = chunk_costs().problem(whole([length]), [None], layers)
+    for mine, its in zip(chunks.stages, plain.stages, strict=True):
+        for name in ("forward_s", "input_grad_s", "weight_grad_s"):
+            assert getattr(mine, name)[0] == pytest.approx(getattr(its, name), rel=0.05)
+        for name in ("activation_bytes", "weight_stash_bytes"):
+            assert getattr(mine, name)[0] == pytest.approx(getattr(its, name))
+    assert [r.static_bytes for r in chunks.ranks] == pytest.approx([r.static_bytes for r in plain.ranks])
+    assert chunks.hops[0].forward.bytes[0] == pytest.approx(plain.hops[0].forward.bytes)
+
+
+def test_slices_of_a_sequence_together_cost_what_it_does_whole_but_for_fixed_times():
+    stage = chunk_costs().stages[0]
+    ends = np.array([0, 30_000, 45_000, 60_000], np.float64)
+    tokens, pairs = np.diff(ends), np.diff(ends**2) / 2
+    for law in stage.laws:
+        apart = float((law.seconds(tokens, pairs) - law.fixed_s).sum())
+        assert apart == pytest.approx(float(law.seconds(ends[-1], ends[-1] ** 2 / 2)) - law.fixed_s)
+
+
+def test_a_fit_finds_the_law_that_made_the_times():
+    rng = np.random.default_rng(0)
+    tokens, context = rng.uniform(100, 20_000, 40), rng.uniform(0, 60_000, 40)
+    pairs = ((context + tokens) ** 2 - context**2) / 2
+    law = Law(3e-10, 2e-6, 1e-4)
+    found = fit_law(tokens, pairs, law.seconds(tokens, pairs) * rng.uniform(0.99, 1.01, 40))
+    assert found.pair_s == pytest.approx(law.pair_s, rel=0.05)
+    assert found.token_s == pytest.approx(law.token_s, rel=0.05)
+
+
+def test_no_coefficient_of_a_fit_is_below_zero():
+    tokens = np.array([1.0, 2.0, 3.0])
+    assert min(vars(fit_law(tokens, tokens**2 / 2, np.array([3.0, 2.0, 1.0]))).values()) >= 0
+
+
+def test_a_recomputed_layer_saves_activations_but_never_keys_and_values_that_others_use():
+    stage = chunk_costs().stages[0]
+    load = Load(*(np.array(v) for v in ([1000.0] * 2, [5e5] * 2, [False, True], [0.0, 1000.0], [False, False])))
+    saved = stage.saved_of(load)
+    assert saved[0] - saved[1] == pytest.approx(2 * 4096 * 2 * 1000)
+    assert (stage.held_bytes(load, 4) > 0).all()
+    assert stage.chain_of(load).tolist() == pytest.approx([0, 4 * 2 * 4096 * 4 * 1000])
+
+
+def test_devices_that_share_a_chunk_divide_work_activations_and_with_zero1_the_optimizer():
+    one, four = chunk_costs(zero1=True), chunk_costs(zero1=True, context=4)
+    assert four.stages[0].laws.weight_grad.token_s == pytest.approx(one.stages[0].laws.weight_grad.token_s / 4)
+    assert four.stages[0].laws.forward.token_s > one.stages[0].laws.forward.token_s / 4
+    assert four.stages[0].activation_bytes == pytest.approx(one.stages[0].activation_bytes / 4)
+    assert (four.room_bytes() > one.room_bytes()).all()
+    assert four.overhead_s > one.overhead_s
+
+
+def test_scores_in_memory_are_refused():
+    with pytest.raises(InputError, match="flash_attention"):
+        chunk_costs(flash_attention=False)

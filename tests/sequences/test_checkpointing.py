@@ -1,0 +1,125 @@
+"""Which layers are recomputed: optimal on tiny batches, never over memory, no worse than uniform."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.cost.chunks import Load
+from farpipe.errors import InfeasibleError
+from farpipe.schedule import check, memory_curve
+from farpipe.sequences.checkpointing import (
+    MemoryModel,
+    choose_layers,
+    diagonal_program,
+    memory_model,
+    polished,
+    recomputation_bound_s,
+    recomputation_s,
+    solve_program,
+)
+from farpipe.sequences.chunk import followed, load_of
+from farpipe.sequences.cut import Cut, make_chunks
+from farpipe.sequences.order import chunk_order
+from farpipe.sequences.planner import total_law
+from farpipe.step import Stage
+from sequences.batches import costs
+from sequences.test_order import CHAINS, follows_of
+
+
+def tiny(counts, num_stages, seed, tightness):
+    """A memory model of random sizes whose rooms lie between what recomputing everything and nothing needs."""
+    rng = np.random.default_rng(seed)
+    follows = follows_of(counts)
+    order, shape = chunk_order(follows, (0,) * num_stages), (num_stages, len(follows))
+    held, again = rng.uniform(4, 8, shape), rng.uniform(0.5, 2, shape)
+    places, first = np.arange(len(follows)), np.maximum(np.arange(len(follows)) - np.array(order.warm_up)[:, None], 0)
+    live = (first[:, None, :] <= places[None, :, None]) & (places[None, :, None] <= order.backward_place)
+    layers = np.full(num_stages, 2)
+    model = MemoryModel(order, live, held, held / 3, 0 * held, layers, again, np.zeros(num_stages))
+    most, least = (model.used(np.full(shape, c)).max(axis=1) for c in (0, 2))
+    return MemoryModel(order, live, held, held / 3, 0 * held, layers, again, least + tightness * (most - least))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=2).map(lambda c: sorted(c, reverse=True)),
+    st.integers(1, 2),
+    st.integers(0, 1000),
+    st.floats(0.05, 0.95),
+)
+def test_the_program_is_optimal_against_brute_force(counts, num_stages, seed, tightness):
+    model = tiny(counts, num_stages, seed, tightness)
+    price, rows, least, bound = diagonal_program(model)
+    every = (np.array(c, float) for c in product(range(3), repeat=price.size))
+    best = min(float(price @ c) for c in every if (rows @ c >= least - 1e-9).all())
+    found = solve_program(price, rows, least, bound, integer=True)
+    assert price @ np.rint(found) == pytest.approx(best, rel=0.006, abs=1e-9)
+    layers = choose_layers(model, model.room)
+    assert model.fits(layers)
+    assert recomputation_s(model, layers) <= best * 1.006 + 1e-9
+
+
+@settings(deadline=None, max_examples=30)
+@given(CHAINS, st.integers(1, 4), st.integers(0, 1000), st.floats(0.0, 1.0))
+def test_choices_fit_and_are_ordered_as_they_should_be(counts, num_stages, seed, tightness):
+    model = tiny(counts, num_stages, seed, tightness)
+    chosen = {rule: choose_layers(model, model.room, rule) for rule in ("chunk", "uniform", "full")}
+    assert all(model.fits(layers) for layers in chosen.values())
+    price = {rule: recomputation_s(model, layers) for rule, layers in chosen.items()}
+    assert price["chunk"] <= price["uniform"] * 1.006 + 1e-9
+    assert price["uniform"] <= price["full"] + 1e-9
+    assert recomputation_bound_s(model, model.room) <= price["chunk"] + 1e-6
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.floats(0.1, 1.0))
+def test_polishing_keeps_every_constraint_and_lowers_what_it_can(seed, share):
+    rng = np.random.default_rng(seed)
+    rows, counts = rng.uniform(0, 1, (6, 5)) * (rng.random((6, 5)) < 0.6), rng.integers(0, 5, 5).astype(float)
+    price, least = rng.uniform(0.1, 1, 5), share * (rows @ counts)
+    found = polished(price, rows, least, counts)
+    assert (rows @ found >= least - 1e-8).all()
+    assert ((found >= 0) & (found <= counts)).all()
+    for index in np.flatnonzero(found):
+        fewer = found.copy()
+        fewer[index] -= 1
+        assert (rows @ fewer < least - 1e-12).any()
+
+
+def chunks_of(stage_costs, lengths, slices):
+    load = Load(*(np.array([v]) for v in (1.0, 0.5, False, 0.0, False)))
+    law = total_law(stage_costs, load)
+    longest = max(lengths)
+    return make_chunks(lengths, Cut((law.pair_s * longest**2 / 2 + law.token_s * longest) / slices, 1 << 40), law)
+
+
+@pytest.mark.skipif("chain_bytes" not in Stage.model_fields, reason="Problems have no chains yet")
+@pytest.mark.parametrize("extra", [(0, 0, 0, 0), (2, 2, 0, 0)])
+def test_the_memory_model_is_that_of_the_problem(extra):
+    stage_costs = costs()
+    chunks = chunks_of(stage_costs, [65536, 50_000, 30_000, 9000, 4000, 3000, 500], 5)
+    load, follows = load_of(chunks), followed(chunks)
+    order = chunk_order(follows, extra)
+    model = memory_model(stage_costs, load, order)
+    layers = np.tile(np.arange(len(chunks)) % 3, (4, 1))
+    problem, schedule = stage_costs.problem(load, follows, layers), order.schedule()
+    check(problem, schedule, memory=False)
+    for rank in range(4):
+        curve = memory_curve(problem, schedule, rank)
+        at_backwards = [curve[i] for i, a in enumerate(schedule.ranks[rank]) if a.kind == "B"]
+        expected = model.used(layers)[rank] + problem.ranks[rank].static_bytes
+        assert at_backwards == pytest.approx(expected.tolist())
+        assert curve.max() == pytest.approx(max(at_backwards))
+
+
+def test_what_does_not_fit_says_by_how_much():
+    model = tiny([3, 2], 2, 0, 0.5)
+    tight = MemoryModel(*(list(vars(model).values())[:-1]), model.room / 10)
+    with pytest.raises(InfeasibleError, match=r"stage \d would hold \d+ chunks at once and be .* over the"):
+        choose_layers(tight, tight.room)
+    assert recomputation_bound_s(tight, tight.room) == np.inf
+    with pytest.raises(InfeasibleError, match="recomputes nothing"):
+        choose_layers(model, model.room, "none")

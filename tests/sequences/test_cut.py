@@ -1,0 +1,161 @@
+"""Cutting and packing: every token once, no two tails in a chunk, limits kept, compiled as plain."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.cost.chunks import Law
+from farpipe.errors import InputError
+from farpipe.sequences import check_chunks, followed
+from farpipe.sequences.chunk import Chunk, Slice
+from farpipe.sequences.cut import Cut, chunk_seconds, make_chunks, num_slices_within, pack, slice_offsets
+
+LAWS = st.builds(Law, st.floats(0, 1e-6), st.floats(1e-9, 1e-4))
+LENGTHS = st.lists(st.one_of(st.integers(1, 50), st.integers(1, 20_000)), min_size=1, max_size=60)
+LAW = Law(1e-9, 1e-5)
+
+
+def seconds_upto(law, tokens):
+    return law.pair_s * tokens**2 / 2 + law.token_s * tokens
+
+
+@settings(deadline=None, max_examples=40)
+@given(LENGTHS, LAWS, st.floats(1e-4, 1.0), st.integers(1, 30_000), st.sampled_from(["best-fit", "literal"]))
+def test_every_token_is_in_one_chunk_and_no_chunk_has_two_tails(lengths, law, share, limit, rule):
+    target = share * sum(seconds_upto(law, length) for length in lengths)
+    chunks = make_chunks(lengths, Cut(target, limit, rule), law)
+    check_chunks(chunks, lengths)
+    assert all(sum(part.is_tail for part in chunk.slices) <= 1 for chunk in chunks)
+    assert all(chunk.num_tokens <= limit for chunk in chunks)
+    for index, before in enumerate(followed(chunks)):
+        assert before in (None, index - 1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(LENGTHS, LAWS, st.floats(1e-3, 1.0), st.integers(64, 30_000))
+def test_best_fit_keeps_the_time_target_but_for_the_rounding_of_a_slice(lengths, law, share, limit):
+    target = share * sum(seconds_upto(law, length) for length in lengths)
+    cut = Cut(target, limit)
+    offsets = slice_offsets(max(lengths), num_slices_within(max(lengths), cut, law), law)
+    slots = np.diff([seconds_upto(law, x) for x in [0, *offsets]])
+    for chunk, seconds in zip(chunks := make_chunks(lengths, cut, law), chunk_seconds(chunks, law), strict=True):
+        assert seconds <= max(target * (1 + 1e-6), slots.max() * (1 + 1e-9)) or len(chunk.slices) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 10**7), st.integers(1, 200), LAWS)
+def test_slices_take_equal_time_as_far_as_tokens_are_whole(length, count, law):
+    count = min(count, length)
+    offsets = slice_offsets(length, count, law)
+    assert offsets[-1] == length
+    assert (np.diff([0, *offsets]) >= 1).all()
+    if length > 100 * count:
+        slots = np.diff([seconds_upto(law, float(x)) for x in [0, *offsets]])
+        token_s = law.pair_s * length + law.token_s
+        assert np.ptp(slots) <= 2.01 * token_s + 1e-9 * slots.sum()
+
+
+def test_slices_get_shorter_along_a_sequence():
+    """64K tokens in four, where attention over them takes 0.64 of the time of all else over 32K (a 7B model)."""
+    slices = np.diff([0, *slice_offsets(65536, 4, Law(2 * 1.967e-5, 1.0))])
+    assert slices.tolist() == pytest.approx([25106, 16254, 13009, 11167], abs=2)
+
+
+def plain_pack(shorts, tails, cut, law):
+    """Best fit decreasing, as one would write it down."""
+    bins = [[seconds_upto(law, s + n) - seconds_upto(law, s), n] for s, n in tails]
+    found = []
+    for tokens in shorts:
+        seconds = seconds_upto(law, tokens)
+        open_bins = [b for b in range(len(bins)) if bins[b][1] + tokens <= cut.token_limit]
+        timely = [b for b in open_bins if bins[b][0] + seconds <= cut.target_s * (1 + 1e-9)]
+        if timely:
+            best = max(timely, key=lambda b: (bins[b][0], -b))
+        elif cut.rule == "literal" and open_bins:
+            best = min(open_bins, key=lambda b: (bins[b][0], b))
+        else:
+            best = len(bins)
+            bins.append([0.0, 0])
+        bins[best][0] += seconds
+        bins[best][1] += tokens
+        found.append(best)
+    return found
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(1, 4000), max_size=40),
+    st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 3000)), max_size=8),
+    st.floats(1e-3, 0.2),
+    st.integers(4000, 20_000),
+    st.sampled_from(["best-fit", "literal"]),
+)
+def test_the_compiled_packing_is_the_plain_one(shorts, tails, target, limit, rule):
+    shorts = np.array(sorted(shorts, reverse=True), np.int64)
+    cut = Cut(target, limit, rule)
+    found = pack(shorts, np.array(tails, np.int64).reshape(-1, 2), cut, LAW)
+    assert found.tolist() == plain_pack(shorts.tolist(), tails, cut, LAW)
+
+
+def test_the_literal_rule_makes_no_more_and_heavier_chunks():
+    rng = np.random.default_rng(3)
+    lengths = np.clip(rng.lognormal(7, 1.6, 512).astype(np.int64), 1, 60_000)
+    target = seconds_upto(LAW, float(lengths.max())) / 8
+    ours, theirs = (make_chunks(lengths, Cut(target, 40_000, rule), LAW) for rule in ("best-fit", "literal"))
+    heaviest = [chunk_seconds(chunks, LAW).max() for chunks in (ours, theirs)]
+    assert len(theirs) <= len(ours)
+    assert heaviest[0] < heaviest[1]
+
+
+@settings(deadline=None, max_examples=40)
+@given(LENGTHS)
+def test_the_same_lengths_give_the_same_chunks(lengths):
+    cut = Cut(0.05, 10_000)
+    assert make_chunks(lengths, cut, LAW) == make_chunks(np.array(lengths), cut, LAW)
+
+
+def test_one_token_sequences_and_one_giant():
+    chunks = make_chunks([1] * 1000 + [1_000_000], Cut(0.5, 50_000), LAW)
+    check_chunks(chunks, [1] * 1000 + [1_000_000])
+    assert {chunk.kind for chunk in chunks} <= {"split", "hybrid", "batched"}
+
+
+def test_an_empty_sequence_is_named():
+    with pytest.raises(InputError, match=r"lengths\[1\]"):
+        make_chunks([3, 0, 2], Cut(1.0, 10), LAW)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([[(0, 0, 3, 5)]], "ends at 3 of 5"),
+        ([[(0, 0, 3, 5)], [(0, 2, 3, 5)]], "goes on at 3"),
+        ([[(0, 0, 5, 5)], [(0, 0, 5, 5)]], "goes on at 5"),
+        ([[(1, 0, 5, 5)]], "no sequence 1"),
+        ([[(0, 0, 3, 5)], [(0, 3, 2, 5)], []], "index"),
+    ],
+)
+def test_chunks_that_miss_or_repeat_tokens_are_refused(chunks, message):
+    made = [Chunk(tuple(Slice(*part) for part in parts)) for parts in chunks if parts]
+    if message == "index":
+        assert check_chunks(made, [5]) is None
+    else:
+        with pytest.raises(InputError, match=message):
+            check_chunks(made, [5])
+
+
+@settings(deadline=None, max_examples=40)
+@given(LENGTHS)
+def test_chunks_survive_json(lengths):
+    chunks = make_chunks(lengths, Cut(0.02, 5_000), LAW)
+    assert [Chunk.from_data(chunk.to_data()) for chunk in chunks] == chunks
+
+
+@pytest.mark.parametrize(
+    "data",
+    [[], {}, [{"sequence": 0}], [{"sequence": 0, "start": 4, "length": 2, "sequence_length": 5}], [[0, 0, 1, 1]]],
+)
+def test_a_chunk_that_is_none_is_refused(data):
+    with pytest.raises(InputError):
+        Chunk.from_data(data)

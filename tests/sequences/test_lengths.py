@@ -1,0 +1,98 @@
+"""Lengths from files, draws and cuts, and what they mean."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.errors import InputError
+from farpipe.sequences import read_lengths, sample_lengths, summarize
+from farpipe.sequences.lengths import cut_lengths
+from farpipe.sequences.summary import histogram
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=50))
+def test_text_csv_and_array_hold_the_same(tmp_path_factory, lengths):
+    folder = tmp_path_factory.mktemp("lengths")
+    (folder / "a.txt").write_text("\n".join(map(str, lengths)) + "\n\n")
+    rows = [f"x,{length},y" for length in lengths]
+    (folder / "a.csv").write_text("\n".join(["kind,gpt2_tokens,repo", *rows]) + "\n")
+    np.save(folder / "a.npy", np.array(lengths, np.int32))
+    for name in ("a.txt", "a.csv", "a.npy"):
+        assert read_lengths(folder / name).tolist() == lengths
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("5\n0\n", ":2: a sequence of 0 tokens"),
+        ("5\n-3\n", ":2: expected the length"),
+        ("5\n\n3.5\n", ":3: expected the length"),
+        ("5\nmany\n", ":2: expected the length"),
+        ("5\n99999999999999999999999\n", ":2: 9999"),
+        ("kind,tokens\na,5\nb\n", ":3: expected 2 columns"),
+        ("kind,tokens\na,five\n", ":2: expected the length"),
+        ("kind,tokens\n", "no rows"),
+        ("kind,bytes\na,5\n", "name the column"),
+        ("tokens,length\n1,5\n", "name the column"),
+        ("what is this?\n", "expected one number per line"),
+    ],
+)
+def test_what_is_no_length_is_refused_with_its_line(tmp_path, text, place):
+    path = tmp_path / "lengths"
+    path.write_text(text)
+    with pytest.raises(InputError) as found:
+        read_lengths(path)
+    assert place in str(found.value)
+
+
+def test_a_column_is_chosen_and_misspelt_ones_are_told(tmp_path):
+    path = tmp_path / "two.csv"
+    path.write_text("tokens,length\n1,5\n")
+    assert read_lengths(path, "length").tolist() == [5]
+    with pytest.raises(InputError, match="did you mean 'length'"):
+        read_lengths(path, "lenght")
+
+
+@pytest.mark.parametrize("array", [np.array([1.5]), np.array([[1]]), np.array([], np.int64), np.array([3, 0])])
+def test_an_array_that_holds_no_lengths_is_refused(tmp_path, array):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(InputError):
+        read_lengths(tmp_path / "a.npy")
+
+
+def test_a_draw_depends_on_seed_and_step_alone_and_repeats_nothing():
+    corpus = np.arange(1, 1001)
+    first = sample_lengths(corpus, 100, 7, 3)
+    assert first.tolist() == sample_lengths(corpus, 100, 7, 3).tolist()
+    assert first.tolist() != sample_lengths(corpus, 100, 7, 4).tolist()
+    assert np.unique(first).size == 100
+    with pytest.raises(InputError, match="1001 sequences"):
+        sample_lengths(corpus, 1001, 0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 300))
+def test_cutting_keeps_all_tokens(lengths, limit):
+    pieces = cut_lengths(np.array(lengths), limit)
+    assert pieces.sum() == sum(lengths)
+    assert pieces.max() <= limit
+    assert pieces.min() >= 1
+    assert pieces.size == sum(-(-length // limit) for length in lengths)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=60))
+def test_shares_beyond_a_length_are_those_of_a_count_by_hand(lengths):
+    summary = summarize(np.array(lengths))
+    for row in summary.beyond:
+        longer = [length for length in lengths if length > row.tokens]
+        assert row.num_sequences == len(longer)
+        assert row.token_share == pytest.approx(sum(longer) / sum(lengths))
+        assert row.most_slices == max((-(-length // row.tokens) for length in longer), default=0)
+    edges, sequences, tokens = histogram(np.array(lengths))
+    assert sequences.sum() == pytest.approx(1)
+    assert tokens.sum() == pytest.approx(1)
+    assert edges[0] <= min(lengths)
+    assert edges[-1] >= max(lengths)

@@ -1,0 +1,142 @@
+"""Plans of whole batches: every token once, memory kept, no part of the method in vain, told where impossible."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.errors import InfeasibleError, InputError
+from farpipe.schedule import Schedule, check, peak_memory_bytes
+from farpipe.sequences import Chunk, Wish, check_chunks, followed, plan_sequences
+from farpipe.sequences.document import plan_data
+from farpipe.sequences.planner import token_limit
+from farpipe.simulate import simulate
+from farpipe.step import Problem
+from sequences.batches import costs, mixed
+
+GIB = 2.0**30
+
+
+def sound(plan, lengths):
+    """Everything that must hold of a plan, recomputed from what it says."""
+    check_chunks(plan.chunks, lengths)
+    assert [index for pipeline in plan.pipelines for index in pipeline.chunks] == list(range(len(plan.chunks)))
+    total_s = 0.0
+    for pipeline in plan.pipelines:
+        check(pipeline.problem, pipeline.schedule)
+        total_s += simulate(pipeline.problem, pipeline.schedule).makespan_s
+    assert plan.step_s == pytest.approx(total_s + plan.overhead_s)
+
+
+@pytest.fixture(scope="module")
+def roomy():
+    return costs()
+
+
+@pytest.fixture(scope="module")
+def tight():
+    return costs(memory_bytes=30 * GIB)
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.lists(st.integers(1, 65_536), min_size=1, max_size=40), st.booleans())
+def test_plans_are_sound(roomy, tight, lengths, little):
+    sound(plan_sequences(tight if little else roomy, lengths), lengths)
+
+
+def test_the_same_batch_gives_the_same_plan(tight):
+    lengths = mixed(32)
+    one, two = (plan_sequences(tight, lengths, Wish(budget_s=1e9)) for _ in range(2))
+    assert one.chunks == two.chunks
+    assert [p.schedule for p in one.pipelines] == [p.schedule for p in two.pipelines]
+    assert one.step_s == two.step_s
+
+
+def test_cutting_searching_and_recomputing_by_chunk_each_help(tight):
+    lengths = mixed(40)
+    best = plan_sequences(tight, lengths, Wish(budget_s=1e9))
+    worse = [Wish(num_slices=n, budget_s=1e9) for n in (2, 40)]
+    worse += [Wish(checkpointing=rule, budget_s=1e9) for rule in ("uniform", "full")]
+    worse += [Wish(rule="literal", budget_s=1e9)]
+    for wish in worse:
+        try:
+            assert best.step_s <= plan_sequences(tight, lengths, wish).step_s * 1.005
+        except InfeasibleError:
+            continue
+
+
+def test_less_memory_never_makes_a_step_faster():
+    lengths = mixed(24)
+    times = [plan_sequences(costs(memory_bytes=gib * GIB), lengths, Wish(budget_s=1e9)).step_s for gib in (80, 40, 28)]
+    assert times[0] <= times[1] * 1.02
+    assert times[1] <= times[2] * 1.02
+
+
+def test_far_sites_cost_little_when_warm_up_hides_the_link():
+    lengths = mixed(96)
+    near = plan_sequences(costs(), lengths)
+    far, plain = (plan_sequences(costs(latency_s=0.05), lengths, Wish(hide_links=hide)) for hide in (True, False))
+    assert far.step_s <= near.step_s * 1.25
+    assert far.step_s <= plain.step_s
+
+
+def test_a_sequence_that_fits_in_no_number_of_slices_is_told_with_numbers():
+    with pytest.raises(
+        InfeasibleError, match=r"5000000 tokens does not fit in any number of slices.*at most \d+ tokens"
+    ):
+        plan_sequences(costs(5_000_000), [5_000_000])
+    with pytest.raises(InfeasibleError, match="no memory left"):
+        plan_sequences(costs(memory_bytes=4 * GIB), [100])
+
+
+def test_the_longest_sequence_that_is_said_to_fit_does_in_slices_but_not_whole(tight):
+    with pytest.raises(InfeasibleError) as told:
+        plan_sequences(tight, [50_000_000])
+    most = int(str(told.value).split("at most ")[1].split()[0])
+    assert token_limit(tight, 1000) < most
+    with pytest.raises(InfeasibleError, match=r"does not fit in any number"):
+        plan_sequences(tight, [most + 10])
+    with pytest.raises(InfeasibleError, match=r"take \d+ slices"):
+        plan_sequences(tight, [most], Wish(num_slices=1))
+    sound(plan_sequences(tight, [int(most * 0.9)]), [int(most * 0.9)])
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 1], [1] * 300, [7, 65536], [65536] * 3, list(range(1, 200))])
+def test_odd_batches(roomy, lengths):
+    sound(plan_sequences(roomy, lengths), lengths)
+
+
+def test_a_hundred_thousand_tiny_sequences(roomy):
+    lengths = np.full(100_000, 3)
+    plan = plan_sequences(roomy, lengths)
+    check_chunks(plan.chunks, lengths.tolist())
+    assert len(plan.chunks) < 500
+
+
+def test_an_empty_batch_and_pinned_slices(roomy):
+    with pytest.raises(InputError, match="at least one"):
+        plan_sequences(roomy, [])
+    assert plan_sequences(roomy, [60_000, 100], Wish(num_slices=6)).num_slices == 6
+
+
+def test_json_has_the_keys_that_others_read(tight):
+    lengths = mixed(40)
+    data = json.loads(json.dumps(plan_data(plan_sequences(tight, lengths))))
+    chunks = [Chunk.from_data(chunk) for chunk in data["chunks"]]
+    check_chunks(chunks, lengths)
+    assert sorted(index for pipeline in data["pipelines"] for index in pipeline) == list(range(len(chunks)))
+    peaks, seconds = [], data["overhead_s"]
+    for numbers, problem, schedule, layers in zip(
+        data["pipelines"], data["problems"], data["schedules"], data["recomputed_layers"], strict=True
+    ):
+        read, order = Problem.from_data(problem), Schedule.from_data(schedule)
+        if "follows" in Problem.model_fields:
+            assert (read.follows or (None,) * len(numbers)) == followed([chunks[i] for i in numbers])
+        assert np.shape(layers) == (read.num_stages, len(numbers))
+        peaks.append(peak_memory_bytes(read, order))
+        seconds += simulate(read, order).makespan_s
+    assert data["peak_memory_bytes"] == pytest.approx([max(each) for each in zip(*peaks, strict=True)])
+    assert data["step_s"] == pytest.approx(seconds)
+    assert data["planning_s"] > 0
