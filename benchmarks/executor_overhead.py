@@ -77,14 +77,16 @@ def make_problem(num_ranks: int):
 def run_rank(folder: Path) -> None:
     """Time the steps of one rank and leave the figures in `folder`."""
     from farpipe.runtime.executor import Executor
+    from farpipe.runtime.rendezvous import rendezvous_from_env
     from farpipe.runtime.stage import SleepStage
+    from farpipe.runtime.tensor_peers import TensorPeers
     from farpipe.schedule.library import order
-    from farpipe.transport import TransportConfig, connect, rendezvous_from_env
+    from farpipe.transport import TransportConfig, connect
 
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     problem = make_problem(num_ranks)
     with connect(rank, num_ranks, TransportConfig(), rendezvous_from_env()) as transport:
-        executor = Executor(order("1f1b", problem), {rank: SleepStage(problem, rank)}, transport)
+        executor = Executor(order("1f1b", problem), {rank: SleepStage(problem, rank)}, TensorPeers(transport))
         for step in range(NUM_STEPS):
             if step == NUM_WARM_UP_STEPS:
                 start = (time.process_time(), time.thread_time(), time.perf_counter())

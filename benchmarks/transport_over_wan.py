@@ -56,7 +56,8 @@ def measure_link(latency_s: float) -> dict:
 def run_rank(folder: Path, host: str) -> None:
     """One side: rank 0 sends, rank 1 receives and leaves its figures in `folder`."""
     from farpipe.run.launch import reporting_errors
-    from farpipe.transport import TransportConfig, connect, rendezvous_from_env
+    from farpipe.runtime.rendezvous import rendezvous_from_env
+    from farpipe.transport import TransportConfig, connect
     from farpipe.transport.security.tls import TlsFiles
 
     rank = int(os.environ["RANK"])
@@ -73,12 +74,9 @@ def run_rank(folder: Path, host: str) -> None:
 
 
 def send_all(transport) -> dict:
-    import torch
-
     from farpipe.transport import Tag
 
-    large, small = (torch.zeros(size, dtype=torch.uint8) for size in (LARGE_BYTES, SMALL_BYTES))
-    half = torch.zeros(HALF_MB, dtype=torch.uint8)
+    large, small, half = bytes(LARGE_BYTES), bytes(SMALL_BYTES), bytes(HALF_MB)
     for number in range(NUM_LARGE):
         transport.send(1, "forward", Tag(0, 0, number), large)
     transport.exchange("large", b"", waiting_for="the other side")

@@ -44,7 +44,8 @@ def main() -> None:
 def run_rank(folder: Path, streams: int, kind: str) -> None:
     """One side of a case; rank 0 sends, rank 1 receives, each leaves its figures in `folder`."""
     from farpipe.emulate import LinkShape
-    from farpipe.transport import TransportConfig, connect, rendezvous_from_env
+    from farpipe.runtime.rendezvous import rendezvous_from_env
+    from farpipe.transport import TransportConfig, connect
     from farpipe.transport.security.tls import TlsFiles
 
     rank = int(os.environ["RANK"])
@@ -58,10 +59,7 @@ def run_rank(folder: Path, streams: int, kind: str) -> None:
 
 
 def measure_plain(transport) -> dict[str, float]:
-    import torch
-
-    large = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
-    small = torch.zeros(SMALL_BYTES, dtype=torch.uint8)
+    large, small = bytes(LARGE_BYTES), bytes(SMALL_BYTES)
     if transport.rank == 0:
         for number in range(NUM_LARGE):
             send(transport, number, large)
@@ -79,11 +77,9 @@ def measure_plain(transport) -> dict[str, float]:
 
 
 def measure_emulated(transport) -> dict[str, float]:
-    import torch
-
     if transport.rank == 0:
-        tensor = torch.zeros(EMULATED_BYTES, dtype=torch.uint8)
-        return {"send_us": median([send(transport, number, tensor) for number in range(NUM_EMULATED)])}
+        data = bytes(EMULATED_BYTES)
+        return {"send_us": median([send(transport, number, data) for number in range(NUM_EMULATED)])}
     times, late_us = [], []
     for number in range(NUM_EMULATED):
         times.append(receive(transport, number))
@@ -101,13 +97,13 @@ def passage_us() -> float:
     return (LINK_LATENCY_S + EMULATED_BYTES / LINK_BYTES_PER_S) * 1e6
 
 
-def send(transport, number: int, tensor, after_s: float = 0.0) -> float:
+def send(transport, number: int, data: bytes, after_s: float = 0.0) -> float:
     """Send message `number`; how long that took, in microseconds."""
     from farpipe.transport import Tag
 
     time.sleep(after_s)
     start = time.perf_counter()
-    transport.send(1, "forward", Tag(0, 0, number), tensor)
+    transport.send(1, "forward", Tag(0, 0, number), data)
     return (time.perf_counter() - start) * 1e6
 
 

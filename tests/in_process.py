@@ -5,7 +5,8 @@ import time
 from collections import defaultdict
 
 from farpipe.errors import RunError
-from farpipe.transport import Message, MessageTimes
+from farpipe.runtime.peers import TensorMessage
+from farpipe.transport import MessageTimes
 from farpipe.transport.clock import Clock
 
 
@@ -48,7 +49,7 @@ class InProcessPeers:
         key = (peer, self.rank, kind, tag)
         tensor, ready_ns = self.board.wait(lambda: self.board.messages.pop(key, None), f"{waiting_for} from {peer}")
         now_ns = self.clock.now_ns()
-        return Message(tensor, MessageTimes(ready_ns, ready_ns, now_ns, now_ns))
+        return TensorMessage(tensor, MessageTimes(ready_ns, ready_ns, now_ns, now_ns))
 
     def exchange(self, name, payload, *, waiting_for):
         found = self.board.exchanges[name]

@@ -5,12 +5,27 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch.distributed as dist
-
 from farpipe.transport import PeerError, Rendezvous, TransportConfig, connect
 from farpipe.transport.clock import Clock
+from farpipe.transport.inbox import allocate_bytes
 from farpipe.transport.security.authority import init, issue
 from farpipe.transport.security.tls import TlsFiles
+
+
+class MemoryStore:
+    """A key-value store of this process."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        return self.values[key].encode()
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
 
 
 def in_parallel(*calls):
@@ -33,23 +48,24 @@ def in_parallel(*calls):
     return results
 
 
-def connect_all(world_size=2, configs=None, clocks=None, **settings):
+def connect_all(world_size=2, configs=None, clocks=None, allocate=allocate_bytes, **settings):
     """The transports of all ranks, connected."""
     settings = {"timeout_s": 10.0, "connect_timeout_s": 20.0} | settings
     configs = configs or [TransportConfig(**settings)] * world_size
     clocks = clocks or [Clock()] * world_size
-    store = dist.HashStore()
+    store = MemoryStore()
 
     def one(rank):
-        return lambda: connect(rank, world_size, configs[rank], Rendezvous(store, rank, world_size), clocks[rank])
+        rendezvous = Rendezvous(store, rank, world_size)
+        return lambda: connect(rank, world_size, configs[rank], rendezvous, clocks[rank], allocate)
 
     return in_parallel(*map(one, range(world_size)))
 
 
 @contextmanager
-def connected(world_size=2, configs=None, clocks=None, **settings):
+def connected(*args, **settings):
     """As `connect_all`, closed at the end, by then perhaps broken."""
-    transports = connect_all(world_size, configs, clocks, **settings)
+    transports = connect_all(*args, **settings)
     try:
         yield transports
     finally:
@@ -72,12 +88,12 @@ def both_ways(first, second, shape):
 
 RANK_PROGRAM = """
 import os, signal, sys, time
-import torch
 from farpipe.emulate import LinkShape
 from farpipe.errors import RunError
 from farpipe.transport.clock import Clock
 from farpipe.run.launch import reporting_errors
-from farpipe.transport import Tag, TransportConfig, connect, rendezvous_from_env
+from farpipe.runtime.rendezvous import rendezvous_from_env
+from farpipe.transport import Tag, TransportConfig, connect
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from farpipe.runtime.executor import Executor, stage_ranks
+from farpipe.runtime.rendezvous import rendezvous_from_env
+from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.schedule import Schedule
-from farpipe.transport import TransportConfig, connect, rendezvous_from_env
+from farpipe.transport import TransportConfig, connect
 from small_models import LLAMA, make_batch, make_stages
 
 
@@ -24,7 +26,7 @@ def main():
     with connect(rank, len(schedule.ranks), TransportConfig(), rendezvous_from_env()) as transport:
         for stage in mine.values():
             stage.begin_step(make_batch(LLAMA, schedule.num_microbatches))
-        Executor(schedule, mine, transport).run(0)
+        Executor(schedule, mine, TensorPeers(transport)).run(0)
     gradients = {name: p.grad.numpy() for stage in mine.values() for name, p in stage.module.named_parameters()}
     np.savez(folder / f"rank-{rank}.npz", loss=sum(stage.loss for stage in mine.values()), **gradients)
 

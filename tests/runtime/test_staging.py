@@ -11,13 +11,14 @@ from farpipe.run.rank_main import transport_config
 from farpipe.runtime import staging, train
 from farpipe.runtime.executor import Executor, stage_ranks
 from farpipe.runtime.figures.metrics import read_metrics
+from farpipe.runtime.host_memory import host_tensor
+from farpipe.runtime.peers import TensorMessage
 from farpipe.runtime.staging import Staging
 from farpipe.runtime.train import train_rank
 from farpipe.schedule.library import order
-from farpipe.transport import Message, MessageTimes, Tag
+from farpipe.transport import MessageTimes, Tag
 from farpipe.transport.clock import Clock
 from farpipe.transport.health import Health
-from farpipe.transport.host_memory import host_tensor
 from farpipe.transport.inbox import Inbox
 from farpipe.transport.message import Channel
 from farpipe.transport.wire import ChunkHeader
@@ -52,7 +53,7 @@ class Outlet:
         self.sent.append((peer, kind, tag, tensor.clone()))
 
     def receive(self, peer, kind, tag, *, waiting_for):
-        return Message(self.arriving, TIMES, 12)
+        return TensorMessage(self.arriving, TIMES, 12)
 
     def abort(self, reason):
         self.reasons.append(reason)

@@ -2,7 +2,6 @@ import time
 from itertools import pairwise
 
 import pytest
-import torch
 
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
@@ -12,12 +11,12 @@ from transports import both_ways, connected, in_parallel
 
 MS = 1_000_000
 SHAPE = LinkShape(latency_s=0.020, bandwidth_bytes_per_s=25e6)
-HALF_MB = torch.zeros(125_000)
+HALF_MB = bytes(500_000)
 
 
-def send_many(transport, peer, count, tensor=HALF_MB, kind="forward"):
+def send_many(transport, peer, count, data=HALF_MB, kind="forward"):
     for i in range(count):
-        transport.send(peer, kind, Tag(0, transport.rank, i), tensor)
+        transport.send(peer, kind, Tag(0, transport.rank, i), data)
 
 
 def receive_many(transport, peer, count, kind="forward"):
@@ -32,7 +31,7 @@ def receive_many(transport, peer, count, kind="forward"):
 def test_messages_follow_each_other_at_the_rate_and_arrive_after_the_latency():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
         start_ns = time.monotonic_ns()
-        first.send(1, "forward", Tag(1, 0, 0), torch.zeros(5_000_000))  # 0.8 s: the others are sent meanwhile
+        first.send(1, "forward", Tag(1, 0, 0), bytes(20_000_000))  # 0.8 s: the others are sent meanwhile
         send_many(first, 1, 5)
         assert time.monotonic_ns() - start_ns < 500 * MS, "sending waited for the link"
         before = second.receive(0, "forward", Tag(1, 0, 0), waiting_for="the first").times
@@ -136,7 +135,7 @@ def test_latency_does_not_delay_bad_news():
 
 def test_links_without_a_shape_are_only_names():
     with connected(links=both_ways(0, 1, None)) as (first, second):
-        send_many(first, 1, 1, torch.zeros(3))
+        send_many(first, 1, 1, bytes(12))
         (times,), _ = receive_many(second, 0, 1)
     assert times.start_ns <= times.end_ns
 

@@ -7,7 +7,6 @@ import threading
 import time
 
 import pytest
-import torch
 
 from farpipe.emulate import Wan
 from farpipe.errors import RunError
@@ -19,15 +18,18 @@ from farpipe.transport import PeerError, Tag, TransportConfig, transport
 from farpipe.transport.clock import Clock
 from farpipe.transport.connection import Connection
 from farpipe.transport.control import ControlLink
+from farpipe.transport.control_inbox import ControlInbox
+from farpipe.transport.frames import FRAME, PREFIX
 from farpipe.transport.health import Health
 from farpipe.transport.inbox import Inbox
 from farpipe.transport.loop import Loop
-from farpipe.transport.mailbox import Mailbox
-from farpipe.transport.pipe import _FRAME, _PREFIX, Pipe
+from farpipe.transport.stream import Stream
 from farpipe.transport.wire import ControlFrame, ControlHeader, pack_control
 from proxies import RESET, Proxy
 from transports import connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan
+
+LONG = random.Random(1).randbytes(800_000)
 
 
 @pytest.fixture
@@ -54,17 +56,17 @@ def configs(tmp_path, *, tls, num_ranks=2, **settings):
 def talk(first, second, num_messages, seed):
     """Messages and exchanges both ways, as fast as they go; everything is compared bit by bit."""
     sizes = [random.Random(seed).choice([0, 1, 100, 5_000, 70_000, 400_000]) for _ in range(num_messages)]
-    sent = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
+    sent = [random.Random(seed).randbytes(size) for size in sizes]
 
     def send(one, other):
-        for i, tensor in enumerate(sent):
-            one.send(other, "forward", Tag(seed, 0, i), tensor)
+        for i, data in enumerate(sent):
+            one.send(other, "forward", Tag(seed, 0, i), data)
             one.post(other, "number", struct.pack("q", i))
 
     def receive(one, other):
-        for i, tensor in enumerate(sent):
+        for i, data in enumerate(sent):
             message = one.receive(other, "forward", Tag(seed, 0, i), waiting_for=f"message {i}")
-            assert torch.equal(message.tensor, tensor)
+            assert message.data == data
 
     in_parallel(lambda: send(first, 1), lambda: send(second, 0), lambda: receive(first, 1), lambda: receive(second, 0))
     ends = in_parallel(
@@ -111,12 +113,12 @@ def test_an_outage_shorter_than_the_limit_is_survived_even_beyond_the_limit_of_a
             proxy.blocked = False
 
         def send():
-            first.send(1, "forward", Tag(9, 0, 0), torch.arange(100_000))
+            first.send(1, "forward", Tag(9, 0, 0), LONG)
 
         results = in_parallel(
             mend, send, lambda: second.receive(0, "forward", Tag(9, 0, 0), waiting_for="what was sent in the outage")
         )
-        assert torch.equal(results[2].tensor, torch.arange(100_000))
+        assert results[2].data == LONG
         talk(first, second, 3, seed=1)
 
 
@@ -140,7 +142,7 @@ def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, t
     settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 60.0, "streams": 1}
     with connected(3, configs=configs(tmp_path, **settings)) as ranks:
         control = set(proxy.open)
-        ranks[0].send(1, "forward", Tag(0, 0, 0), torch.arange(3))
+        ranks[0].send(1, "forward", Tag(0, 0, 0), b"012")
         ranks[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="the only message")
         (data,) = proxy.open - control
         proxy.blocked = True
@@ -155,7 +157,7 @@ def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, t
 
 def test_a_goodbye_ends_the_patience_that_an_outage_has_asked_for():
     health, clock = Health(lambda reason: None), Clock()
-    link = ControlLink(1, health, clock, Inbox(TransportConfig(), health, clock), Mailbox(health), None)
+    link = ControlLink(1, health, clock, Inbox(TransportConfig(), health, clock), ControlInbox(health), None)
 
     def hear(kind, payload=b""):
         known, place = link.begin(pack_control(ControlHeader(kind, 0, len(payload), 0, 0)), len(payload))
@@ -184,18 +186,18 @@ def test_a_connection_that_ends_while_there_is_no_room_is_noticed_at_once():
             nonlocal num_asked
             num_asked += 1
 
-    pipe = Pipe(NoRoom(), loop, time.monotonic_ns, lambda *_: down.set(), lambda *_: None, silence_s=300.0)
+    stream = Stream(NoRoom(), loop, time.monotonic_ns, lambda *_: down.set(), lambda *_: None, silence_s=300.0)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as far:
-        ticket, _ = pipe.displace()
-        assert pipe.attach(Connection(server.accept()[0]), ticket, 0)
-        far.sendall(_PREFIX.pack(_FRAME, 4, 10, 0) + b"head" + bytes(10))
+        ticket, _ = stream.displace()
+        assert stream.attach(Connection(server.accept()[0]), ticket, 0)
+        far.sendall(PREFIX.pack(FRAME, 4, 10, 0) + b"head" + bytes(10))
         deadline_s = time.monotonic() + 10
         while not num_asked and time.monotonic() < deadline_s:
             time.sleep(0.01)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     assert down.wait(10)
     assert 1 <= num_asked < 100, "the loop must not spin"
-    pipe.close()
+    stream.close()
     loop.close(time.monotonic() + 5)
 
 
@@ -233,11 +235,11 @@ def test_a_link_that_swallows_for_a_while_is_survived(proxy, tmp_path):
     with connected(configs=configs(tmp_path, tls=True, outage_s=10.0)) as (first, second):
         talk(first, second, 1, seed=0)
         proxy.swallows = True
-        first.send(1, "forward", Tag(9, 0, 0), torch.arange(100_000))
+        first.send(1, "forward", Tag(9, 0, 0), LONG)
         time.sleep(6)
         proxy.swallows = False
         message = second.receive(0, "forward", Tag(9, 0, 0), waiting_for="what was swallowed at first")
-        assert torch.equal(message.tensor, torch.arange(100_000))
+        assert message.data == LONG
 
 
 def rehearsal(num_steps, **transport):

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
-from farpipe.transport import Rendezvous, TransportConfig, connect, rendezvous_from_env
+from farpipe.runtime.rendezvous import rendezvous_from_env
+from farpipe.transport import Rendezvous, TransportConfig, connect
 from transports import RANK_PROGRAM, both_ways, connect_all, in_parallel
 
 ENV = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}

@@ -2,22 +2,21 @@
 
 import contextlib
 import datetime
+import os
 import random
 import socket
 import ssl
 import stat
 
 import pytest
-import torch
-import torch.distributed as dist
 from cryptography import x509
+from farstream.errors import InputError, RunError
+from farstream.transport import Rendezvous, Tag, TransportConfig, connect, handshake
+from farstream.transport.security import authority
+from farstream.transport.security.authority import init, issue
+from farstream.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 
-from farpipe.errors import InputError, RunError
-from farpipe.transport import Rendezvous, Tag, TransportConfig, connect, handshake
-from farpipe.transport.security import authority
-from farpipe.transport.security.authority import init, issue
-from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
-from transports import connected, in_parallel, tls_files
+from transports import MemoryStore, connected, in_parallel, tls_files
 from wans import wait_until
 
 SITES = ("zurich", "lugano")
@@ -30,7 +29,7 @@ def config(files, sites=SITES, **settings):
 
 def both_errors(first, second):
     """What each of two ranks says."""
-    store = dist.HashStore()
+    store = MemoryStore()
 
     def one(rank, cfg):
         def call():
@@ -46,17 +45,17 @@ def both_errors(first, second):
 def test_everything_goes_through_tls_1_3_and_arrives(tmp_path):
     files = tls_files(tmp_path, SITES)
     with connected(configs=[config(f) for f in files]) as (first, second):
-        tensors = [torch.randn(size) for size in (1, 10_000, 1_000_000)]
-        for i, tensor in enumerate(tensors):
-            first.send(1, "forward", Tag(0, 0, i), tensor)
-            second.send(0, "backward", Tag(0, 1, i), tensor)
-        for i, tensor in enumerate(tensors):
-            assert torch.equal(second.receive(0, "forward", Tag(0, 0, i), waiting_for="it").tensor, tensor)
-            assert torch.equal(first.receive(1, "backward", Tag(0, 1, i), waiting_for="it").tensor, tensor)
+        messages = [os.urandom(size) for size in (1, 40_000, 4_000_000)]
+        for i, data in enumerate(messages):
+            first.send(1, "forward", Tag(0, 0, i), data)
+            second.send(0, "backward", Tag(0, 1, i), data)
+        for i, data in enumerate(messages):
+            assert second.receive(0, "forward", Tag(0, 0, i), waiting_for="it").data == data
+            assert first.receive(1, "backward", Tag(0, 1, i), waiting_for="it").data == data
         parts = in_parallel(*(lambda r=r: r.exchange("x", bytes([r.rank]), waiting_for="x") for r in (first, second)))
         assert parts == [[b"\0", b"\1"]] * 2
-        sockets = [line.pipe._connection._sock for line in second._mesh.lifelines.values()]
-        sockets += [line.pipe._connection._sock for box in first._outboxes.values() for line in box._lifelines]
+        sockets = [line.stream._connection._sock for line in second._mesh.reconnectors.values()]
+        sockets += [line.stream._connection._sock for box in first._outboxes.values() for line in box._reconnectors]
         assert len(sockets) >= 2
         assert {sock.version() for sock in sockets} == {"TLSv1.3"}
 
@@ -69,7 +68,7 @@ def test_nothing_of_a_message_is_readable_on_the_way(tmp_path, monkeypatch):
     )
     with connected(configs=[config(f) for f in tls_files(tmp_path, SITES)]) as (first, second):
         first.post(1, "secret", b"do not read this")
-        first.send(1, "forward", Tag(0, 0, 0), torch.ones(4))
+        first.send(1, "forward", Tag(0, 0, 0), b"1111")
         second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it")
     assert seen == [], "something went around TLS"
 
@@ -130,7 +129,7 @@ def test_a_connection_without_a_certificate_is_turned_away(tmp_path):
         old.check_hostname, old.verify_mode, old.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
         with socket.create_connection(first._ranks[0].address, timeout=5) as sock, pytest.raises(ssl.SSLError):
             old.wrap_socket(sock)
-        first.send(1, "forward", Tag(0, 0, 0), torch.ones(4))
+        first.send(1, "forward", Tag(0, 0, 0), b"1111")
 
 
 def test_a_certificate_may_be_limited_to_addresses(tmp_path):
@@ -210,8 +209,8 @@ def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, m
         silent = socket.create_connection(second._ranks[1].address, timeout=5)
         with silent, socket.create_connection(second._ranks[1].address, timeout=5) as stranger:
             stranger.sendall(random.Random(num_bytes).randbytes(num_bytes))
-            first.send(1, "forward", Tag(0, 0, 0), torch.ones(4))
-            assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").tensor.sum() == 4
+            first.send(1, "forward", Tag(0, 0, 0), b"1111")
+            assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data == b"1111"
             for sock in (stranger, silent):
                 sock.settimeout(5)
                 with contextlib.suppress(ConnectionError):
@@ -222,15 +221,15 @@ def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, m
 def test_a_renewed_certificate_is_taken_at_the_next_connection(tmp_path):
     files = tls_files(tmp_path, SITES)
     with connected(configs=[config(f, connect_timeout_s=5) for f in files]) as (_, second):
-        pipe = second._mesh.lifelines[0].pipe  # the higher rank dials, so the lower one shows its certificate as server
+        stream = second._mesh.reconnectors[0].stream  # the higher rank dials: the lower one is the server
 
         def shown_by_first():
-            return pipe._connection._sock.getpeercert()["serialNumber"]
+            return stream._connection._sock.getpeercert()["serialNumber"]
 
         before = shown_by_first()
         issue(tmp_path / "authority", SITES[0])
-        pipe.break_off(OSError("broken off by the test"))
-        wait_until(lambda: pipe.is_up, "the connection was made anew")
+        stream.break_off(OSError("broken off by the test"))
+        wait_until(lambda: stream.is_up, "the connection was made anew")
         assert shown_by_first() != before
 
 

@@ -1,7 +1,6 @@
 import socket
 
 import pytest
-import torch
 
 from farpipe.emulate import LinkShape
 from farpipe.transport import Tag, transport, tuning
@@ -43,8 +42,8 @@ def test_a_channel_over_a_distance_is_paced_where_its_link_is_real(monkeypatch, 
     monkeypatch.setattr(transport, "pace", lambda sock, rate: rates.append((pace(sock, rate), rate)[1]))
     with connected(bandwidths={(0, 1): 125e6}, **settings) as (first, second):
         first._round_trips_s[1] = 0.05
-        first.send(1, "forward", Tag(0, 0, 0), torch.zeros(1 << 20))
-        assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").tensor.nbytes == 4 << 20
+        first.send(1, "forward", Tag(0, 0, 0), bytes(4 << 20))
+        assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data.nbytes == 4 << 20
     assert rates == ([pacing_rate(0.05, 125e6, 9)] * 9 if is_paced else [])
 
 
@@ -55,8 +54,8 @@ def test_headroom_is_for_messages_and_not_for_warming_up(monkeypatch):
     monkeypatch.setattr(transport, "WarmUp", lambda rate, round_trip: goals.append(rate))
     with connected(bandwidths={(0, 1): 125e6}, headroom=2.0) as (first, second):
         first._round_trips_s[1] = 0.05
-        first.send(1, "forward", Tag(0, 0, 0), torch.zeros(4))
-        assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").tensor.nbytes == 16
+        first.send(1, "forward", Tag(0, 0, 0), bytes(16))
+        assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data.nbytes == 16
     assert sum(goals) == pytest.approx(0.95 * 125e6, rel=1e-6)
     assert len(set(rates)) == 1
     assert rates[0] * len(goals) == pytest.approx(2 * 0.95 * 125e6, rel=1e-6)

@@ -15,10 +15,11 @@ from farpipe.run.profile import KINDS, REQUEST_NAME, STACK_NAMES, ProfileRequest
 from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.model.decoder import StageSlice
 from farpipe.runtime.optimizer import Optimizer
+from farpipe.runtime.rendezvous import rendezvous_from_env
 from farpipe.runtime.stage import TorchStage
 from farpipe.runtime.work import choose_gpu, make_stage, numerics_of
 from farpipe.strict import write_text
-from farpipe.transport import TransportConfig, connect, rendezvous_from_env
+from farpipe.transport import TransportConfig, connect
 
 NUM_WARM_UPS: Final = 3
 MIN_REPEATS: Final = 5

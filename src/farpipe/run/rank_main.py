@@ -21,11 +21,14 @@ from farpipe.errors import DivergedError, FarpipeError, InputError, RunInterrupt
 from farpipe.run.launch import reporting_errors
 from farpipe.runtime.executor import NOBODY, lower
 from farpipe.runtime.figures.metrics import RUN_NAME
+from farpipe.runtime.host_memory import message_memory
 from farpipe.runtime.orders import sigterm_asks
+from farpipe.runtime.rendezvous import rendezvous_from_env
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.work import choose_gpu
-from farpipe.transport import Transport, TransportConfig, connect, rendezvous_from_env
+from farpipe.transport import Transport, TransportConfig, connect
 from farpipe.transport.security.tls import TlsFiles
 
 INTERRUPTED = 130
@@ -83,7 +86,6 @@ def transport_config(
         allow_plaintext=allow_plaintext,
         bandwidths=bandwidths,
         headroom=1.0 if run.replan is None else REPLAN_HEADROOM,
-        pinned=run.device == "cuda",
         links=links,
     )
 
@@ -105,10 +107,11 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
         choose_gpu()
     gc.freeze()  # collections would otherwise walk over all of torch's objects, now and then in the middle of a step
     leaving: FarpipeError | None = None
-    with connect(rank, world_size, config, rendezvous) as transport:
+    memory = message_memory(pinned=run.device == "cuda")
+    with connect(rank, world_size, config, rendezvous, allocate=memory) as transport:
         _open_channels(run, transport)
         try:
-            train_rank(run, transport, run_dir, stop=stop, make_watch=Watch)
+            train_rank(run, TensorPeers(transport), run_dir, stop=stop, make_watch=Watch)
         except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: nobody has to be told
             leaving = error
     if leaving is not None:

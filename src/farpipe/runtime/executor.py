@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import FarpipeError
-from farpipe.runtime.peers import Messenger
+from farpipe.runtime.peers import Messenger, TensorMessage
 from farpipe.runtime.stage import Stage
 from farpipe.runtime.staging import HostStamps, Stamps
 from farpipe.schedule import Action, Schedule
-from farpipe.transport import Message, Tag
+from farpipe.transport import Tag
 
 Way = Literal["forward", "backward"]
 
@@ -174,7 +174,7 @@ def _call(stage: Stage, action: Action) -> Callable[[Tensor | None], Tensor | No
     return lambda _: stage.weight_grad(microbatch)
 
 
-def message_row(message: Message) -> MessageRow:
+def message_row(message: TensorMessage) -> MessageRow:
     """What is recorded of a message."""
     times = message.times
     return times.ready_ns, times.start_ns, times.end_ns, times.arrival_ns, message.num_bytes

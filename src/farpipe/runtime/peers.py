@@ -1,11 +1,25 @@
-"""What the engine needs of the connection to the other ranks; `farpipe.transport.Transport` is one."""
+"""What the engine needs of the connection to the other ranks; `farpipe.runtime.tensor_peers.TensorPeers` is one."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from farpipe.transport import ChannelKind, Message, Tag
+from farpipe.transport import ChannelKind, MessageTimes, Tag
 from farpipe.transport.clock import Clock
+
+
+class TensorMessage(NamedTuple):
+    """A received tensor (in CPU memory, the receiver's own) and the times of its journey."""
+
+    tensor: Tensor
+    times: MessageTimes
+    wire_bytes: int | None = None
+    """What went over the link, where that is not the tensor as it is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What went over the link."""
+        return self.tensor.nbytes if self.wire_bytes is None else self.wire_bytes
 
 
 class Messenger(Protocol):
@@ -22,7 +36,7 @@ class Messenger(Protocol):
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
         """Hand `tensor` over; never waits for the receiver. Nobody may write to `tensor` afterwards."""
 
-    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
+    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
         """The message with this tag; RunError when it doesn't come in time."""
 
 
@@ -37,10 +51,10 @@ class Peers(Messenger, Protocol):
         """Every rank's payload, by rank; RunError when one doesn't come in time."""
 
     def post(self, peer: int, name: str, payload: bytes) -> None:
-        """Put `payload` into the box `name` of `peer`."""
+        """Put `payload` under the topic `name` of `peer`."""
 
     def poll(self, name: str) -> list[tuple[int, bytes]]:
-        """Empty the box `name`: (sender, payload) of what has come so far."""
+        """Take what has come under the topic `name` so far: (sender, payload)."""
 
     def paused_s(self) -> float:
         """For how long outages have kept messages from arriving, in all: limits of waits are extended by that."""

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import FarpipeError, RunError
-from farpipe.runtime.peers import Messenger
+from farpipe.runtime.host_memory import host_tensor
+from farpipe.runtime.peers import Messenger, TensorMessage
 from farpipe.runtime.replicas.background import Background, Job
-from farpipe.transport import ChannelKind, Message, Tag
+from farpipe.transport import ChannelKind, Tag
 from farpipe.transport.clock import Clock
-from farpipe.transport.host_memory import host_tensor
 
 WAITING_BYTES: Final = 256 << 20
 """Bound of the messages that wait for their copy or for room in the transport; a single one may be longer."""
@@ -120,7 +120,7 @@ class Staging:
         self._leaving_bytes -= num_bytes
         job.wait()
 
-    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
+    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
         """See Messenger: on the GPU for what the computing stream does from now on."""
         message = self._peers.receive(peer, kind, tag, waiting_for=waiting_for)
         host = message.tensor if message.tensor.is_pinned() else message.tensor.pin_memory()

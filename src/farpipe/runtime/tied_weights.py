@@ -5,8 +5,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from farpipe.runtime.peers import Messenger
-from farpipe.transport import Message, Tag
+from farpipe.runtime.peers import Messenger, TensorMessage
+from farpipe.transport import Tag
 
 FIRST_STAGE: Final = 0
 
@@ -24,7 +24,7 @@ class EndsExchange:
         peer = self._rank_of[other_end(stage, self.last_stage)]
         self.peers.send(peer, "sync", Tag(step, stage, 0), tensor.to("cpu"))
 
-    def receive(self, step: int, stage: int) -> Message:
+    def receive(self, step: int, stage: int) -> TensorMessage:
         """What the other end has sent to `stage`, which is on this rank."""
         other = other_end(stage, self.last_stage)
         what = f"the tied weights' gradient of stage {other} in step {step}"
@@ -53,7 +53,7 @@ class TiedWeights:
             self.exchange.send(step, stage, _grad(self.copies[stage]))
 
     @torch.no_grad()
-    def sum_gradients(self, step: int) -> list[Message]:
+    def sum_gradients(self, step: int) -> list[TensorMessage]:
         """Give this rank's copies the gradient of both; the messages that were received for it."""
         grads = {stage: _grad(copy) for stage, copy in self.copies.items()}
         messages = [] if self.exchange is None else [self.exchange.receive(step, stage) for stage in self.copies]

@@ -33,10 +33,10 @@ from farpipe.runtime.replanning import MakeWatch, Replanning
 from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.staging import Staging
+from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import Learning, Rehearsal, Work
 from farpipe.schedule import Schedule
-from farpipe.transport import Transport
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -144,8 +144,10 @@ class _Loop:
     def _change_weather(self, step: int) -> None:
         """In a rehearsal: emulated links change as the run says."""
         for change in self._run.weather:
-            if change.step == step and isinstance(self._peers, Transport) and self._peers.rank == 0:
-                self._peers.change_link(change.link, LinkShape(change.latency_s, change.bandwidth_bytes_per_s))
+            if change.step == step and isinstance(self._peers, TensorPeers) and self._peers.rank == 0:
+                self._peers.transport.change_link(
+                    change.link, LinkShape(change.latency_s, change.bandwidth_bytes_per_s)
+                )
 
     def _give(self, step: int) -> None:
         """Ahead of the exchange that ends the step: what this rank asks of all."""

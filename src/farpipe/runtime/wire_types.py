@@ -17,9 +17,9 @@ from torch import Tensor
 
 from farpipe.cost.transfer import WIRE_BLOCK, WIRE_HEAD_BYTES, wire_bytes
 from farpipe.errors import RunError
-from farpipe.runtime.peers import Messenger
+from farpipe.runtime.peers import Messenger, TensorMessage
 from farpipe.spec import WireType
-from farpipe.transport import ChannelKind, Message, Tag
+from farpipe.transport import ChannelKind, Tag
 from farpipe.transport.clock import Clock
 
 WIRE_TYPES: Final[tuple[WireType, ...]] = ("bf16", "fp8", "int8")
@@ -145,9 +145,9 @@ class NarrowMessenger:
         self._num_sent += 1
         self._peers.send(peer, kind, tag, sent)
 
-    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
+    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
         """See Messenger."""
         message = self._peers.receive(peer, kind, tag, waiting_for=waiting_for)
         if not self._far[peer]:
             return message
-        return Message(widen(message.tensor), message.times, message.num_bytes)
+        return TensorMessage(widen(message.tensor), message.times, message.num_bytes)

@@ -21,7 +21,7 @@ from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, com
 from farpipe.runtime.model.hugging_face import load_weights
 from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.optimizer import Optimizer, global_norm
-from farpipe.runtime.peers import Messenger, Peers
+from farpipe.runtime.peers import Messenger, Peers, TensorMessage
 from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat, Shard, whole_shards
 from farpipe.runtime.replicas.replicas import COMPLETE, PipelinePeers, RehearsedSync, ReplicaSync, WeightSync
@@ -31,7 +31,6 @@ from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.spec import Model, Training
 from farpipe.spec.training import Recompute
 from farpipe.step import Sync
-from farpipe.transport import Message
 
 
 class Work(Protocol):
@@ -262,7 +261,7 @@ class Learning:
         self._weights_have_changed()
 
 
-def _rows(messages: list[Message]) -> NDArray[np.int64]:
+def _rows(messages: list[TensorMessage]) -> NDArray[np.int64]:
     return message_table([message_row(message) for message in messages])
 
 

@@ -3,7 +3,7 @@
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import PeerError
 from farpipe.transport.message import ChannelKind, Message, MessageTimes, Tag
-from farpipe.transport.rendezvous import Rendezvous, rendezvous_from_env
+from farpipe.transport.rendezvous import Rendezvous
 from farpipe.transport.transport import Transport, connect
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "Transport",
     "TransportConfig",
     "connect",
-    "rendezvous_from_env",
 ]

@@ -28,7 +28,7 @@ class TransportConfig:
     """TCP connections per channel; long messages are cut into chunks and use all of them. None: as many as round trip
     and rate of the link ask for (see `tuning`)."""
     timeout_s: float = 60.0
-    """Longest wait for one message, or for room to send one; outages don't count."""
+    """Longest wait for one message, or for space to send one; outages don't count."""
     outage_s: float = 60.0
     """A connection that breaks is made anew, and nothing is lost or doubled; one that is gone longer ends the run."""
     connect_timeout_s: float = 30.0
@@ -53,8 +53,6 @@ class TransportConfig:
     """The site of every rank; with TLS a rank's certificate must be that of its site."""
     allow_plaintext: bool = False
     """Listen without TLS on an address that other machines can reach."""
-    pinned: bool = False
-    """Receive into page-locked memory, from which a GPU can copy beside its computing."""
     bandwidths: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams` and pacing."""
     paced: bool = True

@@ -10,11 +10,12 @@ from typing import Any, Final, NamedTuple
 from farpipe.emulate import Passage
 from farpipe.errors import RunError
 from farpipe.transport.clock import Clock, PingTimes
+from farpipe.transport.control_inbox import ControlInbox
+from farpipe.transport.frames import Frame
 from farpipe.transport.health import Health, PeerError
 from farpipe.transport.inbox import Inbox
-from farpipe.transport.mailbox import Mailbox
 from farpipe.transport.message import CHANNEL_KINDS, ChannelKind
-from farpipe.transport.pipe import Frame, Pipe
+from farpipe.transport.stream import Stream
 from farpipe.transport.wire import (
     CONTROL_HEADER_BYTES,
     MAX_CONTROL_BYTES,
@@ -32,7 +33,7 @@ _MAX_REASON_BYTES: Final = 4096
 _POLL_S: Final = 0.005
 
 
-class _Letter(NamedTuple):
+class _ControlMessage(NamedTuple):
     kind: ControlFrame
     name: bytes = b""
     payload: bytes = b""
@@ -47,7 +48,7 @@ class _Incoming(NamedTuple):
 
 
 class ControlLink:
-    """The control link with `peer`: the `Ends` of a pipe, which `carry_on` hands it.
+    """The control link with `peer`: the endpoint of a stream, which `carry_on` hands it.
 
     `reserve` gives payloads their passage over an emulated link. Pings and farewells are not emulated: the clocks on
     one machine have no offset that an uneven WAN could hide, and bad news should travel fast.
@@ -59,20 +60,20 @@ class ControlLink:
         health: Health,
         clock: Clock,
         inbox: Inbox,
-        mailbox: Mailbox,
+        control_inbox: ControlInbox,
         reserve: Callable[[int], Passage] | None,
     ) -> None:
         self.peer, self._health, self._clock = peer, health, clock
-        self._inbox, self._mailbox, self._reserve = inbox, mailbox, reserve
-        self._queue: deque[_Letter] = deque()
+        self._inbox, self._control_inbox, self._reserve = inbox, control_inbox, reserve
+        self._queue: deque[_ControlMessage] = deque()
         self._queued_bytes = 0
         self._closing = False
         self._lock = threading.Lock()
-        self._pipe: Pipe | None = None
+        self._stream: Stream | None = None
 
-    def carry_on(self, pipe: Pipe) -> None:
-        """Send over `pipe`, which has this link as its ends."""
-        self._pipe = pipe
+    def carry_on(self, stream: Stream) -> None:
+        """Send over `stream`, which has this link as its ends."""
+        self._stream = stream
 
     def exchange(self, name: str, payload: bytes) -> None:
         """Send this rank's part of the exchange `name`."""
@@ -84,13 +85,13 @@ class ControlLink:
 
     def ping(self) -> None:
         """Ask for the peer's clock."""
-        self._enqueue(_Letter(ControlFrame.PING))
+        self._enqueue(_ControlMessage(ControlFrame.PING))
 
     def abort(self, reason: str) -> None:
         """Tell why the run ends, ahead of everything that is queued; nothing follows."""
         with self._lock:
             self._queue.clear()
-            self._queue.append(_Letter(ControlFrame.ABORT, payload=reason.encode()[:_MAX_REASON_BYTES]))
+            self._queue.append(_ControlMessage(ControlFrame.ABORT, payload=reason.encode()[:_MAX_REASON_BYTES]))
             self._closing = True
         self._advance()
 
@@ -98,51 +99,51 @@ class ControlLink:
         """Tell how many messages of each kind the peer should have got; nothing follows."""
         counts = _GOODBYE.pack(*(num_messages.get(kind, 0) for kind in CHANNEL_KINDS))
         with self._lock:
-            self._queue.append(_Letter(ControlFrame.GOODBYE, payload=counts))
+            self._queue.append(_ControlMessage(ControlFrame.GOODBYE, payload=counts))
             self._closing = True
         self._advance()
 
     def tell_of_outage(self, *, begins: bool) -> None:
         """This rank has lost a connection and tries to get it back, or has it back."""
-        self._enqueue(_Letter(ControlFrame.DOWN if begins else ControlFrame.UP))
+        self._enqueue(_ControlMessage(ControlFrame.DOWN if begins else ControlFrame.UP))
 
     def _send_payload(self, kind: ControlFrame, name: str, payload: bytes) -> None:
         if len(name.encode()) > MAX_NAME_BYTES or len(payload) > MAX_CONTROL_BYTES:
             raise ValueError(f"control message {name[:40]!r} of {len(payload)} bytes: too long")
         deliver_ns = self._reserve(len(payload)).arrival_ns if self._reserve else 0
-        self._enqueue(_Letter(kind, name.encode(), payload, deliver_ns))
+        self._enqueue(_ControlMessage(kind, name.encode(), payload, deliver_ns))
 
-    def _enqueue(self, letter: _Letter) -> None:
+    def _enqueue(self, message: _ControlMessage) -> None:
         with self._lock:
             if self._queued_bytes > MAX_CONTROL_BYTES:
                 raise RunError(f"rank {self.peer} does not take its control messages; it may be stopped")
             if self._closing:
                 return
-            self._queue.append(letter)
-            self._queued_bytes += len(letter.payload)
+            self._queue.append(message)
+            self._queued_bytes += len(message.payload)
         self._advance()
 
     def _advance(self) -> None:
-        if self._pipe is not None and not self._pipe.try_advance():
-            self._pipe.advance_soon()
+        if self._stream is not None and not self._stream.try_advance():
+            self._stream.advance_soon()
 
     def pull(self) -> Frame | None:
-        """See Ends."""
+        """See FrameEndpoint."""
         with self._lock:
             if not self._queue:
                 return None
-            letter = self._queue.popleft()
-        sizes = (len(letter.name), len(letter.payload))
-        header = ControlHeader(letter.kind, *sizes, self._clock.now_ns(), letter.deliver_ns)
-        return Frame(pack_control(header) + letter.name, letter.payload)
+            message = self._queue.popleft()
+        sizes = (len(message.name), len(message.payload))
+        header = ControlHeader(message.kind, *sizes, self._clock.now_ns(), message.deliver_ns)
+        return Frame(pack_control(header) + message.name, message.payload)
 
     def acknowledged(self, frame: Frame) -> None:
-        """See Ends."""
+        """See FrameEndpoint."""
         with self._lock:
             self._queued_bytes -= len(frame.body)
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
-        """See Ends."""
+        """See FrameEndpoint."""
         received_ns = self._clock.now_ns()
         header = unpack_control(head[:CONTROL_HEADER_BYTES])
         name = head[CONTROL_HEADER_BYTES:]
@@ -151,20 +152,20 @@ class ControlLink:
         payload = bytearray(body_bytes)
         return _Incoming(header, name.decode(errors="replace"), payload, received_ns), memoryview(payload)
 
-    def complete(self, known: _Incoming, end_ns: int) -> None:
-        """See Ends."""
-        self._take(known.header, known.received_ns, known.name, bytes(known.payload))
+    def complete(self, key: _Incoming, end_ns: int) -> None:
+        """See FrameEndpoint."""
+        self._take(key.header, key.received_ns, key.name, bytes(key.payload))
 
     def _take(self, header: ControlHeader, received_ns: int, name: str, payload: bytes) -> None:
         match header.kind:
             case ControlFrame.EXCHANGE:
-                self._mailbox.put_exchange(self.peer, name, payload, header.deliver_ns)
+                self._control_inbox.put_exchange(self.peer, name, payload, header.deliver_ns)
             case ControlFrame.POST:
-                self._mailbox.put_post(self.peer, name, payload, header.deliver_ns)
+                self._control_inbox.put_post(self.peer, name, payload, header.deliver_ns)
             case ControlFrame.PING:
-                self._enqueue(_Letter(ControlFrame.PONG, payload=_PONG.pack(header.sent_ns, received_ns)))
+                self._enqueue(_ControlMessage(ControlFrame.PONG, payload=_PONG.pack(header.sent_ns, received_ns)))
             case ControlFrame.PONG:
-                self._mailbox.put_pong(self.peer, _ping_times(header, payload, received_ns))
+                self._control_inbox.put_pong(self.peer, _ping_times(header, payload, received_ns))
             case ControlFrame.DOWN:
                 self._health.pause(self)
             case ControlFrame.UP:
@@ -175,20 +176,22 @@ class ControlLink:
             case ControlFrame.GOODBYE:
                 self._health.resume(self, for_good=True)  # should it have been DOWN, no UP follows
                 self._inbox.goodbye(self.peer, dict(zip(CHANNEL_KINDS, _GOODBYE.unpack(payload), strict=True)))
-                self._mailbox.depart(self.peer)
+                self._control_inbox.depart(self.peer)
 
     def flush(self, deadline_s: float, *, acknowledged: bool) -> bool:
         """Wait until the farewell, if there is one, is handed over, or received; whether it was by `deadline_s`."""
-        while self._closing and self._pipe is not None and not self._is_through(self._pipe, acknowledged):
+        while self._closing and self._stream is not None and not self._is_through(self._stream, acknowledged):
             if time.monotonic() > deadline_s:
                 return False
             time.sleep(_POLL_S)
         return True
 
-    def _is_through(self, pipe: Pipe, acknowledged: bool) -> bool:
-        if self._health.has_departed(self.peer) or (not acknowledged and not pipe.is_up):
+    def _is_through(self, stream: Stream, acknowledged: bool) -> bool:
+        if self._health.has_departed(self.peer) or (not acknowledged and not stream.is_up):
             return True
-        return not self._queue and (pipe.num_kept == 0 if acknowledged else pipe.all_handed_over())
+        return not self._queue and (
+            stream.sender.num_unacknowledged == 0 if acknowledged else stream.sender.all_handed_over()
+        )
 
 
 def _ping_times(header: ControlHeader, payload: bytes, answered_ns: int) -> PingTimes:

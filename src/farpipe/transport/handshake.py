@@ -1,8 +1,8 @@
 """How a connection begins: each side proves that it knows the run's token, without sending it.
 
-    connector -> acceptor    hello: version, which pipe the connection is for, the connector's nonce
+    connector -> acceptor    hello: version, which stream the connection is for, the connector's nonce
     acceptor -> connector    the acceptor's nonce, MAC over both
-    connector -> acceptor    how many frames of this pipe it has received, MAC over all
+    connector -> acceptor    how many frames of this stream it has received, MAC over all
     acceptor -> connector    how many it has received, or why it refuses
 
 The MACs (see `transport.security.proof`) cover the whole hello, so nobody can turn a connection into another. They
@@ -31,7 +31,7 @@ _COUNT: Final = struct.Struct("<Q")
 _ANSWER: Final = struct.Struct("<?xHQ")
 _MAX_REASON_BYTES: Final = 1024
 _CONTROL: Final = len(CHANNEL_KINDS)
-"""The code of the control connection, which carries no tensors, in the hello."""
+"""The code of the control connection, which carries no data, in the hello."""
 
 
 class HandshakeError(Exception):
@@ -39,7 +39,7 @@ class HandshakeError(Exception):
 
 
 class Purpose(NamedTuple):
-    """Which pipe a connection is for: stream `stream` of the messages of one kind from `source` to `target`, or,
+    """Which stream a connection is for: number `stream` of the messages of one kind from `source` to `target`, or,
     with kind None, their control."""
 
     source: int

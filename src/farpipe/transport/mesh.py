@@ -8,10 +8,10 @@ from typing import Final
 from farpipe.errors import RunError
 from farpipe.transport.clock import PingTimes, offset_ns
 from farpipe.transport.control import ControlLink
+from farpipe.transport.control_inbox import ControlInbox
 from farpipe.transport.health import Health
-from farpipe.transport.lifeline import Lifeline
-from farpipe.transport.mailbox import Mailbox
 from farpipe.transport.message import ChannelKind
+from farpipe.transport.reconnector import Reconnector
 
 NUM_PINGS: Final = 12
 """Round trips per peer for one estimate of its clock; the shortest counts."""
@@ -20,19 +20,19 @@ NUM_PINGS: Final = 12
 class Mesh:
     """One control link per peer; every rank dials those below it and is dialled by those above."""
 
-    def __init__(self, rank: int, world_size: int, health: Health, mailbox: Mailbox) -> None:
+    def __init__(self, rank: int, world_size: int, health: Health, control_inbox: ControlInbox) -> None:
         self._rank, self._peers = rank, [peer for peer in range(world_size) if peer != rank]
-        self._health, self._mailbox = health, mailbox
+        self._health, self._control_inbox = health, control_inbox
         self._links: dict[int, ControlLink] = {}
-        self.lifelines: dict[int, Lifeline] = {}
+        self.reconnectors: dict[int, Reconnector] = {}
         self._changed = health.condition()
         self._pinging = threading.Lock()
 
-    def add(self, link: ControlLink, lifeline: Lifeline) -> None:
+    def add(self, link: ControlLink, reconnector: Reconnector) -> None:
         """The link with a peer, and what keeps it connected."""
-        link.carry_on(lifeline.pipe)
+        link.carry_on(reconnector.stream)
         self._links[link.peer] = link
-        self.lifelines[link.peer] = lifeline
+        self.reconnectors[link.peer] = reconnector
 
     def notice(self) -> None:
         """A connection was made."""
@@ -50,13 +50,13 @@ class Mesh:
 
         RunError naming those that are missing, and what `turned_away` says of others that came.
         """
-        for peer, lifeline in self.lifelines.items():
+        for peer, reconnector in self.reconnectors.items():
             if peer < self._rank:
-                lifeline.connect(deadline_s)
+                reconnector.connect(deadline_s)
         context = f"rank {self._rank} connecting to the others"
 
         def missing() -> list[str]:
-            return [str(peer) for peer, line in self.lifelines.items() if not line.pipe.is_up]
+            return [str(peer) for peer, line in self.reconnectors.items() if not line.stream.is_up]
 
         with self._changed:
             self._health.wait(self._changed, lambda: not missing() or None, deadline_s, context)
@@ -73,7 +73,7 @@ class Mesh:
 
     def _take(self, peer: int, name: str, deadline_s: float, waiting_for: str) -> bytes:
         context = f"{waiting_for}: waited for rank {peer} in the exchange {name!r}"
-        payload = self._mailbox.take_exchange(peer, name, deadline_s, context)
+        payload = self._control_inbox.take_exchange(peer, name, deadline_s, context)
         if payload is None:
             raise RunError(f"{context}: nothing came in time")
         return payload
@@ -81,7 +81,7 @@ class Mesh:
     def post(self, peer: int, name: str, payload: bytes) -> None:
         """Send something small that `peer` may pick up; to this rank itself at once."""
         if peer == self._rank:
-            self._mailbox.put_post(peer, name, payload, deliver_ns=0)
+            self._control_inbox.put_post(peer, name, payload, deliver_ns=0)
         else:
             self._links[peer].post(name, payload)
 
@@ -99,7 +99,7 @@ class Mesh:
 
     def _take_pong(self, peer: int, deadline_s: float) -> PingTimes:
         context = f"estimating the clock of rank {peer}"
-        if (ping := self._mailbox.take_pong(peer, deadline_s, context)) is None:
+        if (ping := self._control_inbox.take_pong(peer, deadline_s, context)) is None:
             raise RunError(f"{context}: it did not answer in time")
         return ping
 
@@ -120,7 +120,7 @@ class Mesh:
 
     def close(self, deadline_s: float) -> None:
         """Break off all connections and wait for their threads."""
-        for lifeline in self.lifelines.values():
-            lifeline.close()
-        for lifeline in self.lifelines.values():
-            lifeline.join(max(deadline_s, time.monotonic()))
+        for reconnector in self.reconnectors.values():
+            reconnector.close()
+        for reconnector in self.reconnectors.values():
+            reconnector.join(max(deadline_s, time.monotonic()))

@@ -1,8 +1,6 @@
-"""What travels: a tensor with the tag that names it, and the times of its journey."""
+"""What travels: bytes with the tag that names them, and the times of their journey."""
 
 from typing import Final, Literal, NamedTuple
-
-import torch
 
 ChannelKind = Literal["forward", "backward", "sync", "control"]
 """What a message is for. Messages of different kinds never wait for each other: each kind has its own connections."""
@@ -46,14 +44,15 @@ class MessageTimes(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A received tensor (in CPU memory, the receiver's own) and the times of its journey."""
+    """A received message: its bytes, in memory of the receiver's own, and the times of its journey."""
 
-    tensor: torch.Tensor
+    data: memoryview
+    description: bytes
+    """What the sender says of the bytes, such as a tensor's dtype and shape."""
     times: MessageTimes
-    wire_bytes: int | None = None
-    """What went over the link, where that is not the tensor as it is."""
 
-    @property
-    def num_bytes(self) -> int:
-        """What went over the link."""
-        return self.tensor.nbytes if self.wire_bytes is None else self.wire_bytes
+
+def as_bytes(data: bytes | bytearray | memoryview) -> memoryview:
+    """The memory of a contiguous buffer as bytes, without a copy."""
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")

@@ -1,4 +1,4 @@
-"""The sending side of one channel: a bounded queue of tensors, and streams that carry them off in chunks."""
+"""The sending side of one channel: a bounded queue of messages, and streams that carry them off in chunks."""
 
 import math
 import threading
@@ -8,17 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from farpipe.emulate import Passage
 from farpipe.errors import InputError, RunError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
+from farpipe.transport.frames import Frame
 from farpipe.transport.health import Health
-from farpipe.transport.lifeline import Lifeline
 from farpipe.transport.message import Channel, Tag
-from farpipe.transport.pipe import Frame
-from farpipe.transport.wire import ChunkHeader, WireError, check_sendable, pack_chunk, tensor_bytes
+from farpipe.transport.reconnector import Reconnector
+from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, ChunkHeader, WireError, pack_chunk
 from farpipe.units import format_bytes
 
 SMALLEST_CHUNK_BYTES: Final = 32 << 10
@@ -42,7 +40,7 @@ class _Outgoing:
 class Outbox:
     """Messages to one peer, all of one kind. They leave in the order in which they were put.
 
-    It is the `Ends` of all its streams, which `carry_on` hands it: a stream takes the next chunk as soon as its last
+    It is the endpoint of all its streams, which `carry_on` hands it: a stream takes the next chunk as soon as its last
     one is gone, so one that TCP slows down carries less and holds nobody up. A small message is handed to the kernel by
     the thread that puts it, where a stream is free. A message is kept until the peer has acknowledged all of it.
     `reserve` finds its place on an emulated link.
@@ -60,16 +58,16 @@ class Outbox:
         self.channel, self._config, self._health, self._clock = channel, config, health, clock
         self._num_streams, self._reserve = num_streams, reserve
         lock = threading.Lock()
-        self._lock, self._room = lock, health.condition(lock)
+        self._lock, self._space = lock, health.condition(lock)
         self._queue: deque[_Outgoing] = deque()
         self._queued_bytes = 0
         self._num_unacknowledged = 0
         self._num_messages = 0
-        self._lifelines: Sequence[Lifeline] = ()
+        self._reconnectors: Sequence[Reconnector] = ()
 
-    def carry_on(self, lifelines: Sequence[Lifeline]) -> None:
+    def carry_on(self, reconnectors: Sequence[Reconnector]) -> None:
         """Send over these streams."""
-        self._lifelines = lifelines
+        self._reconnectors = reconnectors
         self._wake()
 
     @property
@@ -77,19 +75,18 @@ class Outbox:
         """How many messages were put since the beginning."""
         return self._num_messages
 
-    def put(self, tag: Tag, tensor: torch.Tensor) -> None:
-        """Queue a contiguous CPU tensor; waits up to `timeout_s` for room and raises RunError if there is none."""
-        ready_ns, data = self._clock.now_ns(), tensor_bytes(tensor)
-        self._check(tensor, len(data))
-        with self._room:
-            if self._health.error is not None or not self._has_room(len(data)):
-                self._await_room(len(data), tag)
+    def put(self, tag: Tag, data: memoryview, description: bytes) -> None:
+        """Queue a message; waits up to `timeout_s` for space and raises RunError if there is none."""
+        ready_ns = self._clock.now_ns()
+        self._check(len(data), description)
+        with self._space:
+            if self._health.error is not None or not self._has_space(len(data)):
+                self._await_space(len(data), tag)
             passage = self._reserve(len(data)) if self._reserve else None
             header = ChunkHeader(
                 number=self._num_messages,
                 tag=tag,
-                dtype=tensor.dtype,
-                shape=tuple(tensor.shape),
+                description=description,
                 total_bytes=len(data),
                 offset=0,
                 chunk_bytes=len(data),
@@ -102,31 +99,32 @@ class Outbox:
             self._num_messages += 1
             self._num_unacknowledged += math.ceil(len(data) / outgoing.chunk_bytes) or 1
             self._queued_bytes += len(data)
-        if len(data) > DIRECT_BYTES or not any(line.pipe.try_advance() for line in self._lifelines):
+        if len(data) > DIRECT_BYTES or not any(line.stream.try_advance() for line in self._reconnectors):
             self._wake()
 
     def _wake(self) -> None:
-        for line in self._lifelines:
-            if line.pipe.is_up:
-                line.pipe.advance_soon()
+        for line in self._reconnectors:
+            if line.stream.is_up:
+                line.stream.advance_soon()
 
-    def _check(self, tensor: torch.Tensor, num_bytes: int) -> None:
-        check_sendable(tensor)
+    def _check(self, num_bytes: int, description: bytes) -> None:
+        if len(description) > MAX_DESCRIPTION_BYTES:
+            raise ValueError(f"a description of {len(description)} bytes; the limit is {MAX_DESCRIPTION_BYTES}")
         if num_bytes > self._config.max_message_bytes:
             limit = format_bytes(self._config.max_message_bytes)
             raise InputError(f"a message of {format_bytes(num_bytes)} is longer than {limit} (max_message_bytes)")
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _has_space(self, num_bytes: int) -> bool:
         """Whether `num_bytes` may be queued: they fit, or nothing else is there."""
         return not self._queued_bytes or self._queued_bytes + num_bytes <= self._config.buffer_bytes
 
-    def _await_room(self, num_bytes: int, tag: Tag) -> None:
+    def _await_space(self, num_bytes: int, tag: Tag) -> None:
         context = f"sending the {self.channel.kind} message of {tag} to rank {self.channel.peer}"
         limit_bytes, timeout_s = self._config.buffer_bytes, self._config.timeout_s
         deadline_s = time.monotonic() + timeout_s
-        if not self._health.wait(self._room, lambda: self._has_room(num_bytes) or None, deadline_s, context):
+        if not self._health.wait(self._space, lambda: self._has_space(num_bytes) or None, deadline_s, context):
             raise RunError(
-                f"{context}: no room for {format_bytes(num_bytes)} within {timeout_s:g} s; what waits to be sent is "
+                f"{context}: no space for {format_bytes(num_bytes)} within {timeout_s:g} s; what waits to be sent is "
                 f"{format_bytes(self._queued_bytes)}, the limit is {format_bytes(limit_bytes)} (buffer_bytes)"
             )
 
@@ -136,7 +134,7 @@ class Outbox:
         return min(max(share, SMALLEST_CHUNK_BYTES), LARGEST_CHUNK_BYTES)
 
     def pull(self) -> Frame | None:
-        """See Ends: the next chunk."""
+        """See FrameEndpoint: the next chunk."""
         with self._lock:
             if not self._queue:
                 return None
@@ -153,18 +151,18 @@ class Outbox:
         return Frame(pack_chunk(header), message.data[offset : offset + num_bytes], end_ns)
 
     def acknowledged(self, frame: Frame) -> None:
-        """See Ends."""
-        with self._room:
+        """See FrameEndpoint."""
+        with self._space:
             self._queued_bytes -= len(frame.body)
             self._num_unacknowledged -= 1
-            self._room.notify_all()
+            self._space.notify_all()
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
-        """See Ends; nothing comes this way."""
+        """See FrameEndpoint; nothing comes this way."""
         raise WireError("data against the direction of its channel")
 
-    def complete(self, known: Any, end_ns: int) -> None:
-        """See Ends."""
+    def complete(self, key: Any, end_ns: int) -> None:
+        """See FrameEndpoint."""
 
     def flush(self, deadline_s: float) -> bool:
         """Whether all that was put has arrived by `deadline_s` (monotonic).
@@ -172,15 +170,15 @@ class Outbox:
         Raises the error that breaks the run meanwhile.
         """
         context = f"sending the last {self.channel.kind} messages to rank {self.channel.peer}"
-        with self._room:
+        with self._space:
             return (
-                self._health.wait(self._room, lambda: not self._num_unacknowledged or None, deadline_s, context)
+                self._health.wait(self._space, lambda: not self._num_unacknowledged or None, deadline_s, context)
                 is not None
             )
 
     def close(self, deadline_s: float) -> None:
         """Break off the streams and wait for their threads, not beyond `deadline_s` (monotonic)."""
-        for line in self._lifelines:
+        for line in self._reconnectors:
             line.close()
-        for line in self._lifelines:
+        for line in self._reconnectors:
             line.join(deadline_s)

@@ -9,29 +9,29 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-import torch
-
 from farpipe.emulate import EmulatedLinks, LinkShape
 from farpipe.errors import RunError
 from farpipe.transport import handshake
+from farpipe.transport.chunk_receiver import ChunkReceiver
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.transport.control import ControlLink
+from farpipe.transport.control_inbox import ControlInbox
+from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
-from farpipe.transport.inbox import Inbox
+from farpipe.transport.inbox import Allocate, Inbox, allocate_bytes
 from farpipe.transport.introduction import Introduction, introduce
-from farpipe.transport.lifeline import Dial, Lifeline, Peer
 from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
-from farpipe.transport.mailbox import Mailbox
 from farpipe.transport.mesh import Mesh
-from farpipe.transport.message import Channel, ChannelKind, Message, Tag
+from farpipe.transport.message import Channel, ChannelKind, Message, Tag, as_bytes
 from farpipe.transport.outbox import Outbox
-from farpipe.transport.receiving import Chunks
+from farpipe.transport.reconnector import Dial, Peer, Reconnector
 from farpipe.transport.rendezvous import Rendezvous
 from farpipe.transport.security.tls import Credentials, RefusedError, check_address, check_site, secure
 from farpipe.transport.sockets import listen, pace, prepare
+from farpipe.transport.tcp_ramp import TcpRamp
 from farpipe.transport.tuning import (
     choose_streams,
     is_far,
@@ -40,7 +40,6 @@ from farpipe.transport.tuning import (
     round_trip_s,
     suit_to_pauses,
 )
-from farpipe.transport.warm_up import WarmUp
 
 FAREWELL_S: Final = 1.0
 """How long a rank that leaves tries to tell why, and then waits for its threads."""
@@ -55,7 +54,9 @@ class Transport:
     to blame) that names what was waited for; after the first such error all calls raise.
     """
 
-    def __init__(self, rank: int, world_size: int, config: TransportConfig, clock: Clock) -> None:
+    def __init__(
+        self, rank: int, world_size: int, config: TransportConfig, clock: Clock, allocate: Allocate = allocate_bytes
+    ) -> None:
         self.rank: Final = rank
         self.world_size: Final = world_size
         self.clock: Final = clock
@@ -63,11 +64,11 @@ class Transport:
         self._config = config
         self._health = Health(lambda reason: self._mesh.abort(reason))
         self._breaking = Breaking(self._health)
-        self._inbox = Inbox(config, self._health, clock)
-        self._mailbox = Mailbox(self._health)
-        self._mesh = Mesh(rank, world_size, self._health, self._mailbox)
+        self._inbox = Inbox(config, self._health, clock, allocate)
+        self._control_inbox = ControlInbox(self._health)
+        self._mesh = Mesh(rank, world_size, self._health, self._control_inbox)
         self._outboxes: dict[Channel, Outbox] = {}
-        self._incoming: dict[tuple[Channel, int], Lifeline] = {}
+        self._incoming: dict[tuple[Channel, int], Reconnector] = {}
         self._round_trips_s: dict[int, float] = {}
         self._links: EmulatedLinks | None = None
         self._lock = threading.Lock()
@@ -89,16 +90,16 @@ class Transport:
         for peer in range(self.world_size):
             if peer != self.rank:
                 link = self._make_link(peer)
-                self._mesh.add(link, self._control_line(link))
+                self._mesh.add(link, self._control_reconnector(link))
         self._listener = Listener(listener, token, credentials, self._serve)
         deadline_s = time.monotonic() + config.connect_timeout_s
         with self._breaking:
             self._mesh.connect(deadline_s, self._listener.turned_away)
             self._mesh.exchange("farpipe start", b"", deadline_s, "starting")
 
-    def _control_line(self, link: ControlLink) -> Lifeline:
+    def _control_reconnector(self, link: ControlLink) -> Reconnector:
         peer, dials = link.peer, link.peer < self.rank
-        return self._lifeline(
+        return self._reconnector(
             link,
             peer,
             "the control connection",
@@ -107,17 +108,17 @@ class Transport:
             looks=not dials,
         )
 
-    def _lifeline(
+    def _reconnector(
         self,
-        ends: ControlLink | Outbox | Chunks,
+        endpoint: FrameEndpoint,
         peer: int,
         what: str,
         stream: int,
         dial: Dial | None,
         *,
         looks: bool = False,
-        warm_up: WarmUp | None = None,
-    ) -> Lifeline:
+        ramp: TcpRamp | None = None,
+    ) -> Reconnector:
         site = self._config.site(peer)
         other = Peer(
             peer,
@@ -125,8 +126,8 @@ class Transport:
             self._ranks[peer].machine == self._ranks[self.rank].machine,
             f" (site {site})" if site else "",
         )
-        return Lifeline(
-            ends,
+        return Reconnector(
+            endpoint,
             self._loops[stream % len(self._loops)],
             self._health,
             self.clock.now_ns,
@@ -136,7 +137,7 @@ class Transport:
             self._config.silence_s,
             dial=dial,
             looks=looks,
-            warm_up=warm_up,
+            ramp=ramp,
             on_attached=self._mesh.notice,
             on_outage=self._mesh.tell_of_outage,
         )
@@ -173,25 +174,25 @@ class Transport:
         if (site := self._config.site(peer)) is not None:
             check_site(sock, site)
         if purpose.kind is not None:
-            return self._incoming_line(Channel(peer, purpose.kind), purpose.stream).adopt(sock, num_received)
+            return self._incoming_reconnector(Channel(peer, purpose.kind), purpose.stream).adopt(sock, num_received)
         if peer < self.rank:
             raise RefusedError(f"rank {self.rank} calls rank {peer}, and not the other way round")
         self._round_trips_s[peer] = round_trip_s(sock)
-        return self._mesh.lifelines[peer].adopt(sock, num_received)
+        return self._mesh.reconnectors[peer].adopt(sock, num_received)
 
-    def _incoming_line(self, channel: Channel, stream: int) -> Lifeline:
+    def _incoming_reconnector(self, channel: Channel, stream: int) -> Reconnector:
         with self._lock:
             if (line := self._incoming.get((channel, stream))) is None:
-                chunks = Chunks(channel, self._inbox, self._config.max_message_bytes)
-                line = self._lifeline(chunks, channel.peer, f"receiving {channel.kind} messages", stream, None)
-                chunks.go_on = line.pipe.advance_soon
+                chunks = ChunkReceiver(channel, self._inbox, self._config.max_message_bytes)
+                line = self._reconnector(chunks, channel.peer, f"receiving {channel.kind} messages", stream, None)
+                chunks.go_on = line.stream.advance_soon
                 self._incoming[channel, stream] = line
             return line
 
     def _make_link(self, peer: int) -> ControlLink:
         name = self._config.emulated_link(self.rank, peer)
         reserve = partial(self._links.slip_in, name) if self._links and name else None
-        return ControlLink(peer, self._health, self.clock, self._inbox, self._mailbox, reserve)
+        return ControlLink(peer, self._health, self.clock, self._inbox, self._control_inbox, reserve)
 
     def open(self, peer: int, kind: ChannelKind) -> None:
         """Open the channel to `peer` now and not with the first message; does not wait."""
@@ -219,13 +220,13 @@ class Transport:
         outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
         what = f"sending {kind} messages"
         lines = [
-            self._lifeline(
+            self._reconnector(
                 outbox,
                 peer,
                 what,
                 stream,
                 partial(self._dial, Purpose(self.rank, peer, kind, stream), limit if config.paced else None),
-                warm_up=WarmUp(limit / config.headroom, distance_s) if limit is not None else None,
+                ramp=TcpRamp(limit / config.headroom, distance_s) if limit is not None else None,
             )
             for stream in range(num_streams)
         ]
@@ -234,18 +235,20 @@ class Transport:
             line.connect(time.monotonic() + config.connect_timeout_s)
         return outbox
 
-    def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: torch.Tensor) -> None:
-        """Queue `tensor` for rank `peer` and return; nobody needs to have asked for it.
+    def send(
+        self, peer: int, kind: ChannelKind, tag: Tag, data: bytes | bytearray | memoryview, description: bytes = b""
+    ) -> None:
+        """Queue `data` for rank `peer` and return; nobody needs to have asked for it.
 
-        The tensor is not copied if it is contiguous and in CPU memory: don't change it afterwards. Blocks only while
-        more than `buffer_bytes` wait in this channel; RunError when that lasts longer than `timeout_s`. InputError
-        for a dtype or size that can't be sent.
+        It is not copied: don't change it afterwards. `description` (MAX_DESCRIPTION_BYTES at most) arrives with it.
+        Blocks only while more than `buffer_bytes` wait in this channel; RunError when that lasts longer than
+        `timeout_s`. InputError for a message over `max_message_bytes`.
         """
         outbox = self._outbox(peer, kind)
         if self._health.has_departed(peer):
             raise RunError(f"rank {peer} has ended its work; the {kind} message of {tag} is too late")
         with self._breaking:
-            outbox.put(tag, tensor.detach().cpu().contiguous())
+            outbox.put(tag, as_bytes(data), description)
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
         """The message `tag` from rank `peer`, once, as soon as it is there; `waiting_for` names it in errors.
@@ -273,7 +276,7 @@ class Transport:
         Raises the error that broke the run when there are none: no more will come.
         """
         broken = self._health.error is not None  # looked at first: what came before the end is there by now
-        found = self._mailbox.take_posted(name)
+        found = self._control_inbox.take_posted(name)
         if broken and not found:
             self._health.check(f"waiting for {name!r}")
         return found
@@ -357,14 +360,20 @@ class Transport:
 
 
 def connect(
-    rank: int, world_size: int, config: TransportConfig, rendezvous: Rendezvous, clock: Clock | None = None
+    rank: int,
+    world_size: int,
+    config: TransportConfig,
+    rendezvous: Rendezvous,
+    clock: Clock | None = None,
+    allocate: Allocate = allocate_bytes,
 ) -> Transport:
     """Meet the other ranks and open the control connections to all of them; data channels open at first use.
 
-    `clock` None: the process's. Raises InputError for a port that is taken or links that differ between the ranks,
-    RunError naming the ranks that did not come within `connect_timeout_s`.
+    `clock` None: the process's. `allocate` gives the memory of received messages. Raises InputError for a port that is
+    taken or links that differ between the ranks, RunError naming the ranks that did not come within
+    `connect_timeout_s`.
     """
-    transport = Transport(rank, world_size, config, clock or Clock.from_environment())
+    transport = Transport(rank, world_size, config, clock or Clock.from_environment(), allocate)
     credentials = Credentials(config.tls)
     shapes = config.link_shapes()
     with ExitStack() as undo:

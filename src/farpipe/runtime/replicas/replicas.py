@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.runtime.executor import MessageRow, message_table
-from farpipe.runtime.peers import Peers
+from farpipe.runtime.peers import Peers, TensorMessage
 from farpipe.runtime.replicas.background import Background, Job
 from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Collective, RunSpec, collective_link, collectives_of
 from farpipe.step import Sync, Transfer, is_inter_site
-from farpipe.transport import ChannelKind, Message, Tag
+from farpipe.transport import ChannelKind, Tag
 
 REDUCE: Final = 0
 GATHER: Final = 1 << 29
@@ -43,7 +43,7 @@ class PipelinePeers:
         """See Messenger."""
         self._peers.send(self._process[peer], kind, tag, tensor)
 
-    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
+    def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
         """See Messenger."""
         return self._peers.receive(self._process[peer], kind, tag, waiting_for=waiting_for)
 

@@ -1,4 +1,4 @@
-"""What one pipe sends and receives, event by event: the test is its loop and its peer."""
+"""What one stream sends and receives, event by event: the test is its loop and its peer."""
 
 import select
 import socket
@@ -9,18 +9,19 @@ from contextlib import closing
 import pytest
 
 from farpipe.transport.connection import Connection
+from farpipe.transport.frames import ACKNOWLEDGEMENT, FRAME, PADDING, PREFIX, STAMP, Frame
 from farpipe.transport.loop import Loop
-from farpipe.transport.pipe import _FILLER, _FRAME, _NOTE, _PREFIX, _STAMP, Frame, Pipe
+from farpipe.transport.stream import Stream
 
 CHUNK_BYTES = 40_000
-"""So long that a pipe leaves the next chunk to another stream, if there is one that is free."""
+"""So long that a stream leaves the next chunk to another stream, if there is one that is free."""
 
 
 class Calls(deque):
     """A loop that makes the calls that it was asked for when the test says so."""
 
     def ignore(self, *_, **__):
-        """A pipe's other wishes."""
+        """A stream's other wishes."""
 
     join = watch = forget = want = acknowledge_later = ignore
     call = deque.append
@@ -31,7 +32,7 @@ class Calls(deque):
 
 
 class Chunks:
-    """The ends of a pipe: so many chunks to send, and the bodies that have come."""
+    """The ends of a stream: so many chunks to send, and the bodies that have come."""
 
     def __init__(self, num_chunks=0):
         self.waiting, self.num_pulled, self.num_acknowledged, self.come = num_chunks, 0, 0, []
@@ -54,30 +55,32 @@ class Chunks:
 
 
 def joined(ends):
-    """A pipe with a connection, its loop's calls, and the other end of the connection."""
+    """A stream with a connection, its loop's calls, and the other end of the connection."""
     calls = Calls()
-    pipe = Pipe(ends, calls, time.monotonic_ns, lambda pipe, error: None, lambda pipe, now_s: None, silence_s=5.0)
+    stream = Stream(
+        ends, calls, time.monotonic_ns, lambda stream, error: None, lambda stream, now_s: None, silence_s=5.0
+    )
     calls.clear()
-    return pipe, calls, reconnect(pipe)
+    return stream, calls, reconnect(stream)
 
 
-def reconnect(pipe):
+def reconnect(stream):
     near, far = socket.socketpair()
-    ticket, _ = pipe.displace()
-    assert pipe.attach(Connection(near), ticket, pipe._num_acknowledged)
-    pipe.loop.make()
+    ticket, _ = stream.displace()
+    assert stream.attach(Connection(near), ticket, stream.sender._num_acknowledged)
+    stream._loop.make()
     return far
 
 
 def test_an_acknowledgement_pulls_no_second_chunk_out_of_turn():
     ends = Chunks()
-    pipe, calls, far = joined(ends)
-    with far, closing(pipe):
+    stream, calls, far = joined(ends)
+    with far, closing(stream):
         ends.waiting = 3
-        pipe.advance()
+        stream.advance()
         assert ends.num_pulled == 1, "the next is for another stream"
-        far.sendall(_PREFIX.pack(_NOTE, 0, 0, 1))
-        pipe.on_event(select.EPOLLIN)
+        far.sendall(PREFIX.pack(ACKNOWLEDGEMENT, 0, 0, 1))
+        stream.on_event(select.EPOLLIN)
         assert ends.num_acknowledged == 1
         assert ends.num_pulled == 1
         calls.make()
@@ -86,25 +89,25 @@ def test_an_acknowledgement_pulls_no_second_chunk_out_of_turn():
 
 def test_what_has_come_may_be_answered_at_once():
     ends = Chunks()
-    pipe, _, far = joined(ends)
-    with far, closing(pipe):
+    stream, _, far = joined(ends)
+    with far, closing(stream):
         ends.waiting = 1
-        far.sendall(_PREFIX.pack(_FRAME, 0, 1, 0) + b"?" + _STAMP.pack(0))
-        pipe.on_event(select.EPOLLIN)
+        far.sendall(PREFIX.pack(FRAME, 0, 1, 0) + b"?" + STAMP.pack(0))
+        stream.on_event(select.EPOLLIN)
         assert ends.come == [b"?"]
         assert ends.num_pulled == 1
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 99_999, 100_000])
-def test_of_a_filler_that_was_cut_off_nothing_is_left_on_the_next_connection(num_bytes):
+def test_of_padding_that_was_cut_off_nothing_is_left_on_the_next_connection(num_bytes):
     ends = Chunks()
-    pipe, _, far = joined(ends)
+    stream, _, far = joined(ends)
     with far:
-        far.sendall(_PREFIX.pack(_FILLER, 0, 100_000, 0) + bytes(num_bytes))
-        pipe.on_event(select.EPOLLIN)
-    with reconnect(pipe) as far, closing(pipe):
-        far.sendall(_PREFIX.pack(_FRAME, 0, 4, 0) + b"true" + _STAMP.pack(0))
-        pipe.on_event(select.EPOLLIN)
+        far.sendall(PREFIX.pack(PADDING, 0, 100_000, 0) + bytes(num_bytes))
+        stream.on_event(select.EPOLLIN)
+    with reconnect(stream) as far, closing(stream):
+        far.sendall(PREFIX.pack(FRAME, 0, 4, 0) + b"true" + STAMP.pack(0))
+        stream.on_event(select.EPOLLIN)
         assert ends.come == [b"true"]
 
 

@@ -18,7 +18,7 @@ _LONGEST_ROUND_TRIPS: Final = 20
 """Windows double in each, from ten packets: ten are the rule. A link that is slower than was said never gets there."""
 
 
-class WarmUp:
+class TcpRamp:
     """How long to fill up a connection that is to carry `bytes_per_s` over `round_trip_s`."""
 
     def __init__(self, bytes_per_s: float, round_trip_s: float) -> None:

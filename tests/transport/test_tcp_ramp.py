@@ -4,12 +4,11 @@ import socket
 import time
 
 import pytest
-import torch
 
-from farpipe.transport import Tag, connection, pipe, tuning
+from farpipe.transport import Tag, connection, tuning
 from farpipe.transport.sockets import pace, prepare
+from farpipe.transport.tcp_ramp import TcpRamp
 from farpipe.transport.tuning import delivery_rate, suit_to_pauses
-from farpipe.transport.warm_up import WarmUp
 from transports import connected
 
 
@@ -24,47 +23,47 @@ def pair():
 
 
 def test_it_goes_on_until_the_needed_rate_has_arrived():
-    warm_up = WarmUp(bytes_per_s=1e6, round_trip_s=0.1)
-    warm_up.begin(now_s=5.0)
-    assert warm_up.goes_on(lambda: 0.5e6, now_s=5.5)
-    assert not warm_up.goes_on(lambda: 0.95e6, now_s=5.6)
-    assert not warm_up.goes_on(lambda: 0.0, now_s=5.7), "it is over for this connection"
-    warm_up.begin(now_s=6.0)
-    assert warm_up.goes_on(lambda: 0.0, now_s=6.1), "a new connection starts anew"
+    ramp = TcpRamp(bytes_per_s=1e6, round_trip_s=0.1)
+    ramp.begin(now_s=5.0)
+    assert ramp.goes_on(lambda: 0.5e6, now_s=5.5)
+    assert not ramp.goes_on(lambda: 0.95e6, now_s=5.6)
+    assert not ramp.goes_on(lambda: 0.0, now_s=5.7), "it is over for this connection"
+    ramp.begin(now_s=6.0)
+    assert ramp.goes_on(lambda: 0.0, now_s=6.1), "a new connection starts anew"
 
 
 def test_it_gives_up_on_a_link_that_is_slower_than_was_said():
-    warm_up = WarmUp(bytes_per_s=1e6, round_trip_s=0.1)
-    warm_up.begin(now_s=0.0)
-    assert warm_up.goes_on(lambda: 1e5, now_s=1.9)
-    assert not warm_up.goes_on(lambda: 1e5, now_s=2.1)
+    ramp = TcpRamp(bytes_per_s=1e6, round_trip_s=0.1)
+    ramp.begin(now_s=0.0)
+    assert ramp.goes_on(lambda: 1e5, now_s=1.9)
+    assert not ramp.goes_on(lambda: 1e5, now_s=2.1)
 
 
 @pytest.mark.parametrize("far", [True, False], ids=["far", "near"])
-def test_messages_come_whole_and_in_order_among_filler(monkeypatch, far):
-    num_fillers = 0
-    is_cold = pipe.Pipe._is_cold
+def test_messages_come_whole_and_in_order_among_padding(monkeypatch, far):
+    num_paddings = 0
+    goes_on = TcpRamp.goes_on
 
-    def counted(self):
-        nonlocal num_fillers
-        cold = is_cold(self)
-        num_fillers += cold
-        return cold
+    def counted(self, *args):
+        nonlocal num_paddings
+        more = goes_on(self, *args)
+        num_paddings += more
+        return more
 
-    monkeypatch.setattr(pipe.Pipe, "_is_cold", counted)
+    monkeypatch.setattr(TcpRamp, "goes_on", counted)
     monkeypatch.setattr(connection, "delivery_rate", lambda sock: 0.0)  # never warm: filled up for 20 round trips
     with connected(bandwidths={(0, 1): 125e6}) as (first, second):
         first._round_trips_s[1] = 0.01 if far else 0.0
         first.open(1, "forward")
         for number in range(20):
-            first.send(1, "forward", Tag(0, 0, number), torch.full((50_000,), float(number)))
+            first.send(1, "forward", Tag(0, 0, number), bytes([number]) * 200_000)
             time.sleep(0.005)
         for number in range(20):
             message = second.receive(0, "forward", Tag(0, 0, number), waiting_for="it")
-            assert torch.equal(message.tensor, torch.full((50_000,), float(number)))
+            assert message.data == bytes([number]) * 200_000
         (outbox,) = first._outboxes.values()
         assert outbox.flush(time.monotonic() + 10)
-    assert (num_fillers > 0) == far
+    assert (num_paddings > 0) == far
 
 
 def test_the_rate_of_delivery_is_the_kernels(pair):

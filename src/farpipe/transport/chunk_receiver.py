@@ -1,16 +1,16 @@
-"""The receiving end of one stream: puts chunks into the tensors that they are part of."""
+"""The receiving end of one stream: puts chunks into the messages that they are part of."""
 
 import time
 from collections.abc import Callable
 
+from farpipe.transport.frames import Frame
 from farpipe.transport.inbox import Inbox
 from farpipe.transport.message import Channel
-from farpipe.transport.pipe import Frame
 from farpipe.transport.wire import ChunkHeader, WireError, unpack_chunk
 
 
-class Chunks:
-    """The `Ends` of a pipe that brings chunks of `channel` to `inbox`; `go_on` makes the pipe read again."""
+class ChunkReceiver:
+    """The endpoint of a stream that brings chunks of `channel` to `inbox`; `go_on` makes the stream read again."""
 
     def __init__(self, channel: Channel, inbox: Inbox, max_message_bytes: int) -> None:
         self._channel, self._inbox, self._limit_bytes = channel, inbox, max_message_bytes
@@ -24,13 +24,13 @@ class Chunks:
         """Nothing was sent."""
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[ChunkHeader, memoryview] | None:
-        """See Ends."""
+        """See FrameEndpoint."""
         header = unpack_chunk(head, self._limit_bytes)
         if header.chunk_bytes != body_bytes:
             raise WireError(f"a chunk of {header.chunk_bytes} bytes in a frame of {body_bytes}")
         place = self._inbox.place(self._channel, header, self.go_on)
         return None if place is None else (header, place)
 
-    def complete(self, known: ChunkHeader, end_ns: int) -> None:
-        """See Ends."""
-        self._inbox.fill(self._channel, known, time.monotonic_ns(), end_ns)
+    def complete(self, key: ChunkHeader, end_ns: int) -> None:
+        """See FrameEndpoint."""
+        self._inbox.fill(self._channel, key, time.monotonic_ns(), end_ns)

@@ -1,4 +1,4 @@
-"""Keeps one pipe connected: makes its connection, makes it anew when it breaks, and knows when to give up."""
+"""Keeps one stream connected: makes its connection, makes it anew when it breaks, and knows when to give up."""
 
 import contextlib
 import socket
@@ -10,12 +10,13 @@ from typing import Final, NamedTuple
 from farpipe.errors import RunError
 from farpipe.transport import handshake
 from farpipe.transport.connection import Connection
+from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import HandshakeError
 from farpipe.transport.health import Health, PeerError
 from farpipe.transport.loop import Loop
-from farpipe.transport.pipe import Ends, Pipe
 from farpipe.transport.security.tls import RefusedError
-from farpipe.transport.warm_up import WarmUp
+from farpipe.transport.stream import Stream
+from farpipe.transport.tcp_ramp import TcpRamp
 from farpipe.transport.wire import WireError
 
 RETRY_S: Final = 0.05
@@ -42,16 +43,17 @@ Dial = Callable[[int], tuple[socket.socket, int]]
 """One try to connect, given how many frames were received; a socket and how many the peer has received."""
 
 
-class Lifeline:
-    """The pipe `pipe` with `peer`, called `what` in errors.
+class Reconnector:
+    """The stream `stream` with `peer`, called `what` in errors.
 
     `dial` None: the peer dials, this side only looks whether it is still there, if `looks`. `on_attached()` is called
-    when the pipe has got a connection, `on_outage(begins)` when it has lost one and when there is a new one after that.
+    when the stream has got a connection, `on_outage(begins)` when it has lost one and when there is a new one after
+    that.
     """
 
     def __init__(
         self,
-        ends: Ends,
+        endpoint: FrameEndpoint,
         loop: Loop,
         health: Health,
         now_ns: Callable[[], int],
@@ -62,7 +64,7 @@ class Lifeline:
         *,
         dial: Dial | None = None,
         looks: bool = False,
-        warm_up: WarmUp | None = None,
+        ramp: TcpRamp | None = None,
         on_attached: Callable[[], None],
         on_outage: Callable[[bool], None],
     ) -> None:
@@ -73,7 +75,7 @@ class Lifeline:
         self._reason: Exception | None = None
         self._said_down = False
         self._thread: threading.Thread | None = None
-        self.pipe = Pipe(ends, loop, now_ns, self._down, self._watch, silence_s, warm_up)
+        self.stream = Stream(endpoint, loop, now_ns, self._down, self._watch, silence_s, ramp)
 
     def connect(self, deadline_s: float) -> None:
         """Dial for the first time, until `deadline_s` (monotonic); does not wait."""
@@ -94,20 +96,20 @@ class Lifeline:
 
     def adopt(self, sock: socket.socket, num_received: int) -> bool:
         """Go on with a connection that the peer has opened, `num_received` frames of ours being there."""
-        ticket, received = self.pipe.displace()
+        ticket, received = self.stream.displace()
         try:
             handshake.welcome(sock, received)
             return self._attach(sock, ticket, num_received)
         except OSError as error:
-            if self.pipe.down_since_s is not None:  # it was up before, and nobody has heard of the loss
-                self._down(self.pipe, error)
+            if self.stream.down_since_s is not None:  # it was up before, and nobody has heard of the loss
+                self._down(self.stream, error)
             raise
 
     def _attach(self, sock: socket.socket, ticket: int, num_received: int) -> bool:
         connection = Connection(sock)
         self._tell(up=True)  # before it may break again
         try:
-            attached = self.pipe.attach(connection, ticket, num_received)
+            attached = self.stream.attach(connection, ticket, num_received)
         except WireError as error:
             raise HandshakeError(str(error)) from None
         if attached:
@@ -133,7 +135,7 @@ class Lifeline:
         refused_since_s = None
         while True:
             self._health.check(context)
-            ticket, received = self.pipe.displace()
+            ticket, received = self.stream.displace()
             try:
                 sock, peer_received = self._dial(received)
                 self._attach(sock, ticket, peer_received)
@@ -165,7 +167,7 @@ class Lifeline:
             self._health.lose(self.peer.rank, f"{self._what}: {self._reason}, and nobody listens on its port any more")
         return since_s or now_s
 
-    def _down(self, pipe: Pipe, reason: Exception) -> None:
+    def _down(self, stream: Stream, reason: Exception) -> None:
         """The connection broke: get it back, unless the peer has left or the run is over."""
         rank = self.peer.rank
         if isinstance(reason, WireError):
@@ -183,7 +185,7 @@ class Lifeline:
 
     def _keep_looking(self) -> None:
         refused_since_s = None
-        while not self.pipe.is_up and self._health.error is None and not self._health.has_departed(self.peer.rank):
+        while not self.stream.is_up and self._health.error is None and not self._health.has_departed(self.peer.rank):
             try:
                 socket.create_connection(self.peer.address, timeout=handshake.LIMIT_S).close()
                 refused_since_s = None
@@ -193,9 +195,9 @@ class Lifeline:
         if self._health.has_departed(self.peer.rank):
             self._tell(up=True)
 
-    def _watch(self, pipe: Pipe, now_s: float) -> None:
+    def _watch(self, stream: Stream, now_s: float) -> None:
         """From the loop, now and then: end the run when an outage lasts too long."""
-        since_s = pipe.down_since_s
+        since_s = stream.down_since_s
         if since_s is None or now_s - since_s <= self._outage_s or not (self._looks or self._dial):
             return
         if not self._health.has_departed(self.peer.rank):
@@ -203,7 +205,7 @@ class Lifeline:
             self._health.fail(PeerError(text), announce=text)
 
     def _for_how_long(self) -> str:
-        down_s = time.monotonic() - (self.pipe.down_since_s or time.monotonic())
+        down_s = time.monotonic() - (self.stream.down_since_s or time.monotonic())
         return (
             f"{self._what} was interrupted for {down_s:.1f} s ({self._reason}); the limit is {self._outage_s:g} s "
             "(outage_s)"
@@ -212,4 +214,4 @@ class Lifeline:
     def close(self) -> None:
         """Break off the connection for good."""
         with contextlib.suppress(OSError):
-            self.pipe.close()
+            self.stream.close()

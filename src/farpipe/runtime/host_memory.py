@@ -1,11 +1,13 @@
 """The host memory that messages lie in."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from farpipe.errors import RunError
+from farpipe.transport.inbox import Allocate
 from farpipe.units import format_bytes
 
 
@@ -25,3 +27,12 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> Te
             f"no page-locked host memory for a message of {size}: {str(error).partition(chr(10))[0]}; run fewer ranks "
             "on this machine or make microbatches smaller"
         ) from None
+
+
+def message_memory(*, pinned: bool) -> Allocate:
+    """The transport's memory for received messages: torch's, which is aligned as its kernels like it."""
+    return partial(_allocate, pinned=pinned)
+
+
+def _allocate(num_bytes: int, *, pinned: bool) -> memoryview:
+    return host_tensor((num_bytes,), torch.uint8, pinned=pinned).numpy().data

@@ -3,13 +3,11 @@
 import time
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from farpipe.emulate import Wan
 from farpipe.emulate.tun import in_namespace
 from farpipe.transport import Rendezvous, Tag, TransportConfig, connect
-from transports import in_parallel
+from transports import MemoryStore, in_parallel
 from wans import both_ways, free_name, needs_wan
 
 pytestmark = [needs_wan, pytest.mark.slow]
@@ -24,7 +22,7 @@ SMALL_S = 0.5
 
 @pytest.mark.parametrize("paced", [True, False], ids=["paced", "not paced"])
 def test_exchanges_and_messages_of_another_kind_pass_a_big_one(paced):
-    links, store = both_ways(*SITES, latency_s=0.020, mbit_per_s=MBIT_PER_S), dist.HashStore()
+    links, store = both_ways(*SITES, latency_s=0.020, mbit_per_s=MBIT_PER_S), MemoryStore()
     with Wan.up(SITES, links, name=free_name()) as wan:
 
         def at(rank, do):
@@ -39,14 +37,14 @@ def test_exchanges_and_messages_of_another_kind_pass_a_big_one(paced):
         ranks = in_parallel(lambda: join(0), lambda: join(1))
         first, second = ranks
         at(0, lambda: first.open(1, "backward"))
-        at(0, lambda: first.send(1, "forward", Tag(0, 0, 0), torch.zeros(BIG_BYTES, dtype=torch.uint8)))
+        at(0, lambda: first.send(1, "forward", Tag(0, 0, 0), bytes(BIG_BYTES)))
         time.sleep(0.3)
         lasted_s = []
         for number in range(8):
             start_s = time.monotonic()
             in_parallel(*(lambda rank=rank: rank.exchange("norm", b"12345678", waiting_for="norm") for rank in ranks))
             lasted_s.append(time.monotonic() - start_s)
-            at(0, lambda number=number: first.send(1, "backward", Tag(0, 0, number), torch.ones(4)))
+            at(0, lambda number=number: first.send(1, "backward", Tag(0, 0, number), bytes(16)))
             small = second.receive(0, "backward", Tag(0, 0, number), waiting_for="a small one").times
             lasted_s.append((small.arrival_ns - small.ready_ns) / 1e9)
         big = second.receive(0, "forward", Tag(0, 0, 0), waiting_for="the big one").times

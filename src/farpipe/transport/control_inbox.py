@@ -8,33 +8,33 @@ from farpipe.transport.clock import PingTimes
 from farpipe.transport.health import Health, Later, PeerError
 
 
-class _Letter(NamedTuple):
+class _ControlMessage(NamedTuple):
     peer: int
     payload: bytes
     deliver_ns: int
     """Arrival on an emulated link, machine's clock; 0: it is there."""
 
 
-class Mailbox:
+class ControlInbox:
     """What arrived on the control connections of one rank."""
 
     def __init__(self, health: Health) -> None:
         self._health = health
         self._changed = health.condition()
-        self._exchanged: defaultdict[tuple[str, int], deque[_Letter]] = defaultdict(deque)
-        self._posted: defaultdict[str, list[_Letter]] = defaultdict(list)
+        self._exchanged: defaultdict[tuple[str, int], deque[_ControlMessage]] = defaultdict(deque)
+        self._posted: defaultdict[str, list[_ControlMessage]] = defaultdict(list)
         self._pongs: defaultdict[int, deque[PingTimes]] = defaultdict(deque)
 
     def put_exchange(self, peer: int, name: str, payload: bytes, deliver_ns: int) -> None:
         """`peer`'s part of the exchange `name`."""
         with self._changed:
-            self._exchanged[name, peer].append(_Letter(peer, payload, deliver_ns))
+            self._exchanged[name, peer].append(_ControlMessage(peer, payload, deliver_ns))
             self._changed.notify_all()
 
     def put_post(self, peer: int, name: str, payload: bytes, deliver_ns: int) -> None:
         """Something that `peer` posted."""
         with self._changed:
-            self._posted[name].append(_Letter(peer, payload, deliver_ns))
+            self._posted[name].append(_ControlMessage(peer, payload, deliver_ns))
 
     def put_pong(self, peer: int, ping: PingTimes) -> None:
         """`peer`'s answer to a ping."""
@@ -52,14 +52,14 @@ class Mailbox:
         """`peer`'s part of the exchange `name`; None when it is not there by `deadline_s` (monotonic)."""
 
         def find() -> bytes | Later | None:
-            letters = self._exchanged.get((name, peer))
-            if not letters:
+            messages = self._exchanged.get((name, peer))
+            if not messages:
                 self._check_present(peer, context)
                 return None
-            if letters[0].deliver_ns > time.monotonic_ns():
-                return Later(letters[0].deliver_ns)
-            payload = letters.popleft().payload
-            if not letters:
+            if messages[0].deliver_ns > time.monotonic_ns():
+                return Later(messages[0].deliver_ns)
+            payload = messages.popleft().payload
+            if not messages:
                 del self._exchanged[name, peer]
             return payload
 
@@ -86,7 +86,7 @@ class Mailbox:
         """What was posted under `name` and has arrived, each once."""
         now_ns = time.monotonic_ns()
         with self._changed:
-            letters = self._posted.pop(name, [])
-            if later := [letter for letter in letters if letter.deliver_ns > now_ns]:
+            messages = self._posted.pop(name, [])
+            if later := [message for message in messages if message.deliver_ns > now_ns]:
                 self._posted[name] = later
-        return [(letter.peer, letter.payload) for letter in letters if letter.deliver_ns <= now_ns]
+        return [(message.peer, message.payload) for message in messages if message.deliver_ns <= now_ns]
