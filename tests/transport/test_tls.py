@@ -10,12 +10,12 @@ import stat
 
 import pytest
 from cryptography import x509
-from farstream.errors import InputError, RunError
-from farstream.transport import Rendezvous, Tag, TransportConfig, connect, handshake
-from farstream.transport.security import authority
-from farstream.transport.security.authority import init, issue
-from farstream.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 
+from farpipe.errors import InputError, RunError
+from farpipe.transport import Rendezvous, Tag, TransportConfig, connect, handshake
+from farpipe.transport.security import authority
+from farpipe.transport.security.authority import init, issue
+from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from transports import MemoryStore, connected, in_parallel, tls_files
 from wans import wait_until
 

@@ -47,11 +47,11 @@ def test_a_channel_over_a_distance_is_paced_where_its_link_is_real(monkeypatch, 
     assert rates == ([pacing_rate(0.05, 125e6, 9)] * 9 if is_paced else [])
 
 
-def test_headroom_is_for_messages_and_not_for_warming_up(monkeypatch):
-    """A connection that was to warm up to more than its link carries would fill the link for as long as it may."""
+def test_headroom_is_for_messages_and_not_for_the_ramp(monkeypatch):
+    """A connection whose ramp was to reach more than its link carries would fill the link for as long as it may."""
     rates, goals = [], []
     monkeypatch.setattr(transport, "pace", lambda sock, rate: rates.append(rate))
-    monkeypatch.setattr(transport, "WarmUp", lambda rate, round_trip: goals.append(rate))
+    monkeypatch.setattr(transport, "TcpRamp", lambda rate, round_trip: goals.append(rate))
     with connected(bandwidths={(0, 1): 125e6}, headroom=2.0) as (first, second):
         first._round_trips_s[1] = 0.05
         first.send(1, "forward", Tag(0, 0, 0), bytes(16))
@@ -71,4 +71,4 @@ def test_a_channel_has_the_streams_that_its_link_asks_for(monkeypatch):
         first._round_trips_s[1] = 0.05
         first.open(1, "forward")
         (outbox,) = first._outboxes.values()
-        assert len(outbox._lifelines) == 9
+        assert len(outbox._reconnectors) == 9

@@ -1,4 +1,28 @@
-"""Messages between ranks over real networks: eager, tagged, several TCP streams per channel, nothing waits for ever."""
+"""Messages between processes over real networks: bytes with a tag, sent eagerly; nothing waits for ever. No torch.
+
+One message's way, with the file of each station:
+
+    sender    Transport.send       transport.py       finds the channel: peer and kind, such as forward
+              Outbox               outbox.py          bounded queue; cuts messages into chunks for its streams
+              Stream.sender        frame_sender.py    chunk -> frame (frames.py, wire.py), kept until it is acknowledged
+              Connection           connection.py      one TCP connection, within TLS (security/), paced (tuning.py)
+                  the network
+    receiver  Connection           connection.py
+              Stream.receiver      frame_receiver.py  bytes -> frames, counted and acknowledged
+              ChunkReceiver        chunk_receiver.py  frame -> chunk, checked against what was said of the message
+              Inbox                inbox.py           chunks -> message, in bounded memory, until somebody asks for it
+              Transport.receive    transport.py       hands it over, or says what was waited for and how long
+
+Around it:
+
+    start     rendezvous.py and introduction.py (who is where), listener.py and handshake.py (who may connect),
+              sockets.py and tcp_ramp.py (up to speed before the first message)
+    threads   loop.py: a few threads serve all streams (stream.py)
+    trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
+              health.py ends every wait when that takes too long, or when a process gives up
+    control   control.py, control_inbox.py, mesh.py: exchanges, posts, pings and farewells between processes
+    measure   clock.py (offsets between machines), link_probe.py (`farpipe probe`)
+"""
 
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import PeerError
