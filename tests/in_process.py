@@ -68,6 +68,9 @@ class InProcessPeers:
     def paused_s(self):
         return 0.0
 
+    def take_events(self):
+        return []
+
     def clock_offsets(self):
         return [0] * self.world_size
 

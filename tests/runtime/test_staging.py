@@ -7,21 +7,17 @@ import pytest
 import torch
 
 from farpipe.errors import RunError
-from farpipe.run.rank_main import transport_config
-from farpipe.runtime import staging, train
+from farpipe.runtime import host_memory, staging, train
 from farpipe.runtime.executor import Executor, stage_ranks
 from farpipe.runtime.figures.metrics import read_metrics
-from farpipe.runtime.host_memory import host_tensor
+from farpipe.runtime.host_memory import host_tensor, message_memory
 from farpipe.runtime.peers import TensorMessage
 from farpipe.runtime.staging import Staging
+from farpipe.runtime.tensor_peers import describe, tensor_of
 from farpipe.runtime.train import train_rank
 from farpipe.schedule.library import order
 from farpipe.transport import MessageTimes, Tag
 from farpipe.transport.clock import Clock
-from farpipe.transport.health import Health
-from farpipe.transport.inbox import Inbox
-from farpipe.transport.message import Channel
-from farpipe.transport.wire import ChunkHeader
 from in_process import run_ranks
 from late_gpu import INDEX, LIMIT_S, LateGpu, nonsense, pinned
 from small_models import (
@@ -369,18 +365,17 @@ def test_training_through_staging_is_training(options, tmp_path, monkeypatch):
     assert len(losses[0]) == run.num_steps
 
 
-def test_a_rank_with_a_gpu_receives_into_page_locked_memory(gpu, tmp_path):
-    text = tmp_path / "text.txt"
-    for device, expected in [("cpu", False), ("cuda", True)]:
-        run = make_run(text).model_copy(update={"device": device})
-        config = transport_config(run, "127.0.0.1", 0, None, None, False)
-        inbox, channel = Inbox(config, Health(lambda reason: None), Clock()), Channel(0, "forward")
-        header = ChunkHeader(0, tag(0), torch.float32, (4,), 16, 0, 16, 1, 2, 0)
-        inbox.place(channel, header, lambda: None)[:] = torch.arange(4.0).numpy().tobytes()
-        inbox.fill(channel, header, 0, 3)
-        tensor = inbox.take(channel, tag(0), "x").tensor
-        assert tensor.tolist() == [0, 1, 2, 3]
-        assert hasattr(tensor, "is_in_pinned_memory") == expected
+@pytest.mark.parametrize(("device", "expected"), [("cpu", False), ("cuda", True)])
+def test_a_rank_with_a_gpu_receives_into_page_locked_memory(gpu, monkeypatch, device, expected):
+    made = []
+    monkeypatch.setattr(
+        host_memory, "host_tensor", lambda *args, **kw: made.append(host_tensor(*args, **kw)) or made[0]
+    )
+    data = message_memory(device)(16)
+    data[:] = torch.arange(4.0).numpy().tobytes()
+    assert tensor_of(data, describe(torch.empty(4))).tolist() == [0, 1, 2, 3]
+    assert hasattr(made[0], "is_in_pinned_memory") == expected
+    assert made[0].tolist() == list(bytes(data))
 
 
 def test_what_is_used_of_cuda_is_there():

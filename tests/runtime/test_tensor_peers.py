@@ -26,7 +26,7 @@ def same_bits(one, other):
 
 @pytest.fixture(scope="module")
 def pair():
-    with connected(allocate=message_memory(pinned=False)) as transports:
+    with connected(allocate=message_memory("cpu")) as transports:
         yield [TensorPeers(transport) for transport in transports]
 
 

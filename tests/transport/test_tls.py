@@ -55,7 +55,7 @@ def test_everything_goes_through_tls_1_3_and_arrives(tmp_path):
         parts = in_parallel(*(lambda r=r: r.exchange("x", bytes([r.rank]), waiting_for="x") for r in (first, second)))
         assert parts == [[b"\0", b"\1"]] * 2
         sockets = [line.stream._connection._sock for line in second._mesh.reconnectors.values()]
-        sockets += [line.stream._connection._sock for box in first._outboxes.values() for line in box._reconnectors]
+        sockets += [line.stream._connection._sock for box in first._outboxes.values() for line in box.reconnectors]
         assert len(sockets) >= 2
         assert {sock.version() for sock in sockets} == {"TLSv1.3"}
 

@@ -71,4 +71,4 @@ def test_a_channel_has_the_streams_that_its_link_asks_for(monkeypatch):
         first._round_trips_s[1] = 0.05
         first.open(1, "forward")
         (outbox,) = first._outboxes.values()
-        assert len(outbox._reconnectors) == 9
+        assert len(outbox.reconnectors) == 9

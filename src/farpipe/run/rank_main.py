@@ -107,7 +107,7 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
         choose_gpu()
     gc.freeze()  # collections would otherwise walk over all of torch's objects, now and then in the middle of a step
     leaving: FarpipeError | None = None
-    memory = message_memory(pinned=run.device == "cuda")
+    memory = message_memory(run.device)
     with connect(rank, world_size, config, rendezvous, allocate=memory) as transport:
         _open_channels(run, transport)
         try:

@@ -29,9 +29,9 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> Te
         ) from None
 
 
-def message_memory(*, pinned: bool) -> Allocate:
-    """The transport's memory for received messages: torch's, which is aligned as its kernels like it."""
-    return partial(_allocate, pinned=pinned)
+def message_memory(device: str) -> Allocate:
+    """The transport's memory for received messages: torch's, aligned for its kernels; for "cuda" page-locked."""
+    return partial(_allocate, pinned=device == "cuda")
 
 
 def _allocate(num_bytes: int, *, pinned: bool) -> memoryview:

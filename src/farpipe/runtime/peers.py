@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from farpipe.transport import ChannelKind, MessageTimes, Tag
+from farpipe.transport import ChannelKind, LinkEvent, MessageTimes, Tag
 from farpipe.transport.clock import Clock
 
 
@@ -55,6 +55,9 @@ class Peers(Messenger, Protocol):
 
     def poll(self, name: str) -> list[tuple[int, bytes]]:
         """Take what has come under the topic `name` so far: (sender, payload)."""
+
+    def take_events(self) -> list[LinkEvent]:
+        """Outages, reconnections and bursts of retransmissions on this rank's links since the last call."""
 
     def paused_s(self) -> float:
         """For how long outages have kept messages from arriving, in all: limits of waits are extended by that."""

@@ -35,7 +35,7 @@ class TensorPeers:
         self.rank, self.world_size, self.clock = transport.rank, transport.world_size, transport.clock
         self.exchange, self.post, self.poll = transport.exchange, transport.post, transport.poll
         self.paused_s, self.abort = transport.paused_s, transport.abort
-        self.clock_offsets = transport.clock_offsets
+        self.clock_offsets, self.take_events = transport.clock_offsets, transport.take_events
 
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
         """See Messenger. A contiguous tensor in CPU memory is not copied; InputError for a dtype that can't be sent."""

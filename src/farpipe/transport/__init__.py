@@ -21,17 +21,20 @@ Around it:
     trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up
     control   control.py, control_inbox.py, mesh.py: exchanges, posts, pings and farewells between processes
-    measure   clock.py (offsets between machines), link_probe.py (`farpipe probe`)
+    measure   clock.py (offsets between machines), link_events.py (outages, reconnections, retransmissions),
+              link_probe.py (`farpipe probe`)
 """
 
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import PeerError
+from farpipe.transport.link_events import LinkEvent
 from farpipe.transport.message import ChannelKind, Message, MessageTimes, Tag
 from farpipe.transport.rendezvous import Rendezvous
 from farpipe.transport.transport import Transport, connect
 
 __all__ = [
     "ChannelKind",
+    "LinkEvent",
     "Message",
     "MessageTimes",
     "PeerError",

@@ -4,14 +4,21 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from farpipe.transport.security.proof import ClosedError
 from farpipe.transport.sockets import interrupt
-from farpipe.transport.tuning import delivery_rate
+from farpipe.transport.tuning import delivery_rate, packet_counts
 
 JOINED_BYTES: Final = 64 << 10
 """Pieces that are shorter in all are joined before they are encrypted: one record instead of several."""
+
+
+class Retransmissions(NamedTuple):
+    """Packets that TCP has sent again, and all that it has sent."""
+
+    num_packets: int
+    of_packets: int
 
 
 class Connection:
@@ -22,6 +29,7 @@ class Connection:
         self._sock = sock
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.fd: Final = sock.fileno()
+        self._counted = Retransmissions(0, 0)
         self.is_drained = False
         """Whether the last `receive_into` got all that the kernel had, so that another would find nothing."""
 
@@ -57,6 +65,13 @@ class Connection:
     def delivered_bytes_per_s(self) -> float:
         """The rate at which TCP has lately seen its data arrive."""
         return delivery_rate(self._sock)
+
+    def retransmissions(self) -> Retransmissions:
+        """Since the last call; nothing from a connection that has just ended."""
+        before = self._counted
+        with contextlib.suppress(OSError):
+            self._counted = Retransmissions(*packet_counts(self._sock))
+        return Retransmissions(*(now - then for now, then in zip(self._counted, before, strict=True)))
 
     def close(self) -> None:
         """Break it off."""

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from farpipe.transport.connection import Connection
@@ -60,18 +61,18 @@ class FrameSender:
         """Whether the kernel has all that was pulled."""
         return self._cursor == len(self._unacknowledged) and not self._out
 
-    def restart(self, peer_received: int) -> int:
-        """Go on over a new connection, `peer_received` frames being there; the number of frames to be sent again.
+    def restart(self, peer_received: int) -> tuple[int, int]:
+        """Go on over a new connection, `peer_received` frames being there; frames and bytes that are sent again.
 
         WireError when the peer claims what can't be.
         """
         self.acknowledge(peer_received)
-        num_again = self._cursor
+        again = [len(frame.head) + len(frame.body) for frame in islice(self._unacknowledged, self._cursor)]
         self._cursor, self._out, self._open_stamp = 0, [], None
         self.said_s = time.monotonic()
         if self._ramp is not None:
             self._ramp.begin(self.said_s)
-        return num_again
+        return len(again), sum(again)
 
     def clear(self) -> None:
         """Forget everything; the stream is closed."""

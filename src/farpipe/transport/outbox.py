@@ -63,11 +63,11 @@ class Outbox:
         self._queued_bytes = 0
         self._num_unacknowledged = 0
         self._num_messages = 0
-        self._reconnectors: Sequence[Reconnector] = ()
+        self.reconnectors: Sequence[Reconnector] = ()
 
     def carry_on(self, reconnectors: Sequence[Reconnector]) -> None:
         """Send over these streams."""
-        self._reconnectors = reconnectors
+        self.reconnectors = reconnectors
         self._wake()
 
     @property
@@ -99,11 +99,11 @@ class Outbox:
             self._num_messages += 1
             self._num_unacknowledged += math.ceil(len(data) / outgoing.chunk_bytes) or 1
             self._queued_bytes += len(data)
-        if len(data) > DIRECT_BYTES or not any(line.stream.try_advance() for line in self._reconnectors):
+        if len(data) > DIRECT_BYTES or not any(line.stream.try_advance() for line in self.reconnectors):
             self._wake()
 
     def _wake(self) -> None:
-        for line in self._reconnectors:
+        for line in self.reconnectors:
             if line.stream.is_up:
                 line.stream.advance_soon()
 
@@ -178,7 +178,7 @@ class Outbox:
 
     def close(self, deadline_s: float) -> None:
         """Break off the streams and wait for their threads, not beyond `deadline_s` (monotonic)."""
-        for line in self._reconnectors:
+        for line in self.reconnectors:
             line.close()
-        for line in self._reconnectors:
+        for line in self.reconnectors:
             line.join(deadline_s)

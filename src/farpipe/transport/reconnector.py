@@ -13,6 +13,7 @@ from farpipe.transport.connection import Connection
 from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import HandshakeError
 from farpipe.transport.health import Health, PeerError
+from farpipe.transport.link_events import LinkEventLog
 from farpipe.transport.loop import Loop
 from farpipe.transport.security.tls import RefusedError
 from farpipe.transport.stream import Stream
@@ -67,10 +68,11 @@ class Reconnector:
         ramp: TcpRamp | None = None,
         on_attached: Callable[[], None],
         on_outage: Callable[[bool], None],
+        events: LinkEventLog,
     ) -> None:
         self.peer, self._what, self._health, self._outage_s = peer, what, health, outage_s
         self._dial, self._looks = dial, looks
-        self._on_attached, self._on_outage = on_attached, on_outage
+        self._on_attached, self._on_outage, self._events = on_attached, on_outage, events
         self._telling = threading.Lock()
         self._reason: Exception | None = None
         self._said_down = False
@@ -113,6 +115,7 @@ class Reconnector:
         except WireError as error:
             raise HandshakeError(str(error)) from None
         if attached:
+            self._events.restored(self.peer.rank, self, *self.stream.resent)
             self._on_attached()
         else:
             connection.close()
@@ -177,6 +180,7 @@ class Reconnector:
             return
         self._reason = reason
         if self._looks or self._dial:
+            self._events.lost(rank, self, f"{self._what}: {reason}")
             self._tell(up=False)
         if self._dial is not None:
             self._start(lambda: self._keep_dialling(time.monotonic() + self._outage_s))

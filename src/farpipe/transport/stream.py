@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from farpipe.transport.connection import Connection
+from farpipe.transport.connection import Connection, Retransmissions
 from farpipe.transport.frame_receiver import FrameReceiver
 from farpipe.transport.frame_sender import FrameSender
 from farpipe.transport.frames import FrameEndpoint, Receipts
@@ -48,6 +48,8 @@ class Stream:
         self._ticket = 0
         self.down_since_s: float | None = None
         """Since when (monotonic) it has no connection; None while it has one and before the first."""
+        self.resent = (0, 0)
+        """Frames and bytes that the newest connection has to send a second time."""
         self._ack_timer_runs = False
         self._interest = (True, False)  # in reading, in writing
         self._closed = False
@@ -73,7 +75,7 @@ class Stream:
         with self._lock:
             if self._closed or ticket != self._ticket or self._connection is not None:
                 return False
-            self.sender.restart(peer_received)
+            self.resent = self.sender.restart(peer_received)
             self.receiver.restart()
             self.down_since_s = None
             self._interest = (True, False)
@@ -107,6 +109,11 @@ class Stream:
             self._closed = True
             self._drop()
             self.sender.clear()
+
+    def retransmissions(self) -> Retransmissions:
+        """Packets that TCP has sent since the last call, and those of them that it has sent again."""
+        connection = self._connection
+        return Retransmissions(0, 0) if connection is None else connection.retransmissions()
 
     def on_event(self, mask: int) -> None:
         """See Served."""

@@ -22,6 +22,7 @@ from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
 from farpipe.transport.inbox import Allocate, Inbox, allocate_bytes
 from farpipe.transport.introduction import Introduction, introduce
+from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
 from farpipe.transport.mesh import Mesh
@@ -67,6 +68,7 @@ class Transport:
         self._inbox = Inbox(config, self._health, clock, allocate)
         self._control_inbox = ControlInbox(self._health)
         self._mesh = Mesh(rank, world_size, self._health, self._control_inbox)
+        self._events = LinkEventLog()
         self._outboxes: dict[Channel, Outbox] = {}
         self._incoming: dict[tuple[Channel, int], Reconnector] = {}
         self._round_trips_s: dict[int, float] = {}
@@ -140,6 +142,7 @@ class Transport:
             ramp=ramp,
             on_attached=self._mesh.notice,
             on_outage=self._mesh.tell_of_outage,
+            events=self._events,
         )
 
     def _dial(self, purpose: Purpose, rate: int | None, num_received: int) -> tuple[socket.socket, int]:
@@ -284,6 +287,18 @@ class Transport:
     def paused_s(self) -> float:
         """For how long outages have kept messages from arriving, in all."""
         return self._health.paused_s()
+
+    def take_events(self) -> list[LinkEvent]:
+        """Outages, reconnections and bursts of retransmissions since the last call."""
+        streams = [(line.peer.rank, line.stream) for line in self._sending_reconnectors()]
+        for peer in {peer for peer, _ in streams}:
+            counts = [stream.retransmissions() for other, stream in streams if other == peer]
+            self._events.retransmitted(peer, *map(sum, zip(*counts, strict=True)))
+        return self._events.take()
+
+    def _sending_reconnectors(self) -> list[Reconnector]:
+        data = [line for outbox in list(self._outboxes.values()) for line in outbox.reconnectors]
+        return [*self._mesh.reconnectors.values(), *data]
 
     def change_link(self, name: str, shape: LinkShape) -> None:
         """From now on an emulated link is like this, for all ranks."""

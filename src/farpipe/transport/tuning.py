@@ -37,6 +37,10 @@ _WMEM: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SLOW_AFTER_IDLE: Final = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _RTT_OFFSET: Final = 68
 """Of tcpi_rtt, microseconds, in struct tcp_info (linux/tcp.h)."""
+_RETRANSMITTED_OFFSET: Final = 100
+"""Of tcpi_total_retrans, packets."""
+_SENT_OFFSET: Final = 156
+"""Of tcpi_data_segs_out, packets with data (since Linux 4.6)."""
 _DELIVERY_RATE_OFFSET: Final = 160
 """Of tcpi_delivery_rate, bytes/s (since Linux 4.9)."""
 
@@ -90,6 +94,11 @@ def round_trip_s(sock: socket.socket) -> float:
 def delivery_rate(sock: socket.socket) -> float:
     """The bytes/s at which a connection's data arrived lately, by the kernel's count of acknowledgements."""
     return float(_tcp_info(sock, "=Q", _DELIVERY_RATE_OFFSET))
+
+
+def packet_counts(sock: socket.socket) -> tuple[int, int]:
+    """Packets that a connection has sent again, and all with data that it has sent."""
+    return int(_tcp_info(sock, "=I", _RETRANSMITTED_OFFSET)), int(_tcp_info(sock, "=I", _SENT_OFFSET))
 
 
 def _tcp_info(sock: socket.socket, form: str, offset: int) -> int:
