@@ -48,7 +48,7 @@ def make_run(
 def train(run, run_dir, **options):
     """All ranks of `run` as threads; the summary."""
     run_dir.mkdir(exist_ok=True)
-    return run_ranks(run.num_ranks, lambda peers: train_rank(run, peers, run_dir, **options))[0]
+    return run_ranks(run.num_processes, lambda peers: train_rank(run, peers, run_dir, **options))[0]
 
 
 def train_in_one_process(run, dtype, num_steps=None):

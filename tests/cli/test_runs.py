@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.cli.runs import load_run, run_spec_of, summary_json, write_inputs
+from farpipe.cli.runs import load_run, summary_json
 from farpipe.plan import make_plan
+from farpipe.run.directory import write_inputs
+from farpipe.run.spec_of_plan import run_spec_of
 from farpipe.runtime.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, summarise
 from farpipe.simulate import simulate
 from farpipe.spec import load_job

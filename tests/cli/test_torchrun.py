@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from farpipe.cli.runs import prepare_run_dir
 from farpipe.errors import InputError, UsageError
+from farpipe.run.directory import choose_run_dir
 from farpipe.run.torchrun import torchrun_commands
 from farpipe.runtime.replicas.places import Places
 from trainings import make_run
@@ -54,25 +54,25 @@ def make_checkpoint(folder):
 def test_a_run_goes_on_in_its_own_directory_unless_another_is_named(tmp_path):
     make_checkpoint(tmp_path / "run" / "checkpoints" / "step-3")
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
-    place = prepare_run_dir(None, tmp_path / "run")
+    place = choose_run_dir(None, tmp_path / "run")
     assert (place.run_dir, place.resume, place.in_place) == (tmp_path / "run", None, True)
-    place = prepare_run_dir(tmp_path / "other", tmp_path / "run")
+    place = choose_run_dir(tmp_path / "other", tmp_path / "run")
     assert (place.run_dir, place.resume, place.in_place) == (tmp_path / "other", str(tmp_path / "run"), False)
     one = tmp_path / "run" / "checkpoints" / "step-3"
-    assert prepare_run_dir(tmp_path / "other", one).resume == str(one)
+    assert choose_run_dir(tmp_path / "other", one).resume == str(one)
 
 
 def test_what_can_not_be_gone_on_from_is_refused(tmp_path):
     one = tmp_path / "run" / "checkpoints" / "step-3"
     make_checkpoint(one)
     with pytest.raises(UsageError, match="give --run-dir another directory"):
-        prepare_run_dir(None, one)
-    with pytest.raises(InputError, match="there is no whole checkpoint in its checkpoints"):
-        prepare_run_dir(None, tmp_path / "nowhere")
+        choose_run_dir(None, one)
+    with pytest.raises(InputError, match=r"no complete checkpoint in .*nowhere.checkpoints"):
+        choose_run_dir(None, tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match=r"has the metrics\.jsonl of an earlier run"):
-        prepare_run_dir(tmp_path / "other", tmp_path / "run")
+        choose_run_dir(tmp_path / "other", tmp_path / "run")
 
 
 def test_a_rehearsal_does_not_go_on_from_a_checkpoint(farpipe, tmp_path):

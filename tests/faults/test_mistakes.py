@@ -3,7 +3,7 @@
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.run.run import reopen
+from farpipe.run.directory import reopen
 from farpipe.runtime.lock import only_run
 from small_models import LLAMA
 from trainings import make_run, train

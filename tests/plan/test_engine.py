@@ -20,7 +20,7 @@ def test_a_pin_of_the_user_stays_and_is_the_obstacle():
 
 
 def test_the_engine_refuses_what_the_filter_names():
-    from farpipe.cli.runs import run_spec_of
+    from farpipe.run.spec_of_plan import run_spec_of
 
     with pytest.raises(InputError, match="tensor = 2"):
         run_spec_of(make_plan(job([site("a")], tensor=2)))
@@ -35,7 +35,7 @@ def test_the_engine_refuses_what_the_filter_names():
     ],
 )
 def test_what_only_the_cost_model_knows_is_refused(section, change, message):
-    from farpipe.cli.runs import run_spec_of
+    from farpipe.run.spec_of_plan import run_spec_of
 
     plan = make_plan(job([site("a")], tensor=1))
     changed = plan.job.model_copy(update={section: getattr(plan.job, section).model_copy(update=change)})

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from farpipe.cli.runs import run_spec_of
 from farpipe.cost import JobCosts
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
@@ -13,6 +12,7 @@ from farpipe.plan.candidates import candidates
 from farpipe.plan.evaluate import Evaluated, evaluate
 from farpipe.plan.inter_site_traffic import inter_site_traffic_s
 from farpipe.plan.placement import differing_keys
+from farpipe.run.spec_of_plan import run_spec_of
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.spec import load_job
 from farpipe.step import is_inter_site

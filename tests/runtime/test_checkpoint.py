@@ -234,7 +234,7 @@ def interrupted(run, run_dir, after):
         with pytest.raises(RunStoppedError, match=words):
             train_rank(run, peers, run_dir, stop=lambda: peers.rank == 1 and next(asked))
 
-    run_ranks(run.num_ranks, work)
+    run_ranks(run.num_processes, work)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def train(run, dtype, num_steps=NUM_STEPS):
         learning.complete_weights(num_steps - 1)
         return reports, learning
 
-    return run_ranks(run.num_ranks, work)
+    return run_ranks(run.num_processes, work)
 
 
 def weights_of(run, results, replica):
@@ -159,7 +159,7 @@ def gradients_of(run, dtype):
         learning.sum_gradients(0)
         return {n: p.grad.clone() for s in learning.torch_stages.values() for n, p in s.module.named_parameters()}
 
-    results = run_ranks(run.num_ranks, work)
+    results = run_ranks(run.num_processes, work)
     for name in {name for gradients in results for name in gradients}:
         first, *others = [gradients[name] for gradients in results if name in gradients]
         assert len(others) == run.num_replicas - 1
@@ -358,7 +358,7 @@ def test_a_checkpoint_of_shares_is_good_for_any_replicas(how, stopped, text_file
     losses, checkpoint = stopped
     shutil.copytree(checkpoint, tmp_path / "checkpoints" / "step-2")
     run = four_steps(text_file, *how)
-    run_ranks(run.num_ranks, lambda peers: train_rank(run, peers, tmp_path))
+    run_ranks(run.num_processes, lambda peers: train_rank(run, peers, tmp_path))
     found = losses_of(tmp_path)[-2:]
     assert found == losses[2:] if run.num_replicas == 2 else found == pytest.approx(losses[2:], rel=1e-6)
 

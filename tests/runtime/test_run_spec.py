@@ -135,7 +135,7 @@ HALF = TRAINING.model_copy(update={"global_batch": 16})
 
 def test_replicas_divide_the_batch_and_are_processes_of_their_own():
     run = make_run(training=HALF, replicas=(SITES,) * 2)
-    assert (run.num_replicas, run.num_ranks) == (2, 6)
+    assert (run.num_replicas, run.num_processes) == (2, 6)
     with pytest.raises(ValueError, match="microbatch_size 2 x 4 microbatches x 2 replicas is not global_batch 8"):
         make_run(replicas=(SITES,) * 2)
 

@@ -338,7 +338,7 @@ def test_training_through_staging_is_training(options, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 20)
     run = make_run(text, **options)
-    num_ranks = run.num_ranks
+    num_ranks = run.num_processes
     (tmp_path / "plain").mkdir()
     run_ranks(num_ranks, lambda peers: train_rank(run, peers, tmp_path / "plain"))
     staged_ranks = []

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from farpipe.cli.runs import run_spec_of
 from farpipe.cost.transfer import wire_bytes
 from farpipe.errors import RunError
 from farpipe.plan import make_plan
+from farpipe.run.spec_of_plan import run_spec_of
 from farpipe.runtime.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen
 from farpipe.spec import Training, parse_job
 from farpipe.transport import Tag

@@ -60,8 +60,9 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 
 def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
-    from farpipe.cli.runs import PLAN_NAME, no_run
+    from farpipe.cli.runs import no_run
     from farpipe.plan import Plan
+    from farpipe.run.directory import PLAN_NAME
     from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.schedule import Schedule

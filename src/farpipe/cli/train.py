@@ -13,8 +13,8 @@ from farpipe.cli.output import console, print_json, status
 from farpipe.errors import RunInterruptedError, RunStoppedError, UsageError
 
 if TYPE_CHECKING:
-    from farpipe.cli.runs import RunPlace
     from farpipe.plan import Plan
+    from farpipe.run.directory import RunPlace
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.spec import Job, Training
 
@@ -68,19 +68,19 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train: here, with an emulated WAN between the sites, or under torchrun on real ones."""
-    from farpipe.cli.runs import prepare_run_dir, run_spec_of, summary_json, write_inputs, write_results
+    from farpipe.cli.runs import summary_json, write_results
     from farpipe.cli.shown import step_table
     from farpipe.cli.wan import wan_for
-    from farpipe.run.run import reopen
+    from farpipe.run.directory import choose_run_dir, open_run_dir, write_inputs
+    from farpipe.run.spec_of_plan import run_spec_of
     from farpipe.run.torchrun import torchrun_commands
     from farpipe.runtime.data.tokens import load_tokens
-    from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.spec.replanning import ReplanSettings
 
     _refuse_what_is_not_used(context, prepare=prepare, rehearsal=device == "sleep", wan=wan)
     if not prepare:
         need_torch("farpipe train")
-    place = prepare_run_dir(run_dir, resume)
+    place = choose_run_dir(run_dir, resume)
     plan = _load_plan(job, profile or [], method, wire_type)
     num_steps = steps or plan.job.training.num_steps
     spec = run_spec_of(
@@ -97,14 +97,12 @@ def train(
         metrics={"tensorboard": tensorboard, "prometheus_port": prometheus_port},
         resume=place.resume,
     )
-    if place.in_place:
-        reopen(spec, place.run_dir)
+    open_run_dir(spec, place.run_dir, resume=place.in_place)
     write_inputs(plan, place.run_dir)
     if device != "sleep":
         with status("reading the text"):  # tokenized once, here, and not by ranks for which the others wait
             load_tokens(plan.job.data)
     if prepare:
-        spec.save(place.run_dir / RUN_NAME)
         typer.echo(torchrun_commands(spec, place.run_dir, max_restarts))
         return
     with wan_for(plan.job.cluster, wanted=wan) as between:
@@ -131,6 +129,7 @@ def _refuse_what_is_not_used(context: typer.Context, *, prepare: bool, rehearsal
 
 def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any) -> None:
     """Run on this machine, with a progress bar; `settings` are those of `run`."""
+    from farpipe.run.directory import what_is_left
     from farpipe.run.run import run
 
     run_dir = place.run_dir
@@ -140,15 +139,12 @@ def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any)
                 spec,
                 run_dir,
                 on_step=on_step,
-                resume=place.in_place,
+                is_open=True,
                 on_restart=lambda reason: console(stderr=True).print(f"the run broke, and starts again: {reason}"),
                 **settings,
             )
     except KeyboardInterrupt:
-        raise RunInterruptedError(
-            f"interrupted; all ranks have ended, {run_dir} holds no whole run; if it has a checkpoint, --resume "
-            f"{run_dir} goes on from there"
-        ) from None
+        raise RunInterruptedError(f"interrupted {what_is_left(run_dir)}") from None
     except RunStoppedError as error:
         raise RunStoppedError(f"{error} with --resume {run_dir}") from None
 

@@ -53,7 +53,7 @@ _ERRORS: Final[dict[int, type[FarpipeError]]] = {kind.exit_code: kind for kind i
 
 def launch(
     argv_for_rank: Callable[[int], Sequence[str]],
-    num_ranks: int,
+    num_processes: int,
     *,
     log_dir: Path,
     env: Mapping[str, str] | None = None,
@@ -63,7 +63,7 @@ def launch(
     tick_s: float = 0.2,
     leave_s: float | None = None,
 ) -> None:
-    """Run `num_ranks` processes, `argv_for_rank(rank)` each, and return when all have ended well.
+    """Run `num_processes` processes, `argv_for_rank(rank)` each, and return when all have ended well.
 
     What they print goes to ``rank-N.log`` in `log_dir`. `env` is added to the environment. `master_port` 0: any that
     is free. `namespaces`: where each rank runs; None: on this machine's loopback. `on_tick` is called every `tick_s`
@@ -79,8 +79,8 @@ def launch(
         asked_s = stack.enter_context(_sigterm(interrupts=leave_s is None))
         listener = stack.enter_context(_listen(master_port, namespaces[0] if namespaces else None))
         crew = stack.enter_context(_Crew(log_dir))
-        environment = _environment(num_ranks, listener, os.environ | (env or {}))
-        for rank in range(num_ranks):
+        environment = _environment(num_processes, listener, os.environ | (env or {}))
+        for rank in range(num_processes):
             argv = argv_for_rank(rank)
             crew.start(rank, namespaces[rank].command(argv) if namespaces else argv, environment, listener)
         listener.close()
@@ -107,16 +107,16 @@ def _listen(port: int, namespace: Namespace | None) -> socket.socket:
         ) from None
 
 
-def _environment(num_ranks: int, listener: socket.socket, env: Mapping[str, str]) -> dict[str, str]:
+def _environment(num_processes: int, listener: socket.socket, env: Mapping[str, str]) -> dict[str, str]:
     """What all ranks find in their environment."""
     cores = len(os.sched_getaffinity(0))
-    defaults = {"OMP_NUM_THREADS": str(max(1, cores // num_ranks)), "PYTHONUNBUFFERED": "1"}
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // num_processes)), "PYTHONUNBUFFERED": "1"}
     host, port = listener.getsockname()
     return {
         **defaults,
         **{name: value for name, value in env.items() if not name.startswith("TORCHELASTIC_")},
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "FARPIPE_MASTER_LISTEN_FD": str(listener.fileno()),

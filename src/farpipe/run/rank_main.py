@@ -69,7 +69,7 @@ def transport_config(
     run: RunSpec, host: str, port: int, advertise_host: str | None, certs: Path | None, allow_plaintext: bool
 ) -> TransportConfig:
     """How this process, whose RANK and LOCAL_RANK are in the environment, talks to the others of `run`."""
-    settings, sites = run.transport, tuple(run.places.site(process) for process in range(run.num_ranks))
+    settings, sites = run.transport, tuple(run.places.site(process) for process in range(run.num_processes))
     rank = int(os.environ.get("RANK", "0"))
     links = run.links()
     bandwidths = {pair: run.problem.links[name].bandwidth_bytes_per_s for pair, (name, _) in links.items()}
@@ -101,8 +101,8 @@ def _open_channels(run: RunSpec, transport: Transport) -> None:
 def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callable[[], bool]) -> None:
     rendezvous = rendezvous_from_env(config.connect_timeout_s)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world_size != run.num_ranks:
-        raise InputError(f"{run_dir / RUN_NAME} is for {run.num_ranks} ranks, but {world_size} were started")
+    if world_size != run.num_processes:
+        raise InputError(f"{run_dir / RUN_NAME} is for {run.num_processes} processes, but {world_size} were started")
     if run.device == "cuda":
         choose_gpu()
     gc.freeze()  # collections would otherwise walk over all of torch's objects, now and then in the middle of a step

@@ -147,7 +147,7 @@ class RunSpec(Part):
             )
 
     @property
-    def num_ranks(self) -> int:
+    def num_processes(self) -> int:
         """Processes of the run: every rank of the pipeline in every replica."""
         return self.places.num_processes
 

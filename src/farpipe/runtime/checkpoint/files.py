@@ -2,7 +2,8 @@
 
     checkpoints/step-20/rank-0.safetensors    pieces of the whole model's tensors, with a digest of each
     checkpoints/step-20/rank-1.safetensors
-    checkpoints/step-20/manifest.json         farpipe/checkpoint/1: step, what was trained, size and digest of the files
+    checkpoints/step-20/manifest.json         farpipe/checkpoint/1: step, what was trained, size and digest of the
+                                              files, digest of itself
 
 Tensors carry the names that they have in the whole model, and a piece says where in the flattened tensor it begins, so
 a checkpoint can be read under another number of stages, ranks or replicas. Every file appears under its name only when
@@ -35,6 +36,7 @@ from farpipe.spec.part import Natural, Part, SiteName, Text
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
 
 FORMAT: Final = "farpipe/checkpoint/1"
+DIGEST_KEY: Final = "sha256"
 _LENGTH: Final = struct.Struct("<Q")
 _FILE_NAME: Final = re.compile(r"rank-[0-9]{1,9}\.safetensors")
 _START: Final = re.compile(r"[0-9]{1,18}")
@@ -110,13 +112,23 @@ class Manifest(Part):
     files: tuple[FileEntry, ...] = Field(min_length=1)
 
     def to_json(self) -> str:
-        """The manifest in the format ``farpipe/checkpoint/1``."""
-        return json.dumps({"format": FORMAT, **self.model_dump(mode="json")}, indent=1)
+        """The manifest in the format ``farpipe/checkpoint/1``, with a digest of itself."""
+        body = {"format": FORMAT, **self.model_dump(mode="json")}
+        return json.dumps({**body, DIGEST_KEY: _digest_of_json(body)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Self:
-        """Read ``farpipe/checkpoint/1``; InputError names the place of whatever is wrong."""
-        return validate(cls, expect_format(parse_json(text, source), FORMAT, source), source)
+        """Read ``farpipe/checkpoint/1``; InputError names the place of whatever is wrong.
+
+        Manifests of farpipe 0.x before digests were written have none, and are read as they are.
+        """
+        data = parse_json(text, source)
+        body = expect_format(data, FORMAT, source)
+        written = body.pop(DIGEST_KEY, None)
+        manifest = validate(cls, body, source)
+        if written is not None and written != _digest_of_json({"format": FORMAT, **body}):
+            raise InputError(f"{source}: damaged: its content does not match its {DIGEST_KEY}")
+        return manifest
 
     def save(self, folder: Path) -> None:
         """Write it into `folder`, whole or not at all."""
@@ -128,6 +140,12 @@ class Manifest(Part):
         """Read that of `folder`; InputError when it is missing or damaged."""
         source = folder / MANIFEST_NAME
         return cls.from_json(read_text(source), str(source))
+
+
+def _digest_of_json(body: Mapping[str, Any]) -> str:
+    """SHA-256 of `body` as JSON with sorted keys and no spaces, so that only what it says counts."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]) -> FileEntry:

@@ -46,7 +46,10 @@ def remove_incomplete(checkpoints: Path, before: float = math.inf) -> None:
 
 
 def abandon_after(checkpoints: Path, step: int) -> None:
-    """Put aside all checkpoints after `step`: the training goes on from there, and they are no part of it any more."""
+    """Rename all checkpoints after `step`, whole or not: the training goes on from there without them.
+
+    `step` -1: all of them.
+    """
     for later, folder in _folders(checkpoints):
         if later > step:
             target = folder.with_name(folder.name + ABANDONED)

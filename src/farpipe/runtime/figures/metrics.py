@@ -1,8 +1,10 @@
 """The figures of a run in its directory: a line per step in ``metrics.jsonl``, medians of them in ``summary.json``."""
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
@@ -31,12 +33,14 @@ _MEDIANS: Final = (
     "exposed_intra_site_s",
     "exposed_intra_site_max_s",
 )
+_UTILISATION: Final = "model_flops_utilisation"
 
 
 class MetricsFile:
     """Writes ``metrics.jsonl``; every line is handed to the system at once, whole or not at all.
 
-    Where an earlier attempt at the run has left lines, those of steps that will be done again are dropped.
+    Where an earlier attempt at the run has left lines, those of steps that will be done again are dropped. Where the
+    run begins at step 0 all the same, they are kept in ``metrics-ATTEMPT.jsonl``.
     """
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
@@ -45,8 +49,10 @@ class MetricsFile:
         last = last_line(path)
         self.attempt = 0 if last is None else last["attempt"] + 1
         """Number of this attempt at the run, from 0."""
-        _drop_lines(path, first_step)
         try:
+            if first_step == 0 and last is not None:
+                path.replace(path.with_name(f"{path.stem}-{last['attempt']}{path.suffix}"))
+            _drop_lines(path, first_step)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._descriptor).st_size
         except OSError as error:
@@ -84,13 +90,15 @@ def _text(line: Mapping[str, Any]) -> str:
     return json.dumps(line, allow_nan=False) + "\n"
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of ``metrics.jsonl``; InputError when they are not lines of metrics.
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of ``metrics.jsonl``, read one by one; InputError when they are not lines of metrics.
 
     A last line without its end was being written when the machine went down, and is left out.
     """
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [_parse(text, f"{path}:{number}") for number, text in enumerate(lines, 1)]
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if text.endswith(b"\n"):
+                yield _parse(text, f"{path}:{number}")
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
@@ -177,26 +185,47 @@ class Summary:
         return cls(**body)
 
 
-def summarise(lines: Sequence[Mapping[str, Any]], timeline_step: int) -> Summary:
-    """The summary of a run from the lines of its metrics, whatever attempts they come from."""
-    counted = warm_steps(lines)
-    utilisations = [line["model_flops_utilisation"] for line in counted if line["model_flops_utilisation"] is not None]
+def summarise(lines: Iterable[Mapping[str, Any]], timeline_step: int) -> Summary:
+    """The summary of a run from the lines of its metrics, whatever attempts they come from.
+
+    Lines may come from a file of any length: of each, only the figures that medians are made of are kept.
+    """
+    columns = {name: array("d") for name in (*_MEDIANS, _UTILISATION)}
+    first: Mapping[str, Any] | None = None
+    last: Mapping[str, Any] = {}
+    evaluation_loss, num_steps, num_attempts = None, 0, 0
+    for _, group in groupby(lines, key=_attempt):
+        of_attempt = {name: array("d") for name in columns}
+        num_attempts += 1
+        for line in group:
+            first, last, num_steps = first or line, line, num_steps + 1
+            evaluation_loss = evaluation_loss if line["evaluation_loss"] is None else line["evaluation_loss"]
+            for name, column in of_attempt.items():
+                column.append(math.nan if line[name] is None else line[name])
+        for name, column in columns.items():
+            column.extend(of_attempt[name][num_warm_up_steps(len(of_attempt[name])) :])
+    assert first is not None
+    utilisations = [value for value in columns[_UTILISATION] if not math.isnan(value)]
     return Summary(
-        num_steps=len(lines),
-        num_warm_up_steps=len(lines) - len(counted),
-        first_loss=lines[0]["loss"],
-        last_loss=lines[-1]["loss"],
-        **{name: float(median(line[name] for line in counted)) for name in _MEDIANS},
-        num_attempts=len({line["attempt"] for line in lines}),
+        num_steps=num_steps,
+        num_warm_up_steps=num_steps - len(columns[_UTILISATION]),
+        first_loss=first["loss"],
+        last_loss=last["loss"],
+        **{name: float(median(columns[name])) for name in _MEDIANS},
+        num_attempts=num_attempts,
         model_flops_utilisation=median(utilisations) if utilisations else None,
-        last_evaluation_loss=next((v for line in reversed(lines) if (v := line["evaluation_loss"]) is not None), None),
+        last_evaluation_loss=evaluation_loss,
         timeline_step=timeline_step,
     )
 
 
+def _attempt(line: Mapping[str, Any]) -> int:
+    return int(line.get("attempt", 0))
+
+
 def warm_steps(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The lines that medians are made of: all but each attempt's first steps."""
-    attempts = [[*group] for _, group in groupby(lines, key=lambda line: line.get("attempt", 0))]
+    attempts = [[*group] for _, group in groupby(lines, key=_attempt)]
     return [line for attempt in attempts for line in attempt[num_warm_up_steps(len(attempt)) :]]
 
 

@@ -104,7 +104,7 @@ class Recorder:
     def drain(self, num_steps: int) -> None:
         """Wait for the reports of all steps before `num_steps`, and write their lines; outages don't count."""
         deadline_s, paused_s = time.monotonic() + self._run.transport.timeout_s, self._peers.paused_s()
-        num_reports = (num_steps - self._first_step) * self._run.num_ranks
+        num_reports = (num_steps - self._first_step) * self._run.num_processes
         self.collect()
         while self._num_collected < num_reports:
             if time.monotonic() > deadline_s + self._peers.paused_s() - paused_s:
@@ -174,9 +174,9 @@ class _Writer:
         report = StepReport.unpack(payload)
         reports = self._incomplete.setdefault(report.step, {})
         reports[rank] = report
-        if len(reports) == self._run.num_ranks:
+        if len(reports) == self._run.num_processes:
             del self._incomplete[report.step]
-            self._write([reports[rank] for rank in range(self._run.num_ranks)])
+            self._write([reports[rank] for rank in range(self._run.num_processes)])
 
     def _write(self, reports: list[StepReport]) -> None:
         assert self._file is not None

@@ -1,0 +1,51 @@
+"""From a plan to the RunSpec that its ranks read."""
+
+from typing import TYPE_CHECKING, Any
+
+from farpipe.errors import InputError
+from farpipe.plan.engine import engine_obstacle, training_obstacle
+
+if TYPE_CHECKING:
+    from farpipe.plan import Plan
+    from farpipe.runtime.run_spec import RunSpec
+
+
+def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
+    """What the ranks have to know to run `plan`; `settings` are further fields of RunSpec.
+
+    InputError for what the engine can't run yet: tensor-parallel plans, mixtures of experts, dropout.
+    """
+    from farpipe.cost import settle
+    from farpipe.runtime.run_spec import RunSpec
+
+    layout = plan.layout
+    if obstacle := engine_obstacle(layout):
+        raise InputError(
+            f"the engine does not divide layers over devices as yet, and the plan has {obstacle}; plan "
+            "again with layout.tensor = 1"
+        )
+    training = settle(plan.job.training, layout)
+    if obstacle := training_obstacle(plan.job.model, training):
+        raise InputError(f"the engine can't train this yet, only plan it: {obstacle}")
+    return RunSpec(
+        problem=plan.problem,
+        schedule=plan.schedule,
+        sites=plan.sites,
+        model=plan.job.model,
+        training=training.model_copy(update={"microbatch_size": layout.microbatch_size}),
+        data=plan.job.data,
+        partition=tuple((p.first_layer, p.end_layer) for p in plan.placements),
+        recompute=plan.recompute,
+        replicas=plan.replicas,
+        peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
+        **settings,
+    )
+
+
+def _peak_flops_per_s(plan: "Plan", device: str | None) -> float | None:
+    """What all devices of the plan could do together; None where the run computes on others than planned."""
+    by_name = {site.name: site.device for site in plan.job.cluster.sites}
+    devices = [by_name[site] for site in plan.sites]
+    if device != "cuda" and any(planned.name != device for planned in devices):
+        return None
+    return sum(planned.peak_flops[plan.job.training.precision] for planned in devices) * plan.layout.data
