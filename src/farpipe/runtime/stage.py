@@ -81,7 +81,7 @@ class TorchStage:
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """See Stage; on the last stage the loss is computed and nothing is returned."""
         x = self._input(microbatch, x)
-        y = self.module(x)
+        y = self._compute(microbatch, x)
         if self.module.part.has_head:
             y = self._loss(microbatch, y)
             self._losses.append(y.detach())
@@ -101,7 +101,7 @@ class TorchStage:
         """See Stage."""
         x, y = self._saved.pop(microbatch)
         if not self.module.part.has_head:
-            gy = self.boundary.expect(gy, "gradient").to(self.device)
+            gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
         torch.autograd.backward(y, gy)
         return x.grad
 
@@ -116,18 +116,33 @@ class TorchStage:
 
     def _input(self, microbatch: int, x: Tensor | None) -> Tensor:
         if self.module.part.has_embedding:
-            return self._step_batch.tokens[microbatch]
-        return self.boundary.expect(x, "activation").to(self.device).detach().requires_grad_()
+            return self._tokens(microbatch)
+        return self._boundary(microbatch).expect(x, "activation").to(self.device).detach().requires_grad_()
+
+    def _compute(self, microbatch: int, x: Tensor) -> Tensor:
+        """What the module makes of a microbatch's input."""
+        y: Tensor = self.module(x)
+        return y
+
+    def _boundary(self, microbatch: int) -> Boundary:
+        """What a microbatch's activations look like."""
+        return self.boundary
+
+    def _tokens(self, microbatch: int) -> Tensor:
+        return self._step_batch.tokens[microbatch]
+
+    def _targets(self, microbatch: int) -> tuple[Tensor, int]:
+        """A microbatch's targets, and how many count in the whole step."""
+        return self._step_batch.targets[microbatch], self._step_batch.num_target_tokens
 
     def _loss(self, microbatch: int, logits: Tensor) -> Tensor:
         """This microbatch's share of the step's loss: summed over its tokens, divided by all of the step's."""
-        batch = self._step_batch
-        targets = batch.targets[microbatch]
+        targets, num_counted = self._targets(microbatch)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         total = functional.cross_entropy(
             logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
-        return total / batch.num_target_tokens
+        return total / num_counted
 
     @property
     def _step_batch(self) -> Batch:

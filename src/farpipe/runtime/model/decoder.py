@@ -22,6 +22,8 @@ from farpipe.spec import Model, Precision, RotaryScaling
 from farpipe.spec.training import Recompute
 
 INITIAL_STD: Final = 0.02
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values to what attention makes of them."""
 _DTYPES: Final[dict[Precision, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -100,17 +102,24 @@ class StageModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The stage's output for one microbatch."""
-        x = self._embed(x) if self.part.has_embedding else x
+        if self.part.has_embedding:
+            x = self.embed(x, torch.arange(x.shape[-1], device=x.device))
         for layer in self.layers.values():
-            x = _again(layer, x, self.rotary) if self.numerics.recompute == "full" else layer(x, self.rotary)
-        return self.head(self.norm(x)) if self.part.has_head else x
+            x = again(layer, x, self.rotary) if self.numerics.recompute == "full" else layer(x, self.rotary)
+        return self.logits(x) if self.part.has_head else x
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [b, s] at `positions` [s] of their sequences -> [b, s, hidden]."""
         dtype = self.numerics.compute  # of both summands: with ZeRO-1 the weights are rounded to it
         x: Tensor = self.embedding(tokens).to(dtype)
         if self.model.positions == "learned":
-            x = x + self.positions(torch.arange(tokens.shape[-1], device=tokens.device)).to(dtype)
+            x = x + self.positions(positions).to(dtype)
         return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[b, s, hidden] -> [b, s, vocab]."""
+        y: Tensor = self.head(self.norm(x))
+        return y
 
     def forget_casts(self) -> None:
         """To be called when the parameters have changed."""
@@ -119,7 +128,7 @@ class StageModule(nn.Module):
                 module.forget_cast()
 
 
-def _again(work: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+def again(work: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     """``work(*inputs)``, of which only the inputs are kept: its backward does it once more."""
     y: Tensor = checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False)
     return y
@@ -147,9 +156,9 @@ class Layer(nn.Module):
         self.attention_norm, self.attention = Norm(make), Attention(make)
         self.mlp_norm, self.mlp = Norm(make), Mlp(make)
 
-    def forward(self, x: Tensor, rotary: Tensor | None) -> Tensor:
-        """[b, s, hidden] -> [b, s, hidden]."""
-        x = x + self.attention(self.attention_norm(x), rotary)
+    def forward(self, x: Tensor, rotary: Tensor | None, mix: Mix | None = None) -> Tensor:
+        """[b, s, hidden] -> [b, s, hidden]; `mix`: as of `Attention`."""
+        x = x + self.attention(self.attention_norm(x), rotary, mix)
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
@@ -191,12 +200,18 @@ class Attention(nn.Module):
         self.output = make.linear(model.attention_hidden, model.hidden)
         self.is_recomputed = make.recompute == "selective"
 
-    def forward(self, x: Tensor, rotary: Tensor | None) -> Tensor:
-        """[b, s, hidden] -> [b, s, hidden]."""
+    def forward(self, x: Tensor, rotary: Tensor | None, mix: Mix | None = None) -> Tensor:
+        """[b, s, hidden] -> [b, s, hidden]; `rotary` has the angles of these s positions, or of more.
+
+        `mix` takes queries, keys and values, [b, heads, s, head_dim] each; None: all s are one sequence's first tokens.
+        """
         query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
-        mixed = _again(self._mix, query, key, value) if self.is_recomputed else self._mix(query, key, value)
+        if mix is not None:
+            mixed = mix(query, key, value)
+        else:
+            mixed = again(self._mix, query, key, value) if self.is_recomputed else self._mix(query, key, value)
         y: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return y
 

@@ -1,0 +1,105 @@
+"""Executes the actions of a stage on chunks of sequences: slices with what comes before them, and packed sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from farpipe.errors import RunError
+from farpipe.runtime.data.batches import IGNORED
+from farpipe.runtime.model.chunk_attention import ChunkAttention, KeyValueStore
+from farpipe.runtime.model.decoder import Layer, again
+from farpipe.runtime.stage import Boundary, TorchStage
+from farpipe.sequences import Chunk
+
+
+@dataclass(frozen=True)
+class ChunkBatch:
+    """The chunks of one step with their tokens and targets, [1, tokens of the chunk] each."""
+
+    chunks: tuple[Chunk, ...]
+    tokens: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+    num_counted: int | None = None
+    """Targets that count in the whole step, where other replicas have some of them."""
+
+    @cached_property
+    def num_target_tokens(self) -> int:
+        """Targets that count, over the whole step: what a loss is divided by."""
+        if self.num_counted is not None:
+            return self.num_counted
+        return sum(int((targets != IGNORED).sum()) for targets in self.targets)
+
+
+def chunk_batch(chunks: Sequence[Chunk], documents: Sequence[Tensor]) -> ChunkBatch:
+    """The documents (token numbers, [length] each) in chunks; a token's target is the next one of its document.
+
+    Targets are those of whole documents, so a slice's last token is trained on the first of the next slice; a
+    document's last token has none.
+    """
+    targets = [torch.cat([document[1:], document.new_full((1,), IGNORED)]) for document in documents]
+
+    def packed(rows: Sequence[Tensor], chunk: Chunk) -> Tensor:
+        return torch.cat([rows[part.sequence][part.start : part.end] for part in chunk.slices])[None]
+
+    return ChunkBatch(
+        tuple(chunks),
+        tuple(packed(documents, chunk) for chunk in chunks),
+        tuple(packed(targets, chunk) for chunk in chunks),
+    )
+
+
+class ChunkStage(TorchStage):
+    """A TorchStage whose microbatches are chunks; of a sequence, forwards come slice by slice, backwards in reverse.
+
+    `recomputed` [microbatch]: how many of its layers, the first ones, are computed again in the backward.
+    """
+
+    def begin_chunks(self, batch: ChunkBatch, recomputed: Sequence[int] | None = None) -> None:
+        """Take the step's chunks; all stages need them, the first and the last also their tokens and targets."""
+        self._saved.clear()
+        self._losses.clear()
+        self._chunks, self._again = batch, tuple(recomputed or [0] * len(batch.chunks))
+        self.keys_and_values = KeyValueStore()
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """See Stage; the keys and values of the chunk's slice are let go."""
+        gx = super().backward(microbatch, gy)
+        first = self._chunks.chunks[microbatch].slices[0]
+        if not first.is_whole:
+            self.keys_and_values.release(first)
+        return gx
+
+    def _boundary(self, microbatch: int) -> Boundary:
+        _, _, hidden = self.boundary.shape
+        return Boundary((1, self._chunks.chunks[microbatch].num_tokens, hidden), self.boundary.dtype)
+
+    def _tokens(self, microbatch: int) -> Tensor:
+        return self._chunks.tokens[microbatch]
+
+    def _targets(self, microbatch: int) -> tuple[Tensor, int]:
+        return self._chunks.targets[microbatch], self._chunks.num_target_tokens
+
+    def _compute(self, microbatch: int, x: Tensor) -> Tensor:
+        module, chunk = self.module, self._chunks.chunks[microbatch]
+        positions = torch.cat([torch.arange(part.start, part.end, device=x.device) for part in chunk.slices])
+        x = module.embed(x, positions) if module.part.has_embedding else x
+        rotary = None if module.rotary is None else self._angles(module.rotary, positions)
+        for index, (name, layer) in enumerate(module.layers.items()):
+            assert isinstance(layer, Layer)
+            mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped)
+            work = partial(layer, rotary=rotary, mix=mix)
+            x = again(work, x) if index < self._again[microbatch] else work(x)
+        return module.logits(x) if module.part.has_head else x
+
+    @staticmethod
+    def _angles(rotary: Tensor, positions: Tensor) -> Tensor:
+        """The angles of these positions; RunError beyond the table."""
+        if positions.numel() and int(positions.max()) >= rotary.shape[1]:
+            raise RunError(
+                f"a sequence has a token at {int(positions.max())}, but positions go to {rotary.shape[1] - 1}; "
+                "training.sequence_length is where documents must be cut"
+            )
+        return rotary[:, positions]

@@ -1,0 +1,145 @@
+"""Attention of a chunk: its slice of a split sequence sees the slices before it, packed sequences see only themselves.
+
+Keys and values of split sequences stay on their stage, in a store, from a slice's forward to its own backward. What the
+slices behind it add to their gradients waits there as well, from the sequence's first backward on. Autograd sees
+neither: one Function reads the store and writes to it, so recomputation, I and W, and chunks of several sequences are
+no special cases. It computes the attention once more in the backward, as flash attention does, and keeps queries only.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from farpipe.sequences import Chunk, Slice
+
+ROWS_AT_ONCE: Final = 1024
+"""Queries of one call, so that no mask gets large."""
+
+
+@dataclass
+class Kept:
+    """Keys and values [heads, tokens, head_dim] of one slice in one layer, and what has come of their gradients."""
+
+    key: Tensor
+    value: Tensor
+    key_grad: Tensor | None = None
+    value_grad: Tensor | None = None
+
+    def add(self, key_grad: Tensor, value_grad: Tensor) -> None:
+        """Sum up in float32 at least."""
+        wide = torch.float64 if key_grad.dtype == torch.float64 else torch.float32
+        if self.key_grad is None or self.value_grad is None:
+            self.key_grad, self.value_grad = key_grad.to(wide, copy=True), value_grad.to(wide, copy=True)
+        else:
+            self.key_grad += key_grad
+            self.value_grad += value_grad
+
+
+@dataclass
+class KeyValueStore:
+    """What the slices of split sequences have kept on one stage, by layer and sequence, in the order of the slices."""
+
+    kept: dict[tuple[str, int], list[Kept]] = field(default_factory=dict)
+
+    def of(self, layer: str, part: Slice, key: Tensor, value: Tensor) -> list[Kept]:
+        """The slices of `part`'s sequence up to `part` itself, which is kept unless it is there (recomputation)."""
+        found = self.kept.setdefault((layer, part.sequence), [])
+        if sum(one.key.shape[-2] for one in found) == part.start:
+            found.append(Kept(key.detach(), value.detach()))
+        return found
+
+    def release(self, part: Slice) -> None:
+        """The slice's backward is done on this stage: forget it."""
+        for place in [place for place in self.kept if place[1] == part.sequence]:
+            self.kept[place].pop()
+            if not self.kept[place]:
+                del self.kept[place]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it keeps alive."""
+        every = [t for kept in self.kept.values() for k in kept for t in (k.key, k.value, k.key_grad, k.value_grad)]
+        return sum(tensor.nbytes for tensor in every if tensor is not None)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, is_grouped: bool) -> Tensor:
+    """Causal attention of the last queries.shape[-2] tokens of the keys: [b, heads, s, d] -> the same.
+
+    PyTorch aligns a causal mask to the first key, so the mask is given where there are more keys than queries.
+    """
+    num, context = query.shape[-2], key.shape[-2] - query.shape[-2]
+    if context == 0:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
+    parts = []
+    for begin in range(0, num, ROWS_AT_ONCE):
+        end = min(num, begin + ROWS_AT_ONCE)
+        seen = context + end
+        mask = torch.ones(end - begin, seen, dtype=torch.bool, device=query.device).tril(context + begin)
+        rows = (query[..., begin:end, :], key[..., :seen, :], value[..., :seen, :])
+        parts.append(functional.scaled_dot_product_attention(*rows, attn_mask=mask, enable_gqa=is_grouped))
+    return torch.cat(parts, dim=-2)
+
+
+class _SplitAttention(torch.autograd.Function):
+    """Attention of one slice of a split sequence; what comes before it is in the store."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, at: "ChunkAttention") -> Tensor:
+        ctx.at = at
+        ctx.save_for_backward(query)
+        kept = at.store.of(at.layer, at.part, key, value)
+        return attend(query, *_joined(kept), is_grouped=at.is_grouped)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        at: ChunkAttention = ctx.at
+        kept = at.store.kept[at.layer, at.part.sequence]
+        inputs = [t.detach().requires_grad_() for t in (*ctx.saved_tensors, *_joined(kept))]
+        with torch.enable_grad():
+            out = attend(*inputs, is_grouped=at.is_grouped)
+        query_grad, key_grad, value_grad = torch.autograd.grad(out, inputs, grad)
+        sizes = [one.key.shape[-2] for one in kept]
+        pieces = zip(kept, torch.split(key_grad, sizes, -2), torch.split(value_grad, sizes, -2), strict=True)
+        for one, key_piece, value_piece in pieces:
+            one.add(key_piece, value_piece)
+        own = kept[-1]
+        assert own.key_grad is not None
+        assert own.value_grad is not None
+        return query_grad, own.key_grad.to(grad.dtype), own.value_grad.to(grad.dtype), None
+
+
+def _joined(kept: list[Kept]) -> tuple[Tensor, Tensor]:
+    return torch.cat([one.key for one in kept], -2), torch.cat([one.value for one in kept], -2)
+
+
+@dataclass(frozen=True)
+class ChunkAttention:
+    """The attention of one layer for one chunk, in place of that of a whole sequence."""
+
+    store: KeyValueStore
+    layer: str
+    chunk: Chunk
+    is_grouped: bool
+
+    @property
+    def part(self) -> Slice:
+        """The first slice, the only one that may be of a split sequence."""
+        return self.chunk.slices[0]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Three times [1, heads, tokens, head_dim] -> the same; no sequence sees another."""
+        sizes = [part.length for part in self.chunk.slices]
+        found = []
+        for part, *rows in zip(
+            self.chunk.slices, *(torch.split(t, sizes, -2) for t in (query, key, value)), strict=True
+        ):
+            if part.is_whole:
+                found.append(attend(*rows, is_grouped=self.is_grouped))
+            else:
+                found.append(_SplitAttention.apply(*rows, self))  # type: ignore[no-untyped-call]
+        return torch.cat(found, dim=-2)

@@ -1,0 +1,236 @@
+"""Training on chunks: loss and gradients equal the plain model on whole sequences, whatever the chunks."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from farpipe.cost.chunks import Law
+from farpipe.errors import RunError
+from farpipe.runtime.chunk_stage import ChunkStage, chunk_batch
+from farpipe.runtime.executor import Executor
+from farpipe.runtime.model.chunk_attention import attend
+from farpipe.runtime.model.decoder import Numerics, StageModule, initialise, slices
+from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.runtime.stage import Boundary
+from farpipe.schedule import Action, Schedule
+from farpipe.sequences import followed
+from farpipe.sequences.cut import Cut, make_chunks
+from farpipe.sequences.order import chunk_order
+from in_process import run_ranks
+from sequences.test_order import follows_of
+from small_models import GPT, LLAMA, even_partition, split_backward, whole_model
+
+LAW = Law(1e-3, 1.0)
+LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
+LONGEST = 40
+MODELS = {
+    "llama": LLAMA.model_copy(update={"num_layers": 4}),
+    "gpt": GPT.model_copy(update={"num_layers": 4, "tied_embeddings": False, "max_sequence_length": LONGEST}),
+}
+
+
+def documents_of(model, lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(model.vocab_size, (length,), generator=generator) for length in lengths]
+
+
+def make_stages(model, num_stages, dtype, seed=7):
+    made = []
+    for part in slices(even_partition(model, num_stages)):
+        store = WeightGradStore()
+        module = StageModule(model, part, LONGEST, store, Numerics(dtype, dtype))
+        initialise(module, seed)
+        made.append(ChunkStage(module, store, Boundary((1, LONGEST, model.hidden), dtype)))
+    return made
+
+
+def plain_loss(module, documents):
+    """Every document alone and whole; the mean over all targets of the step."""
+    total, count = 0.0, sum(len(document) - 1 for document in documents)
+    for document in documents:
+        if len(document) > 1:
+            logits = module(document[None, :-1])
+            total = total + functional.cross_entropy(logits[0], document[1:], reduction="sum")
+    return total / count
+
+
+def run(stages, schedule, batch, recomputed):
+    num_ranks = len(schedule.ranks)
+
+    def work(peers):
+        mine = {s: stage for s, stage in enumerate(stages) if s % num_ranks == peers.rank}
+        for number, stage in mine.items():
+            stage.begin_chunks(batch, recomputed[number])
+        Executor(schedule, mine, peers).run(0)
+
+    run_ranks(num_ranks, work)
+    return stages[-1].loss
+
+
+def assert_equal(
+    model, lengths, slices_of_longest, *, stages=2, dtype=torch.float64, split=False, layers=0, limit=1000
+):
+    """One step in chunks against the plain model on whole documents."""
+    documents = documents_of(model, lengths)
+    longest = max(lengths)
+    target = (LAW.pair_s * longest**2 / 2 + LAW.token_s * longest) / slices_of_longest
+    chunks = make_chunks(lengths, Cut(target, limit), LAW)
+    order = chunk_order(followed(chunks), (0,) * stages)
+    schedule = split_backward(order.schedule()) if split else order.schedule()
+    made = make_stages(model, stages, dtype)
+    loss = run(made, schedule, chunk_batch(chunks, documents), [[layers] * len(chunks)] * stages)
+    whole = StageModule(model, slices(((0, model.num_layers),))[0], LONGEST, None, Numerics(dtype, dtype))
+    initialise(whole, 7)
+    expected = plain_loss(whole, documents)
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=LIMITS[dtype])
+    found = {name: p.grad for stage in made for name, p in stage.module.named_parameters()}
+    largest = max(float(parameter.grad.abs().max()) for parameter in whole.parameters())
+    for name, parameter in whole.named_parameters():  # a key's bias has none but for rounding, as softmax ignores it
+        scale = max(float(parameter.grad.abs().max()), 1e-3 * largest)
+        assert float((found[name] - parameter.grad).abs().max()) <= LIMITS[dtype] * scale, name
+    assert all(stage.keys_and_values.num_bytes == 0 for stage in made)
+    assert all(stage.store.num_bytes == 0 for stage in made)
+    return chunks
+
+
+MIXED = [40, 37, 23, 9, 5, 3, 2, 2, 1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layers", [0, 1])
+@pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_split_hybrid_and_batched_chunks_give_the_gradients_of_whole_sequences(name, layers, split, stages):
+    chunks = assert_equal(MODELS[name], MIXED, 4, stages=stages, split=split, layers=min(layers, 4 // stages))
+    assert {chunk.kind for chunk in chunks} == {"split", "hybrid", "batched"}
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_any_number_of_slices_and_both_precisions(count, dtype):
+    assert_equal(MODELS["llama"], MIXED, count, dtype=dtype)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.integers(1, LONGEST), min_size=1, max_size=8).filter(lambda lengths: max(lengths) > 1),
+    st.integers(1, 6),
+    st.integers(0, 2),
+    st.booleans(),
+)
+def test_any_batch(lengths, count, layers, split):
+    assert_equal(MODELS["llama"], lengths, min(count, max(lengths)), layers=layers, split=split)
+
+
+def test_two_stages_on_each_rank():
+    model = MODELS["llama"]
+    documents = documents_of(model, [12, 3])
+    chunks = make_chunks([12, 3], Cut(7.0, 100), LAW)
+    assert [chunk.kind for chunk in chunks][:2] == ["split", "hybrid"] or len(chunks) == 3
+    count = len(chunks)
+    order = [
+        [Action(s, "F", j) for s in (0, 2) for j in range(count)],
+        [Action(s, "F", j) for s in (1, 3) for j in range(count)],
+    ]
+    back = chunk_order(followed(chunks), (0,)).backwards.tolist()
+    for rank, stages_of_rank in enumerate(((2, 0), (3, 1))):
+        order[rank] += [Action(s, "B", j) for s in stages_of_rank for j in back]
+    schedule = Schedule(count, tuple(map(tuple, order)), "by hand")
+    made = make_stages(model, 4, torch.float64)
+    loss = run(made, schedule, chunk_batch(chunks, documents), [[0] * count] * 4)
+    whole = whole_model(model, torch.float64)
+    assert loss == pytest.approx(plain_loss(_long(whole, model), documents).item(), rel=1e-10)
+
+
+def _long(whole, model):
+    module = StageModule(model, whole.part, LONGEST, None, Numerics(torch.float64, torch.float64))
+    module.load_state_dict(whole.state_dict())
+    return module
+
+
+def test_packed_sequences_do_not_see_each_other():
+    """Another document in the same chunk changes nothing of a document's loss."""
+    model = MODELS["llama"]
+    one, other, third = documents_of(model, [6, 5, 5])
+    losses = []
+    for second in (other, third):
+        chunks = make_chunks([6, 5], Cut(1e9, 100), LAW)
+        assert len(chunks) == 1
+        stage = make_stages(model, 1, torch.float64)[0]
+        stage.begin_chunks(chunk_batch(chunks, [one, second]))
+        x = stage._compute(0, stage._tokens(0))
+        losses.append(x[0, :6].detach())
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("context", [0, 1, 7])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_behind_a_context_is_the_end_of_the_whole(context, grouped, monkeypatch):
+    monkeypatch.setattr("farpipe.runtime.model.chunk_attention.ROWS_AT_ONCE", 3)
+    torch.manual_seed(0)
+    key, value = (torch.randn(1, 2, context + 8, 4, dtype=torch.float64) for _ in range(2))
+    query = torch.randn(1, 4 if grouped else 2, context + 8, 4, dtype=torch.float64)
+    whole = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    assert torch.allclose(attend(query[:, :, context:], key, value, is_grouped=grouped), whole[:, :, context:])
+
+
+def test_keys_and_values_are_let_go_slice_by_slice():
+    model = MODELS["llama"]
+    chunks = make_chunks([30], Cut(10.0, 100), LAW)
+    count = len(chunks)
+    assert count > 2
+    stage = make_stages(model, 1, torch.float64)[0]
+    stage.begin_chunks(chunk_batch(chunks, documents_of(model, [30])))
+    per_token = model.num_layers * 2 * model.kv_hidden * 8
+    for index in range(count):
+        stage.forward(index, None)
+    assert stage.keys_and_values.num_bytes == 30 * per_token
+    for index in reversed(range(count)):
+        stage.backward(index, None)
+        left = sum(chunk.num_tokens for chunk in chunks[:index])
+        assert stage.keys_and_values.num_bytes == 2 * left * per_token
+
+
+def test_a_sequence_beyond_the_positions_is_told():
+    model = MODELS["llama"]
+    chunks = make_chunks([LONGEST + 5], Cut(1e9, 100), LAW)
+    stage = make_stages(model, 1, torch.float64)[0]
+    stage.begin_chunks(chunk_batch(chunks, documents_of(model, [LONGEST + 5])))
+    with pytest.raises(RunError, match="sequence_length is where documents must be cut"):
+        stage.forward(0, None)
+
+
+def test_chains_of_the_tests_are_those_of_chunks():
+    chunks = make_chunks([30, 20], Cut(10.0, 100), LAW)
+    counts = [sum(part.sequence == s for chunk in chunks for part in chunk.slices) for s in (0, 1)]
+    assert followed(chunks) == follows_of(counts)
+
+
+def test_a_model_learns_the_same_in_chunks_as_on_whole_documents():
+    """Five steps of AdamW, every step another batch with other chunks."""
+    model, num_steps = MODELS["llama"], 5
+    stages = make_stages(model, 2, torch.float64)
+    whole = StageModule(
+        model, slices(((0, model.num_layers),))[0], LONGEST, None, Numerics(torch.float64, torch.float64)
+    )
+    initialise(whole, 7)
+    apart = [parameter for stage in stages for parameter in stage.module.parameters()]
+    optimizers = [torch.optim.AdamW(parameters, lr=1e-2) for parameters in (apart, whole.parameters())]
+    for step in range(num_steps):
+        lengths = torch.randint(1, LONGEST + 1, (6,), generator=torch.Generator().manual_seed(step)).tolist()
+        documents = documents_of(model, lengths, step)
+        chunks = make_chunks(lengths, Cut(30.0 + 5 * step, 1000), LAW)
+        order = chunk_order(followed(chunks), (0, 0))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = run(stages, order.schedule(), chunk_batch(chunks, documents), [[step % 3] * len(chunks)] * 2)
+        expected = plain_loss(whole, documents)
+        expected.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for stage in stages:
+            stage.module.forget_casts()
+        assert loss == pytest.approx(expected.item(), rel=1e-9)
