@@ -12,7 +12,7 @@ POSITIVE_SECONDS = st.integers(1, 12).map(lambda n: n / 2)
 
 
 @st.composite
-def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECONDS, with_sync=True):
+def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECONDS, with_sync=True, with_chains=False):
     """Any Problem: several stages per rank, figures per microbatch, links shared by hops and by collectives."""
     num_ranks = draw(st.integers(1, max_ranks))
     num_stages = draw(st.integers(num_ranks, max(num_ranks, max_stages)))
@@ -53,13 +53,35 @@ def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECOND
             weight_grad_s=figure(),
             activation_bytes=2.0,
             weight_stash_bytes=draw(st.sampled_from([0.0, 1.0, 2.0])),
+            chain_bytes=figure() if with_chains else 0.0,
         )
         for s in range(num_stages)
     )
     hops = tuple(Hop(forward=transfer(), backward=transfer()) for _ in range(num_stages - 1))
     sync = tuple(Sync(gather=collective(), reduce=collective()) for _ in range(num_stages)) if with_sync else None
-    ranks = tuple(Rank() for _ in range(num_ranks))
-    return Problem(num_microbatches=num_microbatches, ranks=ranks, stages=stages, links=links, hops=hops, sync=sync)
+    return Problem(
+        num_microbatches=num_microbatches,
+        ranks=(Rank(),) * num_ranks,
+        stages=stages,
+        links=links,
+        hops=hops,
+        sync=sync,
+        follows=draw(follows(num_microbatches)) if with_chains else None,
+    )
+
+
+@st.composite
+def follows(draw, num_microbatches):
+    """Any chains of so many microbatches, also some that lie in each other, or none."""
+    if draw(st.booleans()):
+        return None
+    chain_of = draw(st.lists(st.integers(0, 2), min_size=num_microbatches, max_size=num_microbatches))
+    joined = [draw(st.booleans()) for _ in chain_of]
+    last, found = {}, []
+    for index, (chain, join) in enumerate(zip(chain_of, joined, strict=True)):
+        found.append(last.get(chain) if join else None)
+        last[chain] = index
+    return tuple(found)
 
 
 @st.composite
@@ -71,7 +93,7 @@ def schedules(draw, problem):
     todo = [Action(s, "F", j) for s in range(num_stages) for j in microbatches]
     done, orders = set(), [[] for _ in problem.ranks]
     while todo:
-        ready = [a for a in todo if (need := awaited(a, num_stages)) is None or need in done]
+        ready = [a for a in todo if all(need in done for need in _needs(problem, a))]
         action = draw(st.sampled_from(ready))
         todo.remove(action)
         stage, kind, j = action
@@ -82,6 +104,19 @@ def schedules(draw, problem):
         elif kind == "I":
             todo.append(Action(stage, "W", j))
     return Schedule(problem.num_microbatches, tuple(map(tuple, orders)), "random")
+
+
+def _needs(problem, action):
+    """What has to be done before `action` on its own stage or another, as (stage, "F" or "backward", microbatch)."""
+    stage, kind, j = action
+    need = awaited(action, problem.num_stages)
+    if kind == "F":
+        before = problem.chains.previous[j]
+        chain = (stage, "F", int(before)) if before >= 0 else None
+    else:
+        after = problem.chains.next[j]
+        chain = (stage, "backward", int(after)) if after >= 0 and kind != "W" else None
+    return [need for need in (need, chain) if need is not None]
 
 
 @st.composite

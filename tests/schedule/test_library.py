@@ -6,6 +6,7 @@ from farpipe.errors import InputError, UsageError
 from farpipe.schedule import Schedule, check, peak_memory_bytes
 from farpipe.schedule.library import ORDERS, extra_forwards, order
 from farpipe.simulate import simulate
+from farpipe.step import Hop, Link, Rank, Transfer
 from pipelines import pipeline
 
 ONE_STAGE_PER_RANK = ["gpipe", "1f1b", "eager", "geopipe", "zb-h1", "zb-h2", "zb-1p", "zb-2p"]
@@ -119,6 +120,43 @@ def test_eager_is_never_over_memory_where_1f1b_is_not(num_ranks, num_microbatche
     problem = pipeline(num_ranks, num_microbatches, cuts=(0,), latency=latency, memory=max(memory, num_ranks))
     check(problem, order("1f1b", problem))
     check(problem, order("eager", problem))
+
+
+@st.composite
+def steps_with_links_of_their_own(draw):
+    """Equal stages; any delays, each on links that no other hop uses; on every rank at least what 1F1B needs."""
+    num_ranks, num_microbatches = draw(st.integers(2, 8)), draw(st.integers(1, 24))
+    seconds = draw(st.sampled_from([(1, 1, 1), (1, 1.5, 0.5), (1, 2, 0), (2, 2, 1)]))
+    problem = pipeline(num_ranks, num_microbatches, seconds=seconds)
+    links, hops = {}, []
+    for hop in range(num_ranks - 1):
+        latency, size = (
+            draw(st.sampled_from([0.0, 0.25, 1.0, 2.0, 5.0, 10.0])),
+            draw(st.sampled_from([0.0, 0.25, 1, 3])),
+        )
+        names = (f"{hop}>{hop + 1}", f"{hop + 1}>{hop}")
+        links |= dict.fromkeys(names, Link(latency_s=latency, bandwidth_bytes_per_s=1))
+        there, back = (Transfer(link=name, bytes=size) for name in names)
+        hops.append(Hop(forward=there, backward=back) if draw(st.booleans()) else None)
+    memory = draw(st.none() | st.integers(num_ranks, 3 * num_ranks))
+    ranks = (Rank(memory_bytes=memory),) * num_ranks
+    return problem.model_copy(update={"links": links, "hops": tuple(hops), "ranks": ranks})
+
+
+@pytest.mark.parametrize("name", ["eager", "geopipe"])
+@given(steps_with_links_of_their_own())
+@settings(max_examples=150, deadline=None)
+def test_extra_forwards_are_never_slower_than_1f1b_in_the_same_memory(name, problem):
+    plain, extra = order("1f1b", problem), order(name, problem)
+    check(problem, plain)
+    check(problem, extra)
+    assert simulate(problem, extra).makespan_s <= simulate(problem, plain).makespan_s * (1 + 1e-9)
+
+
+def test_a_warm_up_that_memory_cuts_still_falls_from_stage_to_stage():
+    problem = pipeline(4, 64, cuts=(0, 2), latency=9.0, memory=5.0)
+    assert peak_memory_bytes(problem, order("eager", problem)) == [5, 4, 3, 1]
+    assert peak_memory_bytes(problem, order("geopipe", problem)) == [5, 4, 3, 1]
 
 
 def test_geopipe_counts_the_cuts_between_sites_that_are_given_upstream_of_each():

@@ -46,7 +46,7 @@ def changed(path, value):
     return json.dumps(data)
 
 
-@given(problems())
+@given(problems(with_chains=True))
 @settings(max_examples=100, deadline=None)
 def test_json_survives_a_round_trip(problem):
     again = Problem.from_json(problem.to_json())
@@ -67,6 +67,27 @@ def test_the_documented_example_is_read():
     assert problem.table("input_grad_s").tolist() == [[1, 2, 3], [1, 2, 3]]
     assert problem.ranks[1].memory_bytes is None
     assert [place for place, _ in problem.transfers()] == ["hops[0].forward", "hops[0].backward", "sync[1].reduce"]
+
+
+def test_chains_are_optional_and_read_as_documented():
+    problem = Problem.from_json(changed(["follows"], [None, 0, None]))
+    assert problem.chains.previous.tolist() == [-1, 0, -1]
+    assert problem.chains.next.tolist() == [1, -1, -1]
+    assert problem.chains.backwards.tolist() == [1, 0, 2]
+    assert problem.chains.forwards_needed().tolist() == [2, 2, 3]
+    assert '"follows":[null,0,null]' in problem.to_json()
+    without = Problem.from_json(json.dumps(EXAMPLE))
+    assert without.chains.backwards.tolist() == [0, 1, 2]
+    assert not without.chains.any
+    assert "follows" not in without.to_json()
+    assert "chain_bytes" not in without.to_json()
+
+
+def test_chains_in_each_other_end_in_the_order_of_their_last_slices():
+    problem = Problem.from_json(changed(["follows"], [None, None, 0]))
+    assert problem.chains.backwards.tolist() == [1, 2, 0]
+    four = problem.model_copy(update={"num_microbatches": 4, "follows": (None, None, 0, 1)})
+    assert four.chains.backwards.tolist() == [2, 0, 3, 1]
 
 
 def test_repr_tells_stages_memory_and_links():
@@ -105,6 +126,13 @@ def test_repr_tells_stages_memory_and_links():
         (["hops"], [], "hops: expected one entry per adjacent stage pair, 1, found 0"),
         (["sync"], [None], "sync: expected one entry per stage, 2, found 1"),
         (["sync", 1, "reduce", "bytes"], [1, 1, 1], "sync[1].reduce: a collective has no microbatches"),
+        (["follows"], [None, 0], "follows: expected one entry per microbatch, 3, found 2"),
+        (["follows"], [None, 1, None], "follows[1]: expected null or an earlier microbatch, 0 to 0, found 1"),
+        (["follows"], [0, None, None], "follows[0]: expected null or an earlier microbatch"),
+        (["follows"], [None, 0, 0], "follows[2]: microbatch 0 is followed by 1 already"),
+        (["follows"], [None, -1, None], "follows[1]: expected null or an earlier microbatch"),
+        (["follows"], [None, 0.0, None], "follows[1]: input should be a valid integer"),
+        (["stages", 0, "chain_bytes"], [1, 2], "stages[0].chain_bytes: expected one entry per microbatch, 3, found 2"),
         (["num_microbatches"], 0, "num_microbatches: input should be greater than or equal to 1"),
         (["num_microbatches"], 2.5, "num_microbatches: input should be a valid integer"),
         (["ranks"], [], "ranks: expected 1 or more entries"),

@@ -3,7 +3,8 @@
 1. There is one order per rank, and as many microbatches as in the Problem.
 2. Every action belongs to a stage of its own rank and to a microbatch of the step.
 3. Every stage does F once for every microbatch, and then either B once, or I once and W once.
-4. On its rank F comes before I or B, and I before W.
+4. On its rank F comes before I or B, and I before W; of the slices of one sequence (`Problem.follows`) an earlier one's
+   F before a later one's, and its I or B after.
 5. No rank waits for another in a circle.
 6. No rank ever holds more than its memory.
 """
@@ -19,7 +20,8 @@ from farpipe.errors import InfeasibleError, ScheduleError
 from farpipe.schedule.action import KINDS, Action
 from farpipe.schedule.grid import draw_grid
 from farpipe.schedule.schedule import RankOrder, Schedule
-from farpipe.step import Problem
+from farpipe.step import Problem, byte_tables, least_activation_bytes
+from farpipe.step.chains import NOBODY
 from farpipe.units import format_bytes
 
 _PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
@@ -51,7 +53,7 @@ def _all_sound(problem: Problem, schedule: Schedule) -> bool:
     columns = (np.array(column, np.int64) for column in (stages, [_PLACE[kind] for kind in kinds], microbatches))
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
     all_sound: Any = check_kernel.all_sound
-    return bool(all_sound(begin, *columns, rank_of_stage, problem.num_microbatches))
+    return bool(all_sound(begin, *columns, rank_of_stage, problem.chains.previous, problem.chains.next))
 
 
 def _fail(rule: int, text: str, schedule: Schedule, mark: tuple[int, int]) -> ScheduleError:
@@ -87,6 +89,7 @@ def _check_rank(problem: Problem, schedule: Schedule, rank: int) -> None:
             raise _fail(3, text, schedule, here)
         place[action] = position
         _check_action(schedule, rank, action, place)
+        _check_slices(problem, schedule, rank, action, place)
     _check_complete(problem, schedule, rank, place)
 
 
@@ -107,6 +110,20 @@ def _check_action(schedule: Schedule, rank: int, action: Action, place: dict[Act
         raise _fail(4, f"{action} comes before its forward {forward}", schedule, here)
     if kind == "W" and not has("I"):
         raise _fail(4, f"{action} comes before its input gradient {input_grad}", schedule, here)
+
+
+def _check_slices(problem: Problem, schedule: Schedule, rank: int, action: Action, place: dict[Action, int]) -> None:
+    """Rule 4 for slices of one sequence: what has to come before `action` on its stage has come."""
+    stage, kind, microbatch = action
+    here = (rank, place[action])
+    before = int((problem.chains.previous if kind == "F" else problem.chains.next)[microbatch])
+    if kind == "W" or before == NOBODY:
+        return
+    if kind == "F" and (stage, "F", before) not in place:
+        raise _fail(4, f"{action} comes before {stage}F{before}, the slice before it of its sequence", schedule, here)
+    if kind != "F" and not {(stage, "I", before), (stage, "B", before)} & place.keys():
+        text = f"{action} comes before the backward of {stage}F{before}, the slice after it of its sequence"
+        raise _fail(4, text, schedule, here)
 
 
 def _check_complete(problem: Problem, schedule: Schedule, rank: int, place: dict[Action, int]) -> None:
@@ -186,19 +203,15 @@ def memory_steps(problem: Problem, order: RankOrder) -> NDArray[np.float64]:
     if not order:
         return np.zeros((0, 2))
     stages, letters, microbatches = zip(*order, strict=True)
-    kinds, places = np.array([_PLACE[kind] for kind in letters]), (np.array(stages), np.array(microbatches))
-    held, kept = (problem.table(name)[places] for name in ("activation_bytes", "weight_stash_bytes"))
-    nothing = np.zeros(len(order))
-    return np.stack(
-        [np.choose(kinds, (held, nothing, nothing, nothing)), np.choose(kinds, (nothing, held - kept, kept, held))], 1
-    )
+    slots = np.array(stages) * problem.num_microbatches + np.array(microbatches)
+    codes = len(KINDS) * slots + np.array([_PLACE[kind] for kind in letters])
+    return np.stack([table[codes] for table in byte_tables(problem)], 1)
 
 
 def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> NDArray[np.float64]:
     """Bytes in use on `rank` while each action of its order runs, static bytes included: [num_actions + 1].
 
-    The last entry is what remains after the last action. Memory follows from the order alone: an activation is
-    taken at the start of F and given back at the end of I or B, the stash of its weight gradient at the end of W.
+    The last entry is what remains after the last action. Memory follows from the order alone (`step.byte_tables`).
     """
     steps = memory_steps(problem, schedule.ranks[rank])
     taken, given = np.cumsum(steps[:, 0]), np.cumsum(steps[:, 1])
@@ -218,15 +231,13 @@ def exceeds(used: float, limit: float | None) -> bool:
 
 
 def expect_room(problem: Problem) -> None:
-    """InfeasibleError for the rank that is shortest of memory if one microbatch alone does not fit somewhere.
+    """InfeasibleError for the rank that is shortest of memory if one sequence alone does not fit somewhere.
 
-    Its stages all hold it when the last of them does its forward, whatever the order; where it fits, doing one
-    microbatch after the other is a schedule.
+    Its stages all hold its microbatches when the last of them does its forwards, whatever the order; where they fit,
+    doing one sequence after the other is a schedule.
     """
-    held = problem.table("activation_bytes")
     worst: tuple[float, int, float] | None = None
-    for rank, (spec, stages) in enumerate(zip(problem.ranks, problem.stages_of_rank, strict=True)):
-        needed = float(held[list(stages)].sum(axis=0).max(initial=0.0))
+    for rank, (spec, needed) in enumerate(zip(problem.ranks, least_activation_bytes(problem).tolist(), strict=True)):
         if exceeds(spec.static_bytes + needed, spec.memory_bytes):
             missing = spec.static_bytes + needed - (spec.memory_bytes or 0.0)
             worst = max(worst or (0.0, 0, 0.0), (missing, rank, needed))
@@ -237,11 +248,14 @@ def expect_room(problem: Problem) -> None:
 def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -> str:
     spec, limit = problem.ranks[rank], problem.ranks[rank].memory_bytes or 0.0
     has = limit - spec.static_bytes
+    unit = "sequence, all its slices together" if problem.chains.any else "microbatch"
     text = (
         f"no schedule fits memory: rank {rank} has {format_bytes(limit)}, {format_bytes(missing)} less than the "
         f"{format_bytes(spec.static_bytes)} that are always there and the {format_bytes(needed)} of activations of one "
-        "microbatch; "
+        f"{unit}; "
     )
+    if problem.chains.any:
+        return text + "recompute more, or divide the sequence over more devices"
     if has <= 0:
         return (
             text

@@ -9,12 +9,13 @@ _FORWARD, _INPUT_GRAD, _WEIGHT_GRAD, _BACKWARD = 1, 2, 4, 8
 
 
 @njit(cache=True)
-def all_sound(begin, stages, kinds, microbatches, rank_of_stage, num_microbatches):  # type: ignore[no-untyped-def]
+def all_sound(begin, stages, kinds, microbatches, rank_of_stage, previous, following):  # type: ignore[no-untyped-def]
     """Play all ranks' orders, [num_actions] each and rank r's from `begin` [r], without times until nothing moves.
 
+    `previous` and `following` [M]: the slices before and after of the same sequence, -1 for none.
     Sound if every action is played on its own rank at the right moment, and every microbatch is complete everywhere.
     """
-    num_ranks, num_stages = begin.size - 1, rank_of_stage.size
+    num_ranks, num_stages, num_microbatches = begin.size - 1, rank_of_stage.size, previous.size
     done = np.zeros((num_stages, num_microbatches), np.uint8)
     position, waiting = begin[:-1].copy(), np.full(2 * num_stages * num_microbatches, -1, np.int32)
     stack, top = np.arange(num_ranks), num_ranks
@@ -28,6 +29,9 @@ def all_sound(begin, stages, kinds, microbatches, rank_of_stage, num_microbatche
                 return False
             bit = _bit_in_turn(done[stage, microbatch], kind)
             if bit == 0:
+                return False
+            before = previous[microbatch] if kind == _F else following[microbatch]
+            if kind != _W and before >= 0 and not _has_made(done[stage, before], kind):
                 return False
             source = stage - 1 if kind == _F else stage + 1
             if kind != _W and 0 <= source < num_stages and not _has_made(done[source, microbatch], kind):

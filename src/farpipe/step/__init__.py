@@ -1,5 +1,7 @@
 """One step as numbers: the Problem."""
 
+from farpipe.step.chains import Chains
+from farpipe.step.memory import byte_tables, least_activation_bytes
 from farpipe.step.problem import (
     FORMAT,
     MAX_MICROBATCHES,
@@ -19,6 +21,7 @@ __all__ = [
     "FORMAT",
     "MAX_MICROBATCHES",
     "MAX_SECONDS",
+    "Chains",
     "Hop",
     "Link",
     "Problem",
@@ -26,6 +29,8 @@ __all__ = [
     "Stage",
     "Sync",
     "Transfer",
+    "byte_tables",
     "is_inter_site",
+    "least_activation_bytes",
     "site_of",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from farpipe.step.chains import Chains, chains, expect_chains
 from farpipe.strict import expect_format, finite, nearest, parse_json, read_text, validate, write_text
 from farpipe.units import format_bytes, format_rate, format_seconds
 
@@ -80,6 +81,8 @@ class Stage(_Part):
     """Held from the start of F to the end of I or B."""
     weight_stash_bytes: PerMicrobatch = 0.0
     """What remains of it after I, until the end of W."""
+    chain_bytes: PerMicrobatch = 0.0
+    """Gradients of keys and values: held from the start of the chain's first backward to the end of the own one."""
 
 
 class Link(_Part):
@@ -141,6 +144,8 @@ class Problem(_Part):
     links: dict[str, Link] = Field(default_factory=dict)
     hops: tuple[Hop | None, ...] = ()
     sync: tuple[Sync | None, ...] | None = None
+    follows: tuple[int | None, ...] | None = None
+    """For every microbatch the one that is the slice before it of the same sequence, if any; None: no chains."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,7 +153,7 @@ class Problem(_Part):
         """JSON has lists where Python has tuples; strict mode would tell them apart."""
         if not isinstance(data, dict):
             return data
-        keys = ("ranks", "stages", "hops", "sync")
+        keys = ("ranks", "stages", "hops", "sync", "follows")
         return data | {key: tuple(data[key]) for key in keys if isinstance(data.get(key), list)}
 
     @model_validator(mode="after")
@@ -159,11 +164,18 @@ class Problem(_Part):
             )
         if self.sync is not None and len(self.sync) != len(self.stages):
             raise ValueError(f"sync: expected one entry per stage, {len(self.stages)}, found {len(self.sync)}")
+        if self.follows is not None:
+            expect_chains(self.follows, self.num_microbatches)
         for index, stage in enumerate(self.stages):
             if stage.rank >= len(self.ranks):
                 raise ValueError(f"stages[{index}].rank: there is no rank {stage.rank}; ranks: {len(self.ranks)}")
             for name in _STAGE_FIGURES:
                 self._expect_length(getattr(stage, name), f"stages[{index}].{name}")
+        self._expect_transfers()
+        self._expect_turns()
+        return self
+
+    def _expect_transfers(self) -> None:
         for place, transfer in self.transfers():
             if place.startswith("sync") and not (isinstance(transfer.link, str) and isinstance(transfer.bytes, float)):
                 raise ValueError(f"{place}: a collective has no microbatches: give one link and one number of bytes")
@@ -172,8 +184,6 @@ class Problem(_Part):
             for name, share in self.shares(transfer):
                 if not float(share.max()) <= MAX_SECONDS * self.links[name].bandwidth_bytes_per_s:
                     raise ValueError(f"{place}.bytes: would take more than {MAX_SECONDS:g} s on link {name!r}")
-        self._expect_turns()
-        return self
 
     def _expect_turns(self) -> None:
         """The same replicas take turns everywhere; a collective, which they share, would upset private links."""
@@ -242,6 +252,11 @@ class Problem(_Part):
         return tuple(tuple(stages) for stages in of_rank)
 
     @cached_property
+    def chains(self) -> Chains:
+        """Which microbatches are slices of one sequence."""
+        return chains(self.follows, self.num_microbatches)
+
+    @cached_property
     def turn_s(self) -> float:
         """By how much a replica lags behind the one before it where they take turns: the longest message there.
 
@@ -298,13 +313,16 @@ class Problem(_Part):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's, without what was reckoned from the old values."""
         copied = super().model_copy(update=update, deep=deep)
-        for name in ("stages_of_rank", "turn_s", "_tables"):
+        for name in ("stages_of_rank", "chains", "turn_s", "_tables"):
             copied.__dict__.pop(name, None)
         return copied
 
     def to_json(self) -> str:
-        """The problem in the format ``farpipe/problem/1``."""
-        body = self.model_dump_json(exclude_none=False)
+        """The problem in the format ``farpipe/problem/1``; with chains only where there are any."""
+        unused: dict[str, Any] = {} if self.follows is not None else {"follows": True}
+        if not any(np.any(stage.chain_bytes) for stage in self.stages):
+            unused["stages"] = {"__all__": {"chain_bytes"}}
+        body = self.model_dump_json(exclude=unused)
         return f'{{"format":"{FORMAT}",{body[1:]}'
 
     def to_data(self) -> dict[str, Any]:
@@ -353,6 +371,7 @@ _STAGE_FIGURES: Final = (
     "weight_grad_s",
     "activation_bytes",
     "weight_stash_bytes",
+    "chain_bytes",
 )
 
 

@@ -73,24 +73,29 @@ def _mean_seconds(problem: Problem, transfer: Transfer | None) -> float:
     return float(sum(seconds) / len(seconds))
 
 
-def _fit_memory(problem: Problem, warm_up: list[int]) -> list[int]:
-    """The wish, with no more forwards in flight than the rank of a stage can hold, and not growing downstream."""
+def _fit_memory(problem: Problem, wanted: list[int]) -> list[int]:
+    """The wanted warm-up, with no more forwards in flight than the rank of a stage can hold.
+
+    Where memory cuts it, it still falls from stage to stage: two neighbours with the same warm-up would wait for each
+    other once per microbatch.
+    """
     fitted: list[int] = []
-    for stage, wish in enumerate(warm_up):
-        plain = problem.num_stages - 1 - stage
-        allowed = max(plain, min(wish, _most_in_flight(problem, stage) - 1))
-        fitted.append(min(allowed, fitted[-1]) if fitted else allowed)
+    for stage, count in enumerate(wanted):
+        plain, most = problem.num_stages - 1 - stage, _most_in_flight(problem, stage)
+        allowed = count if most is None else min(count, most - 1)
+        if fitted and fitted[-1] < wanted[stage - 1]:
+            allowed = min(allowed, fitted[-1] - 1)
+        fitted.append(max(plain, allowed))
     return fitted
 
 
-def _most_in_flight(problem: Problem, stage: int) -> int:
-    """How many microbatches of `stage` fit its rank's memory at once (the largest ones taken)."""
+def _most_in_flight(problem: Problem, stage: int) -> int | None:
+    """How many microbatches of `stage` fit its rank's memory at once (the largest ones taken); None: all of them."""
     rank = problem.ranks[problem.stages[stage].rank]
     held = float(problem.table("activation_bytes")[stage].max())
-    if rank.memory_bytes is None or held == 0:
-        return problem.num_microbatches
-    room = (rank.memory_bytes - rank.static_bytes) / held
-    return max(0, math.floor(min(problem.num_microbatches, room * (1 + 1e-9))))
+    if rank.memory_bytes is None or held * problem.num_microbatches <= rank.memory_bytes - rank.static_bytes:
+        return None
+    return max(0, math.floor((rank.memory_bytes - rank.static_bytes) / held * (1 + 1e-9)))
 
 
 def _per_stage(extra: int | Sequence[int], num_stages: int) -> list[int]:

@@ -1,0 +1,82 @@
+"""Chains: the microbatches that are slices of one sequence, and in which order their actions have to come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Every microbatch belongs to one chain; without `Problem.follows` each is a chain of its own.
+
+    On every stage the forwards of a chain come in ascending order, its backwards in descending order: the gradient of
+    a slice's keys and values is complete when all later slices have added to it.
+    """
+
+    previous: Indices
+    """[M]: the slice before, or NOBODY."""
+    next: Indices
+    """[M]: the slice after, or NOBODY."""
+    first: Indices
+    """[M]: the first slice of the chain: the same number for all of its slices."""
+    backwards: Indices
+    """[M]: the microbatches in the order in which orders by index do their backwards: 0, 1, 2, ... without chains."""
+
+    @property
+    def any(self) -> bool:
+        """Whether any chain has more than one slice."""
+        return bool((self.previous != NOBODY).any())
+
+    @property
+    def is_last(self) -> NDArray[np.bool_]:
+        """[M]: whether the backward of the chain begins with this slice."""
+        return np.asarray(self.next == NOBODY)
+
+    def sums(self, figure: NDArray[np.float64]) -> NDArray[np.float64]:
+        """For every stage and microbatch of `figure` [S, M] the sum over its chain."""
+        total = np.zeros_like(figure)
+        np.add.at(total.T, self.first, figure.T)
+        return np.asarray(total[:, self.first])
+
+    def forwards_needed(self) -> Indices:
+        """[M]: how many forwards, taken by index, come at least before the k-th backward of `backwards`."""
+        return np.maximum.accumulate(self.backwards) + 1
+
+
+def chains(follows: Sequence[int | None] | None, num_microbatches: int) -> Chains:
+    """The chains that `follows` describes; chains end in the order of their last slices."""
+    own = np.arange(num_microbatches)
+    previous, next_, first = np.full(num_microbatches, NOBODY), np.full(num_microbatches, NOBODY), own.copy()
+    if follows is None:
+        return Chains(previous, next_, first, own)
+    for slice_, before in enumerate(follows):
+        if before is not None:
+            previous[slice_], next_[before], first[slice_] = before, slice_, first[before]
+    last = np.zeros(num_microbatches, np.int64)
+    np.maximum.at(last, first, own)
+    return Chains(previous, next_, first, np.lexsort((-own, last[first])))
+
+
+def expect_chains(follows: Sequence[int | None], num_microbatches: int) -> None:
+    """ValueError with the key path unless every slice follows an earlier one that nobody else follows."""
+    if len(follows) != num_microbatches:
+        raise ValueError(f"follows: expected one entry per microbatch, {num_microbatches}, found {len(follows)}")
+    followed_by: dict[int, int] = {}
+    for index, before in enumerate(follows):
+        if before is None:
+            continue
+        if not 0 <= before < index:
+            raise ValueError(
+                f"follows[{index}]: expected null or an earlier microbatch, 0 to {index - 1}, found {before}"
+            )
+        if before in followed_by:
+            raise ValueError(
+                f"follows[{index}]: microbatch {before} is followed by {followed_by[before]} already; slices of one "
+                "sequence follow each other one by one"
+            )
+        followed_by[before] = index

@@ -1,0 +1,41 @@
+"""What every action takes and frees: the one place that knows how long a step holds which bytes."""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.step.problem import Problem
+
+F, I, W, B = range(4)  # noqa: E741  the letters of the actions
+NUM_KINDS: Final = 4
+
+Floats = NDArray[np.float64]
+
+
+def byte_tables(problem: Problem) -> tuple[Floats, Floats]:
+    """(taken, freed): bytes that an action takes when it starts and frees when it ends; both [S x M x 4], by its code.
+
+    An activation is held from the start of F to the end of I or B; the stash of its weight gradient from the end of I
+    to the end of W; the gradients of keys and values of a chain from the start of its first backward, each to the end
+    of the own I or B.
+    """
+    activation, stash, chain = map(problem.table, ("activation_bytes", "weight_stash_bytes", "chain_bytes"))
+    taken, freed = (np.zeros((*activation.shape, NUM_KINDS)) for _ in range(2))
+    taken[..., F] = activation
+    taken[..., I] = taken[..., B] = np.where(problem.chains.is_last, problem.chains.sums(chain), 0.0)
+    freed[..., I] = activation - stash + chain
+    freed[..., W] = stash
+    freed[..., B] = activation + chain
+    return taken.reshape(-1), freed.reshape(-1)
+
+
+def least_activation_bytes(problem: Problem) -> Floats:
+    """The least that every rank needs for activations, whatever the order: [R].
+
+    When a stage begins with the backward of a chain, it and the earlier stages of its rank hold all of that chain, and
+    its gradients of keys and values are taken. One chain after the other, stage after stage, needs no more.
+    """
+    activation, chain = (problem.chains.sums(problem.table(name)) for name in ("activation_bytes", "chain_bytes"))
+    needs = [activation[list(mine)].cumsum(axis=0) + chain[list(mine)] for mine in problem.stages_of_rank]
+    return np.array([need.max(initial=0.0) for need in needs])
