@@ -93,7 +93,7 @@ def test_chains_in_each_other_end_in_the_order_of_their_last_slices():
 def test_repr_tells_stages_memory_and_links():
     text = repr(Problem.from_json(json.dumps(EXAMPLE)))
     assert "2 stages on 2 ranks, 3 microbatches" in text
-    assert "stage 1: rank 1, F 1 s, I 1 s..3 s, W 1 s" in text
+    assert "stage 1: rank 1, F 1.00 s, I 1.00 s..3.00 s, W 1.00 s" in text
     assert "zurich>lugano: 6.00 ms, 100 Gbit/s" in text
 
 
