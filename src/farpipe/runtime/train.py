@@ -164,7 +164,8 @@ class _Loop:
             self._recorder.order_from(step, schedule)
 
     def _post(self, report: StepReport, **further: float) -> None:
-        report = dataclasses.replace(report, **further, **memory(self._run.device))  # type: ignore[arg-type]
+        events = tuple(event.to_data() for event in self._peers.take_events())
+        report = dataclasses.replace(report, **further, **memory(self._run.device), link_events=events)  # type: ignore[arg-type]
         self._peers.post(0, BOX, report.pack())
         if self._recorder is not None:
             self._recorder.collect()

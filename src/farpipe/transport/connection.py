@@ -3,9 +3,11 @@
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from farpipe.transport import tuning
 from farpipe.transport.security.proof import ClosedError
 from farpipe.transport.sockets import interrupt
 from farpipe.transport.tuning import delivery_rate, packet_counts
@@ -29,6 +31,7 @@ class Connection:
         self._sock = sock
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.fd: Final = sock.fileno()
+        self._renewed_s = time.monotonic()
         self._counted = Retransmissions(0, 0)
         self.is_drained = False
         """Whether the last `receive_into` got all that the kernel had, so that another would find nothing."""
@@ -70,8 +73,15 @@ class Connection:
         """Since the last call; nothing from a connection that has just ended."""
         before = self._counted
         with contextlib.suppress(OSError):
-            self._counted = Retransmissions(*packet_counts(self._sock))
+            self._renewed_s = time.monotonic()
+        self._counted = Retransmissions(*packet_counts(self._sock))
         return Retransmissions(*(now - then for now, then in zip(self._counted, before, strict=True)))
+
+    def renew(self, now_s: float) -> None:
+        """Now and then: keep the congestion control from what it would do after a while, see `renew_bbr`."""
+        if now_s - self._renewed_s > tuning.BBR_RENEWED_S:
+            self._renewed_s = now_s
+            tuning.renew_bbr(self._sock)
 
     def close(self) -> None:
         """Break it off."""

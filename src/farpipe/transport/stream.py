@@ -165,6 +165,8 @@ class Stream:
             up = self._connection is not None
             idle = not self.sender.is_writing and now_s - self.sender.said_s > self._silence_s / 5
             silent = up and not self.receiver.is_blocked and now_s - self.receiver.heard_s > self._silence_s
+            if self._connection is not None:
+                self._connection.renew(now_s)
             self._receipts.is_due = due = self._receipts.is_due or (up and idle)
         if silent:
             self.break_off(TimeoutError(f"nothing was heard for {self._silence_s:g} s"))

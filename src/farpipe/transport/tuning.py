@@ -33,6 +33,8 @@ _PACED_SHARE: Final = 0.95
 """Of the rate, for headers (3.5 % of full packets) and to keep the queue empty."""
 _FAR_S: Final = 1e-3
 """Round trip of a way that is long: nearer by, the plan's rate is a guess and the queue is nothing."""
+BBR_RENEWED_S = 4.0
+"""How often BBR begins anew, see `renew_bbr`: before the 10 s are over after which it measures the round trip."""
 _WMEM: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SLOW_AFTER_IDLE: Final = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _RTT_OFFSET: Final = 68
@@ -76,6 +78,20 @@ def suit_to_pauses(sock: socket.socket) -> None:
         keeps_window = _SLOW_AFTER_IDLE.read_text().strip() == "0"
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic" if keeps_window else b"bbr")
+
+
+def renew_bbr(sock: socket.socket) -> None:
+    """Have BBR begin anew with the window that it has; nothing under another congestion control.
+
+    BBR as Linux has it (version 1) stops almost all sending for 200 ms every 10 s, to measure the round trip, and
+    sends a quarter slower for one round trip in eight. A new one does neither: it begins by looking for the rate, in
+    which it never lowers window and pace before it has seen the link full for three round trips, and the pace that
+    farpipe allows (see `pacing_rate`) keeps it below that.
+    """
+    with contextlib.suppress(OSError):
+        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"bbr":
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # the same again would change nothing
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
 
 
 def send_buffer_limit_bytes() -> int:

@@ -8,13 +8,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from farpipe.cost.flops import step_flops
 from farpipe.errors import RunError
+from farpipe.runtime.figures.link_log import LinkLog
 from farpipe.runtime.figures.metrics import (
     METRICS_NAME,
     SUMMARY_NAME,
@@ -167,6 +168,7 @@ class _Writer:
         self._kept: dict[int, Timeline] = {}
         self._num_seen, self._draw = 0, random.Random(0)
         self._offsets_ns: list[int] = []
+        self._log = LinkLog(run)
         self._offsets_until_s = 0.0
 
     def add(self, rank: int, payload: bytes) -> None:
@@ -187,7 +189,7 @@ class _Writer:
         if self._on_timeline is not None:
             self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_turns=True))
         figures = step_metrics(timeline, reports, self._run.tokens_per_step, self._run.problem.num_turns)
-        line = figures | self._further(reports[0])
+        line = figures | self._further(reports)
         self._file.write(line)
         for sink in self._sinks:
             sink.write(line)
@@ -205,8 +207,9 @@ class _Writer:
         if self._file is not None:
             self._file.sync()
 
-    def _further(self, report: StepReport) -> dict[str, object]:
+    def _further(self, reports: Sequence[StepReport]) -> dict[str, object]:
         """What a line has beside the measurements of the step."""
+        report, link_events = reports[0], self._log.of_step(reports)
         training, step_s = self._run.training, (report.end_ns - report.begin_ns) * 1e-9
         warnings = [self.warnings.get() for _ in range(self.warnings.qsize())]
         return {
@@ -214,6 +217,7 @@ class _Writer:
             "model_flops_utilisation": utilisation(self._run, step_s),
             "attempt": self._attempt,
             **({"warnings": warnings} if warnings else {}),
+            **({"link_events": link_events} if link_events else {}),
         }
 
     def _offsets(self) -> list[int]:

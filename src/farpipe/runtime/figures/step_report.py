@@ -1,5 +1,6 @@
 """What happened in one step: every rank's report of it, and the measured Timeline that they add up to."""
 
+import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from farpipe.schedule import KINDS, Schedule
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import Problem, is_inter_site
 
-_HEADER: Final = struct.Struct("<qqqqdddqqqqq")
+_HEADER: Final = struct.Struct("<qqqqdddqqqqqq")
 _NONE: Final = np.zeros(0, np.int64)
 
 
@@ -45,29 +46,38 @@ class StepReport:
     """[num links of the Problem], empty with one replica: what this rank has put for the other replicas, and for the
     tied weights, on each link between sites."""
 
+    link_events: tuple[dict[str, Any], ...] = ()
+    """Outages, reconnections and retransmissions on this rank's links since its last report; see LinkEvent.to_data."""
+
     def pack(self) -> bytes:
         """As bytes, for the way to rank 0."""
+        link_events = json.dumps(self.link_events).encode() if self.link_events else b""
         actions, messages = self.events.actions, self.events.messages
         stamps = (self.step, self.begin_ns, self.end_ns, self.pause_ns)
         figures = (self.loss, self.grad_norm, self.evaluation_loss, self.rss_bytes, self.cuda_peak_bytes)
         return (
-            _HEADER.pack(*stamps, *figures, len(actions), len(messages), len(self.link_bytes))
+            _HEADER.pack(*stamps, *figures, len(actions), len(messages), len(self.link_bytes), len(link_events))
             + actions.tobytes()
             + messages.tobytes()
             + self.sync.tobytes()
             + self.link_bytes.tobytes()
+            + link_events
         )
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """The inverse of `pack`."""
-        step, begin_ns, end_ns, pause_ns, *figures, num_actions, num_messages, num_links = _HEADER.unpack_from(payload)
+        step, begin_ns, end_ns, pause_ns, *figures, num_actions, num_messages, num_links, num_bytes = (
+            _HEADER.unpack_from(payload)
+        )
+        end = len(payload) - num_bytes
         loss, grad_norm, evaluation_loss, rss_bytes, cuda_bytes = figures
-        stamps = np.frombuffer(payload, np.int64, offset=_HEADER.size)
+        stamps = np.frombuffer(payload, np.int64, (end - _HEADER.size) // 8, _HEADER.size)
         actions, rest, link_bytes = np.split(stamps, (2 * num_actions, len(stamps) - num_links))
         rows = rest.reshape(-1, 5)
         events, sync = StepEvents(actions.reshape(-1, 2), rows[:num_messages]), rows[num_messages:]
-        further = (pause_ns, evaluation_loss, rss_bytes, cuda_bytes, link_bytes)
+        link_events = tuple(json.loads(payload[end:])) if num_bytes else ()
+        further = (pause_ns, evaluation_loss, rss_bytes, cuda_bytes, link_bytes, link_events)
         return cls(step, begin_ns, end_ns, loss, grad_norm, events, sync, *further)
 
 
