@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Put runs side by side on one HTML page, write the trace of the first, and show their step times."""
     from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_run, write_pages
-    from farpipe.cli.shown import step_table
+    from farpipe.cli.shown import link_event_tables, step_table
 
     runs = [load_run(path) for path in run_dir]
     page = output or run_dir[0] / PAGE_NAME
@@ -27,4 +27,6 @@ def report(
     for run in (run for run in runs if run.broken_off):
         typer.echo(run.broken_off, err=True)
     console().print(step_table([run.view for run in runs]))
+    for table in link_event_tables([run.view for run in runs]):
+        console().print(table)
     typer.echo(f"report: {page}   trace for ui.perfetto.dev: {trace}")

@@ -182,6 +182,14 @@ def step_table(views: "list[RunView]") -> "FittedTable":
     return step_time_table([step_row(view) for view in views])
 
 
+def link_event_tables(views: "list[RunView]") -> "list[FittedTable]":
+    """Outages, reconnections and retransmission bursts, a table for every run that had any."""
+    from farpipe.report.link_events import link_event_view
+    from farpipe.report.tables import to_rich
+
+    return [to_rich(table) for view in views if (table := link_event_view(view.metrics)) is not None]
+
+
 def plan_report(plan: "Plan", runs: "list[RunView]", notices: tuple[str, ...] = ()) -> "RunReport":
     """The page about a plan and its runs; `notices` stand at its top."""
     from farpipe.report import RunReport

@@ -199,6 +199,8 @@ def _progress(what: str, num_steps: int) -> Iterator[Callable[[dict[str, Any]], 
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from farpipe.transport.link_events import event_sentence
+
     shown = console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -213,6 +215,8 @@ def _progress(what: str, num_steps: int) -> Iterator[Callable[[dict[str, Any]], 
             loss = line.get("loss")
             for warning in line.get("warnings", ()):
                 shown.print(f"warning: {warning}")
+            for event in line.get("link_events", ()):
+                shown.print(f"step {line['step']}: {event_sentence(event)}")
             bar.update(task, completed=line["step"] + 1, loss="rehearsing" if loss is None else f"loss {loss:.3f}")
 
         yield on_step

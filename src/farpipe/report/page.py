@@ -10,6 +10,7 @@ from farpipe.report.figure import figures_css
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
 from farpipe.report.lines import LineChart
+from farpipe.report.link_events import link_event_view
 from farpipe.report.markup import Markup, join, tag
 from farpipe.report.summary import StepRow, step_row, step_time_view
 from farpipe.report.views import RunReport, RunView, TableView
@@ -39,7 +40,7 @@ def render(report: RunReport) -> str:
         _section("Plan", list(_plan(report))),
         _section("Timeline", list(_timelines(report.runs))),
         _section("Memory", list(_groups(report.runs, memory_charts, "memory"))),
-        _section("Links", list(_groups(report.runs, link_charts, "links"))),
+        _section("Links", [*_groups(report.runs, link_charts, "links"), *_link_events(report.runs)]),
         _section("Training", list(_training(report.runs))),
     ]
     notices = [tag("pre", notice, class_="notice", role="status") for notice in report.notices]
@@ -178,6 +179,14 @@ def _curve_key(charts: Sequence[LineChart]) -> Markup:
         for name, look in entries.items()
     ]
     return tag("p", *swatches, class_="key")
+
+
+def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
+    """What happened to the links, of every run where something did."""
+    for view, table in ((view, link_event_view(view.metrics)) for view in runs):
+        if table is not None:
+            yield _run_heading(view, runs)
+            yield _table(table)
 
 
 def _training(runs: Sequence[RunView]) -> Iterator[Markup]:

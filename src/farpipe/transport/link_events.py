@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal
 
 from farpipe.units import format_bytes, format_seconds
@@ -51,6 +52,18 @@ class LinkEvent:
                 return f"back after {format_seconds(self.duration_s)}: {connections}{again}"
             case "retransmissions":
                 return f"{self.num_packets} of {self.of_packets} packets sent again by TCP"
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """What an event of ``metrics.jsonl`` says happened, in words."""
+    names = {field.name for field in fields(LinkEvent)}
+    return str(LinkEvent(**{name: value for name, value in event.items() if name in names}))
+
+
+def event_sentence(event: Mapping[str, Any]) -> str:
+    """An event of ``metrics.jsonl`` with the link and the processes that it concerns."""
+    link = f"link {event['link']}, " if "link" in event else ""
+    return f"{link}process {event['process']} to {event['peer']}: {event_text(event)}"
 
 
 @dataclass

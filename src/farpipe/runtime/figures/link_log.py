@@ -7,7 +7,7 @@ from typing import Any
 
 from farpipe.runtime.figures.step_report import StepReport
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.transport import LinkEvent
+from farpipe.transport.link_events import event_sentence
 
 
 class LinkLog:
@@ -22,16 +22,9 @@ class LinkLog:
         found.sort(key=lambda event: event["unix_s"])
         for event in found:
             with suppress(OSError):  # the log's disk may be full
-                print(f"step {reports[0].step}: {words(event)}", file=sys.stderr, flush=True)
+                print(f"step {reports[0].step}: {event_sentence(event)}", file=sys.stderr, flush=True)
         return found
 
     def _named(self, process: int, event: dict[str, Any]) -> dict[str, Any]:
         link = self._links.get((process, event["peer"]))
         return {"process": process} | ({"link": link} if link else {}) | event
-
-
-def words(event: dict[str, Any]) -> str:
-    """An event of ``metrics.jsonl`` in a sentence."""
-    told = LinkEvent(**{key: value for key, value in event.items() if key not in ("process", "link")})
-    link = f"link {event['link']}, " if "link" in event else ""
-    return f"{link}process {event['process']} to {event['peer']}: {told}"
