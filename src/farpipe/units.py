@@ -70,6 +70,8 @@ def format_seconds(seconds: float) -> str:
         sign = "-" if seconds < 0 else ""
         minutes, rest = divmod(round(abs(seconds)), 60)
         hours, minutes = divmod(minutes, 60)
+        if hours >= 100:
+            return f"{sign}{hours // 24} days {hours % 24} h"
         return sign + (f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s")
     return _scaled(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
 
@@ -84,6 +86,19 @@ def format_rate(bytes_per_s: float) -> str:
     """Bits per second with decimal prefixes, as networks are sold: ``200 Mbit/s``."""
     steps = [(f"{p}bit/s", f) for p, f in sorted(_DECIMAL.items(), key=lambda item: -item[1]) if p not in "K"]
     return _scaled(bytes_per_s * 8, (*steps, ("bit/s", 1.0)), whole=True)
+
+
+def format_flops(flops_per_s: float) -> str:
+    """FLOP/s with decimal prefixes: ``312 TFLOP/s``."""
+    steps = [(f"{p}FLOP/s", f) for p, f in sorted(_DECIMAL.items(), key=lambda item: -item[1]) if p not in "K"]
+    return _scaled(flops_per_s, (*steps, ("FLOP/s", 1.0)), whole=True)
+
+
+def format_large(number: float) -> str:
+    """A number of parameters or tokens with decimal prefixes: ``8.03 G``, ``1 T``; below a million in full."""
+    if number < 1e6:
+        return format_count(number)
+    return _scaled(number, (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)), whole=True)
 
 
 def format_percent(share: float) -> str:

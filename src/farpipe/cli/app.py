@@ -11,6 +11,7 @@ from farpipe.cli.compare import compare
 from farpipe.cli.export import export
 from farpipe.cli.import_ import import_
 from farpipe.cli.lengths import lengths
+from farpipe.cli.list_ import list_
 from farpipe.cli.optical import optical
 from farpipe.cli.plan import plan
 from farpipe.cli.probe import probe
@@ -34,6 +35,7 @@ app = typer.Typer(
 for command in (plan, schedule, compare, simulate, profile, train, report, validate):
     app.command()(command)
 app.command()(export)
+app.command("list")(list_)
 app.command("import")(import_)  # the word alone is Python's
 app.add_typer(optical, name="optical")
 app.command()(lengths)

@@ -8,7 +8,7 @@ import typer
 
 from farpipe.cli.extras import need_torch
 from farpipe.cli.options import refuse, typed
-from farpipe.cli.output import status
+from farpipe.cli.output import check_folder, status
 from farpipe.cli.shown import read_named
 from farpipe.errors import InputError
 
@@ -22,8 +22,12 @@ def export(
         Path, typer.Argument(help="A plan, a schedule, a run file or a run directory; for weights a checkpoint too.")
     ],
     form: Annotated[
-        Literal["torch-csv", "hugging-face"],
-        typer.Option("--format", help="torch-csv: the order; hugging-face: the weights of the newest checkpoint."),
+        Literal["torch-csv", "megatron", "torchtitan", "hugging-face"],
+        typer.Option(
+            "--format",
+            help="torch-csv: the schedule; megatron, torchtitan: the plan as their settings; hugging-face: the weights "
+            "of the newest checkpoint.",
+        ),
     ] = "torch-csv",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file, by default stdout; for weights a new folder.")
@@ -37,14 +41,27 @@ def export(
         _export_weights(source, output, dtype)
         return
     refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
-    from farpipe.schedule.torch_csv import to_torch_csv
     from farpipe.strict import write_text
 
-    text = to_torch_csv(load_schedule(source))
+    text = _exported(source, form)
     if output is None:
         sys.stdout.write(text)
     else:
+        check_folder(output)
         write_text(output, text)
+
+
+def _exported(source: Path, form: str) -> str:
+    """What `form` makes of the plan or the schedule in `source`."""
+    from farpipe.cli.frameworks import megatron_flags, torchtitan_config
+    from farpipe.cli.runs import PLAN_NAME
+    from farpipe.plan import Plan
+    from farpipe.schedule.torch_csv import to_torch_csv
+
+    if form == "torch-csv":
+        return to_torch_csv(load_schedule(source))
+    plan = Plan.load(source / PLAN_NAME if source.is_dir() else source)
+    return megatron_flags(plan) if form == "megatron" else torchtitan_config(plan)
 
 
 def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from farpipe.cli.output import console, print_json
+from farpipe.cli.output import check_folder, console, keep_earlier, print_json
 
 
 def import_(
@@ -20,6 +20,8 @@ def import_(
 
     schedule = from_torch_csv(read_text(file), str(file), method)
     if output is not None:
+        check_folder(output)
+        keep_earlier(output, "schedule")
         schedule.save(output)
     if as_json:
         print_json(schedule.to_data())

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
+from farpipe.errors import InputError, RunError
 from farpipe.units import format_seconds
 
 if TYPE_CHECKING:
@@ -70,6 +72,27 @@ def _piped_width() -> int:
     return int(columns) if columns.isdecimal() and int(columns) else _PIPED_WIDTH
 
 
+def check_folder(*files: Path | None) -> None:
+    """RunError for the first of `files` whose folder does not exist: a typing slip should not become a folder."""
+    for file in filter(None, files):
+        if not file.parent.is_dir():
+            raise RunError(f"{file}: can't be written: there is no folder {file.parent}")
+
+
+def keep_earlier(path: Path, kind: str) -> str:
+    """Before `path` is written: move the file of this `kind` that is there aside, and say where it is now.
+
+    InputError when the file there is something else, which is then left alone.
+    """
+    if not path.exists() or not path.is_file():
+        return ""
+    if not path.read_bytes()[:200].lstrip().startswith(b"{") or f'"farpipe/{kind}/'.encode() not in path.read_bytes():
+        raise InputError(f"{path}: is there already, and no {kind} of farpipe; give another file with --output")
+    earlier = path.with_name(f"{path.stem}.previous{path.suffix}")
+    path.replace(earlier)
+    return f"; the earlier one is now {earlier}"
+
+
 class Pace:
     """Says when a line of progress is due where no terminal redraws it: the first after a while, then now and then.
 
@@ -91,7 +114,7 @@ class Pace:
     def tell(self, text: str) -> None:
         """Write `text` with the seconds since the beginning, if a line is due."""
         if self.due():
-            log(f"{text}, {format_seconds(round(self._clock() - self._begin))}")
+            log(f"{text}, {self._clock() - self._begin:.0f} s")
 
 
 def log(text: str) -> None:
@@ -115,7 +138,7 @@ def status(what: str) -> Iterator[None]:
     finally:
         timer.cancel()
     if (took_s := time.monotonic() - begin) > LINE_EVERY_S:
-        log(f"{what}: done after {format_seconds(round(took_s))}")
+        log(f"{what}: done after {took_s:.0f} s")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from farpipe.cli.output import console, progress_bar, search_status
+from farpipe.cli.output import check_folder, console, keep_earlier, progress_bar, search_status
 from farpipe.errors import UsageError
 
 
@@ -20,14 +20,23 @@ def plan(
         float,
         typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found."),
     ] = 0.0,
+    tokens: Annotated[
+        float | None,
+        typer.Option(min=1, help="Show time and device-hours for so many tokens; default: the job's steps."),
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=1, max=20, help="Write the best so many plans, those after the first beside it.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
-    from farpipe.cli.shown import plan_of, show_plan
+    from farpipe.cli.shown import plans_of, show_plan
     from farpipe.cost import Profile
     from farpipe.plan import refine
     from farpipe.spec import load_job
+    from farpipe.units import format_seconds
 
+    check_folder(output)
     spec = load_job(job)
     if search_s and spec.schedule is not None:
         raise UsageError(
@@ -35,13 +44,20 @@ def plan(
             'for; leave out --search-s, or write method = "auto" there'
         )
     with progress_bar("planning", "layouts") as advance:
-        found = plan_of(spec, job, [Profile.load(path) for path in profile or []], progress=advance)
+        profiles = [Profile.load(path) for path in profile or []]
+        found, *others = plans_of(spec, job, profiles, progress=advance, num_plans=top)
     if search_s:
         with search_status("searching for a faster schedule") as tell:
             found = refine(found, search_s, tell)
+    told = keep_earlier(output, "plan")
     found.save(output)
+    for number, other in enumerate(others, 2):
+        place = output.with_name(f"{output.stem}.{number}{output.suffix}")
+        told += f"\nnumber {number}, step {format_seconds(other.prediction.step_s)}: {place}"
+        told += keep_earlier(place, "plan")
+        other.save(place)
     if as_json:
         typer.echo(found.to_json())
         return
-    show_plan(found, console())
-    typer.echo(f"\nplan written to {output}")
+    show_plan(found, console(), tokens)
+    typer.echo(f"\nplan written to {output}{told}")

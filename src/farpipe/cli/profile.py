@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farpipe.cli.extras import need_torch
-from farpipe.cli.output import console, status
+from farpipe.cli.output import check_folder, console, keep_earlier, status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,18 +36,20 @@ def profile(
     from farpipe.run.profile import profile as measure
     from farpipe.spec import load_job
 
+    check_folder(output)
     spec = load_job(job)
     need_torch("farpipe profile")
     called = _device_name(spec, name)
     num_processes = processes or _num_processes(spec, device)
     with status(f"measuring the parts of the model in {num_processes} processes at once"):
         measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
+    told = keep_earlier(output, "profile")
     measured.save(output)
     if as_json:
         typer.echo(measured.to_json())
         return
     console().print(profile_table(measured))
-    typer.echo(f"profile written to {output}")
+    typer.echo(f"profile written to {output}{told}")
 
 
 def _num_processes(job: "Job", device: str) -> int:

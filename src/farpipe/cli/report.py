@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from farpipe.cli.output import console
+from farpipe.cli.output import check_folder, console
 
 
 def report(
@@ -20,6 +20,7 @@ def report(
     from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_run, write_pages
     from farpipe.cli.shown import link_event_tables, step_table
 
+    check_folder(output, trace)
     runs = [load_run(path) for path in run_dir]
     page = output or run_dir[0] / PAGE_NAME
     trace = trace or page.with_name(TRACE_NAME)

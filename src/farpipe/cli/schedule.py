@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from farpipe.cli.options import refuse, typed
-from farpipe.cli.output import console, print_json, search_status
+from farpipe.cli.output import check_folder, console, keep_earlier, print_json, search_status
 
 
 def schedule(
@@ -37,6 +37,7 @@ def schedule(
 
     begin = time.perf_counter()
     _refuse_what_is_not_used(context, method, as_json=as_json)
+    check_folder(output)
     step, _, _ = load_step(problem)
     with search_status(f"searching ({method})") as tell:
         best = find_order(step, method, time_limit_s=time_limit, seed=seed, in_order=in_order, on_progress=tell)
@@ -54,7 +55,9 @@ def schedule(
         "peak_memory_bytes": peak_memory_bytes(step, found),
         "elapsed_s": time.perf_counter() - begin,
     }
+    told = ""
     if output is not None:
+        told = f"schedule written to {output}{keep_earlier(output, 'schedule')}"
         found.save(output)
     if as_json:
         print_json(facts | ({"timeline": played.to_data()} if timeline else {}))
@@ -65,6 +68,8 @@ def schedule(
         f"makespan {format_seconds(played.makespan_s)}, {_nearness(best.gap, bound)}, "
         f"bubble {format_percent(played.bubble_ratio)}, peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
     )
+    if told:
+        out.print(told)
 
 
 def _nearness(gap: float, bound_s: float) -> str:

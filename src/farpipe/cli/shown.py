@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 def plan_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "Plan":
     """`make_plan`, whose InputErrors name the file that the job is from."""
-    from farpipe.plan import make_plan
+    return plans_of(job, path, profiles, **options)[0]
+
+
+def plans_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "list[Plan]":
+    """`make_plans`, whose InputErrors name the file that the job is from."""
+    from farpipe.plan.planner import make_plans
 
     try:
-        return make_plan(job, profiles, **options)
+        return make_plans(job, profiles, **options)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -54,13 +59,14 @@ def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
     raise InputError(f"{path}: expected a job (.toml), a plan or a problem, found format {name!r}")
 
 
-def show_plan(plan: "Plan", out: "Console") -> None:
+def show_plan(plan: "Plan", out: "Console", num_tokens: float | None = None) -> None:
     """The plan, its stages and links, the runners-up and why they lost."""
     from rich.text import Text
 
+    from farpipe.cli.efficiency import use_line
     from farpipe.report import to_rich
 
-    out.print(Text(_headline(plan), "bold"), "", sep="\n")
+    out.print(Text(_headline(plan), "bold"), use_line(plan, num_tokens), "", sep="\n")
     for view in filter(lambda view: view.rows, plan_tables(plan)):
         out.print(to_rich(view))
     for line in plan.advice:

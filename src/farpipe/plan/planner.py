@@ -45,11 +45,31 @@ def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | N
     candidates. Raises InputError for an unknown schedule, InfeasibleError,
     with the binding constraint and the smallest change that would help, when no candidate works.
     """
+    return make_plans(job, profiles, progress)[0]
+
+
+def make_plans(
+    job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None, num_plans: int = 1
+) -> list[Plan]:
+    """The plan of `make_plan`, and after it up to `num_plans` - 1 of the next best layouts, each as good as it gets.
+
+    The bound that leaves candidates out may leave fewer than were asked for. Errors as for `make_plan`.
+    """
     _expect_known_schedule(job)
     costs = JobCosts(job.model, job.training, _by_device(job, profiles))
     evaluated, rejected = search(job, costs, progress)
     if not evaluated:
         raise InfeasibleError(explain_infeasible(job, rejected, costs))
+    others = evaluated[1:num_plans]
+    plans = [
+        _plan_of(job, costs, [first, *(e for e in evaluated if e is not first)], rejected)
+        for first in (evaluated[0], *others)
+    ]
+    return sorted(plans, key=lambda plan: plan.prediction.step_s)
+
+
+def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: list[Rejected]) -> Plan:
+    """The first of `evaluated` as a plan, its recomputation and its order refined; the others are its runners-up."""
     named = refine_recomputation(job, evaluated[0], costs)
     best = evaluated[0] = improve_order(named) if job.schedule in (None, AUTO) else named
     plan = Plan(

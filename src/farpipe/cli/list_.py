@@ -1,0 +1,100 @@
+"""``farpipe list models|devices|links``: what a job can name without describing it."""
+
+from datetime import date
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farpipe.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from farpipe.report import TableView
+
+
+class Kind(StrEnum):
+    """Tables of the catalogue."""
+
+    MODELS = "models"
+    DEVICES = "devices"
+    LINKS = "links"
+
+
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="models, devices or links.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print every fact with its source, as JSON.")] = False,
+) -> None:
+    """List the presets of the catalogue, which a job names."""
+    from farpipe.report import to_rich
+
+    if as_json:
+        print_json(_facts(kind))
+        return
+    console().print(to_rich(_TABLES[kind]()))
+
+
+def _facts(kind: Kind) -> list[dict[str, Any]]:
+    """The rows of a table, in SI units."""
+    from dataclasses import asdict
+
+    from farpipe import catalog
+
+    rows: dict[Kind, list[Any]] = {
+        Kind.MODELS: [catalog.model_row(name) for name in catalog.model_names()],
+        Kind.DEVICES: [catalog.device_row(name) for name in catalog.device_names()],
+        Kind.LINKS: [catalog.link_row(name) for name in catalog.link_names()],
+    }
+    return [_plain(asdict(row)) for row in rows[kind]]
+
+
+def _plain(value: Any) -> Any:
+    """`value` with its dates as text, for JSON."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _models() -> "TableView":
+    from farpipe.catalog import model_names, model_row
+    from farpipe.report import TableView
+    from farpipe.units import format_large
+
+    rows = []
+    for name in model_names():
+        row = model_row(name)
+        shape = [str(row.shape[key]) for key in ("num_layers", "hidden", "num_heads", "vocab_size")]
+        rows.append((name, format_large(row.published_params), *shape))
+    columns = ("model", "parameters", "layers", "hidden", "heads", "vocabulary")
+    note = 'In a job: [model] preset = "NAME"; the sources are in --json.'
+    return TableView("Models", columns, tuple(rows), frozenset(range(1, 6)), note=note)
+
+
+def _devices() -> "TableView":
+    from farpipe.catalog import device_names, device_row
+    from farpipe.report import TableView
+    from farpipe.units import format_bytes, format_flops, format_rate
+
+    rows = []
+    for name in device_names():
+        row = device_row(name)
+        peak = row.peak_flops.get("bf16") or max(row.peak_flops.values())
+        others = ", ".join(sorted(row.peak_flops))
+        inside = format_rate(row.machine_link.bandwidth_bytes_per_s)
+        rows.append((name, format_flops(peak), others, format_bytes(row.memory_bytes), inside, f"{row.power_w:.0f} W"))
+    columns = ("device", "peak (bf16)", "precisions", "memory", "inside a machine", "power")
+    note = "Peak: dense, of bf16 or of the fastest precision that there is; the sources are in --json."
+    return TableView("Devices", columns, tuple(rows), frozenset({1, 3, 4, 5}), note=note, expendable=(2,))
+
+
+def _links() -> "TableView":
+    from farpipe.catalog import link_names, link_row
+    from farpipe.report import TableView
+    from farpipe.units import format_rate, format_seconds
+
+    found = [link_row(name) for name in link_names()]
+    rows = [(row.name, format_seconds(row.latency_s), format_rate(row.bandwidth_bytes_per_s)) for row in found]
+    note = "Latency: one way; the sources are in --json."
+    return TableView("Links", ("link", "latency", "bandwidth"), tuple(rows), frozenset({1, 2}), note=note)
+
+
+_TABLES = {Kind.MODELS: _models, Kind.DEVICES: _devices, Kind.LINKS: _links}

@@ -1,0 +1,103 @@
+"""What a plan is told besides its times: use of the devices, other frameworks' settings, files that are there."""
+
+import tomllib
+
+import pytest
+
+from farpipe.cli.efficiency import use_line, use_of
+from farpipe.cli.frameworks import megatron_flags, torchtitan_config
+from farpipe.cli.output import check_folder, keep_earlier
+from farpipe.errors import InputError, RunError
+from farpipe.plan import make_plan
+from farpipe.spec import parse_job
+from job_files import cluster_text
+
+GPT = """
+[model]
+preset = "gpt3-1.3b"
+[training]
+sequence_length = 2048
+global_batch = 64
+num_steps = 1000
+microbatch_size = 1
+{training}
+{cluster}
+[layout]
+{layout}
+[schedule]
+method = "{method}"
+"""
+
+
+def plan(method="1f1b", layout="", training="", **cluster):
+    """A plan of GPT-3 1.3B over two sites of two H100 each."""
+    text = cluster_text(device="h100", num_devices=(2, 2), latency="2 ms", bandwidth="100 Gbit/s")
+    return make_plan(parse_job(GPT.format(method=method, layout=layout, training=training, cluster=text)))
+
+
+PIPELINE = "pipeline = 4\ndata = 1\ntensor = 1"
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return plan(layout=f"{PIPELINE}\nvirtual = 1")
+
+
+def test_the_use_of_devices_is_flops_by_hand(pipeline):
+    use = use_of(pipeline)
+    # 72 B L s h^2 (1 + s/6h + V/12hL), Korthikanti et al. 2022, appendix A
+    flops = 72 * 64 * 24 * 2048 * 2048**2 * (1 + 2048 / (6 * 2048) + 50257 / (12 * 2048 * 24))
+    assert use.step_flops == pytest.approx(flops, rel=2e-2)  # the vocabulary may be padded
+    assert use.num_devices == 4
+    assert use.peak_flops_per_s == pytest.approx(4 * 989e12, rel=1e-3)
+    assert use.model_flops_utilisation == pytest.approx(use.flops_per_device_s / 989e12, rel=1e-3)
+    tokens = 64 * 2048 * 1000
+    assert use.device_hours(tokens) == pytest.approx(1000 * pipeline.prediction.step_s * 4 / 3600)
+    assert "4 devices, " in use_line(pipeline, None)
+    assert "; 1,000 steps: " in use_line(pipeline, None)
+    assert "; 1 T tokens: " in use_line(pipeline, 1e12)
+
+
+def test_megatron_gets_the_layers_of_every_stage(pipeline):
+    flags = megatron_flags(pipeline).splitlines()
+    layers = [place.num_layers for place in pipeline.placements]
+    layout = "|".join(f"t*{number}" for number in layers)
+    assert f'--pipeline-model-parallel-layout "E{layout}L"' in flags
+    assert "--pipeline-model-parallel-size 4" in flags
+    assert "--num-layers 24" in flags
+    assert sum(layers) == 24
+
+
+def test_torchtitan_gets_every_layer_once(pipeline):
+    config = tomllib.loads(torchtitan_config(pipeline))
+    parts = config["parallelism"]["module_fqns_per_model_part"]
+    names = [name for part in parts for name in part]
+    assert names == ["tok_embeddings", *(f"layers.{index}" for index in range(24)), "norm", "output"]
+    assert len(parts) == config["parallelism"]["pipeline_parallel_degree"] == 4
+    assert config["training"]["local_batch_size"] == 64
+
+
+def test_a_v_is_refused_for_megatron_and_named_for_torchtitan():
+    found = plan("zbv", f"{PIPELINE}\nvirtual = 2")
+    with pytest.raises(InputError, match="no stages in a V"):
+        megatron_flags(found)
+    assert tomllib.loads(torchtitan_config(found))["parallelism"]["pipeline_parallel_schedule"] == "ZBVZeroBubble"
+
+
+def test_a_folder_that_is_not_there_is_a_typing_slip(tmp_path):
+    check_folder(tmp_path / "plan.json", None)
+    with pytest.raises(RunError, match=r"x\.json: can't be written: there is no folder"):
+        check_folder(tmp_path / "absent" / "x.json")
+
+
+def test_an_earlier_plan_is_kept_and_another_file_is_not_touched(tmp_path, pipeline):
+    path = tmp_path / "plan.json"
+    assert keep_earlier(path, "plan") == ""
+    pipeline.save(path)
+    assert keep_earlier(path, "plan") == f"; the earlier one is now {tmp_path / 'plan.previous.json'}"
+    assert not path.exists()
+    job = tmp_path / "job.toml"
+    job.write_text("[model]")
+    with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
+        keep_earlier(job, "plan")
+    assert job.read_text() == "[model]"
