@@ -54,8 +54,8 @@ def export(
 def _exported(source: Path, form: str) -> str:
     """What `form` makes of the plan or the schedule in `source`."""
     from farpipe.cli.frameworks import megatron_flags, torchtitan_config
-    from farpipe.cli.runs import PLAN_NAME
     from farpipe.plan import Plan
+    from farpipe.run.directory import PLAN_NAME
     from farpipe.schedule.torch_csv import to_torch_csv
 
     if form == "torch-csv":
