@@ -5,8 +5,8 @@ neighbours) of the candidate paths; `policy` is (rule of paths, rule of slots, w
 """
 
 import numpy as np
-from numba import njit
 
+from farpipe.optical.compiled import inner
 from farpipe.optical.spectrum_kernel import (
     common,
     flip,
@@ -23,7 +23,7 @@ _FIRST, _LAST, _BEST, _EXACT, _MOST_USED = range(5)
 _IN_ORDER, _LOWEST_SLOT, _SHORTEST, _MIN_CUTS, _CONGESTION, _CROSS_DOMAIN = range(6)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _sized_block(mask, count, num_slots, exact):  # type: ignore[no-untyped-def]
     """Start of the smallest block of at least `count` slots; with `exact` of one of that size, else of the first."""
     found, size = -1, num_slots + 1
@@ -39,20 +39,22 @@ def _sized_block(mask, count, num_slots, exact):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _most_used_block(mask, count, slot_use):  # type: ignore[no-untyped-def]
     """Start whose `count` slots are taken on most fibres; `mask` holds the possible starts."""
     found, most = -1, -1
     start = next_set(mask, 0, slot_use.size)
     while start < slot_use.size:
-        use = slot_use[start : start + count].sum()
+        use = 0
+        for slot in range(start, start + count):
+            use += slot_use[slot]
         if use > most:
             found, most = start, use
         start = next_set(mask, start + 1, slot_use.size)
     return found
 
 
-@njit(cache=True, nogil=True)
+@inner
 def find_block(spectrum, table, rule, path, count, mask):  # type: ignore[no-untyped-def]
     """Start of a block of `count` slots that are free on the whole path, or -1."""
     free, _, slot_use = spectrum
@@ -67,7 +69,7 @@ def find_block(spectrum, table, rule, path, count, mask):  # type: ignore[no-unt
     return _most_used_block(mask, count, slot_use) if rule == _MOST_USED else lowest(mask)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _cuts(spectrum, table, path, start, count):  # type: ignore[no-untyped-def]
     """Fibres of the path on which the block would lie inside a free block and split it."""
     free, _, slot_use = spectrum
@@ -78,7 +80,7 @@ def _cuts(spectrum, table, path, start, count):  # type: ignore[no-untyped-def]
     return cuts
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _congestion(spectrum, table, path):  # type: ignore[no-untyped-def]
     """Shares of the spectrum that are taken, added up over the fibres of the path."""
     used = 0
@@ -87,7 +89,7 @@ def _congestion(spectrum, table, path):  # type: ignore[no-untyped-def]
     return used / spectrum[2].size
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _discontinuity(spectrum, table, path):  # type: ignore[no-untyped-def]
     """Mean over the fibres at the path's nodes of 1 - (largest free block / free slots); 1 where nothing is free."""
     low, high = table[3][path], table[3][path + 1]
@@ -98,7 +100,7 @@ def _discontinuity(spectrum, table, path):  # type: ignore[no-untyped-def]
     return total / (high - low)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _score(spectrum, table, policy, path, block, longest_km):  # type: ignore[no-untyped-def]
     """What the rule of paths makes least."""
     rule, _, weights = policy
@@ -117,7 +119,7 @@ def _score(spectrum, table, policy, path, block, longest_km):  # type: ignore[no
     )
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _shortest(km, first, last):  # type: ignore[no-untyped-def]
     path = first
     for other in range(first + 1, last):
@@ -126,14 +128,16 @@ def _shortest(km, first, last):  # type: ignore[no-untyped-def]
     return path
 
 
-@njit(cache=True, nogil=True)
+@inner
 def choose(spectrum, table, policy, first, last, need, mask):  # type: ignore[no-untyped-def]
     """(path, start) for a request that needs ``need[i]`` slots on its i-th candidate (0: out of reach), or (-1, -1)."""
     if policy[0] == _SHORTEST:
         path = _shortest(table[2], first, last)
         start = find_block(spectrum, table, policy[1], path, need[path - first], mask) if need[path - first] else -1
         return (path, start) if start >= 0 else (-1, -1)
-    chosen, chosen_start, least, longest_km = -1, -1, np.inf, table[2][first:last].max()
+    chosen, chosen_start, least, longest_km = -1, -1, np.inf, 0.0
+    for path in range(first, last):
+        longest_km = max(longest_km, table[2][path])
     for path in range(first, last):
         count = need[path - first]
         if count == 0:
@@ -149,7 +153,7 @@ def choose(spectrum, table, policy, first, last, need, mask):  # type: ignore[no
     return chosen, chosen_start
 
 
-@njit(cache=True, nogil=True)
+@inner
 def occupy(spectrum, table, path, start, count, sign):  # type: ignore[no-untyped-def]
     """Take a block on all fibres of a path (`sign` 1), or give it back (-1)."""
     free, used, slot_use = spectrum
@@ -162,7 +166,7 @@ def occupy(spectrum, table, path, start, count, sign):  # type: ignore[no-untype
         slot_use[slot] += sign * (high - low)
 
 
-@njit(cache=True, nogil=True)
+@inner
 def slots_needed(per_slot, first, last, gbit_s, guard, need):  # type: ignore[no-untyped-def]
     """Slots of a request on each of its candidates, guard band included; 0 where the path is out of reach."""
     for path in range(first, last):

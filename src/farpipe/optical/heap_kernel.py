@@ -1,14 +1,14 @@
 """A compiled heap of events: (time, rank, item), earliest first, ties by rank; `count` is an array of one."""
 
-from numba import njit
+from farpipe.optical.compiled import inner
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inner
 def _earlier(time_s, rank, one, other):  # type: ignore[no-untyped-def]
     return time_s[one] < time_s[other] or (time_s[one] == time_s[other] and rank[one] < rank[other])
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inner
 def _swap(heap, one, other):  # type: ignore[no-untyped-def]
     time_s, rank, item, _ = heap
     time_s[one], time_s[other] = time_s[other], time_s[one]
@@ -16,7 +16,7 @@ def _swap(heap, one, other):  # type: ignore[no-untyped-def]
     item[one], item[other] = item[other], item[one]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def push(heap, at_s, rank_of, what):  # type: ignore[no-untyped-def]
     """Put an event on the heap; it must have space for it."""
     time_s, rank, item, count = heap
@@ -31,7 +31,7 @@ def push(heap, at_s, rank_of, what):  # type: ignore[no-untyped-def]
         place = parent
 
 
-@njit(cache=True, nogil=True)
+@inner
 def pop(heap):  # type: ignore[no-untyped-def]
     """(time, rank, item) of the earliest event, taken off."""
     time_s, rank, item, count = heap

@@ -2,8 +2,10 @@
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from farpipe.optical.compiled import inner
 
 _ONE, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -28,13 +30,13 @@ def _leading_zeros(typing_context, word):  # type: ignore[no-untyped-def]
     return types.uint64(types.uint64), generate
 
 
-@njit(cache=True, nogil=True)
+@inner
 def is_free(mask, slot):  # type: ignore[no-untyped-def]
     """Whether a slot is free; slots below zero are not."""
     return slot >= 0 and (mask[slot >> 6] >> np.uint64(slot & 63)) & _ONE != 0
 
 
-@njit(cache=True, nogil=True)
+@inner
 def flip(mask, start, count):  # type: ignore[no-untyped-def]
     """Turn `count` slots from `start` on: free ones are taken, taken ones are free."""
     slot, end = start, start + count
@@ -46,7 +48,7 @@ def flip(mask, start, count):  # type: ignore[no-untyped-def]
         slot += here
 
 
-@njit(cache=True, nogil=True)
+@inner
 def common(free, begin, fibres, path, out):  # type: ignore[no-untyped-def]
     """The slots that are free on every fibre of a path, into `out`; whether there are any."""
     low, high = begin[path], begin[path + 1]
@@ -60,7 +62,7 @@ def common(free, begin, fibres, path, out):  # type: ignore[no-untyped-def]
     return any_free != 0
 
 
-@njit(cache=True, nogil=True)
+@inner
 def keep_starts(mask, count):  # type: ignore[no-untyped-def]
     """Leave only the slots with which `count` free ones begin; each round doubles the length that is known."""
     have, words = 1, mask.size
@@ -77,7 +79,7 @@ def keep_starts(mask, count):  # type: ignore[no-untyped-def]
         have += step
 
 
-@njit(cache=True, nogil=True)
+@inner
 def lowest(mask):  # type: ignore[no-untyped-def]
     """The lowest slot of a mask, or -1."""
     for word in range(mask.size):
@@ -86,7 +88,7 @@ def lowest(mask):  # type: ignore[no-untyped-def]
     return -1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def highest(mask):  # type: ignore[no-untyped-def]
     """The highest slot of a mask, or -1."""
     for word in range(mask.size - 1, -1, -1):
@@ -95,7 +97,7 @@ def highest(mask):  # type: ignore[no-untyped-def]
     return -1
 
 
-@njit(cache=True, nogil=True)
+@inner
 def next_set(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     """The lowest free slot from `slot` on, or `num_slots`."""
     word = slot >> 6
@@ -110,7 +112,7 @@ def next_set(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     return 64 * word + np.int64(_trailing_zeros(bits))  # type: ignore[call-arg]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def next_clear(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     """The lowest taken slot from `slot` on, or `num_slots`."""
     word = slot >> 6
@@ -125,7 +127,7 @@ def next_clear(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     return min(num_slots, 64 * word + np.int64(_trailing_zeros(bits)))  # type: ignore[call-arg]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def largest_block(mask, num_slots):  # type: ignore[no-untyped-def]
     """(length of the longest run of free slots, number of free slots, number of runs)."""
     longest, total, blocks = 0, 0, 0

@@ -48,7 +48,7 @@ def play(requests, table, paths_of, policy, state, scratch, out, span, guard, de
     moved = 0
     for request in range(span[0], span[1]):
         _leave(state, table, arrival_s[request], out)
-        low, high = first[pair[request]], first[pair[request] + 1]
+        low, high = np.int64(first[pair[request]]), np.int64(first[pair[request] + 1])
         slots_needed(per_slot, low, high, gbit_s[request], guard, need)
         path, start = choose(spectrum, table, policy, low, high, need, mask)
         if path < 0 and defragment:

@@ -1,0 +1,213 @@
+"""A training and background traffic on one network: steps played one after the other, with a state that lasts."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InfeasibleError, InputError
+from farpipe.optical.modulation import MODULATIONS, Modulation
+from farpipe.optical.paths import PathTable
+from farpipe.optical.pipeline_state import LOGGED, NEXT, NUM_COUNTERS, SPARE, Background, Lights, Net, Out, Rule, State
+from farpipe.optical.policies import POLICIES, Policy
+from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, path_arrays
+from farpipe.optical.traffic import Traffic
+from farpipe.optical.training import MAX_BLOCKS, Step, Training, TransferRule, Wishes
+
+PENDING = -2
+"""In `Background.path`: the request has not come yet."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The network that a training shares with background traffic."""
+
+    paths: PathTable
+    grid: Grid
+    modulation: Modulation = MODULATIONS["64qam"]
+    """Of the training's messages."""
+    traffic: Traffic | None = None
+    background_policy: Policy = POLICIES["ksp-ff"]
+    background_modulation: Modulation = MODULATIONS["deeprmsa"]
+
+
+class Coupled:
+    """Plays steps of a training on a shared network; time goes on from step to step.
+
+    Refused messages wait and try again whenever a light path ends, in order of priority and asking. Background requests
+    that are refused are lost.
+    """
+
+    def __init__(
+        self, shared: Shared, training: Training, rule: TransferRule, *, begin_s: float = 0.0, num_logged: int = 0
+    ) -> None:
+        training.expect_in(shared.paths.network)
+        self.training, self.rule, self.shared = training, rule, shared
+        places = {pair: shared.paths.pair(*pair, "training") for pair in training.pairs}
+        self._net = _net(shared, shared.modulation)
+        expect_reach(shared.paths, shared.modulation, self._net.per_slot)
+        self._pipe = training.pipe(places)
+        self._background = _background(shared)
+        self._state = _state(shared, training, num_logged)
+        self.now_s = 0.0
+        self.wait_until(begin_s)
+
+    def wait_until(self, until_s: float) -> None:
+        """Let the background go on alone until `until_s`."""
+        if until_s > self.now_s:
+            self.now_s = self._play(Wishes.same(self.training, 1), _out(self.training), float(until_s))
+
+    def step(self, wishes: Wishes) -> Step:
+        """Play the next step; InfeasibleError when a message can never be sent."""
+        out, begin_s, held = _out(self.training), self.now_s, float(self._state.used[0])
+        first = int(self._state.counters[NEXT])
+        end_s = self._play(wishes, out, inf)
+        if end_s < 0:
+            raise InfeasibleError(self._stuck(out, wishes))
+        self.now_s = end_s
+        came = self._background.path[first : int(self._state.counters[NEXT])]
+        used = float(self._state.used[0]) - held
+        return Step(
+            self.training, begin_s, end_s, out, wishes, self.rule.unit_gbit, used, (len(came), int((came == -1).sum()))
+        )
+
+    def _play(self, wishes: Wishes, out: Out, until_s: float) -> float:
+        from farpipe.optical import pipeline_kernel
+
+        kernel: Any = pipeline_kernel.play
+        rule = _rule(self.rule, wishes)
+        return float(kernel(self._net, self._background, self._pipe, rule, self._state, out, self.now_s, until_s))
+
+    @property
+    def background_path(self) -> NDArray[np.int32]:
+        """What became of every background request so far: its candidate, -1 refused, PENDING."""
+        return self._background.path
+
+    @property
+    def background_left(self) -> int:
+        """Background requests that are still to come."""
+        return len(self._background.arrival_s) - int(self._state.counters[NEXT])
+
+    @property
+    def log(self) -> NDArray[np.float64]:
+        """Light paths so far, a row each.
+
+        Owner (a message, or -1 - background request), candidate, first slot, slots, from, until.
+        """
+        return self._state.log[: int(self._state.counters[LOGGED])]
+
+    def _stuck(self, out: Out, wishes: Wishes) -> str:
+        waiting = np.flatnonzero(np.isfinite(out.ask_s) & ~np.isfinite(out.grant_s))
+        if not len(waiting):
+            return "the step can't go on: an action waits for something that never comes"
+        message = int(waiting[0])
+        ends = self.training.hops[message // self.training.problem.num_microbatches]
+        least = int(wishes.least[message])
+        return (
+            f"a message from {ends[0] if ends else '?'} to {ends[1] if ends else '?'} never finds {least} units of "
+            f"{self.rule.unit_gbit:g} Gbit/s in {self.shared.grid.num_slots} slots: ask for fewer, or give more slots"
+        )
+
+
+def _keep_s(rule: TransferRule) -> float:
+    return -1.0 if rule.keep_s is None else rule.keep_s
+
+
+def _codes(policy: Policy) -> tuple[int, int, NDArray[np.float64]]:
+    return (*policy.codes, np.array(policy.weights))
+
+
+def _net(shared: Shared, modulation: Modulation) -> Net:
+    paths, grid = shared.paths, shared.grid
+    spectrum = grid.empty(paths.network.num_fibres)
+    return Net(
+        spectrum=spectrum,
+        table=path_arrays(paths),
+        first=paths.first,
+        per_slot=modulation.gbit_per_slot(paths.km, grid.slot_ghz),
+        latency_s=paths.latency_s,
+        guard=grid.guard,
+        need=np.zeros(int(np.diff(paths.first).max()), np.int64),
+        mask=np.zeros(spectrum[0].shape[1], np.uint64),
+    )
+
+
+def _background(shared: Shared) -> Background:
+    traffic, paths = shared.traffic, shared.paths
+    per_slot = shared.background_modulation.gbit_per_slot(paths.km, shared.grid.slot_ghz)
+    if traffic is None:
+        none, nobody = np.zeros(0), np.zeros(0, np.int32)
+        return Background(none, nobody, none, none, per_slot, _codes(shared.background_policy), nobody.copy())
+    places = np.array([paths.pair(*pair, "background") for pair in traffic.pairs], np.int32)
+    pair = places[traffic.pair]
+    expect_reach(paths, shared.background_modulation, per_slot)
+    expect_narrow(paths, per_slot, pair, traffic.gbit_s, shared.grid)
+    path = np.full(len(traffic), PENDING, np.int32)
+    codes = _codes(shared.background_policy)
+    return Background(traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s, per_slot, codes, path)
+
+
+def _state(shared: Shared, training: Training, num_logged: int) -> State:
+    places = shared.paths.network.num_fibres * shared.grid.num_slots + 1
+    hops = 2 * training.problem.num_stages
+    counters = np.zeros(NUM_COUNTERS, np.int64)
+    counters[SPARE] = places
+    path, start, count, hop, entry = (np.zeros(places, np.int64) for _ in range(5))
+    return State(
+        events=empty_heap(places + 4 * training.num_messages + 2 * hops + 64),
+        lights=Lights(path, start, count, hop, np.zeros(places), entry, np.arange(places)),
+        counters=counters,
+        used=np.zeros(1),
+        waiting=np.zeros(training.num_messages, np.int64),
+        lit=np.zeros(hops, np.int64),
+        kept=np.full(hops, -1, np.int64),
+        kept_units=np.zeros(hops, np.int64),
+        kept_until_s=np.zeros(hops),
+        watched=np.zeros(hops, np.bool_),
+        log=np.zeros((num_logged, 6)),
+    )
+
+
+def _rule(rule: TransferRule, wishes: Wishes) -> Rule:
+    ask_s = np.full(len(wishes.want), inf) if wishes.ask_s is None else wishes.ask_s
+    if (wishes.least < 1).any() or (wishes.least > wishes.want).any():
+        raise InputError("wishes: every message asks for at least one unit, and takes no more than it asks for")
+    return Rule(
+        want=wishes.want,
+        least=wishes.least,
+        priority=wishes.priority,
+        ask_s=ask_s,
+        policy=_codes(rule.policy),
+        unit_gbit=rule.unit_gbit,
+        max_blocks=rule.max_blocks,
+        setup_s=rule.setup_s,
+        ahead=rule.ahead and rule.setup_s > 0,
+        keep_s=_keep_s(rule),
+        one_at_a_time=rule.one_at_a_time,
+    )
+
+
+def _out(training: Training) -> Out:
+    count, problem = training.num_messages, training.problem
+    ready_s, ask_s, grant_s, start_s, end_s, arrival_s = (np.full(count, inf) for _ in range(6))
+    there = np.zeros(count, np.bool_)
+    there[: problem.num_microbatches] = True  # the first stage's forwards and the last one's backwards need no message
+    there[count - problem.num_microbatches :] = True
+    return Out(
+        action_s=np.full(training.schedule.num_actions, inf),
+        ready_s=ready_s,
+        ask_s=ask_s,
+        grant_s=grant_s,
+        start_s=start_s,
+        end_s=end_s,
+        arrival_s=arrival_s,
+        units=np.zeros(count, np.int64),
+        path=np.full(count, -1, np.int64),
+        refused=np.zeros(count, np.bool_),
+        held=np.full((MAX_BLOCKS, count), -1, np.int64),
+        there=there,
+        position=np.zeros(problem.num_ranks, np.int64),
+        running=np.zeros(problem.num_ranks, np.bool_),
+    )

@@ -1,0 +1,326 @@
+"""The compiled simulator of a pipeline whose messages are light paths, among background traffic.
+
+One queue of events. At the same time come, in this order: light paths that end, background requests, actions that end,
+messages that arrive, requests ahead of time, light paths that may have been kept long enough. Whenever a light path
+ends, those who wait try again, by priority and then in order of asking.
+"""
+
+import numpy as np
+from numba import njit
+
+from farpipe.optical.assign_kernel import choose, occupy, slots_needed
+from farpipe.optical.compiled import inner
+from farpipe.optical.heap_kernel import pop, push
+from farpipe.optical.pipeline_state import AT_ONCE, LOGGED, NEXT, NOTHING, POSTED, SPARE, WAITING
+
+_RELEASE, _REQUEST, _ACTION, _ARRIVAL, _ASK, _IDLE = range(6)
+_F, _W = 0, 2
+
+
+@inner
+def _post(state, at_s, kind, item):  # type: ignore[no-untyped-def]
+    """Put an event on the queue; those of one kind at one time stay in the order in which they were posted."""
+    push(state.events, at_s, (kind << 44) + state.counters[POSTED], item)
+    state.counters[POSTED] += 1
+
+
+@inner
+def _light(net, state, block, owner, hop, now_s):  # type: ignore[no-untyped-def]
+    """Take a block (path, start, count); the place of the new light path."""
+    lights, counters = state.lights, state.counters
+    counters[SPARE] -= 1
+    place = lights.spare[counters[SPARE]]
+    lights.path[place], lights.start[place], lights.width[place] = block
+    lights.hop[place], lights.begun_s[place], lights.entry[place] = hop, now_s, -1
+    occupy(net.spectrum, net.table, block[0], block[1], block[2], 1)
+    if hop >= 0:
+        state.lit[hop] += 1
+    if counters[LOGGED] < state.log.shape[0]:
+        row = state.log[counters[LOGGED]]
+        row[0], row[1], row[2], row[3], row[4], row[5] = owner, block[0], block[1], block[2], now_s, np.inf
+        lights.entry[place] = counters[LOGGED]
+        counters[LOGGED] += 1
+    return place
+
+
+@inner
+def _dark(net, state, place, now_s):  # type: ignore[no-untyped-def]
+    """Give back what a light path held."""
+    lights, counters = state.lights, state.counters
+    path, count, hop = lights.path[place], lights.width[place], lights.hop[place]
+    occupy(net.spectrum, net.table, path, lights.start[place], count, -1)
+    if hop >= 0:
+        state.lit[hop] -= 1
+        state.used[0] += count * (net.table[0][path + 1] - net.table[0][path]) * (now_s - lights.begun_s[place])
+    if lights.entry[place] >= 0:
+        state.log[lights.entry[place], 5] = now_s
+    lights.spare[counters[SPARE]] = place
+    counters[SPARE] += 1
+
+
+@inner
+def _widest(net, rule, pair, most, least):  # type: ignore[no-untyped-def]
+    """(units, path, start, slots) of the widest block between `least` and `most` units; units 0: none fits."""
+    low, high = np.int64(net.first[pair]), np.int64(net.first[pair + 1])
+    for units in range(most, least - 1, -1):
+        slots_needed(net.per_slot, low, high, units * rule.unit_gbit, net.guard, net.need)
+        path, start = choose(net.spectrum, net.table, rule.policy, low, high, net.need, net.mask)
+        if path >= 0:
+            return units, path, start, net.need[path - low]
+    return 0, -1, -1, 0
+
+
+@inner
+def _launch(net, pipe, rule, state, out, message):  # type: ignore[no-untyped-def]
+    """Send a message whose producer's end is known over the light paths that it holds."""
+    lights, latency_s, hop = state.lights, 0.0, message // pipe.num_microbatches
+    start_s = max(out.ready_s[message], out.grant_s[message] + rule.setup_s)
+    end_s = start_s + pipe.gbit[message] / (out.units[message] * rule.unit_gbit)
+    for place in out.held[:, message]:
+        if place >= 0:
+            latency_s = max(latency_s, net.latency_s[lights.path[place]])
+            if rule.keep_s < 0:
+                _post(state, end_s, np.int64(_RELEASE), place)
+    if rule.keep_s >= 0:
+        _stay(rule, state, hop, end_s)
+    out.start_s[message], out.end_s[message], out.arrival_s[message] = start_s, end_s, end_s + latency_s
+    _post(state, end_s + latency_s, np.int64(_ARRIVAL), message)
+
+
+@inner
+def _stay(rule, state, hop, end_s):  # type: ignore[no-untyped-def]
+    """Keep the hop's light path until it has been idle long enough after `end_s`."""
+    state.kept_until_s[hop] = end_s
+    if rule.keep_s < np.inf and not state.watched[hop]:
+        state.watched[hop] = True
+        _post(state, end_s + rule.keep_s, np.int64(_IDLE), hop)
+
+
+@inner
+def _reuse(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+    """Send a message over the light path that its hop has kept."""
+    hop = message // pipe.num_microbatches
+    place = state.kept[hop]
+    start_s = max(now_s, out.ready_s[message], state.kept_until_s[hop])
+    end_s = start_s + pipe.gbit[message] / (state.kept_units[hop] * rule.unit_gbit)
+    out.grant_s[message], out.units[message] = now_s, state.kept_units[hop]
+    out.path[message] = state.lights.path[place]
+    out.start_s[message], out.end_s[message] = start_s, end_s
+    out.arrival_s[message] = end_s + net.latency_s[out.path[message]]
+    _stay(rule, state, hop, end_s)
+    _post(state, out.arrival_s[message], np.int64(_ARRIVAL), message)
+
+
+@inner
+def _light_message(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+    """Light up to `max_blocks` paths for a message; whether there is one."""
+    hop = message // pipe.num_microbatches
+    most, least, total = rule.want[message], rule.least[message], 0
+    for block in range(rule.max_blocks if rule.keep_s < 0 else 1):
+        if most == 0:
+            break
+        units, path, start, count = _widest(net, rule, pipe.pair_of_hop[hop], most, least)
+        if units == 0:
+            break
+        out.held[block, message] = _light(net, state, (path, start, count), message, hop, now_s)
+        if block == 0:
+            out.path[message] = path
+        total, most, least = total + units, most - units, 1
+    out.units[message] = total
+    return total > 0
+
+
+@inner
+def _serve(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+    """Give a message its light path: 1 served, 0 refused for lack of spectrum, -1 its hop's own turn is not there."""
+    hop = message // pipe.num_microbatches
+    if rule.keep_s >= 0 and state.kept[hop] >= 0:
+        if out.ready_s[message] == np.inf or state.kept_until_s[hop] == np.inf:
+            return -1
+        _reuse(net, pipe, rule, state, out, message, now_s)
+        return 1
+    if (rule.one_at_a_time or rule.keep_s >= 0) and state.lit[hop] > 0:
+        return -1
+    if not _light_message(net, pipe, rule, state, out, message, now_s):
+        return 0
+    out.grant_s[message] = now_s
+    if rule.keep_s >= 0:
+        state.kept[hop], state.kept_units[hop] = out.held[0, message], out.units[message]
+        state.kept_until_s[hop] = np.inf  # until it is known when its first message will be through
+    if out.ready_s[message] < np.inf:
+        _launch(net, pipe, rule, state, out, message)
+    return 1
+
+
+@inner
+def _wait(rule, state, message):  # type: ignore[no-untyped-def]
+    """Queue a message behind those of the same priority or a higher one."""
+    place = state.counters[WAITING]
+    while place > 0 and rule.priority[state.waiting[place - 1]] > rule.priority[message]:
+        state.waiting[place] = state.waiting[place - 1]
+        place -= 1
+    state.waiting[place] = message
+    state.counters[WAITING] += 1
+
+
+@inner
+def _ask(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+    """The first request of a message."""
+    out.ask_s[message] = now_s
+    served = _serve(net, pipe, rule, state, out, message, now_s)
+    out.refused[message] = served == 0
+    if served <= 0:
+        _wait(rule, state, message)
+
+
+@inner
+def _retry(net, pipe, rule, state, out, now_s):  # type: ignore[no-untyped-def]
+    """Those who wait try again."""
+    kept = 0
+    for place in range(state.counters[WAITING]):
+        message = state.waiting[place]
+        if _serve(net, pipe, rule, state, out, message, now_s) <= 0:
+            state.waiting[kept] = message
+            kept += 1
+    state.counters[WAITING] = kept
+
+
+@inner
+def _ready_at(net, pipe, rule, state, out, message, now_s, end_s):  # type: ignore[no-untyped-def]
+    """The producer of a message has started and will end at `end_s`."""
+    out.ready_s[message] = end_s
+    if out.grant_s[message] < np.inf:
+        _launch(net, pipe, rule, state, out, message)
+    elif rule.ahead and out.ask_s[message] == np.inf:
+        _post(state, max(now_s, end_s - rule.setup_s), np.int64(_ASK), message)
+
+
+@inner
+def _begin(net, pipe, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
+    """Start the next action of a rank if it is free and the input is there."""
+    at = np.int64(pipe.begin[rank]) + out.position[rank]
+    if out.running[rank] or at == pipe.begin[rank + 1]:
+        return
+    code, per_way = np.int64(pipe.codes[at]), pipe.num_stages * pipe.num_microbatches
+    kind, slot = code & 3, code >> 2
+    way = 0 if kind == _F else 1
+    if kind != _W and not out.there[way * per_way + slot]:
+        return
+    end_s = now_s + pipe.duration_s[kind * per_way + slot]
+    out.action_s[at], out.running[rank] = now_s, True
+    _post(state, end_s, np.int64(_ACTION), rank)
+    message = way * per_way + slot
+    if kind != _W and pipe.pair_of_hop[message // pipe.num_microbatches] >= 0:
+        _ready_at(net, pipe, rule, state, out, message, now_s, end_s)
+
+
+@inner
+def _arrive(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+    """A message is with its consumer."""
+    way = message // (pipe.num_stages * pipe.num_microbatches)
+    target = message + (1 - 2 * way) * pipe.num_microbatches
+    out.there[target] = True
+    stage = target // pipe.num_microbatches - way * pipe.num_stages
+    _begin(net, pipe, rule, state, out, np.int64(pipe.rank_of_stage[stage]), now_s)
+
+
+@inner
+def _finish(net, pipe, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
+    """An action has ended: its message asks for a light path, and the rank goes on."""
+    code = np.int64(pipe.codes[pipe.begin[rank] + out.position[rank]])
+    out.position[rank] += 1
+    out.running[rank] = False
+    kind, slot = code & 3, code >> 2
+    if kind != _W:
+        message = (0 if kind == _F else 1) * pipe.num_stages * pipe.num_microbatches + slot
+        pair = pipe.pair_of_hop[message // pipe.num_microbatches]
+        if pair == AT_ONCE:
+            _arrive(net, pipe, rule, state, out, message, now_s)
+        elif pair != NOTHING and out.ask_s[message] == np.inf:
+            _ask(net, pipe, rule, state, out, message, now_s)
+        elif pair != NOTHING and out.grant_s[message] == np.inf:
+            _retry(net, pipe, rule, state, out, now_s)  # it may have asked before its hop's light path could tell
+    _begin(net, pipe, rule, state, out, rank, now_s)
+
+
+@inner
+def _idle(net, state, hop, keep_s, now_s):  # type: ignore[no-untyped-def]
+    """Give a hop's light path back if it has been idle for `keep_s`, or look again later; whether it was."""
+    until_s = state.kept_until_s[hop] + keep_s
+    state.watched[hop] = state.kept[hop] >= 0 and now_s < until_s < np.inf
+    if state.watched[hop]:
+        _post(state, until_s, np.int64(_IDLE), hop)
+    if state.kept[hop] < 0 or now_s < until_s:
+        return False
+    _dark(net, state, state.kept[hop], now_s)
+    state.kept[hop] = -1
+    return True
+
+
+@inner
+def _request(net, background, state, now_s):  # type: ignore[no-untyped-def]
+    """The next background request is carried or refused."""
+    request = state.counters[NEXT]
+    state.counters[NEXT] += 1
+    pair = background.pair[request]
+    low, high = np.int64(net.first[pair]), np.int64(net.first[pair + 1])
+    slots_needed(background.per_slot, low, high, background.gbit_s[request], net.guard, net.need)
+    path, start = choose(net.spectrum, net.table, background.policy, low, high, net.need, net.mask)
+    background.path[request] = path
+    if path >= 0:
+        place = _light(net, state, (path, start, net.need[path - low]), -1 - request, -1, now_s)
+        _post(state, now_s + background.holding_s[request], np.int64(_RELEASE), place)
+
+
+@inner
+def _next_event(background, state, until_s):  # type: ignore[no-untyped-def]
+    """(time, kind, item) of what comes next, a background request or the head of the queue; kind -1: nothing."""
+    events, request = state.events, state.counters[NEXT]
+    there = request < background.arrival_s.size
+    if events[3][0] > 0:
+        first_s, rank = events[0][0], events[1][0]
+        earlier = first_s < background.arrival_s[request] if there else True
+        if earlier or (first_s == background.arrival_s[request] and rank >> 44 == _RELEASE):
+            if first_s > until_s:
+                return until_s, -1, 0
+            at_s, rank, item = pop(events)
+            return at_s, rank >> 44, item
+    if not there or background.arrival_s[request] > until_s:
+        return until_s, -1, 0
+    return background.arrival_s[request], _REQUEST, 0
+
+
+@njit(cache=True, nogil=True)
+def play(net, background, pipe, rule, state, out, begin_s, until_s):  # type: ignore[no-untyped-def]  # noqa: C901
+    """Play one step from `begin_s` on; when it ends, or -1 when nothing can happen any more.
+
+    With a finite `until_s` the pipeline rests, and the background goes on alone until then.
+    """
+    left = pipe.codes.size if until_s == np.inf else 0
+    for message in range(rule.ask_s.size):
+        if rule.ask_s[message] < np.inf:
+            _post(state, begin_s + rule.ask_s[message], np.int64(_ASK), np.int64(message))
+    for rank in range(out.running.size if left > 0 else 0):
+        _begin(net, pipe, rule, state, out, np.int64(rank), begin_s)
+    now_s = begin_s
+    while left > 0 or now_s < until_s < np.inf:
+        now_s, kind, item = _next_event(background, state, until_s)
+        if kind == _RELEASE:
+            _dark(net, state, item, now_s)
+            _retry(net, pipe, rule, state, out, now_s)
+        elif kind == _REQUEST:
+            _request(net, background, state, now_s)
+        elif kind == _ACTION:
+            left -= 1
+            _finish(net, pipe, rule, state, out, item, now_s)
+        elif kind == _ARRIVAL:
+            _arrive(net, pipe, rule, state, out, item, now_s)
+        elif kind == _ASK:
+            if out.ask_s[item] == np.inf:
+                _ask(net, pipe, rule, state, out, item, now_s)
+        elif kind == _IDLE:
+            if _idle(net, state, item, rule.keep_s, now_s):
+                _retry(net, pipe, rule, state, out, now_s)
+        else:
+            return until_s if until_s < np.inf else -1.0
+    return now_s

@@ -1,0 +1,160 @@
+"""What the compiled simulator of a pipeline over light paths reads and writes, by name.
+
+M messages are counted by direction, stage of the producer and microbatch: 2 x stages x microbatches. Hops are counted
+by direction and stage of the producer: 2 x stages.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.optical.spectrum import Arrays, Heap, Table
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class Net(NamedTuple):
+    """The network: its spectrum and candidate paths."""
+
+    spectrum: Arrays
+    table: Table
+    first: NDArray[np.int32]
+    """[pairs + 1]: the candidates of every pair."""
+    per_slot: Floats
+    """[paths]: Gbit/s that one slot carries."""
+    latency_s: Floats
+    """[paths]"""
+    guard: int
+    need: Ints
+    """Scratch."""
+    mask: NDArray[np.uint64]
+    """Scratch."""
+
+
+class Background(NamedTuple):
+    """Requests that are no message's."""
+
+    arrival_s: Floats
+    pair: NDArray[np.int32]
+    gbit_s: Floats
+    holding_s: Floats
+    per_slot: Floats
+    """[paths]: as in Net, for these requests."""
+    policy: tuple[int, int, Floats]
+    path: NDArray[np.int32]
+    """Written: the candidate that each took, -1 refused, -2 not yet there."""
+
+
+class Pipe(NamedTuple):
+    """The orders of a schedule and the messages between its stages."""
+
+    codes: NDArray[np.int32]
+    begin: NDArray[np.int32]
+    duration_s: Floats
+    """[4 x stages x microbatches]"""
+    rank_of_stage: NDArray[np.int32]
+    pair_of_hop: Ints
+    """[2 x stages]: the pair of nodes, or AT_ONCE or NOTHING."""
+    gbit: Floats
+    """[M]: size of each message."""
+    num_stages: int
+    num_microbatches: int
+
+
+class Rule(NamedTuple):
+    """How messages ask for light paths."""
+
+    want: Ints
+    """[M]: most units of rate asked for."""
+    least: Ints
+    """[M]: fewest units taken."""
+    priority: Ints
+    """[M]: who is served first among those who wait; lower first."""
+    ask_s: Floats
+    """[M]: when to ask, from the start of the step; infinite: see `ahead`."""
+    policy: tuple[int, int, Floats]
+    unit_gbit: float
+    """Rate of one unit."""
+    max_blocks: int
+    """Light paths of one message side by side."""
+    setup_s: float
+    ahead: bool
+    """Ask `setup_s` before the producer ends, at its start at the earliest."""
+    keep_s: float
+    """For how long without use a hop's light path is kept for its next message; below zero: one per message."""
+    one_at_a_time: bool
+    """A hop has one light path at a time."""
+
+
+class Lights(NamedTuple):
+    """The light paths that are lit, by place; `spare` holds the free places, the next one at its end."""
+
+    path: Ints
+    start: Ints
+    width: Ints
+    """Slots."""
+    hop: Ints
+    """Whose it is: a hop's, or -1: the background's."""
+    begun_s: Floats
+    entry: Ints
+    """Its row in the log, or -1."""
+    spare: Ints
+
+
+class State(NamedTuple):
+    """What lasts from step to step."""
+
+    events: Heap
+    lights: Lights
+    counters: Ints
+    """Events posted; free places of `lights`; rows of `log` used; next background request; messages that wait."""
+    used: Floats
+    """Slots x fibres x seconds that messages have held."""
+    waiting: Ints
+    """[M]: messages that wait for a light path, by priority, then in order of asking."""
+    lit: Ints
+    """[hops]: light paths that each hop holds."""
+    kept: Ints
+    """[hops]: the light path that is kept, or -1."""
+    kept_units: Ints
+    kept_until_s: Floats
+    """[hops]: when it will have sent all that it was given."""
+    watched: Flags
+    """[hops]: whether an event will look whether the kept light path is idle."""
+    log: Floats
+    """Rows (owner, path, first slot, slots, from, until); owner: a message, or -1 - background request."""
+
+
+class Out(NamedTuple):
+    """What happened in one step; times are absolute, infinite where it did not happen."""
+
+    action_s: Floats
+    """[actions]: starts."""
+    ready_s: Floats
+    ask_s: Floats
+    grant_s: Floats
+    start_s: Floats
+    end_s: Floats
+    arrival_s: Floats
+    units: Ints
+    """[M]: units granted, over all blocks."""
+    path: Ints
+    """[M]: candidate of the first block."""
+    refused: Flags
+    """[M]: refused when it asked first."""
+    held: Ints
+    """[2, M]: light paths held, or -1."""
+    there: Flags
+    """[M by consumer]: whether the input is there."""
+    position: Ints
+    """[ranks]"""
+    running: Flags
+    """[ranks]"""
+
+
+NUM_COUNTERS = 5
+POSTED, SPARE, LOGGED, NEXT, WAITING = range(NUM_COUNTERS)
+NOTHING, AT_ONCE = -2, -1
