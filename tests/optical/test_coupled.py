@@ -104,7 +104,8 @@ def test_compiled_and_plain_simulator_agree_message_by_message(run):
             assert close(step.out.arrival_s[message], plain.arrival[message])
             assert step.out.units[message] == plain.units[message]
             assert step.out.refused[message] == (message in plain.refused)
-    came = {i: int(path) for i, path in enumerate(compiled.background_path) if path != -2}
+    offset = len(shared.paths.paths)  # the background's candidates come behind the training's
+    came = {i: int(path) - offset * (path >= 0) for i, path in enumerate(compiled.background_path) if path != -2}
     assert came == plain.carried
 
 
@@ -222,3 +223,35 @@ def test_wrong_trainings_are_refused():
 def test_senseless_rules_are_refused(options):
     with pytest.raises(UsageError):
         TransferRule(**options)
+
+
+def test_the_earliest_block_weighs_width_against_length():
+    # From a to c over d: 1100 km; straight: 900 km; over b: 800 km. By hops the straight path comes first.
+    training = training_of("gpipe", ("a", "c"), 1, 75e9 / 8 * 0.1)
+    paths = k_shortest(RING, k=3, by="hops")
+    rules = [TransferRule(earliest=earliest) for earliest in (False, True)]
+    plain, earliest = (
+        Coupled(Shared(paths, Grid(20)), training, rule).step(Wishes.same(training, 6, 1)) for rule in rules
+    )
+    assert earliest.out.arrival_s[0] == pytest.approx(plain.out.arrival_s[0] - 100 * 4.9e-6)
+    assert paths.km[earliest.out.path[0]] == 800
+    assert (earliest.out.units[earliest.training.sent] == 6).all()
+
+
+def test_the_background_may_have_candidates_of_its_own():
+    training = training_of("gpipe", ("a", "c"), 2)
+    traffic = PoissonTraffic(30.0, 0.2, 4, 12).draw((("b", "d"), ("a", "c")), 2000, 1)
+    flat, few, many = find_modulation("bpsk"), k_shortest(RING, k=1), k_shortest(RING, k=3)
+    refused = []
+    for background in (few, many):
+        shared = Shared(few, Grid(24), traffic=traffic, background_paths=background, background_modulation=flat)
+        coupled = Coupled(shared, training, TransferRule())
+        coupled.wait_until(50.0)
+        refused.append((coupled.background_path == -1).sum())
+    assert refused[1] < refused[0]
+    with pytest.raises(InputError, match="background: there is no path from b to d"):
+        Coupled(
+            Shared(few, Grid(), traffic=traffic, background_paths=k_shortest(RING, [("a", "c")])),
+            training,
+            TransferRule(),
+        )

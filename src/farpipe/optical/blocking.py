@@ -99,7 +99,7 @@ def play_traffic(
         raise UsageError(f"the warm-up must leave requests of the {len(traffic)}, found {warm_up}")
     places = np.array([paths.pair(source, target, "traffic") for source, target in traffic.pairs], np.int32)
     per_slot = modulation.gbit_per_slot(paths.km, grid.slot_ghz)
-    expect_reach(paths, modulation, per_slot)
+    expect_reach(paths, modulation, per_slot, traffic.pairs)
     pair = places[traffic.pair]
     expect_narrow(paths, per_slot, pair, traffic.gbit_s, grid)
     count = len(traffic)

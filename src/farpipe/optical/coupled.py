@@ -1,6 +1,7 @@
 """A training and background traffic on one network: steps played one after the other, with a state that lasts."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -16,6 +17,7 @@ from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_rea
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.training import MAX_BLOCKS, Step, Training, TransferRule, Wishes
 
+_BACKGROUND = ("background",)
 PENDING = -2
 """In `Background.path`: the request has not come yet."""
 
@@ -29,8 +31,18 @@ class Shared:
     modulation: Modulation = MODULATIONS["64qam"]
     """Of the training's messages."""
     traffic: Traffic | None = None
+    background_paths: PathTable | None = None
+    """Candidates of the background; None: the training's."""
     background_policy: Policy = POLICIES["ksp-ff"]
     background_modulation: Modulation = MODULATIONS["deeprmsa"]
+
+    @cached_property
+    def table(self) -> PathTable:
+        """The candidates of both; the background's pairs have a mark behind their nodes."""
+        others = (self.background_paths or self.paths).of_pair
+        return PathTable(
+            self.paths.network, self.paths.of_pair | {(*pair, *_BACKGROUND): found for pair, found in others.items()}
+        )
 
 
 class Coupled:
@@ -47,7 +59,7 @@ class Coupled:
         self.training, self.rule, self.shared = training, rule, shared
         places = {pair: shared.paths.pair(*pair, "training") for pair in training.pairs}
         self._net = _net(shared, shared.modulation)
-        expect_reach(shared.paths, shared.modulation, self._net.per_slot)
+        expect_reach(shared.table, shared.modulation, self._net.per_slot, training.pairs)
         self._pipe = training.pipe(places)
         self._background = _background(shared)
         self._state = _state(shared, training, num_logged)
@@ -120,7 +132,7 @@ def _codes(policy: Policy) -> tuple[int, int, NDArray[np.float64]]:
 
 
 def _net(shared: Shared, modulation: Modulation) -> Net:
-    paths, grid = shared.paths, shared.grid
+    paths, grid = shared.table, shared.grid
     spectrum = grid.empty(paths.network.num_fibres)
     return Net(
         spectrum=spectrum,
@@ -135,14 +147,16 @@ def _net(shared: Shared, modulation: Modulation) -> Net:
 
 
 def _background(shared: Shared) -> Background:
-    traffic, paths = shared.traffic, shared.paths
+    traffic, paths = shared.traffic, shared.table
     per_slot = shared.background_modulation.gbit_per_slot(paths.km, shared.grid.slot_ghz)
     if traffic is None:
         none, nobody = np.zeros(0), np.zeros(0, np.int32)
         return Background(none, nobody, none, none, per_slot, _codes(shared.background_policy), nobody.copy())
-    places = np.array([paths.pair(*pair, "background") for pair in traffic.pairs], np.int32)
-    pair = places[traffic.pair]
-    expect_reach(paths, shared.background_modulation, per_slot)
+    marked = [(*pair, *_BACKGROUND) for pair in traffic.pairs]
+    for source, target, _ in marked:
+        (shared.background_paths or shared.paths).pair(source, target, "background")
+    pair = np.array([paths.pairs[one] for one in marked], np.int32)[traffic.pair]
+    expect_reach(paths, shared.background_modulation, per_slot, marked)
     expect_narrow(paths, per_slot, pair, traffic.gbit_s, shared.grid)
     path = np.full(len(traffic), PENDING, np.int32)
     codes = _codes(shared.background_policy)
@@ -181,6 +195,7 @@ def _rule(rule: TransferRule, wishes: Wishes) -> Rule:
         ask_s=ask_s,
         policy=_codes(rule.policy),
         unit_gbit=rule.unit_gbit,
+        earliest=rule.earliest,
         max_blocks=rule.max_blocks,
         setup_s=rule.setup_s,
         ahead=rule.ahead and rule.setup_s > 0,

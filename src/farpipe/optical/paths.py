@@ -15,7 +15,8 @@ from farpipe.optical.modulation import Modulation
 from farpipe.optical.network import SECONDS_PER_KM, Network, number, read_rows
 from farpipe.strict import nearest, read_text
 
-Pair = tuple[str, str]
+Pair = tuple[str, ...]
+"""Source and target; a further word tells tables of the same nodes apart."""
 Nodes = tuple[str, ...]
 
 PATH_ORDERS: Final = ("km", "hops", "efficiency")

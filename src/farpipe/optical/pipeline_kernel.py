@@ -8,10 +8,11 @@ ends, those who wait try again, by priority and then in order of asking.
 import numpy as np
 from numba import njit
 
-from farpipe.optical.assign_kernel import choose, occupy, slots_needed
+from farpipe.optical.assign_kernel import choose, find_block, occupy, slots_needed
 from farpipe.optical.compiled import inner
 from farpipe.optical.heap_kernel import pop, push
 from farpipe.optical.pipeline_state import AT_ONCE, LOGGED, NEXT, NOTHING, POSTED, SPARE, WAITING
+from farpipe.optical.spectrum_kernel import common, largest_block
 
 _RELEASE, _REQUEST, _ACTION, _ARRIVAL, _ASK, _IDLE = range(6)
 _F, _W = 0, 2
@@ -71,6 +72,26 @@ def _widest(net, rule, pair, most, least):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _earliest(net, rule, pair, most, least, gbit):  # type: ignore[no-untyped-def]
+    """Like `_widest`, but of the block over which `gbit` arrive first: wide counts, and so does a short path."""
+    found, soonest_s, num_slots = (0, -1, -1, 0), np.inf, net.spectrum[2].size
+    for path in range(np.int64(net.first[pair]), np.int64(net.first[pair + 1])):
+        rate = net.per_slot[path]
+        if rate <= 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
+            continue
+        run, _, _ = largest_block(net.mask, num_slots)
+        units = min(most, np.int64((run - net.guard) * rate / rule.unit_gbit + 1e-9))
+        if units < least or units < 1:
+            continue
+        arrival_s = gbit / (units * rule.unit_gbit) + net.latency_s[path]
+        if arrival_s < soonest_s:
+            count = np.int64(np.ceil(units * rule.unit_gbit / rate - 1e-9)) + net.guard
+            start = find_block(net.spectrum, net.table, rule.policy[1], path, count, net.mask)
+            found, soonest_s = (units, path, start, count), arrival_s
+    return found
+
+
+@inner
 def _launch(net, pipe, rule, state, out, message):  # type: ignore[no-untyped-def]
     """Send a message whose producer's end is known over the light paths that it holds."""
     lights, latency_s, hop = state.lights, 0.0, message // pipe.num_microbatches
@@ -119,7 +140,10 @@ def _light_message(net, pipe, rule, state, out, message, now_s):  # type: ignore
     for block in range(rule.max_blocks if rule.keep_s < 0 else 1):
         if most == 0:
             break
-        units, path, start, count = _widest(net, rule, pipe.pair_of_hop[hop], most, least)
+        if rule.earliest:
+            units, path, start, count = _earliest(net, rule, pipe.pair_of_hop[hop], most, least, pipe.gbit[message])
+        else:
+            units, path, start, count = _widest(net, rule, pipe.pair_of_hop[hop], most, least)
         if units == 0:
             break
         out.held[block, message] = _light(net, state, (path, start, count), message, hop, now_s)

@@ -78,6 +78,8 @@ class Rule(NamedTuple):
     policy: tuple[int, int, Floats]
     unit_gbit: float
     """Rate of one unit."""
+    earliest: bool
+    """Take the candidate over which the message arrives first, instead of the first one with the widest block."""
     max_blocks: int
     """Light paths of one message side by side."""
     setup_s: float

@@ -1,5 +1,6 @@
 """Grid and Spectrum: the slots of a network's fibres, and what is taken of them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.modulation import Modulation
-from farpipe.optical.paths import PathTable
+from farpipe.optical.paths import Pair, PathTable
 
 MAX_SLOTS: Final = 4096
 
@@ -65,9 +66,12 @@ def empty_heap(capacity: int) -> Heap:
     return np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(1, np.int64)
 
 
-def expect_reach(paths: PathTable, modulation: Modulation, per_slot: NDArray[np.float64]) -> None:
-    """InputError when a pair has no candidate within the reach of the modulation table."""
-    for (source, target), index in paths.pairs.items():
+def expect_reach(
+    paths: PathTable, modulation: Modulation, per_slot: NDArray[np.float64], pairs: Iterable[Pair]
+) -> None:
+    """InputError when one of `pairs` has no candidate within the reach of the modulation table."""
+    for pair in pairs:
+        source, target, index = pair[0], pair[1], paths.pairs[pair]
         low, high = paths.first[index], paths.first[index + 1]
         if not per_slot[low:high].any():
             raise InputError(

@@ -99,6 +99,9 @@ class TransferRule:
     policy: Policy = POLICIES["ksp-ff"]
     unit_gbit: float = 75.0
     """Rate of one unit; a message asks for a number of units (CBA's frequency slots, 75 Gbit/s each)."""
+    earliest: bool = False
+    """Take the candidate over which the message arrives first by its widest block and its length, not the first that
+    has the most units; of the policy then only the rule of slots counts."""
     max_blocks: int = 1
     """Light paths of one message side by side."""
     setup_s: float = 0.0

@@ -1,0 +1,113 @@
+"""Orders chosen together with the network: what a warm-up is worth is only known with the light paths' delays."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from farpipe.errors import InfeasibleError, ScheduleError
+from farpipe.optical.coupled import Coupled, Shared
+from farpipe.optical.paths import PathTable
+from farpipe.optical.strategies import Strategy
+from farpipe.optical.training import Step, Training
+from farpipe.schedule import Schedule, check, peak_memory_bytes
+from farpipe.schedule.library import order
+from farpipe.schedule.library.eager import eager
+from farpipe.step import Problem
+
+
+@dataclass(frozen=True)
+class Played:
+    """A training's steps on a network, in one order."""
+
+    schedule: Schedule
+    steps: tuple[Step, ...]
+
+    @property
+    def mean_s(self) -> float:
+        """Mean time per step."""
+        return float(np.mean([step.makespan_s for step in self.steps]))
+
+
+def play_steps(
+    shared: Shared, training: Training, strategy: Strategy, *, num_steps: int, begin_s: float = 0.0, skipped: int = 0
+) -> Played:
+    """`num_steps` steps after `skipped` more, in which a strategy that learns from steps settles."""
+    coupled, last, steps = Coupled(shared, training, strategy.rule, begin_s=begin_s), None, []
+    for _ in range(skipped + num_steps):
+        last = coupled.step(strategy.wishes(training, last))
+        steps.append(last)
+    return Played(training.schedule, tuple(steps[skipped:]))
+
+
+def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gbit_s: float) -> Problem:
+    """The Problem with links of `gbit_s` over the shortest candidates, as if spectrum were free.
+
+    Orders are made for it. A hop between ranks at one node costs nothing.
+    """
+    data = problem.to_data()
+    at = [nodes[stage.rank] for stage in problem.stages]
+    for index, ends in enumerate(itertools.pairwise(at)):
+        if ends[0] == ends[1]:
+            data["hops"][index] = None
+            continue
+        for way, (a, b) in (("forward", ends), ("backward", ends[::-1])):
+            name, pair = f"{a}>{b}", paths.pair(a, b, "nodes")
+            km = paths.km[paths.first[pair] : paths.first[pair + 1]].min()
+            data["links"][name] = {"latency_s": float(km) * 4.9e-6, "bandwidth_bytes_per_s": gbit_s * 1.25e8}
+            if data["hops"][index] is not None and data["hops"][index][way] is not None:
+                data["hops"][index][way]["link"] = name
+    used = {t["link"] for hop in data["hops"] if hop for t in hop.values() if t}
+    links = {name: link for name, link in data["links"].items() if name in used}
+    return Problem.from_data(data | {"links": links})
+
+
+def candidate_orders(problem: Problem, nodes: Sequence[str], *, most_extra: int = 3) -> list[Schedule]:
+    """Orders worth trying on a network, without those that memory forbids.
+
+    GPipe, 1F1B, eager by its closed form, and 1F1B with one, two, ... more forwards in flight per hop between nodes.
+    """
+    between = [int(a != b) for a, b in itertools.pairwise(nodes)]
+    orders = [order(name, problem) for name in ("gpipe", "1f1b", "eager")]
+    for extra in range(1, most_extra + 1):
+        of_stage = [extra * sum(between[stage:]) for stage in range(problem.num_stages)]
+        orders.append(eager(problem, of_stage))
+    return [schedule for schedule in orders if _fits(problem, schedule)]
+
+
+def _fits(problem: Problem, schedule: Schedule) -> bool:
+    try:
+        check(problem, schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+def in_flight(problem: Problem, schedule: Schedule) -> float:
+    """Most activations that a rank holds at once, in units of its Problem's `activation_bytes`."""
+    return max(peak_memory_bytes(problem, schedule))
+
+
+def joint_order(
+    shared: Shared,
+    problem: Problem,
+    nodes: tuple[str, ...],
+    strategy: Strategy,
+    *,
+    num_steps: int = 3,
+    begin_s: float = 0.0,
+) -> Schedule:
+    """The candidate order whose steps are shortest on the network itself; InfeasibleError when none fits in memory.
+
+    All are played on the same background, which should not be the one that the answer is judged on.
+    """
+    nominal = nominal_problem(problem, nodes, shared.paths, 6 * strategy.rule.unit_gbit)
+    candidates = candidate_orders(nominal, nodes)
+    if not candidates:
+        raise InfeasibleError("none of the orders fits in the memory of the ranks")
+    played = [
+        play_steps(shared, Training(nominal, one, nodes), strategy, num_steps=num_steps, begin_s=begin_s, skipped=1)
+        for one in candidates
+    ]
+    return min(played, key=lambda each: each.mean_s).schedule
