@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
 ROOMS = [
     *("errors", "units", "strict", "catalog", "spec", "step", "cost", "schedule", "simulate", "search"),
-    *("sequences", "optical", "plan"),
+    *("sequences", "optical", "plan", "fleet"),
     *("emulate", "transport", "runtime", "control", "run", "report", "cli"),
 ]
 """Each room may import only from rooms before it."""

@@ -9,6 +9,7 @@ from farpipe import __version__
 from farpipe.cli.certs import certs
 from farpipe.cli.compare import compare
 from farpipe.cli.export import export
+from farpipe.cli.fleet import fleet
 from farpipe.cli.import_ import import_
 from farpipe.cli.lengths import lengths
 from farpipe.cli.list_ import list_
@@ -38,6 +39,7 @@ app.command()(export)
 app.command("list")(list_)
 app.command("import")(import_)  # the word alone is Python's
 app.add_typer(optical, name="optical")
+app.add_typer(fleet, name="fleet")
 app.command()(lengths)
 app.add_typer(sequences, name="sequences")
 app.add_typer(wan, name="wan")

@@ -1,0 +1,1 @@
+"""Many jobs over many regions: a pure core, policies, a simulator."""

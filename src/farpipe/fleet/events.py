@@ -1,0 +1,112 @@
+"""Events: facts that the fleet is told, each with the time at which it happened."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from farpipe.fleet.job import FleetJob
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at `time_s`."""
+
+    time_s: float
+
+
+@dataclass(frozen=True)
+class JobSubmitted(Event):
+    """A job joins the queue. Its name is the key by which a second submission is recognised."""
+
+    job: FleetJob
+
+
+@dataclass(frozen=True)
+class JobEvent(Event):
+    """Something happened to the job of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class JobStarted(JobEvent):
+    """The job has loaded its state and begins with its steps."""
+
+
+@dataclass(frozen=True)
+class StepReported(JobEvent):
+    """The job's steps take so long, as measured."""
+
+    step_s: float
+
+
+@dataclass(frozen=True)
+class JobEnded(JobEvent):
+    """The job has done its last step."""
+
+
+@dataclass(frozen=True)
+class JobFailed(JobEvent):
+    """The job broke; it goes back to the queue without the steps since its last checkpoint, or leaves the fleet."""
+
+    num_lost: float = 0.0
+    """Steps done that are lost."""
+    is_final: bool = False
+    """Whether it will not be tried again."""
+
+
+@dataclass(frozen=True)
+class JobCancelled(JobEvent):
+    """The owner does not want the job any more."""
+
+
+@dataclass(frozen=True)
+class LinkChanged(Event):
+    """A directed link carries another rate from now on; 0: it is down."""
+
+    link: str
+    bytes_per_s: float
+
+
+class Price(NamedTuple):
+    """Electricity of one site."""
+
+    usd_per_mwh: float
+    """May be negative."""
+    carbon_g_per_kwh: float
+
+
+@dataclass(frozen=True)
+class PriceChanged(Event):
+    """Electricity costs so much from now on, by site."""
+
+    prices: Mapping[str, Price]
+
+
+@dataclass(frozen=True)
+class SiteLost(Event):
+    """A site is gone, with all that runs on it."""
+
+    site: str
+    checkpoint_s: float = 0.0
+    """The work of this long before is lost by every job that ran there."""
+
+
+@dataclass(frozen=True)
+class SiteBack(Event):
+    """A lost site is there again."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class DevicesChanged(Event):
+    """A site has another number of devices; who no longer fits is stopped."""
+
+    site: str
+    num_devices: int
+
+
+@dataclass(frozen=True)
+class Tick(Event):
+    """Nothing but time has passed: the policy may think again."""

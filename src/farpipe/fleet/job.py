@@ -1,0 +1,142 @@
+"""Jobs of a fleet: what is asked for, where a job runs, and how far it has come."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Phase = Literal["queued", "starting", "running"]
+"""``starting``: it holds its devices and loads its state; no step is done yet."""
+
+
+class Kind(NamedTuple):
+    """What decides a job's speed: jobs of one kind share their quotes."""
+
+    model: str
+    """A preset of the catalogue."""
+    sequence_length: int
+    global_batch: int
+    """Sequences in one optimizer step."""
+
+
+@dataclass(frozen=True)
+class FleetJob:
+    """A training as its owner submits it."""
+
+    name: str
+    kind: Kind
+    submit_s: float
+    num_steps: int
+    min_devices: int
+    max_devices: int
+    tenant: str = ""
+    deadline_s: float | None = None
+    """On the clock of `submit_s`; None: none."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a job runs and what that means: the planner's quote for it, and what its start takes."""
+
+    devices: tuple[tuple[str, int], ...]
+    """(site, number of devices), in pipeline order."""
+    step_s: float
+    link_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Reserved on every directed link ``a>b``: what the steps send on average."""
+    power_w: Mapping[str, float] = field(default_factory=dict)
+    """Drawn by its devices at every site, without the site's PUE."""
+    startup_s: float = 0.0
+    """From taking the devices to the first step: restart, reading the checkpoint, moving it."""
+    startup_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Reserved while it starts: what the steps will send, and the checkpoint on its way to another site."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices at all sites."""
+        return sum(number for _, number in self.devices)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites in pipeline order."""
+        return tuple(site for site, _ in self.devices)
+
+    def links(self, phase: Phase) -> Mapping[str, float]:
+        """Bytes per second that it has reserved on every link in this phase."""
+        return self.link_bytes_per_s if phase == "running" else self.startup_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a job has used so far, by site or link; money follows from prices over time."""
+
+    device_s: Mapping[str, float] = field(default_factory=dict)
+    energy_kwh: Mapping[str, float] = field(default_factory=dict)
+    electricity_usd: Mapping[str, float] = field(default_factory=dict)
+    carbon_g: Mapping[str, float] = field(default_factory=dict)
+    rent_usd: Mapping[str, float] = field(default_factory=dict)
+    sent_bytes: Mapping[str, float] = field(default_factory=dict)
+    egress_usd: Mapping[str, float] = field(default_factory=dict)
+
+    def plus(self, other: "Spent") -> "Spent":
+        """The sum of two."""
+        return Spent(*(_sum(mine, its) for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    @property
+    def total_usd(self) -> float:
+        """Rent, electricity and egress together."""
+        return sum(sum(part.values()) for part in (self.rent_usd, self.electricity_usd, self.egress_usd))
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
+    if not other:
+        return one
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job that has not ended."""
+
+    job: FleetJob
+    phase: Phase = "queued"
+    since_s: float = 0.0
+    """When it came into this phase or onto this placement; `num_done` is as of then."""
+    num_done: float = 0.0
+    """Steps done, in fractions of one."""
+    placement: Placement | None = None
+    stored_at: str | None = None
+    """The site that has its newest checkpoint; None before the first start."""
+    first_start_s: float | None = None
+    queued_s: float = 0.0
+    """Time in the queue before `since_s`, over all its stays there."""
+    num_starts: int = 0
+    num_preemptions: int = 0
+    num_moves: int = 0
+    spent: Spent = field(default_factory=Spent)
+    """Up to `since_s`."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job.name
+
+    def done_at(self, now_s: float) -> float:
+        """Steps done at `now_s`."""
+        if self.phase != "running" or self.placement is None:
+            return self.num_done
+        done = self.num_done + max(0.0, now_s - self.since_s) / self.placement.step_s
+        return min(done, float(self.job.num_steps))
+
+    def left_at(self, now_s: float) -> float:
+        """Steps still to do at `now_s`."""
+        return self.job.num_steps - self.done_at(now_s)
+
+    def total_queued_s(self, now_s: float) -> float:
+        """Time in the queue up to `now_s`."""
+        return self.queued_s + (max(0.0, now_s - self.since_s) if self.phase == "queued" else 0.0)
+
+    def end_s(self) -> float | None:
+        """When it will have done its last step if nothing changes; None while it waits."""
+        if self.placement is None or self.phase == "queued":
+            return None
+        begin = self.since_s + (self.placement.startup_s if self.phase == "starting" else 0.0)
+        return begin + (self.job.num_steps - self.num_done) * self.placement.step_s

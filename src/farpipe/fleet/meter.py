@@ -1,0 +1,96 @@
+"""What resources cost over time: integrals of prices, so that a job's bill is two readings and a difference."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from farpipe.fleet.events import Price
+from farpipe.fleet.job import Phase, Placement, Spent
+
+SECONDS_PER_HOUR: Final = 3600.0
+JOULES_PER_KWH: Final = 3.6e6
+BYTES_PER_GB: Final = 1e9
+HOURS_KEPT: Final = 24
+
+
+class Reading(NamedTuple):
+    """The integrals of one site's price and carbon up to a moment."""
+
+    usd_s_per_mwh: float
+    g_s_per_kwh: float
+
+
+ZERO: Final = Reading(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class SiteTariff:
+    """What one site's devices and energy cost, now and up to now."""
+
+    rent_usd_per_device_hour: float
+    pue: float
+    price: Price
+    since_s: float
+    """`price` holds from then on, and `reading` is of then."""
+    reading: Reading = ZERO
+    recent: tuple[float, ...] = ()
+    """Prices before this one, at most a day of hourly ones: what a policy may forecast from."""
+
+    def read(self, now_s: float) -> Reading:
+        """The integrals up to `now_s`."""
+        seconds = now_s - self.since_s
+        return Reading(
+            self.reading.usd_s_per_mwh + seconds * self.price.usd_per_mwh,
+            self.reading.g_s_per_kwh + seconds * self.price.carbon_g_per_kwh,
+        )
+
+    def changed(self, price: Price, now_s: float) -> "SiteTariff":
+        """With another price from `now_s` on."""
+        recent = (*self.recent, self.price.usd_per_mwh)[-HOURS_KEPT:]
+        return replace(self, price=price, since_s=now_s, reading=self.read(now_s), recent=recent)
+
+    def usd_per_device_hour(self, power_w: float) -> float:
+        """Electricity of one device for an hour at the present price."""
+        return power_w / 1e6 * self.pue * self.price.usd_per_mwh
+
+
+Readings = Mapping[str, Reading]
+
+
+def read_all(tariffs: Mapping[str, SiteTariff], sites: tuple[str, ...], now_s: float) -> dict[str, Reading]:
+    """The readings of some sites."""
+    return {site: tariffs[site].read(now_s) for site in sites}
+
+
+def bill(
+    tariffs: Mapping[str, SiteTariff],
+    egress_usd_per_gb: Mapping[str, float],
+    placement: Placement,
+    phase: Phase,
+    begin: Readings,
+    begin_s: float,
+    now_s: float,
+) -> Spent:
+    """What holding `placement` from `begin_s`, when meters stood at `begin`, until `now_s` has used."""
+    seconds = now_s - begin_s
+    devices = dict(placement.devices)
+    energy = {s: w * tariffs[s].pue * seconds / JOULES_PER_KWH for s, w in placement.power_w.items()}
+    passed = {site: _less(tariffs[site].read(now_s), begin[site]) for site in devices}
+    drawn_kw = {site: placement.power_w.get(site, 0.0) * tariffs[site].pue / 1e3 for site in devices}
+    sent = {link: rate * seconds for link, rate in placement.links(phase).items()}
+    return Spent(
+        device_s={site: number * seconds for site, number in devices.items()},
+        energy_kwh=energy,
+        electricity_usd={s: drawn_kw[s] / 1e3 * passed[s].usd_s_per_mwh / SECONDS_PER_HOUR for s in devices},
+        carbon_g={site: drawn_kw[site] * passed[site].g_s_per_kwh / SECONDS_PER_HOUR for site in devices},
+        rent_usd={
+            site: number * seconds / SECONDS_PER_HOUR * tariffs[site].rent_usd_per_device_hour
+            for site, number in devices.items()
+        },
+        sent_bytes=sent,
+        egress_usd={link: num_bytes / BYTES_PER_GB * egress_usd_per_gb[link] for link, num_bytes in sent.items()},
+    )
+
+
+def _less(one: Reading, other: Reading) -> Reading:
+    return Reading(one.usd_s_per_mwh - other.usd_s_per_mwh, one.g_s_per_kwh - other.g_s_per_kwh)

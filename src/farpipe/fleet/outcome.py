@@ -1,0 +1,142 @@
+"""What became of all jobs: completion times, waiting, use, money."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from farpipe.fleet.job import FleetJob, JobState, Spent
+
+
+@dataclass
+class JobRecord:
+    """One job's life."""
+
+    job: FleetJob
+    states: list[tuple[float, str]] = field(default_factory=list)
+    """(time, state it came into)."""
+    final: JobState | None = None
+    """As it was when it ended."""
+    finished_s: float | None = None
+    """None: it did not finish."""
+
+    @property
+    def jct_s(self) -> float | None:
+        """From submission to the last step."""
+        return None if self.finished_s is None else self.finished_s - self.job.submit_s
+
+    def to_data(self) -> dict[str, Any]:
+        """For machines."""
+        final = self.final
+        return {
+            "job": self.job.name,
+            "tenant": self.job.tenant,
+            "submitted_s": self.job.submit_s,
+            "started_s": final.first_start_s if final else None,
+            "finished_s": self.finished_s,
+            "queued_s": final.queued_s if final else None,
+            "num_preemptions": final.num_preemptions if final else 0,
+            "num_moves": final.num_moves if final else 0,
+            "cost_usd": final.spent.total_usd if final else 0.0,
+            "states": [{"time_s": time_s, "state": state} for time_s, state in self.states],
+        }
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a job holds from a moment on."""
+
+    time_s: float
+    job: str
+    devices: Mapping[str, int]
+    """By site; empty: none."""
+    is_starting: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A simulated fleet from the first submission to the last end."""
+
+    policy: str
+    records: Sequence[JobRecord]
+    begin_s: float
+    end_s: float
+    num_devices: Mapping[str, int]
+    idle_energy_kwh: Mapping[str, float]
+    """Of devices that nobody had, by site."""
+    idle_usd: Mapping[str, float]
+    changes: Sequence[Change] = ()
+    """Of all jobs, by time."""
+    num_refused: int = 0
+    """Decisions of the policy that were not possible."""
+
+    @property
+    def spent(self) -> Spent:
+        """What all jobs have used."""
+        total = Spent()
+        for record in self.records:
+            if record.final is not None:
+                total = total.plus(record.final.spent)
+        return total
+
+    @property
+    def jcts_s(self) -> list[float]:
+        """Completion times of the jobs that finished, sorted."""
+        return sorted(record.jct_s for record in self.records if record.jct_s is not None)
+
+    @property
+    def queued_s(self) -> list[float]:
+        """Total time in the queue of every job that ended, sorted."""
+        return sorted(record.final.queued_s for record in self.records if record.final)
+
+    @property
+    def utilization(self) -> float:
+        """Device-seconds that jobs held over those that there were."""
+        held = sum(self.spent.device_s.values())
+        return held / max(sum(self.num_devices.values()) * (self.end_s - self.begin_s), 1e-9)
+
+    def to_data(self) -> dict[str, Any]:
+        """``farpipe fleet simulate --json``; figures of an empty fleet are null."""
+        jcts, queued, spent = self.jcts_s, self.queued_s, self.spent
+        return {
+            "policy": self.policy,
+            "num_jobs": len(self.records),
+            "num_finished": len(jcts),
+            "mean_jct_s": sum(jcts) / len(jcts) if jcts else None,
+            "median_jct_s": quantile(jcts, 0.5),
+            "p95_jct_s": quantile(jcts, 0.95),
+            "mean_wait_s": sum(queued) / len(queued) if queued else None,
+            "p99_wait_s": quantile(queued, 0.99),
+            "max_wait_s": queued[-1] if queued else None,
+            "utilization": self.utilization,
+            "span_s": self.end_s - self.begin_s,
+            "money": {
+                "rent": dict(spent.rent_usd),
+                "electricity": dict(spent.electricity_usd),
+                "egress": _by_source(spent.egress_usd),
+                "idle_electricity": dict(self.idle_usd),
+            },
+            "total_usd": spent.total_usd,
+            "energy_kwh": {"jobs": dict(spent.energy_kwh), "idle": dict(self.idle_energy_kwh)},
+            "carbon_g": dict(spent.carbon_g),
+            "num_moves": sum(record.final.num_moves for record in self.records if record.final),
+            "num_preemptions": sum(record.final.num_preemptions for record in self.records if record.final),
+            "num_refused": self.num_refused,
+            "jobs": [record.to_data() for record in self.records],
+        }
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The least of sorted `values` that is not below `share` of them; None if there are none."""
+    if not values:
+        return None
+    return values[min(len(values), max(1, math.ceil(len(values) * share))) - 1]
+
+
+def _by_source(egress_usd: Mapping[str, float]) -> dict[str, float]:
+    """Egress of links as that of the sites that they leave."""
+    found: dict[str, float] = {}
+    for link, usd in egress_usd.items():
+        site = link.partition(">")[0]
+        found[site] = found.get(site, 0.0) + usd
+    return found

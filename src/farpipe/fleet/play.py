@@ -1,0 +1,47 @@
+"""One scenario, one trace, one policy: from files to an outcome."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TextIO
+
+from farpipe.errors import InputError
+from farpipe.fleet.events import Event
+from farpipe.fleet.job import FleetJob
+from farpipe.fleet.outcome import Outcome
+from farpipe.fleet.policies import policy_of
+from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.protocol import Policy
+from farpipe.fleet.quotes import PlannerQuotes, Quotes
+from farpipe.fleet.scenario import Scenario
+from farpipe.fleet.simulator import Simulator
+from farpipe.fleet.state import FleetState, first_state
+from farpipe.strict import nearest
+
+
+def play(
+    scenario: Scenario,
+    jobs: Sequence[FleetJob],
+    policy: str | Policy,
+    *,
+    quotes: Quotes | None = None,
+    log: TextIO | None = None,
+    after: Callable[[FleetState, Event], None] = lambda state, event: None,
+) -> Outcome:
+    """What becomes of `jobs` in `scenario` under `policy`, a name or one's own.
+
+    `log` gets a line of JSON for every change. `quotes` can be shared between calls on the same cluster. The same
+    arguments give the same outcome.
+    """
+    chosen = with_parameters(policy_of(policy), scenario.policy_parameters) if isinstance(policy, str) else policy
+    state = first_state(scenario.cluster, chosen, quotes or PlannerQuotes(scenario.cluster), scenario.stops)
+    simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
+    return simulator.run(jobs, scenario.events)
+
+
+def with_parameters(policy: Policy, parameters: Mapping[str, Any]) -> Policy:
+    """`policy` with the parameters of [policy], which are those of `OwnPolicy`; others have none."""
+    known = {field.name for field in fields(OwnPolicy)} - {"name"}
+    for name in parameters:
+        if name not in known:
+            raise InputError(f"policy.{name}: unknown{nearest(name, known)}; known: {', '.join(sorted(known))}")
+    return replace(policy, **parameters) if isinstance(policy, OwnPolicy) else policy

@@ -1,0 +1,41 @@
+"""Who runs next, where, on how many devices: policies behind one protocol."""
+
+from typing import Final
+
+from farpipe.errors import UsageError
+from farpipe.fleet.policies import orders, places
+from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.preemptive import PreemptivePolicy
+from farpipe.fleet.policies.protocol import Decision, Policy, View
+from farpipe.fleet.policies.queueing import QueuePolicy
+from farpipe.strict import nearest
+
+POLICIES: Final[dict[str, Policy]] = {
+    policy.name: policy
+    for policy in (
+        QueuePolicy("fcfs", orders.by_arrival, places.compact, when_blocked="wait"),
+        QueuePolicy("easy", orders.by_arrival, places.compact, when_blocked="backfill"),
+        QueuePolicy("sjf", orders.by_length, places.compact),
+        PreemptivePolicy("srtf", orders.by_what_is_left, places.compact),
+        PreemptivePolicy("las", orders.by_attained_service, places.compact),
+        QueuePolicy("delay-first", orders.by_arrival, places.delay_first, when_blocked="wait"),
+        QueuePolicy("cost-first", orders.by_arrival, places.cost_first, when_blocked="wait"),
+        QueuePolicy("single-region", orders.by_arrival, places.single_region, when_blocked="wait"),
+        QueuePolicy("random", orders.by_arrival, places.anywhere),
+        QueuePolicy("sailor", orders.by_arrival, places.delay_first),
+        QueuePolicy("atlas", orders.by_arrival, places.atlas),
+        QueuePolicy("bace", orders.bace_priority, places.bace),
+        OwnPolicy(),
+    )
+}
+"""By name."""
+
+
+def policy_of(name: str) -> Policy:
+    """The policy called `name`; UsageError with the nearest one if there is none."""
+    if name not in POLICIES:
+        raise UsageError(f"there is no policy {name!r}{nearest(name, POLICIES)}; known: {', '.join(POLICIES)}")
+    return POLICIES[name]
+
+
+__all__ = ["POLICIES", "Decision", "Policy", "View", "policy_of"]

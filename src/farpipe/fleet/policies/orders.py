@@ -1,0 +1,61 @@
+"""Rules of order: who is looked at first, the least key first."""
+
+from collections.abc import Callable, Sequence
+
+from farpipe.fleet.job import JobState
+from farpipe.fleet.policies.protocol import View
+
+Keys = Callable[[View, Sequence[JobState]], list[float]]
+"""A key for every job."""
+
+
+def by_arrival(view: View, jobs: Sequence[JobState]) -> list[float]:
+    """When it was submitted."""
+    return [job.job.submit_s for job in jobs]
+
+
+def by_length(view: View, jobs: Sequence[JobState]) -> list[float]:
+    """Seconds that the whole job takes on the most devices that it may have."""
+    return [job.job.num_steps * view.best_step_s(job.job) for job in jobs]
+
+
+def by_what_is_left(view: View, jobs: Sequence[JobState]) -> list[float]:
+    """Seconds that the rest of it takes on the most devices that it may have."""
+    return [job.left_at(view.now_s) * view.best_step_s(job.job) for job in jobs]
+
+
+def by_attained_service(view: View, jobs: Sequence[JobState]) -> list[float]:
+    """Device-seconds that it has had so far."""
+    return [device_s(view, job) for job in jobs]
+
+
+def device_s(view: View, job: JobState) -> float:
+    """Device-seconds up to now."""
+    now = (view.now_s - job.since_s) * job.placement.num_devices if job.placement else 0.0
+    return sum(job.spent.device_s.values()) + now
+
+
+AGEING_S = 24 * 3600.0
+"""After so long in the queue a job has gained as much as the largest normalised figure is worth."""
+
+
+def bace_priority(view: View, jobs: Sequence[JobState]) -> list[float]:
+    """BACE-Pipe's in our reading: what is left to compute and what it would take of the network, less its age.
+
+    Both are normalised by the largest in the queue. A job that fits a site takes nothing of the network.
+    """
+    left = [job.left_at(view.now_s) * view.best_step_s(job.job) * job.job.max_devices for job in jobs]
+    demand = _demands(view, jobs)
+    most_left, most_demand = max(left, default=0.0) or 1.0, max(demand, default=0.0) or 1.0
+    ages = [job.total_queued_s(view.now_s) / AGEING_S for job in jobs]
+    return [a / most_left + b / most_demand - age for a, b, age in zip(left, demand, ages, strict=True)]
+
+
+def _demands(view: View, jobs: Sequence[JobState]) -> list[float]:
+    """What each job's crossings need over what the links have left on average; 0 where a free site can hold it."""
+    space = view.space()
+    largest = max(space.devices.values(), default=0)
+    left = max(sum(space.rates.values()) / max(len(space.rates), 1), 1.0)
+    wide = [job.job.min_devices > largest and bool(space.rates) for job in jobs]
+    needed = [view.quotes.needed_rate(job.job.kind, job.job.max_devices) for job in jobs]
+    return [(rate or 0.0) / left if crosses else 0.0 for rate, crosses in zip(needed, wide, strict=True)]

@@ -1,0 +1,107 @@
+"""What a policy sees and what it says."""
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from farpipe.fleet.job import FleetJob, JobState, Kind, Placement
+from farpipe.fleet.quotes import Devices, Quotes
+from farpipe.fleet.snapshot import Snapshot
+from farpipe.fleet.space import Space
+from farpipe.fleet.starting import start_on, startup_s
+
+
+class Decision(NamedTuple):
+    """What is to become of one job."""
+
+    name: str
+    devices: Devices | None
+    """Where it is to run, in pipeline order; None: it goes back to the queue."""
+    why: str = ""
+
+
+class View:
+    """The fleet as a policy sees it; nothing in it is to be changed."""
+
+    def __init__(self, state: Snapshot) -> None:
+        self.state = state
+        self.now_s = state.now_s
+        self._best_step_s: dict[tuple[Kind, int], float] = {}
+
+    @property
+    def quotes(self) -> Quotes:
+        """Speeds and demands."""
+        return self.state.world.quotes
+
+    @cached_property
+    def queue(self) -> list[JobState]:
+        """Jobs without devices, in the order in which they were submitted."""
+        return [job for job in self.state.jobs.values() if job.placement is None]
+
+    @cached_property
+    def active(self) -> list[JobState]:
+        """Jobs with devices."""
+        return [job for job in self.state.jobs.values() if job.placement is not None]
+
+    def space(self) -> Space:
+        """What is free; the caller's own to try things in."""
+        return self._space.copy()
+
+    @cached_property
+    def _space(self) -> Space:
+        return self.state.space()
+
+    def start(self, space: Space, job: JobState, devices: Devices) -> Placement | None:
+        """The job starting on `devices` out of `space`, its checkpoint's way there included; None if it can't."""
+        return start_on(self.state.world, space, job, devices)
+
+    def best_step_s(self, job: FleetJob) -> float:
+        """The step on the most devices that `job` may have, were they at one site; infinite if it fits none."""
+        key = job.kind, job.max_devices
+        if key not in self._best_step_s:
+            sites = self.state.sites
+            placed = (self.quotes.placement(job.kind, ((site, job.max_devices),), {}) for site in sites)
+            self._best_step_s[key] = min((placement.step_s for placement in placed if placement), default=math.inf)
+        return self._best_step_s[key]
+
+    def usd_per_mwh(self, site: str) -> float:
+        """Price of a device's energy at a site now, PUE included."""
+        tariff = self.state.tariffs[site]
+        return tariff.price.usd_per_mwh * tariff.pue
+
+    def forecast(self, site: str, hours: int) -> float:
+        """The least price of a site's energy within so many hours, taken from the same hours of the day before."""
+        tariff = self.state.tariffs[site]
+        return min(tariff.recent[:hours], default=tariff.price.usd_per_mwh) * tariff.pue
+
+    def stop_s(self, job: JobState, placement: Placement) -> float:
+        """Seconds without steps that it takes to stop a running job and start it on `placement`."""
+        return startup_s(self.state.world.stops, self.quotes.state_bytes(job.job.kind), job, placement.num_devices)
+
+    def rent_usd_per_device_hour(self, site: str) -> float:
+        """Rent of a device."""
+        return self.state.tariffs[site].rent_usd_per_device_hour
+
+    def egress_usd_per_gb(self, link: str) -> float:
+        """Price of what is sent over a directed link."""
+        return self.state.world.egress_usd_per_gb[link]
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Bytes/s of every directed link, reservations included."""
+        return self.state.rates
+
+
+class Policy(Protocol):
+    """Decides who runs where. It must not keep anything between two calls: all that counts is in the state."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    def decide(self, view: View) -> Iterable[Decision]:
+        """What is to change now; jobs that are not named go on as they are.
+
+        Stops are done first, the rest in the order given. What is not free by then is refused.
+        """

@@ -1,0 +1,120 @@
+"""Policies that go through the queue in an order and start what fits: the baselines, and BACE-Pipe in our reading."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from farpipe.fleet.job import FleetJob, JobState, Kind
+from farpipe.fleet.policies.orders import Keys
+from farpipe.fleet.policies.places import Place
+from farpipe.fleet.policies.protocol import Decision, View
+from farpipe.fleet.policies.sizes import sizes
+from farpipe.fleet.quotes import Devices
+from farpipe.fleet.space import Space
+
+Sizes = Callable[[FleetJob], list[int]]
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """`order` says who is looked at first, `place` where it goes, `sizes` on how many devices; no job is stopped."""
+
+    name: str
+    order: Keys
+    place: Place
+    sizes: Sizes = sizes
+    when_blocked: Literal["wait", "skip", "backfill"] = "skip"
+    """The first job that does not fit: all behind it wait; or are tried as well; or only if that does not delay it."""
+
+    def decide(self, view: View) -> Iterator[Decision]:
+        """As in `Policy`."""
+        space, finder = view.space(), Finder(view, self.place)
+        if space.num_devices < min((job.job.min_devices for job in view.queue), default=1):
+            return
+        shadow: _Shadow | None = None
+        for job in in_order(view, view.queue, self.order):
+            if space.num_devices <= 0:
+                return
+            devices = finder.find(space, job, self.sizes(job.job))
+            if devices is not None and (shadow is None or shadow.allows(view, job, devices)):
+                take(view, space, job, devices)
+                yield Decision(job.name, devices)
+            elif shadow is None and self.when_blocked == "wait":
+                return
+            elif shadow is None and self.when_blocked == "backfill":
+                shadow = _Shadow.of(self, view, space, job)
+
+    def find(self, view: View, space: Space, job: JobState) -> Devices | None:
+        """The largest size that finds a place, and the place."""
+        return Finder(view, self.place).find(space, job, self.sizes(job.job))
+
+
+def in_order(view: View, jobs: list[JobState], order: Keys) -> list[JobState]:
+    """The jobs, the least key first; of equals the earlier one."""
+    keys = order(view, jobs)
+    return [job for _, _, job in sorted(zip(keys, range(len(jobs)), jobs, strict=True))]
+
+
+class Finder:
+    """Finds places for one job after another in a space that only gets fuller: what failed once is not tried again."""
+
+    def __init__(self, view: View, place: Place) -> None:
+        self._view, self._place = view, place
+        self._failed: set[tuple[Kind, int]] = set()
+
+    def find(self, space: Space, job: JobState, numbers: list[int]) -> Devices | None:
+        """The place on the first of `numbers` of devices for which there is one."""
+        free = space.num_devices
+        for number in numbers:
+            if number > free or (job.job.kind, number) in self._failed:
+                continue
+            if devices := self._place(self._view, space, job, number):
+                return devices
+            if job.stored_at is None:  # where a checkpoint lies is the job's own affair
+                self._failed.add((job.job.kind, number))
+        return None
+
+
+def take(view: View, space: Space, job: JobState, devices: Devices) -> None:
+    """Count what the job will hold on `devices` as no longer free."""
+    placement = view.start(space, job, devices)
+    if placement is not None:
+        space.take(placement, "starting")
+
+
+@dataclass
+class _Shadow:
+    """EASY backfilling (Lifka, 1995): the first blocked job has a date, and nobody who is let past may move it."""
+
+    policy: QueuePolicy
+    head: JobState
+    date_s: float
+    space: Space
+    """What is free at that date."""
+
+    @classmethod
+    def of(cls, policy: QueuePolicy, view: View, space: Space, head: JobState) -> "_Shadow":
+        """The date at which enough running jobs have ended for `head`."""
+        then = space.copy()
+        date_s = view.now_s
+        for job in sorted(view.active, key=lambda job: job.end_s() or 0.0):
+            assert job.placement is not None
+            then.give(job.placement, job.phase)
+            date_s = job.end_s() or view.now_s
+            if policy.find(view, then, head):
+                break
+        return cls(policy, head, date_s, then)
+
+    def allows(self, view: View, job: JobState, devices: Devices) -> bool:
+        """Whether `job` is over by the date, or leaves enough for the blocked one."""
+        placement = view.quotes.placement(job.job.kind, devices, view.rates)
+        if placement is None:
+            return False
+        if view.now_s + job.left_at(view.now_s) * placement.step_s <= self.date_s:
+            return True
+        less = self.space.copy()
+        less.take(placement, "running")
+        if less.overdrawn() or not self.policy.find(view, less, self.head):
+            return False
+        self.space = less
+        return True

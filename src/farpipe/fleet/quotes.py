@@ -1,0 +1,152 @@
+"""What a job takes on given devices of given sites: the planner's quotes, kept, and what a crossing adds to them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+from farpipe.errors import InfeasibleError
+from farpipe.fleet.job import Kind, Placement
+from farpipe.plan.quote import Quote
+from farpipe.plan.service import Planner
+from farpipe.spec import Cluster, Request, Site, Training, preset_model
+
+Devices = tuple[tuple[str, int], ...]
+"""(site, number of devices) in pipeline order."""
+
+STATE_BYTES_PER_PARAM: Final = 14.0
+"""Of a checkpoint: a 16-bit weight, and master weight and two moments in float32 (ZeRO, arXiv 1910.02054)."""
+RATE_STEP: Final = 0.9
+"""Quotes know rates in steps of a tenth, rounded down, so that a link's last bits make no new quote."""
+
+
+@dataclass(frozen=True)
+class StopCosts:
+    """What stopping, moving and starting a job takes; the same for every policy."""
+
+    restart_s: float = 120.0
+    """Processes, connections, compilation."""
+    checkpoint_bytes_per_s: float = 1e9
+    """To and from storage, for each device of the job."""
+    checkpoint_every_s: float = 1800.0
+    """Work of at most so long is lost when a job breaks."""
+    transfer_share: float = 0.5
+    """Of a link's free rate, for a checkpoint on its way to another site."""
+
+
+class Quotes(Protocol):
+    """Speed, demand and power of jobs on devices."""
+
+    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
+        """The job on `devices` with `rates` (bytes/s, by directed link) at most; None if it can't run there."""
+
+    def state_bytes(self, kind: Kind) -> float:
+        """Size of a checkpoint."""
+
+    def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
+        """Bytes/s that a crossing needs each way so that it never slows the job; None if it fits nowhere."""
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A quote inside one site, as far as crossings need it."""
+
+    step_s: float
+    num_microbatches: int
+    step_bytes: float
+    """That cross a boundary of the pipeline in each direction in one step."""
+
+
+class PlannerQuotes:
+    """Quotes of `Planner` for devices of one site, with the closed form of GeoPipe for what crossings add.
+
+    A boundary carries tokens x hidden x 2 bytes a step each way, whatever the number of replicas. A link that takes
+    less time for a step's bytes than the step itself costs its latency and one message's time, there and back; a slower
+    one sets the pace (arXiv 2510.12064). Devices of several kinds work in proportion to their speed.
+    """
+
+    def __init__(self, cluster: Cluster, planner: Planner | None = None) -> None:
+        self._sites = {site.name: site for site in cluster.sites}
+        self._latency_s = {link.name: link.latency_s for link in cluster.links}
+        self._planner = planner or Planner()
+        self._inside: dict[tuple[Kind, str, int], _Base | None] = {}
+        self._placed: dict[tuple[Kind, Devices, tuple[float, ...]], Placement | None] = {}
+        self._params: dict[str, int] = {}
+
+    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
+        """As in `Quotes`."""
+        names = _crossings(devices)
+        found = tuple(_stepped(rates.get(name, 0.0)) for name in names)
+        if not all(found):
+            return None
+        key = kind, devices, found
+        if key not in self._placed:
+            self._placed[key] = self._quote(kind, devices, dict(zip(names, found, strict=True)))
+        return self._placed[key]
+
+    def state_bytes(self, kind: Kind) -> float:
+        """As in `Quotes`."""
+        if kind.model not in self._params:
+            self._params[kind.model] = preset_model(kind.model).num_params
+        return STATE_BYTES_PER_PARAM * self._params[kind.model]
+
+    def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
+        """As in `Quotes`; for the fastest devices of the cluster."""
+        bases = [self._base(kind, site, num_devices) for site in self._sites.values()]
+        rates = [base.step_bytes / base.step_s for base in bases if base is not None]
+        return max(rates, default=None)
+
+    def _quote(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
+        num_devices = sum(number for _, number in devices)
+        bases = [(self._base(kind, self._sites[name], num_devices), number) for name, number in devices]
+        if any(base is None for base, _ in bases):
+            return None
+        known = [(base, number) for base, number in bases if base is not None]
+        step_s = num_devices / sum(number / base.step_s for base, number in known)
+        slowest = max((base for base, _ in known), key=lambda base: base.step_s)
+        size, count = slowest.step_bytes, slowest.num_microbatches
+        step_s = max([step_s, *(size / rate for rate in rates.values())])
+        step_s += sum(size / rate / count + self._latency_s[name] for name, rate in rates.items())
+        power_w = {name: number * (self._sites[name].device.power_w or 0.0) for name, number in devices}
+        return Placement(devices, step_s, dict.fromkeys(rates, size / step_s), power_w)
+
+    def _base(self, kind: Kind, site: Site, num_devices: int) -> _Base | None:
+        key = kind, site.device.name, num_devices
+        if key not in self._inside:
+            self._inside[key] = self._ask(kind, site, num_devices)
+        return self._inside[key]
+
+    def _ask(self, kind: Kind, site: Site, num_devices: int) -> _Base | None:
+        machine = min(site.devices_per_machine, num_devices)
+        update = {"num_devices": num_devices, "devices_per_machine": machine if num_devices % machine == 0 else 1}
+        alone = Cluster.model_construct(sites=(site.model_copy(update=update),), links=())
+        try:
+            quote = self._planner.quote(_request(kind), alone)
+        except InfeasibleError:
+            return None
+        return _base_of(kind, quote)
+
+
+def _request(kind: Kind) -> Request:
+    training = Training(sequence_length=kind.sequence_length, global_batch=kind.global_batch)
+    return Request(model=preset_model(kind.model), training=training)
+
+
+def _base_of(kind: Kind, quote: Quote) -> _Base:
+    hidden = preset_model(kind.model).hidden
+    step_bytes = 2.0 * kind.sequence_length * kind.global_batch * hidden
+    return _Base(quote.step_s, quote.layout.num_microbatches, step_bytes)
+
+
+def _crossings(devices: Devices) -> list[str]:
+    """The directed links that a pipeline over these sites uses, both ways of every crossing."""
+    return [name for (a, _), (b, _) in pairwise(devices) for name in (f"{a}>{b}", f"{b}>{a}")]
+
+
+def _stepped(rate: float) -> float:
+    """`rate` rounded down to a power of RATE_STEP."""
+    if rate <= 0:
+        return 0.0
+    exponent = math.ceil(math.log(rate) / math.log(RATE_STEP) - 1e-9)
+    return float(RATE_STEP**exponent)

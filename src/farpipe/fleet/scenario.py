@@ -1,0 +1,228 @@
+"""FLEET.toml: the sites, links, prices and failures that a fleet lives with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
+
+from farpipe.errors import InputError
+from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
+from farpipe.fleet.quotes import StopCosts
+from farpipe.fleet.series import Series, as_utc, read_series
+from farpipe.fleet.simulator import Failures
+from farpipe.spec import Cluster, Prices, Site
+from farpipe.spec.link_matrices import links_between, read_matrix
+from farpipe.spec.part import Natural, NonNegative, Part, Positive, Share, SiteName, Text
+from farpipe.spec.written import Bandwidth, Power, WrittenLink, WrittenSite
+from farpipe.strict import nearest, parse_toml, read_text, validate
+
+IDLE_SHARE: Final = 0.2
+"""Of a device's board power, drawn while nobody has it: an A100 idles at 50 to 60 of 400 W, its share of the machine
+added."""
+
+
+class SeriesFile(Part):
+    """A column of a CSV with hourly figures."""
+
+    file: Text
+    column: Text
+
+
+def _series(value: Any) -> Any:
+    return value if isinstance(value, dict) else float(value) if isinstance(value, int) else value
+
+
+Figures = Annotated[SeriesFile | float | None, BeforeValidator(_series)]
+"""A series, or one figure for ever."""
+
+
+class FleetSite(WrittenSite):
+    """[[sites]]: as in a job, with what its devices and energy cost."""
+
+    pue: Positive | None = None
+    rent_usd_per_device_hour: NonNegative | None = None
+    electricity: Figures = None
+    """USD/MWh."""
+    carbon: Figures = None
+    """g/kWh."""
+    idle_power: Power | None = None
+    """Of a device that nobody has."""
+    matrix_region: Text | None = None
+    """Its name in the matrices, if it is another."""
+
+    def resolve(self) -> Site:
+        """The site with its prices; a series counts from the first hour on, when it becomes events."""
+        site = super().resolve()
+        given = {"pue": self.pue, "rent_usd_per_device_hour": self.rent_usd_per_device_hour}
+        for key, figures in (("electricity_usd_per_mwh", self.electricity), ("carbon_g_per_kwh", self.carbon)):
+            given[key] = figures if isinstance(figures, float) else None
+        known = site.prices.model_dump() | {key: value for key, value in given.items() if value is not None}
+        return site.model_copy(update={"prices": Prices.model_validate(known)})
+
+
+class FleetClock(Part):
+    """[clock]"""
+
+    start: Text
+    """The moment that is second 0 of the trace, in UTC."""
+
+
+class Matrices(Part):
+    """[matrices]: CSV files with measured figures for every directed pair of regions."""
+
+    throughput: Text
+    """Column throughput_gbit_s."""
+    rtt: Text
+    """Column avg_rtt_ms."""
+    egress: Text | None = None
+    """Column usd_per_gb."""
+    where: dict[str, Text] = Field(default_factory=dict)
+    """Rows of the throughputs to take: values by column, such as src_tier = "PREMIUM"."""
+    scale: Positive = 1.0
+    """What the throughputs are multiplied by."""
+
+
+class Outage(Part):
+    """[[outages]]: a site that is gone for a while."""
+
+    site: SiteName
+    from_s: NonNegative
+    to_s: Positive
+
+
+class LinkEvent(Part):
+    """[[link_changes]]: another rate from a moment on."""
+
+    link: Text
+    """``a>b``."""
+    at_s: NonNegative
+    bandwidth: Bandwidth
+
+
+class Stops(Part):
+    """[stops]: what stopping and starting takes; see `StopCosts`."""
+
+    restart_s: NonNegative = StopCosts.restart_s
+    checkpoint_bytes_per_s: Positive = StopCosts.checkpoint_bytes_per_s
+    checkpoint_every_s: Positive = StopCosts.checkpoint_every_s
+    transfer_share: Share = StopCosts.transfer_share
+
+
+class FailureTable(Part):
+    """[failures]"""
+
+    device_hours: Positive | None = None
+    final_share: Share = 0.0
+    seed: Natural = 0
+
+
+class FleetFile(Part):
+    """FLEET.toml."""
+
+    clock: FleetClock
+    sites: Annotated[tuple[FleetSite, ...], Field(min_length=1)]
+    links: tuple[WrittenLink, ...] = ()
+    matrices: Matrices | None = None
+    outages: tuple[Outage, ...] = ()
+    link_changes: tuple[LinkEvent, ...] = ()
+    stops: Stops = Stops()
+    failures: FailureTable = FailureTable()
+    policy: dict[str, float] = Field(default_factory=dict)
+    """Parameters of the policy `farpipe`."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fleet without jobs, and what will happen to it whatever it does."""
+
+    cluster: Cluster
+    start: datetime
+    events: Sequence[Event]
+    """Prices, outages, links, by time."""
+    stops: StopCosts
+    failures: Failures
+    idle_power_w: dict[str, float]
+    policy_parameters: dict[str, float]
+
+
+def load_scenario(path: Path | str) -> Scenario:
+    """Read a FLEET.toml; files that it names are looked for beside it. InputError names the place of what is wrong."""
+    written = validate(FleetFile, parse_toml(read_text(path), str(path)), str(path))
+    return resolve(written, Path(path))
+
+
+def resolve(written: FleetFile, path: Path) -> Scenario:
+    """The scenario that a file stands for."""
+    start = as_utc(written.clock.start, f"{path}: clock.start")
+    sites = tuple(site.resolve() for site in written.sites)
+    links = tuple(directed for link in written.links for directed in link.resolve())
+    if written.matrices is not None:
+        links += _from_matrices(written, path)
+    cluster = Cluster.model_validate({"sites": sites, "links": links})
+    events = [*_price_events(written, path, start), *_outages(written, cluster, path)]
+    return Scenario(
+        cluster=cluster,
+        start=start.astimezone(UTC),
+        events=sorted(events, key=lambda event: event.time_s),
+        stops=StopCosts(**written.stops.model_dump()),
+        failures=Failures(**written.failures.model_dump()),
+        idle_power_w={site.name: _idle_w(table, site) for table, site in zip(written.sites, sites, strict=True)},
+        policy_parameters=dict(written.policy),
+    )
+
+
+def _idle_w(table: FleetSite, site: Site) -> float:
+    return table.idle_power or IDLE_SHARE * (site.device.power_w or 0.0)
+
+
+def _from_matrices(written: FleetFile, path: Path) -> Any:
+    named = written.matrices
+    assert named is not None
+    rates = read_matrix(path.parent / named.throughput, "throughput_gbit_s", named.where)
+    rates = {pair: rate * named.scale for pair, rate in rates.items()}
+    egress = read_matrix(path.parent / named.egress, "usd_per_gb") if named.egress else None
+    regions = {site.name: site.matrix_region or site.name for site in written.sites}
+    return links_between(regions, rates, read_matrix(path.parent / named.rtt, "avg_rtt_ms"), egress)
+
+
+def _price_events(written: FleetFile, path: Path, start: datetime) -> list[PriceChanged]:
+    by_time: dict[float, dict[str, Price]] = {}
+    for site in written.sites:
+        usd = _rows(site.electricity, path, start, negative=True)
+        carbon = dict(_rows(site.carbon, path, start, negative=False))
+        last = next(iter(carbon.values()), 0.0)
+        for time_s, figure in usd or [(time_s, 0.0) for time_s in carbon]:
+            last = carbon.get(time_s, last)
+            by_time.setdefault(time_s, {})[site.name] = Price(figure, last)
+    return [PriceChanged(time_s, prices) for time_s, prices in sorted(by_time.items())]
+
+
+def _rows(figures: SeriesFile | float | None, path: Path, start: datetime, *, negative: bool) -> Series:
+    if isinstance(figures, SeriesFile):
+        return read_series(path.parent / figures.file, figures.column, start, negative=negative)
+    return [] if figures is None else [(0.0, figures)]
+
+
+def _outages(written: FleetFile, cluster: Cluster, path: Path) -> list[Event]:
+    names, links = [site.name for site in cluster.sites], [link.name for link in cluster.links]
+    events: list[Event] = []
+    for index, outage in enumerate(written.outages):
+        if outage.site not in names or outage.to_s <= outage.from_s:
+            raise InputError(
+                f"{path}: outages[{index}]: from {outage.from_s:g} to {outage.to_s:g} s at {outage.site!r}"
+                f"{nearest(outage.site, names)}; the site must exist, and the end come after the start"
+            )
+        events += [
+            SiteLost(outage.from_s, outage.site, written.stops.checkpoint_every_s / 2),
+            SiteBack(outage.to_s, outage.site),
+        ]
+    for index, change in enumerate(written.link_changes):
+        if change.link not in links:
+            raise InputError(
+                f"{path}: link_changes[{index}].link: no link {change.link!r}{nearest(change.link, links)}"
+            )
+        events.append(LinkChanged(change.at_s, change.link, change.bandwidth))
+    return events

@@ -1,0 +1,105 @@
+"""The state of a fleet as plain values, never changed in place; what moves it on is in `state.py`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeVar
+
+from farpipe.errors import InputError
+from farpipe.fleet.job import FleetJob, JobState
+from farpipe.fleet.meter import Reading, SiteTariff
+from farpipe.fleet.quotes import Quotes, StopCosts
+from farpipe.fleet.space import Space
+from farpipe.strict import nearest
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """One site as it is now."""
+
+    num_devices: int
+    is_up: bool = True
+
+    @property
+    def usable(self) -> int:
+        """Devices that jobs may have."""
+        return self.num_devices if self.is_up else 0
+
+
+@dataclass(frozen=True)
+class World:
+    """What does not change: latencies, egress prices, quotes and costs of stopping."""
+
+    quotes: Quotes
+    stops: StopCosts
+    latency_s: Mapping[str, float]
+    egress_usd_per_gb: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Sites, links, prices and jobs at one moment."""
+
+    world: World
+    now_s: float
+    sites: Mapping[str, SiteState]
+    rates: Mapping[str, float]
+    """Bytes/s of every directed link, jobs' reservations included."""
+    tariffs: Mapping[str, SiteTariff]
+    jobs: Mapping[str, JobState] = field(default_factory=dict)
+    """Those that have not ended, in the order in which they came."""
+    meters: Mapping[str, Mapping[str, Reading]] = field(default_factory=dict)
+    """Of every job with devices: the readings of its sites when it came into its phase."""
+    ended: frozenset[str] = frozenset()
+    """Names of jobs that have ended, so that none comes twice."""
+    closed: tuple[JobState, ...] = ()
+    """Jobs that the last event has ended, with all that they have used."""
+    refusals: tuple[str, ...] = ()
+    """What the last decision asked for and did not get, with the reason."""
+
+    def job(self, name: str) -> JobState:
+        """The job of that name; InputError if there is none, or not any more."""
+        if name not in self.jobs:
+            gone = "; it has ended" if name in self.ended else nearest(name, self.jobs)
+            raise InputError(f"there is no job {name!r} in the fleet{gone}")
+        return self.jobs[name]
+
+    def space(self) -> Space:
+        """What no job holds."""
+        space = Space({name: site.usable for name, site in self.sites.items()}, dict(self.rates))
+        for job in self.jobs.values():
+            if job.placement is not None:
+                space.take(job.placement, job.phase)
+        return space
+
+    def with_job(self, job: JobState, *, metered: bool = True) -> Self:
+        """With `job` in the place of the one of its name; `metered`: its meters are read now."""
+        jobs = {**self.jobs, job.name: job}
+        if not metered:
+            return replace(self, jobs=jobs)
+        meters = {name: readings for name, readings in self.meters.items() if name != job.name}
+        if job.placement is not None:
+            meters[job.name] = {site: self.tariffs[site].read(self.now_s) for site in job.placement.sites}
+        return replace(self, jobs=jobs, meters=meters)
+
+    def without_job(self, job: JobState) -> Self:
+        """Without a settled job, which has ended."""
+        jobs = {name: other for name, other in self.jobs.items() if name != job.name}
+        meters = {name: readings for name, readings in self.meters.items() if name != job.name}
+        return replace(self, jobs=jobs, meters=meters, ended=self.ended | {job.name}, closed=(*self.closed, job))
+
+
+def smallest_change(state: Snapshot, job: FleetJob) -> str:
+    """Why `job` can never run in this fleet, and what would help; empty if it can."""
+    total = sum(site.num_devices for site in state.sites.values())
+    if job.min_devices > total:
+        return f"min_devices {job.min_devices} is more than the {total} devices of all sites; ask for {total} at most"
+    if state.world.quotes.needed_rate(job.kind, job.max_devices) is None:
+        return (
+            f"{job.kind.model} with global_batch {job.kind.global_batch} does not fit {job.max_devices} devices of any "
+            "site; raise max_devices, or the devices' memory"
+        )
+    return ""
+
+
+State = TypeVar("State", bound=Snapshot)
+"""A snapshot, or what is made of one: functions give back the kind that they got."""

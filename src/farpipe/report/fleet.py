@@ -1,0 +1,105 @@
+"""Pictures of a simulated fleet: who had which devices, and who waited."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farpipe.fleet.outcome import Outcome
+
+HOUR_S = 3600.0
+COLOURS = 20
+
+
+def draw_fleet(outcomes: Sequence[Outcome], path: Path | str) -> None:
+    """For every outcome a Gantt of its sites, devices upwards, and below it the devices that are waited for."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        *(2 * len(outcomes), 1),
+        figsize=(11, 4.2 * len(outcomes)),
+        sharex=True,
+        squeeze=False,
+        height_ratios=[3, 1] * len(outcomes),
+        layout="constrained",
+    )
+    colours = _colours(outcomes, pyplot.get_cmap("tab20"))
+    for index, outcome in enumerate(outcomes):
+        _draw_gantt(axes[2 * index][0], outcome, colours)
+        _draw_queue(axes[2 * index + 1][0], outcome)
+    axes[-1][0].set_xlabel("hours")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _colours(outcomes: Sequence[Outcome], palette: Any) -> dict[str, Any]:
+    names = dict.fromkeys(record.job.name for outcome in outcomes for record in outcome.records)
+    return {name: palette(index % COLOURS) for index, name in enumerate(names)}
+
+
+def _draw_gantt(axis: Any, outcome: Outcome, colours: Mapping[str, Any]) -> None:
+    """Each site is a band as high as it has devices; a job's bars lie where there was room for them."""
+    base, bases = 0, {}
+    for site, number in outcome.num_devices.items():
+        bases[site] = base
+        base += number
+    for site, job, row, count, begin, end, starting in _bars(outcome):
+        style = {"facecolor": colours[job], "edgecolor": "white", "linewidth": 0.3, "alpha": 0.5 if starting else 1.0}
+        axis.broken_barh([(begin / HOUR_S, (end - begin) / HOUR_S)], (bases[site] + row, count), **style)
+    for site, low in bases.items():
+        axis.axhline(low, color="black", linewidth=0.6)
+        axis.text(0.0, low + outcome.num_devices[site] / 2, f" {site}", va="center", fontsize=8)
+    mean = outcome.to_data()["mean_jct_s"] or 0.0
+    axis.set_title(f"{outcome.policy}: mean completion {mean / HOUR_S:.1f} h", loc="left", fontsize=10)
+    axis.set_ylim(0, base)
+    axis.set_ylabel("devices")
+
+
+def _bars(outcome: Outcome) -> list[tuple[str, str, int, int, float, float, bool]]:
+    """(site, job, first row, rows, begin, end, starting) of every stretch in which a job held devices of a site."""
+    held: dict[tuple[str, str], tuple[list[int], float, bool]] = {}
+    free = {site: list(range(number)) for site, number in outcome.num_devices.items()}
+    found = []
+    for change in outcome.changes:
+        mine = [key for key in held if key[1] == change.job]
+        for key in mine:
+            rows, begin, starting = held.pop(key)
+            found += [(*key, *run, begin, change.time_s, starting) for run in _runs(rows)]
+            free[key[0]] = sorted(free[key[0]] + rows)
+        for site, number in change.devices.items():
+            rows, free[site] = free[site][:number], free[site][number:]
+            held[site, change.job] = rows, change.time_s, change.is_starting
+    return found
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, count) of neighbouring rows."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][0] + runs[-1][1] == row:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((row, 1))
+    return runs
+
+
+def _draw_queue(axis: Any, outcome: Outcome) -> None:
+    """Devices that queued jobs want at least."""
+    wants = {record.job.name: record.job.min_devices for record in outcome.records}
+    steps: list[tuple[float, int]] = []
+    for record in outcome.records:
+        waiting = False
+        for time_s, state in record.states:
+            queued = state == "queued"
+            if queued != waiting:
+                steps.append((time_s, wants[record.job.name] if queued else -wants[record.job.name]))
+            waiting = queued
+    total, times, levels = 0, [0.0], [0]
+    for time_s, change in sorted(steps):
+        total += change
+        times.append(time_s / HOUR_S)
+        levels.append(total)
+    axis.fill_between(times, levels, step="post", color="tab:red", alpha=0.6)
+    axis.set_ylabel("wanted")

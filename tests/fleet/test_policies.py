@@ -1,0 +1,131 @@
+"""Every policy keeps the rules in random fleets, and what sets each apart shows."""
+
+import pytest
+
+from farpipe.errors import UsageError
+from farpipe.fleet.conformance import SimpleQuotes, violations
+from farpipe.fleet.events import Price, PriceChanged
+from farpipe.fleet.job import FleetJob, Kind
+from farpipe.fleet.policies import POLICIES, policy_of
+from farpipe.fleet.policies.protocol import Decision
+from farpipe.fleet.policies.queueing import QueuePolicy
+from farpipe.fleet.simulator import Simulator
+from farpipe.fleet.state import first_state
+from farpipe.spec import Cluster, preset_site
+from farpipe.spec.cluster import Link
+
+KIND = Kind("llama-3-8b", 512, 64)
+
+
+def cluster(*num_devices, rate=1e9):
+    names = [f"s{index}" for index in range(len(num_devices))]
+    sites = tuple(preset_site(name, "a100-80gb", number) for name, number in zip(names, num_devices, strict=True))
+    pairs = [(a, b) for a in names for b in names if a != b]
+    links = [Link(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=rate) for a, b in pairs]
+    return Cluster(sites=sites, links=tuple(links))
+
+
+def job(name, submit_s=0.0, num_steps=100, least=8, most=8):
+    return FleetJob(name, KIND, submit_s, num_steps, least, most)
+
+
+def run(policy, jobs, fleet, events=()):
+    state = first_state(fleet, POLICIES[policy] if isinstance(policy, str) else policy, SimpleQuotes())
+    simulator = Simulator(state)
+    outcome = simulator.run(jobs, events)
+    return {record.job.name: record for record in outcome.records}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_conforms(name):
+    assert violations(POLICIES[name], num_fleets=3) == []
+
+
+def test_the_kit_finds_a_policy_that_asks_for_what_is_not_there():
+    class Greedy:
+        name = "greedy"
+
+        def decide(self, view):
+            return [Decision(job.name, (("amber", job.job.max_devices),)) for job in view.queue]
+
+    found = violations(Greedy(), num_fleets=1)
+    assert any("is not free" in why for why in found)
+
+
+def test_the_kit_finds_a_policy_that_raises_and_one_that_starves():
+    class Broken:
+        name = "broken"
+
+        def decide(self, view):
+            raise ZeroDivisionError
+
+    class Idle:
+        name = "idle"
+
+        def decide(self, view):
+            return []
+
+    assert any("ZeroDivisionError" in why for why in violations(Broken(), num_fleets=1))
+    assert any("never ended" in why for why in violations(Idle(), num_fleets=1))
+
+
+def test_first_come_first_served_blocks_and_backfilling_lets_short_jobs_past():
+    """One site of 16: `long` holds 8, `wide` needs all 16, `short` would fit beside `long`."""
+    jobs = [job("long", 0.0, 2000), job("wide", 1.0, 10, 16, 16), job("short", 2.0, 10)]
+    blocked, filled = run("fcfs", jobs, cluster(16)), run("easy", jobs, cluster(16))
+    assert blocked["short"].finished_s > blocked["wide"].finished_s
+    assert filled["short"].finished_s < filled["long"].finished_s
+    assert filled["wide"].finished_s == pytest.approx(blocked["wide"].finished_s), "which is not delayed"
+
+
+def test_backfilling_does_not_let_a_job_past_that_would_delay_the_first():
+    jobs = [job("long", 0.0, 2000), job("wide", 1.0, 10, 16, 16), job("longer", 2.0, 4000)]
+    found = run("easy", jobs, cluster(16))
+    assert found["longer"].final.first_start_s >= found["wide"].finished_s
+
+
+def test_shortest_first_and_preemption():
+    jobs = [job("long", 0.0, 3000), job("middle", 1.0, 600), job("short", 2.0, 20)]
+    waited = run("sjf", jobs, cluster(8))
+    stopped = run("srtf", [*jobs[:2], job("short", 4000.0, 20)], cluster(8))
+    assert waited["short"].finished_s < waited["middle"].finished_s
+    assert stopped["long"].final.num_preemptions >= 1
+    assert stopped["short"].jct_s < 1000
+
+
+def test_cost_first_follows_the_price():
+    prices = PriceChanged(0.0, {"s0": Price(90.0, 0.0), "s1": Price(-5.0, 0.0), "s2": Price(40.0, 0.0)})
+    for name in ("cost-first", "bace"):
+        final = run(name, [job("only", 10.0)], cluster(8, 8, 8), [prices])["only"].final
+        assert list(final.spent.device_s) == ["s1"], name
+
+
+def test_bace_crosses_only_where_links_do_not_stall_it():
+    wide = job("wide", 0.0, 10, 16, 16)
+    good = run("bace", [wide], cluster(8, 8))["wide"]
+    assert set(good.final.spent.device_s) == {"s0", "s1"}
+    thin = cluster(8, 8, 16, rate=1.0)
+    assert set(run("bace", [wide], thin)["wide"].final.spent.device_s) == {"s2"}
+
+
+def test_an_unknown_policy_is_named():
+    with pytest.raises(UsageError, match="did you mean 'bace'"):
+        policy_of("bake")
+
+
+def test_own_policy_moves_to_the_cheaper_site_when_that_repays_the_stop():
+    prices = [
+        PriceChanged(0.0, {"s0": Price(10.0, 0.0), "s1": Price(20.0, 0.0)}),
+        PriceChanged(7200.0, {"s0": Price(300.0, 0.0), "s1": Price(20.0, 0.0)}),
+    ]
+    long = run("farpipe", [job("long", 10.0, 20000)], cluster(8, 8), prices)["long"]
+    assert long.final.num_moves == 1
+    assert set(long.final.spent.device_s) == {"s0", "s1"}
+    short = run("farpipe", [job("short", 10.0, 800)], cluster(8, 8), prices)["short"]
+    assert short.final.num_moves == 0
+
+
+def test_policies_are_the_same_but_for_one_thing():
+    fcfs, single = POLICIES["fcfs"], POLICIES["single-region"]
+    assert isinstance(fcfs, QueuePolicy)
+    assert (fcfs.order, fcfs.when_blocked) == (single.order, single.when_blocked)

@@ -1,0 +1,130 @@
+"""The simulator against closed forms, and its event log against its own sums."""
+
+import io
+import json
+import math
+import random
+
+import pytest
+
+from farpipe.fleet.conformance import SimpleQuotes, random_cluster, random_events, random_jobs
+from farpipe.fleet.events import Price, PriceChanged
+from farpipe.fleet.job import FleetJob, Kind, Placement
+from farpipe.fleet.policies import POLICIES
+from farpipe.fleet.quotes import StopCosts
+from farpipe.fleet.simulator import Failures, Simulator
+from farpipe.fleet.state import first_state
+from farpipe.spec import Cluster, Prices, preset_site
+
+KIND = Kind("llama-3-8b", 512, 64)
+NO_STOPS = StopCosts(restart_s=0.0)
+
+
+class OneSecond(SimpleQuotes):
+    """A step is a second on any devices."""
+
+    def placement(self, kind, devices, rates):
+        return Placement(devices, 1.0, {}, {site: 400.0 * number for site, number in devices})
+
+
+def erlang_c_wait_s(servers, arrival_per_s, service_s):
+    """Mean wait in M/M/c (Erlang, 1917)."""
+    load = arrival_per_s * service_s
+    rho = load / servers
+    terms = [load**k / math.factorial(k) for k in range(servers)]
+    last = load**servers / math.factorial(servers) / (1 - rho)
+    return last / (sum(terms) + last) * service_s / (servers * (1 - rho))
+
+
+@pytest.mark.slow
+def test_m_m_c_waits_as_erlang_says():
+    """Jobs of one device each on 8 devices: the mean of 8 runs within three standard errors of the closed form."""
+    servers, service_s, rho, means = 8, 50_000.0, 0.85, []
+    site = preset_site("only", "a100-80gb", servers)
+    for seed in range(8):
+        draw, now, jobs = random.Random(seed), 0.0, []
+        for index in range(1000):
+            now += draw.expovariate(servers * rho / service_s)
+            steps = max(1, round(draw.expovariate(1 / service_s)))
+            jobs.append(FleetJob(f"j{index}", KIND, now, steps, 1, 1))
+        state = first_state(Cluster(sites=(site,)), POLICIES["fcfs"], OneSecond(), NO_STOPS)
+        records = Simulator(state).run(jobs, tick_s=0.0).records
+        waits = [record.final.first_start_s - record.job.submit_s for record in records]
+        means.append(sum(waits[200:]) / len(waits[200:]))
+    mean = sum(means) / len(means)
+    error = (sum((m - mean) ** 2 for m in means) / len(means) / (len(means) - 1)) ** 0.5
+    assert abs(mean - erlang_c_wait_s(servers, servers * rho / service_s, service_s)) < 3 * error
+
+
+def test_a_single_jobs_bill_is_its_closed_form():
+    prices = Prices(rent_usd_per_device_hour=2.0, pue=1.2, electricity_usd_per_mwh=50.0, carbon_g_per_kwh=300.0)
+    site = preset_site("only", "a100-80gb", 8).model_copy(update={"prices": prices})
+    state = first_state(Cluster(sites=(site,)), POLICIES["fcfs"], OneSecond(), NO_STOPS)
+    changes = [PriceChanged(1800.0, {"only": Price(-10.0, 100.0)})]
+    outcome = Simulator(state, idle_power={"only": 60.0}).run([FleetJob("j", KIND, 0.0, 3600, 4, 4)], changes)
+    (record,) = outcome.records
+    spent = record.final.spent
+    kwh = 4 * 0.4 * 1.2
+    assert record.jct_s == pytest.approx(3600)
+    assert spent.energy_kwh["only"] == pytest.approx(kwh)
+    assert spent.electricity_usd["only"] == pytest.approx(kwh / 1000 * (50 - 10) / 2)
+    assert spent.carbon_g["only"] == pytest.approx(kwh * (300 + 100) / 2)
+    assert spent.rent_usd["only"] == pytest.approx(4 * 2.0)
+    assert outcome.idle_energy_kwh["only"] == pytest.approx(4 * 0.06 * 1.2)
+    assert outcome.utilization == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("policy", ["bace", "srtf", "farpipe"])
+def test_everything_can_be_computed_anew_from_the_event_log(policy):
+    draw, log = random.Random(7), io.StringIO()
+    cluster, jobs, events = random_cluster(draw), random_jobs(40, draw), random_events(draw)
+    state = first_state(cluster, POLICIES[policy], SimpleQuotes())
+    outcome = Simulator(state, Failures(device_hours=300.0, seed=1), log=log).run(jobs, events)
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    device_s, power_j, sent, since = 0.0, {}, {}, {}
+    for line in lines:
+        before = since.get(line["job"])
+        if before:
+            seconds = line["time_s"] - before["time_s"]
+            device_s += seconds * sum(before["devices"].values())
+            for site, watts in before["power_w"].items():
+                power_j[site] = power_j.get(site, 0.0) + watts * seconds
+            for link, rate in before["reserved_bytes_per_s"].items():
+                sent[link] = sent.get(link, 0.0) + rate * seconds
+        since[line["job"]] = line
+    spent = outcome.spent
+    assert device_s == pytest.approx(sum(spent.device_s.values()))
+    for site, joules in power_j.items():
+        assert joules / 3.6e6 * cluster.site(site).prices.pue == pytest.approx(spent.energy_kwh[site])
+    assert {link: num for link, num in sent.items() if num} == pytest.approx(
+        {link: num for link, num in spent.sent_bytes.items() if num}
+    )
+    assert outcome.num_refused == 0
+
+
+def test_the_same_seed_gives_the_same_fleet():
+    def once():
+        draw, log = random.Random(3), io.StringIO()
+        cluster, jobs, events = random_cluster(draw), random_jobs(25, draw), random_events(draw)
+        state = first_state(cluster, POLICIES["farpipe"], SimpleQuotes())
+        Simulator(state, Failures(device_hours=100.0, final_share=0.2, seed=5), log=log).run(jobs, events)
+        return log.getvalue()
+
+    assert once() == once()
+
+
+def test_an_empty_trace_is_an_empty_outcome():
+    state = first_state(random_cluster(random.Random(0)), POLICIES["fcfs"], SimpleQuotes())
+    data = Simulator(state).run([]).to_data()
+    assert data["mean_jct_s"] is None
+    assert data["jobs"] == []
+
+
+def test_an_impossible_job_is_refused_at_submission_with_what_would_help():
+    log = io.StringIO()
+    site = preset_site("only", "a100-80gb", 8)
+    state = first_state(Cluster(sites=(site,)), POLICIES["fcfs"], OneSecond())
+    Simulator(state, log=log).run([FleetJob("giant", KIND, 0.0, 10, 64, 64)])
+    refused = [json.loads(line) for line in log.getvalue().splitlines()][-1]
+    assert refused["event"] == "refuse"
+    assert "min_devices 64 is more than the 8 devices" in refused["why"]

@@ -1,0 +1,181 @@
+"""Reading what others write: jobs, series, fleets."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from farpipe.errors import InputError
+from farpipe.fleet.scenario import load_scenario
+from farpipe.fleet.series import read_series
+from farpipe.fleet.traces import COLUMNS, RawJob, acme_like, at_load, offered_load, read_jobs, write_jobs
+from farpipe.spec.link_matrices import links_between, read_matrix
+
+HEADER = ",".join(COLUMNS)
+GOOD = "a,0,llama-3-8b,4096,64,100,8,16,lab,"
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def test_jobs_survive_a_round_trip(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"{HEADER}\n{GOOD}\nb,5.5,llama-3.2-1b,2048,8,7,1,1,,900\n")
+    jobs = read_jobs(path)
+    assert [job.name for job in jobs] == ["a", "b"]
+    assert (jobs[0].deadline_s, jobs[1].deadline_s, jobs[1].tenant) == (None, 900.0, "")
+    write_jobs(path, jobs)
+    assert read_jobs(path) == jobs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("jobb,submit_s\n", "unknown column 'jobb'; did you mean 'job'"),
+        ("job,submit_s\n", "column 'model' is missing"),
+        (f"{HEADER}\n{GOOD}\n{GOOD}\n", "line 3: there is already a job 'a'"),
+        (f"{HEADER}\na,-1,llama-3-8b,4096,64,100,8,16,,\n", "submit_s: expected seconds"),
+        (f"{HEADER}\na,nan,llama-3-8b,4096,64,100,8,16,,\n", "submit_s"),
+        (f"{HEADER}\na,0,llama-3-9b,4096,64,100,8,16,,\n", "model: .*did you mean"),
+        (f"{HEADER}\na,0,llama-3-8b,4096,64,0,8,16,,\n", "num_steps: expected 1 or more"),
+        (f"{HEADER}\na,0,llama-3-8b,4096,64,1,32,16,,\n", "min_devices 32 is more than"),
+        (f"{HEADER}\na,0,llama-3-8b,4096\n", "columns"),
+        (f"{HEADER}\n,0,llama-3-8b,4096,64,1,8,16,,\n", "a name of its own"),
+    ],
+)
+def test_what_is_wrong_with_a_trace_is_named(tmp_path, text, message):
+    path = tmp_path / "jobs.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_jobs(path)
+
+
+def test_a_trace_is_stretched_to_a_load():
+    raw = acme_like(500, seed=1, mean_gap_s=600.0)
+    assert offered_load(at_load(raw, 384, 0.9), 384) == pytest.approx(0.9)
+    assert acme_like(500, seed=1, mean_gap_s=600.0) == raw
+    assert {job.num_devices for job in raw} <= {8 << k for k in range(8)}
+    assert isinstance(raw[0], RawJob)
+
+
+def series(tmp_path, text):
+    path = tmp_path / "prices.csv"
+    path.write_text(text)
+    return path
+
+
+def test_negative_prices_are_real_and_short_gaps_go_on(tmp_path):
+    text = "utc,X\n2024-01-01T00:00:00,5\n2024-01-01T01:00:00,-80.5\n2024-01-01T02:00:00,\n2024-01-01T05:00:00,7\n"
+    path = series(tmp_path, text)
+    assert read_series(path, "X", START, negative=True) == [(0.0, 5.0), (3600.0, -80.5), (18000.0, 7.0)]
+    with pytest.raises(InputError, match="carbon"):
+        read_series(path, "X", START, negative=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time,X\n", "the first column is 'utc'"),
+        ("utc,Y\n2024-01-01T00:00:00,5\n", "no column 'X'"),
+        ("utc,X\n2024-01-01T01:00:00,5\n2024-01-01T00:00:00,5\n", "is not after"),
+        ("utc,X\n2024-03-01T00:00:00,5\n", "no figure for the start"),
+        ("utc,X\n2024-01-01T00:00:00,5\n2024-02-01T00:00:00,5\n", "nothing for 31.0 days"),
+        ("utc,X\nyesterday,5\n", "expected a time"),
+        ("utc,X\n2024-01-01T00:00:00,inf\n", "no price"),
+    ],
+)
+def test_what_is_wrong_with_a_series_is_named(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        read_series(series(tmp_path, text), "X", START, negative=True)
+
+
+MATRIX = "src_region,dst_region,throughput_gbit_s\np,q,2\nq,p,4\n"
+RTT = "src_region,dst_region,avg_rtt_ms\np,q,30\n"
+
+
+def test_matrices_become_directed_links(tmp_path):
+    rates, rtt = series(tmp_path, MATRIX), tmp_path / "rtt.csv"
+    rtt.write_text(RTT)
+    rates.write_text(MATRIX + "p,q,4\np,q,0\n")
+    gbit, ms = read_matrix(rates, "throughput_gbit_s"), read_matrix(rtt, "avg_rtt_ms")
+    one, other = links_between({"a": "p", "b": "q"}, gbit, ms)
+    assert (one.name, one.bandwidth_bytes_per_s, one.latency_s) == ("a>b", 2.5e8, 0.015)
+    assert (other.name, other.bandwidth_bytes_per_s) == ("b>a", 5e8)
+    assert [link.name for link in links_between({"a": "p", "b": "q"}, {("p", "q"): 1.0}, ms)] == ["a>b"]
+    with pytest.raises(InputError, match="no region 'x'"):
+        links_between({"a": "p", "b": "x"}, gbit, ms)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("src_region,dst_region,throughput_gbit_s\n", "no row"),
+        ("src_region,throughput_gbit_s\n", "expected a column 'dst_region'"),
+        (MATRIX + "q,q,fast\n", "expected a number"),
+        (MATRIX + "q,q,-1\n", "zero or more"),
+    ],
+)
+def test_what_is_wrong_with_a_matrix_is_named(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        read_matrix(series(tmp_path, text), "throughput_gbit_s")
+
+
+FLEET = """
+[clock]
+start = "2024-01-01T00:00:00"
+[[sites]]
+name = "a"
+device = "a100-80gb"
+num_devices = 16
+pue = 1.1
+rent_usd_per_device_hour = 2.0
+electricity = { file = "prices.csv", column = "X" }
+carbon = 300
+[[sites]]
+name = "b"
+device = "a100-80gb"
+num_devices = 8
+electricity = 40.0
+[[links]]
+between = ["a", "b"]
+latency = "20 ms"
+bandwidth = "10 Gbit/s"
+egress_usd_per_gb = 0.02
+[[outages]]
+site = "b"
+from_s = 100
+to_s = 200
+[policy]
+wait_share = 0.0
+"""
+
+
+def fleet(tmp_path, text):
+    series(tmp_path, "utc,X\n2024-01-01T00:00:00,5\n2024-01-01T01:00:00,-8\n")
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    return load_scenario(path)
+
+
+def test_a_fleet_file_becomes_a_scenario(tmp_path):
+    found = fleet(tmp_path, FLEET)
+    assert found.cluster.num_devices == 24
+    assert found.cluster.site("a").prices.pue == 1.1
+    assert [type(event).__name__ for event in found.events].count("PriceChanged") == 2
+    assert found.events[0].prices["b"].usd_per_mwh == 40.0
+    assert found.policy_parameters == {"wait_share": 0.0}
+    assert found.idle_power_w["a"] == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('site = "b"', 'site = "c"', r"outages\[0\]"),
+        ("to_s = 200", "to_s = 50", r"outages\[0\]"),
+        ('column = "X"', 'column = "Z"', "no column 'Z'"),
+        ('start = "2024-01-01T00:00:00"', 'start = "soon"', "clock.start"),
+        ("num_devices = 16", "num_device = 16", "num_device: unknown key"),
+        ("pue = 1.1", "pue = 0.5", "pue"),
+    ],
+)
+def test_what_is_wrong_with_a_fleet_is_named(tmp_path, old, new, message):
+    assert old in FLEET
+    with pytest.raises(InputError, match=message):
+        fleet(tmp_path, FLEET.replace(old, new))
