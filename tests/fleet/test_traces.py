@@ -1,6 +1,7 @@
 """Reading what others write: jobs, series, fleets."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +180,16 @@ def test_what_is_wrong_with_a_fleet_is_named(tmp_path, old, new, message):
     assert old in FLEET
     with pytest.raises(InputError, match=message):
         fleet(tmp_path, FLEET.replace(old, new))
+
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "fleet"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_of_a_fleet_loads(path):
+    assert load_scenario(path).cluster.num_devices
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.csv")), ids=lambda path: path.stem)
+def test_every_trace_of_the_recipes_loads(path):
+    assert read_jobs(path)
