@@ -3,7 +3,7 @@
 from farpipe.spec import Cluster, Device, Job, Link, LocalLink, Model, Pins, Site, Training
 
 MODEL = Model(name="small", num_layers=8, hidden=1024, num_heads=16, num_kv_heads=4, ffn_hidden=4096, vocab_size=32000)
-TRAINING = Training(sequence_length=1024, global_batch=16, precision="bf16")
+TRAINING = Training(sequence_length=1024, global_batch=16, precision="bf16", zero1=False, sequence_parallel=False)
 
 
 def device(name="a100-80gb", memory_gib=80.0, flops=312e12):

@@ -3,6 +3,7 @@ import pytest
 from farpipe.errors import InfeasibleError
 from farpipe.plan import Planner, make_plan
 from farpipe.plan.quote import quote_of
+from farpipe.spec import Pins, Prices
 from plan.jobs import both_ways, device, job, site
 
 REQUEST = job([site("a"), site("b")], both_ways("a", "b"), tensor=2)
@@ -35,5 +36,33 @@ def test_a_link_without_rate_is_no_link():
 
 
 def test_nothing_left_is_infeasible():
-    with pytest.raises(InfeasibleError, match="no device is left"):
+    with pytest.raises(InfeasibleError, match="what is left"):
         Planner().quote(REQUEST.request, REQUEST.cluster, devices={"a": 0, "b": 0})
+
+
+def test_an_estimate_is_near_what_is_simulated():
+    planner = Planner()
+    estimate = planner.quote(REQUEST.request, REQUEST.cluster)
+    simulated = planner.quote(REQUEST.request, REQUEST.cluster, simulated=3)
+    assert (estimate.exact, simulated.exact) == (False, True)
+    assert estimate.step_s == pytest.approx(simulated.step_s, rel=0.25)
+    assert simulated.step_s >= make_plan(REQUEST).prediction.step_s * (1 - 1e-9)
+
+
+def test_fewer_devices_are_never_faster_and_the_limit_is_kept():
+    planner, request = Planner(), REQUEST.request
+    quotes = [planner.quote(request, REQUEST.cluster, max_devices=number) for number in (2, 4, 8)]
+    assert [quote.num_devices <= number for quote, number in zip(quotes, (2, 4, 8), strict=True)] == [True] * 3
+    assert quotes[0].step_s >= quotes[1].step_s >= quotes[2].step_s
+
+
+def test_what_sites_send_and_cost_is_told_of_estimates_too():
+    prices = Prices(rent_usd_per_device_hour=2.0, electricity_usd_per_mwh=50.0, egress_usd_per_gb=0.02)
+    sites = [place.model_copy(update={"prices": prices}) for place in REQUEST.cluster.sites]
+    priced = REQUEST.model_copy(update={"cluster": REQUEST.cluster.model_copy(update={"sites": tuple(sites)})})
+    request = priced.model_copy(update={"layout": Pins(sites=("a", "b"), replicas="inside", tensor=2)}).request
+    quote = Planner().quote(request, priced.cluster)
+    assert quote.money_per_step["rent"] == pytest.approx(2.0 * quote.device_s / 3600)
+    sent = sum(quote.link_bytes_per_s.values()) * quote.step_s
+    assert quote.money_per_step["egress"] == pytest.approx(0.02 * sent / 1e9)
+    assert "electricity" not in quote.money_per_step, "the device has no stated power"

@@ -217,6 +217,7 @@ global_batch = 16
 microbatch_size = 1
 num_steps = 5
 precision = "fp32"
+zero1 = false
 {cluster_text("east", "west", num_devices=(2, 2), latency="20 ms")}
 [layout]
 pipeline = 2

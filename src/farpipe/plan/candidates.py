@@ -1,6 +1,6 @@
 """Every layout that a job allows: degrees of parallelism, microbatch sizes, orders of sites, shapes of the pipeline."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -95,17 +95,17 @@ def _layouts(job: Job, order: tuple[Site, ...], times: int = 1) -> Iterator[tupl
     """Layouts and whether they are in a V, on `times` the devices of `order` with as many replicas at least."""
     context, expert = job.layout.context or 1, job.layout.expert or 1
     num_devices = times * sum(site.num_devices for site in order) // context
-    for tensor in _tensor_degrees(job, order):
-        for data in (d for d in _data_degrees(job, num_devices // tensor) if d % times == 0):
-            for microbatch_size, num_microbatches in _microbatches(job, data):
-                for virtual, in_v in _shapes(job):
-                    for pipeline in _pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
+    for tensor in tensor_degrees(job, order):
+        for data in (d for d in data_degrees(job, num_devices // tensor) if d % times == 0):
+            for microbatch_size, num_microbatches in microbatches(job, data):
+                for virtual, in_v in shapes(job):
+                    for pipeline in pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
                         if pipeline > 1 or not in_v:
                             degrees = (pipeline, data, tensor, virtual, microbatch_size, num_microbatches)
                             yield Layout(*degrees, context=context, expert=expert), in_v
 
 
-def _shapes(job: Job) -> list[Shape]:
+def shapes(job: Job) -> list[Shape]:
     """One stage per rank and two in a V, or as many as are pinned: two of them in both ways."""
     pinned, method = job.layout.virtual, job.schedule
     every: list[Shape] = [(1, False), (2, True), (2, False)]
@@ -115,20 +115,22 @@ def _shapes(job: Job) -> list[Shape]:
     return [shape for shape in shapes if shape[1] == (method in V_ORDERS)] or shapes
 
 
-def _tensor_degrees(job: Job, order: Iterable[Site]) -> list[int]:
+def tensor_degrees(job: Job, order: Iterable[Site]) -> list[int]:
+    """Powers of two that divide heads and MLP, within a machine of every site of `order`; or the pinned degree."""
     if job.layout.tensor is not None:
         return [job.layout.tensor]
     most = min(min(site.devices_per_machine, site.num_devices) for site in order)
     return [t for t in _powers_of_two(most) if not job.model.num_heads % t and not job.model.ffn_hidden % t]
 
 
-def _data_degrees(job: Job, most: int) -> list[int]:
+def data_degrees(job: Job, most: int) -> list[int]:
+    """Numbers of replicas up to `most` that divide the batch; or the pinned one."""
     batch = job.training.global_batch
     pinned = job.layout.data
     return [d for d in ([pinned] if pinned else range(1, most + 1)) if d <= most and batch % d == 0]
 
 
-def _microbatches(job: Job, data: int) -> list[tuple[int, int]]:
+def microbatches(job: Job, data: int) -> list[tuple[int, int]]:
     """(microbatch size, number of microbatches) that make up a replica's share of the batch."""
     share = job.training.global_batch // data
     count, size = job.layout.num_microbatches, job.training.microbatch_size
@@ -137,7 +139,8 @@ def _microbatches(job: Job, data: int) -> list[tuple[int, int]]:
     return [(s, m) for s, m in pairs if count in (None, m)]
 
 
-def _pipeline_degrees(job: Job, order: tuple[Site, ...], most: int, virtual: int) -> list[int]:
+def pipeline_degrees(job: Job, order: Sequence[Site], most: int, virtual: int, fewest: int | None = None) -> list[int]:
+    """Numbers of pipeline ranks up to `most`, at least one per site of `order`, or `fewest`."""
     pins = job.layout
     wanted = pins.pipeline
     if pins.layers is not None:
@@ -145,7 +148,9 @@ def _pipeline_degrees(job: Job, order: tuple[Site, ...], most: int, virtual: int
         wanted = num_ranks if not rest and wanted in (None, num_ranks) else 0
     if wanted is not None:
         return [wanted] if 0 < wanted <= most else []
-    return [p for p in range(len(order), min(most, job.model.num_layers // virtual) + 1) if p <= 16 or p % 4 == 0]
+    return [
+        p for p in range(fewest or len(order), min(most, job.model.num_layers // virtual) + 1) if p <= 16 or p % 4 == 0
+    ]
 
 
 def _powers_of_two(most: int) -> list[int]:

@@ -3,15 +3,15 @@
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from farpipe.cost import JobCosts, Placement, StepCost, place_stages, step_cost
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan.candidates import Candidate
 from farpipe.plan.in_flight import InFlight, in_flight_targets, minimum_in_flight
-from farpipe.plan.orders import AUTO, best_order
+from farpipe.plan.orders import AUTO, QUICK, best_order
 from farpipe.plan.partition import Division, divide_layers
 from farpipe.plan.stage_modes import StageModes, missing_bytes, stage_options
 from farpipe.schedule import Schedule
@@ -23,6 +23,9 @@ from farpipe.step import Problem, is_inter_site
 from farpipe.units import format_bytes
 
 ROUNDING = 1e-9
+MAX_QUICK_ACTIONS: Final = 12_000
+"""Of steps that the quick search plays whole."""
+MIN_SHORT: Final = 24
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,13 @@ class Evaluated:
     schedule: Schedule
     timeline: Timeline
     overhead_s: float
+    extrapolated_s: float | None = None
+    """The makespan as it follows from shorter steps; None where `schedule` and `timeline` are the whole step's."""
 
     @property
     def step_s(self) -> float:
         """From one step's start to the next one's: makespan and what is outside the pipeline."""
-        return self.timeline.makespan_s + self.overhead_s
+        return (self.extrapolated_s or self.timeline.makespan_s) + self.overhead_s
 
     def __str__(self) -> str:
         return f"{self.candidate}{describe_recompute([p.recompute for p in self.placements])}"
@@ -64,19 +69,23 @@ class Node(NamedTuple):
     use; InfeasibleError or InputError where it comes to nothing."""
 
 
-def evaluate(job: Job, candidate: Candidate, costs: JobCosts) -> Evaluated | Rejected:
-    """The candidate at its best: layers, recomputation and order chosen together.
+def evaluate(
+    job: Job, candidate: Candidate, costs: JobCosts, limit_s: float = math.inf, method: str = AUTO
+) -> Evaluated | Rejected | None:
+    """The candidate at its best: layers, recomputation and order chosen together; None where it is no faster than
+    `limit_s`, as far as a bound tells. `method`: ``auto``, or ``quick``, which tries fewer orders.
 
     For every target of `in_flight_targets` layers are divided and stages recompute so that the slowest stage is as fast
     as it can be with so many microbatches in flight; of these, the one with the shortest simulated step is taken.
     """
-    nodes, best = Frontier([node(job, candidate, costs)]), None
+    nodes, best = Frontier([node(job, candidate, costs, method=method)]), None
     obstacle: InfeasibleError | InputError | None = None
     while (next_one := nodes.pop()) is not None:
-        if best is not None and next_one.bound_s >= best.step_s * (1 - ROUNDING):
-            break
+        limit_s = limit_s if best is None else min(limit_s, best.step_s)
+        if next_one.bound_s >= limit_s * (1 - ROUNDING):
+            return best
         try:
-            found = next_one.follow(math.inf if best is None else best.step_s)
+            found = next_one.follow(limit_s)
         except (InfeasibleError, InputError) as error:
             obstacle = error
             continue
@@ -114,12 +123,12 @@ class Frontier:
         return [one for _, _, one in self._heap]
 
 
-def node(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0) -> Node:
+def node(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0, method: str = AUTO) -> Node:
     """All that can become of a candidate: its divisions of layers, these in every way to send, and each of them played.
 
     From `bound_s`, which is told at once, every node that it comes to has a higher bound, and takes longer to follow.
     """
-    return Node(bound_s, candidate, lambda _: _Divisions(job, candidate, costs).nodes(bound_s))
+    return Node(bound_s, candidate, lambda _: _Divisions(job, candidate, costs, method).nodes(bound_s))
 
 
 def reject(candidate: Candidate, costs: JobCosts, error: InfeasibleError | InputError) -> Rejected:
@@ -135,9 +144,42 @@ def reject(candidate: Candidate, costs: JobCosts, error: InfeasibleError | Input
 def finish(
     candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, method: str, limit_s: float = math.inf
 ) -> Evaluated:
-    """Order and simulate; only a step faster than `limit_s` is of use. Errors as for `best_order`."""
+    """Order and simulate; only a step faster than `limit_s` is of use. Errors as for `best_order`.
+
+    With ``quick`` a long step is told by its steady state.
+    """
+    if method == QUICK and (count := short_count(step.problem)) is not None:
+        return _extrapolated(candidate, placements, step, count)
     schedule, timeline = best_order(step.problem, method, limit_s - step.overhead_s)
     return Evaluated(candidate, placements, step.problem, schedule, timeline, step.overhead_s)
+
+
+def short_count(problem: Problem) -> int | None:
+    """Microbatches of a shorter step that has fill, drain and a steady state; None for a step that is short itself."""
+    count = max(problem.num_stages + 8, MIN_SHORT)
+    long = 3 * problem.num_stages * problem.num_microbatches > MAX_QUICK_ACTIONS
+    return count if long and 2 * count < problem.num_microbatches else None
+
+
+def _extrapolated(candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, count: int) -> Evaluated:
+    """A microbatch more of the steady state takes what it takes between `count` and half as many more of them.
+
+    What the periods of the order round off is less than a pace for each of the steps that are compared.
+    """
+    more = count + count // 2
+    schedule, timeline = best_order(step.problem.model_copy(update={"num_microbatches": count}), QUICK)
+    longer = best_order(step.problem.model_copy(update={"num_microbatches": more}), schedule.method)[1]
+    pace_s = (longer.makespan_s - timeline.makespan_s) / (more - count)
+    makespan_s = longer.makespan_s + (step.problem.num_microbatches - more) * pace_s
+    return Evaluated(candidate, placements, step.problem, schedule, timeline, step.overhead_s, makespan_s)
+
+
+def whole(found: Evaluated) -> Evaluated:
+    """The same with the order and the timeline of the whole step, by the same named order."""
+    if found.extrapolated_s is None:
+        return found
+    schedule, timeline = best_order(found.problem, found.schedule.method)
+    return replace(found, schedule=schedule, timeline=timeline, extrapolated_s=None)
 
 
 def staggerings(candidate: Candidate, together: StepCost) -> list[StepCost]:
@@ -157,8 +199,9 @@ def staggered_like(best: Evaluated, together: StepCost) -> StepCost:
 class _Divisions:
     """The different ways in which a candidate's layers can be divided, and stages recompute."""
 
-    def __init__(self, job: Job, candidate: Candidate, costs: JobCosts) -> None:
+    def __init__(self, job: Job, candidate: Candidate, costs: JobCosts, method: str) -> None:
         self._job, self._candidate, self._costs = job, candidate, costs
+        self._method = job.schedule if job.schedule is not None and job.schedule in ORDERS else method
         self._stages = StageModes(costs, candidate)
         self._ways = self._stages.open
         self._first = self._divide(minimum_in_flight(candidate))
@@ -182,12 +225,11 @@ class _Divisions:
     def _staggerings(self, division: Division, limit_s: float) -> list[Node]:
         """One node for replicas that send together and one for staggered ones, with the bounds of their Problems."""
         placements, together = self._costed(division)
-        method = self._job.schedule if self._job.schedule in ORDERS else AUTO
         return [
             Node(
                 lower_bound_s(step.problem) + step.overhead_s,
                 self._candidate,
-                partial(finish, self._candidate, placements, step, method),
+                partial(finish, self._candidate, placements, step, self._method),
             )
             for step in staggerings(self._candidate, together)
         ]
@@ -227,6 +269,24 @@ class _Divisions:
         sites = [site.name for site in candidate.sites]
         placements = place_stages(candidate.ranks, sites, division.layers, division.recompute)
         return placements, step_cost(self._costs, candidate.layout, placements, self._job.cluster)
+
+
+def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, float]:
+    """What the fullest rank holds under 1F1B and what it may hold, bytes of one device each.
+
+    InfeasibleError when the layers do not fit.
+    """
+    stages, flights = StageModes(costs, candidate), minimum_in_flight(candidate)
+    modes = stages.open if candidate.layout.virtual == 1 else stages.open[-1:]
+    options = stage_options(stages, flights, modes)
+    division = divide_layers(job.model.num_layers, options, job.layout.layers)
+    held, working = [0.0] * candidate.layout.pipeline, [0.0] * candidate.layout.pipeline
+    for index, rank in enumerate(candidate.ranks):
+        part = stages.of(index, division.recompute[index])
+        held[rank] += part.none.held_bytes(flights[index]) + division.layers[index] * part.layer_bytes(flights[index])
+        working[rank] = max(working[rank], part.one.working_bytes)
+    used = [(h + w, site.plannable_bytes) for h, w, site in zip(held, working, candidate.sites, strict=True)]
+    return max(used, key=lambda pair: pair[0] / pair[1])
 
 
 def describe_recompute(recompute: list[Recompute]) -> str:

@@ -40,3 +40,18 @@ def _hops_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
         if link is not None:
             found.append((number * layout.num_microbatches - 1) * size / link.bandwidth_bytes_per_s)
     return max(found)
+
+
+def inter_site_bytes(costs: JobCosts, candidate: Candidate) -> dict[str, float]:
+    """Bytes of a step over every directed link between sites, all replicas together."""
+    layout = candidate.layout
+    if layout.replica_sites:
+        precision, num_params, homes = costs.training.precision, costs.model.num_params, layout.replica_sites
+        size = ring_bytes("all-reduce", num_params * memory.gradient_bytes(precision), len(homes))
+        if costs.training.zero1:
+            size = size / 2 + ring_bytes("all-gather", num_params * memory.element_bytes(precision), len(homes))
+        return {f"{a}>{b}": size for a, b in zip(homes, (*homes[1:], homes[0]), strict=True)}
+    names = [candidate.sites[rank].name for rank in candidate.ranks]
+    size = layout.data * narrowed_bytes(memory.boundary_bytes(costs.model, costs.training, layout), costs.training)
+    directed = Counter(ends for a, b in pairwise(names) if a != b for ends in ((a, b), (b, a)))
+    return {f"{a}>{b}": number * layout.num_microbatches * size for (a, b), number in directed.items()}

@@ -3,11 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from farpipe.cost import Layout
+from farpipe.cost import JobCosts, Layout
+from farpipe.cost.money import money_of_step
+from farpipe.plan.candidates import Candidate
+from farpipe.plan.inter_site_traffic import inter_site_bytes
 from farpipe.plan.plan import Plan
-from farpipe.spec import Cluster
+from farpipe.spec import Cluster, Job, Training
 from farpipe.step import is_inter_site
+
+CHOSEN_SETTINGS: Final = ("zero1", "sequence_parallel")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Quote:
     """USD by kind (rent, electricity, egress); a kind for which there is no price is missing."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Keys of [training] that the planner chose where the request left them open."""
+    in_v: bool = False
+    """Whether the two stages of every rank lie in a V."""
     exact: bool = False
     """Whether the step was simulated; else `step_s` and `memory_bytes` are estimates from closed forms."""
 
@@ -54,6 +62,7 @@ def quote_of(plan: Plan) -> Quote:
     """The quote of a plan: what its simulated step says."""
     at, expected, cluster = plan.layout, plan.prediction, plan.job.cluster
     devices = _devices(plan)
+    between = {name: size for name, size in expected.link_bytes.items() if is_inter_site(name)}
     fullest = max(range(at.pipeline), key=lambda rank: expected.peak_memory_bytes[rank] / _limit_bytes(plan, rank))
     return Quote(
         where=plan.where,
@@ -64,10 +73,11 @@ def quote_of(plan: Plan) -> Quote:
         devices=devices,
         memory_bytes=expected.peak_memory_bytes[fullest],
         memory_limit_bytes=_limit_bytes(plan, fullest),
-        link_bytes_per_s={
-            name: size / expected.step_s for name, size in expected.link_bytes.items() if is_inter_site(name)
-        },
+        link_bytes_per_s={name: size / expected.step_s for name, size in between.items()},
         power_w=power_w(cluster, devices),
+        money_per_step=money_by_kind(cluster, devices, expected.step_s, between),
+        settings=settings_of(plan.job.training),
+        in_v="in a V" in plan.shape,
         exact=True,
     )
 
@@ -82,6 +92,47 @@ def _devices(plan: Plan) -> dict[str, int]:
 def _limit_bytes(plan: Plan, rank: int) -> float:
     limit = plan.problem.ranks[rank].memory_bytes
     return plan.job.cluster.site(plan.sites[rank]).device.memory_bytes if limit is None else limit
+
+
+def estimated_quote(job: Job, candidate: Candidate, costs: JobCosts, step_s: float, peak: tuple[float, float]) -> Quote:
+    """The quote of a candidate by closed forms: `step_s` and the fullest rank's (bytes, limit) are estimates."""
+    at, cluster = candidate.layout, job.cluster
+    if at.replica_sites:
+        devices = dict.fromkeys(at.replica_sites, at.pipeline * at.devices_per_rank)
+    else:
+        counts = Counter(site.name for site in candidate.sites)
+        devices = {name: ranks * at.devices_per_rank for name, ranks in counts.items()}
+    sent = inter_site_bytes(costs, candidate)
+    return Quote(
+        where=candidate.where,
+        sites=candidate.order,
+        layout=at,
+        step_s=step_s,
+        tokens_per_s=job.training.tokens_per_step / step_s,
+        devices=devices,
+        memory_bytes=peak[0],
+        memory_limit_bytes=peak[1],
+        link_bytes_per_s={name: size / step_s for name, size in sent.items()},
+        power_w=power_w(cluster, devices),
+        money_per_step=money_by_kind(cluster, devices, step_s, sent),
+        settings=settings_of(job.training),
+        in_v=candidate.in_v,
+    )
+
+
+def settings_of(training: Training) -> dict[str, object]:
+    """The keys of [training] that the planner may choose."""
+    return {name: getattr(training, name) for name in CHOSEN_SETTINGS}
+
+
+def money_by_kind(
+    cluster: Cluster, devices: Mapping[str, int], step_s: float, link_bytes: Mapping[str, float]
+) -> dict[str, float]:
+    """USD of a step for rent, electricity and egress; a kind that lacks a price at a site or link in use is missing."""
+    found = money_of_step(cluster, devices, step_s, link_bytes)
+    unpriced = {missing.split()[0].replace("power", "electricity") for missing in found.unpriced}
+    by_kind = {"rent": found.rent_usd, "electricity": found.electricity_usd, "egress": found.egress_usd}
+    return {kind: usd for kind, usd in by_kind.items() if kind not in unpriced}
 
 
 def power_w(cluster: Cluster, devices: Mapping[str, int]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from farpipe.cost import JobCosts, Placement, step_cost
 from farpipe.plan.evaluate import Evaluated, finish, staggered_like
@@ -10,13 +11,18 @@ from farpipe.plan.stage_modes import open_modes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.spec import Job
 
+MAX_ACTIONS: Final = 20_000
+
 
 def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
     """`best`, or the same with other recomputation where that is faster.
 
     One stage at a time recomputes in another way, as long as that helps: less, where memory has room for it, or more,
-    so that more microbatches can be under way. What a lower bound rules out is not simulated.
+    so that more microbatches can be under way. What a lower bound rules out is not simulated; steps of more than
+    MAX_ACTIONS are left as they are.
     """
+    if 3 * best.problem.num_stages * best.problem.num_microbatches > MAX_ACTIONS:
+        return best
     for index in range(len(best.placements)):
         for placements in _changed(best, index, costs):
             step = staggered_like(best, step_cost(costs, best.candidate.layout, placements, job.cluster))

@@ -1,24 +1,37 @@
 """Planner: plans and quotes for many requests on many clusters, with one cache of stage costs."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from farpipe.cost import Profile
+from farpipe.cost import JobCosts, Profile
 from farpipe.errors import InfeasibleError
+from farpipe.plan.candidates import Candidate
+from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
+from farpipe.plan.guided import placed
+from farpipe.plan.lattice import Lattice, Promise
+from farpipe.plan.orders import QUICK
 from farpipe.plan.plan import Plan
-from farpipe.plan.planner import make_plan
-from farpipe.plan.quote import Quote, quote_of
-from farpipe.spec import Cluster, Request
+from farpipe.plan.planner import as_plan, decided, make_plan
+from farpipe.plan.quote import Quote, estimated_quote, quote_of
+from farpipe.spec import Cluster, Job, Request
+
+MAX_KEPT: Final = 64
+"""Pairs of a request and a cluster whose costs are kept; the oldest goes first."""
 
 
 class Planner:
-    """Answers "this request on this cluster, or on what is left of it"."""
+    """Answers "this request on this cluster, or on what is left of it".
+
+    What stages cost is asked for once for every pair of a request and a cluster; give the same objects again.
+    """
 
     def __init__(self, profiles: Sequence[Profile] = ()) -> None:
         self._profiles = tuple(profiles)
+        self._known: dict[tuple[int, int], tuple[Request, Cluster, Lattice]] = {}
 
     def plan(self, request: Request, cluster: Cluster) -> Plan:
         """The best plan; errors as for `make_plan`."""
-        return make_plan(request.on(cluster), self._profiles)
+        return make_plan(request.on(cluster), self._profiles_of(cluster))
 
     def quote(
         self,
@@ -27,14 +40,80 @@ class Planner:
         *,
         devices: Mapping[str, int] | None = None,
         bytes_per_s: Mapping[str, float] | None = None,
+        max_devices: int | None = None,
+        simulated: int = 0,
     ) -> Quote:
-        """What `request` would take at its best on `cluster`, or on the part of it that `left_of` describes.
+        """What `request` would take at its best on `cluster`, or on what is left of it.
 
-        InfeasibleError when it does not fit there.
+        `devices` by site and `bytes_per_s` by directed link (``a>b``) say what is left; what is not named is free as it
+        is, 0 is nothing. `max_devices`: in use at all sites. `simulated`: so many of the best points are simulated, and
+        the quote is the best of them; with 0 it is an estimate by closed forms. InfeasibleError when nothing fits.
         """
-        left = left_of(cluster, devices or {}, bytes_per_s or {})
-        known = [profile for profile in self._profiles if any(s.device.name == profile.device for s in left.sites)]
-        return quote_of(make_plan(request.on(left), known))
+        quotes = self.quotes(request, cluster, devices=devices, bytes_per_s=bytes_per_s, max_devices=max_devices)
+        if not quotes:
+            raise InfeasibleError("no layout of this request fits what is left of the cluster")
+        if not simulated:
+            return quotes[0]
+        lattice = self._lattice(request, cluster)
+        job = lattice.job.model_copy(update={"cluster": left_of(cluster, devices or {}, bytes_per_s or {})})
+        found = [self._simulated(job, lattice.costs, quote) for quote in quotes[:simulated]]
+        return min((quote for quote in found if quote is not None), key=lambda q: q.step_s, default=quotes[0])
+
+    def quotes(
+        self,
+        request: Request,
+        cluster: Cluster,
+        *,
+        devices: Mapping[str, int] | None = None,
+        bytes_per_s: Mapping[str, float] | None = None,
+        max_devices: int | None = None,
+        most: int = 4,
+    ) -> list[Quote]:
+        """The best point of each of the `most` best uses of sites by closed forms, the fastest first; arguments as for
+        `quote`."""
+        lattice = self._lattice(request, cluster)
+        left = lattice.left(devices or {}, bytes_per_s or {})
+        promises = [found[0] for found in lattice.promises(left, 1, 1.0, max_devices)]
+        quotes: list[Quote] = []
+        for promise in sorted(promises, key=lambda p: p.step_s):
+            if len(quotes) >= most:
+                break
+            quote = _estimated(lattice, promise, left.num_devices.tolist())
+            quotes += [quote] if quote is not None else []
+        return quotes
+
+    def _lattice(self, request: Request, cluster: Cluster) -> Lattice:
+        key = (id(request), id(cluster))
+        if key not in self._known:
+            job = decided(request.on(cluster))
+            profiles = {profile.device: profile for profile in self._profiles_of(cluster)}
+            if len(self._known) >= MAX_KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[key] = (request, cluster, Lattice(job, JobCosts(job.model, job.training, profiles)))
+        return self._known[key][2]
+
+    def _profiles_of(self, cluster: Cluster) -> list[Profile]:
+        names = {site.device.name for site in cluster.sites}
+        return [profile for profile in self._profiles if profile.device in names]
+
+    def _simulated(self, job: Job, costs: JobCosts, quote: Quote) -> Quote | None:
+        order = [job.cluster.site(name) for name in quote.sites]
+        candidate = placed(job, order, quote.layout, quote.in_v)
+        found = None if candidate is None else evaluate(job, candidate, costs, method=QUICK)
+        return quote_of(as_plan(job, whole(found))) if isinstance(found, Evaluated) else None
+
+
+def _estimated(lattice: Lattice, promise: Promise, num_devices: Sequence[int]) -> Quote | None:
+    """None where the layers do not fit after all: the estimate looks at the whole pipeline, not at every stage."""
+    sites = [lattice.sites[index].model_copy(update={"num_devices": num_devices[index]}) for index in promise.use.order]
+    candidate: Candidate | None = placed(lattice.job, sites, promise.layout, promise.in_v, linked=True)
+    if candidate is None:
+        return None
+    try:
+        peak = peak_bytes(lattice.job, candidate, lattice.costs)
+    except InfeasibleError:
+        return None
+    return estimated_quote(lattice.job, candidate, lattice.costs, promise.step_s, peak)
 
 
 def left_of(cluster: Cluster, devices: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> Cluster:

@@ -1,0 +1,199 @@
+"""The guided search: the lattice's estimates say what is promising, and that is evaluated, the best first.
+
+Candidates are looked into as long as their estimate is within MARGIN of the best, corrected for the error that the
+estimates showed so far; so a candidate can be missed whose estimate is off by more than that against the others'.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from farpipe.cost import JobCosts, Layout
+from farpipe.plan.candidates import Candidate, shapes
+from farpipe.plan.evaluate import Evaluated, Rejected, evaluate, whole
+from farpipe.plan.lattice import Lattice, Promise
+from farpipe.plan.orders import QUICK, best_order
+from farpipe.plan.placement import missing_link, place_ranks
+from farpipe.spec import Job, Site
+
+Progress = Callable[[int, int], None]
+"""Called with (candidates looked at, candidates in all)."""
+
+Key = tuple[str, Layout, bool]
+
+MARGIN: Final = 0.12
+"""Relative distance of an estimate to the best step, up to which a candidate is looked into."""
+MAX_LOOKED_INTO: Final = 20
+"""Candidates, besides the first of every use of sites that is told."""
+MAX_WORK: Final = 6e6
+"""Actions of all steps that are played for it; each is played in about a dozen orders."""
+PER_USE: Final = 16
+MAX_VARIED: Final = 5
+MAX_FINISHED: Final = 2
+MAX_FINISHED_ACTIONS: Final = 20_000
+"""Of steps that are played in every named order."""
+MAX_USES: Final = 8
+"""Sets of sites of each kind that are told of."""
+
+
+class GuidedSearch:
+    """Evaluates the lattice's promises, the best first."""
+
+    def __init__(self, job: Job, costs: JobCosts, lattice: Lattice, progress: Progress | None = None) -> None:
+        self._job, self._costs, self._progress = job, costs, progress
+        self.evaluated: dict[Key, Evaluated] = {}
+        self.rejected: list[Rejected] = []
+        self._tried: set[Key] = set()
+        self._work = 0.0
+        self.best_s = math.inf
+        self.lattice = lattice
+
+    def run(self) -> None:
+        """The first that works of every use that is told of, then whatever is near the best, then its neighbours."""
+        uses = self._told_of(self.lattice.promises(self.lattice.whole, PER_USE))
+        for promises in uses:
+            for promise in promises[:3]:
+                if self._try(self._candidate(promise)) is not None:
+                    break
+        every = sorted((p for promises in uses for p in promises), key=lambda p: p.step_s)
+        self._near(every)
+        self._alone(uses)
+        self._neighbours()
+        self._finish()
+
+    def _told_of(self, uses: list[list[Promise]]) -> list[list[Promise]]:
+        """The best uses of each kind; of sites that are alike one stands for all."""
+        ranked = sorted(uses, key=lambda promises: promises[0].step_s)
+        chosen: list[list[Promise]] = []
+        count: Counter[str] = Counter()
+        for promises in ranked:
+            use = promises[0].use
+            kind = "alone" if len(use.order) == 1 and not use.homes else "replicas" if use.homes else "pipelines"
+            most = MAX_USES if kind != "replicas" else 2
+            if count[kind] < most:
+                count[kind] += 1
+                chosen.append(promises)
+        return chosen
+
+    def _near(self, promises: Sequence[Promise]) -> None:
+        """Estimates are compared with the estimate of the best, whose error others are likely to share."""
+        looked = 0
+        scale = self._scale(promises)
+        for promise in promises:
+            if promise.step_s * scale > self.best_s * (1 + MARGIN) or looked >= MAX_LOOKED_INTO:
+                break
+            if self._work > MAX_WORK:
+                break
+            looked += self._try(self._candidate(promise), self.best_s) is not None
+
+    def _scale(self, promises: Sequence[Promise]) -> float:
+        """The most by which a step that was simulated is faster than its estimate."""
+        ratios = [1.0]
+        for promise in promises:
+            candidate = self._candidate(promise)
+            if candidate is not None and (found := self.evaluated.get(_key(candidate))) is not None:
+                ratios.append(found.step_s / promise.step_s)
+        return min(ratios)
+
+    def _alone(self, uses: Sequence[Sequence[Promise]]) -> None:
+        """What the best single site can do is what more sites are measured by, so a few more of it are looked into."""
+        alone = [promises for promises in uses if len(promises[0].use.order) == 1 and not promises[0].use.homes]
+        for promises in alone[:1]:
+            for promise in promises[1:4]:
+                found = [e.step_s for e in self.evaluated.values() if len(e.candidate.order) == 1]
+                self._try(self._candidate(promise), min(found, default=math.inf))
+
+    def _neighbours(self) -> None:
+        """The reverse order of the best's sites, its other shapes and sizes; of the next best the other shapes."""
+        ranked = sorted(self.evaluated.values(), key=lambda e: e.step_s)[:MAX_VARIED]
+        for index, found in enumerate(ranked):
+            for other in _variants(self._job, found.candidate, everything=not index):
+                self._try(other, self.best_s)
+
+    def _finish(self) -> None:
+        """Every named order for the best ones, which so far were given a few; the whole step of those that are told."""
+        ranked = sorted(self.evaluated, key=lambda key: self.evaluated[key].step_s)
+        told = {kind_of(self.evaluated[key].candidate): key for key in reversed(ranked)}.values()
+        for key in dict.fromkeys([*ranked[:MAX_FINISHED], *told]):
+            self.evaluated[key] = whole(self.evaluated[key])
+        self.evaluated = {key: found for key, found in self.evaluated.items() if found.extrapolated_s is None}
+        for key in ranked[:MAX_FINISHED] if self._job.schedule is None else []:
+            found = self.evaluated[key]
+            if 3 * found.problem.num_stages * found.problem.num_microbatches > MAX_FINISHED_ACTIONS:
+                continue
+            schedule, timeline = best_order(found.problem)
+            if timeline.makespan_s < found.timeline.makespan_s:
+                self.evaluated[key] = replace(found, schedule=schedule, timeline=timeline)
+
+    def _candidate(self, promise: Promise) -> Candidate | None:
+        use, sites = promise.use, self.lattice.sites
+        order = tuple(sites[index] for index in use.order)
+        return placed(self._job, order, promise.layout, promise.in_v)
+
+    def _try(self, candidate: Candidate | None, limit_s: float = math.inf) -> Evaluated | None:
+        if candidate is None or (key := _key(candidate)) in self._tried:
+            return None
+        self._tried.add(key)
+        if self._progress is not None:
+            self._progress(len(self._tried), MAX_LOOKED_INTO)
+        at = candidate.layout
+        self._work += 3 * at.num_stages * at.num_microbatches
+        found = evaluate(self._job, candidate, self._costs, limit_s, QUICK)
+        if isinstance(found, Rejected):
+            self.rejected.append(found)
+            return None
+        if found is None:
+            return None
+        self.evaluated[key] = found
+        self.best_s = min(self.best_s, found.step_s)
+        return found
+
+
+def kind_of(candidate: Candidate) -> str:
+    """``alone``, ``pipelines`` over several sites, or ``replicas`` at several."""
+    if len(candidate.order) == 1:
+        return "alone"
+    return "replicas" if candidate.layout.replica_sites else "pipelines"
+
+
+def _key(candidate: Candidate) -> Key:
+    return candidate.where, candidate.layout, candidate.in_v
+
+
+def placed(job: Job, order: Sequence[Site], layout: Layout, in_v: bool, linked: bool = False) -> Candidate | None:
+    """The candidate of a layout on sites in this order; None where it does not fit there.
+
+    `linked`: links are known to be there.
+    """
+    if layout.num_stages > job.model.num_layers or not (linked or missing_link(job.cluster, order) is None):
+        return None
+    if layout.replica_sites:
+        return Candidate(layout, tuple(order[:1]) * layout.pipeline, in_v)
+    sites = place_ranks(order, layout.pipeline, layout.devices_per_rank)
+    return None if sites is None else Candidate(layout, tuple(sites), in_v)
+
+
+def _variants(job: Job, best: Candidate, everything: bool) -> Iterator[Candidate]:
+    """Its other shapes; with `everything` the reverse order of sites and microbatches of half and twice the size."""
+    order = [job.cluster.site(name) for name in best.order] if not best.layout.replica_sites else list(best.sites[:1])
+    orders = [order, order[::-1]] if everything and job.layout.sites is None and len(order) > 1 else [order]
+    for sites in orders:
+        for virtual, in_v in shapes(job):
+            same = replace(best.layout, virtual=virtual)
+            for layout in _resized(job, same) if everything else [same]:
+                candidate = placed(job, sites, layout, in_v)
+                if candidate is not None and (layout.pipeline > 1 or virtual == 1):
+                    yield candidate
+
+
+def _resized(job: Job, layout: Layout) -> Iterator[Layout]:
+    yield layout
+    if job.training.microbatch_size is not None or job.layout.num_microbatches is not None:
+        return
+    size, count = layout.microbatch_size, layout.num_microbatches
+    if count % 2 == 0:
+        yield replace(layout, microbatch_size=2 * size, num_microbatches=count // 2)
+    if size % 2 == 0:
+        yield replace(layout, microbatch_size=size // 2, num_microbatches=2 * count)

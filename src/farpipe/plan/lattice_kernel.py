@@ -1,0 +1,236 @@
+"""Closed forms over the whole lattice of degrees, compiled: about what a step takes, before any candidate exists.
+
+Per row of degrees and order of sites: ranks are placed in proportion to devices, layers divided so that the slowest
+stage is as fast as its memory lets it be (bisection), and the step is
+
+    m x pace + fill and drain + exchange of gradients + overhead
+
+pace is the largest of the slowest stage, of the busiest link between sites, and of round trip / microbatches in flight
+on any stage. Fill and drain are (p - 1)(F + I - W) with as many microbatches in flight as 1F1B has, (p - 1)(F + I - 2W)
+with twice as many (arXiv 2401.10241), a share of pace in a V, and the way over all links there and back.
+"""
+
+import numpy as np
+from numba import njit
+
+MAX_STAGES = 1024
+V_BUBBLE = 0.35
+"""Of (p - 1) x pace: what the best named order in a V leaves idle, about, where F, I and W differ."""
+_BISECTIONS = 14
+
+
+@njit(cache=True)
+def _place(order, num_sites, num_devices, per_rank, pipeline, site_of_rank):  # type: ignore[no-untyped-def]  # noqa: C901
+    """The site of every rank in proportion to what the sites hold, as `placement.place_ranks`; False: they can't."""
+    counts, total, given = np.zeros(num_sites, np.int64), 0, 0
+    for k in range(num_sites):
+        most = num_devices[order[k]] // per_rank
+        if most < 1:
+            return False
+        total += most
+    if total < pipeline or pipeline < num_sites:
+        return False
+    for k in range(num_sites):
+        counts[k] = max(1, int(pipeline * (num_devices[order[k]] // per_rank) / total))
+        given += counts[k]
+    while given != pipeline:
+        step = 1 if given < pipeline else -1
+        best, gain = -1, -np.inf
+        for k in range(num_sites):
+            most = num_devices[order[k]] // per_rank
+            if (step > 0 and counts[k] >= most) or (step < 0 and counts[k] <= 1):
+                continue
+            lack = step * (pipeline * most / total - counts[k])
+            if lack > gain:
+                best, gain = k, lack
+        counts[best] += step
+        given += step
+    rank = 0
+    for k in range(num_sites):
+        for _ in range(counts[k]):
+            site_of_rank[rank] = order[k]
+            rank += 1
+    return True
+
+
+@njit(cache=True, inline="always")
+def _capacity(limit_s, extra_s, layer_s, most, num_layers, layers):  # type: ignore[no-untyped-def]
+    """How many layers all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
+    total = 0
+    for i in range(extra_s.size):
+        held = 0
+        for mode in range(layer_s.shape[1]):
+            by_time = int((limit_s - extra_s[i]) / layer_s[i, mode] + 1e-9) if limit_s > extra_s[i] else 0
+            held = max(held, min(by_time, most[i, mode]))
+        if held < 1:
+            return -1
+        layers[i] = min(held, num_layers)
+        total += held
+    return total
+
+
+@njit(cache=True)
+def _slowest_s(extra_s, layer_s, most, num_layers, layers):  # type: ignore[no-untyped-def]
+    """The time of the slowest stage in the best division of layers, about; infinite where memory is too small."""
+    low, speed, fastest = 0.0, 0.0, np.inf
+    for i in range(extra_s.size):
+        fastest = np.inf
+        for mode in range(layer_s.shape[1]):
+            fastest = min(fastest, layer_s[i, mode])
+        low, speed = low + extra_s[i] / fastest, speed + 1.0 / fastest
+    low = (num_layers + low) / speed
+    high = low * 1.5
+    while _capacity(high, extra_s, layer_s, most, num_layers, layers) < num_layers:
+        high *= 1.6
+        if high > 500.0 * low:
+            return np.inf
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if _capacity(middle, extra_s, layer_s, most, num_layers, layers) >= num_layers:
+            high = middle
+        else:
+            low = middle
+    _capacity(high, extra_s, layer_s, most, num_layers, layers)
+    return high
+
+
+@njit(cache=True)
+def _travel(site_of_rank, latency_s, rate, size, travel_s):  # type: ignore[no-untyped-def]
+    """The busiest link's seconds for one message of all replicas; `travel_s`: there and back below every rank."""
+    busiest, way = 0.0, 0.0
+    travel_s[-1] = 0.0
+    for rank in range(site_of_rank.size - 2, -1, -1):
+        a, b = site_of_rank[rank], site_of_rank[rank + 1]
+        if a != b:
+            there, back = size / rate[a, b], size / rate[b, a]
+            busiest = max(busiest, max(there, back))
+            way += latency_s[a, b] + latency_s[b, a] + there + back
+        travel_s[rank] = way
+    return busiest
+
+
+@njit(cache=True, inline="always")
+def _in_flight(i, shape, target, pipeline, m, travel_s, pace_s):  # type: ignore[no-untyped-def]
+    """Microbatches in flight on rank i: as 1F1B; with what hides the links' delays; twice as many with that."""
+    number = pipeline if shape == 1 else (pipeline - i if target < 2 else 2 * (pipeline - i) - 1)
+    if target > 0:
+        number += int(np.ceil(travel_s[i] / pace_s - 1e-9))
+    return min(number, m)
+
+
+@njit(cache=True)
+def _limits(kinds, row, state, flights, last, tables, most):  # type: ignore[no-untyped-def]
+    """`most` [p, mode]: the layers that the memory of every rank holds."""
+    layer_bytes, working_bytes, ends_bytes, layer_params, ends_params, memory_bytes = tables
+    for i in range(kinds.size):
+        held = 0.0
+        if i == 0:
+            held += state * ends_params[0] + flights[i] * ends_bytes[row, 0]
+        if i == last:
+            held += state * ends_params[1] + flights[i] * ends_bytes[row, 1]
+        for mode in range(most.shape[1]):
+            free = memory_bytes[kinds[i]] - held - working_bytes[kinds[i], row, mode]
+            each = state * layer_params + flights[i] * layer_bytes[kinds[i], row, mode]
+            most[i, mode] = int(max(-1.0, free / each + 1e-9))
+
+
+@njit(cache=True)
+def _exchange_s(kinds, layers, last, tensor, v, sync, layer_params, ends_params):  # type: ignore[no-untyped-def]
+    """The slowest rank's reduction of gradients over the replicas on its site."""
+    longest = 0.0
+    for i in range(kinds.size):
+        params = layers[i] * layer_params
+        params += ends_params[0] if i == 0 else 0.0
+        params += ends_params[1] if i == last else 0.0
+        longest = max(longest, sync[kinds[i], v, 0] + params / tensor * sync[kinds[i], v, 1])
+    return longest
+
+
+@njit(cache=True)
+def _step_s(v, row, kinds, m, tensor, shape, busiest_s, travel_s, hops_s, tables, scratch):  # type: ignore[no-untyped-def]
+    """About the step's seconds without overhead; infinite where memory is too small."""
+    layer_s, base_s, ends_s, state_bytes, num_layers, sync, memory = tables
+    extra_s, stage_s, most, layers, flights = scratch
+    p, last = kinds.size, kinds.size - 1 if shape == 0 else 0
+    for i in range(p):
+        extra_s[i] = (1 + shape) * base_s[kinds[i], row]
+        for mode in range(stage_s.shape[1]):
+            stage_s[i, mode] = layer_s[kinds[i], row, mode, :].sum()
+    extra_s[0] += ends_s[kinds[0], row, 0]
+    extra_s[last] += ends_s[kinds[last], row, 1]
+    f, b, w = layer_s[kinds[0], row, 0, 0], layer_s[kinds[0], row, 0, 1], layer_s[kinds[0], row, 0, 2]
+    best_s, first_s, whole = np.inf, 1.0, f + b + w
+    for target in range(3 if shape == 0 else 1):
+        for i in range(p):
+            flights[i] = _in_flight(i, shape, target, p, m, travel_s, first_s)
+        _limits(kinds, row, state_bytes[v], flights, last, memory, most)
+        slowest = _slowest_s(extra_s, stage_s, most, num_layers, layers)
+        if not np.isfinite(slowest):
+            break
+        if target == 0:
+            first_s = slowest
+        pace = max(slowest, (1 + shape) * busiest_s)
+        for i in range(p):
+            stages = p if shape == 1 else p - i
+            round_trip = stages * (f + b) / whole * slowest + (1 + shape) * travel_s[0 if shape == 1 else i]
+            pace = max(pace, round_trip / flights[i])
+        idle = V_BUBBLE if shape == 1 else max(0.0, f + b - (w if target < 2 else 2 * w)) / whole
+        total = m * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * hops_s
+        total += _exchange_s(kinds, layers, last, tensor, v, sync, memory[3], memory[4])
+        best_s = min(best_s, total)
+    return best_s
+
+
+@njit(cache=True)
+def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
+    orders, sizes, times, ring, rows, first, sites, links, tables, allow, slack, out
+):
+    """Fill `out` [O, V, 2]: about a step's seconds for every row from `first` on, with one stage per rank and in a V.
+
+    Infinite where it does not fit, or where its work or its traffic alone takes `slack` times as long as the best of
+    the order. `orders` [O, K] sites by number, `sizes` [O] how many, `times` [O] sites that hold a whole pipeline each
+    (1: a pipeline over `orders`), `ring` [O, 2] latency and bytes per second of the slowest link around these. `rows`
+    [V, 6]: tensor, data inside a site, microbatches, ranks, replicas in all, row of the tables. `sites`: devices, kind,
+    largest tensor degree, by site. `links`: latency_s, bytes per second [S, S]. `allow`: one stage per rank, V.
+    """
+    num_devices, kind_of_site, most_tensor = sites
+    step_tables, message_bytes, hop_s, exchanged_bytes, overhead_s = tables
+    layer_s, num_layers = step_tables[0], step_tables[4]
+    modes = layer_s.shape[2]
+    ranks, kinds = np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64)
+    travel_s, extra_s = np.empty(MAX_STAGES), np.empty(MAX_STAGES)
+    stage_s, most = np.empty((MAX_STAGES, modes)), np.empty((MAX_STAGES, modes), np.int64)
+    layers, flights = np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64)
+    out[:] = np.inf
+    for o in range(orders.shape[0]):
+        order, num_sites, best_s = orders[o], sizes[o], np.inf
+        around_s = 0.0
+        if times[o] > 1:
+            turns = 2.0 * (times[o] - 1)
+            around_s = turns * ring[o, 0] + turns / times[o] * exchanged_bytes / ring[o, 1]
+        for v in range(first, rows.shape[0]):
+            tensor, inside, m, p, row = rows[v, 0], rows[v, 1], rows[v, 2], rows[v, 3], rows[v, 5]
+            fits, fastest_s = rows[v, 4] == inside * times[o], np.inf
+            for k in range(num_sites):
+                fits = fits and tensor <= most_tensor[order[k]]
+                for mode in range(modes):
+                    fastest_s = min(fastest_s, layer_s[kind_of_site[order[k]], row, mode, :].sum())
+            if not fits or m * num_layers * fastest_s / p > slack * best_s:
+                continue
+            if not _place(order, num_sites, num_devices, tensor * inside, p, ranks):
+                continue
+            busiest_s = _travel(ranks[:p], links[0], links[1], message_bytes[row] * inside, travel_s[:p])
+            if m * busiest_s > slack * best_s:
+                continue
+            hops_s = 0.0
+            for i in range(p):
+                kinds[i] = kind_of_site[ranks[i]]
+                hops_s += hop_s[kinds[i], row] if i else 0.0
+            scratch = (extra_s[:p], stage_s[:p], most[:p], layers[:p], flights[:p])
+            for shape in range(2 if p > 1 else 1):
+                if allow[shape]:
+                    step_s = _step_s(
+                        v, row, kinds[:p], m, tensor, shape, busiest_s, travel_s[:p], hops_s, step_tables, scratch
+                    )
+                    out[o, v, shape] = step_s + around_s + overhead_s
+                    best_s = min(best_s, out[o, v, shape])
