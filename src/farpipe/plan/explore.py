@@ -47,6 +47,9 @@ def search(job: Job, costs: JobCosts, progress: Progress | None = None) -> tuple
 
 def _few(lattice: Lattice) -> bool:
     """Whether all candidates can be looked into, as far as bounds do not exclude them."""
+    pins = lattice.job.layout
+    if (pins.context or 1) > 1 or (pins.expert or 1) > 1:
+        return True  # the estimates know nothing of them
     if len(lattice.sites) > MAX_EXHAUSTIVE_SITES:
         return False
     num_devices = sum(site.num_devices for site in lattice.sites)

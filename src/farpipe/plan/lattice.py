@@ -318,12 +318,13 @@ def _tables(lattice: Lattice) -> tuple[Any, ...]:
                 ends_bytes[row, end] = cost.activation_bytes - none.activation_bytes
             way = rank_way(site, costs.calibration(site), at, 0, 1)
             hop_s[kind, row] = way.seconds(boundary)
-    state = _per_row(rows, lambda at: memory.state_bytes(1.0, training, at))
+    state = _per_row(rows, lambda at: memory.state_bytes(1.0 / at.tensor, training, at))
     sync = np.stack([_sync(lattice, site) for site in lattice.kinds])
     ends_params = _ends_params(model)
     limits = np.array([site.plannable_bytes for site in lattice.kinds])
+    overlap = min(costs.calibration(site).overlap_fraction for site in lattice.kinds) if training.overlap else 0.0
     bytes_of = (layer_bytes, working, ends_bytes, float(model.num_layer_params), ends_params, limits)
-    step = (layer_s, base_s, ends_s, state, model.num_layers, sync, bytes_of)
+    step = (layer_s, base_s, ends_s, state, model.num_layers, sync, bytes_of, overlap)
     exchanged = float(model.num_params * memory.gradient_bytes(training.precision))
     overhead_s = max(costs.calibration(site).step_overhead_s for site in lattice.kinds)
     return step, message, hop_s, exchanged, overhead_s

@@ -135,21 +135,22 @@ def _limits(kinds, row, state, flights, last, tables, most):  # type: ignore[no-
 
 
 @njit(cache=True)
-def _exchange_s(kinds, layers, last, tensor, v, sync, layer_params, ends_params):  # type: ignore[no-untyped-def]
-    """The slowest rank's reduction of gradients over the replicas on its site."""
+def _exchange_s(kinds, layers, last, tensor, v, sync, layer_params, ends_params, beside_s):  # type: ignore[no-untyped-def]
+    """What is left of the slowest rank's exchange beside `beside_s` of computing, at least a layer's."""
     longest = 0.0
     for i in range(kinds.size):
         params = layers[i] * layer_params
         params += ends_params[0] if i == 0 else 0.0
         params += ends_params[1] if i == last else 0.0
-        longest = max(longest, sync[kinds[i], v, 0] + params / tensor * sync[kinds[i], v, 1])
+        seconds = params / tensor * sync[kinds[i], v, 1]
+        longest = max(longest, sync[kinds[i], v, 0] + max(seconds - beside_s, seconds / max(1, layers[i])))
     return longest
 
 
 @njit(cache=True)
 def _step_s(v, row, kinds, m, tensor, shape, busiest_s, travel_s, hops_s, tables, scratch):  # type: ignore[no-untyped-def]
     """About the step's seconds without overhead; infinite where memory is too small."""
-    layer_s, base_s, ends_s, state_bytes, num_layers, sync, memory = tables
+    layer_s, base_s, ends_s, state_bytes, num_layers, sync, memory, overlap = tables
     extra_s, stage_s, most, layers, flights = scratch
     p, last = kinds.size, kinds.size - 1 if shape == 0 else 0
     for i in range(p):
@@ -176,7 +177,7 @@ def _step_s(v, row, kinds, m, tensor, shape, busiest_s, travel_s, hops_s, tables
             pace = max(pace, round_trip / flights[i])
         idle = V_BUBBLE if shape == 1 else max(0.0, f + b - (w if target < 2 else 2 * w)) / whole
         total = m * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * hops_s
-        total += _exchange_s(kinds, layers, last, tensor, v, sync, memory[3], memory[4])
+        total += _exchange_s(kinds, layers, last, tensor, v, sync, memory[3], memory[4], overlap * slowest)
         best_s = min(best_s, total)
     return best_s
 

@@ -1,6 +1,7 @@
 """From a job to the best plan: every layout that could still win is simulated, and every loser is told why."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from farpipe.cost import JobCosts, Profile
 from farpipe.errors import InfeasibleError, InputError, UsageError
@@ -24,6 +25,8 @@ from farpipe.step import Problem
 from farpipe.strict import nearest
 
 MAX_RUNNERS_UP = 8
+ZERO_STAGES: Final = (1, 3)
+"""Tried in turn where the job leaves it open, the next one only if memory is too small for all before it."""
 MAX_ORDERS_TO_COMPARE = 12
 MAX_RIVALS = 40
 """Candidates over several sites that are looked into for what is the best of their kind, though they can't be the best
@@ -51,10 +54,14 @@ def make_plans(
     The bound that leaves candidates out may leave fewer than were asked for. Errors as for `make_plan`.
     """
     _expect_known_schedule(job)
-    job = decided(job)
-    costs = JobCosts(job.model, job.training, _by_device(job, profiles))
-    evaluated, rejected = search(job, costs, progress)
-    if not evaluated:
+    asked, known = job, _by_device(job, profiles)
+    for zero in ZERO_STAGES if asked.training.zero == "auto" else ZERO_STAGES[:1]:
+        job = decided(asked, zero)
+        costs = JobCosts(job.model, job.training, known)
+        evaluated, rejected = search(job, costs, progress)
+        if evaluated:
+            break
+    else:
         raise InfeasibleError(explain_infeasible(job, rejected, costs))
     others = evaluated[1:num_plans]
     plans = [
@@ -68,7 +75,7 @@ def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: li
     """The first of `evaluated` as a plan, its recomputation and its order refined; the others are its runners-up."""
     named = refine_recomputation(job, evaluated[0], costs)
     best = evaluated[0] = improve_order(named) if job.schedule in (None, AUTO) else named
-    told = (*_tell_settings(job), *_tell_short_search(named, best), *advice(job, best, evaluated))
+    told = (*_tell_short_search(named, best), *_tell_settings(job), *advice(job, best, evaluated))
     plan = as_plan(job, best).model_copy(
         update={"runners_up": tuple(_runners_up(best, evaluated, rejected)), "advice": told}
     )
@@ -87,24 +94,23 @@ def as_plan(job: Job, best: Evaluated) -> Plan:
     )
 
 
-def decided(job: Job) -> Job:
-    """The job with ZeRO-1 and sequence parallelism on where the user says nothing of them.
+def decided(job: Job, zero: int = 1) -> Job:
+    """The job with this stage of ZeRO and with sequence parallelism where the user leaves them open.
 
-    Under this cost model both only save: what ZeRO-1 sends is what an all-reduce sends, and sequence parallelism
+    Under this cost model ZeRO-1 and sequence parallelism only save: ZeRO-1 sends what an all-reduce sends, the other
     moves what tensor parallelism moves (Rajbhandari et al., arXiv 1910.02054; Korthikanti et al., arXiv 2205.05198).
     Where there are no replicas, or no tensor parallelism, they change nothing.
     """
-    open_keys = [key for key in CHOSEN_SETTINGS if key not in job.training.model_fields_set]
-    if not open_keys:
-        return job
-    training = job.training.model_copy(update=dict.fromkeys(open_keys, True))
-    return job.model_copy(update={"training": training})
+    wanted = {"zero": zero, "sequence_parallel": True}
+    chosen = {key: value for key, value in wanted.items() if getattr(job.training, key) == "auto"}
+    return job.model_copy(update={"training": job.training.model_copy(update=chosen)}) if chosen else job
 
 
 def _tell_settings(job: Job) -> list[str]:
     """Settings that would save memory or time and that the user has pinned to off."""
+    better = {"zero": "1", "sequence_parallel": "true"}
     off = [key for key in CHOSEN_SETTINGS if not getattr(job.training, key)]
-    return [f"Not used, as the job says so: training.{key} = true." for key in off]
+    return [f"Not used, as the job says so: training.{key} = {better[key]}." for key in off]
 
 
 def _expect_known_schedule(job: Job) -> None:

@@ -13,7 +13,7 @@ from farpipe.plan.plan import Plan
 from farpipe.spec import Cluster, Job, Training
 from farpipe.step import is_inter_site
 
-CHOSEN_SETTINGS: Final = ("zero1", "sequence_parallel")
+CHOSEN_SETTINGS: Final = ("zero", "sequence_parallel")
 
 
 @dataclass(frozen=True)
