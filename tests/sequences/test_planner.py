@@ -115,6 +115,14 @@ def test_a_hundred_thousand_tiny_sequences(roomy):
     assert len(plan.chunks) < 500
 
 
+def test_sequences_stay_whole_where_they_are_told_to(roomy):
+    lengths = mixed(40)
+    plan = plan_sequences(roomy, lengths, Wish(num_slices=1))
+    sound(plan, lengths)
+    assert {chunk.kind for chunk in plan.chunks} == {"batched"}
+    assert plan.step_s >= plan_sequences(roomy, lengths).step_s
+
+
 def test_an_empty_batch_and_pinned_slices(roomy):
     with pytest.raises(InputError, match="at least one"):
         plan_sequences(roomy, [])

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Wish:
     num_slices: int | None = None
     """Slices of the longest sequence."""
     rule: PackRule = "best-fit"
+    equal: Literal["time", "tokens"] = "time"
+    """What the slices of a sequence have in common, and what chunks are filled up to; tokens is Seq1F1B's."""
     checkpointing: CheckpointRule = "chunk"
     several_pipelines: bool = True
     hide_links: bool = True
@@ -210,7 +212,7 @@ def _too_long(costs: ChunkCosts, rank: int, room: float, per_token: float, longe
 
 def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish) -> Iterator[_Estimated]:
     """Every cut that is different from those before it, with an estimate."""
-    law = total_law(costs, _as_load(sizes))
+    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, wish)
     seen: set[tuple[int, int]] = set()
     for cut in _candidates(costs, sizes, limit, wish, law):
         batch = cut_batch(sizes, cut, law)
@@ -220,6 +222,14 @@ def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish) -> Iterator[_E
         seen.add(key)
         extra = _ways_to_hide(costs, batch.load, wish)[0]
         yield _Estimated(estimate_s(costs, batch, extra), cut, batch)
+
+
+def _cut_law(law: Law, sizes: Ints, wish: Wish) -> Law:
+    """What slices and chunks are measured by: time, or tokens at the time of the batch's mean token."""
+    if wish.equal == "time":
+        return law
+    load = _as_load(sizes)
+    return Law(token_s=float(law.seconds(load.tokens, load.pairs).sum() / load.tokens.sum()))
 
 
 def _as_load(sizes: Ints) -> Load:
@@ -235,7 +245,7 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish, law: Law
     for power in counts:
         wanted_s = total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING))
         slices = wish.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
-        cut = Cut(wanted_s if slices == 1 else longest_s / slices, limit, wish.rule)
+        cut = Cut(max(wanted_s, longest_s) if slices == 1 else longest_s / slices, limit, wish.rule)
         slices = num_slices_within(longest, cut, law)
         if wish.num_slices is not None and slices != wish.num_slices:
             first = int(slice_offsets(longest, min(wish.num_slices, longest), law)[0])
@@ -243,7 +253,7 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish, law: Law
                 f"{wish.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
                 f"{limit} does not fit; take {slices} slices"
             )
-        yield Cut(max(cut.target_s, longest_s / slices) if slices == 1 else longest_s / slices, limit, wish.rule)
+        yield cut if slices == 1 else Cut(longest_s / slices, limit, wish.rule)
 
 
 def estimate_s(costs: ChunkCosts, batch: SliceTable, extra: tuple[int, ...]) -> float:
