@@ -1,5 +1,6 @@
 """Which layers are recomputed: optimal on tiny batches, never over memory, no worse than uniform."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -38,9 +39,12 @@ def tiny(counts, num_stages, seed, tightness):
     places, first = np.arange(len(follows)), np.maximum(np.arange(len(follows)) - np.array(order.warm_up)[:, None], 0)
     live = (first[:, None, :] <= places[None, :, None]) & (places[None, :, None] <= order.backward_place)
     layers = np.full(num_stages, 2)
-    model = MemoryModel(order, live, held, held / 3, 0 * held, layers, again, np.zeros(num_stages))
+    model = MemoryModel(
+        order, live, held, held / 3, 0 * held, layers, again, np.zeros(num_stages), np.zeros(num_stages)
+    )
     most, least = (model.used(np.full(shape, c)).max(axis=1) for c in (0, 2))
-    return MemoryModel(order, live, held, held / 3, 0 * held, layers, again, least + tightness * (most - least))
+    room = least + tightness * (most - least)
+    return MemoryModel(order, live, held, held / 3, 0 * held, layers, again, room, room)
 
 
 @settings(deadline=None, max_examples=25)
@@ -57,7 +61,7 @@ def test_the_program_is_optimal_against_brute_force(counts, num_stages, seed, ti
     best = min(float(price @ c) for c in every if (rows @ c >= least - 1e-9).all())
     found = solve_program(price, rows, least, bound, integer=True)
     assert price @ np.rint(found) == pytest.approx(best, rel=0.006, abs=1e-9)
-    layers = choose_layers(model, model.room)
+    layers = choose_layers(model)
     assert model.fits(layers)
     assert recomputation_s(model, layers) <= best * 1.006 + 1e-9
 
@@ -66,12 +70,12 @@ def test_the_program_is_optimal_against_brute_force(counts, num_stages, seed, ti
 @given(CHAINS, st.integers(1, 4), st.integers(0, 1000), st.floats(0.0, 1.0))
 def test_choices_fit_and_are_ordered_as_they_should_be(counts, num_stages, seed, tightness):
     model = tiny(counts, num_stages, seed, tightness)
-    chosen = {rule: choose_layers(model, model.room, rule) for rule in ("chunk", "uniform", "full")}
+    chosen = {rule: choose_layers(model, rule) for rule in ("chunk", "uniform", "full")}
     assert all(model.fits(layers) for layers in chosen.values())
     price = {rule: recomputation_s(model, layers) for rule, layers in chosen.items()}
     assert price["chunk"] <= price["uniform"] * 1.006 + 1e-9
     assert price["uniform"] <= price["full"] + 1e-9
-    assert recomputation_bound_s(model, model.room) <= price["chunk"] + 1e-6
+    assert recomputation_bound_s(model) <= price["chunk"] + 1e-6
 
 
 @settings(deadline=None, max_examples=40)
@@ -117,9 +121,9 @@ def test_the_memory_model_is_that_of_the_problem(extra):
 
 def test_what_does_not_fit_says_by_how_much():
     model = tiny([3, 2], 2, 0, 0.5)
-    tight = MemoryModel(*(list(vars(model).values())[:-1]), model.room / 10)
+    tight = replace(model, room=model.room / 10, room_without=model.room / 10)
     with pytest.raises(InfeasibleError, match=r"stage \d would hold \d+ chunks at once and be .* over the"):
-        choose_layers(tight, tight.room)
-    assert recomputation_bound_s(tight, tight.room) == np.inf
+        choose_layers(tight)
+    assert recomputation_bound_s(tight) == np.inf
     with pytest.raises(InfeasibleError, match="recomputes nothing"):
-        choose_layers(model, model.room, "none")
+        choose_layers(model, "none")

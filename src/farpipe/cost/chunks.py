@@ -4,6 +4,9 @@ A layer's time for one chunk is ``pair_s x pairs + token_s x tokens + fixed_s`` 
 4.2; FlexSP and WLB-LLM fit the same): pairs of a query and a key for attention, tokens for everything else. F, I and W
 have coefficients of their own, for I has 5/2 of the forward's attention and W none of it. They are fitted to the cost
 model of `compute`, which is affine itself where products are bound by arithmetic. Bytes are linear in tokens.
+
+The head belongs to the backward of the last stage: its logits would otherwise be kept for all chunks that are under way
+there, and nothing is computed twice by doing them when they are needed.
 """
 
 from collections.abc import Sequence
@@ -135,6 +138,8 @@ class StageChunks:
     """Gradients of keys and values, of all layers."""
     working_bytes: float
     """One layer's activations while it is computed again."""
+    logit_bytes: float
+    """Logits and their gradients, in 32 bit, while the backward of the last stage begins."""
 
     def held_bytes(self, load: Load, recomputed: Ints | int) -> Floats:
         """From F to the end of the backward, when `recomputed` layers are: [num_chunks]."""
@@ -189,7 +194,8 @@ class ChunkCosts:
         layer, embedding, head = self._laws_at(self._sites[index])
         overhead = Law(fixed_s=self._costs.calibration(self._sites[index]).action_overhead_s)
         laws = layer.times(num_layers).plus(Laws(overhead, overhead, Law()))
-        for part in [embedding] * (index == 0) + [head] * (index == last):
+        late_head = Laws(Law(), head.forward + head.input_grad, head.weight_grad)
+        for part in [embedding] * (index == 0) + [late_head] * (index == last):
             laws = laws.plus(part)
         return StageChunks(laws, layer.forward, num_layers, **self._bytes(num_layers, index == 0, index == last))
 
@@ -204,7 +210,8 @@ class ChunkCosts:
         share = self._probe.sequence_length * self.context
         layer = memory.layer_activation_bytes(*job)
         least = memory.layer_activation_bytes(self.model, self._probe.model_copy(update={"recompute": "full"}), job[2])
-        ends = is_first * memory.embedding_activation_bytes(*job) + is_last * memory.head_activation_bytes(*job)
+        ends = is_first * memory.embedding_activation_bytes(*job) + is_last * memory.boundary_bytes(*job)
+        logits = 2 * 4 * self._probe.sequence_length * self.model.vocab_size / self.layout.tensor
         ends_stash = is_first * memory.embedding_stash_bytes(*job) + is_last * memory.head_stash_bytes(*job)
         keys = 2 * self.model.kv_hidden / (self.layout.tensor * self.context)
         return {
@@ -214,6 +221,7 @@ class ChunkCosts:
             "key_bytes": keys * memory.element_bytes(self._probe.precision),
             "chain_bytes": num_layers * keys * memory.gradient_bytes(self._probe.precision),
             "working_bytes": layer / share,
+            "logit_bytes": is_last * logits / share,
         }
 
     @property
@@ -226,9 +234,9 @@ class ChunkCosts:
         """Stages of the pipeline."""
         return len(self.stages)
 
-    def room_bytes(self) -> Floats:
+    def room_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """What every rank has for activations; infinite where memory is unlimited: [num_ranks]."""
-        ranks = self._ranks(np.zeros(len(self.step.problem.ranks)))
+        ranks = self._ranks(self.working_bytes(load, recomputed))
         return np.array([np.inf if r.memory_bytes is None else r.memory_bytes - r.static_bytes for r in ranks])
 
     def seconds(self, load: Load, recomputed: Ints | None = None) -> tuple[Floats, Floats, Floats]:
@@ -254,11 +262,11 @@ class ChunkCosts:
         return np.array(there, np.float64), np.array(back, np.float64)
 
     def working_bytes(self, load: Load, recomputed: Ints) -> Floats:
-        """What computing a layer again takes for a while on every rank, at most: [num_ranks]."""
+        """What a backward takes for a while on every rank, at most: logits, or a layer computed again: [num_ranks]."""
         found = np.zeros(len(self.step.problem.ranks))
         for placement, stage, layers in zip(self.placements, self.stages, recomputed, strict=True):
-            most = float((stage.working_bytes * load.tokens * (layers > 0)).max(initial=0.0))
-            found[placement.rank] = max(found[placement.rank], most)
+            needed = np.maximum(stage.working_bytes * (layers > 0), stage.logit_bytes) * load.tokens
+            found[placement.rank] = max(found[placement.rank], float(needed.max(initial=0.0)))
         return found
 
     def problem(

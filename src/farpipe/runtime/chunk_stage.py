@@ -54,7 +54,8 @@ def chunk_batch(chunks: Sequence[Chunk], documents: Sequence[Tensor]) -> ChunkBa
 class ChunkStage(TorchStage):
     """A TorchStage whose microbatches are chunks; of a sequence, forwards come slice by slice, backwards in reverse.
 
-    `recomputed` [microbatch]: how many of its layers, the first ones, are computed again in the backward.
+    `recomputed` [microbatch]: how many of its layers, the first ones, are computed again in the backward. The head is a
+    part of the last stage's backward, so that no logits are kept.
     """
 
     def begin_chunks(self, batch: ChunkBatch, recomputed: Sequence[int] | None = None) -> None:
@@ -64,13 +65,34 @@ class ChunkStage(TorchStage):
         self._chunks, self._again = batch, tuple(recomputed or [0] * len(batch.chunks))
         self.keys_and_values = KeyValueStore()
 
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """See Stage."""
+        x = self._input(microbatch, x)
+        y = self._compute(microbatch, x)
+        self._saved[microbatch] = (x, y)
+        return None if self.module.part.has_head else y.detach()
+
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """See Stage; the keys and values of the chunk's slice are let go."""
-        gx = super().backward(microbatch, gy)
+        if self.module.part.has_head:
+            gy = self._head_grad(microbatch, self._saved[microbatch][1])
+        else:
+            gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
+        x, y = self._saved.pop(microbatch)
+        torch.autograd.backward(y, gy)
         first = self._chunks.chunks[microbatch].slices[0]
         if not first.is_whole:
             self.keys_and_values.release(first)
-        return gx
+        return x.grad
+
+    def _head_grad(self, microbatch: int, y: Tensor) -> Tensor:
+        """The loss of a chunk from what the layers have made of it, and its gradient there."""
+        leaf = y.detach().requires_grad_()
+        loss = self._loss(microbatch, self.module.logits(leaf))
+        self._losses.append(loss.detach())
+        loss.backward()
+        assert leaf.grad is not None
+        return leaf.grad
 
     def _boundary(self, microbatch: int) -> Boundary:
         _, _, hidden = self.boundary.shape
@@ -92,7 +114,7 @@ class ChunkStage(TorchStage):
             mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped)
             work = partial(layer, rotary=rotary, mix=mix)
             x = again(work, x) if index < self._again[microbatch] else work(x)
-        return module.logits(x) if module.part.has_head else x
+        return x
 
     @staticmethod
     def _angles(rotary: Tensor, positions: Tensor) -> Tensor:

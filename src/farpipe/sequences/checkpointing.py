@@ -43,6 +43,8 @@ class MemoryModel:
     again_s: Floats
     room: Floats
     """[p]: bytes for all that."""
+    room_without: Floats
+    """[p]: the same where nothing is computed again."""
 
     @property
     def diagonals(self) -> Ints:
@@ -69,7 +71,7 @@ class MemoryModel:
 
 
 def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryModel:
-    """The memory of one pipeline of chunks, stage p on rank p; room is left for the largest layer computed again."""
+    """The memory of one pipeline of chunks, stage p on rank p; room is left for what a backward needs for a while."""
     places, count = np.arange(order.num_chunks), order.num_chunks
     warm_up = np.minimum(np.array(order.warm_up), count)
     first = np.maximum(places[None, :] - warm_up[:, None], 0)
@@ -77,7 +79,7 @@ def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryMode
     chain_live = _chain_start(order)[None, :] <= places[:, None]
     chain_live &= places[:, None] <= order.backward_place[None, :]
     chain_bytes = np.stack([stage.chain_of(load) for stage in costs.stages])
-    working = costs.working_bytes(load, np.ones((costs.num_stages, count), np.int64))
+    nothing = np.zeros((costs.num_stages, count), np.int64)
     return MemoryModel(
         order,
         live,
@@ -86,7 +88,8 @@ def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryMode
         np.asarray(chain_bytes @ chain_live.T),
         np.array([stage.num_layers for stage in costs.stages], np.int64),
         costs.again_s(load),
-        costs.room_bytes() - working,
+        costs.room_bytes(load, nothing + 1),
+        costs.room_bytes(load, nothing),
     )
 
 
@@ -99,14 +102,14 @@ def _chain_start(order: ChunkOrder) -> Ints:
     return found
 
 
-def choose_layers(model: MemoryModel, without: Floats, rule: CheckpointRule = "chunk", limit_s: float = 10.0) -> Ints:
-    """Layers to recompute, [num_stages, num_chunks], by a rule; `without`: the room where nothing is recomputed.
+def choose_layers(model: MemoryModel, rule: CheckpointRule = "chunk", limit_s: float = 10.0) -> Ints:
+    """Layers to recompute, [num_stages, num_chunks], by a rule.
 
     The integer program gets `limit_s`; what it does not prove by then is still feasible.
     InfeasibleError, with what is missing, when even recomputing everything is not enough.
     """
     nothing = np.zeros_like(model.held, np.int64)
-    if rule != "full" and bool((model.used(nothing) <= without[:, None] * (1 + _TOLERANCE)).all()):
+    if rule != "full" and bool((model.used(nothing) <= model.room_without[:, None] * (1 + _TOLERANCE)).all()):
         return nothing
     everything = np.broadcast_to(model.num_layers[:, None], nothing.shape)
     if rule == "none" or not model.fits(everything):
@@ -236,19 +239,23 @@ def _as_proto(price: Floats, rows: Floats, least: Floats, bound: Floats, integer
     return proto
 
 
-def recomputation_bound_s(model: MemoryModel, without: Floats) -> float:
+def recomputation_bound_s(model: MemoryModel) -> float:
     """The least that recomputation can add, by the relaxed program with a sample of its constraints.
 
     Infinite where memory is not enough.
     """
     nothing = np.zeros_like(model.held, np.int64)
-    if bool((model.used(nothing) <= without[:, None] * (1 + _TOLERANCE)).all()):
+    if bool((model.used(nothing) <= model.room_without[:, None] * (1 + _TOLERANCE)).all()):
         return 0.0
     if not model.fits(np.broadcast_to(model.num_layers[:, None], nothing.shape)):
         return np.inf
     price, rows, least, bound = diagonal_program(model)
     chosen = slice(None, None, max(1, least.size // _MOST_ROWS))
-    found = solve_program(price, rows[chosen], least[chosen], bound, integer=False) if least.size else 0 * price
+    found = (
+        solve_program(price, rows[chosen], least[chosen], bound, integer=False, limit_s=1.0)
+        if least.size
+        else 0 * price
+    )
     return float(price @ (bound if found is None else found))
 
 

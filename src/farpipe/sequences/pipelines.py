@@ -98,7 +98,7 @@ class _Part:
 
 def _pipeline(part: _Part, is_last: bool, limit_s: float) -> Pipeline:
     model = part.memory()
-    layers = choose_layers(model, part.costs.room_bytes(), part.grouping.rule, limit_s)
+    layers = choose_layers(model, part.grouping.rule, limit_s)
     problem = part.costs.problem(part.load, part.follows, layers, gather=part.begin == 0, reduce=is_last)
     schedule = model.order.schedule()
     return Pipeline(tuple(range(part.begin, part.end)), layers, problem, schedule, simulate(problem, schedule))
@@ -160,11 +160,11 @@ def _shortest_path(
 
 def _recomputation_s(part: _Part) -> float:
     """What recomputation costs if these chunks are a pipeline; infinite where memory is not enough."""
-    model, without = part.memory(), part.costs.room_bytes()
+    model = part.memory()
     if part.grouping.rule == "chunk":
-        return recomputation_bound_s(model, without)
+        return recomputation_bound_s(model)
     try:
-        return recomputation_s(model, choose_layers(model, without, part.grouping.rule))
+        return recomputation_s(model, choose_layers(model, part.grouping.rule))
     except InfeasibleError:
         return np.inf
 

@@ -183,8 +183,9 @@ def token_limit(costs: ChunkCosts, longest: int) -> int:
     one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False)))
     split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False)))
     limits, tightest = [], (math.inf, 0, 0.0, 0.0)
-    for rank, (stage, room) in enumerate(zip(costs.stages, costs.room_bytes().tolist(), strict=True)):
-        whole = float(stage.held_bytes(one, stage.num_layers)[0]) + stage.working_bytes
+    rooms = costs.room_bytes(one, np.zeros((costs.num_stages, 1), np.int64)).tolist()
+    for rank, (stage, room) in enumerate(zip(costs.stages, rooms, strict=True)):
+        whole = float(stage.held_bytes(one, stage.num_layers)[0]) + max(stage.working_bytes, stage.logit_bytes)
         slices = float(stage.held_bytes(split, stage.num_layers)[0] + stage.chain_of(split)[0])
         limits.append(room / whole)
         tightest = min(tightest, (room / min(slices, whole), rank, room, min(slices, whole)))

@@ -1,0 +1,126 @@
+"""Planning batches of 512 sequences: how long it takes, whether any batch finds no plan, what distance costs. Limits: 2 s
+on two cores; no infeasible answer that another cut or grouping would solve; at most 1.04 times one site's step where
+the order hides the links (InfiniPipe's own order takes 1.16 times at a one-way time of 0.17 chunks, 1.95 at one).
+
+    FARPIPE_DATA=... python benchmarks/sequences_planning.py [--batches 200]
+
+Llama 13B on 32 A100, lengths of code files cut at 48K and 96K tokens. A batch that finds no plan is tried again with
+every number of slices from 1 to 64, in one and in several pipelines: `avoidable` counts those where that finds one. Over
+sites the stages are divided evenly, 100 Gbit/s between them.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farpipe.errors import InfeasibleError
+from farpipe.sequences import Wish, chunk_costs, plan_sequences, read_lengths, sample_lengths
+from farpipe.sequences.planner import SequencePlan
+from farpipe.spec import Cluster, Job, Link, Pins, Training, preset_model, preset_site
+
+NUM_DEVICES, BATCH = 32, 512
+CUTS = (49152, 98304)
+PIPELINES = (4, 8)
+LATENCIES_S = (0.02, 0.06)
+MOST_SLICES = 64
+
+
+def job(pipeline: int, num_sites: int = 1, latency_s: float = 0.0) -> Job:
+    """13B over so many sites in a row."""
+    names = "abc"[:num_sites]
+    ends = [pair for a, b in pairwise(names) for pair in ((a, b), (b, a))]
+    links = [Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=1.25e10) for a, b in ends]
+    each = -(-NUM_DEVICES // num_sites // 8) * 8
+    return Job(
+        model=preset_model("llama-2-13b"),
+        training=Training(sequence_length=max(CUTS), global_batch=BATCH, zero1=True),
+        cluster=Cluster(sites=tuple(preset_site(n, "a100-80gb", each) for n in names), links=tuple(links)),
+        layout=Pins(pipeline=pipeline),
+    )
+
+
+def planned(lengths: Any, pipeline: int, wish: Wish, *sites: Any) -> SequencePlan:
+    """One batch."""
+    costs = chunk_costs(job(pipeline, *sites), int(lengths.max()), NUM_DEVICES // pipeline)
+    return plan_sequences(costs, lengths, wish)
+
+
+def is_avoidable(lengths: Any, pipeline: int) -> bool:
+    """Whether any pinned number of slices has a plan."""
+    for count in range(1, MOST_SLICES + 1):
+        try:
+            planned(lengths, pipeline, Wish(num_slices=count))
+        except InfeasibleError:
+            continue
+        return True
+    return False
+
+
+def planning(corpus: Any, num_batches: int) -> list[dict[str, Any]]:
+    """Quantiles of the planning time."""
+    found = []
+    for cut in CUTS:
+        for pipeline in PIPELINES:
+            wall, cpu, failed, avoidable = [], [], 0, 0
+            for seed in range(-1, num_batches):
+                lengths = np.minimum(sample_lengths(corpus, BATCH, 0, seed + 1), cut)
+                begin_s, cpu_s = time.perf_counter(), time.process_time()
+                try:
+                    planned(lengths, pipeline, Wish())
+                except InfeasibleError:
+                    failed, avoidable = failed + 1, avoidable + is_avoidable(lengths, pipeline)
+                if seed >= 0:  # the first one loads and compiles
+                    wall.append(time.perf_counter() - begin_s)
+                    cpu.append(time.process_time() - cpu_s)
+            quantiles = {
+                f"{name} {share:.0%} s": round(float(np.quantile(values, share)), 2)
+                for name, values in (("wall", wall), ("cpu", cpu))
+                for share in (0.5, 0.9, 1.0)
+            }
+            facts = {"cut": cut, "stages": pipeline, "batches": num_batches, **quantiles}
+            found.append(facts | {"infeasible": failed, "avoidable": avoidable})
+            print(json.dumps(found[-1]), file=sys.stderr)
+    return found
+
+
+def distance(corpus: Any) -> list[dict[str, Any]]:
+    """Step time over two and three sites, as a multiple of one site's."""
+    lengths = np.minimum(sample_lengths(corpus, BATCH, 0), CUTS[0])
+    found = []
+    for num_sites, pipeline in ((2, 8), (3, 8)):
+        near = planned(lengths, pipeline, Wish())
+        mean_s = near.step_s / len(near.chunks)
+        for latency_s in LATENCIES_S:
+            far = {
+                name: planned(
+                    lengths, pipeline, Wish(num_slices=near.num_slices, hide_links=hide), num_sites, latency_s
+                )
+                for name, hide in (("plain", False), ("hidden", True))
+            }
+            ratios = {name: round(plan.step_s / near.step_s, 3) for name, plan in far.items()}
+            facts = {"sites": num_sites, "latency_ms": 1e3 * latency_s, "latency/chunk": round(latency_s / mean_s, 2)}
+            found.append(facts | {"one site s": round(near.step_s, 2)} | ratios)
+            print(json.dumps(found[-1]), file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    """Print both tables as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--batches", type=int, default=200)
+    arguments = parser.parse_args()
+    if "FARPIPE_DATA" not in os.environ:
+        sys.exit("set FARPIPE_DATA to the folder with lengths/code_gpt2_tokens_half.csv")
+    corpus = read_lengths(Path(os.environ["FARPIPE_DATA"]) / "lengths" / "code_gpt2_tokens_half.csv")
+    print(json.dumps({"distance": distance(corpus), "planning": planning(corpus, arguments.batches)}))
+
+
+if __name__ == "__main__":
+    main()
