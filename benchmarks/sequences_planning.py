@@ -1,12 +1,12 @@
-"""Planning batches of 512 sequences: how long it takes, whether any batch finds no plan, what distance costs. Limits: 2 s
-on two cores; no infeasible answer that another cut or grouping would solve; at most 1.04 times one site's step where
+"""Planning batches of 512 sequences: how long it takes, whether any batch finds no plan, what distance costs. Limits:
+2 s on two cores; no infeasible answer that another cut or grouping would solve; at most 1.04 times one site's step where
 the order hides the links (InfiniPipe's own order takes 1.16 times at a one-way time of 0.17 chunks, 1.95 at one).
 
     FARPIPE_DATA=... python benchmarks/sequences_planning.py [--batches 200]
 
 Llama 13B on 32 A100, lengths of code files cut at 48K and 96K tokens. A batch that finds no plan is tried again with
-every number of slices from 1 to 64, in one and in several pipelines: `avoidable` counts those where that finds one. Over
-sites the stages are divided evenly, 100 Gbit/s between them.
+every number of slices from 1 to 64: `avoidable` counts those where that finds one. Over sites the stages are divided
+evenly, 100 Gbit/s between them.
 """
 
 import argparse

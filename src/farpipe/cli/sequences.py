@@ -64,7 +64,7 @@ def plan(
         refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
     spec = load_job(job)
     batch = _batch(spec, lengths, column, sample, seed, cut)
-    wish = Wish(slices, packing, checkpointing, hide_links=hide_links)
+    wish = Wish(num_slices=slices, rule=packing, checkpointing=checkpointing, hide_links=hide_links)
     with status(f"planning {batch.size} sequences"):
         found = plan_sequences(chunk_costs(spec, int(batch.max()), devices_per_stage), batch, wish)
     if as_json:

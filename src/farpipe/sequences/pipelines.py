@@ -5,6 +5,8 @@ sequences of similar numbers of slices, hold fewer, and each costs filling and d
 together is a dynamic program over the sequences by their number of slices (InfiniPipe, arXiv 2509.21275, section 5.3).
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -104,11 +106,14 @@ def _pipeline(part: _Part, is_last: bool, limit_s: float) -> Pipeline:
     return Pipeline(tuple(range(part.begin, part.end)), layers, problem, schedule, simulate(problem, schedule))
 
 
-def group(costs: ChunkCosts, batch: SliceTable, grouping: Grouping) -> tuple[float, list[int]]:
+def group(
+    costs: ChunkCosts, batch: SliceTable, grouping: Grouping, deadline_s: float = math.inf
+) -> tuple[float, list[int]]:
     """(what recomputation and further pipelines cost, where the pipelines end as numbers of chunks); infinite where
     memory is not enough.
 
-    One pipeline is best if its recomputation costs no more than filling and draining another one.
+    One pipeline is best if its recomputation costs no more than filling and draining another one. Behind the deadline
+    (of `time.perf_counter`) one pipeline is taken if it fits.
     """
 
     def price(begin: int, end: int) -> float:
@@ -117,7 +122,8 @@ def group(costs: ChunkCosts, batch: SliceTable, grouping: Grouping) -> tuple[flo
     whole_s, refill_s = price(0, batch.num_chunks), _refill_s(costs, batch.load, grouping)
     if not grouping.several or whole_s <= refill_s:
         return whole_s, [batch.num_chunks]
-    return _shortest_path(_blocks(batch.follows), price, refill_s)
+    found = _shortest_path(_blocks(batch.follows), price, refill_s, deadline_s if whole_s < math.inf else math.inf)
+    return found or (whole_s, [batch.num_chunks])
 
 
 def _blocks(follows: Sequence[int | None]) -> list[int]:
@@ -134,9 +140,11 @@ def _blocks(follows: Sequence[int | None]) -> list[int]:
 
 
 def _shortest_path(
-    places: Sequence[int], price: Callable[[int, int], float], refill_s: float
-) -> tuple[float, list[int]]:
+    places: Sequence[int], price: Callable[[int, int], float], refill_s: float, deadline_s: float
+) -> tuple[float, list[int]] | None:
     """The dynamic program: the least sum of recomputation and refills; the first filling is not counted.
+
+    None where it is too late.
 
     A pipeline that has more sequences never costs less, so larger ones are not asked for once one costs too much.
     """
@@ -144,6 +152,8 @@ def _shortest_path(
     before = [0] * len(places)
     for end in range(1, len(places)):
         least_s = 0.0
+        if time.perf_counter() > deadline_s:
+            return None
         for begin in reversed(range(end)):
             if best[begin] + refill_s + least_s < best[end]:
                 least_s = price(places[begin], places[end])

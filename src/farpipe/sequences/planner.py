@@ -131,10 +131,10 @@ def _grouped(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish, deadli
             break
         for extra in _ways_to_hide(costs, one.batch.load, wish):
             grouping = Grouping(extra, wish.checkpointing, wish.several_pipelines)
-            more_s, ends = group(costs, one.batch, grouping)
+            more_s, ends = group(costs, one.batch, grouping, deadline_s)
             if more_s < math.inf:
                 found.append(_Grouped(estimate_s(costs, one.batch, extra) + more_s, one, grouping, ends))
-            if more_s == 0:
+            if more_s == 0 or (found and time.perf_counter() > deadline_s):
                 break
     return sorted(found, key=lambda each: each.seconds)
 
