@@ -1,6 +1,6 @@
 """Planning batches of 512 sequences: how long it takes, whether any batch finds no plan, what distance costs. Limits:
-2 s on two cores; no infeasible answer that another cut or grouping would solve; at most 1.04 times one site's step where
-the order hides the links (InfiniPipe's own order takes 1.16 times at a one-way time of 0.17 chunks, 1.95 at one).
+2 s on two cores; no infeasible answer that another cut or grouping would solve; at most 1.04 times one site's step
+where the order hides the links (InfiniPipe's own order takes 1.16 times at a one-way time of 0.17 chunks, 1.95 at 1).
 
     FARPIPE_DATA=... python benchmarks/sequences_planning.py [--batches 200]
 
