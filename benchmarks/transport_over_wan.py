@@ -55,7 +55,7 @@ def measure_link(latency_s: float) -> dict:
 
 def run_rank(folder: Path, host: str) -> None:
     """One side: rank 0 sends, rank 1 receives and leaves its figures in `folder`."""
-    from farpipe.run.launch import reporting_errors
+    from farpipe.run.reports import reporting_errors
     from farpipe.runtime.rendezvous import rendezvous_from_env
     from farpipe.transport import TransportConfig, connect
     from farpipe.transport.security.tls import TlsFiles

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
 ROOMS = [
-    *("errors", "units", "strict", "catalog", "spec", "step", "cost", "schedule", "simulate", "search"),
+    *("errors", "units", "strict", "processes", "catalog", "spec", "step", "cost", "schedule", "simulate", "search"),
     *("sequences", "optical", "plan", "fleet"),
     *("emulate", "transport", "runtime", "control", "run", "report", "cli"),
 ]
@@ -45,8 +45,7 @@ def test_rooms_import_only_from_rooms_before_them(path):
         if parts[0] == "farpipe" and len(parts) > 1:
             assert ROOMS.index(parts[1]) <= mine, f"{path}:{node.lineno} imports {name}"
         if parts[0] == "torch":
-            allowed = room_of(path) == "runtime" or path.name == "profile_main.py"
-            assert allowed, f"{path}:{node.lineno}: only runtime/ may import torch"
+            assert room_of(path) == "runtime", f"{path}:{node.lineno}: only runtime/ may import torch"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))

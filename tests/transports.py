@@ -91,7 +91,7 @@ import os, signal, sys, time
 from farpipe.emulate import LinkShape
 from farpipe.errors import RunError
 from farpipe.transport.clock import Clock
-from farpipe.run.launch import reporting_errors
+from farpipe.run.reports import reporting_errors
 from farpipe.runtime.rendezvous import rendezvous_from_env
 from farpipe.transport import Tag, TransportConfig, connect
 

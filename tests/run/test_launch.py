@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from farpipe.errors import InfeasibleError, InputError, RunError
-from farpipe.run.launch import launch, reporting_errors
+from farpipe.run.launch import launch
+from farpipe.run.reports import reporting_errors
 from transports import printed
 
 GRANDCHILDREN = """
@@ -42,7 +43,7 @@ def run(body, num_ranks=2, **options):
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch):
     """Most tests here have ranks that would never end by themselves."""
-    monkeypatch.setattr("farpipe.run.launch.SETTLE_S", 0.3)
+    monkeypatch.setattr("farpipe.run.local_launcher.SETTLE_S", 0.3)
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_the_signal_that_killed_a_rank_is_named(tmp_path, mark):
 
 REPORTING = """
 from farpipe import errors
-from farpipe.run.launch import reporting_errors
+from farpipe.run.reports import reporting_errors
 class PeerError(errors.RunError):
     because_of_peer = True
 with reporting_errors():
@@ -159,7 +160,7 @@ def test_without_a_report_the_exit_code_tells_the_kind(tmp_path, code, kind):
 
 
 def test_the_cause_is_shown_even_when_its_effects_come_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("farpipe.run.launch.SETTLE_S", 20)
+    monkeypatch.setattr("farpipe.run.local_launcher.SETTLE_S", 20)
     with pytest.raises(RunError, match="rank 1 failed: the disk is full"):
         run(
             REPORTING

@@ -54,7 +54,7 @@ def test_kill_9_of_a_rank_in_every_phase_costs_no_step_and_changes_nothing(
     def on_restart(reason):
         reasons.append(reason)
         lasted_s.append(time.monotonic() - float((run_dir / "killed_s").read_text()))
-        monkeypatch.setattr("farpipe.run.launch.SETTLE_S", 60)
+        monkeypatch.setattr("farpipe.run.local_launcher.SETTLE_S", 60)
 
     summary = run(spec, run_dir, max_restarts=len(PHASES), on_restart=on_restart, rank_program=FAULTY_RANK)
     assert len(reasons) == len(PHASES)

@@ -11,6 +11,7 @@ from farpipe.runtime.model.decoder import StageModule, StageSlice
 from farpipe.runtime.model.hugging_face import load_weights, their_name
 from farpipe.spec.hugging_face import read_model
 from small_models import GPT, LLAMA, SEED, SEQUENCE_LENGTH, TIED, whole_model
+from trainings import make_run
 
 
 def write_checkpoint(run_dir, model, *, step=4, shift=0.0):
@@ -43,6 +44,21 @@ def test_a_checkpoint_becomes_a_model_of_hugging_face_and_back(model, tmp_path):
     load_weights(module, read, tmp_path / "out")
     tokens = torch.arange(SEQUENCE_LENGTH).view(1, -1)
     assert torch.equal(module(tokens), whole(tokens))
+
+
+def test_a_model_of_bytes_gets_a_tokenizer_of_bytes(text_file, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    run = make_run(text_file, num_steps=1)
+    write_checkpoint(tmp_path / "run", run.model)
+    run.save(tmp_path / "run" / "run.json")
+    export_to_hugging_face(tmp_path / "run", tmp_path / "out")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    text = "".join(chr(number) for number in range(1, 128)) + "grüezi \u4f60\u597d\n  two"
+    assert tokenizer.encode(text).ids == [*text.encode()]
+    assert tokenizer.decode([*text.encode()]) == text
+    (tmp_path / "run" / "run.json").unlink()
+    export_to_hugging_face(tmp_path / "run", tmp_path / "unknown")
+    assert not (tmp_path / "unknown" / "tokenizer.json").exists(), "nobody says that tokens are bytes"
 
 
 def test_a_checkpoint_may_be_named_itself_and_is_read_one_tensor_at_a_time(tmp_path):

@@ -3,6 +3,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+import weakref
 
 import pytest
 
@@ -10,6 +11,7 @@ from farpipe.cost.flops import step_flops
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.figures import metrics as metrics_module
 from farpipe.runtime.figures import sinks as sinks_module
+from farpipe.runtime.figures.log_line import is_logged, log_line
 from farpipe.runtime.figures.metrics import MetricsFile, last_line, read_metrics, summarise
 from farpipe.runtime.figures.sinks import Prometheus, figures, open_sinks
 from farpipe.runtime.run_spec import MetricsSettings
@@ -151,15 +153,18 @@ def test_the_figures_of_a_line():
 
 def test_prometheus_is_told_the_newest_figures():
     pytest.importorskip("prometheus_client")
-    sink = Prometheus("127.0.0.1", 0)
+    sink = Prometheus("127.0.0.1", 0, "tiny")
     try:
         sink.write(line(0) | {"link_bytes": {"a>b": 7}})
         sink.write(line(1) | {"link_bytes": {"a>b": 8}})
         with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        assert "farpipe_loss 4.0\n" in text
-        assert "farpipe_step 1.0\n" in text
-        assert 'farpipe_link_bytes{link="a>b"} 8.0\n' in text
+        assert 'farpipe_loss{run="tiny"} 4.0\n' in text
+        assert 'farpipe_step{run="tiny"} 1.0\n' in text
+        assert 'farpipe_step_seconds{run="tiny"} 1.0\n' in text
+        assert 'farpipe_tokens_per_second{run="tiny"} 1.0\n' in text
+        assert 'farpipe_link_bytes{link="a>b",run="tiny"} 8.0\n' in text
+        assert "# HELP farpipe_loss Training loss, mean per token\n" in text
         with pytest.raises(InputError, match=rf"127\.0\.0\.1:{sink.port} can't be listened on"):
             Prometheus("127.0.0.1", sink.port)
     finally:
@@ -229,3 +234,38 @@ def test_what_is_open_is_closed_when_a_later_one_fails(tmp_path, monkeypatch):
         with pytest.raises(InputError, match="can't be listened on"), open_sinks(settings, tmp_path, 0):
             pass
     assert [sink.is_closed for sink in opened] == [True]
+
+
+def test_a_line_of_the_log_has_what_torchtitans_has():
+    figures = line(9, loss=4.25, grad_norm=1.5, rss_max_bytes=1 << 30, tokens_per_s=7225.4, step_s=0.5671)
+    figures |= {"model_flops_utilisation": 0.1234}
+    expected = "step: 10/40  loss: 4.2500  grad_norm: 1.5000  memory: 1 GiB  step_s: 0.567  tps: 7,225  mfu: 12.34%"
+    assert log_line(figures, 40) == expected
+    rehearsed = figures | {"loss": None, "grad_norm": None, "model_flops_utilisation": None, "tokens_per_s": 0.0}
+    assert log_line(rehearsed, 40) == "step: 10/40  memory: 1 GiB  step_s: 0.567"
+
+
+def test_the_first_the_last_and_every_nth_step_are_logged():
+    assert [step for step in range(25) if is_logged(step, 25)] == [0, 9, 19, 24]
+    assert [step for step in range(25) if is_logged(step, 25, every=0)] == []
+
+
+def test_rank_0_logs_while_it_trains(text_file, tmp_path, capfd):
+    train(make_run(text_file, num_steps=4, run_fields={"metrics": {"log_every_steps": 2}}), tmp_path / "run")
+    told = [text.split()[1] for text in capfd.readouterr().out.splitlines() if text.startswith("step:")]
+    assert told == ["1/4", "2/4", "4/4"]
+
+
+def test_a_long_run_is_summed_up_without_keeping_its_lines():
+    def lines():
+        for step in range(20_000):
+            living.append(weakref.ref(found := _Line(line(step))))
+            assert sum(ref() is not None for ref in living[-50:]) <= 3
+            yield found
+
+    living = []
+    assert summarise(lines(), 0).num_steps == 20_000
+
+
+class _Line(dict):
+    """A line that can be watched going."""

@@ -9,8 +9,8 @@ import typer
 
 from farpipe.cli.extras import need_torch
 from farpipe.cli.options import refuse, typed
-from farpipe.cli.output import console, print_json, status
-from farpipe.errors import RunInterruptedError, RunStoppedError, UsageError
+from farpipe.cli.output import console, log, print_json, status
+from farpipe.errors import DivergedError, RunError, RunInterruptedError, RunStoppedError, UsageError
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -55,12 +55,22 @@ def train(
         bool, typer.Option("--replan", help="Search for a faster schedule while the run goes on, and switch to it.")
     ] = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Only write the run directory, for torchrun.")] = False,
+    launch_format: Annotated[
+        Literal["torchrun", "sbatch"], typer.Option("--format", help="With --prepare: commands, or scripts for Slurm.")
+    ] = "torchrun",
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(metavar="<path>", help="With --prepare: machines, as lines ADDRESS site=NAME [slots=N]."),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on from the newest good checkpoint of this run, or from this one.")
     ] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="Start again from the newest checkpoint, so many times, when the run breaks.")
     ] = 0,
+    log_every: Annotated[
+        int, typer.Option(min=0, help="Steps between two lines of rank 0's log, and of stderr where it is no terminal.")
+    ] = 10,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard as well.")] = False,
     prometheus_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve metrics to Prometheus on this port of the loopback.")
@@ -68,13 +78,10 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train: here, with an emulated WAN between the sites, or under torchrun on real ones."""
-    from farpipe.cli.runs import summary_json, write_results
-    from farpipe.cli.shown import step_table
+    from farpipe.cli.prepare import check_text, show_how_to_start, show_plan
     from farpipe.cli.wan import wan_for
-    from farpipe.run.directory import choose_run_dir, open_run_dir, write_inputs
+    from farpipe.run.directory import choose_run_dir
     from farpipe.run.spec_of_plan import run_spec_of
-    from farpipe.run.torchrun import torchrun_commands
-    from farpipe.runtime.data.tokens import load_tokens
     from farpipe.spec.replanning import ReplanSettings
 
     _refuse_what_is_not_used(context, prepare=prepare, rehearsal=device == "sleep", wan=wan)
@@ -82,6 +89,8 @@ def train(
         need_torch("farpipe train")
     place = choose_run_dir(run_dir, resume)
     plan = _load_plan(job, profile or [], method, wire_type)
+    check_text(plan, device)
+    show_plan(plan, device, to_stderr=not prepare)
     num_steps = steps or plan.job.training.num_steps
     spec = run_spec_of(
         plan,
@@ -94,26 +103,42 @@ def train(
             "timeout_s": timeout_s or max(60.0, 10 * plan.prediction.step_s),
             "outage_s": outage_s,
         },
-        metrics={"tensorboard": tensorboard, "prometheus_port": prometheus_port},
+        metrics={"log_every_steps": log_every, "tensorboard": tensorboard, "prometheus_port": prometheus_port},
         resume=place.resume,
     )
-    open_run_dir(spec, place.run_dir, resume=place.in_place)
-    write_inputs(plan, place.run_dir)
-    if device != "sleep":
-        with status("reading the text"):  # tokenized once, here, and not by ranks for which the others wait
-            load_tokens(plan.job.data)
+    _write_run_dir(plan, spec, place)
     if prepare:
-        typer.echo(torchrun_commands(spec, place.run_dir, max_restarts))
+        show_how_to_start(plan, spec, place.run_dir, max_restarts, launch_format, hostfile)
         return
     with wan_for(plan.job.cluster, wanted=wan) as between:
         settings = {"wan": between, "allow_plaintext": allow_plaintext}
         _run_here(plan, spec, place, master_port=port, max_restarts=max_restarts, **settings)
-    shown = write_results(place.run_dir)
+    _show_results(place.run_dir, as_json=as_json)
+
+
+def _write_run_dir(plan: "Plan", spec: "RunSpec", place: "RunPlace") -> None:
+    """All that the ranks read, the tokenized text included."""
+    from farpipe.run.directory import open_run_dir, write_inputs
+    from farpipe.runtime.data.tokens import load_tokens
+
+    open_run_dir(spec, place.run_dir, resume=place.in_place)
+    write_inputs(plan, place.run_dir)
+    if spec.device != "sleep":
+        with status("reading the text"):  # tokenized once, here, and not by ranks for which the others wait
+            load_tokens(plan.job.data)
+
+
+def _show_results(run_dir: Path, *, as_json: bool) -> None:
+    """Write the report and the trace, and show the run's figures."""
+    from farpipe.cli.runs import summary_json, write_results
+    from farpipe.cli.shown import step_table
+
+    shown = write_results(run_dir)
     if as_json:
-        print_json(summary_json(place.run_dir))
+        print_json(summary_json(run_dir))
         return
     console().print(step_table([shown.view]))
-    typer.echo(f"report: {place.run_dir / 'report.html'}   trace for ui.perfetto.dev: {place.run_dir / 'trace.json'}")
+    typer.echo(f"report: {run_dir / 'report.html'}   trace for ui.perfetto.dev: {run_dir / 'trace.json'}")
 
 
 def _refuse_what_is_not_used(context: typer.Context, *, prepare: bool, rehearsal: bool, wan: bool) -> None:
@@ -121,6 +146,8 @@ def _refuse_what_is_not_used(context: typer.Context, *, prepare: bool, rehearsal
     if prepare:
         of_a_run_here = typed(context, wan="--wan", emulate="--emulate", port="--port", as_json="--json")
         refuse(of_a_run_here, "is for a run that starts here, and --prepare starts none; leave out one of them")
+    else:
+        refuse(typed(context, launch_format="--format", hostfile="--hostfile"), "is for --prepare")
     if rehearsal:
         refuse(typed(context, resume="--resume"), "has nothing to go on from: a rehearsal trains nothing")
     if not wan:
@@ -134,7 +161,7 @@ def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any)
 
     run_dir = place.run_dir
     try:
-        with _progress(plan.schedule.method, spec.num_steps) as on_step:
+        with _progress(plan.schedule.method, spec.num_steps, spec.metrics.log_every_steps) as on_step:
             run(
                 spec,
                 run_dir,
@@ -147,6 +174,10 @@ def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any)
         raise RunInterruptedError(f"interrupted {what_is_left(run_dir)}") from None
     except RunStoppedError as error:
         raise RunStoppedError(f"{error} with --resume {run_dir}") from None
+    except RunError as error:
+        if isinstance(error, DivergedError):
+            raise
+        raise RunError(f"{error}\nThe run ended {what_is_left(run_dir)}") from None
 
 
 def _load_plan(path: Path, profiles: list[Path], method: str | None, wire_type: str | None) -> "Plan":
@@ -193,22 +224,23 @@ def _narrowed(job: "Job", wire_type: str) -> "Training":
 
 
 @contextmanager
-def _progress(what: str, num_steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar on stderr with the loss of the last step."""
+def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar on stderr with the loss of the last step; where it is no terminal, a line every `log_every` steps."""
     import sys
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from farpipe.runtime.figures.log_line import is_logged, log_line
     from farpipe.transport.link_events import event_sentence
 
-    shown = console(stderr=True)
+    shown, is_terminal = console(stderr=True), sys.stderr.isatty()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("steps, {task.fields[loss]}"),
     )
-    with Progress(*columns, TimeRemainingColumn(), console=shown, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=shown, disable=not is_terminal) as bar:
         task = bar.add_task(f"training, {what}", total=num_steps, loss="starting")
 
         def on_step(line: dict[str, Any]) -> None:
@@ -218,5 +250,7 @@ def _progress(what: str, num_steps: int) -> Iterator[Callable[[dict[str, Any]], 
             for event in line.get("link_events", ()):
                 shown.print(f"step {line['step']}: {event_sentence(event)}")
             bar.update(task, completed=line["step"] + 1, loss="rehearsing" if loss is None else f"loss {loss:.3f}")
+            if not is_terminal and is_logged(line["step"], num_steps, log_every):
+                log(log_line(line, num_steps))
 
         yield on_step

@@ -5,11 +5,10 @@ It reads a question a line, ``{"problem": ..., "samples": [...], "search_s": ...
 best of all, found by a search in all the time. The best is the one with the smallest mean over the samples: the problem
 with durations as they happened to be in single steps. An order without any slack is the best only on paper.
 
-The process ends when its input does, and at once when whoever started it is killed. It has loaded everything before the
+The process ends when its input does, and its guard ends it with whoever started it. It has loaded everything before the
 first question, and gets a core only where nobody else wants it.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -37,8 +36,6 @@ from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.strict import finite, parse_json
 
 LOWEST_PRIORITY: Final = 19
-PR_SET_PDEATHSIG: Final = 1
-"""See prctl(2)."""
 QUICK_METHODS: Final = ("named", "greedy")
 MAX_QUICK_S: Final = 1.0
 """What the first answer may take, of the time of the whole search."""
@@ -117,7 +114,6 @@ def warm_up() -> None:
 
 def main() -> None:
     """Serve whoever started this process."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or it would first end its search
     os.nice(LOWEST_PRIORITY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
     warm_up()

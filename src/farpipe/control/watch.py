@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from farpipe.errors import FarpipeError
+from farpipe.processes import KILL_S, Guarded, Lifeline
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
@@ -123,7 +124,7 @@ class Answer(NamedTuple):
 class Searcher:
     """The process that seeks orders beside the run; see `farpipe.control.searcher`.
 
-    It is started ahead, for to load it takes longer than most searches, and dies with the thread that has started it.
+    It is started ahead, for to load it takes longer than most searches, and ends with this process.
     """
 
     def __init__(self) -> None:
@@ -132,14 +133,16 @@ class Searcher:
     def _start(self) -> None:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._until_s: float | None = None
-        self.process = subprocess.Popen(
+        self._lifeline = Lifeline()
+        self.process = Guarded.start(
             [sys.executable, "-m", "farpipe.control.searcher"],
+            self._lifeline,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
         )
-        arguments = self.process, self._answers
+        arguments = self.process, self._lifeline, self._answers
         self._reader = threading.Thread(target=_read, args=arguments, name="searcher", daemon=True)
         self._reader.start()
 
@@ -147,7 +150,7 @@ class Searcher:
         """Begin a search; one that is going on is given up."""
         from farpipe.control.searcher import question
 
-        if self._until_s is not None or self.process.poll() is not None:
+        if self._until_s is not None or self.process.wait(0.0):
             self.close()
             self._start()
         self._until_s = time.monotonic() + search_s + LATE_S
@@ -168,7 +171,7 @@ class Searcher:
         except queue.Empty:
             if time.monotonic() < self._until_s:
                 return None
-            self.process.kill()
+            self._lifeline.cut()
             found = Answer(None, is_last=True)
         if found.is_last:
             self._until_s = None
@@ -176,16 +179,17 @@ class Searcher:
 
     def close(self) -> None:
         """Nothing is left of it."""
-        self.process.kill()
-        self.process.wait()
+        self.process.stop(self._lifeline, leave_s=0.0)
         self._reader.join()
+        self.process.close()
+        self._lifeline.close()
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):  # an unsent question
                 if stream is not None:
                     stream.close()
 
 
-def _read(process: "subprocess.Popen[str]", answers: "queue.SimpleQueue[Answer]") -> None:
+def _read(process: Guarded, lifeline: Lifeline, answers: "queue.SimpleQueue[Answer]") -> None:
     """Pass on what `process` writes; when it ends, or writes nonsense, that was the last answer."""
     assert process.stdout is not None
     with contextlib.suppress(FarpipeError, KeyError, TypeError, ValueError, OSError):
@@ -194,6 +198,6 @@ def _read(process: "subprocess.Popen[str]", answers: "queue.SimpleQueue[Answer]"
             found = body["schedule"]
             schedule = None if found is None else Schedule.from_data(found, "answer of the search")
             answers.put(Answer(schedule, is_last=body["is_last"] is True))
-    process.kill()
-    process.wait()  # whoever gets this answer and asks again finds the process gone, not about to go
+    lifeline.cut()
+    process.wait(KILL_S)  # whoever gets this answer and asks again finds the process gone, not about to go
     answers.put(Answer(None, is_last=True))

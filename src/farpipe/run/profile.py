@@ -4,52 +4,19 @@ As many processes as there will be ranks here measure at the same time, so that 
 caches, cores) is shared in the figures as well.
 """
 
-import json
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 from statistics import median
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from farpipe.cost.profile import PartTimes, Profile, model_shape
-from farpipe.errors import FarpipeError
 from farpipe.run.launch import launch
+from farpipe.runtime.profile_request import KINDS, STACK_NAMES, ProfileRequest, StackTimes
 from farpipe.runtime.run_spec import DeviceKind
 from farpipe.spec import Model, Training
-from farpipe.spec.part import Part, Positive, Text
-from farpipe.strict import parse_json, read_text, validate, write_text
+from farpipe.strict import validate
 
-REQUEST_NAME: Final = "request.json"
-KINDS: Final = ("forward_s", "input_grad_s", "weight_grad_s")
-
-
-class ProfileRequest(Part):
-    """What the measuring processes are asked to measure."""
-
-    model: Model
-    training: Training
-    device: DeviceKind
-    seconds: Positive
-    """How long the stacks are run."""
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read the file that `profile` has written."""
-        return validate(cls, parse_json(read_text(path), str(path)), str(path))
-
-
-class StackTimes(Part):
-    """What one process measured: seconds of one microbatch through small stacks, by name and kind."""
-
-    one_layer: dict[Text, float]
-    three_layers: dict[Text, float]
-    embedding_and_layer: dict[Text, float]
-    layer_and_head: dict[Text, float]
-    optimizer_s_per_param: float
-
-
-STACK_NAMES: Final = ("one_layer", "three_layers", "embedding_and_layer", "layer_and_head")
+REQUEST_VARIABLE: Final = "FARPIPE_PROFILE_REQUEST"
+"""Where the measuring processes find what they are asked for."""
 
 
 def profile(
@@ -84,24 +51,11 @@ def profile(
 
 
 def _measure(request: ProfileRequest, num_processes: int) -> list[StackTimes]:
-    """What every process measured. Their logs stay when one of them fails, for the error names them."""
-    folder = Path(tempfile.mkdtemp(prefix="farpipe-profile-"))
-    keep = False
-    try:
-        write_text(folder / REQUEST_NAME, request.model_dump_json())
-        command = [sys.executable, "-m", "farpipe.run.profile_main", str(folder)]
-        launch(lambda _: command, num_processes, log_dir=folder)
-        return [_load_times(folder / f"rank-{rank}.json") for rank in range(num_processes)]
-    except FarpipeError:
-        keep = True
-        raise
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _load_times(path: Path) -> StackTimes:
-    return validate(StackTimes, json.loads(read_text(path)), str(path))
+    """What every process measured."""
+    command = [sys.executable, "-m", "farpipe.run.profile_main"]
+    environment = {REQUEST_VARIABLE: request.model_dump_json()}
+    found = launch(lambda _: command, num_processes, log_dir=None, env=environment)
+    return [validate(StackTimes, times, f"process {number}") for number, times in enumerate(found)]
 
 
 def part_times(found: list[StackTimes]) -> dict[str, Any]:

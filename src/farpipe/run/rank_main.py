@@ -17,8 +17,9 @@ from typing import Annotated
 import typer
 
 from farpipe.control.watch import Watch
-from farpipe.errors import DivergedError, FarpipeError, InputError, RunInterruptedError, RunStoppedError
-from farpipe.run.launch import reporting_errors
+from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.processes import die_with_agent
+from farpipe.run.reports import reporting_errors
 from farpipe.runtime.executor import NOBODY, lower
 from farpipe.runtime.figures.metrics import RUN_NAME
 from farpipe.runtime.host_memory import message_memory
@@ -52,6 +53,7 @@ def main(
     allow_plaintext: Annotated[bool, typer.Option(help="The network is private: messages may go unencrypted.")] = False,
 ) -> None:
     """Run one rank of the run in RUN_DIR."""
+    die_with_agent()
     try:
         with reporting_errors(), sigterm_asks() as stop:
             run = RunSpec.load(run_dir / RUN_NAME)
@@ -59,10 +61,17 @@ def main(
             _run_rank(run, run_dir, config, stop)
     except FarpipeError as error:
         with contextlib.suppress(OSError):  # the log's disk may be full, which may be the very error
-            print(f"rank {os.environ.get('RANK', '?')}: {error}", file=sys.stderr, flush=True)
+            print(f"rank {os.environ.get('RANK', '?')}: {error}{_how_to_go_on(error)}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _how_to_go_on(error: FarpipeError) -> str:
+    """What follows the error of a run that broke under torchrun, where nobody else says it."""
+    if not isinstance(error, RunError) or isinstance(error, DivergedError) or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    return "; start the same commands again to continue from the newest checkpoint (farpipe train: --resume)"
 
 
 def transport_config(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from pydantic import Field, InstanceOf, model_validator
 
 from farpipe.emulate import LinkShape
+from farpipe.runtime.figures.log_line import LOG_EVERY_STEPS
 from farpipe.runtime.replicas.places import Places
 from farpipe.schedule import Schedule, check
 from farpipe.spec import Data, Model, Training
@@ -40,6 +41,8 @@ class TransportSettings(Part):
 class MetricsSettings(Part):
     """Where metrics go beside ``metrics.jsonl``."""
 
+    log_every_steps: Natural = LOG_EVERY_STEPS
+    """Rank 0 prints a line after so many steps; 0: none."""
     tensorboard: Flag = False
     prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
     """None: not served."""

@@ -1,5 +1,6 @@
 """What a run has trained, out of its checkpoints."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -9,9 +10,12 @@ from torch import Tensor
 from farpipe.errors import InputError
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.figures.metrics import RUN_NAME
 from farpipe.runtime.model.decoder import StageModule, StageSlice
 from farpipe.runtime.model.hugging_face import save_model
+from farpipe.runtime.run_spec import RunSpec
 from farpipe.spec import Model
+from farpipe.strict import write_text
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
@@ -49,7 +53,37 @@ def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str
     """
     checkpoint = _newest(Path(source))
     save_model(CheckpointWeights(checkpoint), checkpoint.manifest.trained.model, folder, dtype=dtype)
+    if trained_on_bytes(checkpoint):
+        for name, text in byte_tokenizer().items():
+            write_text(Path(folder) / name, text)
     return checkpoint.manifest.step
+
+
+def trained_on_bytes(checkpoint: Checkpoint) -> bool:
+    """Whether tokens were bytes of text, which the run's ``run.json`` says; False where there is none."""
+    run = checkpoint.folder.parent.parent / RUN_NAME
+    return run.exists() and checkpoint.manifest.trained.model.hugging_face is None and RunSpec.load(run).data.is_bytes
+
+
+def byte_tokenizer() -> dict[str, str]:
+    """Files of a tokenizer of Hugging Face's whose token of a byte is its value, by name.
+
+    Byte-level BPE without merges; each byte stands for a character as in GPT-2's ``bytes_to_unicode``.
+    """
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    characters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocabulary = {characters[byte]: byte for byte in range(256)}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(config)}
 
 
 def _newest(source: Path) -> Checkpoint:

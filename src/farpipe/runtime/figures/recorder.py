@@ -9,13 +9,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from farpipe.cost.flops import step_flops
 from farpipe.errors import RunError
 from farpipe.runtime.figures.link_log import LinkLog
+from farpipe.runtime.figures.log_line import is_logged, log_line
 from farpipe.runtime.figures.metrics import (
     METRICS_NAME,
     SUMMARY_NAME,
@@ -193,6 +194,9 @@ class _Writer:
         self._file.write(line)
         for sink in self._sinks:
             sink.write(line)
+        if is_logged(reports[0].step, self._run.num_steps, self._run.metrics.log_every_steps):
+            with suppress(OSError):  # the log's disk may be full
+                print(log_line(line, self._run.num_steps), flush=True)
         self._num_steps = reports[0].step + 1
         if reports[0].step >= self._first_step + num_warm_up_steps(self._run.num_steps - self._first_step):
             self._keep(reports[0].step, timeline)

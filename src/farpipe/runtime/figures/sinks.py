@@ -12,6 +12,30 @@ TENSORBOARD_NAME: Final = "tensorboard"
 _REMEDY: Final = "pip install 'farpipe[metrics]'"
 
 
+_HELP: Final = {
+    "step": "Number of the newest step, from 0",
+    "attempt": "How often the run was started again",
+    "loss": "Training loss, mean per token",
+    "evaluation_loss": "Loss on held-out text, mean per token",
+    "grad_norm": "Norm of the gradient before clipping",
+    "learning_rate": "Learning rate of the step",
+    "makespan_s": "From the start of the first action of a step to the end of the last",
+    "step_s": "A whole optimizer step on rank 0",
+    "pause_s": "Between two steps: evaluation, snapshot of a checkpoint",
+    "tokens_per_s": "Tokens trained per second",
+    "bubble": "Part of the makespan in which ranks computed nothing, mean over the ranks",
+    "model_flops_utilisation": "Model FLOPs utilisation (MFU): the model's FLOPs over what the devices could do",
+    "exposed_inter_site_s": "Waiting for messages between sites, mean over the ranks",
+    "exposed_inter_site_max_s": "Waiting for messages between sites, the rank that waits most",
+    "exposed_intra_site_s": "Waiting for messages inside sites, mean over the ranks",
+    "exposed_intra_site_max_s": "Waiting for messages inside sites, the rank that waits most",
+    "link_bytes": "Bytes that a link carried in the step",
+    "rss_max_bytes": "Memory of the process that has most",
+    "cuda_peak_max_bytes": "Peak memory of the GPU that had most",
+}
+"""What Prometheus tells about each figure."""
+
+
 class Sink(Protocol):
     """Takes every line of metrics."""
 
@@ -30,7 +54,8 @@ def open_sinks(settings: MetricsSettings, run_dir: Path, first_step: int) -> Ite
         if settings.tensorboard:
             sinks.append(stack.enter_context(closing(TensorBoard(run_dir / TENSORBOARD_NAME, first_step))))
         if settings.prometheus_port is not None:
-            sinks.append(stack.enter_context(closing(Prometheus(settings.prometheus_host, settings.prometheus_port))))
+            server = Prometheus(settings.prometheus_host, settings.prometheus_port, run_dir.resolve().name)
+            sinks.append(stack.enter_context(closing(server)))
         yield sinks
 
 
@@ -66,14 +91,17 @@ class TensorBoard:
 
 
 class Prometheus:
-    """Serves the newest figures as gauges named ``farpipe_...`` at http://host:port/metrics."""
+    """Serves the newest figures as gauges named ``farpipe_...`` at http://host:port/metrics, with the run as a label.
 
-    def __init__(self, host: str, port: int) -> None:
+    Names end in the unit, as Prometheus' rules have it: ``step_s`` is ``farpipe_step_seconds``.
+    """
+
+    def __init__(self, host: str, port: int, run: str = "") -> None:
         try:
             from prometheus_client import CollectorRegistry, Gauge, start_http_server
         except ImportError as error:
             raise InputError(f"Prometheus: {error}; {_REMEDY}") from None
-        self._registry, self._gauge = CollectorRegistry(), Gauge
+        self._registry, self._gauge, self._run = CollectorRegistry(), Gauge, run
         self._gauges: dict[str, Gauge] = {}
         try:
             self._server, self._thread = start_http_server(port, host, self._registry)
@@ -88,14 +116,21 @@ class Prometheus:
     def write(self, line: Mapping[str, Any]) -> None:
         """See Sink."""
         for name, labels, value in figures(line):
+            labels = {"run": self._run, **labels}
             if name not in self._gauges:
-                what = f"{name} of the newest step, as in metrics.jsonl"
-                self._gauges[name] = self._gauge(f"farpipe_{name}", what, list(labels), registry=self._registry)
-            gauge = self._gauges[name]
-            (gauge.labels(**labels) if labels else gauge).set(value)
+                words = _HELP.get(name, f"{name.replace('_', ' ')} of the newest step")
+                self._gauges[name] = self._gauge(gauge_name(name), words, list(labels), registry=self._registry)
+            self._gauges[name].labels(**labels).set(value)
 
     def close(self) -> None:
         """See Sink."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def gauge_name(name: str) -> str:
+    """The name that Prometheus has for a figure of ``metrics.jsonl``; see prometheus.io/docs/practices/naming."""
+    if name.endswith("_per_s"):
+        return f"farpipe_{name.removesuffix('_s')}_second"
+    return f"farpipe_{name.removesuffix('_s')}_seconds" if name.endswith("_s") else f"farpipe_{name}"

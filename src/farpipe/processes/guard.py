@@ -30,11 +30,18 @@ def prctl(option: int, value: int) -> None:
 
 
 def start(command: list[str], guard: int) -> int:
-    """Run `command` in a child that dies with this process; its process id."""
+    """Run `command` in a child that dies with this process; its process id.
+
+    From here on this process ignores what is meant for the child, which is in the same process group.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     child = os.fork()
     if child:
         return child
     try:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a new program would inherit that
         if os.getppid() == guard:
@@ -84,8 +91,6 @@ def main() -> int:
     os.set_inheritable(lifeline, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = start(command, os.getpid())
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the child, which is in the same process group
     os.closerange(3, lifeline)
     os.closerange(lifeline + 1, os.sysconf("SC_OPEN_MAX"))
     wait(child, lifeline)

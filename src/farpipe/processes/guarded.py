@@ -1,0 +1,134 @@
+"""Starts a process under a guard (see guard.py), waits for it and ends it."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+KILL_S: Final = 4.0
+"""Time for guards to clean up; a little more than they allow themselves."""
+_GUARD: Final = Path(__file__).with_name("guard.py")
+
+
+class Lifeline:
+    """A pipe whose writing end only this process holds: guards kill their processes when it closes.
+
+    It closes with `cut`, or with this process, also after ``kill -9``.
+    """
+
+    def __init__(self) -> None:
+        self.fileno, self._our_end = os.pipe()
+
+    def cut(self) -> None:
+        """Have everything killed that hangs on it."""
+        if self._our_end >= 0:
+            os.close(self._our_end)
+            self._our_end = -1
+
+    def close(self) -> None:
+        """Cut it and free its descriptors."""
+        self.cut()
+        os.close(self.fileno)
+
+
+class Guarded:
+    """A process that ends with this one and takes with it all that it has started."""
+
+    def __init__(self, guard: subprocess.Popen[Any]) -> None:
+        self._guard, self._reaping = guard, threading.Lock()
+        self.pidfd = os.pidfd_open(guard.pid)
+        self._close = weakref.finalize(self, os.close, self.pidfd)
+        self.stdin: IO[Any] | None = guard.stdin
+        self.stdout: IO[Any] | None = guard.stdout
+
+    @classmethod
+    def start(
+        cls,
+        argv: Sequence[str],
+        lifeline: Lifeline,
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        encoding: str | None = None,
+        pass_fds: Iterable[int] = (),
+    ) -> Self:
+        """Run `argv`, in a process group of its own. OSError when no process can be started.
+
+        A program that does not exist ends with 127 and says so on its stderr.
+        """
+        return cls(
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GUARD), str(lifeline.fileno), *argv],
+                env=env,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                encoding=encoding,
+                pass_fds=[lifeline.fileno, *pass_fds],
+                start_new_session=True,
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the guard, which is what this process sees of it."""
+        return self._guard.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None until it has been reaped; negative: the signal that ended it."""
+        return self._guard.returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and those of its group; the guard itself ignores SIGINT, SIGTERM and SIGHUP."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._guard.pid, number)
+
+    def reap(self) -> None:
+        """Take note that it has ended; what may be left of its process group ends as well."""
+        with self._reaping:
+            if self.exit_code is None:
+                self.signal(signal.SIGKILL)  # the id can't belong to others yet: the guard is not reaped
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._guard.wait(KILL_S)
+
+    def close(self) -> None:
+        """Free the descriptor, once no thread waits for the process any more; it would also go with the object."""
+        self._close()
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for its end, at most `limit_s`; whether it has ended, and been reaped."""
+        if self.exit_code is None and wait_for_any([self], limit_s):
+            self.reap()
+        return self.exit_code is not None
+
+    def stop(self, lifeline: Lifeline, leave_s: float) -> None:
+        """SIGTERM, after `leave_s` SIGKILL to it and everything that it has started."""
+        try:
+            if self.exit_code is None:
+                self.signal(signal.SIGTERM)
+            self.wait(leave_s)
+        finally:
+            lifeline.cut()
+            self.wait(KILL_S)
+            self.reap()
+
+
+def wait_for_any(processes: Iterable[Guarded], limit_s: float) -> list[Guarded]:
+    """Those of `processes`, none of them reaped, that have ended; waits for the first, at most `limit_s`."""
+    poll, by_pidfd = select.poll(), {process.pidfd: process for process in processes}
+    for pidfd in by_pidfd:
+        poll.register(pidfd, select.POLLIN)
+    if not by_pidfd:
+        time.sleep(limit_s)
+    return [by_pidfd[pidfd] for pidfd, _ in poll.poll(max(0.0, limit_s) * 1000)]

@@ -1,0 +1,36 @@
+"""What the processes of ``farpipe profile`` are asked for, and what each answers. Needs no torch."""
+
+from typing import Final, Self
+
+from farpipe.runtime.run_spec import DeviceKind
+from farpipe.spec import Model, Training
+from farpipe.spec.part import Part, Positive, Text
+from farpipe.strict import parse_json, validate
+
+KINDS: Final = ("forward_s", "input_grad_s", "weight_grad_s")
+STACK_NAMES: Final = ("one_layer", "three_layers", "embedding_and_layer", "layer_and_head")
+
+
+class ProfileRequest(Part):
+    """What the measuring processes are asked to measure."""
+
+    model: Model
+    training: Training
+    device: DeviceKind
+    seconds: Positive
+    """How long the stacks are run."""
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> Self:
+        """Read what `model_dump_json` gives."""
+        return validate(cls, parse_json(text, source), source)
+
+
+class StackTimes(Part):
+    """What one process measured: seconds of one microbatch through small stacks, by name and kind."""
+
+    one_layer: dict[Text, float]
+    three_layers: dict[Text, float]
+    embedding_and_layer: dict[Text, float]
+    layer_and_head: dict[Text, float]
+    optimizer_s_per_param: float

@@ -1,0 +1,108 @@
+"""Nothing that was started outlives its time: real processes, real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from farpipe.processes import Guarded, Lifeline, wait_for_any
+from rank_processes import child_of
+
+SLEEPER = ("sleep", "300")
+
+
+@pytest.fixture
+def lifeline():
+    lifeline = Lifeline()
+    yield lifeline
+    lifeline.close()
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, limit_s, what):
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {limit_s} s until {what}"
+        time.sleep(0.02)
+
+
+def test_a_process_ends_as_its_command_ends(lifeline):
+    process = Guarded.start(["sh", "-c", "exit 7"], lifeline)
+    assert process.wait(10)
+    assert process.exit_code == 7
+    assert process.wait(0), "a second time"
+
+
+def test_the_first_that_ends_is_told_and_the_others_go_on(lifeline):
+    short, long = Guarded.start(["true"], lifeline), Guarded.start(SLEEPER, lifeline)
+    assert wait_for_any([short, long], 10) == [short]
+    assert wait_for_any([long], 0.05) == []
+    short.reap()
+    long.stop(lifeline, leave_s=5)
+    assert (short.exit_code, long.exit_code) == (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("command", [SLEEPER, ("sh", "-c", "trap '' TERM; setsid sleep 300 & sleep 300")])
+def test_stop_leaves_nothing_whatever_the_process_does(command, lifeline):
+    process = Guarded.start(command, lifeline)
+    child = child_of(process)
+    process.stop(lifeline, leave_s=0.3)
+    assert process.exit_code is not None
+    wait_until(lambda: not runs(child), 5, "the process had ended")
+
+
+def test_a_process_that_is_stopped_is_ended_too(lifeline):
+    process = Guarded.start(SLEEPER, lifeline)
+    os.kill(child_of(process), signal.SIGSTOP)
+    process.stop(lifeline, leave_s=0.1)
+    assert process.exit_code == -signal.SIGKILL
+
+
+AGENT = """
+import os, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", {rank!r}], env=os.environ | {{"TORCHELASTIC_RUN_ID": "x"}})
+print(rank.pid, flush=True)
+if {end!r}:
+    rank.wait()
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(300)
+"""
+RANK = "import time; from farpipe.processes import die_with_agent; die_with_agent(idle_limit_s=1.0); {then}"
+
+
+def start_agent(*, rank_ends):
+    """What torchrun is to a rank; it is deaf to SIGTERM once its rank has ended, as torchrun is in its store."""
+    rank = RANK.format(then=f"print('up', flush=True); time.sleep({0.2 if rank_ends else 300})")
+    program = AGENT.format(rank=rank, end=rank_ends)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_rank_ends_with_an_agent_that_is_killed():
+    with start_agent(rank_ends=False) as agent:
+        rank = int(agent.stdout.readline())
+        assert agent.stdout.readline() == "up\n"
+        agent.kill()
+        wait_until(lambda: not runs(rank), 5, "the rank had ended")
+
+
+def test_an_agent_without_ranks_that_hears_no_signal_is_ended():
+    with start_agent(rank_ends=True) as agent:
+        assert agent.wait(30) == -signal.SIGKILL
+        assert "torchrun has had no rank for 1 s" in agent.stderr.read()
+
+
+def test_without_an_agent_nothing_is_done():
+    code = "import ctypes; from farpipe.processes import die_with_agent; die_with_agent({}); print('lives')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "lives\n"
