@@ -1,14 +1,44 @@
 """The constants of the law, by device."""
 
+import datetime
+
+import pytest
+
 from cost_jobs import A100
 from farpipe.catalog import device_names
 from farpipe.cost import calibration_of
 from farpipe.spec.written import WrittenDevice
 
 
-def test_only_the_device_that_the_law_was_fitted_on_is_called_tested():
-    tested = {name for name in device_names() if calibration_of(WrittenDevice(preset=name).resolve()).measured}
-    assert tested == {"a100-80gb"}
+def law(name):
+    return calibration_of(WrittenDevice(preset=name).resolve())
+
+
+def test_a_device_is_called_measured_if_its_row_was_fitted_to_measurements_of_it():
+    for name in device_names():
+        assert law(name).measured == (law(name).num_rows > 0)
+    assert {name for name in device_names() if not law(name).measured} == {
+        *("v100-32gb", "h200", "rtx-4090", "ascend-910b", "cpu"),
+    }
+
+
+def test_every_row_has_a_date_and_a_residual_that_is_larger_where_nobody_measured():
+    rows = [law(name) for name in device_names()]
+    assert all(datetime.date(2025, 1, 1) <= row.date <= datetime.date.today() for row in rows)
+    assert max(row.residual for row in rows if row.measured) <= min(0.2, law("rtx-4090").residual)
+    assert all(row.residual >= 0.05 for row in rows)
+
+
+def test_a_prediction_has_a_range():
+    low, high = law("b200").range_of(1.0)
+    assert low == pytest.approx(1 / 1.06)
+    assert high == pytest.approx(1.06)
+
+
+def test_devices_behind_one_bus_share_it_and_others_do_not():
+    assert law("rtx-3090").crowd(2) == 1.0
+    assert law("rtx-3090").crowd(8) == 4.0
+    assert law("h100").crowd(8) == 1.0
 
 
 def test_every_row_says_where_it_comes_from():

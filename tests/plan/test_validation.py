@@ -59,15 +59,21 @@ def test_the_carried_points_are_within_tolerance(carried):
     assert {group.group.name: len(group.results) for group in carried.groups} == {
         "korthikanti-2022": 8,
         "vtrain-multi-node": 18,
+        "narayanan-sc21": 5,
+        "zero-bubble": 8,
+        "h100": 9,
+        "b200": 8,
+        "sailor-opt-350-gh200": 15,
     }
 
 
 def test_the_tolerances_are_the_marks_that_the_project_set_itself(carried):
-    assert [group.group.tolerance for group in carried.groups] == [0.04, 0.10]
+    assert [group.group.tolerance for group in carried.groups] == [0.04, 0.08, 0.08, 0.08, 0.08, 0.08, 0.10]
+    assert [group.group.memory_tolerance for group in carried.groups[-2:]] == [0.04, 0.08]
 
 
 def test_every_group_names_its_source(carried):
-    assert all("arXiv" in group.group.source for group in carried.groups)
+    assert all(len(group.group.source) > 20 for group in carried.groups)
 
 
 def test_a_wrong_reference_fails_the_gate():
@@ -84,7 +90,7 @@ def test_a_wrong_reference_fails_the_gate():
 
 
 def test_one_group_outside_tolerance_is_enough_to_fail():
-    first, second = load_points()
+    first, second = load_points()[:2]
     report = validate_groups([first, replace(second, tolerance=0.001)])
     assert [group.passed for group in report.groups] == [True, False]
     with pytest.raises(GateError, match="vtrain-multi-node"):
@@ -111,7 +117,7 @@ def test_the_data_is_json_and_agrees_with_the_report(carried):
 def test_a_csv_file_takes_what_it_has_no_column_for_from_the_group_it_names(tmp_path):
     report = validate(written(tmp_path, "points.csv", HEADER + ROW.format(step_s=1.0) * 2))
     group = report.groups[0]
-    assert (group.group.tolerance, len(group.results)) == (0.10, 2)
+    assert (group.group.tolerance, len(group.results)) == (0.08, 2)
     point = group.results[0].point
     assert (point.recompute, point.device, point.sequence_length) == ("full", "a100-80gb", 2048)
     assert group.results[0].predicted_s == predict_step_s(point)

@@ -11,13 +11,16 @@ from farpipe.errors import GateError
 
 def validate(
     points: Annotated[Path | None, typer.Option(help="Measured points of your own (TOML or CSV).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="FARPIPE_DATA", help="Folder with whole published tables: every row of them.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
 ) -> None:
     """Compare the cost model and the simulator with published and measured step times."""
     from farpipe.plan.validation import validate as run_gate
 
     with status("simulating the reference points"):
-        report = run_gate(points)
+        report = run_gate(points, data)
     if as_json:
         print_json(report.to_data())
     else:

@@ -12,9 +12,9 @@ from farpipe.spec import Device, Rate
 
 REFERENCE: Final = "a100-80gb"
 """The device that the law was fitted on."""
-UNMEASURED: Final[dict[str, Any]] = {"measured": False, "residual": 0.25, "num_rows": 0}
-"""What holds for a device that nobody has compared: the residual is the largest that a device had before it got a
-constant of its own (docs/reference/cost-model.md, section 7)."""
+UNMEASURED: Final[dict[str, Any]] = {"measured": False, "residual": 0.36, "num_rows": 0}
+"""What holds for a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
+device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Calibration:
     """Inner size at which filling and draining a tile takes as long as its multiplications."""
     score_passes: float
     """How often the scores cross memory in the forward without flash attention; twice that in the backward."""
+    eager_score_passes: float
+    """The same in 32 bit, for which Megatron-LM and apex have no fused softmax."""
+    eager_score_grad_passes: float
+    """How often they do in the backward then."""
     memory_fraction: float
     """Share of the nominal memory bandwidth."""
     machine_link_fraction: float

@@ -221,10 +221,16 @@ def attention_core_times(model: Model, training: Training, layout: Layout, speed
     forward = speed.products_s((scores, context))
     backward = speed.products_s((scores, context, context, context))
     matrix = scores.count * scores.rows * scores.columns * speed.element_bytes
-    passes, more = speed.calibration.score_passes, 1 if training.dropout else 0
-    return Times(forward, backward, 0.0) + Times(
-        speed.traffic_s((passes + more) * matrix), speed.traffic_s(2 * (passes + more) * matrix), 0.0
-    )
+    there, back = _score_passes(training, speed.calibration)
+    return Times(forward, backward, 0.0) + Times(speed.traffic_s(there * matrix), speed.traffic_s(back * matrix), 0.0)
+
+
+def _score_passes(training: Training, calibration: Calibration) -> tuple[float, float]:
+    """How often the scores cross memory in the forward and in the backward; dropout reads and writes them once more."""
+    more = 1 if training.dropout else 0
+    if training.precision == "fp32":
+        return calibration.eager_score_passes + more, calibration.eager_score_grad_passes + 2 * more
+    return calibration.score_passes + more, 2 * (calibration.score_passes + more)
 
 
 def residual_collective_s(

@@ -81,6 +81,8 @@ class ReferencePoint(Part):
     devices_per_machine: Count = 8
     site_link_latency: Latency
     site_link_bandwidth: Bandwidth
+    rank_s: tuple[Positive, Positive, Positive] | None = None
+    """Published seconds of a rank's F, I and W of one microbatch, in place of modelled ones."""
     step_s: Positive
     memory_bytes: Positive | None = None
     """The most that a device had allocated."""
@@ -120,7 +122,8 @@ class ReferencePoint(Part):
         """Whether the batch and the layers can be divided so; interleaving needs whole rounds of microbatches."""
         count, rest = divmod(self.global_batch, self.data * size)
         rounds = virtual == 1 or not count % self.pipeline
-        return not rest and self.pipeline * virtual <= self.num_layers and (rounds or len(self.virtual) == 1)
+        enough = len(self.layers or ()) or self.num_layers
+        return not rest and self.pipeline * virtual <= enough and (rounds or len(self.virtual) == 1)
 
     def jobs(self) -> list["ReferenceJob"]:
         """The point as the parts of a job, one for each choice that is possible."""
@@ -203,11 +206,17 @@ class ReferenceGroup:
     """Bound of the mean relative error without sign."""
     source: str
     points: tuple[ReferencePoint, ...]
+    memory_tolerance: float | None = None
+    """The same for memory, where the points have any."""
+    left_out: float | None = None
+    """Mean error without sign when the constants were fitted to other sources alone; None: nobody tried."""
 
 
 class _WrittenGroup(Part):
     name: Text
     tolerance: Annotated[float, Field(gt=0, lt=1)]
+    memory_tolerance: Annotated[float, Field(gt=0, lt=1)] | None = None
+    left_out: Annotated[float, Field(gt=0)] | None = None
     source: Text
     date: datetime.date | None = None
     common: dict[str, Any] = Field(default_factory=dict)
@@ -241,7 +250,8 @@ def _resolve(group: _WrittenGroup, source: str, index: int) -> ReferenceGroup:
         validate(ReferencePoint, {**group.common, **point}, source, f"group[{index}].points[{place}]")
         for place, point in enumerate(group.points)
     ]
-    return ReferenceGroup(group.name, group.tolerance, group.source, tuple(points))
+    tolerances = {"memory_tolerance": group.memory_tolerance, "left_out": group.left_out}
+    return ReferenceGroup(group.name, group.tolerance, group.source, tuple(points), **tolerances)
 
 
 def _from_csv(text: str, source: str) -> tuple[ReferenceGroup, ...]:

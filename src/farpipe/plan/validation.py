@@ -9,24 +9,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farpipe.cost import JobCosts, step_cost
+from farpipe.cost import JobCosts, calibration_of, step_cost
 from farpipe.errors import FarpipeError, GateError
-from farpipe.plan.reference_points import ReferenceGroup, ReferencePoint, load_points
+from farpipe.plan.published_steps import load_published
+from farpipe.plan.reference_points import ReferenceGroup, ReferenceJob, ReferencePoint, load_points
+from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
+from farpipe.step import Problem
+
+
+@dataclass(frozen=True)
+class PointPrediction:
+    """What the model says of a point: of all that the source leaves open, the fastest that fits in memory."""
+
+    job: ReferenceJob
+    step_s: float
+    memory_bytes: float
+    """The fullest device's, with what no model accounts for."""
+    fits: bool
 
 
 @dataclass(frozen=True)
 class PointResult:
-    """One point: measured and predicted seconds of a step."""
+    """One point: what was measured of a step, and what is predicted."""
 
     point: ReferencePoint
-    predicted_s: float
+    predicted: PointPrediction
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds of a step."""
+        return self.predicted.step_s
 
     @property
     def error(self) -> float:
-        """Relative, positive where the prediction is too slow."""
+        """(predicted - measured) / measured: positive where the prediction is too slow."""
         return self.predicted_s / self.point.step_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """The same for memory; None where none was measured."""
+        return self.predicted.memory_bytes / self.point.memory_bytes - 1 if self.point.memory_bytes else None
 
 
 @dataclass(frozen=True)
@@ -47,9 +71,21 @@ class GroupResult:
         return sum(result.error for result in self.results) / len(self.results)
 
     @property
+    def memory_error(self) -> float | None:
+        """Mean of the relative errors of memory without sign; None where no point has any."""
+        errors = [abs(result.memory_error) for result in self.results if result.memory_error is not None]
+        return sum(errors) / len(errors) if errors else None
+
+    @property
     def passed(self) -> bool:
-        """Whether the mean is within the group's tolerance."""
-        return self.mean_absolute_error <= self.group.tolerance
+        """Whether the means are within the group's tolerances."""
+        return self.mean_absolute_error <= self.group.tolerance and self._passed_memory()
+
+    def _passed_memory(self) -> bool:
+        found, limit = self.memory_error, self.group.memory_tolerance
+        if found is None or limit is None:
+            return True
+        return found <= limit
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,11 +116,13 @@ class ValidationReport:
         return {"passed": self.passed, "groups": [_group_data(group) for group in self.groups]}
 
 
-def validate(points: Path | str | None = None) -> ValidationReport:
-    """Predict every point of the file `points`, by default those that farpipe carries.
+def validate(points: Path | str | None = None, data: Path | str | None = None) -> ValidationReport:
+    """Predict every point of the file `points`, by default those that farpipe carries, and the tables in `data`.
 
     Raises InputError for a bad file; being outside tolerance is for `ValidationReport.raise_if_failed` to tell.
     """
+    if data is not None:
+        return validate_groups(load_published(data) + (load_points(points) if points else ()))
     return validate_groups(load_points(points))
 
 
@@ -92,47 +130,94 @@ def validate_groups(groups: Iterable[ReferenceGroup]) -> ValidationReport:
     """Predict every point of `groups`."""
     return ValidationReport(
         tuple(
-            GroupResult(group, tuple(PointResult(point, predict_step_s(point)) for point in group.points))
-            for group in groups
+            GroupResult(group, tuple(PointResult(point, predict(point)) for point in group.points)) for group in groups
         )
     )
 
 
-def predict_step_s(point: ReferencePoint) -> float:
-    """Seconds of one step as planned: interleaved 1F1B where the point has virtual stages, else 1F1B."""
-    job = point.job()
+def predict(point: ReferencePoint) -> PointPrediction:
+    """Step and memory of `point`; where nothing fits in memory, of what comes out fastest all the same."""
+    found = [_predict(point, job) for job in point.jobs()]
+    return min(found, key=lambda one: (not one.fits, one.step_s))
+
+
+def _predict(point: ReferencePoint, job: ReferenceJob) -> PointPrediction:
     try:
         step = step_cost(JobCosts(job.model, job.training), job.layout, job.placements, job.cluster)
-        schedule = order("interleaved" if job.layout.virtual > 1 else "1f1b", step.problem)
+        problem = measured_problem(point, step.problem, job)
+        schedule = order(point.schedule or ("interleaved" if job.layout.virtual > 1 else "1f1b"), problem)
     except FarpipeError as error:
         raise type(error)(f"{point}: {error}") from None
-    return simulate(step.problem, schedule).makespan_s + step.overhead_s
+    memory = max(peak_memory_bytes(problem, schedule))
+    limit = problem.ranks[0].memory_bytes
+    fits = limit is None or memory <= limit
+    step_s = simulate(problem, schedule).makespan_s + step.overhead_s
+    return PointPrediction(job, step_s, memory + point.context_bytes, fits)
+
+
+def measured_problem(point: ReferencePoint, problem: Problem, job: ReferenceJob) -> Problem:
+    """`problem` with the published times of a rank, shared evenly by its stages, and the fixed time of an action."""
+    if point.rank_s is None:
+        return problem
+    virtual, overhead_s = job.layout.virtual, calibration_of(job.cluster.sites[0].device).action_overhead_s
+    forward_s, input_grad_s, weight_grad_s = (seconds / virtual for seconds in point.rank_s)
+    times = {
+        "forward_s": forward_s + overhead_s,
+        "input_grad_s": input_grad_s + overhead_s,
+        "weight_grad_s": weight_grad_s,
+    }
+    return problem.model_copy(update={"stages": tuple(stage.model_copy(update=times) for stage in problem.stages)})
+
+
+def predict_step_s(point: ReferencePoint) -> float:
+    """Seconds of one step as planned: interleaved 1F1B where the point has virtual stages, else 1F1B."""
+    return predict(point).step_s
 
 
 def _tell_failure(group: GroupResult) -> str:
     worst = max(group.results, key=lambda result: abs(result.error))
+    memory = f", memory {group.memory_error:.1%} of {group.group.memory_tolerance:.1%}" if _has_memory(group) else ""
     return (
         f"  {group.group.name}: mean error {group.mean_absolute_error:.1%} over {len(group.results)} points, "
-        f"tolerance {group.group.tolerance:.1%}; worst: {worst.point}, measured {worst.point.step_s:.4g} s, "
+        f"tolerance {group.group.tolerance:.1%}{memory}; worst: {worst.point}, measured {worst.point.step_s:.4g} s, "
         f"predicted {worst.predicted_s:.4g} s ({worst.error:+.1%})"
     )
 
 
+def _has_memory(group: GroupResult) -> bool:
+    return group.memory_error is not None and group.group.memory_tolerance is not None
+
+
 def _group_lines(group: GroupResult) -> list[str]:
-    head = ("measured", "predicted", "error")
+    head = ["measured", "predicted", "error"] + ["GiB", "predicted", "error"] * _has_memory(group)
     width = max(len(str(result.point)) for result in group.results)
     return [
         f"{group.group.name}: {group.group.source}",
         _row("", width, head),
         *(_row(str(result.point), width, _figures(result)) for result in group.results),
-        f"  {'passed' if group.passed else 'FAILED'}: mean error {group.mean_absolute_error:.1%} "
-        f"(bias {group.bias:+.1%}), tolerance {group.group.tolerance:.1%}, {len(group.results)} points",
+        f"  {'passed' if group.passed else 'FAILED'}: {_summary(group)}",
         "",
     ]
 
 
-def _figures(result: PointResult) -> tuple[str, str, str]:
-    return f"{result.point.step_s:.3f} s", f"{result.predicted_s:.3f} s", f"{result.error:+.1%}"
+def _summary(group: GroupResult) -> str:
+    parts = [
+        f"mean error {group.mean_absolute_error:.1%} (bias {group.bias:+.1%}), tolerance {group.group.tolerance:.1%}",
+        f"{len(group.results)} points",
+    ]
+    if _has_memory(group):
+        parts.append(f"memory {group.memory_error:.1%}, tolerance {group.group.memory_tolerance:.1%}")
+    if group.group.left_out is not None:
+        parts.append(f"with constants fitted to other sources alone {group.group.left_out:.1%}")
+    return ", ".join(parts)
+
+
+def _figures(result: PointResult) -> list[str]:
+    figures = [f"{result.point.step_s:.3f} s", f"{result.predicted_s:.3f} s", f"{result.error:+.1%}"]
+    if result.point.memory_bytes and result.memory_error is not None:
+        sizes = (result.point.memory_bytes, result.predicted.memory_bytes)
+        figures += [*(f"{size / 2**30:.2f}" for size in sizes), f"{result.memory_error:+.1%}"]
+    return figures
 
 
 def _row(name: str, width: int, cells: Sequence[str]) -> str:
@@ -144,16 +229,23 @@ def _group_data(group: GroupResult) -> dict[str, Any]:
         "name": group.group.name,
         "source": group.group.source,
         "tolerance": group.group.tolerance,
+        "memory_tolerance": group.group.memory_tolerance,
         "mean_absolute_error": group.mean_absolute_error,
         "bias": group.bias,
+        "memory_error": group.memory_error,
+        "left_out_error": group.group.left_out,
         "passed": group.passed,
-        "points": [
-            {
-                "point": str(result.point),
-                "measured_s": result.point.step_s,
-                "predicted_s": result.predicted_s,
-                "error": result.error,
-            }
-            for result in group.results
-        ],
+        "points": [_point_data(result) for result in group.results],
+    }
+
+
+def _point_data(result: PointResult) -> dict[str, Any]:
+    return {
+        "point": str(result.point),
+        "measured_s": result.point.step_s,
+        "predicted_s": result.predicted_s,
+        "error": result.error,
+        "measured_memory_bytes": result.point.memory_bytes,
+        "predicted_memory_bytes": result.predicted.memory_bytes,
+        "memory_error": result.memory_error,
     }
