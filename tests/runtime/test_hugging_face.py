@@ -159,7 +159,7 @@ def test_a_stage_reads_its_own_tensors_only(tmp_path, monkeypatch):
     [
         (
             {"model_type": "gpt2"},
-            "config.json: model_type: 'gpt2' is not supported; farpipe reads llama, mistral, qwen2",
+            "config.json: model_type: 'gpt2' is not supported; farpipe reads llama, mistral, qwen2, and to plan only",
         ),
         ({"sliding_window": 4096}, "sliding_window: 4096: attention over a window is not supported.*then write null"),
         ({"layer_types": ["mamba"]}, r"layer_types\[0\]: 'mamba' is not supported, only 'full_attention'"),

@@ -5,6 +5,7 @@ import pytest
 from farpipe.catalog import model_row
 from farpipe.errors import InputError
 from farpipe.spec import Model, parse_job, preset_model
+from farpipe.spec.hugging_face import model_fields
 from job_files import added
 
 
@@ -41,3 +42,53 @@ def test_a_job_with_experts_survives_its_file():
     job = parse_job(added("model", "experts = { num_experts = 4, per_token = 2, ffn_hidden = 64 }"))
     assert parse_job(job.model_copy(update={"text": ""}).to_toml()).model == job.model
     assert isinstance(job.model, Model)
+
+
+CONFIGS = {
+    "mixtral-8x7b": {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "vocab_size": 32000, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "vocab_size": 151936, "attention_bias": False, "tie_word_embeddings": False,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 128,
+        "num_hidden_layers": 61, "num_key_value_heads": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "topk_method": "noaux_tc", "moe_layer_freq": 1, "vocab_size": 129280, "tie_word_embeddings": False,
+        "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0}, "quantization_config": {"quant_method": "fp8"},
+    },
+    "gpt-oss-120b": {
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
+        "num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
+        "num_experts_per_tok": 4, "vocab_size": 201088, "attention_bias": True, "sliding_window": 128,
+        "tie_word_embeddings": False, "quantization_config": {"quant_method": "mxfp4"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_of_hugging_face_have_the_published_number_of_parameters(name):
+    model = Model.model_validate(model_fields(CONFIGS[name]))
+    assert model.num_params == model_row(name).published_params
+    assert model.num_active_params == preset_model(name).num_active_params
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("mixtral-8x7b", {"num_local_experts": None}, "num_local_experts: missing"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [0]}, r"mlp_only_layers: \[0\] is not supported"),
+        ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank: missing"),
+        ("gpt-oss-120b", {"num_experts_per_tok": None}, "num_experts_per_tok: missing"),
+    ],
+)
+def test_a_config_that_lacks_something_is_an_error_that_names_it(name, change, message):
+    with pytest.raises(InputError, match=message):
+        model_fields(CONFIGS[name] | change)

@@ -11,6 +11,7 @@ from farpipe.cli.output import check_folder, console, keep_earlier, status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
+    from farpipe.cost import Profile
     from farpipe.spec import Job
 
 
@@ -29,6 +30,10 @@ def profile(
             "Default: on a CPU the job's devices, at most one per core; on a GPU 1.",
         ),
     ] = None,
+    sailor: Annotated[
+        Path | None, typer.Option(help="Import a profile of Sailor from this file instead of measuring.")
+    ] = None,
+    table: Annotated[str, typer.Option(help="With --sailor: MODEL/DEVICE as the file calls them.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
@@ -38,11 +43,14 @@ def profile(
 
     check_folder(output)
     spec = load_job(job)
-    need_torch("farpipe profile")
     called = _device_name(spec, name)
-    num_processes = processes or _num_processes(spec, device)
-    with status(f"measuring the parts of the model in {num_processes} processes at once"):
-        measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
+    if sailor is not None:
+        measured = _imported(spec, sailor, table, called)
+    else:
+        need_torch("farpipe profile")
+        num_processes = processes or _num_processes(spec, device)
+        with status(f"measuring the parts of the model in {num_processes} processes at once"):
+            measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
     told = keep_earlier(output, "profile")
     measured.save(output)
     if as_json:
@@ -50,6 +58,15 @@ def profile(
         return
     console().print(profile_table(measured))
     typer.echo(f"profile written to {output}{told}")
+
+
+def _imported(job: "Job", path: Path, table: str, device: str) -> "Profile":
+    from farpipe.cost import import_sailor
+
+    model, separator, theirs = table.partition("/")
+    if not separator:
+        raise UsageError(f"--table: expected MODEL/DEVICE, OPT-350/GH-96 for example, found {table!r}")
+    return import_sailor(path, model, theirs, job.model, job.training, device)
 
 
 def _num_processes(job: "Job", device: str) -> int:

@@ -6,6 +6,7 @@ from farpipe.cost.flops import step_flops
 from farpipe.cost.layout import Layout, Placement, place_evenly, place_stages, round_robin, settle, v_shape
 from farpipe.cost.money import Money, Tariff, egress_of, money, money_of_step, tariffs_of
 from farpipe.cost.profile import PartTimes, Profile, model_shape
+from farpipe.cost.sailor import import_sailor
 from farpipe.cost.stage import JobCosts, StageCost, stage_cost
 from farpipe.cost.step import StepCost, step_cost
 
@@ -23,6 +24,7 @@ __all__ = [
     "Times",
     "calibration_of",
     "egress_of",
+    "import_sailor",
     "model_shape",
     "money",
     "money_of_step",

@@ -1,10 +1,14 @@
-"""A Hugging Face ``config.json`` as a Model and back: Llama and Qwen2, and Mistral where it is the same."""
+"""A Hugging Face ``config.json`` as a Model and back: Llama and Qwen2, and Mistral where it is the same.
+
+Others can be read to plan them, see `hugging_face_experts`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
+from farpipe.spec.hugging_face_experts import READERS, planned_fields
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.strict import nearest, parse_json, read_text, validate
 
@@ -75,20 +79,27 @@ def model_fields(config: Mapping[str, Any], source: str = CONFIG_NAME) -> dict[s
     fields |= {ours: config[theirs] for ours, theirs in _OPTIONAL.items() if config.get(theirs) is not None}
     kind = config["model_type"]
     name = Path(str(config.get("_name_or_path") or kind)).name[:60]
+    epsilon = config.get("rms_norm_eps", _THEIR_NORM_EPSILON)
+    if kind in READERS:
+        return fields | {"name": name, "norm_epsilon": epsilon} | planned_fields(config, source)
     return fields | {
         "name": name,
         "bias": kind != "qwen2" and config.get("attention_bias", False),
         "qkv_bias": kind == "qwen2",
-        "norm_epsilon": config.get("rms_norm_eps", _THEIR_NORM_EPSILON),
+        "norm_epsilon": epsilon,
         **_rotary(config, source),
     }
 
 
 def _check_supported(config: Mapping[str, Any], source: str) -> None:
     kind = config.get("model_type")
+    if kind in READERS:
+        return
     if kind not in MODEL_TYPES:
-        known = ", ".join(MODEL_TYPES)
-        raise InputError(f"{source}: model_type: {kind!r} is not supported; farpipe reads {known}")
+        known, planned = ", ".join(MODEL_TYPES), ", ".join(READERS)
+        raise InputError(
+            f"{source}: model_type: {kind!r} is not supported; farpipe reads {known}, and to plan only {planned}"
+        )
     wanted: dict[str, Any] = {"hidden_act": "silu", "pretraining_tp": 1, "quantization_config": None}
     _check_values(config, wanted | {"partial_rotary_factor": 1.0}, source)
     needed = {"mistral": ("sliding_window", "num_key_value_heads"), "qwen2": ("num_key_value_heads",)}
