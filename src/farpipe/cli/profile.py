@@ -33,7 +33,7 @@ def profile(
     sailor: Annotated[
         Path | None, typer.Option(help="Import a profile of Sailor from this file instead of measuring.")
     ] = None,
-    table: Annotated[str, typer.Option(help="With --sailor: MODEL/DEVICE as the file calls them.")] = "",
+    table: Annotated[str | None, typer.Option(help="With --sailor: MODEL/DEVICE as the file calls them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
@@ -60,10 +60,10 @@ def profile(
     typer.echo(f"profile written to {output}{told}")
 
 
-def _imported(job: "Job", path: Path, table: str, device: str) -> "Profile":
+def _imported(job: "Job", path: Path, table: str | None, device: str) -> "Profile":
     from farpipe.cost import import_sailor
 
-    model, separator, theirs = table.partition("/")
+    model, separator, theirs = (table or "").partition("/")
     if not separator:
         raise UsageError(f"--table: expected MODEL/DEVICE, OPT-350/GH-96 for example, found {table!r}")
     return import_sailor(path, model, theirs, job.model, job.training, device)
