@@ -7,6 +7,7 @@ The folder has prices/ (hourly electricity and carbon of HewlettPackard/green-dc
 import csv
 import os
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ HEAD = """\
 
 def main() -> None:
     """Print the whole file."""
-    folder = Path(os.environ["FARPIPE_DATA"])
+    folder = Path(os.environ.get("FARPIPE_DATA") or sys.exit("FARPIPE_DATA is not set: the tables are not here"))
     power = means(folder / "prices" / "electricity_usd_per_mwh_2024_h1.csv")
     carbon = means(folder / "prices" / "carbon_direct_g_per_kwh_2024_h1.csv")
     rents, egress = spot_rents(folder), egress_prices(folder)
