@@ -204,9 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--a100", action="store_true", help="fit the law on whole A100 steps too")
     wanted = parser.parse_args()
-    folder = Path(
-        os.environ.get("FARPIPE_DATA") or sys.exit("FARPIPE_DATA is not set: the published tables are not here")
-    )
+    folder = Path(os.environ.get("FARPIPE_DATA") or sys.exit("FARPIPE_DATA is not set: the tables are not here"))
     known, parts = steps(folder, every=20), layers(folder)
     names = {"megatron": "GPT-", "llama-3": "Llama3", "megatron-bridge, fp8": "LLAMA3"}
     h100 = {name: [row for row in known["h100"] if str(row.point).startswith(start)] for name, start in names.items()}

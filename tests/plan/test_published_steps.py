@@ -1,6 +1,7 @@
 """Public tables of measured steps become points."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,11 @@ def test_an_empty_folder_and_a_damaged_row_are_input_errors(tmp_path, text, mess
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason="FARPIPE_DATA is not set: the published tables are not here")
-def test_every_published_row_is_within_the_tolerance_of_its_source():
+def test_published_rows_are_within_the_tolerance_of_their_source():
+    """A part of the large tables; `farpipe validate --data` takes every row, for minutes."""
     groups = load_published(Path(DATA or ""))
     assert sum(len(group.points) for group in groups) > 800
-    kept = [group for group in groups if group.name != "vtrain-single-node"]
-    single = next(group for group in groups if group.name == "vtrain-single-node")
-    kept.append(type(single)(single.name, single.tolerance, single.source, single.points[::8]))
-    validate_groups(kept).raise_if_failed()
+    parts = {"vtrain-single-node": slice(0, None, 24), "vtrain-multi-node": slice(0, None, 3)}
+    parts |= {"narayanan-sc21": slice(0, 4), "korthikanti-2022": slice(0, 4)}
+    few = [replace(group, points=group.points[parts.get(group.name, slice(None))]) for group in groups]
+    validate_groups(few).raise_if_failed()
