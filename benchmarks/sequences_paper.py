@@ -36,12 +36,13 @@ NUM_DEVICES, BATCH = 32, 512
 CUTS = (49152, 98304)
 LLAMA_30B = {"num_layers": 60, "hidden": 6656, "num_heads": 52, "ffn_hidden": 17920, "vocab_size": 32000}
 PIPELINES = (4, 8, 16)
+BUDGET_S = 20.0
 WAYS = {
-    "elastic": Wish(),
-    "literal packing": Wish(rule="literal"),
-    "fixed, adaptive": Wish(equal="tokens"),
-    "fixed, static": Wish(equal="tokens", checkpointing="uniform", several_pipelines=False),
-    "whole, full": Wish(num_slices=1, checkpointing="full", several_pipelines=False),
+    "elastic": Wish(budget_s=BUDGET_S),
+    "literal packing": Wish(rule="literal", budget_s=BUDGET_S),
+    "fixed, adaptive": Wish(equal="tokens", budget_s=BUDGET_S),
+    "fixed, static": Wish(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=BUDGET_S),
+    "whole, full": Wish(num_slices=1, checkpointing="full", several_pipelines=False, budget_s=BUDGET_S),
 }
 
 
@@ -157,8 +158,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
     if "FARPIPE_DATA" not in os.environ:
-        sys.exit("set FARPIPE_DATA to the folder with lengths/code_gpt2_tokens_half.csv")
-    print(json.dumps(rows(arguments.models, arguments.seeds)))
+        print(json.dumps({"skipped": "FARPIPE_DATA is not set: the folder with lengths/code_gpt2_tokens_half.csv"}))
+        return
+    print(json.dumps({"steps": rows(arguments.models, arguments.seeds)}))
 
 
 if __name__ == "__main__":

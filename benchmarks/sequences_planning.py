@@ -117,7 +117,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=200)
     arguments = parser.parse_args()
     if "FARPIPE_DATA" not in os.environ:
-        sys.exit("set FARPIPE_DATA to the folder with lengths/code_gpt2_tokens_half.csv")
+        print(json.dumps({"skipped": "FARPIPE_DATA is not set: the folder with lengths/code_gpt2_tokens_half.csv"}))
+        return
     corpus = read_lengths(Path(os.environ["FARPIPE_DATA"]) / "lengths" / "code_gpt2_tokens_half.csv")
     print(json.dumps({"distance": distance(corpus), "planning": planning(corpus, arguments.batches)}))
 
