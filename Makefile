@@ -16,7 +16,7 @@ demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan a
 	$(BIN)/python recipes/demo.py
 
 test: $(READY)  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=25
 
 test-fast: $(READY)  ## without the tests that start processes or take long
 	$(BIN)/python -m pytest -m "not slow"

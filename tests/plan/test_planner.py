@@ -51,10 +51,11 @@ def test_what_is_predicted_is_what_is_simulated():
 def test_no_candidate_beats_its_bound():
     request = two_sites(tensor=2)
     costs = costs_of(request)
-    for candidate in candidates(request):
-        result = evaluate(request, candidate, costs)
-        if isinstance(result, Evaluated):
-            assert result.step_s >= fastest_possible_s(costs, candidate) * (1 - 1e-9)
+    results = [(candidate, evaluate(request, candidate, costs)) for candidate in candidates(request)]
+    evaluated = [(candidate, result) for candidate, result in results if isinstance(result, Evaluated)]
+    assert len(evaluated) > 10
+    for candidate, result in evaluated:
+        assert result.step_s >= fastest_possible_s(costs, candidate) * (1 - 1e-9)
 
 
 def test_layers_add_up_and_every_stage_is_placed():
@@ -269,7 +270,8 @@ def test_the_least_memory_that_is_enough_is_found():
     least = next(changed for name, changed in changes(request, costs) if "of memory" in name)
     assert make_plan(least).prediction.step_s > 0
     gib = least.cluster.sites[0].device.memory_bytes / 2**30
-    smaller = job([site("a", on=device(memory_gib=gib - 1))], pipeline=4, data=1, tensor=1) if gib > 1 else request
+    assert gib > 1, "so that a GiB less is a device"
+    smaller = job([site("a", on=device(memory_gib=gib - 1))], pipeline=4, data=1, tensor=1)
     with pytest.raises(InfeasibleError):
         make_plan(smaller)
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from attempts import assert_two_of_three
 from farpipe.cost import JobCosts
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
@@ -117,12 +118,14 @@ def test_pipelines_send_less_below_parameters_over_hidden(precision, global_batc
 def test_no_candidate_beats_what_has_to_cross(wire_type):
     training = TRAINING.model_copy(update={"wire_type": wire_type})
     request = job([site("a"), site("b")], both_ways("a", "b", 0.01, 1.0), training, tensor=2)
-    costs = JobCosts(request.model, request.training)
+    costs, num_evaluated = JobCosts(request.model, request.training), 0
     for candidate in candidates(request):
         result = evaluate(request, candidate, costs)
         if isinstance(result, Evaluated):
+            num_evaluated += 1
             assert result.step_s >= inter_site_traffic_s(costs, candidate, request.cluster)
             assert result.timeline.makespan_s >= lower_bound_s(result.problem)
+    assert num_evaluated > 10
 
 
 def test_the_better_use_of_a_second_site_is_chosen_and_the_other_told():
@@ -188,7 +191,7 @@ def test_a_plan_survives_its_file_and_a_wrong_one_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
-    """Other work on the machine only ever makes a step longer, so one of three tries has to do."""
+    """Within a quarter in two of three runs: the steps are short, and the processes more than the cores."""
     from farpipe.run.run import run
     from farpipe.simulate import Timeline
     from farpipe.simulate.timeline import MESSAGE_KINDS
@@ -198,12 +201,12 @@ def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
     assert plan.where == "east + west"
     spec = run_spec_of(plan, num_steps=5, device="sleep")
     assert spec.replicas == (("east", "east"), ("west", "west"))
-    predicted_s, measured = plan.prediction.makespan_s, []
-    while len(measured) < 3 and not any(abs(m / predicted_s - 1) < 0.25 for m in measured):
-        folder = tmp_path / str(len(measured))
-        measured.append(run(spec, folder).makespan_s)
-    assert any(abs(m / predicted_s - 1) < 0.25 for m in measured), (predicted_s, measured)
-    timeline = Timeline.load(folder / "timeline.json")
+    predicted_s = plan.prediction.makespan_s
+    assert_two_of_three(
+        lambda index: run(spec, tmp_path / str(index)).makespan_s,
+        lambda measured_s: abs(predicted_s / measured_s - 1) < 0.25,
+    )
+    timeline = Timeline.load(tmp_path / "0" / "timeline.json")
     reduces = [m for m in timeline.messages if MESSAGE_KINDS[m["kind"]] == "reduce"]
     assert sum(m["bytes"] for m in reduces) == pytest.approx(crossing_bytes(plan)["east>west"], rel=0.01)
 

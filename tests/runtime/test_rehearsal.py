@@ -2,6 +2,7 @@
 
 import pytest
 
+from attempts import assert_two_of_three
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
@@ -23,15 +24,12 @@ def two_sites(num_microbatches=16, forward_s=0.020, latency_s=0.020, mbit_per_s=
 
 @pytest.mark.parametrize("method", ["1f1b", "gpipe", "eager"])
 def test_measured_step_time_is_the_predicted_one(method, tmp_path):
-    """Within 5 %. Other work on the machine only ever makes a step longer, so one of three tries has to do."""
+    """Within 5 % in two of three runs."""
     problem = two_sites()
     schedule = order(method, problem)
     predicted = simulate(problem, schedule)
-    spec = RunSpec(problem=problem, schedule=schedule, sites=("a", "a", "b", "b"), num_steps=6, device="sleep")
-    tries = []
-    while len(tries) < 3 and not any(is_as_predicted(summary, predicted) for summary in tries):
-        tries.append(run(spec, tmp_path / str(len(tries))))
-    assert any(is_as_predicted(summary, predicted) for summary in tries), (predicted, tries)
+    spec = RunSpec(problem=problem, schedule=schedule, sites=("a", "a", "b", "b"), num_steps=4, device="sleep")
+    assert_two_of_three(lambda index: run(spec, tmp_path / str(index)), lambda run: is_as_predicted(run, predicted))
 
 
 def is_as_predicted(summary, predicted):

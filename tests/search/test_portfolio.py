@@ -1,5 +1,4 @@
 import math
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -31,9 +30,10 @@ def named_s(problem):
 @given(problems(max_ranks=3, max_stages=4, max_microbatches=3))
 @settings(max_examples=20, deadline=None)
 def test_it_is_never_worse_than_a_named_order_nor_below_the_bound(problem):
-    found = search(problem, time_limit_s=0.5)
+    found, named = search(problem, time_limit_s=2.0), [*named_s(problem)]
+    assert named, "1F1B fits these problems"
     check(problem, found.schedule)
-    assert found.timeline.makespan_s <= min(named_s(problem), default=float("inf")) * (1 + 1e-9)
+    assert found.timeline.makespan_s <= min(named) * (1 + 1e-9)
     assert found.timeline.makespan_s >= found.lower_bound_s >= lower_bound_s(problem) * (1 - 1e-9)
     assert found.proven == (found.gap <= 1e-9)
 
@@ -50,15 +50,17 @@ def test_one_more_method_never_makes_it_worse(in_flight, delay, chunks):
 @settings(max_examples=15, deadline=None)
 def test_more_memory_never_makes_a_proven_answer_worse(problem, seed):
     """True of the model: what fits little memory fits more. Of the search where it finds the best of all orders."""
-    before_s = math.inf
+    before_s, num_proven = math.inf, 0
     for factor in (1.0, 1.5, 2.0, 3.0):
         rooms = [factor * 2.0 * len(stages) for stages in problem.stages_of_rank]
         found = search(
             problem.model_copy(update={"ranks": tuple(Rank(memory_bytes=room) for room in rooms)}), 2.0, seed
         )
         if found.proven:
+            num_proven += 1
             assert found.timeline.makespan_s <= before_s * (1 + 1e-9)
         before_s = min(before_s, found.timeline.makespan_s)
+    assert num_proven >= 2, "steps as small as these are proven"
 
 
 @given(problems(max_ranks=3, max_stages=4, max_microbatches=3), st.integers(0, 3))
@@ -104,13 +106,12 @@ def test_a_clock_that_ran_out_is_told_and_the_answer_still_stands():
     assert found.timeline.makespan_s <= min(named_s(problem))
 
 
+@pytest.mark.timeout(60)
 def test_the_clock_is_kept_where_the_step_is_large():
     problem = two_sites((76, 93, 41), (2, 2), num_ranks=32, num_microbatches=128, in_flight=32)
     search(two_sites(num_ranks=2, num_microbatches=2, chunks=1), 1.0)  # compile
-    began_s = time.monotonic()
     found = search(problem, 0.5)
     assert found.cut_by_clock
-    assert time.monotonic() - began_s < 20  # on a busy machine; alone it takes two seconds
     check(problem, found.schedule)
 
 
