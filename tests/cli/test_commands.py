@@ -113,7 +113,13 @@ def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
     run = farpipe("plan", RECIPES / "two_sites.toml", "--json")
     assert run.returncode == 0, run.stderr
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert json.loads(run.stdout) == plan
+    printed = json.loads(run.stdout)
+    assert {key: printed[key] for key in plan} == plan
+    assert printed["step_s"] == plan["prediction"]["step_s"]
+    assert printed["tokens_per_s"] == plan["prediction"]["tokens_per_s"]
+    assert printed["search_s"] > 0
+    assert set(printed["money"]) == {"per_step", "per_million_tokens"}
+    assert printed["money"]["per_step"]["energy_kwh"] > 0
     timeline = json.loads(farpipe("simulate", "plan.json", "--json").stdout)
     assert timeline["makespan_s"] == plan["prediction"]["makespan_s"]
 

@@ -1,7 +1,9 @@
 """``farpipe plan JOB.toml``: find the best plan, print it and why."""
 
+import json
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +29,10 @@ def plan(
     top: Annotated[
         int, typer.Option(min=1, max=20, help="Write the best so many plans, those after the first beside it.")
     ] = 1,
+    objective: Annotated[
+        Literal["time", "money", "energy", "carbon"],
+        typer.Option(help="What the plan is chosen by: step time, or USD, kWh or grams of carbon per token."),
+    ] = "time",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
@@ -43,6 +49,12 @@ def plan(
             f"--search-s: {job} names the schedule {spec.schedule!r} (schedule.method), so there is none to search "
             'for; leave out --search-s, or write method = "auto" there'
         )
+    began_s = time.perf_counter()
+    if objective != "time":
+        from farpipe.plan.objective import choose, options, pinned_to
+        from farpipe.plan.service import Planner
+
+        spec = pinned_to(spec, choose(options(Planner(), spec), objective))
     with progress_bar("planning", "layouts") as advance:
         profiles = [Profile.load(path) for path in profile or []]
         found, *others = plans_of(spec, job, profiles, progress=advance, num_plans=top)
@@ -50,6 +62,7 @@ def plan(
         with search_status("searching for a faster schedule") as tell:
             found = refine(found, search_s, tell)
     told = keep_earlier(output, "plan")
+    searched_s = time.perf_counter() - began_s
     found.save(output)
     for number, other in enumerate(others, 2):
         place = output.with_name(f"{output.stem}.{number}{output.suffix}")
@@ -57,7 +70,11 @@ def plan(
         told += keep_earlier(place, "plan")
         other.save(place)
     if as_json:
-        typer.echo(found.to_json())
+        from farpipe.plan.quote import money_data
+
+        figures = {"step_s": found.prediction.step_s, "tokens_per_s": found.prediction.tokens_per_s}
+        extra = {"search_s": searched_s, **figures, "money": money_data(found)}
+        typer.echo(json.dumps(json.loads(found.to_json()) | extra, indent=1))
         return
     show_plan(found, console(), tokens)
     typer.echo(f"\nplan written to {output}{told}")

@@ -71,7 +71,8 @@ def _millions(number: float) -> str:
 def _unlinked(job: Job) -> list[str]:
     """Sites that no other can talk with, both ways: they can only be used alone."""
     names = [site.name for _, site in job.used_sites()]
-    linked = {link.source for link in job.cluster.links if job.cluster.link(link.target, link.source) is not None}
+    directed = {(link.source, link.target) for link in job.cluster.links}
+    linked = {source for source, target in directed if (target, source) in directed}
     alone = [name for name in names if name not in linked]
     if not alone or len(names) == 1:
         return []

@@ -184,12 +184,12 @@ def _why_none(job: Job) -> str:
 
 def why_no_replicas(job: Job) -> str:
     """Which key or link keeps the job's sites from having a whole pipeline each; empty if nothing does."""
-    if any(replica_sites(job.cluster, job.layout.sites)):
-        return ""
     pairs = list(combinations([site for _, site in job.used_sites()], 2))
     if not pairs:
         return "replicas at each of several sites need two sites at least"
     alike = [(a, b) for a, b in pairs if not differing_keys(a, b)]
+    if any(missing_link(job.cluster, pair) is None for pair in alike):
+        return ""  # two sites are a ring, and every ring has two that are
     if alike:
         source, target = missing_link(job.cluster, alike[0]) or (alike[0][0].name, alike[0][1].name)
         return f"replicas at each of several sites need links both ways: there is none from {source} to {target}"

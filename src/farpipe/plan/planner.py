@@ -25,12 +25,9 @@ from farpipe.step import Problem
 from farpipe.strict import nearest
 
 MAX_RUNNERS_UP = 8
+MAX_PLANNED_SITES: Final = 16
 ZERO_STAGES: Final = (1, 3)
 """Tried in turn where the job leaves it open, the next one only if memory is too small for all before it."""
-MAX_ORDERS_TO_COMPARE = 12
-MAX_RIVALS = 40
-"""Candidates over several sites that are looked into for what is the best of their kind, though they can't be the best
-of all; the most promising first."""
 
 Progress = Callable[[int, int], None]
 """Called with (candidates looked at, candidates in all)."""
@@ -39,8 +36,8 @@ Progress = Callable[[int, int], None]
 def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None) -> Plan:
     """The plan with the shortest predicted step, with the runners-up and why each lost.
 
-    Those candidates are left out that a bound shows to be no faster than the best found: the answer is the best of all
-    candidates. Raises InputError for an unknown schedule, InfeasibleError,
+    On small clusters those candidates are left out that a bound shows to be no faster: the answer is the best of all.
+    On larger ones estimates guide the search, see `guided`. Raises InputError for an unknown schedule, InfeasibleError,
     with the binding constraint and the smallest change that would help, when no candidate works.
     """
     return make_plans(job, profiles, progress)[0]
@@ -54,7 +51,9 @@ def make_plans(
     The bound that leaves candidates out may leave fewer than were asked for. Errors as for `make_plan`.
     """
     _expect_known_schedule(job)
-    asked, known = job, _by_device(job, profiles)
+    whole_job = job
+    known = _by_device(job, profiles)
+    asked = job = largest_sites(job)
     for zero in ZERO_STAGES if asked.training.zero == "auto" else ZERO_STAGES[:1]:
         job = decided(asked, zero)
         costs = JobCosts(job.model, job.training, known)
@@ -68,6 +67,8 @@ def make_plans(
         _plan_of(job, costs, [first, *(e for e in evaluated if e is not first)], rejected)
         for first in (evaluated[0], *others)
     ]
+    left_out = _tell_left_out(whole_job, asked)
+    plans = [plan.model_copy(update={"advice": (*left_out, *plan.advice)}) for plan in plans]
     return sorted(plans, key=lambda plan: plan.prediction.step_s)
 
 
@@ -75,7 +76,8 @@ def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: li
     """The first of `evaluated` as a plan, its recomputation and its order refined; the others are its runners-up."""
     named = refine_recomputation(job, evaluated[0], costs)
     best = evaluated[0] = improve_order(named) if job.schedule in (None, AUTO) else named
-    told = (*_tell_short_search(named, best), *_tell_settings(job), *advice(job, best, evaluated))
+    notes = (*_tell_short_search(named, best), *_tell_settings(job))
+    told = (*notes, *advice(job, best, evaluated))
     plan = as_plan(job, best).model_copy(
         update={"runners_up": tuple(_runners_up(best, evaluated, rejected)), "advice": told}
     )
@@ -92,6 +94,33 @@ def as_plan(job: Job, best: Evaluated) -> Plan:
         schedule=best.schedule,
         prediction=predict(job, best.problem, best.schedule, best.timeline, best.overhead_s),
     )
+
+
+def largest_sites(job: Job) -> Job:
+    """The job with the MAX_PLANNED_SITES sites that compute most; unchanged where sites are fewer, or pinned.
+
+    Sets of sites grow exponentially with their number, and a pipeline is over MAX_SITES at most.
+    """
+    sites = job.cluster.sites
+    if len(sites) <= MAX_PLANNED_SITES or job.layout.sites is not None:
+        return job
+    power = [site.num_devices * max(site.device.peak_flops.values()) for site in sites]
+    kept = sorted(sorted(range(len(sites)), key=lambda index: -power[index])[:MAX_PLANNED_SITES])
+    names = {sites[index].name for index in kept}
+    links = tuple(link for link in job.cluster.links if link.source in names and link.target in names)
+    cluster = job.cluster.model_copy(update={"sites": tuple(sites[index] for index in kept), "links": links})
+    return job.model_copy(update={"cluster": cluster})
+
+
+def _tell_left_out(asked: Job, job: Job) -> list[str]:
+    """How many sites were not looked at, and how to have others looked at."""
+    number = len(asked.cluster.sites)
+    if number == len(job.cluster.sites):
+        return []
+    return [
+        f"Of {number:,} sites the {MAX_PLANNED_SITES} that compute most were looked at; layout.sites pins others. A "
+        "plan with others may be better."
+    ]
 
 
 def decided(job: Job, zero: int = 1) -> Job:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from farpipe.cost import JobCosts, Layout
 from farpipe.cost.money import money_of_step
@@ -92,6 +92,14 @@ def _devices(plan: Plan) -> dict[str, int]:
 def _limit_bytes(plan: Plan, rank: int) -> float:
     limit = plan.problem.ranks[rank].memory_bytes
     return plan.job.cluster.site(plan.sites[rank]).device.memory_bytes if limit is None else limit
+
+
+def money_data(plan: Plan) -> dict[str, Any]:
+    """Money, energy and carbon of a plan, per step and per million tokens, for machines."""
+    between = {name: size for name, size in plan.prediction.link_bytes.items() if is_inter_site(name)}
+    step = money_of_step(plan.job.cluster, _devices(plan), plan.prediction.step_s, between)
+    tokens = plan.job.training.tokens_per_step
+    return {"per_step": step.to_data(), "per_million_tokens": step.per_million_tokens(tokens).to_data()}
 
 
 def estimated_quote(job: Job, candidate: Candidate, costs: JobCosts, step_s: float, peak: tuple[float, float]) -> Quote:

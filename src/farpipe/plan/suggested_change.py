@@ -8,13 +8,18 @@ from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError
 from farpipe.plan.candidates import Candidate, candidates
 from farpipe.plan.evaluate import Evaluated, Rejected, describe_shortfall, evaluate
+from farpipe.plan.guided import placed
 from farpipe.plan.in_flight import minimum_in_flight
+from farpipe.plan.lattice import Lattice
 from farpipe.plan.stage_modes import fastest_possible_s, missing_bytes
 from farpipe.spec import Job, Site
 from farpipe.units import format_bytes
 
 MAX_TRIES: Final = 20
 """Candidates of a changed job that are looked into, of those whose memory is enough; nearly always the first works."""
+MAX_SITES_IN_FULL: Final = 3
+MAX_DEVICES_IN_FULL: Final = 64
+"""Of clusters up to this size all candidates are looked at."""
 MOST_DEVICES: Final = 64
 MOST_MEMORY: Final = 64.0
 """Times what there is, beyond which no remedy is sought."""
@@ -82,7 +87,16 @@ def _fits(changed: Job, costs: JobCosts) -> bool:
 
 
 def _fitting(job: Job, costs: JobCosts) -> Iterator[Candidate]:
-    return (c for c in candidates(job) if not missing_bytes(costs, c, minimum_in_flight(c)))
+    """All candidates whose memory is enough; of a large cluster the promising ones."""
+    if len(list(job.used_sites())) > MAX_SITES_IN_FULL or job.cluster.num_devices > MAX_DEVICES_IN_FULL:
+        lattice = Lattice(job, costs)
+        promises = [one for found in lattice.promises(lattice.whole, MAX_TRIES) for one in found]
+        for one in sorted(promises, key=lambda promise: promise.step_s):
+            candidate = placed(job, [lattice.sites[index] for index in one.use.order], one.layout, one.in_v)
+            if candidate is not None:
+                yield candidate
+        return
+    yield from (c for c in candidates(job) if not missing_bytes(costs, c, minimum_in_flight(c)))
 
 
 def _costs(changed: Job, costs: JobCosts) -> JobCosts:

@@ -1,0 +1,120 @@
+"""What a plan is chosen by: step time, money, energy or carbon, under limits; and the Pareto front of the choices."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from farpipe.cost.money import Money, money_of_step
+from farpipe.errors import InfeasibleError
+from farpipe.plan.quote import Quote
+from farpipe.plan.service import Planner
+from farpipe.spec import Job, Pins
+
+Objective = Literal["time", "money", "energy", "carbon"]
+OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "money", "energy", "carbon")
+USES_PER_SIZE: Final = 12
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a choice must keep; None: no limit."""
+
+    step_s: float | None = None
+    """Longest step, for a deadline: the deadline over the number of steps."""
+    usd_per_million_tokens: float | None = None
+    devices: int | None = None
+    """At all sites together."""
+    sites: tuple[str, ...] | None = None
+    """Sites that may be used: quota, or data that must stay where it is."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One choice: its quote, by closed forms, and what a million tokens cost."""
+
+    quote: Quote
+    money: Money
+    """Of a million tokens; `unpriced` names what no price was given for."""
+
+    def figure(self, objective: Objective) -> float:
+        """What `objective` wants small: seconds of a step, or USD, kWh or grams of carbon of a million tokens."""
+        figures = {
+            "time": self.quote.step_s,
+            "money": self.money.total_usd,
+            "energy": self.money.energy_kwh,
+            "carbon": self.money.carbon_g,
+        }
+        return figures[objective]
+
+
+def options(planner: Planner, job: Job, limits: Limits | None = None) -> list[Option]:
+    """The best layout of every use of sites for all devices, half of them, a quarter and so on, as far as limits allow.
+
+    The fastest first.
+    """
+    limits = limits or Limits()
+    most = min(job.cluster.num_devices, limits.devices or job.cluster.num_devices)
+    closed = {} if limits.sites is None else {s.name: 0 for s in job.cluster.sites if s.name not in limits.sites}
+    request, found = job.request, dict[tuple[object, ...], Option]()
+    while most:
+        quotes = planner.quotes(request, job.cluster, devices=closed, max_devices=most, most=USES_PER_SIZE)
+        found |= {(quote.where, quote.layout, quote.in_v): _option(job, quote) for quote in quotes}
+        most //= 2
+    allowed = [option for option in found.values() if _keeps(option, limits)]
+    return sorted(allowed, key=lambda option: option.quote.step_s)
+
+
+def _option(job: Job, quote: Quote) -> Option:
+    sent = {name: rate * quote.step_s for name, rate in quote.link_bytes_per_s.items()}
+    step = money_of_step(job.cluster, quote.devices, quote.step_s, sent)
+    return Option(quote, step.per_million_tokens(job.training.tokens_per_step))
+
+
+def _keeps(option: Option, limits: Limits) -> bool:
+    dear = limits.usd_per_million_tokens is not None and option.money.total_usd > limits.usd_per_million_tokens
+    slow = limits.step_s is not None and option.quote.step_s > limits.step_s
+    return not dear and not slow
+
+
+def pareto(choices: Iterable[Option], objectives: Sequence[Objective] = ("time", "money")) -> list[Option]:
+    """The choices that no other beats in one objective without losing in another, the fastest first."""
+    every = sorted(choices, key=lambda option: [option.figure(name) for name in objectives])
+    front: list[Option] = []
+    for option in every:
+        figures = [option.figure(name) for name in objectives]
+        if not any(all(f.figure(n) <= x for n, x in zip(objectives, figures, strict=True)) for f in front):
+            front.append(option)
+    return front
+
+
+def choose(choices: Sequence[Option], objective: Objective) -> Option:
+    """The best choice; InfeasibleError when no choice keeps the limits, or when a price that matters is missing."""
+    if not choices:
+        raise InfeasibleError("no layout keeps all limits: allow more time, money, devices or sites")
+    best = min(choices, key=lambda option: (option.figure(objective), option.quote.step_s))
+    needed = {
+        "time": (),
+        "money": ("rent", "electricity", "egress"),
+        "energy": ("power",),
+        "carbon": ("power", "carbon"),
+    }
+    missing = [name for name in best.money.unpriced if name.split()[0] in needed[objective]]
+    if objective != "time" and best.figure(objective) == 0.0 and missing:
+        raise InfeasibleError(f"objective {objective!r}: there is no figure for {', '.join(missing)}")
+    return best
+
+
+def pinned_to(job: Job, option: Option) -> Job:
+    """The job pinned to a choice, for `make_plan` to divide its layers and order it."""
+    at, quote = option.quote.layout, option.quote
+    pins = Pins(
+        pipeline=at.pipeline,
+        data=at.data,
+        tensor=at.tensor,
+        virtual=at.virtual,
+        sites=quote.sites,
+        num_microbatches=at.num_microbatches,
+        replicas="across" if at.replica_sites else "inside",
+    )
+    size = {"microbatch_size": at.microbatch_size}
+    return job.model_copy(update={"layout": pins, "training": job.training.model_copy(update=size)})

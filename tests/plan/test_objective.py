@@ -1,0 +1,68 @@
+import pytest
+
+from farpipe.errors import InfeasibleError
+from farpipe.plan import Planner, make_plan
+from farpipe.plan.objective import Limits, choose, options, pareto, pinned_to
+from farpipe.spec import Prices
+from plan.jobs import both_ways, job, site
+
+
+def priced(name, rent, devices=4):
+    prices = Prices(rent_usd_per_device_hour=rent, electricity_usd_per_mwh=-5.0, egress_usd_per_gb=0.05)
+    place = site(name, devices)
+    watts = place.device.model_copy(update={"power_w": 400.0})
+    return place.model_copy(update={"prices": prices, "device": watts})
+
+
+JOB = job([priced("dear", 4.0), priced("cheap", 1.0)], both_ways("dear", "cheap"), tensor=1)
+
+
+@pytest.fixture(scope="module")
+def choices():
+    return options(Planner(), JOB)
+
+
+def test_time_takes_more_than_money_does(choices):
+    fast, cheap = choose(choices, "time"), choose(choices, "money")
+    assert fast.quote.step_s < cheap.quote.step_s
+    assert cheap.quote.sites == ("cheap",)
+    assert cheap.money.total_usd < fast.money.total_usd
+
+
+def test_no_choice_on_the_front_is_beaten_and_every_other_is(choices):
+    front = pareto(choices)
+    assert 1 < len(front) < len(choices)
+    figures = [(o.quote.step_s, o.money.total_usd) for o in front]
+    for option in choices:
+        assert any(step_s <= option.quote.step_s and usd <= option.money.total_usd for step_s, usd in figures)
+    for one in front:
+        assert not any(o.quote.step_s < one.quote.step_s and o.money.total_usd < one.money.total_usd for o in choices)
+
+
+def test_limits_are_kept():
+    limits = Limits(devices=4, sites=("dear",))
+    found = options(Planner(), JOB, limits)
+    assert found
+    assert {option.quote.sites for option in found} == {("dear",)}
+    assert all(option.quote.num_devices <= 4 for option in found)
+    assert all(o.quote.step_s <= 0.5 for o in options(Planner(), JOB, Limits(step_s=0.5)))
+    with pytest.raises(InfeasibleError, match="no layout keeps all limits"):
+        choose(options(Planner(), JOB, Limits(step_s=1e-9)), "time")
+
+
+def test_a_missing_price_is_named_not_taken_for_nothing():
+    free = job([site("a")], tensor=1)
+    with pytest.raises(InfeasibleError, match="objective 'money': there is no figure for rent at a"):
+        choose(options(Planner(), free), "money")
+
+
+def test_a_negative_electricity_price_lowers_the_sum(choices):
+    assert all(option.money.electricity_usd < 0 for option in choices)
+
+
+def test_the_plan_of_a_choice_is_that_choice(choices):
+    cheap = choose(choices, "money")
+    plan = make_plan(pinned_to(JOB, cheap))
+    assert plan.where == cheap.quote.where
+    assert (plan.layout.pipeline, plan.layout.data) == (cheap.quote.layout.pipeline, cheap.quote.layout.data)
+    assert plan.prediction.step_s == pytest.approx(cheap.quote.step_s, rel=0.25)
