@@ -12,7 +12,7 @@ POSITIVE_SECONDS = st.integers(1, 12).map(lambda n: n / 2)
 
 
 @st.composite
-def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECONDS, with_sync=True, with_chains=False):
+def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECONDS, with_sync=True, with_chains=True):
     """Any Problem: several stages per rank, figures per microbatch, links shared by hops and by collectives."""
     num_ranks = draw(st.integers(1, max_ranks))
     num_stages = draw(st.integers(num_ranks, max(num_ranks, max_stages)))

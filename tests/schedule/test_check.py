@@ -137,7 +137,7 @@ def test_many_ranks_and_actions_are_drawn_in_a_window():
     assert lines[lines.index(arrow) - 1][arrow.index("^") :].split()[0] == str(broken[90])
 
 
-@given(problems_with_schedules(with_chains=True), st.data())
+@given(problems_with_schedules(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_damage_to_a_valid_schedule_is_noticed(pair, data):
     problem, schedule = pair
@@ -153,7 +153,7 @@ def test_damage_to_a_valid_schedule_is_noticed(pair, data):
         check(problem, Schedule(schedule.num_microbatches, tuple(map(tuple, rows))))
 
 
-@given(problems_with_schedules(with_chains=True), st.data())
+@given(problems_with_schedules(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_compiled_rules_accept_exactly_what_the_worded_ones_do(pair, data):
     """Any one action replaced, moved, doubled or left out, on the same rank or another."""
@@ -197,7 +197,7 @@ def test_large_schedules_are_told_the_same_errors(broken, monkeypatch):
     assert told[0] == told[1]
 
 
-@given(problems_with_schedules(with_chains=True))
+@given(problems_with_schedules())
 @settings(max_examples=100, deadline=None)
 def test_a_step_gives_back_what_it_took(pair):
     problem, schedule = pair

@@ -8,9 +8,10 @@ from farpipe.schedule import Action, Schedule, check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders
+from farpipe.search.one_by_one import one_by_one
 from farpipe.search.step import Player, fits_memory, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
-from farpipe.step import Problem, Rank
+from farpipe.step import Problem, Rank, least_activation_bytes
 from strategies import POSITIVE_SECONDS, problems
 from two_sites import two_sites
 
@@ -35,6 +36,11 @@ def brute_force_s(problem, kinds="FIW"):
     idle = [()] * problem.num_ranks
 
     def fits(rank, row):
+        chains, place = problem.chains, {action: index for index, action in enumerate(row)}
+        for stage, kind, j in row:
+            before = chains.previous[j] if kind == "F" else chains.next[j] if kind == kinds[1] else -1
+            if before >= 0 and place[stage, kind, int(before)] > place[stage, kind, j]:
+                return False
         alone = Schedule(problem.num_microbatches, (*idle[:rank], row, *idle[rank + 1 :]))
         return fits_memory(player.step, to_orders(alone))
 
@@ -45,9 +51,13 @@ def brute_force_s(problem, kinds="FIW"):
 
 def exactly(problem, split=True, **options):
     step = search_step(problem)
-    return solve(
-        step, greedy_orders(step, split=split)[-1], lower_bound_s(problem), time_limit_s=5, split=split, **options
-    )
+    return solve(step, first_answer(step, split), lower_bound_s(problem), time_limit_s=5, split=split, **options)
+
+
+def first_answer(step, split=True):
+    """Greedy's worst, or what fits wherever anything does."""
+    found, orders = greedy_orders(step, split=split), to_orders(one_by_one(step.problem))
+    return found[-1] if found else (Player(step).makespan_s(orders), orders)
 
 
 def with_a_link_each(problem: Problem) -> Problem:
@@ -66,7 +76,10 @@ def with_a_link_each(problem: Problem) -> Problem:
 
 
 def with_room(problem, room):
-    ranks = tuple(rank.model_copy(update={"memory_bytes": room}) for rank in problem.ranks)
+    """So much memory on every rank, but what one sequence needs; None: unlimited."""
+    least = least_activation_bytes(problem).tolist()
+    rooms = [room if room is None else max(room, need) for need in least]
+    ranks = tuple(Rank(memory_bytes=room) for room in rooms)
     return problem.model_copy(update={"ranks": ranks})
 
 
@@ -108,10 +121,9 @@ def test_its_bound_holds_and_its_answer_is_possible_on_any_tiny_problem(problem)
 @settings(max_examples=40, deadline=None)
 def test_no_bound_is_above_what_the_exact_search_finds(problem, factor):
     """Several stages per rank, shared links, collectives, little memory; the search is not told the bound."""
-    rooms = [factor * 2.0 * len(stages) for stages in problem.stages_of_rank]
-    ranks = tuple(Rank(memory_bytes=room) for room in rooms)
+    ranks = tuple(Rank(memory_bytes=factor * need) for need in least_activation_bytes(problem).tolist())
     step = search_step(problem.model_copy(update={"ranks": ranks}))
-    found = solve(step, greedy_orders(step)[-1], 0.0, time_limit_s=2)
+    found = solve(step, first_answer(step), 0.0, time_limit_s=2)
     assert lower_bound_s(step.problem) <= found.makespan_s * (1 + 1e-9)
 
 

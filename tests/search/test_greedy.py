@@ -6,6 +6,8 @@ from farpipe.schedule import check
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.step import search_step, to_schedule
 from farpipe.simulate import simulate
+from farpipe.step import Rank, least_activation_bytes
+from pipelines import pipeline
 from strategies import problems
 from two_sites import two_sites
 
@@ -27,15 +29,34 @@ def test_greedy_is_as_good_as_was_measured(times, delay, published):
 
 
 def with_memory(problem, factor):
-    """The problem with room for `factor` times what one microbatch needs on a rank."""
-    ranks = tuple(
-        rank.model_copy(update={"memory_bytes": factor * 2.0 * len(stages)})
-        for rank, stages in zip(problem.ranks, problem.stages_of_rank, strict=True)
-    )
+    """The problem with memory for `factor` times what one sequence needs on a rank."""
+    ranks = tuple(Rank(memory_bytes=factor * need) for need in least_activation_bytes(problem).tolist())
     return problem.model_copy(update={"ranks": ranks})
 
 
 @given(problems(), st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_whatever_it_finds_with_chains_is_sound(problem, factor, split):
+    tight = with_memory(problem, factor)
+    for makespan_s, orders in greedy_orders(search_step(tight), split=split):
+        schedule = to_schedule(orders, tight.num_microbatches, "greedy")
+        check(tight, schedule)
+        assert simulate(tight, schedule).makespan_s == makespan_s
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 4), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_it_finds_an_order_of_sequences_of_equally_many_slices_in_little_memory(num_ranks, num_chains, slices, split):
+    problem = pipeline(num_ranks, num_chains * slices, stash=1.0)
+    stages = tuple(stage.model_copy(update={"chain_bytes": 0.5}) for stage in problem.stages)
+    follows = tuple(None if j % slices == 0 else j - 1 for j in range(num_chains * slices))
+    problem = with_memory(problem.model_copy(update={"stages": stages, "follows": follows}), 1.0)
+    found = greedy_orders(search_step(problem), split=split)
+    assert found
+    check(problem, to_schedule(found[0][1], problem.num_microbatches, "greedy"))
+
+
+@given(problems(with_chains=False), st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_where_one_microbatch_fits_every_try_ends_in_a_sound_order(problem, factor, split):
     tight = with_memory(problem, factor)

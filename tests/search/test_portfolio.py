@@ -11,7 +11,7 @@ from farpipe.schedule.library import ORDERS, order
 from farpipe.search import METHODS, search
 from farpipe.search.step import fits_memory, search_step, to_orders
 from farpipe.simulate import simulate
-from farpipe.step import Rank
+from farpipe.step import Rank, least_activation_bytes
 from strategies import problems
 from two_sites import two_sites
 
@@ -52,7 +52,7 @@ def test_more_memory_never_makes_a_proven_answer_worse(problem, seed):
     """True of the model: what fits little memory fits more. Of the search where it finds the best of all orders."""
     before_s, num_proven = math.inf, 0
     for factor in (1.0, 1.5, 2.0, 3.0):
-        rooms = [factor * 2.0 * len(stages) for stages in problem.stages_of_rank]
+        rooms = [factor * need for need in least_activation_bytes(problem).tolist()]
         found = search(
             problem.model_copy(update={"ranks": tuple(Rank(memory_bytes=room) for room in rooms)}), 2.0, seed
         )

@@ -46,7 +46,7 @@ def changed(path, value):
     return json.dumps(data)
 
 
-@given(problems(with_chains=True))
+@given(problems())
 @settings(max_examples=100, deadline=None)
 def test_json_survives_a_round_trip(problem):
     again = Problem.from_json(problem.to_json())

@@ -8,14 +8,14 @@ from typing import Any, Final
 import numpy as np
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.schedule import KINDS, Schedule, check, peak_memory_bytes
+from farpipe.schedule import Schedule, check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import exceeds
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import SEARCHES, Found, Progress, search
 from farpipe.simulate import Timeline, simulate
 from farpipe.simulate.lowering import encode
-from farpipe.step import Problem
+from farpipe.step import Problem, byte_tables
 from farpipe.strict import nearest
 
 V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")
@@ -74,12 +74,7 @@ def try_quickly(method: str, problem: Problem, limit_s: float = math.inf) -> Out
 def _fits(problem: Problem, schedule: Schedule) -> bool:
     """Rule 6 of `check`, for all actions at once."""
     codes, begin = encode(schedule)
-    held, kept = (problem.table(name).reshape(-1) for name in ("activation_bytes", "weight_stash_bytes"))
-    which, kind = codes >> 2, codes & 3
-    taken = np.where(kind == KINDS.index("F"), held[which], 0.0)
-    given = np.select(
-        [kind == KINDS.index(letter) for letter in "BIW"], [held[which], held[which] - kept[which], kept[which]], 0.0
-    )
+    taken, given = (table[codes] for table in byte_tables(problem))
     used = np.cumsum(taken) - np.concatenate(([0.0], np.cumsum(given)[:-1]))
     for rank, spec in enumerate(problem.ranks):
         mine = slice(begin[rank], begin[rank + 1])

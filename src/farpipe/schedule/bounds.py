@@ -1,5 +1,6 @@
 """Lower bounds: no schedule of a Problem can be faster. Each with the sketch of its proof."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -39,12 +40,31 @@ def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
 
 
 def critical_path_s(problem: Problem) -> float:
-    """One microbatch through all stages and back, with every message on its way alone, and the W of stage 0."""
+    """One sequence through all stages and back, with every message on its way alone, and the W of stage 0.
+
+    Of a chain the slices follow each other on every stage, backwards in reverse.
+    """
     forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
-    way = (forward + inputs).sum(axis=0) + weights[0]
-    for index in range(problem.num_stages - 1):
-        way = way + _travel_s(problem, index, "forward") + _travel_s(problem, index, "backward")
-    return float(way.max())
+    chains, done = problem.chains, np.zeros(problem.num_microbatches)
+    for stage in range(problem.num_stages):
+        there = done + _travel_s(problem, stage - 1, "forward") if stage else done
+        done = _one_by_one(there, forward[stage], chains.previous, range(problem.num_microbatches))
+    for stage in reversed(range(problem.num_stages)):
+        there = done + _travel_s(problem, stage, "backward") if stage + 1 < problem.num_stages else done
+        done = _one_by_one(there, inputs[stage], chains.next, reversed(range(problem.num_microbatches)))
+    return float((done + weights[0]).max())
+
+
+def _one_by_one(
+    there: NDArray[np.float64], durations: NDArray[np.float64], before: NDArray[np.int64], sequence: Iterable[int]
+) -> NDArray[np.float64]:
+    """When every microbatch is done at the earliest if it is `there` then, and after the slice `before` it."""
+    done = there + durations
+    if (before >= 0).any():
+        for j in sequence:
+            if before[j] >= 0:
+                done[j] = max(there[j], done[before[j]]) + durations[j]
+    return np.asarray(done)
 
 
 def link_work_s(problem: Problem) -> float:

@@ -9,7 +9,7 @@ own simulator makes of its order.
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from farpipe.search.step import Orders, Player, SearchStep, fits_memory
 from farpipe.search.ticks import Ticks, choose_ticks
 from farpipe.simulate.lowering import BACKWARD, FORWARD, Ints
+from farpipe.step.chains import NOBODY
 
 _MEMORY_UNITS: Final = 1_000_000
 _MAX_PAIRS: Final = 2_000
@@ -162,7 +163,7 @@ def _build(
 
 
 def _cells(step: SearchStep) -> Iterator[tuple[int, int]]:
-    num_stages, num_microbatches = step.held_bytes.shape
+    num_stages, num_microbatches = step.shape
     return ((stage, j) for stage in range(num_stages) for j in range(num_microbatches))
 
 
@@ -186,7 +187,7 @@ def _add_messages(built: _Model) -> None:
     """`arrival` of every message at its consumer; those on a link are intervals there."""
     step, model = built.step, built.model
     sizes, latency = built.ticks.down(step.arrays.transfer_s), built.ticks.down(step.arrays.latency_s)
-    num_stages = step.held_bytes.shape[0]
+    num_stages = step.shape[0]
     for way, kind, shift in ((FORWARD, 0, 1), (BACKWARD, built.back, -1)):
         for stage, j in _cells(step):
             if not 0 <= stage + shift < num_stages:
@@ -229,8 +230,9 @@ def _add_first_come(built: _Model, in_order: bool) -> None:
 
 
 def _add_precedence(built: _Model, in_order: bool) -> None:
-    """F before I before W, nothing before its message, and microbatches in their sequence."""
-    model, num_microbatches = built.model, built.step.held_bytes.shape[1]
+    """F before I before W, nothing before its message, slices of a sequence in theirs, and microbatches in order."""
+    model, num_microbatches = built.model, built.step.shape[1]
+    chains = built.step.problem.chains
     for stage, j in _cells(built.step):
         model.add(built.begin(stage, built.back, j) >= built.end(stage, 0, j))
         if built.split:
@@ -238,39 +240,38 @@ def _add_precedence(built: _Model, in_order: bool) -> None:
         for way, kind in ((FORWARD, 0), (BACKWARD, built.back)):
             if (way, stage, j) in built.arrival:
                 model.add(built.begin(stage, kind, j) >= built.arrival[way, stage, j])
+        if (before := int(chains.previous[j])) != NOBODY:
+            model.add(built.begin(stage, 0, j) >= built.end(stage, 0, before))
+            model.add(built.begin(stage, built.back, before) >= built.end(stage, built.back, j))
         if in_order and j + 1 < num_microbatches:
-            for kind in built.kinds:
-                model.add(built.begin(stage, kind, j + 1) >= built.end(stage, kind, j))
+            model.add(built.begin(stage, 0, j + 1) >= built.end(stage, 0, j))
+            one, other = map(int, chains.backwards[j : j + 2])
+            for kind in built.kinds[1:]:
+                model.add(built.begin(stage, kind, other) >= built.end(stage, kind, one))
 
 
 def _add_memory(built: _Model, in_order: bool) -> None:
     step = built.step
     for rank in range(step.arrays.num_ranks):
         stages = step.stages[step.stages_begin[rank] : step.stages_begin[rank + 1]]
-        if len(stages) and np.isfinite(step.room_bytes[rank]):
-            held, kept = (
-                step.held_bytes[stages],
-                step.kept_bytes[stages] if built.split else 0.0 * step.kept_bytes[stages],
-            )
-            if held.sum() > step.room_bytes[rank]:
-                _add_rank_memory(built, rank, stages, np.minimum(held, kept), held)
-                if in_order:
-                    _add_windows(built, rank, stages, held)
+        if sum(float(holding.size[stages].sum()) for holding in step.holdings) > step.room_bytes[rank]:
+            _add_rank_memory(built, rank, stages)
+            if in_order:
+                _add_windows(built, rank, stages, step.activation_bytes[stages])
 
 
-def _add_rank_memory(built: _Model, rank: int, stages: Ints, kept: Any, held: Any) -> None:
-    """Two intervals per microbatch: from F to the end of I what I gives back, from F to the end of W the rest."""
-    parts = [(kept, built.last), (held - kept, built.back)]
+def _add_rank_memory(built: _Model, rank: int, stages: Ints) -> None:
+    """An interval for every holding of every stage and microbatch."""
+    kind_of = {0: 0, 1: built.back, 2: built.last}
     intervals, demands = [], []
-    for place, stage in enumerate(stages.tolist()):
-        for j in range(held.shape[1]):
-            for part, kind in parts:
-                if part[place, j] > 0:
-                    size = built.model.new_int_var(0, built.horizon, "")
-                    intervals.append(
-                        built.model.new_interval_var(built.begin(stage, 0, j), size, built.end(stage, kind, j), "")
-                    )
-                    demands.append(float(part[place, j]))
+    for holding, stage in product(built.step.holdings, stages.tolist()):
+        for j, part in enumerate(holding.size[stage].tolist()):
+            if part > 0:
+                size = built.model.new_int_var(0, built.horizon, "")
+                begin = built.begin(stage, kind_of[holding.taken_by], int(holding.taker[j]))
+                end = built.end(stage, kind_of[holding.freed_by], j)
+                intervals.append(built.model.new_interval_var(begin, size, end, ""))
+                demands.append(part)
     capacity, units = memory_units(float(built.step.room_bytes[rank]), np.array(demands))
     built.model.add_cumulative(intervals, units, capacity)
 
@@ -289,10 +290,11 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
         if not held[place].min() > 0:
             continue
         window = int(min(built.step.room_bytes[rank] / held[place].min(), held.shape[1]))
-        all_stash = (built.step.kept_bytes[stage] >= held[place]).all()
+        all_stash = (built.step.problem.table("weight_stash_bytes")[stage] >= held[place]).all()
         kind = built.last if all_stash else built.back
+        backwards = built.step.problem.chains.backwards
         for j in range(window, held.shape[1]):
-            built.model.add(built.begin(stage, 0, j) >= built.end(stage, kind, j - window))
+            built.model.add(built.begin(stage, 0, j) >= built.end(stage, kind, int(backwards[j - window])))
 
 
 def _add_gathers(built: _Model) -> None:
@@ -300,7 +302,7 @@ def _add_gathers(built: _Model) -> None:
     arrays, model = built.step.arrays, built.model
     sizes, latency = built.ticks.down(arrays.sync_s), built.ticks.down(arrays.latency_s)
     lag = int(built.ticks.down(arrays.lag_s))
-    num_stages, num_microbatches = built.step.held_bytes.shape
+    num_stages, num_microbatches = built.step.shape
     for stage in range(num_stages):
         link = int(arrays.sync_link[0, stage])
         if link >= 0:
@@ -320,7 +322,7 @@ def _collective(built: _Model, link: int, size: int, ready: list[Any]) -> Any:
 
 def _add_ends(built: _Model) -> None:
     """The step ends no earlier than anything."""
-    arrays, (num_stages, num_microbatches) = built.step.arrays, built.step.held_bytes.shape
+    arrays, (num_stages, num_microbatches) = built.step.arrays, built.step.shape
     sizes, latency = built.ticks.down(arrays.sync_s), built.ticks.down(arrays.latency_s)
     for stage in range(num_stages):
         ends = [built.end(stage, built.last, j) for j in range(num_microbatches)]
@@ -358,7 +360,7 @@ def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[f
 
 def _orders_of(start: dict[int, int], built: _Model) -> Orders:
     """The order of start times on every rank; of equal ones what takes no time comes first."""
-    num_microbatches = built.step.held_bytes.shape[1]
+    num_microbatches = built.step.shape[1]
     of_rank: list[list[int]] = [[] for _ in range(built.step.arrays.num_ranks)]
     for code in start:
         of_rank[built.step.arrays.rank_of_stage[(code >> 2) // num_microbatches]].append(code)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from farpipe.schedule import KINDS
 from farpipe.search.step import Orders, Player, SearchStep, fits_memory
 from farpipe.simulate.lowering import BACKWARD, FORWARD, Floats, Ints
 
@@ -31,16 +32,32 @@ def greedy_orders(
     compiled: Any = greedy_kernel.greedy
     player = Player(step)
     found: dict[bytes, tuple[float, Orders]] = {}
+    chains = step.problem.chains
+    nothing = np.zeros(step.shape[1], np.int64)
+    sequence = (chains.backwards, chains.forwards_needed() if chains.any else nothing)
     most = max(1, max_actions // step.num_actions)
-    memory = (step.held_bytes, step.kept_bytes, step.room_bytes)
+    shape = (*step.shape, len(KINDS))
+    memory = (step.taken_bytes.reshape(shape), step.freed_bytes.reshape(shape), step.room_bytes, _reserves(step))
     for (in_flight, taste), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():
             break
         where = (step.arrays.num_ranks, step.stages, step.stages_begin)
-        orders = compiled(step.tables, *where, *memory, in_flight, taste)
+        orders = compiled(step.tables, *where, memory, sequence, in_flight, taste)
         if orders[0].size and (key := orders[0].tobytes()) not in found and fits_memory(step, orders):
             found[key] = player.makespan_s(orders), orders
     return sorted(found.values(), key=lambda pair: pair[0])
+
+
+def _reserves(step: SearchStep) -> Floats:
+    """[S]: what one microbatch (of chains the largest one, whole) needs in all later stages of the same rank, and the
+    gradients of keys and values of a chain in one stage: what forwards that nobody waits for leave free."""
+    sums = step.problem.chains.sums
+    activation = sums(step.activation_bytes).max(axis=1)
+    chain = sums(step.problem.table("chain_bytes")).max(axis=1)
+    reserve = np.zeros(step.shape[0])
+    for mine in map(list, step.problem.stages_of_rank):
+        reserve[mine] = activation[mine][::-1].cumsum()[::-1] - activation[mine] + chain[mine].max(initial=0.0)
+    return reserve
 
 
 def tries(step: SearchStep, split: bool) -> Iterator[tuple[Ints, Floats]]:
@@ -55,7 +72,7 @@ def tries(step: SearchStep, split: bool) -> Iterator[tuple[Ints, Floats]]:
 
 def depths(step: SearchStep) -> Iterator[Ints]:
     """How many microbatches may be in flight per stage: any that fit; then what hides the round trip, and around it."""
-    num_stages, num_microbatches = step.held_bytes.shape
+    num_stages, num_microbatches = step.shape
     everything = np.full(num_stages, num_microbatches, np.int32)
     yield everything
     hiding = round_trips_s(step) / max(float(step.arrays.duration_s[[0, 3]].sum(axis=0).mean(axis=1).max()), 1e-300)

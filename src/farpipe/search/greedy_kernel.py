@@ -18,10 +18,12 @@ W (1) or B (0)."""
 
 @njit(cache=True)
 def greedy(  # type: ignore[no-untyped-def]
-    tables, num_ranks, stages, stages_begin, held, kept, room, in_flight, taste
+    tables, num_ranks, stages, stages_begin, memory, sequence, in_flight, taste
 ):
     """The orders (codes, begin), at most `in_flight` [S] microbatches between F and the end of W of a stage.
 
+    `memory` = (taken [S, M, 4], freed [S, M, 4], room [R], reserve [S]); `sequence` = (the microbatches in the order of
+    their backwards [M], how many forwards each of these needs [M], zero without chains).
     Stages without room for anything else get their W's done first, and an F only starts when the rank keeps room for
     one microbatch in every later stage of its own: so the oldest microbatch can always go on, and nothing gets stuck
     where one microbatch fits. Returns no codes where even that does not.
@@ -33,9 +35,8 @@ def greedy(  # type: ignore[no-untyped-def]
     arrival = np.full((2, num_stages, num_microbatches), np.inf)
     arrival[0, 0], arrival[1, num_stages - 1] = tables[9], tables[9]
     free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, _I, np.int32)
-    reserve = _reserves(stages, stages_begin, held, num_ranks)
     state = (done, arrival, free, used, last, gate, link_free)
-    limits = (stages, stages_begin, held, kept, room, reserve, in_flight)
+    limits = (stages, stages_begin, memory, sequence, in_flight)
     next_start, next_code = np.empty(num_ranks), np.empty(num_ranks, np.int64)
     for rank in range(num_ranks):
         next_start[rank], next_code[rank] = _choose(rank, tables, state, limits, taste)
@@ -64,16 +65,6 @@ def _gathers(tables, gate, link_free):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _reserves(stages, stages_begin, held, num_ranks):  # type: ignore[no-untyped-def]
-    """Per stage the room that one microbatch needs in all later stages of the same rank."""
-    reserve = np.zeros(stages.size)
-    for rank in range(num_ranks):
-        for at in range(stages_begin[rank + 1] - 2, stages_begin[rank] - 1, -1):
-            reserve[stages[at]] = reserve[stages[at + 1]] + held[stages[at + 1]].max()
-    return reserve
-
-
-@njit(cache=True)
 def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
     begin = np.zeros(num_ranks + 1, np.int32)
     begin[1:] = np.cumsum(np.bincount(owner, minlength=num_ranks))
@@ -90,7 +81,8 @@ def _choose(rank, tables, state, limits, taste):  # type: ignore[no-untyped-def]
     num_microbatches = tables[0][1]
     free = state[2][rank]
     forward_s, forward, blocked = _next_forward(rank, state, limits, taste)
-    backward_s, backward = _next_backward(rank, state, limits)
+    backward_s, backward, waits_for_memory = _next_backward(rank, state, limits, taste)
+    blocked |= waits_for_memory
     weight = _next_weight(rank, state, limits) if taste[SPLIT] > 0 else -1
     back = _I if taste[SPLIT] > 0 else _B
     forward_code = 4 * forward + _F
@@ -98,7 +90,7 @@ def _choose(rank, tables, state, limits, taste):  # type: ignore[no-untyped-def]
     if weight >= 0:
         weight_s = tables[1][(_W * tables[0][0] * num_microbatches) + weight]
         soonest = min(forward_s, backward_s)
-        if blocked and taste[FREE_BY_WEIGHTS] > 0:
+        if blocked and (taste[FREE_BY_WEIGHTS] > 0 or waits_for_memory):
             soonest = np.inf
         if soonest - free > 0 and soonest - free >= weight_s * (1 - taste[OVERSHOOT]):
             return free, 4 * weight + _W
@@ -120,7 +112,7 @@ def _prefers_forward(last, taste):  # type: ignore[no-untyped-def]
 def _next_forward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting that has arrived)."""
     done, arrival, free, used, _, gate, _ = state
-    stages, stages_begin, held, _, room, reserve, in_flight = limits
+    stages, stages_begin, (taken, _, room, reserve), (_, needed), in_flight = limits
     num_microbatches = arrival.shape[2]
     best_s, best, blocked = np.inf, -1, False
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
@@ -129,8 +121,9 @@ def _next_forward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
         if microbatch == num_microbatches:
             continue
         start = max(free[rank], arrival[0, stage, microbatch], gate[stage])
-        full = used[rank] + held[stage, microbatch] + reserve[stage] > room[rank]
-        if full or microbatch - done[_W, stage] >= in_flight[stage]:
+        is_needed = microbatch < needed[done[_I, stage]]
+        full = used[rank] + taken[stage, microbatch, _F] + (0.0 if is_needed else reserve[stage]) > room[rank]
+        if full or (microbatch - done[_W, stage] >= in_flight[stage] and not is_needed):
             blocked |= full and start <= free[rank]
         elif start < best_s or (start == best_s and taste[DEEP_FORWARDS] > 0):
             best_s, best = start, stage * num_microbatches + microbatch
@@ -138,33 +131,41 @@ def _next_forward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _next_backward(rank, state, limits):  # type: ignore[no-untyped-def]
-    """(when it can start, slot); of several stages the earliest, whose gradient has the longest way behind it."""
-    done, arrival, free = state[0], state[1], state[2]
-    stages, stages_begin = limits[0], limits[1]
+def _next_backward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
+    """(when it can start, slot, whether memory keeps one waiting); of several stages the earliest, whose gradient has
+    the longest way behind it."""
+    done, arrival, free, used = state[0], state[1], state[2], state[3]
+    stages, stages_begin, (taken, _, room, _), (backwards, _), _ = limits
     num_microbatches = arrival.shape[2]
-    best_s, best = np.inf, -1
+    kind = _I if taste[SPLIT] > 0 else _B
+    best_s, best, blocked = np.inf, -1, False
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
         stage = stages[at]
-        microbatch = done[_I, stage]
+        if done[_I, stage] == num_microbatches:
+            continue
+        microbatch = backwards[done[_I, stage]]
         if microbatch < done[_F, stage]:
             start = max(free[rank], arrival[1, stage, microbatch])
-            if start < best_s:
+            takes = taken[stage, microbatch, kind]
+            if start < np.inf and takes > 0 and used[rank] + takes > room[rank]:
+                blocked = True
+            elif start < best_s:
                 best_s, best = start, stage * num_microbatches + microbatch
-    return best_s, best
+    return best_s, best, blocked
 
 
 @njit(cache=True)
 def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
     """The slot whose W frees most memory, or -1."""
     done = state[0]
-    stages, stages_begin, kept = limits[0], limits[1], limits[3]
+    stages, stages_begin, (_, freed, _, _), (backwards, _), _ = limits
     best, most = -1, -1.0
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
         stage = stages[at]
-        microbatch = done[_W, stage]
-        if microbatch < done[_I, stage] and kept[stage, microbatch] > most:
-            best, most = stage * kept.shape[1] + microbatch, kept[stage, microbatch]
+        if done[_W, stage] < done[_I, stage]:
+            microbatch = backwards[done[_W, stage]]
+            if freed[stage, microbatch, _W] > most:
+                best, most = stage * backwards.size + microbatch, freed[stage, microbatch, _W]
     return best
 
 
@@ -173,22 +174,19 @@ def _do(rank, start, code, tables, state, limits):  # type: ignore[no-untyped-de
     """Do an action, send its message; returns the rank that gets it, or -1."""
     shape, duration_s, rank_of_stage = tables[0], tables[1], tables[2]
     done, arrival, free, used, last, _, _ = state
-    held, kept = limits[2], limits[3]
+    taken, freed = limits[2][0], limits[2][1]
     kind, slot = code & 3, code >> 2
     stage, microbatch = slot // shape[1], slot % shape[1]
     free[rank] = start + duration_s[kind * shape[0] * shape[1] + slot]
     last[rank] = kind if kind != _W else last[rank]
-    if kind == _W:
-        done[_W, stage] += 1
-        used[rank] -= kept[stage, microbatch]
-        return -1
-    if kind == _F:
-        done[_F, stage] += 1
-        used[rank] += held[stage, microbatch]
+    used[rank] += taken[stage, microbatch, kind] - freed[stage, microbatch, kind]
+    if kind != _B:
+        done[kind, stage] += 1
     else:
         done[_I, stage] += 1
-        used[rank] -= held[stage, microbatch] - (kept[stage, microbatch] if kind == _I else 0.0)
-        done[_W, stage] += 1 if kind == _B else 0
+        done[_W, stage] += 1
+    if kind == _W:
+        return -1
     way = 0 if kind == _F else 1
     target = stage + 1 - 2 * way
     if target < 0 or target >= shape[0]:

@@ -71,10 +71,19 @@ def _anneal(player: Player, walk: Walk, num_evaluations: int, heat: float, targe
     step = player.step
     compiled: Any = local_kernel.anneal
     codes, begin = walk.orders[0].copy(), walk.orders[1]
-    memory = (step.held_bytes, step.kept_bytes, step.room_bytes)
+    memory = (step.taken_bytes, step.freed_bytes, step.room_bytes)
+    chains = step.problem.chains
     unit = step.mean_action_s
     temperatures_s = (heat * unit, COLD * unit) if unit else (1e-12, 1e-12)
-    where: tuple[Any, ...] = (codes, begin, step.tables, player.out(codes.size), player.scratch, memory)
+    where: tuple[Any, ...] = (
+        codes,
+        begin,
+        step.tables,
+        player.out(codes.size),
+        player.scratch,
+        memory,
+        (chains.previous, chains.next),
+    )
     makespan_s, _ = compiled(
         *where, step.work_s, temperatures_s, num_evaluations, step.alike, target_s * (1 + 1e-12), seed
     )

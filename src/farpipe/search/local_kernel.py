@@ -23,18 +23,30 @@ _ON_PATH = 0.95
 
 @njit(cache=True, nogil=True)
 def anneal(  # type: ignore[no-untyped-def]
-    codes, begin, tables, out, scratch, memory, rank_work_s, temperatures_s, num_evaluations, renumber, target_s, seed
+    codes,
+    begin,
+    tables,
+    out,
+    scratch,
+    memory,
+    slices,
+    rank_work_s,
+    temperatures_s,
+    num_evaluations,
+    renumber,
+    target_s,
+    seed,
 ):
     """Improve `codes` in place into the best orders found; returns (makespan_s, evaluations done).
 
-    `memory` = (held [S, M], kept [S, M], room [R]); temperatures fall from the first to the second of
-    `temperatures_s`. Stops early at `target_s`.
+    `memory` = (taken, freed, both by code, room [R]); `slices` = (the slice before, the one after) [M]; temperatures
+    fall from the first to the second of `temperatures_s`. Stops early at `target_s`.
     """
     np.random.seed(seed)
     num_ranks, rank_of_stage = begin.size - 1, tables[2]
     current, level, place = codes.copy(), np.empty(codes.size), np.empty(4 * tables[0][0] * tables[0][1], np.int32)
     _lay_out(current, begin, memory, level, place)
-    state = (current, begin, memory, level, place, tables[0][1], rank_of_stage)
+    state = (current, begin, memory, level, place, tables[0][1], rank_of_stage, slices)
     undo = (np.empty((_MAX_CHAIN, 3), np.int64), np.empty((_MAX_CHAIN, MAX_STRETCH), np.int32))
     cursor = np.empty(4 * tables[0][0], np.int64)
     path = np.empty(codes.size, np.int64)
@@ -71,23 +83,8 @@ def _lay_out(codes, begin, memory, level, place):  # type: ignore[no-untyped-def
         used = 0.0
         for at in range(begin[rank], begin[rank + 1]):
             level[at] = used
-            used += _taken(codes[at], memory)
+            used += memory[0][codes[at]] - memory[1][codes[at]]
             place[codes[at]] = at
-
-
-@njit(cache=True, inline="always")
-def _taken(code, memory):  # type: ignore[no-untyped-def]
-    """Bytes that an action takes for good (less than 0: gives back)."""
-    held, kept = memory[0], memory[1]
-    stage, microbatch = (code >> 2) // held.shape[1], (code >> 2) % held.shape[1]
-    kind = code & 3
-    if kind == _F:
-        return held[stage, microbatch]
-    if kind == _B:
-        return -held[stage, microbatch]
-    if kind == _W:
-        return -kept[stage, microbatch]
-    return kept[stage, microbatch] - held[stage, microbatch]
 
 
 @njit(cache=True)
@@ -156,7 +153,7 @@ def _move(state, undo, cursor, renumber, path):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped-def]
     """Shift an action and the same microbatch's action of the following stages by the same number of places."""
-    codes, begin, _, _, place, num_microbatches, rank_of_stage = state
+    codes, begin, _, _, place, num_microbatches, rank_of_stage, _ = state
     code, touched = codes[at], 0
     length = 2 + np.random.randint(_MAX_CHAIN - 1)
     seen = np.full(length, -1, np.int64)
@@ -183,7 +180,7 @@ def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped
 @njit(cache=True)
 def _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high):  # type: ignore[no-untyped-def]
     """Swap codes[low:middle] and codes[middle:high]; returns touched + 1, its negative if a rule is broken, or 0."""
-    codes, _, memory, level, place, num_microbatches, _ = state
+    codes, _, memory, level, place, num_microbatches, _, slices = state
     stretches, saved = undo
     if low >= middle or middle >= high or high - low > MAX_STRETCH:
         return 0
@@ -197,7 +194,7 @@ def _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high
         _keep_sequence(codes, low, high, saved[touched], cursor, num_microbatches)
     for at in range(low, high):
         place[codes[at]] = at
-    return touched + 1 if _sound(codes, low, high, memory, level, place, rank) else -touched - 1
+    return touched + 1 if _sound(codes, low, high, memory, level, place, rank, slices) else -touched - 1
 
 
 @njit(cache=True)
@@ -216,30 +213,44 @@ def _keep_sequence(codes, low, high, before, cursor, num_microbatches):  # type:
 
 
 @njit(cache=True)
-def _sound(codes, low, high, memory, level, place, rank):  # type: ignore[no-untyped-def]
-    """Whether codes[low:high] keep F before I before W, and memory; brings `level` up to date as far as they do."""
-    room = memory[2][rank]
+def _sound(codes, low, high, memory, level, place, rank, slices):  # type: ignore[no-untyped-def]
+    """Whether codes[low:high] keep F before I before W, chains, and memory; brings `level` up to date as far as they
+    do."""
+    taken, freed, room = memory[0], memory[1], memory[2][rank]
     used = level[low]
     for at in range(low, high):
         code = codes[at]
         kind, base = code & 3, code & ~3
         level[at] = used
-        used += _taken(code, memory)
-        if used > room and kind <= _I:
+        if used + taken[code] > room and taken[code] > 0:
             return False
-        if kind == _F:
-            continue
-        if kind == _W:
-            if place[base + _I] > at:
-                return False
-        elif place[base + _F] > at:
+        used += taken[code] - freed[code]
+        if used > room and kind == _I:
+            return False
+        if not _in_turn(code, kind, base, at, place, slices):
             return False
     return True
 
 
+@njit(cache=True, inline="always")
+def _in_turn(code, kind, base, at, place, slices):  # type: ignore[no-untyped-def]
+    """Whether what has to come before an action on its own stage does: F before I before W, slices in their order."""
+    if kind == _W:
+        return place[base + _I] <= at
+    microbatch = (code >> 2) % slices[0].size
+    other = slices[0][microbatch] if kind == _F else slices[1][microbatch]
+    if other >= 0:
+        before = base + 4 * (other - microbatch)
+        if kind == _F and place[before + _F] > at:
+            return False
+        if kind != _F and max(place[before + _I], place[before + _B]) > at:
+            return False
+    return kind == _F or place[base + _F] <= at
+
+
 @njit(cache=True)
 def _take_back(state, undo, touched):  # type: ignore[no-untyped-def]
-    codes, _, memory, level, place, _, _ = state
+    codes, _, memory, level, place, _, _, _ = state
     stretches, saved = undo
     for change in range(touched - 1, -1, -1):
         low, high = stretches[change, 0], stretches[change, 1]
@@ -248,4 +259,4 @@ def _take_back(state, undo, touched):  # type: ignore[no-untyped-def]
             codes[at] = saved[change, at - low]
             place[codes[at]] = at
             level[at] = used
-            used += _taken(codes[at], memory)
+            used += memory[0][codes[at]] - memory[1][codes[at]]

@@ -26,7 +26,14 @@ _WORTH_IT: Final = 4
 _MOST_PERIODS: Final = 4
 """Of one order: what looks fastest need not be when it is repeated, so the simulator judges a few."""
 _I, _B = 1, 3
-_STAGE_FIGURES: Final = ("forward_s", "input_grad_s", "weight_grad_s", "activation_bytes", "weight_stash_bytes")
+_STAGE_FIGURES: Final = (
+    "forward_s",
+    "input_grad_s",
+    "weight_grad_s",
+    "activation_bytes",
+    "weight_stash_bytes",
+    "chain_bytes",
+)
 
 
 def short_microbatches(step: SearchStep) -> int | None:
@@ -51,7 +58,8 @@ def shortened(problem: Problem, num_microbatches: int) -> Problem:
         for stage in problem.stages
     )
     hops = tuple(hop and Hop(forward=of_one(hop.forward), backward=of_one(hop.backward)) for hop in problem.hops)
-    return problem.model_copy(update={"num_microbatches": num_microbatches, "stages": stages, "hops": hops})
+    changed = {"num_microbatches": num_microbatches, "stages": stages, "hops": hops, "follows": None}
+    return problem.model_copy(update=changed)
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ def find_periods(step: SearchStep, orders: Orders, start_s: Floats) -> list[Peri
     Moments are those at which the last stage begins a backward. None in orders that have both B and I.
     """
     codes, begin = orders
-    num_stages, num_microbatches = step.held_bytes.shape
+    num_stages, num_microbatches = step.shape
     kinds, stages = codes & 3, (codes >> 2) // num_microbatches
     if (kinds == _B).any() and (kinds == _I).any():
         return []
@@ -106,7 +114,7 @@ def _fastest_pairs(states: NDArray[np.int64], done: NDArray[np.int64], moments: 
 def extended(step: SearchStep, orders: Orders, period: Period, num_microbatches: int) -> Orders:
     """`orders` with `period` repeated until `num_microbatches` are done; what is too much at the end is left out."""
     codes, begin = orders
-    short = step.held_bytes.shape[1]
+    short = step.shape[1]
     repeats = -(-(num_microbatches - short) // period.count) + 1
     rows = []
     for rank in range(begin.size - 1):

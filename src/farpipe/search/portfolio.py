@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.schedule import KINDS, Action, Schedule, check
+from farpipe.schedule import KINDS, Schedule, check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import expect_room
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.local import improve
+from farpipe.search.one_by_one import one_by_one
 from farpipe.search.periodic import extended, find_periods, short_microbatches, shortened
 from farpipe.search.rank_bound import rank_bound_s
 from farpipe.search.step import (
@@ -257,17 +258,8 @@ def _found(best: _Best) -> Found:
 
 
 def _one_by_one(best: _Best) -> None:
-    """One microbatch after the other: what fits wherever anything fits."""
     problem = best.step.problem
-    ranks = tuple(
-        tuple(
-            action
-            for j in range(problem.num_microbatches)
-            for action in [Action(s, "F", j) for s in stages] + [Action(s, "B", j) for s in reversed(stages)]
-        )
-        for stages in problem.stages_of_rank
-    )
-    schedule = Schedule(problem.num_microbatches, ranks, "one by one")
+    schedule = one_by_one(problem)
     check(problem, schedule)
     orders = to_orders(schedule)
     best.offer("one by one", Player(best.step).makespan_s(orders), orders)

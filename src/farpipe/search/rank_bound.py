@@ -8,7 +8,7 @@ bound is a bound. In a V the rank where the pipeline turns is the one that tells
 """
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class _Alone:
 
     @property
     def num_microbatches(self) -> int:
-        return int(self.step.held_bytes.shape[1])
+        return self.step.shape[1]
 
     def down(self, seconds: float) -> int:
         return int(self.ticks.down(seconds))
@@ -124,18 +124,16 @@ def _add_ways(alone: _Alone) -> None:
 
 
 def _add_memory(alone: _Alone, room_bytes: float) -> None:
-    """Two intervals per microbatch and stage: until the end of I what I gives back, until the end of W the rest."""
+    """An interval for every holding of every stage and microbatch."""
     intervals, demands = [], []
-    for stage in alone.stages:
-        for j in range(alone.num_microbatches):
-            held = float(alone.step.held_bytes[stage, j])
-            kept = min(float(alone.step.kept_bytes[stage, j]), held)
-            for part, kind in ((kept, _W), (held - kept, _I)):
-                if part > 0:
-                    size = alone.model.new_int_var(0, alone.horizon, "")
-                    begin, end = alone.start[_F, stage, j], alone.end(kind, stage, j)
-                    intervals.append(alone.model.new_interval_var(begin, size, end, ""))
-                    demands.append(part)
+    for holding, stage in product(alone.step.holdings, alone.stages):
+        for j, part in enumerate(holding.size[stage].tolist()):
+            if part > 0:
+                size = alone.model.new_int_var(0, alone.horizon, "")
+                begin = alone.start[holding.taken_by, stage, int(holding.taker[j])]
+                end = alone.end(holding.freed_by, stage, j)
+                intervals.append(alone.model.new_interval_var(begin, size, end, ""))
+                demands.append(part)
     if sum(demands) > room_bytes:
         capacity, units = memory_units(room_bytes, np.array(demands))
         alone.model.add_cumulative(intervals, units, capacity)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from farpipe.schedule import KINDS, Action, Schedule
 from farpipe.simulate.lowering import Floats, Ints, StepArrays, encode, lower
-from farpipe.step import Problem
+from farpipe.step import Holding, Problem, byte_tables, holdings
 
 _I, _W, _B = map(KINDS.index, "IWB")
 
@@ -26,21 +26,32 @@ class SearchStep:
     """What `farpipe.simulate.kernel.run` reads."""
     room_bytes: Floats
     """[R]: what a rank has for activations; infinite where memory is unlimited."""
-    held_bytes: Floats
-    """[S, M]: taken at the start of F."""
-    kept_bytes: Floats
-    """[S, M]: what remains of it from the end of I to the end of W."""
+    taken_bytes: Floats
+    freed_bytes: Floats
+    """By code: what an action takes when it starts and frees when it ends (`farpipe.step.byte_tables`)."""
+    holdings: tuple[Holding, ...]
+    """The same as spans of time."""
     stages: Ints
     """[S]: the stages of rank 0, then those of rank 1, ..., each ascending."""
     stages_begin: Ints
     """[R + 1]: where each rank's stages begin in `stages`."""
     alike: bool
-    """Whether all microbatches are, so that they may be done in their own order without loss."""
+    """Whether all microbatches are, so that they may be done in their own order without loss; chains are not."""
 
     @property
     def num_actions(self) -> int:
         """Actions of a schedule whose backwards are split."""
-        return 3 * self.held_bytes.size
+        return 3 * self.problem.num_stages * self.problem.num_microbatches
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of stages and of microbatches."""
+        return self.problem.num_stages, self.problem.num_microbatches
+
+    @property
+    def activation_bytes(self) -> Floats:
+        """[S, M]: taken at the start of F."""
+        return self.problem.table("activation_bytes")
 
     @property
     def work_s(self) -> Floats:
@@ -59,19 +70,21 @@ def search_step(problem: Problem) -> SearchStep:
     arrays = lower(problem)
     flat = [table.reshape(-1) for table in (arrays.duration_s, arrays.rank_of_stage, arrays.link, arrays.transfer_s)]
     shape = (problem.num_stages, problem.num_microbatches)
-    held, kept = problem.table("activation_bytes"), problem.table("weight_stash_bytes")
+    taken_bytes, freed_bytes = byte_tables(problem)
     counts = [len(stages) for stages in problem.stages_of_rank]
-    rows = (*arrays.duration_s, *arrays.link, *arrays.transfer_s, held, kept)
+    names = ("activation_bytes", "weight_stash_bytes", "chain_bytes")
+    rows = (*arrays.duration_s, *arrays.link, *arrays.transfer_s, *map(problem.table, names))
     return SearchStep(
         problem=problem,
         arrays=arrays,
         tables=(shape, *flat, arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared, arrays.lag_s),
         room_bytes=np.array([_room_bytes(problem, rank) for rank in range(problem.num_ranks)]),
-        held_bytes=held,
-        kept_bytes=kept,
+        taken_bytes=taken_bytes,
+        freed_bytes=freed_bytes,
+        holdings=holdings(problem),
         stages=np.array([stage for stages in problem.stages_of_rank for stage in stages], np.int32),
         stages_begin=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        alike=all(bool((row == row[:, :1]).all()) for row in rows),
+        alike=not problem.chains.any and all(bool((row == row[:, :1]).all()) for row in rows),
     )
 
 
@@ -86,9 +99,7 @@ def _room_bytes(problem: Problem, rank: int) -> float:
 def fits_memory(step: SearchStep, orders: Orders) -> bool:
     """Whether no rank ever holds more than its memory."""
     codes, begin = orders
-    held, kept = (table.reshape(-1)[codes >> 2] for table in (step.held_bytes, step.kept_bytes))
-    taken = np.where((codes & 3) == 0, held, 0.0)
-    given = np.choose(codes & 3, (np.zeros(codes.size), held - kept, kept, held))
+    taken, given = step.taken_bytes[codes], step.freed_bytes[codes]
     for rank, room in enumerate(step.room_bytes):
         mine = slice(begin[rank], begin[rank + 1])
         in_use = np.cumsum(taken[mine]) - (np.cumsum(given[mine]) - given[mine])

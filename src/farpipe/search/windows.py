@@ -9,7 +9,7 @@ of it, and only if the step got no longer.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from farpipe.search.exact import memory_units, run_solver
 from farpipe.search.step import Orders, Player, SearchStep, fits_memory
 from farpipe.search.ticks import Ticks, choose_ticks
 from farpipe.simulate.lowering import BACKWARD, FORWARD, Floats, Ints
+from farpipe.step.chains import NOBODY
 
 MOST_ACTIONS: Final = 1_200
 """In one window: about what CP-SAT orders in a second."""
@@ -108,7 +109,7 @@ def _play(player: Player, orders: Orders, target_s: float) -> _Played:
     kernel: Any = window_kernel
     (codes, begin), tables = orders, player.step.tables
     makespan_s, (start_s, message_start_s, arrival_s, sync_start_s) = player.play(orders)
-    place = kernel.places(codes, 4 * player.step.held_bytes.size)
+    place = kernel.places(codes, player.step.taken_bytes.size)
     end_s = start_s + player.step.arrays.duration_s.reshape(4, -1)[codes & 3, codes >> 2]
     due_s = kernel.latest_starts(codes, begin, tables, place, np.argsort(end_s, kind="stable")[::-1], target_s)
     times = (start_s, end_s, message_start_s, arrival_s, sync_start_s)
@@ -138,7 +139,7 @@ class _Window:
 
     def at(self, stage: int, kind: int, microbatch: int) -> int:
         """The place of an action, -1 where there is none."""
-        return int(self.now.place[4 * (stage * self.step.held_bytes.shape[1] + microbatch) + kind])
+        return int(self.now.place[4 * (stage * self.step.shape[1] + microbatch) + kind])
 
 
 def _order_window(
@@ -234,7 +235,7 @@ def _links_free_s(window: _Window) -> Floats:
     free_s = np.zeros(arrays.latency_s.size)
     before = np.concatenate([now.codes[a:b] for a, b in zip(now.begin[:-1], window.low, strict=True)])
     before = before[(before & 3) != _W]
-    sent = np.where((before & 3) == _F, 0, window.step.held_bytes.size) + (before >> 2)
+    sent = np.where((before & 3) == _F, 0, window.step.activation_bytes.size) + (before >> 2)
     links = arrays.link.ravel()[sent]
     real = links >= 0
     np.maximum.at(free_s, links[real], (now.message_start_s + arrays.transfer_s.ravel())[sent[real]])
@@ -243,12 +244,12 @@ def _links_free_s(window: _Window) -> Floats:
 
 def _add_arrivals(window: _Window, awaited: set[int]) -> None:
     """Free actions whose message was sent before the window, and forwards that a gather holds up."""
-    now, arrays, size = window.now, window.step.arrays, window.step.held_bytes.size
+    now, arrays, size = window.now, window.step.arrays, window.step.activation_bytes.size
     for at, start in window.start.items():
         kind, slot = int(now.codes[at]) & 3, int(now.codes[at]) >> 2
         if kind != _W and at not in awaited:
             window.model.add(start >= window.down(now.arrival_s[(0 if kind == _F else size) + slot]))
-        stage = slot // window.step.held_bytes.shape[1]
+        stage = slot // window.step.shape[1]
         link = int(arrays.sync_link[0, stage])
         if kind == _F and link >= 0:
             gathered_s = now.sync_start_s[0, stage] + arrays.sync_s[0, stage] + arrays.latency_s[link] + arrays.lag_s
@@ -256,14 +257,20 @@ def _add_arrivals(window: _Window, awaited: set[int]) -> None:
 
 
 def _add_sequences(window: _Window) -> None:
-    """F before I before W; where microbatches are alike, they keep their sequence in each stage and kind."""
+    """F before I before W, slices in theirs; where microbatches are alike, they keep it in each stage and kind."""
     before = {_I: _F, _B: _F, _W: _I}
+    chains = window.step.problem.chains
     last: dict[tuple[int, int], int] = {}
     for at in window.start:
         code = int(window.now.codes[at])
-        kind, (stage, microbatch) = code & 3, divmod(code >> 2, window.step.held_bytes.shape[1])
+        kind, (stage, microbatch) = code & 3, divmod(code >> 2, window.step.shape[1])
         if kind != _F and (earlier := window.at(stage, before[kind], microbatch)) in window.start:
             window.model.add(window.start[at] >= window.end[earlier])
+        slice_ = int((chains.previous if kind == _F else chains.next)[microbatch])
+        if kind != _W and slice_ != NOBODY:
+            for other in (_F,) if kind == _F else (_I, _B):
+                if (earlier := window.at(stage, other, slice_)) in window.start:
+                    window.model.add(window.start[at] >= window.end[earlier])
         if window.step.alike:
             if (stage, kind) in last:
                 window.model.add(window.start[at] >= window.end[last[stage, kind]])
@@ -271,32 +278,46 @@ def _add_sequences(window: _Window) -> None:
 
 
 def _add_memory(window: _Window, rank: int) -> None:
-    """An activation as two intervals, as in the exact search; what no free action takes or gives is always there."""
+    """Holdings as intervals, as in the exact search; what no free action takes or frees is always there."""
     step, now, model = window.step, window.now, window.model
     free = range(int(window.low[rank]), int(window.high[rank]))
     base = _level(step, now.codes[now.begin[rank] : free.start])
-    slots = sorted({int(now.codes[at]) >> 2 for at in free})
     intervals, demands = [], []
-    for stage, microbatch in (divmod(slot, step.held_bytes.shape[1]) for slot in slots):
-        held = float(step.held_bytes[stage, microbatch])
-        kept = min(float(step.kept_bytes[stage, microbatch]), held)
-        taken, joined = window.at(stage, _F, microbatch), window.at(stage, _B, microbatch)
-        for part, kind in ((kept, _W), (held - kept, _I)):
-            given = joined if joined >= 0 else window.at(stage, kind, microbatch)
-            if part <= 0 or (taken not in window.start and given not in window.start):
-                continue
-            base -= part if taken not in window.start else 0.0
-            begin = window.start.get(taken, 0)
-            size = model.new_int_var(0, 2 * window.horizon, "")
-            end = window.end.get(given, 2 * window.horizon)
-            intervals.append(model.new_interval_var(begin, size, end, ""))
-            demands.append(part)
+    for part, taken, given in _held_in(window, {int(now.codes[at]) >> 2 for at in free}):
+        if taken not in window.start and given not in window.start:
+            continue
+        base -= part if taken not in window.start and taken < free.start else 0.0
+        begin = window.start.get(taken, 0)
+        size = model.new_int_var(0, 2 * window.horizon, "")
+        end = window.end.get(given, 2 * window.horizon)
+        intervals.append(model.new_interval_var(begin, size, end, ""))
+        demands.append(part)
     if sum(demands) > step.room_bytes[rank] - base:
         capacity, units = memory_units(float(step.room_bytes[rank] - base), np.array(demands))
         model.add_cumulative(intervals, units, capacity)
 
 
+def _held_in(window: _Window, slots: set[int]) -> Iterator[tuple[float, int, int]]:
+    """(bytes, place of the action that takes them, of the one that frees them) of all that free actions may touch."""
+    chains, num_microbatches = window.step.problem.chains, window.step.shape[1]
+    cells = {divmod(slot, num_microbatches) for slot in slots}
+    for stage, microbatch in tuple(cells):  # a chain's first backward takes the bytes of all its slices
+        if chains.is_last[microbatch]:
+            cells |= {(stage, int(j)) for j in np.flatnonzero(chains.first == chains.first[microbatch])}
+    for stage, microbatch in sorted(cells):
+        for holding in window.step.holdings:
+            part = float(holding.size[stage, microbatch])
+            taken = _either(window, stage, holding.taken_by, int(holding.taker[microbatch]))
+            if part > 0:
+                yield part, taken, _either(window, stage, holding.freed_by, microbatch)
+
+
+def _either(window: _Window, stage: int, kind: int, microbatch: int) -> int:
+    """The place of an action, or of the B that it is a part of."""
+    joined = window.at(stage, _B, microbatch) if kind != _F else -1
+    return joined if joined >= 0 else window.at(stage, kind, microbatch)
+
+
 def _level(step: SearchStep, codes: Ints) -> float:
     """Bytes in use after these actions of one rank."""
-    held, kept = (table.reshape(-1)[codes >> 2] for table in (step.held_bytes, step.kept_bytes))
-    return float(np.choose(codes & 3, (held, kept - held, -kept, -held)).sum()) if codes.size else 0.0
+    return float((step.taken_bytes[codes] - step.freed_bytes[codes]).sum()) if codes.size else 0.0

@@ -1,7 +1,7 @@
 """One step as numbers: the Problem."""
 
 from farpipe.step.chains import Chains
-from farpipe.step.memory import byte_tables, least_activation_bytes
+from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
 from farpipe.step.problem import (
     FORMAT,
     MAX_MICROBATCHES,
@@ -22,6 +22,7 @@ __all__ = [
     "MAX_MICROBATCHES",
     "MAX_SECONDS",
     "Chains",
+    "Holding",
     "Hop",
     "Link",
     "Problem",
@@ -30,6 +31,7 @@ __all__ = [
     "Sync",
     "Transfer",
     "byte_tables",
+    "holdings",
     "is_inter_site",
     "least_activation_bytes",
     "site_of",

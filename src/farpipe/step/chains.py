@@ -24,6 +24,8 @@ class Chains:
     """[M]: the slice after, or NOBODY."""
     first: Indices
     """[M]: the first slice of the chain: the same number for all of its slices."""
+    last: Indices
+    """[M]: the last slice of the chain, whose backward comes first."""
     backwards: Indices
     """[M]: the microbatches in the order in which orders by index do their backwards: 0, 1, 2, ... without chains."""
 
@@ -53,13 +55,14 @@ def chains(follows: Sequence[int | None] | None, num_microbatches: int) -> Chain
     own = np.arange(num_microbatches)
     previous, next_, first = np.full(num_microbatches, NOBODY), np.full(num_microbatches, NOBODY), own.copy()
     if follows is None:
-        return Chains(previous, next_, first, own)
+        return Chains(previous, next_, first, own, own)
     for slice_, before in enumerate(follows):
         if before is not None:
             previous[slice_], next_[before], first[slice_] = before, slice_, first[before]
-    last = np.zeros(num_microbatches, np.int64)
-    np.maximum.at(last, first, own)
-    return Chains(previous, next_, first, np.lexsort((-own, last[first])))
+    ends = np.zeros(num_microbatches, np.int64)
+    np.maximum.at(ends, first, own)
+    last = ends[first]
+    return Chains(previous, next_, first, last, np.lexsort((-own, last)))
 
 
 def expect_chains(follows: Sequence[int | None], num_microbatches: int) -> None:

@@ -1,6 +1,6 @@
 """What every action takes and frees: the one place that knows how long a step holds which bytes."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,30 @@ def byte_tables(problem: Problem) -> tuple[Floats, Floats]:
     freed[..., W] = stash
     freed[..., B] = activation + chain
     return taken.reshape(-1), freed.reshape(-1)
+
+
+class Holding(NamedTuple):
+    """One kind of bytes as spans of time: from the start of an action to the end of another, of the same stage."""
+
+    size: Floats
+    """[S, M]"""
+    taken_by: int
+    """The kind of the action that takes them: F, or I for what either I or B takes."""
+    taker: NDArray[np.int64]
+    """[M]: its microbatch."""
+    freed_by: int
+    """The kind of the action that frees them, of the same microbatch: I or W; where the backward is joined, B."""
+
+
+def holdings(problem: Problem) -> tuple[Holding, ...]:
+    """The bytes of `byte_tables` as spans, less where a stash is larger than its activation."""
+    activation, stash, chain = map(problem.table, ("activation_bytes", "weight_stash_bytes", "chain_bytes"))
+    stash, own = np.minimum(stash, activation), np.arange(problem.num_microbatches)
+    return (
+        Holding(activation - stash, F, own, I),
+        Holding(stash, F, own, W),
+        Holding(chain, I, problem.chains.last, I),
+    )
 
 
 def least_activation_bytes(problem: Problem) -> Floats:

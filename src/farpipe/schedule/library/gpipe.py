@@ -1,6 +1,7 @@
 """GPipe: every forward, then every backward (Huang et al., arXiv 1811.06965)."""
 
 from farpipe.schedule.action import Action
+from farpipe.schedule.library.chained import chained
 from farpipe.schedule.schedule import Schedule
 from farpipe.step import Problem
 
@@ -13,4 +14,4 @@ def gpipe(problem: Problem) -> Schedule:
         + tuple(Action(stage, "B", j) for stage in reversed(stages) for j in microbatches)
         for stages in problem.stages_of_rank
     )
-    return Schedule(problem.num_microbatches, ranks, "gpipe")
+    return chained(problem, Schedule(problem.num_microbatches, ranks, "gpipe"))

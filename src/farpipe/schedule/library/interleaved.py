@@ -2,6 +2,7 @@
 
 from farpipe.errors import InputError
 from farpipe.schedule.action import Action
+from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_round_robin
 from farpipe.schedule.schedule import RankOrder, Schedule
 from farpipe.step import Problem
@@ -22,7 +23,7 @@ def interleaved(problem: Problem) -> Schedule:
     orders: list[RankOrder] = [()] * num_ranks
     for position, rank in enumerate(ring):
         orders[rank] = _rank_order(position, problem.stages_of_rank[rank], num_ranks, num_microbatches)
-    return Schedule(num_microbatches, tuple(orders), "interleaved")
+    return chained(problem, Schedule(num_microbatches, tuple(orders), "interleaved"))
 
 
 def _rank_order(position: int, stages: tuple[int, ...], num_ranks: int, num_microbatches: int) -> RankOrder:

@@ -26,9 +26,21 @@ def _goes_first(start, seconds, fit, key, other_start, other_seconds, other_fit,
 
 
 @njit(cache=True, inline="always")
-def _next_pass(rank, stages, step, state, key, rules):  # type: ignore[no-untyped-def]
-    """The F or I that the rank would do next: (start, kind, stage, whether some F lacks memory)."""
-    duration, activation, reserve, room = step
+def _next_microbatch(kind, stage, done, backwards):  # type: ignore[no-untyped-def]
+    """The next F or I of a stage; -1 where there is none, or its F is not done."""
+    count = done[kind, stage]
+    if count == backwards.size:
+        return -1
+    if kind == F:
+        return count
+    return backwards[count] if backwards[count] < done[F, stage] else -1
+
+
+@njit(cache=True, inline="always")
+def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore[no-untyped-def]
+    """The F or I that the rank would do next: (start, kind, stage, whether something lacks memory)."""
+    duration, taken, _, reserve, room = step
+    backwards, needed, left_to_chains = sequence
     done, arrival, free, used, last = state
     strict, alternate, warm_up_fit, reserved = rules
     start, kind, stage, blocked = _NEVER, -1, -1, False
@@ -37,11 +49,14 @@ def _next_pass(rank, stages, step, state, key, rules):  # type: ignore[no-untype
         if s < 0:
             break
         for k in range(2):
-            j = done[k, s]
-            if j == key.shape[2] or (k == I and j == done[F, s]):
+            j = _next_microbatch(k, s, done, backwards)
+            if j < 0:
                 continue
             at = max(free[rank], arrival[k, s, j])
-            if k == F and at < _NEVER and used[rank] + activation[s, j] + reserved * reserve[s] > room[rank]:
+            spare = 0.0
+            if k == F and not strict and j >= needed[done[I, s]]:
+                spare = reserved * reserve[s] + left_to_chains[rank]
+            if at < _NEVER and taken[s, j, k] > 0 and used[rank] + taken[s, j, k] + spare > room[rank]:
                 blocked, at = True, _NEVER
             its_key = key[k, s, j]
             if alternate and k == last[rank]:
@@ -71,16 +86,16 @@ def _next_weights(stages, done):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, inline="always")
-def _next_action(rank, stages, step, state, idle, longest_idle, key, rules, weight_rules):  # type: ignore[no-untyped-def]
+def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, rules, weight_rules):  # type: ignore[no-untyped-def]
     """(start, kind, stage) of what the rank would do next; a start of infinity: nothing yet."""
     weight_fit, level_idle = weight_rules
     done, free = state[0], state[2]
-    start, kind, stage, blocked = _next_pass(rank, stages, step, state, key, rules)
+    start, kind, stage, blocked = _next_pass(rank, stages, step, sequence, state, key, rules)
     of = _next_weights(stages, done)
     now = free[rank]
     if of < 0 or start <= now:
         return start, kind, stage
-    fits = _fits_before(now, step[0][W, of, done[W, of]], weight_fit, start)
+    fits = _fits_before(now, step[0][W, of, sequence[0][done[W, of]]], weight_fit, start)
     if fits or blocked or (level_idle and idle[rank] + start - now > longest_idle + 1e-12):
         return now, W, of
     return start, kind, stage
@@ -106,12 +121,12 @@ def _send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-un
 
 
 @njit(cache=True)
-def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_rules, codes, limit_s):  # type: ignore[no-untyped-def]
+def play(stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weight_rules, codes, limit_s):  # type: ignore[no-untyped-def]
     """Write the actions into `codes` as they start; (how many there are, makespan, longest time of any rank).
 
     Fewer than there is room for: no rank can start anything any more, or one can't be done before `limit_s`.
     """
-    duration, activation = step[0], step[1]
+    duration, taken, freed = step[0], step[1], step[2]
     num_stages, num_microbatches = duration.shape[1:]
     num_ranks = stages_of_rank.shape[0]
     done = np.zeros((3, num_stages), np.int64)
@@ -127,7 +142,7 @@ def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_r
     start, choice = np.full(num_ranks, _NEVER), np.full((num_ranks, 2), -1)
     for r in range(num_ranks):
         start[r], choice[r, 0], choice[r, 1] = _next_action(
-            r, stages_of_rank[r], step, state, idle, longest_idle, key, rules, weight_rules
+            r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules
         )
     for count in range(codes.size):
         rank = 0
@@ -137,7 +152,7 @@ def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_r
         if start[rank] == _NEVER or start[rank] + left[rank] > limit_s:
             return count, _NEVER, _NEVER
         kind, stage = choice[rank]
-        j = done[kind, stage]
+        j = done[kind, stage] if kind == F else sequence[0][done[kind, stage]]
         done[kind, stage] += 1
         codes[count] = 4 * (stage * num_microbatches + j) + kind
         end = start[rank] + duration[kind, stage, j]
@@ -149,15 +164,13 @@ def play(stages_of_rank, rank_of_stage, step, stash, wires, key, rules, weight_r
         free[rank] = end
         left[rank] -= duration[kind, stage, j]
         told = -1
-        if kind == W:
-            used[rank] -= stash[stage, j]
-        else:
+        used[rank] += taken[stage, j, kind] - freed[stage, j, kind]
+        if kind != W:
             last[rank] = kind
-            used[rank] += activation[stage, j] if kind == F else stash[stage, j] - activation[stage, j]
             told = _send(kind, stage, j, end, arrival, wires, link_free)
         other = rank_of_stage[told] if told >= 0 else rank
         for r in (rank, other):
             start[r], choice[r, 0], choice[r, 1] = _next_action(
-                r, stages_of_rank[r], step, state, idle, longest_idle, key, rules, weight_rules
+                r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules
             )
     return codes.size, free.max(), (free - began).max()

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
 from farpipe.schedule.action import KINDS, Action
+from farpipe.schedule.check import memory_steps
+from farpipe.schedule.library.chained import chained_ranks
 from farpipe.schedule.library.placement import microbatch_bytes
 from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Problem, byte_tables
 from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]
@@ -86,6 +88,7 @@ def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], room_byte
 
     A rank whose passes need more than its room gets that much: `check` then tells what is missing.
     """
+    passes = chained_ranks(problem, passes)
     room_bytes = np.maximum(room_bytes, [_least_bytes(problem, order) for order in passes])
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     for order in passes:
@@ -97,9 +100,11 @@ def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], room_byte
 
 def _least_bytes(problem: Problem, passes: Sequence[Action]) -> float:
     """What F and I in this order hold if every W follows its I at once."""
-    held = problem.table("activation_bytes")
-    steps = [held[stage, j] if kind == "F" else -held[stage, j] for stage, kind, j in passes]
-    return float(np.cumsum([0.0, *steps]).max())
+    if not passes:
+        return 0.0
+    joined = tuple(action if action.kind == "F" else action._replace(kind="B") for action in passes)
+    taken, freed = memory_steps(problem, joined).T
+    return float((np.cumsum(taken) - np.cumsum(freed) + freed).max(initial=0.0))
 
 
 def memory_room(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:
@@ -118,9 +123,28 @@ def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> t
     for rank, mine in enumerate(problem.stages_of_rank):
         stages[rank, : len(mine)] = mine
     duration_s = np.stack([problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")])
-    step = (duration_s, problem.table("activation_bytes"), reserve_bytes, room_bytes * (1 + 1e-9))
+    tables = [table.reshape(*duration_s.shape[1:], len(KINDS)) for table in byte_tables(problem)]
+    step = (duration_s, *tables, reserve_bytes, room_bytes * (1 + 1e-9))
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
-    return stages, rank_of_stage, step, problem.table("weight_stash_bytes"), _wires(problem)
+    return stages, rank_of_stage, step, _sequence(problem), _wires(problem)
+
+
+def _sequence(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """(backwards [M], forwards needed before each [M], bytes that other forwards leave to a chain's start [R]).
+
+    Without chains no forward is held to be needed, and nothing is left.
+    """
+    chains = problem.chains
+    if not chains.any:
+        nothing = np.zeros(problem.num_microbatches, np.int64)
+        return chains.backwards, nothing, _largest_chains(problem)
+    return chains.backwards, chains.forwards_needed(), _largest_chains(problem)
+
+
+def _largest_chains(problem: Problem) -> Floats:
+    """What the largest chain's gradients of keys and values take in any one stage of every rank: [R]."""
+    largest = problem.chains.sums(problem.table("chain_bytes")).max(axis=1)
+    return np.array([largest[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
 
 
 def _wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:

@@ -8,9 +8,12 @@ from itertools import product
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farpipe.errors import UsageError
+from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
+from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.schedule import Schedule
 from farpipe.step import Problem
@@ -37,11 +40,25 @@ def memory_limited(problem: Problem, limit: float, method: str, limit_s: float =
     if not limit >= 1:
         raise UsageError(f"limit: expected a factor of at least 1 on the memory of 1F1B, found {limit}")
     require_one_stage_per_rank(problem, method)
+    has_chains = problem.chains.any or problem.table("chain_bytes").any()
+    wanted = _chained_1f1b_bytes(problem, limit) if has_chains else _of_1f1b_bytes(problem, limit)
+    key = np.zeros((2, problem.num_stages, problem.num_microbatches))
+    key[0] = 1.0
+    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method, limit_s=limit_s)
+
+
+def _of_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:
+    """[R]: `limit` times what p of the largest microbatches take on the first rank, and what 1F1B needs anywhere."""
     held = problem.table("activation_bytes").max(axis=1)
     of_1f1b = held * np.minimum(np.arange(problem.num_stages, 0, -1), problem.num_microbatches)
     wanted = np.zeros(problem.num_ranks)
     for stage, spec in enumerate(problem.stages):
         wanted[spec.rank] = max(limit * held[0] * problem.num_stages, of_1f1b[stage])
-    key = np.zeros((2, problem.num_stages, problem.num_microbatches))
-    key[0] = 1.0
-    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method, limit_s=limit_s)
+    return wanted
+
+
+def _chained_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:
+    """The same where microbatches are slices of sequences: 1F1B then holds whole chains, and their gradients."""
+    static = np.array([rank.static_bytes for rank in problem.ranks])
+    of_1f1b = np.array(peak_memory_bytes(problem, one_f_one_b(problem))) - static
+    return np.asarray(np.maximum(limit * of_1f1b[problem.stages[0].rank], of_1f1b))

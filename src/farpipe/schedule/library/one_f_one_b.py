@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from farpipe.schedule.action import Action
+from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.schedule import RankOrder, Schedule
 from farpipe.step import Problem
@@ -20,7 +21,7 @@ def with_warm_up(problem: Problem, warm_up: Sequence[int], method: str) -> Sched
     orders: list[RankOrder] = [()] * problem.num_ranks
     for stage, spec in enumerate(problem.stages):
         orders[spec.rank] = _stage_order(stage, warm_up[stage], problem.num_microbatches)
-    return Schedule(problem.num_microbatches, tuple(orders), method)
+    return chained(problem, Schedule(problem.num_microbatches, tuple(orders), method))
 
 
 def _stage_order(stage: int, warm_up: int, num_microbatches: int) -> RankOrder:

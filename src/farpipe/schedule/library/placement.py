@@ -40,6 +40,7 @@ def require_v_shape(problem: Problem, method: str) -> list[int]:
 
 
 def microbatch_bytes(problem: Problem) -> NDArray[np.float64]:
-    """What one microbatch (the largest) takes in all stages of every rank: [R]."""
-    held = problem.table("activation_bytes").max(axis=1)
-    return np.array([held[list(stages)].sum() for stages in problem.stages_of_rank])
+    """What one microbatch (of chains the largest one, whole) takes in all stages of every rank: [R]."""
+    held = problem.chains.sums(problem.table("activation_bytes")).max(axis=1)
+    chain = problem.chains.sums(problem.table("chain_bytes")).max(axis=1)
+    return np.array([held[list(s)].sum() + chain[list(s)].max(initial=0.0) for s in problem.stages_of_rank])

@@ -24,6 +24,6 @@ def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     key[:] = -np.arange(problem.num_stages)[:, None]
     key[0] += problem.num_stages
-    held = problem.table("activation_bytes").max(axis=1)
+    held = problem.chains.sums(problem.table("activation_bytes")).max(axis=1)
     reserve = np.concatenate((held[: down - 1 : -1], np.zeros(down)))
     return list_schedule(problem, key, memory_room(problem), RULES, "wave", reserve, limit_s)

@@ -6,6 +6,7 @@ than F and I, and with enough microbatches: p for ZB-H1, 2p - 1 for ZB-H2.
 """
 
 from farpipe.schedule.action import Action, Kind
+from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.schedule import RankOrder, Schedule
 from farpipe.step import Problem
@@ -29,7 +30,7 @@ def _handcrafted(problem: Problem, factor: int, method: str) -> Schedule:
     for stage, spec in enumerate(problem.stages):
         ahead, put_off = factor * (last - stage), factor * stage
         orders[spec.rank] = _stage_order(stage, ahead, put_off, problem.num_microbatches)
-    return Schedule(problem.num_microbatches, tuple(orders), method)
+    return chained(problem, Schedule(problem.num_microbatches, tuple(orders), method))
 
 
 def _stage_order(stage: int, ahead: int, put_off: int, num_microbatches: int) -> RankOrder:
