@@ -110,6 +110,19 @@ def test_replicas_make_one_timeline_with_what_the_last_one_did_and_what_all_sent
     assert step_metrics(measured, reports, tokens=50)["loss"] == 5.0, "of both"
 
 
+def test_a_straggler_among_replicas_keeps_its_durations():
+    """One replica takes four times as long for its last action and begins it earlier than the other."""
+    run = RunSpec.model_validate(dict(RUN) | {"replicas": (("a", "b"),) * 2})
+    first, second = played()
+    slow, late = first.events.actions.copy(), later(first, 4 * MS)
+    begin, end = first.events.actions[-1]
+    slow[-1] = begin, end + 3 * (end - begin) + 4 * MS
+    straggler = dataclasses.replace(first, events=StepEvents(slow, first.events.messages))
+    measured = Assembler(run).timeline([straggler, late, second, second], (0,) * 4)
+    row = measured.actions[measured.actions["rank"] == 0][-1]
+    assert row["end_s"] - row["start_s"] == pytest.approx((slow[-1, 1] - begin) * 1e-9)
+
+
 def test_one_line_of_metrics():
     reports = played()
     line = step_metrics(Assembler(RUN).timeline(reports, (0, 0)), reports, tokens=50)

@@ -33,6 +33,7 @@ def schedule(
     from farpipe.cli.shown import load_step
     from farpipe.plan.orders import find_order
     from farpipe.schedule import peak_memory_bytes
+    from farpipe.simulate import data_with_slack
     from farpipe.units import format_bytes, format_percent, format_seconds
 
     begin = time.perf_counter()
@@ -60,7 +61,7 @@ def schedule(
         told = f"schedule written to {output}{keep_earlier(output, 'schedule')}"
         found.save(output)
     if as_json:
-        print_json(facts | ({"timeline": played.to_data()} if timeline else {}))
+        print_json(facts | ({"timeline": data_with_slack(played)} if timeline else {}))
         return
     out = console()
     out.print(found)

@@ -22,6 +22,7 @@ def simulate(
     from farpipe.cli.shown import load_step, plan_report, step_table
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
     from farpipe.schedule import Schedule, check
+    from farpipe.simulate import data_with_slack
     from farpipe.simulate import simulate as play
     from farpipe.strict import write_text
     from farpipe.units import format_seconds
@@ -43,7 +44,7 @@ def simulate(
         report = plan_report(source, [view]) if source else RunReport(str(plan), (view,))
         write_report(report, html)
     if as_json:
-        print_json(timeline.to_data())
+        print_json(data_with_slack(timeline))
         return
     console().print(step_table([view]))
     counted = f"{problem.num_ranks} ranks, {len(timeline.actions):,} actions, {len(timeline.messages):,} messages"

@@ -2,6 +2,7 @@
 
 from farpipe.simulate.replicas import in_turns
 from farpipe.simulate.simulate import simulate
+from farpipe.simulate.slack import Slack, data_with_slack, slack
 from farpipe.simulate.timeline import Timeline
 
-__all__ = ["Timeline", "in_turns", "simulate"]
+__all__ = ["Slack", "Timeline", "data_with_slack", "in_turns", "simulate", "slack"]

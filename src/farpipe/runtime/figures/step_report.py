@@ -84,8 +84,9 @@ class StepReport:
 class Assembler:
     """Turns the reports of all processes on one step into its Timeline.
 
-    Replicas of the pipeline do the same at about the same time, and a Timeline has one of them: everything is stamped
-    when the last replica did it. What they send over a link that they share counts together, as in the Problem.
+    Replicas of the pipeline do the same at about the same time, and a Timeline has one of them: every action and
+    message is that of the replica that was done with it last, from its start to its end, so actions of a rank may
+    overlap a little. What they send over a link that they share counts together, as in the Problem.
     """
 
     def __init__(self, run: RunSpec) -> None:
@@ -119,7 +120,7 @@ class Assembler:
         stamps, tables = zip(
             *(self._replica(r, reports, offsets) for r in range(self.places.num_replicas)), strict=True
         )
-        stamps_ns, table = np.max(stamps, axis=0), np.max(tables, axis=0)
+        stamps_ns, table = _latest(np.array(stamps), end=1), _latest(np.array(tables), end=3)
         table[:, 1:3] = self._merged_passage(np.array(tables), table)
         table[self._is_shared, 4] = np.sum(tables, axis=0)[self._is_shared, 4]
         zero = np.min(stamps) if stamps_ns.size else 0
@@ -155,6 +156,14 @@ class Assembler:
         took = (tables[:, :, 2] - tables[:, :, 1]).sum(axis=0)
         together = np.maximum(last[:, 0], last[:, 2] - took)
         return np.stack([np.where(self._is_shared, together, last[:, 1]), last[:, 2]], axis=1)
+
+
+def _latest(of_replicas: NDArray[np.int64], end: int) -> NDArray[np.int64]:
+    """Of rows [num_replicas, num, columns] those with the latest `end`, whole; of equal ones that which began first."""
+    ends, begins = of_replicas[:, :, end], of_replicas[:, :, 0]
+    is_last = ends == ends.max(axis=0)
+    slowest = np.where(is_last, begins, np.iinfo(np.int64).max).argmin(axis=0)
+    return np.asarray(of_replicas[slowest, np.arange(of_replicas.shape[1])])
 
 
 def _message_rows(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[tuple[int, ...], int]]:
