@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.schedule import KINDS
-from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.simulate.events import MESSAGE_KINDS, Events
 
 Indices = NDArray[np.intp]
 Keys = NDArray[np.int64]
@@ -16,41 +16,41 @@ _F, _W = KINDS.index("F"), KINDS.index("W")
 _NOTHING = -1
 
 
-def inputs(timeline: Timeline) -> Indices:
+def inputs(timeline: Events) -> Indices:
     """For every action the message that it uses; -1: none."""
     return _find(_action_keys(timeline), _message_keys(timeline, of_user=True))
 
 
-def makers(timeline: Timeline) -> Indices:
+def makers(timeline: Events) -> Indices:
     """For every message the action whose result it carries; -1: none (collectives)."""
     return _find(_message_keys(timeline, of_user=False), _action_keys(timeline))
 
 
-def users(timeline: Timeline) -> Indices:
+def users(timeline: Events) -> Indices:
     """For every message the action that needs it; -1: none (collectives)."""
     return _find(_message_keys(timeline, of_user=True), _action_keys(timeline))
 
 
-def first_actions(timeline: Timeline) -> dict[int, int]:
+def first_actions(timeline: Events) -> dict[int, int]:
     """For every stage its first action."""
     stages, index = np.unique(timeline.actions["stage"], return_index=True)
     return dict(zip(stages.tolist(), index.tolist(), strict=True))
 
 
-def last_actions(timeline: Timeline) -> dict[int, int]:
+def last_actions(timeline: Events) -> dict[int, int]:
     """For every stage its last action."""
     stages, index = np.unique(timeline.actions["stage"][::-1], return_index=True)
     return dict(zip(stages.tolist(), (len(timeline.actions) - 1 - index).tolist(), strict=True))
 
 
-def _action_keys(timeline: Timeline) -> Keys:
+def _action_keys(timeline: Events) -> Keys:
     """One number for (stage, direction, microbatch); W neither makes nor uses a message."""
     actions = timeline.actions
     keys = _keys(timeline, actions["stage"], actions["kind"] != _F, actions["microbatch"])
     return np.where(actions["kind"] == _W, _NOTHING, keys)
 
 
-def _message_keys(timeline: Timeline, of_user: bool) -> Keys:
+def _message_keys(timeline: Events, of_user: bool) -> Keys:
     """The key of the action that uses (or made) each message; collectives have none."""
     messages = timeline.messages
     backward = messages["kind"] != _FORWARD
@@ -59,7 +59,7 @@ def _message_keys(timeline: Timeline, of_user: bool) -> Keys:
     return np.where(messages["microbatch"] < 0, _NOTHING, keys)
 
 
-def _keys(timeline: Timeline, stage: NDArray[Any], backward: NDArray[np.bool_], microbatch: NDArray[Any]) -> Keys:
+def _keys(timeline: Events, stage: NDArray[Any], backward: NDArray[np.bool_], microbatch: NDArray[Any]) -> Keys:
     most = max(int(rows["microbatch"].max(initial=0)) for rows in (timeline.actions, timeline.messages))
     return np.asarray((stage.astype(np.int64) * 2 + backward) * (most + 1) + microbatch, np.int64)
 

@@ -9,63 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
 from farpipe.schedule import KINDS, Action
+from farpipe.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Events
+from farpipe.simulate.waits import waits
 from farpipe.step import is_inter_site
 from farpipe.strict import expect_format, finite, parse_json, read_text, write_text
 
+__all__ = ["ACTION_DTYPE", "FORMAT", "MESSAGE_DTYPE", "MESSAGE_KINDS", "Timeline"]
+
 FORMAT: Final = "farpipe/timeline/1"
-
-MESSAGE_KINDS: Final = ("forward", "backward", "gather", "reduce")
-
-ACTION_DTYPE: Final = np.dtype(
-    [
-        ("rank", "i4"),
-        ("stage", "i4"),
-        ("kind", "i4"),
-        ("microbatch", "i4"),
-        ("start_s", "f8"),
-        ("end_s", "f8"),
-    ]
-)
-"""One action; `kind` is its place in KINDS."""
-
-MESSAGE_DTYPE: Final = np.dtype(
-    [
-        ("link", "i4"),
-        ("kind", "i4"),
-        ("stage", "i4"),
-        ("microbatch", "i4"),
-        ("source", "i4"),
-        ("target", "i4"),
-        ("bytes", "f8"),
-        ("ready_s", "f8"),
-        ("start_s", "f8"),
-        ("end_s", "f8"),
-        ("arrival_s", "f8"),
-    ]
-)
-"""One message: `stage` is its producer's, `link` an index into `links` (-1: a hop without a link).
-
-It was ready when its producer ended, was on the link from `start_s` to `end_s` and reached the consumer at
-`arrival_s`. Collectives have microbatch -1, and their own rank as source and target.
-"""
 
 
 @dataclass(frozen=True, repr=False)
-class Timeline:
-    """What happened in one step; `actions` are sorted by rank, then start."""
-
-    source: Literal["predicted", "measured"]
-    num_ranks: int
-    links: tuple[str, ...]
-    actions: NDArray[np.void]
-    messages: NDArray[np.void]
+class Timeline(Events):
+    """What happened in one step, with what follows from it."""
 
     @cached_property
     def makespan_s(self) -> float:
@@ -98,8 +61,6 @@ class Timeline:
         another rank is bubble, not exposed communication. After a rank's last action the time until its
         collectives are done counts as well.
         """
-        from farpipe.simulate.waits import waits  # here, for it reads timelines
-
         found = waits(self)
         inside = np.array([not is_inter_site(name) for name in self.links] + [True])  # the last for hops without a link
         exposed = np.zeros((self.num_ranks, 2))

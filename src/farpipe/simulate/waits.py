@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.simulate.causes import first_actions, inputs
-from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.simulate.events import MESSAGE_KINDS, Events
 
 WAIT_DTYPE: Final = np.dtype([("rank", "i4"), ("link", "i4"), ("start_s", "f8"), ("end_s", "f8")])
 """One wait of a rank for a message on `link` (an index into the timeline's links; -1: a hop without a link)."""
@@ -14,7 +14,7 @@ WAIT_DTYPE: Final = np.dtype([("rank", "i4"), ("link", "i4"), ("start_s", "f8"),
 _GATHER, _REDUCE = MESSAGE_KINDS.index("gather"), MESSAGE_KINDS.index("reduce")
 
 
-def waits(timeline: Timeline) -> NDArray[np.void]:
+def waits(timeline: Events) -> NDArray[np.void]:
     """Every exposed wait, by rank and start; added up they are the timeline's `exposed_s`.
 
     A wait runs from when the rank is free and the message is ready until it arrives or the action starts.
@@ -36,7 +36,7 @@ def _rows(
     return rows[rows["end_s"] > rows["start_s"]]
 
 
-def _for_inputs(timeline: Timeline, before: NDArray[np.float64]) -> NDArray[np.void]:
+def _for_inputs(timeline: Events, before: NDArray[np.float64]) -> NDArray[np.void]:
     needs = inputs(timeline)
     chosen = np.flatnonzero(needs >= 0)
     actions, messages = timeline.actions[chosen], timeline.messages[needs[chosen]]
@@ -44,7 +44,7 @@ def _for_inputs(timeline: Timeline, before: NDArray[np.float64]) -> NDArray[np.v
     return _rows(actions["rank"], messages["link"], start, np.minimum(actions["start_s"], messages["arrival_s"]))
 
 
-def _for_gathers(timeline: Timeline, before: NDArray[np.float64]) -> list[NDArray[np.void]]:
+def _for_gathers(timeline: Events, before: NDArray[np.float64]) -> list[NDArray[np.void]]:
     """The stage's first action waits for its gather, after it has waited for its input."""
     first, needs = first_actions(timeline), inputs(timeline)
     found = []
@@ -66,7 +66,7 @@ def _free_after(message: np.void, free: float, start_s: float) -> float:
     return until if until > max(free, float(message["ready_s"])) else free
 
 
-def _for_reduces(timeline: Timeline) -> list[NDArray[np.void]]:
+def _for_reduces(timeline: Events) -> list[NDArray[np.void]]:
     """After its last action a rank waits for its collectives, one after the other."""
     free = np.zeros(timeline.num_ranks)
     np.maximum.at(free, timeline.actions["rank"], timeline.actions["end_s"])
