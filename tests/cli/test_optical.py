@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from farpipe.optical.training import pipeline_problem
 from optical_data import BY_HOPS, BY_KM, LINKS, TRACE, needs_data
 
 KEYS = {"requests", "accepted", "blocked", "blocking_ratio", "bandwidth_blocking_ratio"}
@@ -59,5 +60,46 @@ def test_poisson_blocking_has_an_interval(farpipe):
 )
 def test_blocking_says_what_is_wrong(farpipe, options, code, says):
     run = farpipe("optical", "blocking", *options)
+    assert run.returncode == code, run.stderr
+    assert says in run.stderr
+
+
+@pytest.fixture
+def small_step(tmp_path):
+    path = tmp_path / "problem.json"
+    pipeline_problem([0.02] * 3, [0.04] * 3, 4, ("1", "4", "10"), 256e6).save(path)
+    return path
+
+
+def test_a_training_over_light_paths_is_simulated(farpipe, small_step, tmp_path):
+    picture = tmp_path / "light.png"
+    run = farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--shared", "--plot", picture, "--json")
+    found = json.loads(run.stdout)
+    assert found["no_network_s"] < found["bound_s"] <= found["step_s"]
+    assert len(found["steps"][0]) == 3
+    assert picture.stat().st_size > 10_000
+    assert "s per step" in farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--order", "1f1b").stdout
+
+
+def test_policies_are_compared(farpipe, small_step):
+    options = ("--nodes", "1,4,10", "--policies", "ksp-ff,cd-cba,earliest", "--seeds", "2", "--steps", "1")
+    found = json.loads(farpipe("optical", "compare", small_step, *options, "--json").stdout)
+    assert [row["policy"] for row in found["policies"]] == ["ksp-ff", "cd-cba", "earliest"]
+    assert found["policies"][0]["change"] == 0
+    assert "harm" in farpipe("optical", "compare", small_step, *options).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--nodes", "1,4"), 2, "a node for each of 3 ranks"),
+        (("--nodes", "1,4,99"), 3, "there is no node '99'"),
+        (("--nodes", "zurich=1"), 2, "has no sites"),
+        (("--nodes", "1,4,10", "--policy", "cbaa"), 2, "did you mean 'cba'"),
+        (("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--policy", "ksp-ff"), 4, "never finds 3 units"),
+    ],
+)
+def test_simulate_says_what_is_wrong(farpipe, small_step, options, code, says):
+    run = farpipe("optical", "simulate", small_step, *options)
     assert run.returncode == code, run.stderr
     assert says in run.stderr

@@ -3,9 +3,12 @@
 import typer
 
 from farpipe.cli.optical_blocking import blocking
+from farpipe.cli.optical_training import compare, simulate
 
 optical = typer.Typer(help="Light paths: blocking of dynamic traffic, trainings over an optical network.")
 optical.command("blocking")(blocking)
+optical.command("simulate")(simulate)
+optical.command("compare")(compare)
 
 
 @optical.callback()

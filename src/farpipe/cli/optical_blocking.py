@@ -69,7 +69,7 @@ def blocking(
         return
     from farpipe.optical.traffic import PoissonTraffic
 
-    low, high = _parse_rates(rates)
+    low, high = parse_rates(rates)
     how = PoissonTraffic(load or 0.0, mean_holding, low, high, truncate)
     _show(_poisson_facts(setting, how, requests, warm_up, seeds), as_json)
 
@@ -103,7 +103,8 @@ def _expect_one_source(context: typer.Context, trace: Path | None, load: float |
         refuse(typed(context, k="--k", by="--by"), "is for paths that farpipe finds; --paths gives them")
 
 
-def _parse_rates(text: str) -> tuple[int, int]:
+def parse_rates(text: str) -> tuple[int, int]:
+    """The least and the largest of "LOW-HIGH"; UsageError for anything else."""
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit()):
         raise UsageError(f"--rates: expected two whole numbers such as 25-100, found {text!r}")

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from farpipe.errors import InfeasibleError, ScheduleError
+from farpipe.errors import InfeasibleError
 from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.paths import PathTable
 from farpipe.optical.strategies import Strategy
@@ -23,6 +24,10 @@ class Played:
 
     schedule: Schedule
     steps: tuple[Step, ...]
+    background_path: NDArray[np.int32]
+    """What became of the background: see `Coupled.background_path`."""
+    log: NDArray[np.float64]
+    """See `Coupled.log`."""
 
     @property
     def mean_s(self) -> float:
@@ -31,14 +36,21 @@ class Played:
 
 
 def play_steps(
-    shared: Shared, training: Training, strategy: Strategy, *, num_steps: int, begin_s: float = 0.0, skipped: int = 0
+    shared: Shared,
+    training: Training,
+    strategy: Strategy,
+    *,
+    num_steps: int,
+    begin_s: float = 0.0,
+    skipped: int = 0,
+    num_logged: int = 0,
 ) -> Played:
     """`num_steps` steps after `skipped` more, in which a strategy that learns from steps settles."""
-    coupled, last, steps = Coupled(shared, training, strategy.rule, begin_s=begin_s), None, []
+    coupled, last, steps = Coupled(shared, training, strategy.rule, begin_s=begin_s, num_logged=num_logged), None, []
     for _ in range(skipped + num_steps):
         last = coupled.step(strategy.wishes(training, last))
         steps.append(last)
-    return Played(training.schedule, tuple(steps[skipped:]))
+    return Played(training.schedule, tuple(steps[skipped:]), coupled.background_path, coupled.log)
 
 
 def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gbit_s: float) -> Problem:
@@ -79,7 +91,7 @@ def candidate_orders(problem: Problem, nodes: Sequence[str], *, most_extra: int 
 def _fits(problem: Problem, schedule: Schedule) -> bool:
     try:
         check(problem, schedule)
-    except ScheduleError:
+    except InfeasibleError:
         return False
     return True
 

@@ -185,6 +185,7 @@ STRATEGIES: Final[dict[str, Strategy]] = {
     "cd-cba": Cba(rule=TransferRule(policy=POLICIES["cd"])),
     "cd-cba-fewer": Cba(fewer_at_once=True, rule=TransferRule(policy=POLICIES["cd"])),
     "widest": Widest(),
+    "earliest": Widest(rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, earliest=True)),
     "slack": Slack(),
 }
 """The strategies by the names that users write."""

@@ -63,13 +63,13 @@ class PoissonTraffic:
             raise UsageError(f"truncate_at must be more than 0, found {self.truncate_at}")
 
     def draw(self, pairs: tuple[Pair, ...], num_requests: int, seed: int, start_s: float = 0.0) -> Traffic:
-        """`num_requests` requests; the same seed draws the same."""
-        random = np.random.default_rng(seed)
+        """`num_requests` requests; the same seed draws the same, and of more requests the first ones."""
+        times, ends, rates, holds = (np.random.default_rng((seed, column)) for column in range(4))
         rate = self.load_erlang / self.mean_holding_s
-        arrival_s = start_s + np.cumsum(random.exponential(1 / rate, num_requests))
-        pair = random.integers(len(pairs), size=num_requests, dtype=np.int32)
-        gbit_s = random.integers(self.low, self.high + 1, size=num_requests).astype(np.float64)
-        return Traffic(pairs, arrival_s, pair, gbit_s, self._holding(random, num_requests))
+        arrival_s = start_s + np.cumsum(times.exponential(1 / rate, num_requests))
+        pair = ends.integers(len(pairs), size=num_requests, dtype=np.int32)
+        gbit_s = rates.integers(self.low, self.high + 1, size=num_requests).astype(np.float64)
+        return Traffic(pairs, arrival_s, pair, gbit_s, self._holding(holds, num_requests))
 
     def _holding(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
         if self.truncate_at is None:

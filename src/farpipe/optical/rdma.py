@@ -1,0 +1,66 @@
+"""RDMA over long distances: what a window, an acknowledgement at the source and a rate budget leave of a link.
+
+Reliable RDMA keeps at most a window of bytes unacknowledged, so its rate is at most window / round trip. Where a switch
+at the source's site acknowledges in place of the far end (MatchRDMA, arXiv 2604.23932; GeoPipe's lossless network,
+arXiv 2510.12064) the round trip is that inside the site, and the destination bounds the rate by a budget instead.
+"""
+
+from dataclasses import dataclass
+
+from farpipe.errors import InputError
+from farpipe.optical.network import SECONDS_PER_KM
+
+
+@dataclass(frozen=True)
+class LongHaul:
+    """A link of `km` kilometres of fibre between two sites that carries RDMA; rates in bytes/s."""
+
+    km: float
+    rate_bytes_per_s: float
+    window_bytes: float
+    site_rtt_s: float = 20e-6
+    """Round trip inside a site, from the sender to the switch that acknowledges."""
+    fixed_s: float = 0.0
+    """One-way delay of equipment, added to that of the fibre."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate_bytes_per_s", "window_bytes", "site_rtt_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}: must be more than 0, found {getattr(self, name)}")
+        for name in ("km", "fixed_s"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name}: must be at least 0, found {getattr(self, name)}")
+
+    @property
+    def latency_s(self) -> float:
+        """One-way delay."""
+        return self.km * SECONDS_PER_KM + self.fixed_s
+
+    @property
+    def rtt_s(self) -> float:
+        """Round trip from sender to receiver and back."""
+        return 2 * self.latency_s + self.site_rtt_s
+
+    @property
+    def plain_rate(self) -> float:
+        """bytes/s with acknowledgements from the far end: window / round trip, at most the link's rate."""
+        return min(self.rate_bytes_per_s, self.window_bytes / self.rtt_s)
+
+    def acknowledged_at_source(self, budget_bytes_per_s: float | None = None) -> float:
+        """bytes/s with acknowledgements at the source, at most the destination's budget if there is one."""
+        rate = min(self.rate_bytes_per_s, self.window_bytes / self.site_rtt_s)
+        return rate if budget_bytes_per_s is None else min(rate, budget_bytes_per_s)
+
+    @property
+    def pause_buffer_bytes(self) -> float:
+        """Buffer without loss behind a link with pause frames: what arrives in the round trip after a pause."""
+        return self.rate_bytes_per_s * 2 * self.latency_s
+
+    def budget_buffer_bytes(self, burst_s: float) -> float:
+        """Buffer where the destination grants rates: what arrives within `burst_s`, the period of its budgets."""
+        return min(self.pause_buffer_bytes, self.rate_bytes_per_s * burst_s)
+
+
+def window_for(rate_bytes_per_s: float, rtt_s: float) -> float:
+    """The window that fills a link: rate times round trip."""
+    return rate_bytes_per_s * rtt_s

@@ -1,0 +1,108 @@
+"""One picture of a step over light paths: the pipeline above, its busiest fibres below, one time axis."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import UsageError
+from farpipe.optical.paths import PathTable
+from farpipe.optical.training import Step
+
+_COLOURS: Final = {0: "#4c78a8", 1: "#f2a65a", 2: "#b0b0b0", 3: "#e07b39"}
+_FORWARD, _BACKWARD, _BACKGROUND, _LATE = "#2a9d5c", "#8e44ad", "#d9d9d9", "#d62728"
+MAX_FIBRES: Final = 4
+
+
+def draw_light(
+    path: Path | str, step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float = 1.5
+) -> None:
+    """Draw the first `window_s` seconds of a step to an SVG or PNG file.
+
+    Below the pipeline are the fibres that its messages hold most: every light path is a box of slots and seconds, the
+    background's grey. Messages that had to wait for spectrum are marked in red from when they were ready.
+    """
+    if Path(path).suffix not in (".svg", ".png"):
+        raise UsageError(f"{path}: pictures are written as .svg or .png")
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    rows = log[(log[:, 4] < step.begin_s + window_s) & (log[:, 5] > step.begin_s)]
+    fibres = _busiest(rows, table)
+    heights = [3.2] + [1.5] * len(fibres)
+    figure, axes = pyplot.subplots(
+        len(heights), 1, sharex=True, figsize=(12, 1.0 + sum(heights)), gridspec_kw={"height_ratios": heights}
+    )
+    _draw_pipeline(axes[0], step, window_s)
+    names = table.network.fibre_names()
+    for axis, fibre in zip(axes[1:], fibres, strict=True):
+        _draw_fibre(axis, step, rows, table, fibre)
+        axis.set(ylim=(0, num_slots), ylabel=f"{names[fibre]}\nslot")
+    axes[-1].set_xlabel("seconds since the step began")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _fibres_of(table: PathTable, candidate: float) -> NDArray[np.int32]:
+    return table.fibres[table.begin[int(candidate)] : table.begin[int(candidate) + 1]]
+
+
+def _busiest(rows: NDArray[np.float64], table: PathTable) -> list[int]:
+    """The fibres on which messages hold most slots times seconds."""
+    held: dict[int, float] = {}
+    for owner, candidate, _, slots, begin_s, end_s in rows:
+        for fibre in _fibres_of(table, candidate) if owner >= 0 else ():
+            held[int(fibre)] = held.get(int(fibre), 0.0) + slots * (end_s - begin_s)
+    return sorted(sorted(held, key=lambda fibre: -held[fibre])[:MAX_FIBRES])
+
+
+def _draw_pipeline(axis: Any, step: Step, window_s: float) -> None:
+    timeline = step.timeline()
+    for row in timeline.actions:
+        if row["start_s"] < window_s:
+            width = row["end_s"] - row["start_s"]
+            axis.barh(
+                row["rank"], width, left=row["start_s"], color=_COLOURS[int(row["kind"])], edgecolor="white", lw=0.4
+            )
+            if width > window_s / 60:
+                axis.text(
+                    row["start_s"] + width / 2,
+                    row["rank"],
+                    str(row["microbatch"]),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                )
+    for message in timeline.messages[timeline.messages["ready_s"] < window_s]:
+        waited = message["start_s"] - message["ready_s"] > 1e-9
+        colour = _LATE if waited else (_FORWARD if message["kind"] == 0 else _BACKWARD)
+        times, ranks = (message["ready_s"], message["arrival_s"]), (message["source"], message["target"])
+        axis.plot(times, ranks, color=colour, lw=1.6 if waited else 0.8)
+    nodes = step.training.nodes
+    axis.set(
+        xlim=(0, window_s), yticks=range(len(nodes)), yticklabels=[f"{i} at {node}" for i, node in enumerate(nodes)]
+    )
+    axis.invert_yaxis()
+    axis.set_ylabel("rank at node")
+    axis.legend(handles=_legend(), ncols=6, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
+
+
+def _legend() -> list[Any]:
+    from matplotlib.patches import Patch
+
+    named = (("forward", _COLOURS[0]), ("backward", _COLOURS[3]), ("message forward", _FORWARD))
+    more = (("message backward", _BACKWARD), ("waited for spectrum", _LATE), ("background", _BACKGROUND))
+    return [Patch(color=colour, label=name) for name, colour in (*named, *more)]
+
+
+def _draw_fibre(axis: Any, step: Step, rows: NDArray[np.float64], table: PathTable, fibre: int) -> None:
+    half = step.training.num_messages // 2
+    for owner, candidate, first, slots, begin_s, end_s in rows:
+        if fibre in _fibres_of(table, candidate):
+            colour = _BACKGROUND if owner < 0 else (_FORWARD if owner < half else _BACKWARD)
+            box = (begin_s - step.begin_s, min(end_s, step.end_s + 1) - begin_s)
+            axis.broken_barh([box], (first, slots), facecolors=colour, edgecolor="white", lw=0.3)

@@ -1,0 +1,130 @@
+"""Strategies, orders chosen with the network, and fair comparisons."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from farpipe.errors import UsageError
+from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
+from farpipe.optical.coupled import Coupled
+from farpipe.optical.intervals import mean_interval, paired_change, t_975
+from farpipe.optical.joint import in_flight, joint_order, nominal_problem
+from farpipe.optical.strategies import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
+from farpipe.optical.study import Scenario, bound_s, compare, no_network_s, run_once
+from farpipe.optical.training import Training, pipeline_problem
+from farpipe.report.light import draw_light
+from farpipe.schedule.library import order
+
+NODES = ("1", "4", "4", "10")
+NSFNET = find_network("nsfnet", shared=True)
+KM4 = k_shortest(NSFNET, k=4)
+SCENARIO = Scenario(KM4, KM4, Grid(80), PoissonTraffic(60.0, 0.2, 4, 20))
+
+
+def training_of(name, num_microbatches=8):
+    problem = pipeline_problem([0.026] * 4, [0.052] * 4, num_microbatches, NODES, 512e6)
+    nominal = nominal_problem(problem, NODES, KM4, 450.0)
+    return Training(nominal, order(name, nominal), NODES)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_plays_and_never_beats_the_bound_of_its_order(name):
+    training = training_of("1f1b")
+    run = run_once(SCENARIO, training, STRATEGIES[name], 0, num_steps=2, skipped=1)
+    assert run.step_s >= bound_s(SCENARIO, training) - 1e-9
+    figures = run.figures()
+    assert 1 <= figures["mean_units"] <= 6
+    assert 0 <= figures["refused_ratio"] <= 1
+    assert figures["held_slots"] > 0
+
+
+def test_bounds_are_in_order():
+    training = training_of("1f1b")
+    assert no_network_s(training) == pytest.approx((8 + 3) * 0.078)
+    assert no_network_s(training) < bound_s(SCENARIO, training) < bound_s(SCENARIO, training, units=1)
+
+
+def test_cba_labels_what_the_pipeline_waited_for():
+    training = training_of("1f1b")
+    alone = replace(SCENARIO, background=None)
+    step = Coupled(alone.shared(0, 1.0), training, Fixed(1).rule).step(Fixed(1).wishes(training, None))
+    bound = communication_bound(step)
+    assert (bound | ~first_microbatch(training)).all()  # microbatch 0 always
+    assert bound.sum() > first_microbatch(training).sum()
+    wishes = Cba(start=2, more=2).wishes(training, step)
+    last = step.wishes.want
+    assert (wishes.want[bound] == last[bound] + 2).all()
+    assert (wishes.want[~bound] == last[~bound]).all()
+    assert (wishes.priority[bound] == 0).all()
+    assert communication_bound(step, "same").sum() <= bound.sum()
+
+
+def test_cba_asks_for_fewer_where_it_was_refused():
+    training = training_of("1f1b")
+    strategy = Cba(start=6)
+    coupled = Coupled(SCENARIO.shared(1, 60.0), training, strategy.rule, begin_s=2.0)
+    step = coupled.step(strategy.wishes(training, None))
+    assert step.num_refused > 0
+    refused = step.out.refused
+    assert (strategy.wishes(training, step).want[refused] == step.wishes.want[refused] - 1).all()
+
+
+def test_the_joint_order_is_no_slower_than_1f1b():
+    problem = pipeline_problem([0.026] * 4, [0.052] * 4, 8, NODES, 512e6)
+    strategy = STRATEGIES["earliest"]
+    schedule = joint_order(SCENARIO.shared(7, 60.0), problem, NODES, strategy, begin_s=2.0)
+    nominal = nominal_problem(problem, NODES, KM4, 450.0)
+    joint, plain = Training(nominal, schedule, NODES), training_of("1f1b")
+    found = compare(
+        SCENARIO, {"plain": (plain, strategy, None), "joint": (joint, strategy, None)}, [0, 1], num_steps=2, skipped=0
+    )
+    assert found.change("joint").mean < 0
+    assert in_flight(nominal, schedule) >= 4
+
+
+def test_the_joint_order_keeps_to_the_memory_of_the_ranks():
+    problem = pipeline_problem([0.026] * 4, [0.052] * 4, 8, NODES, 512e6)
+    data = problem.to_data()
+    data["ranks"] = [{"memory_bytes": 4.0, "static_bytes": 0.0}] * 4
+    tight = type(problem).from_data(data)
+    schedule = joint_order(SCENARIO.shared(7, 60.0), tight, NODES, Fixed(3), begin_s=2.0, num_steps=1)
+    assert in_flight(tight, schedule) <= 4
+
+
+def test_comparisons_are_paired_and_harm_is_none_without_a_training():
+    training = training_of("1f1b")
+    settings = {"a": (training, Fixed(3), None), "b": (training, Fixed(3), None), "c": (training, Fixed(1), None)}
+    found = compare(SCENARIO, settings, [0, 1, 2], num_steps=1, skipped=1)
+    same = found.change("b")
+    assert (same.mean, same.low, same.high) == (0, 0, 0)
+    assert found.change("c").low > 0
+    assert [row["policy"] for row in found.to_data()] == ["a", "b", "c"]
+    empty = Training(training.problem, training.schedule, ("1",) * 4)
+    assert run_once(SCENARIO, empty, Fixed(3), 0, num_steps=1, skipped=0).harm == 0
+
+
+def test_intervals_are_student_s():
+    interval = mean_interval([1.0, 2.0, 3.0])
+    assert interval.mean == 2
+    assert interval.half_width == pytest.approx(4.303 / np.sqrt(3))
+    assert t_975(60) == pytest.approx(2.0003, abs=1e-3)
+    assert paired_change([2.0, 4.0], [1.0, 2.0]).mean == 1
+
+
+@pytest.mark.parametrize(("name", "says"), [("cd-cbaa", r"did you mean 'cd-cba'\?"), ("best-fit", "known: ksp-ff")])
+def test_unknown_strategies_are_refused(name, says):
+    with pytest.raises(UsageError, match=says):
+        find_strategy(name)
+
+
+def test_a_picture_is_drawn(tmp_path):
+    training = training_of("1f1b", 4)
+    shared = SCENARIO.shared(0, 60.0)
+    coupled = Coupled(shared, training, Fixed(6).rule, begin_s=2.0, num_logged=100_000)
+    step = coupled.step(Fixed(6).wishes(training, None))
+    draw_light(tmp_path / "light.svg", step, shared.table, coupled.log, 80)
+    text = (tmp_path / "light.svg").read_text()
+    assert text.count("<path") > 100
+    with pytest.raises(UsageError, match=r"as \.svg or \.png"):
+        draw_light(tmp_path / "light.gif", step, shared.table, coupled.log, 80)
