@@ -163,6 +163,7 @@ def test_a_kept_light_path_is_set_up_once():
     again = coupled.step(Wishes.same(step.training, 1))
     assert (again.wait_s < 0.3).all()  # they queue, but none is set up
     assert len(coupled.log) == 2
+    assert again.held_slot_s == pytest.approx(2 * again.makespan_s)  # one slot each way, all the time
     coupled.wait_until(coupled.now_s + 20)
     assert np.isfinite(coupled.log[:, 5]).all()
 

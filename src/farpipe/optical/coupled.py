@@ -73,14 +73,14 @@ class Coupled:
 
     def step(self, wishes: Wishes) -> Step:
         """Play the next step; InfeasibleError when a message can never be sent."""
-        out, begin_s, held = _out(self.training), self.now_s, float(self._state.used[0])
+        out, begin_s, held = _out(self.training), self.now_s, self._held(self.now_s)
         first = int(self._state.counters[NEXT])
         end_s = self._play(wishes, out, inf)
         if end_s < 0:
             raise InfeasibleError(self._stuck(out, wishes))
         self.now_s = end_s
         came = self._background.path[first : int(self._state.counters[NEXT])]
-        used = float(self._state.used[0]) - held
+        used = self._held(end_s) - held
         return Step(
             self.training, begin_s, end_s, out, wishes, self.rule.unit_gbit, used, (len(came), int((came == -1).sum()))
         )
@@ -91,6 +91,15 @@ class Coupled:
         kernel: Any = pipeline_kernel.play
         rule = _rule(self.rule, wishes)
         return float(kernel(self._net, self._background, self._pipe, rule, self._state, out, self.now_s, until_s))
+
+    def _held(self, now_s: float) -> float:
+        """Slots x fibres x seconds that messages have held, those of light paths that are still lit included."""
+        lights, hops = self._state.lights, np.diff(self._net.table[0])
+        lit = np.ones(len(lights.path), np.bool_)
+        lit[lights.spare[: self._state.counters[SPARE]]] = False
+        mine = lit & (lights.hop >= 0)
+        slots = lights.width[mine] * hops[lights.path[mine]]
+        return float(self._state.used[0] + (slots * (now_s - lights.begun_s[mine])).sum())
 
     @property
     def background_path(self) -> NDArray[np.int32]:
