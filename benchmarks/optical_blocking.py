@@ -63,9 +63,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     count = parser.parse_args().requests
-    print(
-        "| network | k | policy | load | requests | CPU s | requests/s | peak RSS MiB |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| network | k | policy | load | requests | CPU s | requests/s | peak RSS MiB |")
+    print("|---" * 8 + "|")
     grid, how = Grid(), PoissonTraffic(250.0, truncate_at=2.0)
     for network, k, load, policies in (
         ("nsfnet", 5, 250.0, tuple(POLICIES)),
