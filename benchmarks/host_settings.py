@@ -26,7 +26,7 @@ from wan_prediction import CASES, SITES, Case, make_problem
 
 NUM_STEPS = 14
 DEFAULTS = {"tcp_slow_start_after_idle": "1", "tcp_wmem": "4096 16384 4194304", "tcp_rmem": "4096 131072 6291456"}
-HOSTS = ("tuned", "untuned", "bbr", "cubic")
+HOSTS = ("tuned", "untuned", "bbr", "cubic", "tuned-cubic")
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def measure(case: Case, host: str, num_steps: int) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as folder,
         Wan.up(("west", "east"), links_of_problem(problem), name=f"benchmark{os.getpid()}") as wan,
     ):
-        if host != "tuned":
+        if not host.startswith("tuned"):
             for place in wan.namespaces.values():
                 in_namespace(place.name, set_defaults)
         run(spec, Path(folder) / "run", wan=wan, rank_program=program)
@@ -111,7 +111,7 @@ def run_rank(host: str) -> None:
 
     if host == "bbr":
         tuning.BBR_RENEWED_S = float("inf")
-    elif host == "cubic":
+    elif host.endswith("cubic"):
         transport.suit_to_pauses = lambda sock: sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
     typer.run(rank_main.main)
 

@@ -21,7 +21,7 @@ from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoin
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.replicas.collectives import Line
 from farpipe.runtime.stage import TorchStage
-from farpipe.transport.mesh import Mesh
+from farpipe.transport.control_plane import ControlPlane
 
 RANK, RUN_DIR = int(os.environ["RANK"]), Path(sys.argv[1])
 CHECKPOINTS = RUN_DIR / CHECKPOINTS_NAME
@@ -97,7 +97,7 @@ def break_in(phase):
     elif phase == "reduce":
         before(Line, "receive", once_further(die))
     elif phase == "sync":
-        before(Mesh, "_take", in_the_norm(once_further(die)))
+        before(ControlPlane, "_take_parts", in_the_norm(once_further(die)))
     elif phase == "optimizer":
         before(Optimizer, "update", once_further(die))
     elif phase == "checkpoint":

@@ -15,16 +15,16 @@ from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.schedule.library import order
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.transport import PeerError, Tag, TransportConfig, transport
-from farpipe.transport.clock import Clock
 from farpipe.transport.connection import Connection
-from farpipe.transport.control import ControlLink
 from farpipe.transport.control_inbox import ControlInbox
+from farpipe.transport.control_link import ControlMessage
+from farpipe.transport.control_plane import ControlPlane
+from farpipe.transport.control_topology import ControlTopology
 from farpipe.transport.frames import FRAME, PREFIX
 from farpipe.transport.health import Health
-from farpipe.transport.inbox import Inbox
 from farpipe.transport.loop import Loop
 from farpipe.transport.stream import Stream
-from farpipe.transport.wire import ControlFrame, ControlHeader, pack_control
+from farpipe.transport.wire import EVERYBODY, ControlFrame
 from proxies import RESET, Proxy
 from transports import connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan
@@ -156,23 +156,23 @@ def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, t
 
 
 def test_a_goodbye_ends_the_patience_that_an_outage_has_asked_for():
-    health, clock = Health(lambda reason: None), Clock()
-    link = ControlLink(1, health, clock, Inbox(TransportConfig(), health, clock), ControlInbox(health), None)
+    health, said = Health(lambda reason: None), []
+    topology = ControlTopology(0, ["", ""])
+    plane = ControlPlane(topology, 2, health, ControlInbox(health), lambda *told: said.append(told))
 
-    def hear(kind, payload=b""):
-        known, place = link.begin(pack_control(ControlHeader(kind, 0, len(payload), 0, 0)), len(payload))
-        place[:] = payload
-        link.complete(known, 0)
+    def hear(kind, target=EVERYBODY, payload=b""):
+        plane.on_message(1, ControlMessage(kind, 1, target, payload=payload))
 
     for kind in (ControlFrame.DOWN, ControlFrame.DOWN, ControlFrame.UP):
         hear(kind)
     before_s = health.paused_s()
     time.sleep(0.01)
     assert health.paused_s() > before_s
-    hear(ControlFrame.GOODBYE, bytes(32))
+    hear(ControlFrame.GOODBYE, 0, bytes(32))
     before_s = health.paused_s()
     time.sleep(0.01)
     assert health.paused_s() == before_s
+    assert [peer for peer, _ in said] == [1]
 
 
 def test_a_connection_that_ends_while_there_is_no_room_is_noticed_at_once():

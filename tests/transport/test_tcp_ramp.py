@@ -5,10 +5,13 @@ import time
 
 import pytest
 
-from farpipe.transport import Tag, connection, tuning
+from farpipe.transport import Tag, connection
+from farpipe.transport.frame_sender import FrameSender
+from farpipe.transport.frames import Receipts
+from farpipe.transport.security.proof import receive_before
 from farpipe.transport.sockets import pace, prepare
 from farpipe.transport.tcp_ramp import TcpRamp
-from farpipe.transport.tuning import delivery_rate, suit_to_pauses
+from farpipe.transport.tuning import delivery_rate, renew_bbr, suit_to_pauses
 from transports import connected
 
 
@@ -86,20 +89,82 @@ def test_an_old_kernel_that_tells_no_rate_of_delivery_keeps_nobody_from_sending(
     assert delivery_rate(Old()) == 0.0
 
 
-@pytest.mark.parametrize(("setting", "name"), [("0\n", "cubic"), ("1\n", "bbr"), (None, "bbr")])
-def test_pauses_decide_on_the_congestion_control(monkeypatch, tmp_path, pair, setting, name):
-    path = tmp_path / "tcp_slow_start_after_idle"
-    if setting is not None:
-        path.write_text(setting)
-    monkeypatch.setattr(tuning, "_SLOW_AFTER_IDLE", path)
-    before = pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+def congestion_control(sock):
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def may_have(sock, name):
     try:
-        pair[1].setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-        expected = name.encode()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
     except OSError:  # this system or user has it not
-        expected = before.rstrip(b"\0")
-    suit_to_pauses(pair[0])
-    assert pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == expected
+        return False
+    return True
+
+
+def test_bbr_is_chosen_for_pauses_where_it_is_allowed(pair):
+    near, far = pair
+    expected = next((name for name in (b"bbr", b"cubic") if may_have(far, name)), congestion_control(near))
+    suit_to_pauses(near)
+    assert congestion_control(near) == expected
+
+
+def test_bbr_begins_anew_and_nothing_else_is_changed(pair):
+    near, far = pair
+    renew_bbr(near)
+    assert may_have(near, b"reno")
+    renew_bbr(near)
+    assert congestion_control(near) == b"reno"
+    if not may_have(near, b"bbr"):
+        pytest.skip("BBR is not allowed here")
+    near.sendall(bytes(1000))
+    renew_bbr(near)
+    near.sendall(bytes(1000))
+    assert congestion_control(near) == b"bbr"
+    assert len(receive_before(far, 2000, time.monotonic() + 10)) == 2000
+
+
+def test_a_ramp_that_ends_is_over_and_the_congestion_control_begins_anew():
+    class Link:
+        renewed = 0
+
+        def delivered_bytes_per_s(self):
+            return 1e6
+
+        def renew(self, now_s, *, at_once):
+            self.renewed += at_once
+
+    link, ramp = Link(), TcpRamp(bytes_per_s=1e6, round_trip_s=0.1)
+    sender = FrameSender(NothingToSend(), Receipts(), time.monotonic_ns, ramp)
+    sender.restart(0)
+    assert sender.is_ramping
+    sender.write(link)
+    sender.write(link)
+    assert not sender.is_ramping
+    assert link.renewed == 1
+
+
+class NothingToSend:
+    def pull(self):
+        return None
+
+
+def test_waiting_for_channels_ends_when_they_are_up_to_their_rate(monkeypatch):
+    monkeypatch.setattr(connection, "delivery_rate", lambda sock: 1e9)
+    with connected(bandwidths={(0, 1): 125e6}) as (first, _):
+        first._round_trips_s[1] = 0.01
+        first.open(1, "forward")
+        assert first.await_channels(10.0)
+        (outbox,) = first._outboxes.values()
+        assert outbox.is_ready
+
+
+def test_waiting_for_channels_has_a_limit(monkeypatch):
+    monkeypatch.setattr(TcpRamp, "goes_on", lambda *_: True)
+    with connected(bandwidths={(0, 1): 125e6}) as (first, _):
+        first._round_trips_s[1] = 0.01
+        first.open(1, "forward")
+        assert not first.await_channels(0.1)
+        monkeypatch.setattr(TcpRamp, "goes_on", lambda *_: False)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "not_sent_bytes"), [(6_600_000, 132_000), (10, 16 << 10), (10**9, 256 << 10)])

@@ -54,7 +54,7 @@ def test_everything_goes_through_tls_1_3_and_arrives(tmp_path):
             assert first.receive(1, "backward", Tag(0, 1, i), waiting_for="it").data == data
         parts = in_parallel(*(lambda r=r: r.exchange("x", bytes([r.rank]), waiting_for="x") for r in (first, second)))
         assert parts == [[b"\0", b"\1"]] * 2
-        sockets = [line.stream._connection._sock for line in second._mesh.reconnectors.values()]
+        sockets = [line.stream._connection._sock for line in second._control.reconnectors.values()]
         sockets += [line.stream._connection._sock for box in first._outboxes.values() for line in box.reconnectors]
         assert len(sockets) >= 2
         assert {sock.version() for sock in sockets} == {"TLSv1.3"}
@@ -221,7 +221,7 @@ def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, m
 def test_a_renewed_certificate_is_taken_at_the_next_connection(tmp_path):
     files = tls_files(tmp_path, SITES)
     with connected(configs=[config(f, connect_timeout_s=5) for f in files]) as (_, second):
-        stream = second._mesh.reconnectors[0].stream  # the higher rank dials: the lower one is the server
+        stream = second._control.reconnectors[0].stream  # the higher rank dials: the lower one is the server
 
         def shown_by_first():
             return stream._connection._sock.getpeercert()["serialNumber"]

@@ -38,9 +38,14 @@ def test_chunk_headers_survive_the_wire(header):
     assert unpack_chunk(pack_chunk(header), LIMIT) == header
 
 
-@given(st.sampled_from(ControlFrame), st.integers(0, 256), st.integers(0, 1 << 20), STAMPS, STAMPS)
-def test_control_headers_survive_the_wire(kind, name_bytes, payload_bytes, sent_ns, deliver_ns):
-    header = ControlHeader(kind, name_bytes, payload_bytes, sent_ns, deliver_ns)
+RANKS = st.integers(-1, 1 << 30)
+
+
+@given(
+    st.tuples(st.integers(0, 256), st.integers(0, 1 << 20), RANKS, RANKS, STAMPS, STAMPS), st.sampled_from(ControlFrame)
+)
+def test_control_headers_survive_the_wire(numbers, kind):
+    header = ControlHeader(kind, *numbers)
     assert unpack_control(pack_control(header)) == header
 
 
@@ -78,6 +83,6 @@ def test_a_description_that_is_too_long_is_refused():
 
 @pytest.mark.parametrize("change", [{"name_bytes": 257}, {"payload_bytes": (64 << 20) + 1}])
 def test_an_oversized_control_frame_is_refused(change):
-    header = ControlHeader(ControlFrame.POST, 1, 1, 0, 0)._replace(**change)
+    header = ControlHeader(ControlFrame.POST, 1, 1, 0, 1, 0, 0)._replace(**change)
     with pytest.raises(WireError):
         unpack_control(pack_control(header))

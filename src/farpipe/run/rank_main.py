@@ -20,7 +20,7 @@ from farpipe.control.watch import Watch
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.processes import die_with_agent
 from farpipe.run.reports import reporting_errors
-from farpipe.runtime.executor import NOBODY, lower
+from farpipe.runtime.channels import open_channels
 from farpipe.runtime.figures.metrics import RUN_NAME
 from farpipe.runtime.host_memory import message_memory
 from farpipe.runtime.orders import sigterm_asks
@@ -29,7 +29,7 @@ from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.work import choose_gpu
-from farpipe.transport import Transport, TransportConfig, connect
+from farpipe.transport import TransportConfig, connect
 from farpipe.transport.security.tls import TlsFiles
 
 INTERRUPTED = 130
@@ -99,14 +99,6 @@ def transport_config(
     )
 
 
-def _open_channels(run: RunSpec, transport: Transport) -> None:
-    """Begin to connect now, for over a distance that takes longer than a step may."""
-    rank, replica = run.places.of(transport.rank)
-    for item in lower(run.schedule, rank):
-        if item.target not in (NOBODY, rank):
-            transport.open(run.places.process(item.target, replica), item.way)
-
-
 def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callable[[], bool]) -> None:
     rendezvous = rendezvous_from_env(config.connect_timeout_s)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -118,7 +110,7 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
     leaving: FarpipeError | None = None
     memory = message_memory(run.device)
     with connect(rank, world_size, config, rendezvous, allocate=memory) as transport:
-        _open_channels(run, transport)
+        open_channels(run, transport)
         try:
             train_rank(run, TensorPeers(transport), run_dir, stop=stop, make_watch=Watch)
         except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: nobody has to be told

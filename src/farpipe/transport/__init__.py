@@ -20,7 +20,8 @@ Around it:
     threads   loop.py: a few threads serve all streams (stream.py)
     trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up
-    control   control.py, control_inbox.py, mesh.py: exchanges, posts, pings and farewells between processes
+    control   control_plane.py (exchanges, posts, pings, outages, farewells), control_topology.py (between whom),
+              control_link.py and control_inbox.py (a neighbour's connection, and what has come)
     measure   clock.py (offsets between machines), link_events.py (outages, reconnections, retransmissions),
               link_probe.py (`farpipe probe`)
 """

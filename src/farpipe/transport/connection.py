@@ -77,9 +77,9 @@ class Connection:
         self._counted = Retransmissions(*packet_counts(self._sock))
         return Retransmissions(*(now - then for now, then in zip(self._counted, before, strict=True)))
 
-    def renew(self, now_s: float) -> None:
+    def renew(self, now_s: float, *, at_once: bool = False) -> None:
         """Now and then: keep the congestion control from what it would do after a while, see `renew_bbr`."""
-        if now_s - self._renewed_s > tuning.BBR_RENEWED_S:
+        if at_once or now_s - self._renewed_s > tuning.BBR_RENEWED_S:
             self._renewed_s = now_s
             tuning.renew_bbr(self._sock)
 

@@ -57,6 +57,11 @@ class FrameSender:
         """Frames that were pulled and not acknowledged yet."""
         return len(self._unacknowledged)
 
+    @property
+    def is_ramping(self) -> bool:
+        """Whether TCP is still being brought up to the rate."""
+        return self._ramp is not None and not self._ramp.is_over
+
     def all_handed_over(self) -> bool:
         """Whether the kernel has all that was pulled."""
         return self._cursor == len(self._unacknowledged) and not self._out
@@ -125,9 +130,19 @@ class FrameSender:
             self._cursor += 1
         elif self._receipts.is_due:
             self._out = [PREFIX.pack(ACKNOWLEDGEMENT, 0, 0, self._receipts.tell())]
-        elif self._ramp is not None and self._ramp.goes_on(connection.delivered_bytes_per_s, time.monotonic()):
+        elif self._is_to_be_padded(connection):
             self._out = [PREFIX.pack(PADDING, 0, len(_PADDING), self._receipts.tell()), _PADDING]
         return bool(self._out)
+
+    def _is_to_be_padded(self, connection: Connection) -> bool:
+        """Whether the ramp goes on; when it has just ended, the congestion control begins anew with its window."""
+        if self._ramp is None or self._ramp.is_over:
+            return False
+        now_s = time.monotonic()
+        if self._ramp.goes_on(connection.delivered_bytes_per_s, now_s):
+            return True
+        connection.renew(now_s, at_once=True)
+        return False
 
     def _load_frame(self, frame: Frame) -> None:
         prefix = PREFIX.pack(FRAME, len(frame.head), len(frame.body), self._receipts.tell())

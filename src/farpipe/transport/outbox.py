@@ -75,6 +75,11 @@ class Outbox:
         """How many messages were put since the beginning."""
         return self._num_messages
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all streams are connected, and TCP is up to the rate on each of them."""
+        return all(line.stream.is_up and not line.stream.sender.is_ramping for line in self.reconnectors)
+
     def put(self, tag: Tag, data: memoryview, description: bytes) -> None:
         """Queue a message; waits up to `timeout_s` for space and raises RunError if there is none."""
         ready_ns = self._clock.now_ns()

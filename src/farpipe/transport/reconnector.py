@@ -16,6 +16,7 @@ from farpipe.transport.health import Health, PeerError
 from farpipe.transport.link_events import LinkEventLog
 from farpipe.transport.loop import Loop
 from farpipe.transport.security.tls import RefusedError
+from farpipe.transport.sockets import reach
 from farpipe.transport.stream import Stream
 from farpipe.transport.tcp_ramp import TcpRamp
 from farpipe.transport.wire import WireError
@@ -191,7 +192,7 @@ class Reconnector:
         refused_since_s = None
         while not self.stream.is_up and self._health.error is None and not self._health.has_departed(self.peer.rank):
             try:
-                socket.create_connection(self.peer.address, timeout=handshake.LIMIT_S).close()
+                reach(self.peer.address).close()
                 refused_since_s = None
             except OSError as error:
                 refused_since_s = self._see_refusal(error, refused_since_s)

@@ -14,6 +14,7 @@ overtaken, and stamps are true."""
 _NOT_SENT_S: Final = 0.02
 """The same for a connection whose rate is known: what lasts until a busy machine has brought the next piece."""
 _LEAST_NOT_SENT_BYTES: Final = 16 << 10
+REACH_LIMIT_S: Final = 5.0
 _BACKLOG: Final = 1024
 _SO_MAX_PACING_RATE: Final = 47
 """Of asm-generic/socket.h; Python has no name for it."""
@@ -44,6 +45,11 @@ def listen(config: TransportConfig) -> socket.socket:
         ) from None
     prepare(sock)
     return sock
+
+
+def reach(address: tuple[str, int]) -> socket.socket:
+    """A connection to `address` for finding out whether anybody is there and how far away; OSError when nobody is."""
+    return socket.create_connection(address, timeout=REACH_LIMIT_S)
 
 
 def interrupt(sock: socket.socket) -> None:

@@ -1,5 +1,6 @@
 """The transport of one rank: what the executor calls."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -15,8 +16,10 @@ from farpipe.transport import handshake
 from farpipe.transport.chunk_receiver import ChunkReceiver
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import MAX_STREAMS, TransportConfig
-from farpipe.transport.control import ControlLink
 from farpipe.transport.control_inbox import ControlInbox
+from farpipe.transport.control_link import ControlLink
+from farpipe.transport.control_plane import ControlPlane
+from farpipe.transport.control_topology import ControlTopology
 from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
@@ -25,13 +28,12 @@ from farpipe.transport.introduction import Introduction, introduce
 from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
-from farpipe.transport.mesh import Mesh
 from farpipe.transport.message import Channel, ChannelKind, Message, Tag, as_bytes
 from farpipe.transport.outbox import Outbox
 from farpipe.transport.reconnector import Dial, Peer, Reconnector
 from farpipe.transport.rendezvous import Rendezvous
 from farpipe.transport.security.tls import Credentials, RefusedError, check_address, check_site, secure
-from farpipe.transport.sockets import listen, pace, prepare
+from farpipe.transport.sockets import listen, pace, prepare, reach
 from farpipe.transport.tcp_ramp import TcpRamp
 from farpipe.transport.tuning import (
     choose_streams,
@@ -44,6 +46,7 @@ from farpipe.transport.tuning import (
 
 FAREWELL_S: Final = 1.0
 """How long a rank that leaves tries to tell why, and then waits for its threads."""
+_POLL_S: Final = 0.005
 LINGER_S: Final = 0.5
 """How long a rank that has said goodbye waits for the goodbyes of the others."""
 
@@ -63,11 +66,12 @@ class Transport:
         self.clock: Final = clock
         """The clock of all stamps that this rank makes; the executor stamps its actions with the same."""
         self._config = config
-        self._health = Health(lambda reason: self._mesh.abort(reason))
+        self._health = Health(lambda reason: self._control.abort(reason))
         self._breaking = Breaking(self._health)
         self._inbox = Inbox(config, self._health, clock, allocate)
         self._control_inbox = ControlInbox(self._health)
-        self._mesh = Mesh(rank, world_size, self._health, self._control_inbox)
+        topology = ControlTopology(rank, [config.site(other) or "" for other in range(world_size)])
+        self._control = ControlPlane(topology, world_size, self._health, self._control_inbox, self._inbox.goodbye)
         self._events = LinkEventLog()
         self._outboxes: dict[Channel, Outbox] = {}
         self._incoming: dict[tuple[Channel, int], Reconnector] = {}
@@ -89,15 +93,14 @@ class Transport:
         config, tick_s = self._config, self._config.silence_s / 5
         on_fault = partial(self._health.fault, what="moving messages")
         self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_threads())]
-        for peer in range(self.world_size):
-            if peer != self.rank:
-                link = self._make_link(peer)
-                self._mesh.add(link, self._control_reconnector(link))
+        for peer in self._control.topology.neighbours:
+            link = self._make_link(peer)
+            self._control.add(link, self._control_reconnector(link))
         self._listener = Listener(listener, token, credentials, self._serve)
         deadline_s = time.monotonic() + config.connect_timeout_s
         with self._breaking:
-            self._mesh.connect(deadline_s, self._listener.turned_away)
-            self._mesh.exchange("farpipe start", b"", deadline_s, "starting")
+            self._control.connect(deadline_s, self._listener.turned_away)
+            self._control.exchange("farpipe start", b"", deadline_s, "starting")
 
     def _control_reconnector(self, link: ControlLink) -> Reconnector:
         peer, dials = link.peer, link.peer < self.rank
@@ -140,8 +143,8 @@ class Transport:
             dial=dial,
             looks=looks,
             ramp=ramp,
-            on_attached=self._mesh.notice,
-            on_outage=self._mesh.tell_of_outage,
+            on_attached=self._control.notice,
+            on_outage=self._control.tell_of_outage,
             events=self._events,
         )
 
@@ -151,7 +154,7 @@ class Transport:
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
             prepare(sock)
-            if purpose.kind is not None and is_far(self._round_trips_s[purpose.target]):
+            if purpose.kind is not None and is_far(self._round_trips_s.get(purpose.target, 0.0)):
                 suit_to_pauses(sock)
             if rate is not None:
                 pace(sock, rate)
@@ -178,10 +181,10 @@ class Transport:
             check_site(sock, site)
         if purpose.kind is not None:
             return self._incoming_reconnector(Channel(peer, purpose.kind), purpose.stream).adopt(sock, num_received)
-        if peer < self.rank:
-            raise RefusedError(f"rank {self.rank} calls rank {peer}, and not the other way round")
+        if peer < self.rank or peer not in self._control.reconnectors:
+            raise RefusedError(f"rank {self.rank} has no control connection that rank {peer} opens")
         self._round_trips_s[peer] = round_trip_s(sock)
-        return self._mesh.reconnectors[peer].adopt(sock, num_received)
+        return self._control.reconnectors[peer].adopt(sock, num_received)
 
     def _incoming_reconnector(self, channel: Channel, stream: int) -> Reconnector:
         with self._lock:
@@ -195,11 +198,21 @@ class Transport:
     def _make_link(self, peer: int) -> ControlLink:
         name = self._config.emulated_link(self.rank, peer)
         reserve = partial(self._links.slip_in, name) if self._links and name else None
-        return ControlLink(peer, self._health, self.clock, self._inbox, self._control_inbox, reserve)
+        return ControlLink(peer, self._health, self.clock, self._control.on_message, reserve)
 
     def open(self, peer: int, kind: ChannelKind) -> None:
         """Open the channel to `peer` now and not with the first message; does not wait."""
         self._outbox(peer, kind)
+
+    def await_channels(self, limit_s: float) -> bool:
+        """Wait until all open channels are connected and up to their rate, `limit_s` at most; whether they are."""
+        deadline_s = time.monotonic() + limit_s
+        while not (ready := all(outbox.is_ready for outbox in list(self._outboxes.values()))):
+            self._health.check("waiting for the channels")
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+        return ready
 
     def _outbox(self, peer: int, kind: ChannelKind) -> Outbox:
         if peer == self.rank or not 0 <= peer < self.world_size:
@@ -216,7 +229,7 @@ class Transport:
         config, (peer, kind) = self._config, channel
         name = config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve, name) if self._links and name else None
-        distance_s, bytes_per_s = self._round_trips_s.get(peer, 0.0), config.bandwidths.get((self.rank, peer))
+        distance_s, bytes_per_s = self._round_trip_s(peer), config.bandwidths.get((self.rank, peer))
         most_bytes_per_s = None if bytes_per_s is None else config.headroom * bytes_per_s
         num_streams = config.streams or choose_streams(distance_s, most_bytes_per_s)
         limit = pacing_rate(distance_s, most_bytes_per_s, num_streams) if name is None else None
@@ -237,6 +250,13 @@ class Transport:
         for line in lines:
             line.connect(time.monotonic() + config.connect_timeout_s)
         return outbox
+
+    def _round_trip_s(self, peer: int) -> float:
+        """Of the link to `peer`; where none is known yet, one connection is made for that. 0 where nobody answers."""
+        if peer not in self._round_trips_s:
+            with contextlib.suppress(OSError), reach(self._ranks[peer].address) as sock:
+                self._round_trips_s[peer] = round_trip_s(sock)
+        return self._round_trips_s.get(peer, 0.0)
 
     def send(
         self, peer: int, kind: ChannelKind, tag: Tag, data: bytes | bytearray | memoryview, description: bytes = b""
@@ -263,15 +283,15 @@ class Transport:
             return self._inbox.take(Channel(peer, kind), tag, waiting_for)
 
     def exchange(self, name: str, payload: bytes, *, waiting_for: str) -> list[bytes]:
-        """Everybody's payload by rank; every rank calls it with the same `name`. Takes one one-way latency."""
+        """Everybody's payload by rank; every rank calls it with the same `name`. One one-way latency between sites."""
         with self._breaking:
-            return self._mesh.exchange(name, payload, time.monotonic() + self._config.timeout_s, waiting_for)
+            return self._control.exchange(name, payload, time.monotonic() + self._config.timeout_s, waiting_for)
 
     def post(self, peer: int, name: str, payload: bytes) -> None:
         """Send a small payload that `peer` finds with `poll(name)`; never blocks. `peer` may be this rank."""
         with self._breaking:
             self._health.check(f"posting {name!r} to rank {peer}")
-            self._mesh.post(peer, name, payload)
+            self._control.post(peer, name, payload)
 
     def poll(self, name: str) -> list[tuple[int, bytes]]:
         """The payloads posted under `name` that have arrived since the last call, with the ranks that sent them.
@@ -298,7 +318,7 @@ class Transport:
 
     def _sending_reconnectors(self) -> list[Reconnector]:
         data = [line for outbox in list(self._outboxes.values()) for line in outbox.reconnectors]
-        return [*self._mesh.reconnectors.values(), *data]
+        return [*self._control.reconnectors.values(), *data]
 
     def change_link(self, name: str, shape: LinkShape) -> None:
         """From now on an emulated link is like this, for all ranks."""
@@ -313,16 +333,17 @@ class Transport:
         directions; emulated latencies don't count.
         """
         with self._breaking:
-            return self._mesh.clock_offsets(time.monotonic() + self._config.timeout_s)
+            return self._control.clock_offsets(time.monotonic() + self._config.timeout_s)
 
     def abort(self, reason: str) -> None:
         """Tell all ranks, as far as they can be reached, why the run ends; from now on every wait raises."""
         self._health.fail(RunError(f"this rank gave up: {reason}"), announce=reason)
-        self._mesh.flush(time.monotonic() + FAREWELL_S)
+        self._control.flush(time.monotonic() + FAREWELL_S)
 
     def close(self) -> None:
         """Send what is queued, say goodbye, end all threads and connections.
 
+        A process through which others talk (see control_topology.py) waits for their farewells, `timeout_s` at most.
         RunError when what is queued can't be sent within `timeout_s` or the run breaks meanwhile. If it was broken
         before, nothing is sent and nothing raised. A second call does nothing.
         """
@@ -342,23 +363,28 @@ class Transport:
             for channel, outbox in self._outboxes.items():
                 if not outbox.flush(deadline_s):
                     raise RunError(f"closing: the last {channel.kind} messages to rank {channel.peer} can't be sent")
-        self._mesh.goodbye(self._num_messages)
-        self._mesh.flush(deadline_s, acknowledged=True)
-        self._health.await_departures([rank for rank in range(self.world_size) if rank != self.rank], LINGER_S)
+        self._control.goodbye(self._num_messages)
+        self._control.flush(deadline_s, acknowledged=True)
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        if self._control.topology.is_relay:  # others need this process to hear each other's farewells
+            self._health.await_departures(others, max(LINGER_S, deadline_s - time.monotonic()))
+            self._control.flush(min(deadline_s, time.monotonic() + FAREWELL_S))
+        else:
+            self._health.await_departures(others, LINGER_S)
 
     def _num_messages(self, peer: int) -> Mapping[ChannelKind, int]:
         return {channel.kind: outbox.num_messages for channel, outbox in self._outboxes.items() if channel.peer == peer}
 
     def _end(self) -> None:
         self._health.fail(RunError("the transport is closed"), announce=None)
-        self._mesh.flush(time.monotonic() + FAREWELL_S)
+        self._control.flush(time.monotonic() + FAREWELL_S)
         deadline_s = time.monotonic() + FAREWELL_S
         self._listener.close(deadline_s)
         for line in list(self._incoming.values()):  # a connection may just be coming in
             line.close()
         for outbox in self._outboxes.values():
             outbox.close(deadline_s)
-        self._mesh.close(deadline_s)
+        self._control.close(deadline_s)
         for loop in self._loops:
             loop.close(deadline_s)
         if self._links:

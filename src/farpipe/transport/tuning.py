@@ -36,7 +36,6 @@ _FAR_S: Final = 1e-3
 BBR_RENEWED_S = 4.0
 """How often BBR begins anew, see `renew_bbr`: before the 10 s are over after which it measures the round trip."""
 _WMEM: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
-_SLOW_AFTER_IDLE: Final = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _RTT_OFFSET: Final = 68
 """Of tcpi_rtt, microseconds, in struct tcp_info (linux/tcp.h)."""
 _RETRANSMITTED_OFFSET: Final = 100
@@ -67,17 +66,16 @@ def is_far(round_trip_s: float) -> bool:
 
 
 def suit_to_pauses(sock: socket.socket) -> None:
-    """Choose a congestion control under which a connection goes on after a pause at the rate that it had.
+    """Choose a congestion control under which a connection goes on after a pause at the rate that it had: BBR.
 
-    CUBIC, where the system lets it keep its window; elsewhere it would start slowly again after each pause, and BBR
-    does not. Not BBR everywhere: it interrupts each connection for 200 ms every 10 s to measure the round trip. What
-    the system has not or does not allow is left as it is: docs/how-to/measure-a-link.md tells the remedy.
+    It never starts slowly again after a pause, whatever the system's settings; `renew_bbr` keeps it from its own
+    interruptions. Where it is not allowed: CUBIC, which keeps its window where tcp_slow_start_after_idle is 0, but
+    takes some steps to grow to it. What each costs: docs/how-to/measure-a-link.md.
     """
-    keeps_window = False
-    with contextlib.suppress(OSError):
-        keeps_window = _SLOW_AFTER_IDLE.read_text().strip() == "0"
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic" if keeps_window else b"bbr")
+    for name in (b"bbr", b"cubic"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+            return
 
 
 def renew_bbr(sock: socket.socket) -> None:

@@ -12,13 +12,15 @@ from farpipe.transport.message import Tag
 
 MAX_DESCRIPTION_BYTES: Final = 256
 MAX_NAME_BYTES: Final = 256
+EVERYBODY: Final = -1
+"""The target of a control message for all ranks."""
 MAX_CONTROL_BYTES: Final = 64 << 20
 """A longer control payload is refused; data belongs on data channels."""
 
 _DATA_MAGIC: Final = b"fpD2"
-_CONTROL_MAGIC: Final = b"fpC1"
+_CONTROL_MAGIC: Final = b"fpC2"
 _DATA: Final = struct.Struct("<4sxxxx Q qii QQQ qqq")
-_CONTROL: Final = struct.Struct("<4sBxH I qq")
+_CONTROL: Final = struct.Struct("<4sBxH I ii qq")
 
 DATA_HEADER_BYTES: Final = _DATA.size
 CONTROL_HEADER_BYTES: Final = _CONTROL.size
@@ -76,8 +78,12 @@ class ControlHeader(NamedTuple):
     kind: ControlFrame
     name_bytes: int
     payload_bytes: int
+    source: int
+    """The rank that sent it; the connection may be with another that has passed it on."""
+    target: int
+    """The rank for which it is; EVERYBODY: for all others."""
     sent_ns: int
-    """The sender's clock, just before the frame was handed to the kernel."""
+    """The source's clock, just before the frame was handed to the kernel."""
     deliver_ns: int
     """As in ChunkHeader."""
 
@@ -112,9 +118,9 @@ def unpack_control(data: bytes | bytearray) -> ControlHeader:
     """The header in `data`; WireError for anything that can't be right."""
     if len(data) != CONTROL_HEADER_BYTES:
         raise WireError(f"a control header of {len(data)} bytes")
-    magic, kind, name_bytes, payload_bytes, sent_ns, deliver_ns = _CONTROL.unpack(data)
+    magic, kind, name_bytes, payload_bytes, *rest = _CONTROL.unpack(data)
     if magic != _CONTROL_MAGIC or kind not in iter(ControlFrame):
         raise WireError(f"not a control frame: {bytes(data[:8])!r}")
     if name_bytes > MAX_NAME_BYTES or payload_bytes > MAX_CONTROL_BYTES:
         raise WireError(f"a control frame of {name_bytes} + {payload_bytes} bytes")
-    return ControlHeader(ControlFrame(kind), name_bytes, payload_bytes, sent_ns, deliver_ns)
+    return ControlHeader(ControlFrame(kind), name_bytes, payload_bytes, *rest)
