@@ -2,10 +2,11 @@
 
 The cases of wan_prediction.py (20 ms at 200 Mbit/s, 50 ms at 1 Gbit/s) on hosts with these settings:
 
-    tuned        tcp_slow_start_after_idle=0, buffers up to 64 MB; the transport takes CUBIC
-    untuned      Linux's own (slow start after idleness, buffers up to 4 and 6 MB); the transport renews BBR
+    tuned        tcp_slow_start_after_idle=0, buffers up to 64 MB; BBR, which the transport renews
+    untuned      Linux's own (slow start after idleness, buffers up to 4 and 6 MB); BBR, which the transport renews
     bbr          as untuned, but BBR as the kernel runs it: it is not renewed
     cubic        as untuned, where BBR is not allowed: CUBIC
+    tuned-cubic  as tuned, where BBR is not allowed: CUBIC
 
 Every figure is measured / predicted - 1, except `predicted_s`: of the first step, of the median of the others, of the
 slowest of the others. With several --rounds the settings take turns, and the figures are medians over the rounds (the

@@ -181,8 +181,10 @@ class Transport:
             check_site(sock, site)
         if purpose.kind is not None:
             return self._incoming_reconnector(Channel(peer, purpose.kind), purpose.stream).adopt(sock, num_received)
-        if peer < self.rank or peer not in self._control.reconnectors:
-            raise RefusedError(f"rank {self.rank} has no control connection that rank {peer} opens")
+        if peer < self.rank:
+            raise RefusedError(f"rank {self.rank} calls rank {peer}, and not the other way round")
+        if peer not in self._control.reconnectors:
+            raise RefusedError(f"rank {self.rank} has no control connection with rank {peer}")
         self._round_trips_s[peer] = round_trip_s(sock)
         return self._control.reconnectors[peer].adopt(sock, num_received)
 
