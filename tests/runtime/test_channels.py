@@ -15,9 +15,10 @@ def test_every_channel_between_stages_is_opened_once(tmp_path):
 
 
 def shared(run, monkeypatch):
-    """All processes with even numbers at one site, the others at another, one link each way."""
-    pairs = [(a, b) for a in range(run.num_processes) for b in range(run.num_processes) if a % 2 != b % 2]
-    links = {pair: ("west>east" if pair[0] % 2 == 0 else "east>west", None) for pair in pairs}
+    """Both processes of each rank at its own site, one link each way."""
+    rank_of = [run.places.of(process).rank for process in range(run.num_processes)]
+    pairs = [(a, b) for a, _ in enumerate(rank_of) for b, _ in enumerate(rank_of) if rank_of[a] != rank_of[b]]
+    links = {(a, b): ("west>east" if rank_of[a] < rank_of[b] else "east>west", None) for a, b in pairs}
     monkeypatch.setattr(RunSpec, "links", lambda self: links)
     return links
 

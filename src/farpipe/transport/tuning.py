@@ -34,8 +34,8 @@ _PACED_SHARE: Final = 0.95
 _FAR_S: Final = 1e-3
 """Round trip of a way that is long: nearer by, the plan's rate is a guess and the queue is nothing."""
 BBR_RENEWED_S = 0.5
-"""At most so often BBR begins anew, see `renew_bbr`: at every tick of the loop, about once a second. Every 4 s single steps
-were 20 % late, as it had found the link full in between; every second none was."""
+"""At most so often BBR begins anew, see `renew_bbr`: at every tick of the loop, about once a second. With
+every 4 s single steps were 20 % late, as it had found the link full in between."""
 _WMEM: Final = Path("/proc/sys/net/ipv4/tcp_wmem")
 _RTT_OFFSET: Final = 68
 """Of tcpi_rtt, microseconds, in struct tcp_info (linux/tcp.h)."""
