@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast check bench format clean
+.PHONY: demo test test-fast check bench docs format clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[train,dev,docs]'
 	touch $(READY)
 
 demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan against plain 1F1B
@@ -29,6 +29,9 @@ check: $(READY)  ## format, lint, types, layers
 
 bench: $(READY)  ## all benchmarks; writes docs/reference/benchmarks.md
 	$(BIN)/python benchmarks/run_all.py
+
+docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -34,7 +34,7 @@ MODELS = ("llama-2-13b", "llama-2-70b")
 DISTANCES_KM = (100, 1000, 3000)
 RATES_GBIT_PER_S = (50, 400)
 MEMORIES_GIB = (32, 64)
-KNEE = ("llama-2-13b", 1000, 64)
+SENSITIVITY_CASE = ("llama-2-13b", 1000, 64)
 """Of the curve: model, distance, memory."""
 KNEE_GBIT_PER_S = (4, 5, 7, 8, 10, 14, 20, 28, 40, 57, 80, 113, 160, 226, 320, 453, 640)
 COLOURS = {"1f1b": "#b3543b", "geopipe": "#3b6fb3", "joint": "#2f8f5b"}
@@ -110,24 +110,24 @@ def is_plain(found: dict[str, Plan]) -> bool:
     return joint.layout.microbatch_size == 1 and set(joint.recompute) == {"none"}
 
 
-def knee() -> dict[float, dict[str, float]]:
+def bandwidth_sensitivity() -> dict[float, dict[str, float]]:
     """Seconds of a step by bandwidth, each time planned anew."""
-    model, km, memory_gib = KNEE
+    model, km, memory_gib = SENSITIVITY_CASE
     return {rate: steps(plans(model, km, rate, memory_gib)) for rate in KNEE_GBIT_PER_S}
 
 
-def wall_gbit_per_s() -> float:
-    """Where x = tf + tb for microbatches of one sequence: below, the link is the wall."""
-    model, km, memory_gib = KNEE
+def link_bound_gbit_per_s() -> float:
+    """Where x = tf + tb for microbatches of one sequence: below, the step is link-bound."""
+    model, km, memory_gib = SENSITIVITY_CASE
     plan = make_plan(job(model, km, 1e-2, memory_gib, **WAYS["1f1b"]))
     return (
-        max(wall.enough_bytes_per_s for wall in link_bounds(plan.problem, simulate(plan.problem, plan.schedule)))
+        max(bound.enough_bytes_per_s for bound in link_bounds(plan.problem, simulate(plan.problem, plan.schedule)))
         * 8
         / 1e9
     )
 
 
-def draw(curve: dict[float, dict[str, float]], wall: float, path: Path) -> None:
+def draw(curve: dict[float, dict[str, float]], bound: float, path: Path) -> None:
     """The curve as a picture; needs matplotlib (the extra ``plot``)."""
     import matplotlib.pyplot as plt
 
@@ -135,15 +135,17 @@ def draw(curve: dict[float, dict[str, float]], wall: float, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4))
     for name, colour in COLOURS.items():
         axes.plot(list(curve), [found[name] for found in curve.values()], "o-", ms=3, color=colour, label=name)
-    axes.axvline(wall, color="#888888", ls=":", lw=1)
-    axes.annotate("x = tf + tb", (wall, axes.get_ylim()[1]), (4, -12), textcoords="offset points", color="#555555")
+    axes.axvline(bound, color="#888888", ls=":", lw=1)
+    axes.annotate("x = tf + tb", (bound, axes.get_ylim()[1]), (4, -12), textcoords="offset points", color="#555555")
     axes.set_xscale("log")
     axes.set_xticks([5, 10, 20, 50, 100, 200, 500], labels=["5", "10", "20", "50", "100", "200", "500"])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("bandwidth between the sites, Gbit/s")
     axes.set_ylabel("seconds a step")
-    axes.set_title(f"{KNEE[0]}, 8 stages of 8 Ascend 910B, {KNEE[1]} km between the sites", fontsize=10)
+    axes.set_title(
+        f"{SENSITIVITY_CASE[0]}, 8 stages of 8 Ascend 910B, {SENSITIVITY_CASE[1]} km between the sites", fontsize=10
+    )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.tight_layout()
@@ -160,15 +162,15 @@ def main() -> None:
         table[f"{model}, {km} km, {rate} Gbit/s, {memory_gib} GiB"] = plans(model, km, rate, memory_gib)
         print(len(table), end=" ", file=sys.stderr, flush=True)
     best = max((name for name in table if is_plain(table[name])), key=lambda name: reduction(table[name]))
-    curve, wall = knee(), wall_gbit_per_s()
+    curve, bound = bandwidth_sensitivity(), link_bound_gbit_per_s()
     if target is not None:
-        draw(curve, wall, target)
+        draw(curve, bound, target)
     result = {
         "benchmark": "geopipe",
         "step time and bubble": {name: row(found) for name, found in table.items()},
         "most bubble saved with the same microbatches and no recomputation": f"{best}: {reduction(table[best]):.2%}",
         "published reduction": PUBLISHED_REDUCTION,
-        "wall, Gbit/s": wall,
+        "link-bound below, Gbit/s": bound,
         "seconds a step by bandwidth": {
             f"{rate} Gbit/s": ", ".join(f"{name} {seconds:.2f}" for name, seconds in found.items())
             for rate, found in curve.items()

@@ -8,9 +8,9 @@ The cases of wan_prediction.py (20 ms at 200 Mbit/s, 50 ms at 1 Gbit/s) on hosts
     cubic        as untuned, where BBR is not allowed: CUBIC
     tuned-cubic  as tuned, where BBR is not allowed: CUBIC
 
-Every figure is measured / predicted - 1, except `predicted_s`: of the first step, of the median of the others, of the
-slowest of the others. With several --rounds the settings take turns, and the figures are medians over the rounds (the
-slowest: the largest). Needs root and /dev/net/tun.
+Every figure is (predicted - measured) / measured, except `predicted_s`: of the first step, of the median of the others,
+of the slowest of the others. With several --rounds the settings take turns, and the figures are medians over the
+rounds (the slowest: the largest). Needs root and /dev/net/tun.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def measure(case: Case, host: str, num_steps: int) -> dict[str, Any]:
                 in_namespace(place.name, set_defaults)
         run(spec, Path(folder) / "run", wan=wan, rank_program=program)
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    errors = [json.loads(line)["makespan_s"] / predicted_s - 1 for line in lines]
+    errors = [predicted_s / json.loads(line)["makespan_s"] - 1 for line in lines]
     return {
         "latency_ms": case.latency_s * 1e3,
         "mbit_per_s": case.bit_per_s / 1e6,
@@ -91,7 +91,7 @@ def measure(case: Case, host: str, num_steps: int) -> dict[str, Any]:
         "predicted_s": round(predicted_s, 4),
         "first": round(errors[0], 4),
         "later": round(statistics.median(errors[1:]), 4),
-        "slowest": round(max(errors[1:]), 4),
+        "slowest": round(min(errors[1:]), 4),
         "all": [round(error, 3) for error in errors],
     }
 

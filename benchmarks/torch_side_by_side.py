@@ -75,7 +75,7 @@ def farpipe_step(case: Case, method: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         measured_s = run(spec, Path(folder) / "run").makespan_s
     predicted_s = simulate(problem, schedule).makespan_s
-    error = measured_s / predicted_s - 1
+    error = (predicted_s - measured_s) / measured_s
     return {"predicted_s": round(predicted_s, 4), "measured_s": round(measured_s, 4), "error": round(error, 4)}
 
 

@@ -1,8 +1,8 @@
 """Predicted and measured step over the kernel's own TCP: four ranks in network namespaces, 1F1B, eager, greedy and
 auto. Prints JSON.
 
-Two sites of two ranks, backward takes twice as long as forward, stages sleep. `over_predicted` is measured / predicted
-minus 1 of the median step, the first three left out; `slowest` that of the slowest of them. `first_s` is the first
+Two sites of two ranks, backward takes twice as long as forward, stages sleep. `error` is (predicted - measured) /
+measured of the median step, the first three left out; `slowest` that of the slowest of them. `first_s` is the first
 step, in which TCP has to find the rate. With `--case 0` or `--case 1` only one distance is measured. Needs root and
 /dev/net/tun.
 """
@@ -71,8 +71,8 @@ def measure(case: Case, method: str) -> dict[str, Any]:
         "order": method,
         "predicted_s": round(predicted_s, 4),
         "measured_s": round(measured_s, 4),
-        "over_predicted": round(measured_s / predicted_s - 1, 4),
-        "slowest": round(max(steps_s[NUM_WARM_UP_STEPS:]) / predicted_s - 1, 4),
+        "error": round((predicted_s - measured_s) / measured_s, 4),
+        "slowest": round(predicted_s / max(steps_s[NUM_WARM_UP_STEPS:]) - 1, 4),
         "first_s": round(steps_s[0], 4),
         "packets_dropped": dropped,
     }

@@ -83,7 +83,7 @@ def measure(folder: Path, latency: str, bandwidth: str) -> list[dict[str, Any]]:
                 "order": method,
                 "predicted_s": round(predicted_s, 4),
                 "measured_s": round(measured_s, 4),
-                "over_predicted": round(measured_s / predicted_s - 1, 4),
+                "error": round((predicted_s - measured_s) / measured_s, 4),
             }
         )
     return rows

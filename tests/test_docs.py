@@ -197,3 +197,27 @@ def test_every_page_is_reachable_from_the_readme():
         targets = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text(encoding="utf-8"))
         todo += [page.parent / target for target in targets if not re.match(r"[a-z]+:", target)]
     assert {page.resolve() for page in ROOT.glob("docs/**/*.md")} <= seen
+
+
+GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+NOT_USED = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", GLOSSARY.split("## Words that are not used")[1], re.MULTILINE)[1:]
+TELLS_OF_OLD_WORDS = ("docs/reference/glossary.md", "docs/log.md", "CHANGELOG.md")
+
+
+def test_there_are_words_that_are_not_used():
+    assert {"knee", "reckoned"} <= set(NOT_USED)
+
+
+@pytest.mark.parametrize("word", NOT_USED)
+def test_a_word_that_the_glossary_lists_as_not_used_is_not_used(word):
+    pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)".replace(r"\ ", r"\s+"), re.IGNORECASE)
+    texts = [page for page in PAGES if page_name(page) not in TELLS_OF_OLD_WORDS]
+    texts += [*ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("recipes/*")]
+    found = [page_name(path) for path in texts if pattern.search(path.read_text(encoding="utf-8"))]
+    assert not found, f"{word!r} is in {', '.join(found)}; see the glossary"
+
+
+def test_the_site_has_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert pages == set(re.findall(r"[\w/-]+\.md", nav))

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from farpipe.report.charts import (
     MAX_CHARTS,
+    _alike,
     link_charts,
     loss_chart,
     memory_charts,
@@ -13,6 +14,7 @@ from farpipe.report.charts import (
     metric,
     step_time_chart,
 )
+from farpipe.report.lines import Curve
 from farpipe.schedule import memory_curve
 from farpipe.simulate import simulate
 from farpipe.units import format_percent
@@ -59,7 +61,7 @@ def test_a_limit_far_above_the_peak_does_not_flatten_the_curves():
 def test_of_many_ranks_those_nearest_to_their_limit_are_drawn():
     group = memory_charts(run_view(40, 4), "m")
     assert len(group.charts) == MAX_CHARTS
-    assert "16 of 40 ranks" in group.left_out
+    assert f"{MAX_CHARTS} of" in group.left_out
 
 
 def test_nothing_is_drawn_where_nothing_has_a_size():
@@ -147,3 +149,9 @@ def test_a_metric_that_is_missing_or_no_number_is_passed_over():
     ]
     steps, values = metric(lines, "loss")
     assert (steps.tolist(), values.tolist()) == ([3.0], [2.5])
+
+
+def test_ranks_with_equal_curves_and_limits_share_a_chart():
+    x = np.arange(3.0)
+    curves = {rank: [Curve("predicted", x, x + (rank == 1), "predicted")] for rank in range(4)}
+    assert _alike(curves, {0: 8.0, 1: 8.0, 2: 8.0, 3: None}) == [(0, 2), (1,), (3,)]

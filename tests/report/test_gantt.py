@@ -51,7 +51,7 @@ def test_titles_tell_start_end_and_duration():
     tree = parsed(draw_gantt([Panel("predicted", play(two_sites(2, 1)))]))
     titles = [title for title, _ in boxes(tree, "")]
     assert "1F0 · 1.75 s to 2.75 s (1.00 s)" in titles
-    assert "waits 750 ms for east>west" in titles
+    assert "waits 750 ms for a message from east to west" in titles
     on_link = "on the link 1.000 s to 1.250 s (250 ms) · arrives at 1.750 s"
     assert f"forward of stage 0, microbatch 0, rank 0 to rank 1 · 1 B · {on_link}" in titles
 
@@ -75,7 +75,7 @@ def test_virtual_stages_have_their_own_shade_and_the_legend_says_so():
 def test_a_wait_between_sites_is_hatched_unlike_one_inside_a_site():
     tree = parsed(draw_gantt([Panel("predicted", play(two_sites(4, 4)), sites_of(4))], key="k"))
     fills = {title.split(" for ")[1]: rect.get("fill") for title, rect in boxes(tree, "waits ")}
-    assert fills["east>west"] == fills["west>east"] == "url(#k-across)"
+    assert fills["a message from east to west"] == fills["a message from west to east"] == "url(#k-across)"
     patterns = {pattern.get("id") for pattern in tree.iter(f"{SVG}pattern")}
     assert patterns == {"k-across", "k-inside"}
 

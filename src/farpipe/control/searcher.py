@@ -3,7 +3,7 @@
 It reads a question a line, ``{"problem": ..., "samples": [...], "search_s": ...}``, and writes an answer a line,
 ``{"schedule": ..., "is_last": ...}``: first the best of the named and greedy orders, which takes milliseconds, then the
 best of all, found by a search in all the time. The best is the one with the smallest mean over the samples: the problem
-with durations as they happened to be in single steps. An order without any slack is the best only on paper.
+with durations as they happened to be in single steps. An order without any slack is the best only in theory.
 
 The process ends when its input does, and its guard ends it with whoever started it. It has loaded everything before the
 first question, and gets a core only where nobody else wants it.

@@ -93,7 +93,7 @@ class Plan(_Part):
 
     @property
     def replicas(self) -> tuple[tuple[str, ...], ...]:
-        """[data][pipeline]: the site of every rank in every replica; those at one site are neighbours."""
+        """`[data][pipeline]`: the site of every rank in every replica; those at one site are neighbours."""
         at = self.layout
         homes = [(name,) * at.pipeline for name in at.replica_sites for _ in range(at.data_inside)]
         return tuple(homes) or (self.sites,) * at.data

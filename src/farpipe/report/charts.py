@@ -12,6 +12,7 @@ from farpipe.report.gantt_frame import extent
 from farpipe.report.intervals import covered
 from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
+from farpipe.report.words import shorten
 from farpipe.schedule import KINDS, Action
 from farpipe.schedule.check import memory_steps
 from farpipe.simulate.timeline import Timeline
@@ -77,21 +78,31 @@ def memory_charts(view: RunView, key: str) -> ChartGroup:
     limits = {rank: problem.ranks[rank].memory_bytes for rank in curves}
     shown = [limit for limit in limits.values() if limit is not None and limit <= highest * _LIMIT_IN_SIGHT]
     top = max([highest, *shown]) * 1.06
-    order = sorted(curves, key=lambda rank: peaks[rank] / (limits[rank] or highest), reverse=True)
+    alike = _alike(curves, limits)
+    order = sorted(alike, key=lambda ranks: peaks[ranks[0]] / (limits[ranks[0]] or highest), reverse=True)
     charts = [
         _small(
-            f"{key}-{rank}",
-            _rank_title(view, rank),
-            curves[rank],
+            f"{key}-{ranks[0]}",
+            _rank_title(view, ranks),
+            curves[ranks[0]],
             y_axis=MEMORY,
-            text=_of_limit(peaks[rank], limits[rank]),
-            limit=limits[rank],
+            text=_of_limit(peaks[ranks[0]], limits[ranks[0]]),
+            limit=limits[ranks[0]],
             x_range=_step_range(spans),
             y_range=(0.0, top),
         )
-        for rank in sorted(order[:MAX_CHARTS])
+        for ranks in sorted(order[:MAX_CHARTS])
     ]
-    return ChartGroup(charts, _MEMORY_NOTE, _left_out(len(order), "ranks, those nearest to their limits"))
+    return ChartGroup(charts, _MEMORY_NOTE, _left_out(len(order), "different curves, those nearest to their limits"))
+
+
+def _alike(curves: Mapping[int, Sequence[Curve]], limits: Mapping[int, float | None]) -> list[tuple[int, ...]]:
+    """The ranks in groups whose curves and limits are the same."""
+    groups: dict[object, list[int]] = {}
+    for rank, found in curves.items():
+        key = (limits[rank], *(part.tobytes() for curve in found for part in (curve.x, curve.y)))
+        groups.setdefault(key, []).append(rank)
+    return [tuple(ranks) for ranks in groups.values()]
 
 
 def _left_out(total: int, what: str) -> str:
@@ -108,8 +119,12 @@ def _of_limit(peak: float, limit: float | None) -> str:
     return text if limit is None else f"{text} of {format_bytes(limit)}"
 
 
-def _rank_title(view: RunView, rank: int) -> str:
-    return f"rank {rank}" + (f", {view.sites[rank]}" if rank < len(view.sites) else "")
+def _rank_title(view: RunView, ranks: Sequence[int]) -> str:
+    """``rank 3, zurich``; ``ranks 0 to 3, zurich`` for several in a row, else ``ranks 0, 2``."""
+    sites = ", ".join(dict.fromkeys(view.sites[rank] for rank in ranks if rank < len(view.sites)))
+    in_a_row = len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1
+    numbers = f"{ranks[0]} to {ranks[-1]}" if in_a_row else ", ".join(map(str, ranks))
+    return shorten(f"rank{'s' if len(ranks) > 1 else ''} {numbers}" + (f", {sites}" if sites else ""), 34)
 
 
 def link_charts(view: RunView, key: str) -> ChartGroup:

@@ -109,21 +109,26 @@ class Frame:
         return self.within(waited[waited["end_s"] - waited["start_s"] > 0.5 * seconds_per_px], "end_s")
 
 
-def choose_frame(panels: Sequence[Panel], window: tuple[float, float] | None, key: str, compact: bool = False) -> Frame:
+def choose_frame(
+    panels: Sequence[Panel], window: tuple[float, float] | None, key: str, compact: bool = False, zoom: int = 1
+) -> Frame:
     """Choose what to draw of `panels`; without `window` as much of them as can be told apart."""
     timelines = [panel.timeline for panel in panels]
     extents = [extent(timeline) for timeline in timelines]
     whole = (min(0.0, *(low for low, _ in extents)), max(high for _, high in extents))
     ranks = spaced(max(timeline.num_ranks for timeline in timelines), MAX_RANKS)
     links, num_links = ((), 0) if compact else _choose_links(timelines)
-    low, high = window or _fitting_window(timelines, ranks, links, whole)
+    low, high = window or _fitting_window(timelines, ranks, links, whole, zoom)
     frame = Frame(key, low, high, whole, ranks, links, compact)
     return Frame(key, low, high, whole, ranks, links, compact, tuple(_left_out(frame, timelines, num_links)))
 
 
-def fitting_window(panels: Sequence[Panel]) -> tuple[float, float]:
-    """The (from, until) in seconds that one chart of all these panels would draw; for charts of one scale."""
-    frame = choose_frame(panels, None, "")
+def fitting_window(panels: Sequence[Panel], zoom: int = 1) -> tuple[float, float]:
+    """The (from, until) in seconds that one chart of all these panels would draw; for charts of one scale.
+
+    `zoom`: how many times larger the chart can be looked at, and so many times more it may show.
+    """
+    frame = choose_frame(panels, None, "", zoom=zoom)
     return frame.low, frame.high
 
 
@@ -152,15 +157,15 @@ def _choose_links(timelines: Sequence[Timeline]) -> tuple[tuple[str, ...], int]:
 
 
 def _fitting_window(
-    timelines: Sequence[Timeline], ranks: Sequence[int], links: Sequence[str], whole: tuple[float, float]
+    timelines: Sequence[Timeline], ranks: Sequence[int], links: Sequence[str], whole: tuple[float, float], zoom: int
 ) -> tuple[float, float]:
     """The beginning of the step; its middle, if the beginning ends before every rank has begun a backward."""
     rows = [list(_rows(timeline, ranks, links)) for timeline in timelines]
-    end = _fitting_end(rows, *whole)
+    end = _fitting_end(rows, *whole, zoom)
     if end == whole[1] or end > max(_pipeline_is_full_s(timeline) for timeline in timelines):
         return whole[0], end
     middle = (whole[0] + whole[1]) / 2
-    return middle, _fitting_end(rows, middle, whole[1])
+    return middle, _fitting_end(rows, middle, whole[1], zoom)
 
 
 def _pipeline_is_full_s(timeline: Timeline) -> float:
@@ -170,10 +175,10 @@ def _pipeline_is_full_s(timeline: Timeline) -> float:
     return float(backward["start_s"][first].max(initial=0.0))
 
 
-def _fitting_end(panels: Sequence[Sequence[NDArray[np.float64]]], start: float, end: float) -> float:
+def _fitting_end(panels: Sequence[Sequence[NDArray[np.float64]]], start: float, end: float, zoom: int) -> float:
     """The latest time until which, from `start`, no panel has too many boxes and no row too narrow ones."""
-    most = min(MAX_BOXES, 3 * MAX_BOXES // len(panels))
-    per_row = int((WIDTH_PX - GUTTER_PX - MARGIN_PX) / MIN_BOX_PX)
+    most = zoom * min(MAX_BOXES, 3 * MAX_BOXES // len(panels))
+    per_row = int(zoom * (WIDTH_PX - GUTTER_PX - MARGIN_PX) / MIN_BOX_PX)
     for rows in panels:
         for starts, limit in [(np.concatenate(rows), most), *((row, per_row) for row in rows)]:
             later = starts[starts >= start]

@@ -12,7 +12,7 @@ from farpipe.report.markup import Markup, number, tag
 from farpipe.report.words import duration, moment, span
 from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.step import is_inter_site
+from farpipe.step import is_inter_site, site_of
 from farpipe.units import format_bytes
 
 NUM_SHADES: Final = 4
@@ -63,7 +63,7 @@ def wait_boxes(timeline: Timeline, waited: NDArray[np.void], scale: Scale, heigh
         left, right = _clip(scale, wait["start_s"], wait["end_s"])
         name = link_name(timeline, int(wait["link"]))
         across = wait["link"] >= 0 and is_inter_site(name)
-        title = tag("title", f"waits {duration(wait['end_s'] - wait['start_s'])} for {name}")
+        title = tag("title", f"waits {duration(wait['end_s'] - wait['start_s'])} for a message {_way(name)}")
         hatch = "across" if across else "inside"
         box = {"x": left, "width": right - left, "height": height}
         yield tag("rect", title, fill=f"url(#{key}-{hatch})", class_="edge-across" if across else None, **box)
@@ -104,6 +104,14 @@ def message_title(timeline: Timeline, message: Any) -> str:
 def link_name(timeline: Timeline, link: int) -> str:
     """The link's name; a hop without a link is called that."""
     return timeline.links[link] if link >= 0 else "a hop without a link"
+
+
+def _way(link: str) -> str:
+    """``from a to b`` between sites, ``inside a`` where both ends are at one."""
+    source, arrow, target = link.partition(">")
+    if not arrow:
+        return f"over {link}"
+    return f"inside {site_of(source)}" if site_of(source) == site_of(target) else f"from {source} to {target}"
 
 
 def _clip(scale: Scale, start: float, end: float) -> tuple[float, float]:

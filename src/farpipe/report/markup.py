@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Final
 
-_EMPTY: Final = frozenset({"br", "circle", "line", "link", "meta", "path", "polyline", "rect"})
+_EMPTY: Final = frozenset({"br", "circle", "input", "line", "link", "meta", "path", "polyline", "rect"})
 
 Value = str | float | int | None
 

@@ -20,8 +20,10 @@ from farpipe.units import format_change, format_percent, format_seconds
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The browser itself keeps the page from loading or running anything."""
+_ZOOMS: Final = (1, 2, 4)
+"""How many times wider than the page a Gantt chart can be looked at."""
 _GANTT_NOTE: Final = (
-    "Numbers are microbatches; point at a box for its times. The dark line is the end of the step. "
+    "Numbers are microbatches; point at a box for its times. The line across the ranks is the end of the step. "
     "A wait counts from when the rank was free and the message ready; in the rest of its idle time a rank waits for "
     "the work of another."
 )
@@ -126,13 +128,22 @@ def _plan(report: RunReport) -> Iterator[Markup]:
 def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
     """A Gantt chart for every run, all with the same scale."""
     panels = [_panels(view) for view in runs]
-    window = fitting_window([panel for group in panels for panel in group]) if panels else None
+    window = fitting_window([panel for group in panels for panel in group], max(_ZOOMS)) if panels else None
     for index, (view, group) in enumerate(zip(runs, panels, strict=True)):
         yield _run_heading(view, runs)
         figure = draw_gantt(group, window=window, key=f"gantt-{index}")
-        yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
+        yield tag("figure", *_zooms(index), _scrolling(figure.inline(), figure.title), class_="wide")
     if panels:
         yield tag("p", _GANTT_NOTE, class_="note")
+
+
+def _zooms(index: int) -> Iterator[Markup]:
+    """What chooses how large a chart is; the page's style does the rest, without a script."""
+    for zoom in _ZOOMS:
+        checked = "checked" if zoom == _ZOOMS[0] else None
+        name = f"zoom-{index}-{zoom}"
+        yield tag("input", type="radio", name_=f"zoom-{index}", id=name, class_=f"zoom x{zoom}", checked=checked)
+        yield tag("label", "whole step" if zoom == 1 else f"{zoom} times", for_=name, class_="zoom")
 
 
 def _panels(view: RunView) -> list[Panel]:
@@ -147,7 +158,7 @@ def _step_text(timeline: Timeline) -> str:
         if len(timeline.messages)
         else ""
     )
-    return f"{format_seconds(timeline.makespan_s)}, bubble {format_percent(timeline.bubble_ratio)}{waits}"
+    return f"makespan {format_seconds(timeline.makespan_s)}, bubble {format_percent(timeline.bubble_ratio)}{waits}"
 
 
 def _run_heading(view: RunView, runs: Sequence[RunView]) -> Markup:

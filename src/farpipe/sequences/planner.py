@@ -99,7 +99,7 @@ class _Grouped(NamedTuple):
 def plan_sequences(costs: ChunkCosts, lengths: Sequence[int] | Ints, wish: Wish | None = None) -> SequencePlan:
     """The plan of one batch with the shortest predicted step among all cuts that are worth trying.
 
-    Every cut has an estimate without memory; from the best on, recomputation and grouping are reckoned by the relaxed
+    Every cut has an estimate without memory; from the best on, recomputation and grouping are estimated by the relaxed
     program until no other cut can win, and the most promising are planned to the end and simulated. InfeasibleError,
     with the numbers and what would help, when no number of slices fits memory.
     """

@@ -1,4 +1,4 @@
-"""Play it on paper: the compiled kernel, timelines, memory curves."""
+"""Predict a step: the compiled kernel, timelines, memory curves."""
 
 from farpipe.simulate.replicas import in_turns
 from farpipe.simulate.simulate import simulate

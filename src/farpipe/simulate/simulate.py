@@ -1,4 +1,4 @@
-"""Play a schedule on paper: `simulate(problem, schedule) -> Timeline`."""
+"""Simulate a schedule: `simulate(problem, schedule) -> Timeline`."""
 
 from typing import Any
 

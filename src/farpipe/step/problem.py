@@ -313,7 +313,7 @@ class Problem(_Part):
         return np.broadcast_to(np.asarray(value, dtype=np.float64), (self.num_microbatches,))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic's, without what was reckoned from the old values."""
+        """As pydantic's, without what was computed from the old values."""
         copied = super().model_copy(update=update, deep=deep)
         for name in ("stages_of_rank", "chains", "turn_s", "_tables"):
             copied.__dict__.pop(name, None)
