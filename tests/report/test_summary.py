@@ -85,3 +85,13 @@ def test_brackets_in_a_table_are_shown_as_they_are():
     assert "[/x] [bold]" in text
     assert "[b]" in text
     assert "[red]t" in text
+
+
+def test_the_use_of_a_device_is_told_where_it_is_known():
+    view = dataclasses.replace(run_view(num_steps=4), device_flops=1e12, device_peak=2e12)
+    row = step_row(view)
+    assert (row.device_flops_per_s, row.model_flops_utilisation) == (5e11, 0.25)
+    assert {"FLOP/s per device", "MFU"} <= set(step_time_view([row]).columns)
+    without_peak = step_row(dataclasses.replace(view, device_peak=0.0))
+    assert without_peak.model_flops_utilisation is None
+    assert "MFU" not in step_time_view([without_peak]).columns

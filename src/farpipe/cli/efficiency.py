@@ -50,6 +50,17 @@ def use_of(plan: "Plan") -> Use:
     )
 
 
+def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, float]:
+    """`device_flops` and `device_peak` of a RunView for `plan`, run on `device` (as in RunSpec), or as planned."""
+    if device == "sleep":
+        return {}
+    use = use_of(plan)
+    names = {site.device.name for site in plan.job.cluster.sites}
+    as_planned = device in (None, "cuda") or names == {device}
+    flops = {"device_flops": use.step_flops / use.num_devices}
+    return flops | ({"device_peak": use.peak_flops_per_s / use.num_devices} if as_planned else {})
+
+
 def use_line(plan: "Plan", num_tokens: float | None) -> str:
     """MFU and rate per device in one line; then time and device-hours of `num_tokens`, by default the job's."""
     from farpipe.units import format_count, format_flops, format_large, format_percent, format_seconds

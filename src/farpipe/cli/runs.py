@@ -31,6 +31,7 @@ class LoadedRun:
 
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
+    from farpipe.cli.efficiency import of_a_device
     from farpipe.plan import Plan
     from farpipe.report import RunView
     from farpipe.runtime.figures.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
@@ -48,6 +49,7 @@ def load_run(run_dir: Path) -> LoadedRun:
         metrics=metrics,
         step_overhead_s=overhead_s(plan, run_dir),
         sites=plan.sites,
+        **of_a_device(plan, _device(run_dir)),
     )
     whole = (run_dir / SUMMARY_NAME).exists()
     return LoadedRun(plan, view, "" if whole else how_it_ended(run_dir, len(metrics)))
@@ -60,11 +62,15 @@ def no_run(folder: Path) -> InputError:
 
 def overhead_s(plan: "Plan", run_dir: Path) -> float:
     """What a step of this run takes besides the pipeline; a rehearsal has no optimizer."""
+    return 0.0 if _device(run_dir) == "sleep" else plan.prediction.overhead_s
+
+
+def _device(run_dir: Path) -> str | None:
+    """What the run computed on; None where its run file is not there."""
     from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
 
-    rehearsed = (run_dir / RUN_NAME).exists() and RunSpec.load(run_dir / RUN_NAME).device == "sleep"
-    return 0.0 if rehearsed else plan.prediction.overhead_s
+    return RunSpec.load(run_dir / RUN_NAME).device if (run_dir / RUN_NAME).exists() else None
 
 
 def write_results(run_dir: Path) -> LoadedRun:

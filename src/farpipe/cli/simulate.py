@@ -19,6 +19,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the timeline as JSON.")] = False,
 ) -> None:
     """Simulate a plan: step time, bubble, exposed communication, memory, links."""
+    from farpipe.cli.efficiency import of_a_device
     from farpipe.cli.shown import load_step, plan_report, step_table
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
     from farpipe.schedule import Schedule, check
@@ -35,7 +36,8 @@ def simulate(
     check(problem, chosen)
     timeline = play(problem, chosen)
     overhead_s = source.prediction.overhead_s if source else 0.0
-    view = RunView(chosen.method, problem, timeline, None, (), overhead_s, source.sites if source else ())
+    use = of_a_device(source) if source else {}
+    view = RunView(chosen.method, problem, timeline, None, (), overhead_s, source.sites if source else (), **use)
     if trace is not None:
         write_trace({"predicted": timeline}, trace)
     if plot is not None:

@@ -8,7 +8,7 @@ from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
 from farpipe.report.words import duration
 from farpipe.runtime.figures.metrics import NUM_WARM_UP_STEPS, warm_steps
-from farpipe.units import format_bytes, format_change, format_count, format_percent
+from farpipe.units import format_bytes, format_change, format_count, format_flops, format_percent
 
 MISSING = "–"
 
@@ -26,6 +26,21 @@ class StepRow:
     tokens_per_s: float | None
     first_loss: float | None
     last_loss: float | None
+    device_flops: float = 0.0
+    """The model's FLOPs in one step per device; 0: not known."""
+    device_peak: float = 0.0
+    """FLOP/s that a device could do; 0: not known."""
+
+    @property
+    def device_flops_per_s(self) -> float | None:
+        """FLOP/s that a device achieves."""
+        return self.device_flops / (self.measured_s or self.predicted_s) if self.device_flops else None
+
+    @property
+    def model_flops_utilisation(self) -> float | None:
+        """MFU: FLOP/s achieved of the peak."""
+        achieved = self.device_flops_per_s
+        return achieved / self.device_peak if achieved and self.device_peak else None
 
     @property
     def error(self) -> float | None:
@@ -55,6 +70,8 @@ def step_row(view: RunView) -> StepRow:
         typical(view, "tokens_per_s"),
         float(losses[0]) if losses.size else None,
         float(losses[-1]) if losses.size else None,
+        view.device_flops,
+        view.device_peak,
     )
 
 
@@ -79,6 +96,8 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
         ("exposed between sites", [_wait(row.exposed_inter_site_s, row) for row in rows]),
         ("exposed inside sites", [_wait(row.exposed_intra_site_s, row) for row in rows]),
         ("tokens/s", [_or_missing(row.tokens_per_s, format_count) for row in rows]),
+        ("FLOP/s per device", [_or_missing(row.device_flops_per_s, format_flops) for row in rows]),
+        ("MFU", [_or_missing(row.model_flops_utilisation, format_percent) for row in rows]),
         ("loss", [_fall(row.first_loss, row.last_loss) for row in rows]),
     ]
     filled = [(name, cells) for name, cells in columns if any(cell != MISSING for cell in cells)]

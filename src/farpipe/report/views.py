@@ -31,7 +31,8 @@ class RunView:
     `metrics` are the lines of metrics.jsonl; of each line ``step``, ``loss``, ``step_s``, ``tokens_per_s``,
     ``bubble``, ``exposed_inter_site_s`` and ``exposed_intra_site_s`` (means over the ranks) are read where present.
     `step_overhead_s` is what a step takes besides the pipeline, such as the optimizer; `sites` names every rank's
-    site.
+    site. `device_flops` are the model's FLOPs in one step per device, and `device_peak` is what a device could do in a
+    second, mean over the devices; 0 where nothing is computed or nothing is known.
     """
 
     name: str
@@ -41,6 +42,8 @@ class RunView:
     metrics: Sequence[Mapping[str, Any]] = ()
     step_overhead_s: float = 0.0
     sites: tuple[str, ...] = ()
+    device_flops: float = 0.0
+    device_peak: float = 0.0
 
 
 @dataclass(frozen=True)
