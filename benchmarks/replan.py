@@ -76,7 +76,9 @@ def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
         start: {"latency_s": latency_s * options.scale, "bandwidth_bytes_per_s": bandwidth}
         for start, (latency_s, bandwidth) in zip(starts[1:], (BAD, GOOD), strict=True)
     }
-    weather = [LinkChange(step=step, link=link, **change) for step, change in changes.items() for link in problem.links]
+    link_changes = [
+        LinkChange(step=step, link=link, **change) for step, change in changes.items() for link in problem.links
+    ]
     spec = RunSpec(
         problem=problem,
         schedule=find_order(problem, options.first, time_limit_s=SEARCH_S).schedule,
@@ -84,7 +86,7 @@ def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
         num_steps=sum(options.steps),
         device="sleep",
         emulate_links=not options.wan,
-        weather=() if options.wan else tuple(weather),
+        link_changes=() if options.wan else tuple(link_changes),
         replan=ReplanSettings() if replan else None,
     )
     with ExitStack() as stack:

@@ -9,17 +9,18 @@ import networkx
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
-WAIST = "errors units strict processes catalog spec step"
+WAIST = "errors units strict document processes catalog spec step"
 SEARCH = f"{WAIST} cost schedule simulate search"
 ENGINE = f"{SEARCH} sequences plan emulate transport runtime control run"
 MAY_IMPORT = {
     "errors": "",
     "units": "errors",
     "strict": "errors units",
+    "document": "errors units strict",
     "processes": "errors units strict",
     "catalog": "errors units strict",
     "spec": "errors units strict catalog",
-    "step": "errors units strict",
+    "step": "errors units strict document",
     "cost": WAIST,
     "schedule": "errors units strict step",
     "simulate": "errors units strict step schedule",

@@ -248,11 +248,11 @@ def test_what_goes_wrong_in_watching_does_not_end_the_training(text_file, tmp_pa
     assert event == {"step": 0, "event": "failed", "why": "OSError: no space left"}
 
 
-def test_weather_is_for_emulated_links_of_the_run():
+def test_changes_are_for_emulated_links_of_the_run():
     problem = two_sites((0.02, 0.02, 0.02), (2, 2), num_ranks=4, num_microbatches=6)
     change = LinkChange(step=1, link="a>c", latency_s=0, bandwidth_bytes_per_s=1)
     with pytest.raises(ValueError, match="'a>c' is not an emulated link of the run"):
-        _spec(problem, order("1f1b", problem), device="sleep", weather=(change,))
+        _spec(problem, order("1f1b", problem), device="sleep", link_changes=(change,))
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_a_link_on_which_replicas_take_turns_is_measured_as_well(tmp_path):
     changes = tuple(LinkChange(step=0, link=name, latency_s=0.04, bandwidth_bytes_per_s=5e6) for name in links)
     settings = ReplanSettings(warm_up_steps=0, gain=0.9)
     replicas = (("a", "a", "b", "b"),) * 2
-    options = {"num_steps": 4, "device": "sleep", "weather": changes, "replan": settings, "replicas": replicas}
+    options = {"num_steps": 4, "device": "sleep", "link_changes": changes, "replan": settings, "replicas": replicas}
     run(_spec(problem, order("eager", problem), **options), tmp_path / "run")
     state = json.loads((tmp_path / "run" / STATE_NAME).read_text())
     for link in state["believed"]["links"].values():
@@ -279,7 +279,7 @@ def test_a_link_that_gets_worse_during_a_run_leads_to_a_better_order(tmp_path):
     before = order("1f1b", problem)
     changes = tuple(LinkChange(step=5, link=name, latency_s=0.1, bandwidth_bytes_per_s=10e6) for name in problem.links)
     settings = ReplanSettings(search_s=1.0, watch_steps=3)
-    spec = _spec(problem, before, num_steps=MANY_STEPS, device="sleep", weather=changes, replan=settings)
+    spec = _spec(problem, before, num_steps=MANY_STEPS, device="sleep", link_changes=changes, replan=settings)
     with contextlib.suppress(SeenEnoughError):
         run(spec, tmp_path / "run", on_step=until_swapped(tmp_path / "run", after_step=5, further_steps=12))
     events = [json.loads(line) for line in (tmp_path / "run" / LOG_NAME).read_text().splitlines()]
@@ -296,7 +296,7 @@ def test_after_a_kill_the_run_goes_on_with_the_order_it_had(tmp_path):
     changes = tuple(LinkChange(step=0, link=name, latency_s=0.1, bandwidth_bytes_per_s=10e6) for name in problem.links)
     settings = ReplanSettings(warm_up_steps=0, search_s=1.0)
     spec = _spec(
-        problem, order("1f1b", problem), num_steps=MANY_STEPS, device="sleep", weather=changes, replan=settings
+        problem, order("1f1b", problem), num_steps=MANY_STEPS, device="sleep", link_changes=changes, replan=settings
     )
     killed = []
 

@@ -14,7 +14,7 @@ import typer
 
 from farpipe.run import rank_main
 from farpipe.runtime import stage
-from farpipe.runtime.work import Learning
+from farpipe.runtime.work import Trainer
 from farpipe.transport import transport
 from farpipe.transport.clock import SKEW_VARIABLE
 
@@ -39,9 +39,9 @@ def begin_after_a_pause(learning, step):
     begin_step(learning, step)
 
 
-begin_step = Learning.begin_step
+begin_step = Trainer.begin_step
 if "FARPIPE_TEST_PAUSE_S" in os.environ:
-    Learning.begin_step = begin_after_a_pause
+    Trainer.begin_step = begin_after_a_pause
 if "FARPIPE_TEST_PROXY" in os.environ:
     transport.introduce = introduce_through_proxy
 if "FARPIPE_TEST_SKEWS" in os.environ:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from farpipe.errors import DivergedError
-from farpipe.runtime.work import Learning
+from farpipe.runtime.work import Trainer
 from trainings import checkpoints, equal_states, losses, make_run, state, train
 
 
@@ -17,14 +17,14 @@ def test_a_loss_that_is_not_a_number_ends_all_before_it_spoils_anything(
     """Its gradients are numbers, so nothing else would tell. Of two replicas ranks 2 and 3 have the last stage."""
     options = {"num_replicas": num_replicas, "zero1": zero1, "checkpoint_every_steps": 2, "keep_checkpoints": 9}
     train(make_run(text_file, num_steps=2, **options), tmp_path / "good")
-    begin_step = Learning.begin_step
+    begin_step = Trainer.begin_step
 
     def spoilt(learning, step):
         begin_step(learning, step)
         if step == 3 and learning._peers.rank == rank:
             learning.torch_stages[1]._losses.append(torch.tensor(math.nan))
 
-    monkeypatch.setattr(Learning, "begin_step", spoilt)
+    monkeypatch.setattr(Trainer, "begin_step", spoilt)
     run = make_run(text_file, num_steps=6, **options)
     words = rf"step 3: the loss or gradient on rank {rank} is not finite.*the last good checkpoint is .*step-2$"
     with pytest.raises(DivergedError, match=words):

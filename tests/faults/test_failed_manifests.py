@@ -5,7 +5,7 @@ import pytest
 from farpipe.errors import RunError
 from farpipe.runtime.checkpoint.files import Manifest
 from farpipe.runtime.train import train_rank
-from farpipe.runtime.work import Learning
+from farpipe.runtime.work import Trainer
 from in_process import run_ranks
 from trainings import checkpoints, equal_states, losses, make_run, state, train
 
@@ -35,7 +35,7 @@ def test_a_manifest_that_one_rank_can_not_write_costs_no_checkpoint(sites, text_
 
 def full_after_the_first_manifest(patch, step):
     """One rank writes its manifest of `step`, the other one can't; then all ends. Where it was written."""
-    save, begin_step, tried, written = Manifest.save, Learning.begin_step, [], []
+    save, begin_step, tried, written = Manifest.save, Trainer.begin_step, [], []
 
     def save_one(manifest, folder):
         if manifest.step == step:
@@ -52,5 +52,5 @@ def full_after_the_first_manifest(patch, step):
         begin_step(learning, number)
 
     patch.setattr(Manifest, "save", save_one)
-    patch.setattr(Learning, "begin_step", begin_or_end)
+    patch.setattr(Trainer, "begin_step", begin_or_end)
     return written

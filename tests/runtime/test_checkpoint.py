@@ -17,7 +17,7 @@ from farpipe.runtime.checkpoint.folders import folder_of, remove_incomplete, who
 from farpipe.runtime.figures.metrics import MetricsFile
 from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.train import train_rank
-from farpipe.runtime.work import Learning
+from farpipe.runtime.work import Trainer
 from farpipe.spec import Training
 from in_process import run_ranks
 from small_models import LLAMA, TIED
@@ -371,14 +371,14 @@ def test_a_run_that_is_whole_is_not_run_again(text_file, tmp_path):
 @pytest.fixture
 def diverging(monkeypatch):
     """Trainings do in step 3, on rank 1."""
-    finish = Learning.finish_step
+    finish = Trainer.finish_step
 
     def spoilt(self, step):
         if step == 3 and self._peers.rank == 1:
             next(iter(self.torch_stages.values())).module.norm.gain.grad[0] = math.nan
         return finish(self, step)
 
-    monkeypatch.setattr(Learning, "finish_step", spoilt)
+    monkeypatch.setattr(Trainer, "finish_step", spoilt)
 
 
 def test_divergence_names_the_last_good_checkpoint_and_none_follows(diverging, text_file, tmp_path):

@@ -13,7 +13,7 @@ from farpipe.runtime.executor import Executor
 from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import run_step, train_rank
-from farpipe.runtime.work import Learning
+from farpipe.runtime.work import Trainer
 from farpipe.schedule.library import order
 from farpipe.simulate import in_turns, simulate
 from farpipe.simulate.timeline import Timeline
@@ -64,10 +64,10 @@ def make_run(text_file, placement, replicas, *, model=LLAMA, split=False, method
 
 
 def train(run, dtype, num_steps=NUM_STEPS):
-    """Every process's reports and Learning after the steps, by process; weights complete."""
+    """Every process's reports and Trainer after the steps, by process; weights complete."""
 
     def work(peers):
-        learning = Learning(run, peers, parameters=dtype)
+        learning = Trainer(run, peers, parameters=dtype)
         view = PipelinePeers(peers, run.places)
         executor = Executor(run.schedule, learning.stages, view, learning.stage_done, learning.stage_begins)
         reports = [run_step(step, 0, learning, executor, peers) for step in range(num_steps)]
@@ -151,7 +151,7 @@ def gradients_of(run, dtype):
     """The summed gradients of the first step; all replicas have the same bits."""
 
     def work(peers):
-        learning = Learning(run, peers, parameters=dtype)
+        learning = Trainer(run, peers, parameters=dtype)
         view = PipelinePeers(peers, run.places)
         executor = Executor(run.schedule, learning.stages, view, learning.stage_done, learning.stage_begins)
         learning.begin_step(0)

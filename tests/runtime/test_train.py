@@ -8,7 +8,7 @@ from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import agree, run_step, train_rank
-from farpipe.runtime.work import Learning
+from farpipe.runtime.work import Trainer
 from farpipe.schedule.library import order
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
@@ -43,7 +43,7 @@ def test_training_for_several_steps_equals_training_in_one_process(model, placem
     run = make_run(text_file, model=model, placement=placement)
 
     def work(peers):
-        learning = Learning(run, peers, parameters=torch.float64)
+        learning = Trainer(run, peers, parameters=torch.float64)
         executor = Executor(run.schedule, learning.stages, peers, learning.stage_done)
         reports = [run_step(step, 0, learning, executor, peers) for step in range(4)]
         return reports, learning
@@ -103,7 +103,7 @@ def test_different_texts_on_two_sites_are_found_before_the_first_step(text_file,
     run = make_run(text_file)
 
     def work(peers):
-        learning = Learning(make_run(other) if peers.rank == 1 else run, peers)
+        learning = Trainer(make_run(other) if peers.rank == 1 else run, peers)
         agree(run, learning, peers)
 
     with pytest.raises(InputError, match="ranks 0 and 1 have different training texts"):

@@ -1,6 +1,6 @@
 """Going over to another order while a run goes on: rank 0 proposes one, all ranks take it at the same step.
 
-Rank 0 asks for a new order ahead of the exchange that ends a step (see orders.py), so that all ranks know of it after
+Rank 0 asks for a new order ahead of the exchange that ends a step (see commands.py), so that all ranks know of it after
 the same step; then it tells them which one it is. Who decides on rank 0 is a `Watch`; `farpipe.control.watch` has one.
 """
 
@@ -16,7 +16,7 @@ from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
 
 REPLAN: Final = b"r"
-"""The order to go over to another schedule at the end of this step."""
+"""The command to switch to another schedule at the end of this step."""
 
 
 class Watch(Protocol):
@@ -58,9 +58,9 @@ class Replanning:
             self._next = self._watch.proposals.get()
             ask(step, REPLAN)
 
-    def take(self, step: int, orders: set[bytes]) -> Schedule | None:
+    def take(self, step: int, commands: set[bytes]) -> Schedule | None:
         """After that exchange: the order of the next step, if it is another."""
-        if REPLAN not in orders:
+        if REPLAN not in commands:
             return None
         schedule = self._tell(f"the order after step {step}", self._next)
         if self._watch is not None:

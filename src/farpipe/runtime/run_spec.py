@@ -1,12 +1,11 @@
 """Everything that the ranks of a run need to know, in one JSON file: ``farpipe/run/1``."""
 
 import itertools
-import json
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, InstanceOf, model_validator
 
+from farpipe.document import Document
 from farpipe.emulate import LinkShape
 from farpipe.runtime.figures.log_line import LOG_EVERY_STEPS
 from farpipe.runtime.replicas.places import Places
@@ -17,9 +16,7 @@ from farpipe.spec.replanning import ReplanSettings
 from farpipe.spec.training import Recompute
 from farpipe.step import Problem, Sync, Transfer, is_inter_site
 from farpipe.step import Stage as ProblemStage
-from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
-
-FORMAT: Final = "farpipe/run/1"
+from farpipe.strict import expect_format, validate
 
 DeviceKind = Literal["cpu", "cuda", "sleep"]
 """``sleep`` rehearses the schedule: stages take the Problem's time and pass its bytes, but compute nothing."""
@@ -51,7 +48,7 @@ class MetricsSettings(Part):
 
 
 class LinkChange(Part):
-    """In a rehearsal of bad weather: before `step` begins, an emulated link becomes another."""
+    """A change of an emulated link: before `step` begins, an emulated link becomes another."""
 
     step: Natural
     link: Text
@@ -68,8 +65,10 @@ class Ends(NamedTuple):
     link_back: str = ""
 
 
-class RunSpec(Part):
+class RunSpec(Document, Part):
     """A run: `schedule` on `problem`, and for training the model that `partition` cuts into stages."""
+
+    FORMAT: ClassVar[str] = "farpipe/run/1"
 
     problem: InstanceOf[Problem]
     schedule: InstanceOf[Schedule]
@@ -87,7 +86,7 @@ class RunSpec(Part):
     """Of all devices together, at the training's precision; None where the catalogue doesn't know it."""
     replan: ReplanSettings | None = None
     """Look for a better order while the run goes on; None: keep the one there is."""
-    weather: tuple[LinkChange, ...] = ()
+    link_changes: tuple[LinkChange, ...] = ()
     model: Model | None = None
     training: Training | None = None
     data: Data = Data()
@@ -108,9 +107,9 @@ class RunSpec(Part):
         if self.replicas and self.replicas[0] != self.sites:
             raise fault(f"the first replica is at {self.replicas[0]}, but sites are {self.sites}", "replicas")
         self._check_sync()
-        for index, change in enumerate(self.weather):
+        for index, change in enumerate(self.link_changes):
             if change.link not in self.problem.links or not self.emulate_links:
-                raise fault(f"{change.link!r} is not an emulated link of the run", "weather", index, "link")
+                raise fault(f"{change.link!r} is not an emulated link of the run", "link_changes", index, "link")
         if self.device != "sleep":
             self._check_training()
         return self
@@ -222,31 +221,20 @@ class RunSpec(Part):
         link = self.problem.links[name]
         return LinkShape(link.latency_s, link.bandwidth_bytes_per_s)
 
-    def to_json(self) -> str:
-        """The run in the format ``farpipe/run/1``."""
-        body = json.loads(self.model_dump_json(exclude={"problem", "schedule"}, exclude_none=True))
-        problem, schedule = self.problem.to_data(), self.schedule.to_data()
-        return json.dumps({"format": FORMAT, **body, "problem": problem, "schedule": schedule})
-
-    def save(self, path: Path | str) -> None:
-        """Write the run to `path`, whole or not at all."""
-        write_text(path, self.to_json() + "\n")
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        body: dict[str, Any] = self.model_dump(mode="json", exclude={"problem", "schedule"}, exclude_none=True)
+        return {**body, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
 
     @classmethod
-    def from_json(cls, text: str, source: str = "run") -> Self:
-        """Read ``farpipe/run/1``; InputError names the place of whatever is wrong."""
-        body: dict[str, Any] = expect_format(parse_json(text, source), FORMAT, source)
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
         if "problem" in body:
             inner = expect_format(body["problem"], "farpipe/problem/1", f"{source}: problem")
             body["problem"] = validate(Problem, inner, source, "problem")
         if "schedule" in body:
             body["schedule"] = Schedule.from_data(body["schedule"], f"{source}: schedule")
         return validate(cls, body, source)
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a run file."""
-        return cls.from_json(read_text(path), str(path))
 
 
 class Collective(NamedTuple):

@@ -21,13 +21,13 @@ from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedEr
 from farpipe.runtime.checkpoint.checkpointer import Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
+from farpipe.runtime.commands import CHECKPOINT, STOP, Commands
 from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import SUMMARY_NAME, Summary
 from farpipe.runtime.figures.recorder import BOX, Recorder
 from farpipe.runtime.figures.step_report import StepReport
 from farpipe.runtime.lock import only_run
-from farpipe.runtime.orders import CHECKPOINT, STOP, Orders
 from farpipe.runtime.peers import Messenger, Peers
 from farpipe.runtime.replanning import MakeWatch, Replanning
 from farpipe.runtime.replicas.replicas import PipelinePeers
@@ -35,7 +35,7 @@ from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.staging import Staging
 from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.runtime.wire_types import NarrowMessenger
-from farpipe.runtime.work import Learning, Rehearsal, Work
+from farpipe.runtime.work import SleepTrainer, Trainer, Work
 from farpipe.schedule import Schedule
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -89,7 +89,7 @@ def train_rank(
 
 def make_work(run: RunSpec, peers: Peers) -> Work:
     """What this rank does: training, or a rehearsal."""
-    return Rehearsal(run, peers) if run.device == "sleep" else Learning(run, peers)
+    return SleepTrainer(run, peers) if run.device == "sleep" else Trainer(run, peers)
 
 
 class _Loop:
@@ -113,7 +113,7 @@ class _Loop:
         self._executor = self._executor_of(run.schedule)
         self._evaluation = _evaluation(run, work, peers)
         minutes = run.training.checkpoint_every_minutes if run.training and checkpointer.keep else 0
-        self._orders = Orders(peers, stop, every_s=60 * minutes)
+        self._commands = Commands(peers, stop, every_s=60 * minutes)
 
     def _executor_of(self, schedule: Schedule) -> Executor:
         work, peers = self._work, self._staging or self._pipeline
@@ -125,25 +125,25 @@ class _Loop:
         self._go_over(first_step, None if self._replanning is None else self._replanning.first())
         begin_ns = self._peers.clock.now_ns()
         for step in range(first_step, self._run.num_steps):
-            self._change_weather(step)
+            self._change_links(step)
             report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._give)
-            orders = self._orders.take(step)
-            self._go_over(step + 1, None if self._replanning is None else self._replanning.take(step, orders))
+            commands = self._commands.take(step)
+            self._go_over(step + 1, None if self._replanning is None else self._replanning.take(step, commands))
             evaluation_loss = self._evaluate(step)
-            self._checkpoint(step + 1, orders)
+            self._checkpoint(step + 1, commands)
             begin_ns = self._peers.clock.now_ns()
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
             self._num_done = step + 1
-            if STOP in orders and step + 1 < self._run.num_steps:
+            if STOP in commands and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
         self._insist_on_the_last_checkpoint()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
             self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
-    def _change_weather(self, step: int) -> None:
+    def _change_links(self, step: int) -> None:
         """In a rehearsal: emulated links change as the run says."""
-        for change in self._run.weather:
+        for change in self._run.link_changes:
             if change.step == step and isinstance(self._peers, TensorPeers) and self._peers.rank == 0:
                 self._peers.transport.change_link(
                     change.link, LinkShape(change.latency_s, change.bandwidth_bytes_per_s)
@@ -151,9 +151,9 @@ class _Loop:
 
     def _give(self, step: int) -> None:
         """Ahead of the exchange that ends the step: what this rank asks of all."""
-        self._orders.give(step)
+        self._commands.give(step)
         if self._replanning is not None:
-            self._replanning.give(step, self._orders.ask)
+            self._replanning.give(step, self._commands.ask)
 
     def _go_over(self, step: int, schedule: Schedule | None) -> None:
         """From `step` on to another order of actions, as all ranks do; None: stay with the one there is."""
@@ -176,15 +176,15 @@ class _Loop:
             return float("nan")
         return self._evaluation.run(step)
 
-    def _checkpoint(self, num_steps: int, orders: set[bytes]) -> None:
+    def _checkpoint(self, num_steps: int, commands: set[bytes]) -> None:
         """Take a checkpoint if one is due after `num_steps` steps; look after those that are being written."""
         if self._checkpointer.keep:
             assert self._run.training is not None
             every = self._run.training.checkpoint_every_steps
             is_last = num_steps == self._run.num_steps
-            if (every and num_steps % every == 0) or is_last or orders & {CHECKPOINT, STOP}:
+            if (every and num_steps % every == 0) or is_last or commands & {CHECKPOINT, STOP}:
                 self._checkpointer.save(num_steps)
-                self._orders.checkpoint_begun()
+                self._commands.checkpoint_begun()
         self.warn(self._checkpointer.collect())
 
     def _insist_on_the_last_checkpoint(self) -> None:
@@ -240,7 +240,7 @@ class _Loop:
 
 
 def _evaluation(run: RunSpec, work: Work, peers: Peers) -> Evaluation | None:
-    if run.training is None or not run.training.evaluate_every_steps or not isinstance(work, Learning):
+    if run.training is None or not run.training.evaluate_every_steps or not isinstance(work, Trainer):
         return None
     if not run.data.held_out:
         raise InputError("training.evaluate_every_steps: no text is held out for it; set data.held_out, as 0.01")

@@ -74,7 +74,7 @@ class Work(Protocol):
         """The views of `state` have been written to; so many steps are done."""
 
 
-class Rehearsal:
+class SleepTrainer:
     """Stages that sleep. Everything that a training sends is sent, and steps wait for each other."""
 
     data_digest = b""
@@ -133,7 +133,7 @@ class Rehearsal:
         """See Work."""
 
 
-class Learning:
+class Trainer:
     """Stages of a model that is trained."""
 
     def __init__(self, run: RunSpec, peers: Peers, parameters: torch.dtype = torch.float32) -> None:

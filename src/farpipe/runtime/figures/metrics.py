@@ -11,16 +11,16 @@ from itertools import groupby
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
+from farpipe.document import Document
 from farpipe.errors import InputError, RunError
-from farpipe.strict import expect_format, parse_json, read_text, write_bytes, write_text
+from farpipe.strict import parse_json, write_bytes
 
 RUN_NAME: Final = "run.json"
 METRICS_NAME: Final = "metrics.jsonl"
 SUMMARY_NAME: Final = "summary.json"
 TIMELINE_NAME: Final = "timeline.json"
-SUMMARY_FORMAT: Final = "farpipe/summary/1"
 NUM_WARM_UP_STEPS: Final = 3
 """Left out of medians: the first steps open connections, fill caches and let libraries choose their kernels."""
 _MEDIANS: Final = (
@@ -147,8 +147,11 @@ def _parse(text: bytes, source: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Document):
     """What came out of a run; times are medians over the steps after `num_warm_up_steps`."""
+
+    FORMAT: ClassVar[str] = "farpipe/summary/1"
+    INDENT: ClassVar[int | None] = 2
 
     num_steps: int
     num_warm_up_steps: int
@@ -170,18 +173,17 @@ class Summary:
     timeline_step: int
     """The step of ``timeline.json``: the one whose makespan is nearest to the median."""
 
-    def save(self, path: Path | str) -> None:
-        """Write ``farpipe/summary/1`` to `path`, whole or not at all."""
-        write_text(path, json.dumps({"format": SUMMARY_FORMAT, **asdict(self)}, indent=2) + "\n")
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        return asdict(self)
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read ``farpipe/summary/1``; InputError when it is something else."""
-        body = expect_format(parse_json(read_text(path), str(path)), SUMMARY_FORMAT, str(path))
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
         names = {field.name for field in fields(cls)}
         if body.keys() != names:
             wrong = ", ".join(sorted(body.keys() ^ names))
-            raise InputError(f"{path}: not a summary of this version of farpipe: keys {wrong}")
+            raise InputError(f"{source}: not a summary of this version of farpipe: keys {wrong}")
         return cls(**body)
 
 

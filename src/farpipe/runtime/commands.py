@@ -1,4 +1,4 @@
-"""What any rank may ask of all: a checkpoint at the end of this step, or to leave after one. Also SIGTERM's way in."""
+"""Commands of any rank to all: a checkpoint at the end of this step, or to leave after one. Handles SIGTERM."""
 
 import signal
 import time
@@ -13,10 +13,10 @@ CHECKPOINT: Final = b"c"
 STOP: Final = b"s"
 
 
-class Orders:
-    """Orders ride ahead of the exchange that ends a step, so all ranks know the same ones when it is over.
+class Commands:
+    """Commands ride ahead of the exchange that ends a step, so all ranks know the same ones when it is over.
 
-    Posts and exchanges share a connection, and an order is not longer than a rank's part of that exchange: none is
+    Posts and exchanges share a connection, and a command is not longer than a rank's part of that exchange: none is
     overtaken, on a real link or an emulated one.
     """
 
@@ -32,14 +32,14 @@ class Orders:
         if self._every_s and self._peers.rank == 0 and time.monotonic() > self._last_s + self._every_s:
             self.ask(step, CHECKPOINT)
 
-    def ask(self, step: int, order: bytes) -> None:
-        """Before the exchange that ends `step`: all ranks, this one too, are to know the order after it."""
+    def ask(self, step: int, command: bytes) -> None:
+        """Before the exchange that ends `step`: all ranks, this one too, are to know the command after it."""
         for rank in range(self._peers.world_size):
-            self._peers.post(rank, f"orders {step}", order)
+            self._peers.post(rank, f"commands {step}", command)
 
     def take(self, step: int) -> set[bytes]:
         """After that exchange: what was asked for, the same on all ranks."""
-        return {order for _, order in self._peers.poll(f"orders {step}")}
+        return {command for _, command in self._peers.poll(f"commands {step}")}
 
     def checkpoint_begun(self) -> None:
         """The clock starts again."""
