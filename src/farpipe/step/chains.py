@@ -10,7 +10,7 @@ Indices = NDArray[np.int64]
 NOBODY = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays: Problems are compared by their fields
 class Chains:
     """Every microbatch belongs to one chain; without `Problem.follows` each is a chain of its own.
 
