@@ -32,15 +32,15 @@ def delay_first(view: View, space: Space, job: JobState, num_devices: int) -> De
 
 
 def cost_first(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """The cheapest electricity per hour, whatever the links do to the step."""
-    return _least(view, space, job, num_devices, lambda placement: electricity_usd_per_h(view, placement))
+    """The cheapest electricity per step, whatever the links do to its time."""
+    return _least(view, space, job, num_devices, lambda placement: electricity_usd_per_step(view, placement))
 
 
 def bace(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """BACE-Pipe's: of the paths that don't stall the pipeline the one with the cheapest electricity."""
     found = [*alone(space, num_devices), *_free_of_stalls(view, space, job, num_devices)]
     placed = _quoted(view, space, job, found)
-    return _first(placed, lambda placement: electricity_usd_per_h(view, placement))
+    return _first(placed, lambda placement: electricity_usd_per_step(view, placement))
 
 
 def atlas(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
@@ -58,6 +58,11 @@ def anywhere(view: View, space: Space, job: JobState, num_devices: int) -> Devic
     possible = _running(view, space, job, found)
     drawn = zlib.crc32(f"{job.name} {view.now_s // SECONDS_PER_HOUR:.0f}".encode())
     return possible[drawn % len(possible)] if possible else None
+
+
+def electricity_usd_per_step(view: View, placement: Placement) -> float:
+    """Electricity of a step at the present prices."""
+    return electricity_usd_per_h(view, placement) * placement.step_s / SECONDS_PER_HOUR
 
 
 def electricity_usd_per_h(view: View, placement: Placement) -> float:

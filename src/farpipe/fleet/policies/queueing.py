@@ -17,18 +17,22 @@ Sizes = Callable[[FleetJob], list[int]]
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """`order` says who is looked at first, `place` where it goes, `sizes` on how many devices; no job is stopped."""
+    """`order` says who is looked at first, `place` where it goes, `sizes` on how many devices; no job is stopped.
+
+    A job gets the largest of its sizes that finds a place, or with `fastest` the one with the shortest step.
+    """
 
     name: str
     order: Keys
     place: Place
     sizes: Sizes = sizes
+    fastest: bool = False
     when_blocked: Literal["wait", "skip", "backfill"] = "skip"
     """The first job that does not fit: all behind it wait; or are tried as well; or only if that does not delay it."""
 
     def decide(self, view: View) -> Iterator[Decision]:
         """As in `Policy`."""
-        space, finder = view.space(), Finder(view, self.place)
+        space, finder = view.space(), Finder(view, self.place, self.fastest)
         if space.num_devices < min((job.job.min_devices for job in view.queue), default=1):
             return
         shadow: _Shadow | None = None
@@ -46,7 +50,7 @@ class QueuePolicy:
 
     def find(self, view: View, space: Space, job: JobState) -> Devices | None:
         """The largest size that finds a place, and the place."""
-        return Finder(view, self.place).find(space, job, self.sizes(job.job))
+        return Finder(view, self.place, self.fastest).find(space, job, self.sizes(job.job))
 
 
 def in_order(view: View, jobs: list[JobState], order: Keys) -> list[JobState]:
@@ -58,21 +62,30 @@ def in_order(view: View, jobs: list[JobState], order: Keys) -> list[JobState]:
 class Finder:
     """Finds places for one job after another in a space that only gets fuller: what failed once is not tried again."""
 
-    def __init__(self, view: View, place: Place) -> None:
-        self._view, self._place = view, place
+    def __init__(self, view: View, place: Place, fastest: bool = False) -> None:
+        self._view, self._place, self._fastest = view, place, fastest
         self._failed: set[tuple[Kind, int]] = set()
 
     def find(self, space: Space, job: JobState, numbers: list[int]) -> Devices | None:
-        """The place on the first of `numbers` of devices for which there is one."""
+        """The place on the first of `numbers` of devices for which there is one, or on the fastest of all of them."""
+        found = self._places(space, job, numbers)
+        if not self._fastest:
+            return next(found, None)
+        return min(found, key=lambda devices: self._step_s(space, job, devices), default=None)
+
+    def _step_s(self, space: Space, job: JobState, devices: Devices) -> float:
+        placement = self._view.start(space, job, devices)
+        return placement.step_s if placement else float("inf")
+
+    def _places(self, space: Space, job: JobState, numbers: list[int]) -> Iterator[Devices]:
         free = space.num_devices
         for number in numbers:
             if number > free or (job.job.kind, number) in self._failed:
                 continue
             if devices := self._place(self._view, space, job, number):
-                return devices
-            if job.stored_at is None:  # where a checkpoint lies is the job's own affair
+                yield devices
+            elif job.stored_at is None:  # where a checkpoint lies is the job's own affair
                 self._failed.add((job.job.kind, number))
-        return None
 
 
 def take(view: View, space: Space, job: JobState, devices: Devices) -> None:
