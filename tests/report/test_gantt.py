@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 
 from farpipe.report import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.gantt_frame import MAX_BOXES, choose_frame, spaced
-from farpipe.simulate import simulate
-from farpipe.simulate.timeline import MESSAGE_DTYPE
+from farpipe.simulate import simulate, slack
+from farpipe.simulate.timeline import MESSAGE_DTYPE, MESSAGE_KINDS
 from farpipe.step import Sync, Transfer
+from farpipe.units import format_seconds
 from report.steps import as_measured, play, sites_of, two_sites
 from strategies import problems_with_schedules
 
@@ -52,8 +53,33 @@ def test_titles_tell_start_end_and_duration():
     titles = [title for title, _ in boxes(tree, "")]
     assert "1F0 · 1.75 s to 2.75 s (1.00 s)" in titles
     assert "waits 750 ms for a message from east to west" in titles
+    critical = "no slack: were it later, the step would be longer"
     on_link = "on the link 1.000 s to 1.250 s (250 ms) · arrives at 1.750 s"
-    assert f"forward of stage 0, microbatch 0, rank 0 to rank 1 · 1 B · {on_link}" in titles
+    assert f"forward of stage 0, microbatch 0, rank 0 to rank 1 · 1 B · {on_link} · {critical}" in titles
+
+
+def test_messages_are_drawn_by_their_slack_and_the_legend_says_how():
+    panel = Panel("predicted", play(two_sites(2, 3)))
+    tree = parsed(draw_gantt([panel]))
+    drawn = {title.split(" · ")[0]: (title, rect.get("class")) for title, rect in boxes(tree, "(for|back)ward of")}
+    found = slack(panel.timeline)
+    assert set(found.critical_messages.tolist()) == {True, False}
+    critical = found.critical_messages.tolist()
+    for message, late_s, is_critical in zip(panel.timeline.messages, found.messages_s, critical, strict=True):
+        kind = MESSAGE_KINDS[message["kind"]]
+        ends = f"rank {message['source']} to rank {message['target']}"
+        title, classes = drawn[f"{kind} of stage {message['stage']}, microbatch {message['microbatch']}, {ends}"]
+        is_spare = late_s >= message["arrival_s"] - message["start_s"]
+        strength = ["critical"] if is_critical else ["spare"] if is_spare else []
+        assert classes.split() == [kind, *strength]
+        assert title.endswith("would be longer" if is_critical else f" · slack {format_seconds(late_s)}")
+    assert "no slack: the step waits for it" in texts(tree)
+
+
+def test_the_slack_of_what_was_measured_is_not_drawn():
+    tree = parsed(draw_gantt([Panel("measured", as_measured(play(two_sites(2, 3))))]))
+    assert {rect.get("class") for _, rect in boxes(tree, "(for|back)ward of")} == {"forward", "backward"}
+    assert not [text for text in [*texts(tree), *(title for title, _ in boxes(tree, ""))] if "slack" in text]
 
 
 def test_predicted_and_measured_stand_on_one_time_axis():

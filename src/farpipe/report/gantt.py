@@ -107,10 +107,11 @@ def _link_row(panel: Panel, frame: Frame, name: str) -> Block:
     label = tag("text", tag("title", name), arrow(name), class_="end muted", x=frame.scale.start - 6, y=BOX_PX + 1)
     if name not in timeline.links:
         return Block(label, _LINK_ROW_PX)
-    chosen = timeline.messages[timeline.messages["link"] == timeline.links.index(name)]
-    messages = np.sort(frame.within(chosen, "arrival_s"), order="start_s")
+    chosen = np.flatnonzero(timeline.messages["link"] == timeline.links.index(name))
+    chosen = chosen[frame.shows(timeline.messages[chosen], "arrival_s")]
+    chosen = chosen[np.argsort(timeline.messages[chosen], order="start_s")]
     base = tag("path", class_="grid", d=f"M{frame.scale.start:g} {BOX_PX:g}H{frame.scale.end:g}")
-    return Block(join([label, base, *link_row(timeline, messages, frame.scale)]), _LINK_ROW_PX)
+    return Block(join([label, base, *link_row(panel, chosen, frame.scale)]), _LINK_ROW_PX)
 
 
 def arrow(name: str) -> str:

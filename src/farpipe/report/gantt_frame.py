@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from farpipe.report.axis import TIME, Scale, Tick, ticks
 from farpipe.report.words import duration, moment
 from farpipe.schedule import KINDS
+from farpipe.simulate import Slack, slack
 from farpipe.simulate.timeline import Timeline
 from farpipe.simulate.waits import waits
 from farpipe.step import is_inter_site
@@ -23,6 +24,9 @@ MAX_RANKS: Final = 64
 MAX_LINKS: Final = 12
 FEW_LINKS: Final = 8
 """Links inside sites are drawn only when there are at most this many links in all."""
+
+CRITICAL: Final = "critical"
+SPARE: Final = "spare"
 
 WIDTH_PX: Final = 1080.0
 GUTTER_PX: Final = 132.0
@@ -46,6 +50,20 @@ class Panel:
     def waits(self) -> NDArray[np.void]:
         """Every exposed wait."""
         return waits(self.timeline)
+
+    @cached_property
+    def slack(self) -> Slack | None:
+        """The slack of a predicted step; what was measured shared its links otherwise than slack supposes."""
+        return slack(self.timeline) if self.timeline.source == "predicted" else None
+
+    @cached_property
+    def slack_classes(self) -> NDArray[np.str_]:
+        """For every message the class of its box: CRITICAL, SPARE (it could take twice as long) or neither."""
+        messages = self.timeline.messages
+        if self.slack is None:
+            return np.full(len(messages), "")
+        is_spare = self.slack.messages_s >= messages["arrival_s"] - messages["start_s"]
+        return np.where(self.slack.critical_messages, CRITICAL, np.where(is_spare, SPARE, ""))
 
     def begins_site(self, rank: int) -> bool:
         """Whether `rank` is the first of its site, or the site is another than the rank's before."""
@@ -101,7 +119,11 @@ class Frame:
 
     def within(self, events: NDArray[np.void], until: str) -> NDArray[np.void]:
         """Those of `events` that the time window shows; field `until` says when one is over."""
-        return events[(events[until] >= self.low) & (events["start_s"] <= self.high)]
+        return events[self.shows(events, until)]
+
+    def shows(self, events: NDArray[np.void], until: str) -> NDArray[np.bool_]:
+        """Which of `events` the time window shows."""
+        return np.asarray((events[until] >= self.low) & (events["start_s"] <= self.high))
 
     def visible(self, waited: NDArray[np.void]) -> NDArray[np.void]:
         """Those waits that are in the window and long enough to be seen."""

@@ -1,16 +1,18 @@
 """The rows of a Gantt chart: what one rank did, what one link carried."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.report.axis import Scale
+from farpipe.report.gantt_frame import Panel
 from farpipe.report.intervals import lanes
 from farpipe.report.markup import Markup, number, tag
 from farpipe.report.words import duration, moment, span
 from farpipe.schedule import KINDS
+from farpipe.simulate import Slack
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.step import is_inter_site, site_of
 from farpipe.units import format_bytes
@@ -69,17 +71,18 @@ def wait_boxes(timeline: Timeline, waited: NDArray[np.void], scale: Scale, heigh
         yield tag("rect", title, fill=f"url(#{key}-{hatch})", class_="edge-across" if across else None, **box)
 
 
-def link_row(timeline: Timeline, messages: NDArray[np.void], scale: Scale) -> Iterator[Markup]:
-    """A link's messages as boxes while they occupy it; a thin tail falls from each to where it arrives."""
+def link_row(panel: Panel, chosen: NDArray[np.intp], scale: Scale) -> Iterator[Markup]:
+    """A link's messages, the `chosen` ones, as boxes while they occupy it; a thin tail falls to where each arrives."""
+    messages = panel.timeline.messages[chosen]
     yield tag("path", class_="tail", d=" ".join(_tails(messages, scale)))
     lane = np.minimum(lanes(messages["start_s"], messages["end_s"]), MAX_LANES - 1)
     num_lanes = int(lane.max(initial=0)) + 1
     height = BOX_PX / num_lanes
-    for message, place in zip(messages, lane.tolist(), strict=True):
+    for index, message, place in zip(chosen.tolist(), messages, lane.tolist(), strict=True):
         left, right = _clip(scale, message["start_s"], message["end_s"])
-        kind = MESSAGE_KINDS[message["kind"]]
+        kind = f"{MESSAGE_KINDS[message['kind']]} {panel.slack_classes[index]}".rstrip()
         box = {"x": left, "y": place * height, "width": max(1.0, _box_width(left, right)), "height": height}
-        yield tag("rect", tag("title", message_title(timeline, message)), class_=kind, **box)
+        yield tag("rect", tag("title", message_title(panel, index)), class_=kind, **box)
 
 
 def _tails(messages: NDArray[np.void], scale: Scale) -> Iterable[str]:
@@ -90,15 +93,24 @@ def _tails(messages: NDArray[np.void], scale: Scale) -> Iterable[str]:
             yield f"M{number(end)} {number(BOX_PX)}l{number((arrival - end) * share)} {number(FALL_PX * share)}"
 
 
-def message_title(timeline: Timeline, message: Any) -> str:
-    """A message in words, for people who point at it."""
+def message_title(panel: Panel, index: int) -> str:
+    """Message `index` of the timeline in words, for people who point at it."""
+    message = panel.timeline.messages[index]
     kind, stage = MESSAGE_KINDS[message["kind"]], message["stage"]
     what = f"{kind} of stage {stage}"
     if message["microbatch"] >= 0:
         what += f", microbatch {message['microbatch']}, rank {message['source']} to rank {message['target']}"
     on_link = span(message["start_s"], message["end_s"])
     arrival = moment(message["arrival_s"], message["end_s"] - message["start_s"])
-    return f"{what} · {format_bytes(message['bytes'])} · on the link {on_link} · arrives at {arrival}"
+    told = f"{what} · {format_bytes(message['bytes'])} · on the link {on_link} · arrives at {arrival}"
+    return told if panel.slack is None else f"{told} · {_slack_text(panel.slack, index)}"
+
+
+def _slack_text(slack: Slack, index: int) -> str:
+    """How much later a message could have arrived."""
+    if slack.critical_messages[index]:
+        return "no slack: were it later, the step would be longer"
+    return f"slack {duration(slack.messages_s[index])}"
 
 
 def link_name(timeline: Timeline, link: int) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.report.figure import Block, at, stack
-from farpipe.report.gantt_frame import Frame, Panel
+from farpipe.report.gantt_frame import CRITICAL, SPARE, Frame, Panel
 from farpipe.report.markup import Markup, join, tag
 from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
@@ -25,6 +25,7 @@ _MESSAGES: Final = {
     "gather": "parameters gathered",
     "reduce": "gradients reduced",
 }
+_SLACK: Final = {CRITICAL: "no slack: the step waits for it", SPARE: "slack: it could take twice as long"}
 _SWATCH_PX: Final = 14.0
 _LETTER_PX: Final = 5.9
 _LINE_PX: Final = 18.0
@@ -84,12 +85,20 @@ def _link_entries(panels: Sequence[Panel], frame: Frame) -> Iterator[Entry]:
     for kind in (MESSAGE_KINDS[index] for index in kinds):
         yield _box(class_=kind, y=2, height=8), _MESSAGES[kind]
     yield tag("path", class_="tail", d="M0 2L14 10"), "latency, until it arrives"
+    drawn = {name for panel in panels for name in np.unique(panel.slack_classes[_is_on(panel.timeline, frame.links)])}
+    for name in (name for name in _SLACK if name in drawn):
+        yield _box(class_=f"{MESSAGE_KINDS[0]} {name}", y=2, height=8), _SLACK[name]
 
 
 def _kinds_on(timeline: Timeline, links: Sequence[str]) -> NDArray[np.int32]:
     """The kinds of the messages that went over `links`."""
+    return np.asarray(timeline.messages["kind"][_is_on(timeline, links)], np.int32)
+
+
+def _is_on(timeline: Timeline, links: Sequence[str]) -> NDArray[np.bool_]:
+    """Which messages went over `links`."""
     drawn = [index for index, name in enumerate(timeline.links) if name in links]
-    return np.asarray(timeline.messages["kind"][np.isin(timeline.messages["link"], drawn)], np.int32)
+    return np.isin(timeline.messages["link"], drawn)
 
 
 def _box(y: float = 0.0, height: float = 12.0, **attributes: str) -> Markup:

@@ -24,8 +24,9 @@ _ZOOMS: Final = (1, 2, 4)
 """How many times wider than the page a Gantt chart can be looked at."""
 _GANTT_NOTE: Final = (
     "Numbers are microbatches; point at a box for its times. The line across the ranks is the end of the step. "
-    "A wait counts from when the rank was free and the message ready; in the rest of its idle time a rank waits for "
-    "the work of another."
+    "A message with an edge has no slack: were it later, the step would be longer; a pale one could take twice as "
+    "long. A wait counts from when the rank was free and the message ready; in the rest of its idle time a rank waits "
+    "for the work of another."
 )
 
 
