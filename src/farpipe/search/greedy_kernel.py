@@ -18,12 +18,13 @@ W (1) or B (0)."""
 
 @njit(cache=True)
 def greedy(  # type: ignore[no-untyped-def]
-    tables, num_ranks, stages, stages_begin, memory, sequence, in_flight, taste
+    tables, num_ranks, limits, in_flight, taste
 ):
     """The orders (codes, begin), at most `in_flight` [S] microbatches between F and the end of W of a stage.
 
-    `memory` = (taken [S, M, 4], freed [S, M, 4], room [R], reserve [S]); `sequence` = (the microbatches in the order of
-    their backwards [M], how many forwards each of these needs [M], zero without chains).
+    `limits` = (stages [S], where each rank's begin in them [R + 1], bytes taken and freed [S, M, 4] both, room [R],
+    reserve [S], microbatches in the order of their backwards [M], how many forwards each of these needs [M], zero
+    without chains).
     Stages without room for anything else get their W's done first, and an F only starts when the rank keeps room for
     one microbatch in every later stage of its own: so the oldest microbatch can always go on, and nothing gets stuck
     where one microbatch fits. Returns no codes where even that does not.
@@ -36,21 +37,21 @@ def greedy(  # type: ignore[no-untyped-def]
     arrival[0, 0], arrival[1, num_stages - 1] = tables[9], tables[9]
     free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, _I, np.int32)
     state = (done, arrival, free, used, last, gate, link_free)
-    limits = (stages, stages_begin, memory, sequence, in_flight)
     next_start, next_code = np.empty(num_ranks), np.empty(num_ranks, np.int64)
-    for rank in range(num_ranks):
-        next_start[rank], next_code[rank] = _choose(rank, tables, state, limits, taste)
     total = (3 if taste[SPLIT] > 0 else 2) * num_stages * num_microbatches
     codes, owner = np.empty(total, np.int32), np.empty(total, np.int32)
+    stale, num_stale = np.arange(num_ranks), num_ranks
     for at in range(total):
+        for rank in stale[:num_stale]:  # one place, few tables: each call copies all that describes its arrays
+            next_start[rank], next_code[rank] = _choose(rank, tables[1], state, limits, in_flight, taste)
         rank = int(np.argmin(next_start))
         if next_start[rank] == np.inf:
             return codes[:0], np.zeros(num_ranks + 1, np.int32)
         codes[at], owner[at] = next_code[rank], rank
-        other = _do(rank, next_start[rank], next_code[rank], tables, state, limits)
-        next_start[rank], next_code[rank] = _choose(rank, tables, state, limits, taste)
-        if other >= 0:
-            next_start[other], next_code[other] = _choose(other, tables, state, limits, taste)
+        other = _do(rank, next_start[rank], next_code[rank], tables, state, limits[2:4])
+        stale[0], num_stale = rank, 1
+        if other >= 0 and other != rank:
+            stale[1], num_stale = other, 2
     return _by_rank(codes, owner, num_ranks)
 
 
@@ -76,11 +77,10 @@ def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _choose(rank, tables, state, limits, taste):  # type: ignore[no-untyped-def]
+def _choose(rank, duration_s, state, limits, in_flight, taste):  # type: ignore[no-untyped-def]
     """(start, code) of what `rank` does next; an infinite start: nothing is known to come."""
-    num_microbatches = tables[0][1]
     free = state[2][rank]
-    forward_s, forward, blocked = _next_forward(rank, state, limits, taste)
+    forward_s, forward, blocked = _next_forward(rank, state, limits, in_flight, taste)
     backward_s, backward, waits_for_memory = _next_backward(rank, state, limits, taste)
     blocked |= waits_for_memory
     weight = _next_weight(rank, state, limits) if taste[SPLIT] > 0 else -1
@@ -88,7 +88,7 @@ def _choose(rank, tables, state, limits, taste):  # type: ignore[no-untyped-def]
     forward_code = 4 * forward + _F
     backward_code = 4 * backward + back
     if weight >= 0:
-        weight_s = tables[1][(_W * tables[0][0] * num_microbatches) + weight]
+        weight_s = duration_s[_W * state[1][0].size + weight]
         soonest = min(forward_s, backward_s)
         if blocked and (taste[FREE_BY_WEIGHTS] > 0 or waits_for_memory):
             soonest = np.inf
@@ -109,10 +109,10 @@ def _prefers_forward(last, taste):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _next_forward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
+def _next_forward(rank, state, limits, in_flight, taste):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting that has arrived)."""
     done, arrival, free, used, _, gate, _ = state
-    stages, stages_begin, (taken, _, room, reserve), (_, needed), in_flight = limits
+    stages, stages_begin, taken, _, room, reserve, _, needed = limits
     num_microbatches = arrival.shape[2]
     best_s, best, blocked = np.inf, -1, False
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
@@ -135,7 +135,7 @@ def _next_backward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting); of several stages the earliest, whose gradient has
     the longest way behind it."""
     done, arrival, free, used = state[0], state[1], state[2], state[3]
-    stages, stages_begin, (taken, _, room, _), (backwards, _), _ = limits
+    stages, stages_begin, taken, _, room, _, backwards, _ = limits
     num_microbatches = arrival.shape[2]
     kind = _I if taste[SPLIT] > 0 else _B
     best_s, best, blocked = np.inf, -1, False
@@ -158,7 +158,7 @@ def _next_backward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
 def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
     """The slot whose W frees most memory, or -1."""
     done = state[0]
-    stages, stages_begin, (_, freed, _, _), (backwards, _), _ = limits
+    stages, stages_begin, _, freed, _, _, backwards, _ = limits
     best, most = -1, -1.0
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
         stage = stages[at]
@@ -170,11 +170,11 @@ def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _do(rank, start, code, tables, state, limits):  # type: ignore[no-untyped-def]
+def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-def]
     """Do an action, send its message; returns the rank that gets it, or -1."""
     shape, duration_s, rank_of_stage = tables[0], tables[1], tables[2]
     done, arrival, free, used, last, _, _ = state
-    taken, freed = limits[2][0], limits[2][1]
+    taken, freed = memory
     kind, slot = code & 3, code >> 2
     stage, microbatch = slot // shape[1], slot % shape[1]
     free[rank] = start + duration_s[kind * shape[0] * shape[1] + slot]
