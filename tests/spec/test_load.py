@@ -259,7 +259,7 @@ def test_a_memory_that_cannot_hold_one_layer_is_told_with_both_sizes():
         )
     assert str(error.value) == (
         "job.toml: cluster.sites[0].device: h100-sxm has 4 GiB, which can't hold one layer: parameters, gradients and "
-        "optimizer state are 5.94 GiB on each of 8 devices"
+        "optimizer state are 5.94 GiB on each of 8 devices (line 11)"
     )
 
 
