@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Model, Pins, Prices, Site, Training
+from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Measured, Model, Pins, Prices, Site, Training
 
 SMALL_MODEL = """\
 [model]
@@ -150,13 +150,31 @@ def jobs(draw):
         )
         for a, b in ends
     ]
+    places = tuple(draw(sites(name)) for name in names)
     return Job(
         model=draw(models()),
         training=draw(trainings()),
-        cluster=Cluster(sites=tuple(draw(sites(name)) for name in names), links=tuple(links)),
+        cluster=Cluster(sites=places, links=tuple(links)),
         data=Data(source=draw(words)),
         layout=Pins(sites=draw(st.none() | st.just(tuple(reversed(names)))), pipeline=draw(st.none() | st.just(1)))
         if len(names) == 1
         else Pins(),
         schedule=draw(st.none() | st.sampled_from(["1f1b", "greedy"])),
+        measured=draw(measurements(places[0].device.name)),
     )
+
+
+@st.composite
+def measurements(draw, device):
+    """Measured times of the device: none, or a layer's and perhaps the head's."""
+    size, times = draw(st.integers(1, 8)), st.floats(1e-9, 1e3)
+    layer = Measured(
+        device=device,
+        microbatch_size=size,
+        num_layers=draw(st.integers(1, 8)),
+        forward_s=draw(times),
+        backward_s=draw(times),
+    )
+    halves = {"input_grad_s": draw(st.floats(0, 1)), "weight_grad_s": draw(st.floats(0, 1))}
+    head = Measured(device=device, microbatch_size=size, part="head", forward_s=draw(times), **halves)
+    return draw(st.sampled_from([(), (layer,), (layer, head)]))

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from farpipe.cost import JobCosts, PartTimes, Profile
+from farpipe.cost import JobCosts, PartTimes, Profile, profiles_of
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan import Plan, make_plan, refine
 from farpipe.plan.candidates import candidates
@@ -14,6 +14,7 @@ from farpipe.plan.suggested_change import changes
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.simulate import simulate
+from farpipe.spec import Measured
 from plan.jobs import TRAINING, both_ways, device, job, site
 
 
@@ -281,3 +282,19 @@ def test_progress_is_told():
     make_plan(two_sites(), progress=lambda done, total: calls.append((done, total)))
     assert calls[0][0] == 0
     assert all(done < total for done, total in calls)
+
+
+def test_a_plan_takes_the_measured_times_of_its_job_unless_a_profile_replaces_them():
+    layer = Measured(device="a100-80gb", microbatch_size=1, num_layers=4, forward_s=4.0, backward_s=8.0)
+    request = job([site("a", 2)], schedule="1f1b", pipeline=2, data=1, virtual=1, layers=(4, 4))
+    request = request.model_copy(update={"measured": (layer,)})
+    plan = make_plan(request)
+    size = plan.layout.microbatch_size
+    assert plan.layout.tensor == 1
+    assert [stage.forward_s for stage in plan.problem.stages] == pytest.approx([4.0 * size] * 2, rel=1e-2)
+    assert any("backward of the layer on a100-80gb is divided" in line for line in plan.advice)
+    assert Plan.from_json(plan.to_json()).job.measured == (layer,)
+    faster = profiles_of(request.model_copy(update={"measured": (layer.model_copy(update={"forward_s": 2.0}),)}))
+    replaced = make_plan(request, faster)
+    assert replaced.problem.stages[0].forward_s == pytest.approx(2.0 * replaced.layout.microbatch_size, rel=1e-2)
+    assert not any("is divided as the cost model" in line for line in replaced.advice)

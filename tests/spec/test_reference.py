@@ -8,6 +8,7 @@ import pytest
 from farpipe.catalog import device_names, link_names, model_names, region_names
 from farpipe.errors import InputError
 from farpipe.spec import Data, Model, Pins, Prices, Training, parse_job
+from farpipe.spec.measured import WrittenMeasured
 from farpipe.spec.written import WrittenDevice, WrittenLink, WrittenSchedule, WrittenSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text(encoding="utf-8")
@@ -35,6 +36,7 @@ def keys_in(*tables):
         ("[[cluster.links]]", keys_in(WrittenLink)),
         ("[layout]", keys_in(Pins)),
         ("[schedule]", keys_in(WrittenSchedule)),
+        ("[[measured]]", keys_in(WrittenMeasured)),
     ],
 )
 def test_the_reference_has_every_key_and_no_other(heading, keys):

@@ -4,6 +4,7 @@ from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times
 from farpipe.cost.flops import step_flops
 from farpipe.cost.layout import Layout, Placement, place_evenly, place_stages, round_robin, settle, v_shape
+from farpipe.cost.measured import profiles_of, tell_measured
 from farpipe.cost.money import Money, Tariff, egress_of, money, money_of_step, tariffs_of
 from farpipe.cost.profile import PartTimes, Profile, model_shape
 from farpipe.cost.sailor import import_sailor
@@ -30,11 +31,13 @@ __all__ = [
     "money_of_step",
     "place_evenly",
     "place_stages",
+    "profiles_of",
     "round_robin",
     "settle",
     "stage_cost",
     "step_cost",
     "step_flops",
     "tariffs_of",
+    "tell_measured",
     "v_shape",
 ]

@@ -25,6 +25,13 @@ def gradient_bytes(precision: Precision) -> int:
     return 2 if precision == "fp16" else 4
 
 
+def adam_bytes(precision: Precision) -> float:
+    """What one parameter's update moves: state and weight are read and written, the gradient is read for the norm and
+    for the update, and written in between by clipping."""
+    traffic = 2 * optimizer_bytes(precision) + 3 * gradient_bytes(precision)
+    return traffic + element_bytes(precision) * (2 if precision == "fp32" else 1)
+
+
 def optimizer_bytes(precision: Precision) -> int:
     """Bytes of Adam's state per parameter: two moments, and a 32-bit master weight where weights are shorter."""
     return 8 if precision == "fp32" else 12

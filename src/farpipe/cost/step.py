@@ -248,15 +248,13 @@ class _Step:
         return max(seconds)
 
     def _optimizer_s_per_param(self, device: Device, calibration: Calibration) -> float:
-        """Bound by memory: state and weight are read and written, the gradient is read for the norm and for the
-        update, and written in between by clipping."""
+        """Bound by memory."""
         profile = self.costs.profiles.get(device.name)
         if profile is not None:
             return profile.optimizer_s_per_param
-        precision = self.training.precision
-        traffic = 2 * memory.optimizer_bytes(precision) + 3 * memory.gradient_bytes(precision)
-        traffic += memory.element_bytes(precision) * (2 if precision == "fp32" else 1)
-        return traffic / (device.memory_bandwidth_bytes_per_s * calibration.memory_fraction)
+        return memory.adam_bytes(self.training.precision) / (
+            device.memory_bandwidth_bytes_per_s * calibration.memory_fraction
+        )
 
     def clipping_s(self) -> float:
         """Everybody tells everybody one number: latency alone, of the slowest pair of sites and of a tree inside."""

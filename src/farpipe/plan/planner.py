@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from farpipe.cost import JobCosts, Profile
+from farpipe.cost import JobCosts, Profile, profiles_of, tell_measured
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.bandwidth import link_bytes
@@ -53,6 +53,7 @@ def make_plans(
     _expect_known_schedule(job)
     whole_job = job
     known = _by_device(job, profiles)
+    known = {profile.device: profile for profile in profiles_of(job)} | known
     asked = job = largest_sites(job)
     for zero in ZERO_STAGES if asked.training.zero == "auto" else ZERO_STAGES[:1]:
         job = decided(asked, zero)
@@ -67,8 +68,8 @@ def make_plans(
         _plan_of(job, costs, [first, *(e for e in evaluated if e is not first)], rejected)
         for first in (evaluated[0], *others)
     ]
-    left_out = _tell_left_out(whole_job, asked)
-    plans = [plan.model_copy(update={"advice": (*left_out, *plan.advice)}) for plan in plans]
+    told = (*_tell_left_out(whole_job, asked), *tell_measured(whole_job, [profile.device for profile in profiles]))
+    plans = [plan.model_copy(update={"advice": (*told, *plan.advice)}) for plan in plans]
     return sorted(plans, key=lambda plan: plan.prediction.step_s)
 
 

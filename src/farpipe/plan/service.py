@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from farpipe.cost import JobCosts, Profile
+from farpipe.cost import JobCosts, Profile, profiles_of
 from farpipe.errors import InfeasibleError
 from farpipe.plan.candidates import Candidate
 from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
@@ -86,7 +86,8 @@ class Planner:
         key = (id(request), id(cluster))
         if key not in self._known:
             job = decided(request.on(cluster))
-            profiles = {profile.device: profile for profile in self._profiles_of(cluster)}
+            known = (*profiles_of(job), *self._profiles_of(cluster))
+            profiles = {profile.device: profile for profile in known}
             if len(self._known) >= MAX_KEPT:
                 del self._known[next(iter(self._known))]
             self._known[key] = (request, cluster, Lattice(job, JobCosts(job.model, job.training, profiles)))

@@ -3,6 +3,7 @@
 from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
 from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import load_cluster, load_job, parse_job
+from farpipe.spec.measured import Measured
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
 from farpipe.spec.prices import Prices
@@ -16,6 +17,7 @@ __all__ = [
     "Link",
     "LocalLink",
     "Matmul",
+    "Measured",
     "Model",
     "Pins",
     "Precision",

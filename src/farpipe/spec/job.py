@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.spec.cluster import Cluster, Site
+from farpipe.spec.measured import Measured, check_measured
 from farpipe.spec.model import Model
 from farpipe.spec.part import Count, Name, Natural, Part, SiteName, fault
 from farpipe.spec.training import Data, Training
@@ -55,11 +56,14 @@ class Request(Part):
     data: Data = Data()
     layout: Pins = Pins()
     schedule: Annotated[Name | None, BeforeValidator(_none_if_auto)] = None
+    measured: tuple[Measured, ...] = ()
 
     def on(self, cluster: Cluster) -> "Job":
         """The job of this request on `cluster`; pydantic's ValidationError where they do not fit together."""
         parts = {name: getattr(self, name) for name in type(self).model_fields}
-        return Job(**parts, cluster=cluster)
+        devices = {site.device.name for site in cluster.sites}
+        measured = tuple(table for table in self.measured if table.device in devices)
+        return Job(**parts | {"measured": measured}, cluster=cluster)
 
 
 class Job(Part):
@@ -72,6 +76,8 @@ class Job(Part):
     layout: Pins = Pins()
     schedule: Annotated[Name | None, BeforeValidator(_none_if_auto)] = None
     """Name of the order to use; None, or "auto", lets the planner choose."""
+    measured: tuple[Measured, ...] = ()
+    """Times that take the place of modelled ones."""
     text: Annotated[str, Field(strict=True, min_length=0)] = Field(default="", repr=False)
     """The file this was read from, word for word, for the run directory; empty for a job made in Python."""
 
@@ -85,6 +91,7 @@ class Job(Part):
         self._check_pinned_tensor()
         self._check_batch()
         self._check_evaluation()
+        check_measured(self.measured, [site.device.name for site in self.cluster.sites], self.layout.tensor or 1)
         return self
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from farpipe.spec.cluster import Device, Link, LocalLink, Site
+from farpipe.spec.measured import Measured
 
 if TYPE_CHECKING:
     from farpipe.spec.job import Job
@@ -20,6 +21,7 @@ def as_toml(job: "Job") -> str:
         *(_section("[[cluster.links]]", _link(link)) for link in job.cluster.links),
         _section("[layout]", job.layout.model_dump()),
         _section("[schedule]", {"method": job.schedule or "auto"}),
+        *(_section("[[measured]]", _measured(table)) for table in job.measured),
     ]
     return "\n".join(section for section in sections if section)
 
@@ -46,6 +48,11 @@ def _link(link: Link) -> dict[str, Any]:
     disturbed = {"loss": link.loss or None, "jitter": _quantity(link.jitter_s, "s") if link.jitter_s else None}
     price = {"egress_usd_per_gb": link.egress_usd_per_gb}
     return {"from": link.source, "to": link.target} | _speed(link) | queue | disturbed | price
+
+
+def _measured(table: Measured) -> dict[str, Any]:
+    given = table.model_dump(exclude_none=True)
+    return {key.removesuffix("_s"): _quantity(v, "s") if key.endswith("_s") else v for key, v in given.items()}
 
 
 def _speed(link: Link | LocalLink) -> dict[str, Any]:

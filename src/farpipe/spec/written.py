@@ -16,6 +16,7 @@ from farpipe.errors import InputError
 from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Place, Site, check_ends
 from farpipe.spec.hugging_face import read_model
 from farpipe.spec.job import Job, Pins
+from farpipe.spec.measured import WrittenMeasured
 from farpipe.spec.model import Model
 from farpipe.spec.part import (
     Count,
@@ -307,6 +308,7 @@ class WrittenJob(Written):
     data: Data = Data()
     layout: Pins = Pins()
     schedule: WrittenSchedule = WrittenSchedule()
+    measured: tuple[WrittenMeasured, ...] = ()
 
     def resolve(self) -> Job:
         """The job."""
@@ -317,4 +319,5 @@ class WrittenJob(Written):
             data=self.data,
             layout=self.layout,
             schedule=self.schedule.method,
+            measured=tuple(table.resolve() for table in self.measured),
         )
