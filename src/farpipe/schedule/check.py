@@ -26,6 +26,8 @@ from farpipe.units import format_bytes
 
 _PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
 
+Tables = tuple[NDArray[np.float64], NDArray[np.float64]]
+
 COMPILED_FROM: Final = 10_000
 """So many actions are accepted by compiled code; loading it takes as long as a third of a million in plain Python."""
 
@@ -75,7 +77,7 @@ def _check_shape(problem: Problem, schedule: Schedule) -> None:
 
 def _check_rank(problem: Problem, schedule: Schedule, rank: int) -> None:
     order = schedule.ranks[rank]
-    mine = set(problem.stages_of_rank[rank])
+    mine, has_chains = set(problem.stages_of_rank[rank]), problem.chains.any
     place: dict[Action, int] = {}
     for position, action in enumerate(order):
         here = (rank, position)
@@ -89,7 +91,8 @@ def _check_rank(problem: Problem, schedule: Schedule, rank: int) -> None:
             raise _fail(3, text, schedule, here)
         place[action] = position
         _check_action(schedule, rank, action, place)
-        _check_slices(problem, schedule, rank, action, place)
+        if has_chains:
+            _check_slices(problem, schedule, rank, action, place)
     _check_complete(problem, schedule, rank, place)
 
 
@@ -198,22 +201,25 @@ def _tell_circle(problem: Problem, schedule: Schedule, position: list[int], stuc
     return "deadlock\n  " + "\n  ".join(lines)
 
 
-def memory_steps(problem: Problem, order: RankOrder) -> NDArray[np.float64]:
-    """For every action of a rank's order the bytes taken at its start and given back at its end: [num_actions, 2]."""
+def memory_steps(problem: Problem, order: RankOrder, tables: Tables | None = None) -> NDArray[np.float64]:
+    """For every action of a rank's order the bytes taken at its start and given back at its end: [num_actions, 2].
+
+    `tables`: `step.byte_tables` of the problem, for who asks more than once.
+    """
     if not order:
         return np.zeros((0, 2))
     stages, letters, microbatches = zip(*order, strict=True)
     slots = np.array(stages) * problem.num_microbatches + np.array(microbatches)
     codes = len(KINDS) * slots + np.array([_PLACE[kind] for kind in letters])
-    return np.stack([table[codes] for table in byte_tables(problem)], 1)
+    return np.stack([table[codes] for table in tables or byte_tables(problem)], 1)
 
 
-def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> NDArray[np.float64]:
+def memory_curve(problem: Problem, schedule: Schedule, rank: int, tables: Tables | None = None) -> NDArray[np.float64]:
     """Bytes in use on `rank` while each action of its order runs, static bytes included: [num_actions + 1].
 
     The last entry is what remains after the last action. Memory follows from the order alone (`step.byte_tables`).
     """
-    steps = memory_steps(problem, schedule.ranks[rank])
+    steps = memory_steps(problem, schedule.ranks[rank], tables)
     taken, given = np.cumsum(steps[:, 0]), np.cumsum(steps[:, 1])
     during = taken - np.concatenate(([0.0], given))[:-1] if len(steps) else taken
     after = (taken[-1] - given[-1]) if len(steps) else 0.0
@@ -222,7 +228,8 @@ def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> NDArray[np.
 
 def peak_memory_bytes(problem: Problem, schedule: Schedule) -> list[float]:
     """The most bytes that each rank ever holds, static bytes included."""
-    return [float(memory_curve(problem, schedule, rank).max()) for rank in range(problem.num_ranks)]
+    tables = byte_tables(problem)
+    return [float(memory_curve(problem, schedule, rank, tables).max()) for rank in range(problem.num_ranks)]
 
 
 def exceeds(used: float, limit: float | None) -> bool:
@@ -269,8 +276,11 @@ def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -
 
 
 def _check_memory(problem: Problem, schedule: Schedule) -> None:
+    tables = byte_tables(problem)
     for rank, spec in enumerate(problem.ranks):
-        curve = memory_curve(problem, schedule, rank)
+        if spec.memory_bytes is None:
+            continue
+        curve = memory_curve(problem, schedule, rank, tables)
         if exceeds(float(curve.max()), spec.memory_bytes):
             over = [position for position, used in enumerate(curve) if exceeds(float(used), spec.memory_bytes)]
             used, limit = float(curve[over[0]]), float(spec.memory_bytes or 0)
