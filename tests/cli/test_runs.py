@@ -116,6 +116,7 @@ def test_a_damaged_file_is_still_an_error(farpipe, run_dir):
 
 
 def test_runs_side_by_side_share_a_page(farpipe, run_dir, tmp_path):
+    (tmp_path / "both").mkdir()
     run = farpipe("report", run_dir, run_dir, "-o", "both/page.html", "--trace", "t.json")
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "both" / "page.html").exists()

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -76,20 +77,29 @@ def check_folder(*files: Path | None) -> None:
     """RunError for the first of `files` whose folder does not exist: a typing slip should not become a folder."""
     for file in filter(None, files):
         if not file.parent.is_dir():
-            raise RunError(f"{file}: can't be written: there is no folder {file.parent}")
+            what = "is not a directory" if file.parent.exists() else "does not exist"
+            raise RunError(f"{file}: can't be written: {file.parent} {what}")
 
 
 def keep_earlier(path: Path, kind: str) -> str:
-    """Before `path` is written: move the file of this `kind` that is there aside, and say where it is now.
+    """Before `path` is replaced: give the file of this `kind` that is there a second name, and say which.
 
-    InputError when the file there is something else, which is then left alone.
+    So it is still there, under its own name as well, when writing fails. InputError when the file there is something
+    else, which is then left alone.
     """
-    if not path.exists() or not path.is_file():
+    try:
+        if not path.is_file():
+            return ""
+    except OSError:  # whoever writes there tells the reason
         return ""
     if not path.read_bytes()[:200].lstrip().startswith(b"{") or f'"farpipe/{kind}/'.encode() not in path.read_bytes():
         raise InputError(f"{path}: is there already, and no {kind} of farpipe; give another file with --output")
     earlier = path.with_name(f"{path.stem}.previous{path.suffix}")
-    path.replace(earlier)
+    earlier.unlink(missing_ok=True)
+    try:
+        earlier.hardlink_to(path)
+    except OSError:  # a file system without links
+        shutil.copy2(path, earlier)
     return f"; the earlier one is now {earlier}"
 
 
