@@ -46,7 +46,8 @@ def changes(job: Job, costs: JobCosts) -> Iterator[Change]:
     freed = _pins(job, **dict.fromkeys(type(job.layout).model_fields))
     lightest = _training(freed, recompute="full", zero=1)
     yield 'training.recompute = "full" and training.zero = 1, without pins in layout', lightest
-    factor = _least(lambda times: _fits(_more_devices(job, times), costs), MOST_DEVICES)
+    most = min(MOST_DEVICES, job.model.num_layers // (job.layout.pipeline or 1))  # a pinned pipeline grows with them
+    factor = _least(lambda times: _fits(_more_devices(job, times), costs), most)
     if factor is not None:
         changed = _more_devices(job, factor)
         yield f"{factor} times the devices at every site{_new_pins(job, changed)}", changed
