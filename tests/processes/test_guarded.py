@@ -65,7 +65,7 @@ def test_a_process_that_is_stopped_is_ended_too(lifeline):
     process = Guarded.start(SLEEPER, lifeline)
     os.kill(child_of(process), signal.SIGSTOP)
     process.stop(lifeline, leave_s=0.1)
-    assert process.exit_code == -signal.SIGKILL
+    assert process.exit_code in (-signal.SIGTERM, -signal.SIGKILL), "a group without parents is continued by the kernel"
 
 
 AGENT = """
