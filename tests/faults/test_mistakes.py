@@ -41,8 +41,18 @@ def test_two_runs_that_begin_in_one_directory_do_not_both_work_there(text_file, 
         train(make_run(text_file, num_steps=2), tmp_path)
 
 
-def test_a_damaged_newest_checkpoint_does_not_keep_a_run_from_going_on(done, text_file):
-    run_dir, _ = done
+def test_with_every_checkpoint_damaged_going_on_is_refused_and_leaves_the_run_as_it_is(done, text_file):
+    run_dir, before = done
+    manifest = run_dir / "checkpoints" / "step-2" / "manifest.json"
+    manifest.write_text("{")
+    with pytest.raises(InputError, match=r"step-2/manifest.json: not JSON.*\n.*nothing was changed"):
+        reopen(make_run(text_file, num_steps=4), run_dir)
+    assert contents(run_dir) == before | {manifest.relative_to(run_dir): b"{"}
+
+
+def test_a_damaged_newest_checkpoint_does_not_keep_a_run_from_going_on_from_an_older_one(text_file, tmp_path):
+    run_dir = tmp_path / "run"
+    train(make_run(text_file, num_steps=2, checkpoint_every_steps=1), run_dir)
     (run_dir / "checkpoints" / "step-2" / "manifest.json").write_text("{")
-    reopen(make_run(text_file, num_steps=4), run_dir)
+    reopen(make_run(text_file, num_steps=4, checkpoint_every_steps=1), run_dir)
     assert not (run_dir / "summary.json").exists()

@@ -60,8 +60,8 @@ def test_erlang_b_has_its_known_values():
     assert erlang_b(20.0, 30) == pytest.approx(terms[-1] / sum(terms))  # the formula as Erlang wrote it
 
 
-# Loads of the field's standard setting with what three independent programs found; the interval of ten runs must
-# reach theirs.
+# Loads of the field's standard setting with what three independent programs found, each in runs of 10,000 requests; the
+# interval of ten of our runs must reach theirs, two standard errors of such a run given.
 @pytest.mark.parametrize(
     ("load", "low", "high"), [(150, 0.0056, 0.0056), (168, 0.0095, 0.0102), (200, 0.021, 0.024), (250, 0.045, 0.055)]
 )
@@ -74,8 +74,8 @@ def test_nsfnet_blocks_what_others_found(load, low, high):
         DEEPRMSA,
         seeds=range(10),
     ).blocking_ratio
-    assert found.low <= high
-    assert found.high >= low
+    assert found.low <= high + 2 * (high * (1 - high) / 10_000) ** 0.5
+    assert found.high >= low - 2 * (low * (1 - low) / 10_000) ** 0.5
     assert found.half_width < 0.2 * found.mean
 
 

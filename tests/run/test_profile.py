@@ -62,13 +62,11 @@ def test_a_profile_is_measured_by_several_processes_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_precision_that_does_not_train_is_said_and_the_log_stays(monkeypatch, tmp_path):
+def test_a_precision_that_does_not_train_is_said_and_nothing_is_left(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(InputError, match="'fp16' needs loss scaling") as caught:
+    with pytest.raises(InputError, match="'fp16' needs loss scaling"):
         profile(model(32), TRAINING.model_copy(update={"precision": "fp16"}), "this machine", seconds=0.1)
-    (log,) = tmp_path.glob("farpipe-profile-*/rank-0.log")
-    assert f"(log: {log})" in str(caught.value)
-    assert "fp16" in log.read_text()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
