@@ -65,14 +65,14 @@ def _score(spectrum, policy, paths, index, start, count, longest_km):
     if policy.paths == "min-cuts":
         return sum(spectrum.fits([f], start - 1, 1) and spectrum.fits([f], start + count, 1) for f in fibres)
     if policy.paths == "congestion":
-        return round(sum(shares), 9)
+        return sum(shares)
     around = {f for (a, _), places in paths.network.fibres.items() if a in nodes for f in places}
     broken = []
     for fibre in around:
         lengths = [length for _, length in spectrum.blocks([fibre])]
         broken.append(1 - max(lengths) / sum(lengths) if lengths else 1)
     terms = (paths.km[index] / longest_km, sum(shares) / len(shares), sum(broken) / len(broken))
-    return round(sum(w * t for w, t in zip(policy.weights, terms, strict=True)), 9)
+    return sum(w * t for w, t in zip(policy.weights, terms, strict=True))
 
 
 def choose(spectrum, policy, paths, pair, need):
@@ -81,7 +81,7 @@ def choose(spectrum, policy, paths, pair, need):
     if policy.paths == "shortest":
         candidates = [min(candidates, key=lambda i: (paths.km[i], i))]
     longest_km = max(paths.km[i] for i in range(paths.first[pair], paths.first[pair + 1]))
-    found = []
+    best = None
     for index in candidates:
         count = need(index)
         fibres = paths._fibres_of(*paths.paths[index])
@@ -91,8 +91,9 @@ def choose(spectrum, policy, paths, pair, need):
         if policy.paths in ("in-order", "shortest"):
             return index, start, count
         score = _score(spectrum, policy, paths, index, start, count, longest_km)
-        found.append((score, index, start, count))
-    return min(found)[1:] if found else None
+        if best is None or score < best[0] - 1e-9:  # equal but for rounding: the earlier one
+            best = score, index, start, count
+    return best and best[1:]
 
 
 def slots_on(modulation, paths, grid, index, gbit_s):

@@ -20,6 +20,8 @@ from farpipe.optical.spectrum_kernel import (
 )
 
 _FIRST, _LAST, _BEST, _EXACT, _MOST_USED = range(5)
+_SAME = 1e-9
+"""Scores that differ by less are equal, and the earlier candidate is taken: sums are rounded in different ways."""
 _IN_ORDER, _LOWEST_SLOT, _SHORTEST, _MIN_CUTS, _CONGESTION, _CROSS_DOMAIN = range(6)
 
 
@@ -148,7 +150,7 @@ def choose(spectrum, table, policy, first, last, need, mask):  # type: ignore[no
         if policy[0] == _IN_ORDER:
             return path, start
         score = _score(spectrum, table, policy, path, (start, count), longest_km)
-        if score < least:
+        if score < least - _SAME:
             chosen, chosen_start, least = path, start, score
     return chosen, chosen_start
 
