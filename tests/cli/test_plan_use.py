@@ -95,7 +95,7 @@ def test_an_earlier_plan_is_kept_and_another_file_is_not_touched(tmp_path, pipel
     assert keep_earlier(path, "plan") == ""
     pipeline.save(path)
     assert keep_earlier(path, "plan") == f"; the earlier one is now {tmp_path / 'plan.previous.json'}"
-    assert not path.exists()
+    assert path.samefile(tmp_path / "plan.previous.json"), "it keeps its name until the new one is whole"
     job = tmp_path / "job.toml"
     job.write_text("[model]")
     with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
