@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.events import Price
 from farpipe.fleet.job import Phase, Placement, Spent
 
-SECONDS_PER_HOUR: Final = 3600.0
 JOULES_PER_KWH: Final = 3.6e6
-BYTES_PER_GB: Final = 1e9
 HOURS_KEPT: Final = 24
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, TextIO
 
+from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.commands import Cancel, Command, Migrate, Preempt, Replan, Resize, Start
-from farpipe.fleet.events import Event, JobEnded, JobFailed, JobStarted, JobSubmitted, PriceChanged, Tick
+from farpipe.fleet.events import Event, JobEnded, JobFailed, JobStarted, JobSubmitted, Tick
 from farpipe.fleet.job import FleetJob, JobState, Phase
-from farpipe.fleet.meter import JOULES_PER_KWH, SECONDS_PER_HOUR
+from farpipe.fleet.meter import JOULES_PER_KWH
 from farpipe.fleet.outcome import Change, JobRecord, Outcome
 from farpipe.fleet.state import FleetState
 
@@ -238,14 +239,3 @@ class _Feed:
             push(Tick(self._next_tick_s))
             while self._next_tick_s <= time_s:
                 self._next_tick_s += self._tick_s
-
-
-def price_events(series: Mapping[str, Sequence[tuple[float, float, float]]]) -> list[PriceChanged]:
-    """One event an hour from every site's (time_s, USD/MWh, g/kWh)."""
-    from farpipe.fleet.events import Price
-
-    by_time: dict[float, dict[str, Price]] = {}
-    for site, rows in series.items():
-        for time_s, usd, carbon in rows:
-            by_time.setdefault(time_s, {})[site] = Price(usd, carbon)
-    return [PriceChanged(time_s, prices) for time_s, prices in sorted(by_time.items())]

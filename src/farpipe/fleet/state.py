@@ -6,6 +6,7 @@ core runs the simulator and a service.
 
 from dataclasses import dataclass, replace
 
+from farpipe.cost.money import egress_of
 from farpipe.errors import InputError
 from farpipe.fleet.commands import Cancel, Command
 from farpipe.fleet.decide import decide
@@ -49,10 +50,7 @@ def first_state(
         p = site.prices
         price = Price(p.electricity_usd_per_mwh or 0.0, p.carbon_g_per_kwh or 0.0)
         tariffs[site.name] = SiteTariff(p.rent_usd_per_device_hour or 0.0, p.pue, price, start_s)
-    egress = {
-        link.name: link.egress_usd_per_gb or cluster.site(link.source).prices.egress_usd_per_gb or 0.0
-        for link in cluster.links
-    }
+    egress = {name: price or 0.0 for name, price in egress_of(cluster).items()}
     world = World(quotes, stops or StopCosts(), {link.name: link.latency_s for link in cluster.links}, egress)
     return FleetState(
         world=world,

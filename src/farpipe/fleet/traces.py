@@ -98,17 +98,6 @@ def write_jobs(path: Path | str, jobs: Iterable[FleetJob]) -> None:
     write_text(path, out.getvalue())
 
 
-@dataclass(frozen=True)
-class Mapped:
-    """A model for jobs of some sizes."""
-
-    model: str
-    sequence_length: int
-    global_batch: int
-    step_s: float
-    """On the reference size, so that a duration becomes a number of steps."""
-
-
 SIZES: Final = {
     8: ("llama-3.2-1b", 2048, 256),
     16: ("llama-3.2-3b", 2048, 256),

@@ -8,10 +8,11 @@ share of its run time. Nobody's total time in the queue goes beyond a bound as l
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobState, Placement
 from farpipe.fleet.policies.orders import by_what_is_left
 from farpipe.fleet.policies.paths import across, alone, is_stall_free
-from farpipe.fleet.policies.places import MAX_SITES, SECONDS_PER_HOUR, electricity_usd_per_h, money_usd_per_h
+from farpipe.fleet.policies.places import MAX_SITES, electricity_usd_per_h, money_usd_per_h
 from farpipe.fleet.policies.preemptive import PreemptivePolicy
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.sizes import sizes

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
+from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.job import JobState, Placement
 from farpipe.fleet.policies.paths import across, alone, is_stall_free
 from farpipe.fleet.policies.protocol import View
@@ -13,7 +14,6 @@ Place = Callable[[View, Space, JobState, int], Devices | None]
 """The place of a job on so many devices; None if there is none."""
 
 MAX_SITES = 3
-SECONDS_PER_HOUR = 3600.0
 
 
 def single_region(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
@@ -74,7 +74,7 @@ def money_usd_per_h(view: View, placement: Placement) -> float:
     """Rent, electricity and egress of a job per hour at the present prices."""
     rent = sum(number * view.rent_usd_per_device_hour(site) for site, number in placement.devices)
     sent = placement.link_bytes_per_s.items()
-    egress = sum(rate * SECONDS_PER_HOUR / 1e9 * view.egress_usd_per_gb(link) for link, rate in sent)
+    egress = sum(rate * SECONDS_PER_HOUR / BYTES_PER_GB * view.egress_usd_per_gb(link) for link, rate in sent)
     return rent + egress + electricity_usd_per_h(view, placement)
 
 
