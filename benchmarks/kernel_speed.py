@@ -12,11 +12,10 @@ import time
 
 import numpy as np
 
-from farpipe.schedule import Schedule
 from farpipe.schedule.library import order
 from farpipe.simulate.lowering import encode, lower
 from farpipe.simulate.simulate import play
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 
 LOAD = """
 import time; begin = time.perf_counter()

@@ -9,9 +9,8 @@ from farpipe.runtime.data.batches import IGNORED, Batch
 from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, initialise, slices
 from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.stage import Boundary, TorchStage
-from farpipe.schedule import Schedule
 from farpipe.spec import Model
-from farpipe.step import Hop, Problem, Rank, Stage
+from farpipe.step import Hop, Problem, Rank, Schedule, Stage
 
 SEED, MICROBATCH_SIZE, SEQUENCE_LENGTH = 7, 2, 6
 

@@ -2,9 +2,8 @@
 
 from hypothesis import strategies as st
 
-from farpipe.schedule import Action, Schedule
 from farpipe.schedule.check import awaited
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from farpipe.step import Action, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer
 
 # Halves are exact in binary, so sums of them are too, and ties really are ties.
 SECONDS = st.integers(0, 12).map(lambda n: n / 2)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.schedule import Schedule, check
+from farpipe.schedule import check
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = Path(__file__).parents[2] / "recipes"

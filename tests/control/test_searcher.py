@@ -7,10 +7,10 @@ import numpy as np
 from control.test_measured import real_problem
 from farpipe.control.measured import replaced
 from farpipe.control.searcher import question, seek, serve, warm_up
-from farpipe.schedule import Schedule, check
+from farpipe.schedule import check
 from farpipe.search import search
 from farpipe.simulate import simulate
-from farpipe.step import Rank
+from farpipe.step import Rank, Schedule
 from two_sites import two_sites
 
 FAR = real_problem(latency_s=0.06, rate=50e6 / 8, num_microbatches=16)

@@ -18,12 +18,11 @@ from farpipe.run.launch import launch
 from farpipe.run.run import run
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
-from farpipe.schedule import Schedule
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
-from farpipe.step import Hop, Link, Problem, Sync, Transfer
+from farpipe.step import Hop, Link, Problem, Schedule, Sync, Transfer
 from rank_processes import processes_of
 from small_models import (
     LLAMA,

@@ -14,10 +14,10 @@ from farpipe.runtime.model.chunk_attention import attend
 from farpipe.runtime.model.decoder import Numerics, StageModule, initialise, slices
 from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.stage import Boundary
-from farpipe.schedule import Action, Schedule
 from farpipe.sequences import followed
 from farpipe.sequences.cut import Cut, make_chunks
 from farpipe.sequences.order import chunk_order
+from farpipe.step import Action, Schedule
 from in_process import run_ranks
 from sequences.test_order import follows_of
 from small_models import GPT, LLAMA, even_partition, split_backward, whole_model

@@ -9,9 +9,8 @@ from farpipe.errors import InputError, RunError
 from farpipe.runtime.executor import Executor, lower, received, stage_ranks
 from farpipe.runtime.stage import SleepStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
-from farpipe.schedule import Schedule
 from farpipe.schedule.library import ORDERS, order
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 from in_process import run_ranks
 from small_models import (
     GPT,

@@ -15,10 +15,9 @@ from farpipe.runtime.figures.metrics import Summary, num_warm_up_steps, summaris
 from farpipe.runtime.figures.recorder import Recorder
 from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
 from farpipe.runtime.run_spec import MetricsSettings, RunSpec, TransportSettings
-from farpipe.schedule import Schedule
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 from in_process import InProcessPeers, Switchboard
 
 MS = 1_000_000

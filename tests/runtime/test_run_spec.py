@@ -5,10 +5,9 @@ import pytest
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, ScheduleError
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.schedule import Schedule
 from farpipe.schedule.library import order
 from farpipe.spec import Training
-from farpipe.step import Hop, Link, Problem, Sync, Transfer
+from farpipe.step import Hop, Link, Problem, Schedule, Sync, Transfer
 from small_models import LLAMA, TIED, even_partition, placed_problem
 
 TRAINING = Training(sequence_length=6, global_batch=8, microbatch_size=2, precision="fp32")

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, ScheduleError
-from farpipe.schedule import KINDS, Action, Schedule, check, memory_curve, peak_memory_bytes
+from farpipe.schedule import check, memory_curve, peak_memory_bytes
 from farpipe.schedule.check import COMPILED_FROM, _all_sound
 from farpipe.schedule.library import order
-from farpipe.step import Problem, Rank, Stage
+from farpipe.step import KINDS, Action, Problem, Rank, Schedule, Stage
 from strategies import problems_with_schedules
 
 GOOD = ["0F0 0F1 0B0 0B1", "1F0 1I0 1W0 1F1 1B1"]

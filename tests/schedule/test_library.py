@@ -3,10 +3,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InputError, UsageError
-from farpipe.schedule import Schedule, check, peak_memory_bytes
+from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import ORDERS, extra_forwards, order
 from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Rank, Transfer
+from farpipe.step import Hop, Link, Rank, Schedule, Transfer
 from pipelines import pipeline
 
 ONE_STAGE_PER_RANK = ["gpipe", "1f1b", "eager", "geopipe", "zb-h1", "zb-h2", "zb-1p", "zb-2p"]

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farpipe.errors import InputError, ScheduleError
-from farpipe.schedule import Schedule
 from farpipe.schedule.library import order
 from farpipe.schedule.torch_csv import from_torch_csv, to_torch_csv
+from farpipe.step import Schedule
 from pipelines import two_sites
 
 TEXT = "0F0,0F1,0B0,0B1\n1F0,1I0,1W0,1F1,1B1\n"

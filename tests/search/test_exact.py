@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.schedule import Action, Schedule, check
+from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.one_by_one import one_by_one
 from farpipe.search.step import Player, fits_memory, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
-from farpipe.step import Problem, Rank, least_activation_bytes
+from farpipe.step import Action, Problem, Rank, Schedule, least_activation_bytes
 from strategies import POSITIVE_SECONDS, problems
 from two_sites import two_sites
 

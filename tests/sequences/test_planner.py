@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.schedule import Schedule, check, peak_memory_bytes
+from farpipe.schedule import check, peak_memory_bytes
 from farpipe.sequences import Chunk, Wish, check_chunks, followed, plan_sequences
 from farpipe.sequences.document import plan_data
 from farpipe.sequences.planner import token_limit
 from farpipe.simulate import simulate
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 from sequences.batches import costs, mixed
 
 GIB = 2.0**30

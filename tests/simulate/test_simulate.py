@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import ScheduleError
-from farpipe.schedule import KINDS, Action, Schedule, check
+from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.simulate import Timeline, simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from farpipe.step import KINDS, Action, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer
 from strategies import POSITIVE_SECONDS, problems_with_schedules
 from twin import play_slowly
 

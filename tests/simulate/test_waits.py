@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from farpipe.schedule import KINDS
 from farpipe.simulate import simulate
 from farpipe.simulate.causes import inputs, makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS
 from farpipe.simulate.waits import waits
-from farpipe.step import is_inter_site
+from farpipe.step import KINDS, is_inter_site
 from report.steps import play, two_sites
 from strategies import problems_with_schedules
 

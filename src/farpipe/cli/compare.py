@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from farpipe.plan.orders import Outcome
     from farpipe.report import ComparisonRow
-    from farpipe.schedule import Schedule
-    from farpipe.step import Problem
+    from farpipe.step import Problem, Schedule
 
 SEARCHED = ("greedy", "auto")
 """What `--search-s` adds when no method is named."""

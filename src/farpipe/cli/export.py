@@ -13,7 +13,7 @@ from farpipe.cli.shown import read_named
 from farpipe.errors import InputError
 
 if TYPE_CHECKING:
-    from farpipe.schedule import Schedule
+    from farpipe.step import Schedule
 
 
 def export(
@@ -82,7 +82,7 @@ def load_schedule(path: Path) -> "Schedule":
     from farpipe.run.directory import PLAN_NAME
     from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
-    from farpipe.schedule import Schedule
+    from farpipe.step import Schedule
 
     if path.is_dir():
         found = [path / name for name in (RUN_NAME, PLAN_NAME) if (path / name).exists()]

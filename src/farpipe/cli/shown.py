@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from farpipe.cost import Profile
     from farpipe.plan import Plan
     from farpipe.report import FittedTable, RunReport, RunView, TableView
-    from farpipe.schedule import Schedule
     from farpipe.spec import Job
-    from farpipe.step import Problem
+    from farpipe.step import Problem, Schedule
 
 
 def plan_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "Plan":

@@ -22,9 +22,10 @@ def simulate(
     from farpipe.cli.efficiency import of_a_device
     from farpipe.cli.shown import load_step, plan_report, step_table
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
-    from farpipe.schedule import Schedule, check
+    from farpipe.schedule import check
     from farpipe.simulate import data_with_slack
     from farpipe.simulate import simulate as play
+    from farpipe.step import Schedule
     from farpipe.strict import write_text
     from farpipe.units import format_seconds
 

@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.schedule import KINDS, Kind
 from farpipe.simulate import Timeline
-from farpipe.step import Link, Problem, Stage
+from farpipe.step import KINDS, Kind, Link, Problem, Stage
 
 RATES_TRIED: Final = 2.0 ** np.linspace(-8, 8, 65)
 """Multiples of the believed rate, that itself among them."""

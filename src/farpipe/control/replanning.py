@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from farpipe.control.measured import as_in_step, as_measured, deviations, largest_change
 from farpipe.errors import FarpipeError, InputError
-from farpipe.schedule import Schedule, check
+from farpipe.schedule import check
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec.replanning import ReplanSettings
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, finite, parse_json
 from farpipe.units import format_rate, format_seconds
 

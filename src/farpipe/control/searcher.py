@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import IO, Any, Final
 
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
-from farpipe.schedule import Schedule
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import Found, search
 from farpipe.search.step import (
@@ -32,7 +31,7 @@ from farpipe.search.step import (
     to_orders,
     to_schedule,
 )
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 from farpipe.strict import finite, parse_json
 
 LOWEST_PRIORITY: Final = 19

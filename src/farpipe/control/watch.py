@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from farpipe.errors import FarpipeError
 from farpipe.processes import KILL_S, Guarded, Lifeline
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import Schedule
 from farpipe.strict import parse_json, read_text, write_text
 
 if TYPE_CHECKING:  # the planner's modules take time to load and are for rank 0 only

@@ -12,10 +12,10 @@ from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.paths import PathTable
 from farpipe.optical.strategies import Strategy
 from farpipe.optical.training import Step, Training
-from farpipe.schedule import Schedule, check, peak_memory_bytes
+from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from farpipe.optical.spectrum import Grid
 from farpipe.optical.strategies import Fixed, Strategy
 from farpipe.optical.traffic import PoissonTraffic, Traffic
 from farpipe.optical.training import Training, TransferRule
-from farpipe.schedule import Schedule
 from farpipe.simulate import simulate
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 SETTLE_S = 10.0
 """Mean holding times of background traffic before a training begins."""

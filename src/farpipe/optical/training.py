@@ -13,11 +13,11 @@ from farpipe.errors import InputError, UsageError
 from farpipe.optical.network import Network
 from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Out, Pipe
 from farpipe.optical.policies import POLICIES, Policy
-from farpipe.schedule import Schedule, check
+from farpipe.schedule import check
 from farpipe.simulate import Timeline
 from farpipe.simulate.lowering import encode, lower
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 MAX_BLOCKS = 2
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farpipe.plan.orders import best_order, try_quickly
-from farpipe.schedule import Schedule
 from farpipe.simulate import Timeline, simulate
-from farpipe.step import Link, Problem, is_inter_site
+from farpipe.step import Link, Problem, Schedule, is_inter_site
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from farpipe.plan.in_flight import InFlight, in_flight_targets, minimum_in_fligh
 from farpipe.plan.orders import AUTO, QUICK, best_order
 from farpipe.plan.partition import Division, divide_layers
 from farpipe.plan.stage_modes import StageModes, missing_bytes, stage_options
-from farpipe.schedule import Schedule
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline, in_turns
 from farpipe.spec import Job, Recompute
-from farpipe.step import Problem, is_inter_site
+from farpipe.step import Problem, Schedule, is_inter_site
 from farpipe.units import format_bytes
 
 ROUNDING = 1e-9

@@ -8,14 +8,14 @@ from typing import Any, Final
 import numpy as np
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.schedule import Schedule, check, peak_memory_bytes
+from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import exceeds
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import SEARCHES, Found, Progress, search
 from farpipe.simulate import Timeline, simulate
 from farpipe.simulate.lowering import encode
-from farpipe.step import Problem, byte_tables
+from farpipe.step import Problem, Schedule, byte_tables
 from farpipe.strict import nearest
 
 V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")

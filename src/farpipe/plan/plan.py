@@ -9,10 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from farpipe.cost import Layout, Placement, v_shape
 from farpipe.errors import InputError
-from farpipe.schedule import Schedule, check
+from farpipe.schedule import check
 from farpipe.spec import Job, Recompute
 from farpipe.step import FORMAT as PROBLEM_FORMAT
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
 from farpipe.units import format_bytes, format_seconds
 

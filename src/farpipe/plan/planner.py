@@ -15,13 +15,13 @@ from farpipe.plan.quote import CHOSEN_SETTINGS
 from farpipe.plan.refine_recompute import refine_recomputation
 from farpipe.plan.short_search import improve_order
 from farpipe.plan.suggested_change import explain_infeasible
-from farpipe.schedule import Schedule, peak_memory_bytes
+from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, Found
 from farpipe.search import Progress as Step
 from farpipe.simulate import Timeline
 from farpipe.spec import Job
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
 
 MAX_RUNNERS_UP = 8

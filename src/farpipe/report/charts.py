@@ -13,10 +13,9 @@ from farpipe.report.intervals import covered
 from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
 from farpipe.report.words import shorten
-from farpipe.schedule import KINDS, Action
 from farpipe.schedule.check import memory_steps
 from farpipe.simulate.timeline import Timeline
-from farpipe.step import Problem, is_inter_site
+from farpipe.step import KINDS, Action, Problem, is_inter_site
 from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]

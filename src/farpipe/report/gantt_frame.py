@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from farpipe.report.axis import TIME, Scale, Tick, ticks
 from farpipe.report.words import duration, moment
-from farpipe.schedule import KINDS
 from farpipe.simulate import Slack, slack
 from farpipe.simulate.timeline import Timeline
 from farpipe.simulate.waits import waits
-from farpipe.step import is_inter_site
+from farpipe.step import KINDS, is_inter_site
 
 MAX_BOXES: Final = 2500
 """Actions and messages drawn per panel; several panels share three times as many."""

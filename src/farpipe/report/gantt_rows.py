@@ -11,10 +11,9 @@ from farpipe.report.gantt_frame import Panel
 from farpipe.report.intervals import lanes
 from farpipe.report.markup import Markup, number, tag
 from farpipe.report.words import duration, moment, span
-from farpipe.schedule import KINDS
 from farpipe.simulate import Slack
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.step import is_inter_site, site_of
+from farpipe.step import KINDS, is_inter_site, site_of
 from farpipe.units import format_bytes
 
 NUM_SHADES: Final = 4

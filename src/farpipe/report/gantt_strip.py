@@ -11,8 +11,8 @@ from farpipe.report.figure import Block, stack
 from farpipe.report.gantt_frame import Frame, Panel
 from farpipe.report.intervals import covered
 from farpipe.report.markup import Markup, join, number, tag
-from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import KINDS
 
 NUM_BINS: Final = 240
 _STRIP_PX: Final = 34.0

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from farpipe.report.figure import Block, at, stack
 from farpipe.report.gantt_frame import CRITICAL, SPARE, Frame, Panel
 from farpipe.report.markup import Markup, join, tag
-from farpipe.schedule import KINDS
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.step import is_inter_site
+from farpipe.step import KINDS, is_inter_site
 
 _ACTIONS: Final = {
     "F": "F forward",

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from farpipe.report.gantt_rows import link_name
 from farpipe.report.intervals import lanes
-from farpipe.schedule import KINDS
 from farpipe.simulate.causes import first_actions, last_actions, makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.simulate.waits import waits
-from farpipe.step import is_inter_site
+from farpipe.step import KINDS, is_inter_site
 from farpipe.strict import write_text
 from farpipe.units import format_seconds
 

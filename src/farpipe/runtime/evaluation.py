@@ -11,7 +11,7 @@ from torch import Tensor
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.peers import Messenger
 from farpipe.runtime.stage import Stage, TorchStage
-from farpipe.schedule import Schedule
+from farpipe.step import Schedule
 
 FIRST_TAG: Final = 1 << 48
 """Messages of evaluations are told from those of training by their step, which begins here."""

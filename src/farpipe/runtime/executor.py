@@ -16,7 +16,7 @@ from farpipe.errors import FarpipeError
 from farpipe.runtime.peers import Messenger, TensorMessage
 from farpipe.runtime.stage import Stage
 from farpipe.runtime.staging import HostStamps, Stamps
-from farpipe.schedule import Action, Schedule
+from farpipe.step import Action, Schedule
 from farpipe.transport import Tag
 
 Way = Literal["forward", "backward"]

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import Schedule
 
 REPLAN: Final = b"r"
 """The command to switch to another schedule at the end of this step."""

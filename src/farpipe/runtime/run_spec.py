@@ -9,12 +9,12 @@ from farpipe.document import Document
 from farpipe.emulate import LinkShape
 from farpipe.runtime.figures.log_line import LOG_EVERY_STEPS
 from farpipe.runtime.replicas.places import Places
-from farpipe.schedule import Schedule, check
+from farpipe.schedule import check
 from farpipe.spec import Data, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.replanning import ReplanSettings
 from farpipe.spec.training import Recompute
-from farpipe.step import Problem, Sync, Transfer, is_inter_site
+from farpipe.step import Problem, Schedule, Sync, Transfer, is_inter_site
 from farpipe.step import Stage as ProblemStage
 from farpipe.strict import expect_format, validate
 

@@ -36,7 +36,7 @@ from farpipe.runtime.staging import Staging
 from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import SleepTrainer, Trainer, Work
-from farpipe.schedule import Schedule
+from farpipe.step import Schedule
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

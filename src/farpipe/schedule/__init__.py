@@ -1,7 +1,5 @@
-"""Who does what, when: actions, orders, and the rules that an order must keep."""
+"""Who does what, when: the named schedules, the rules that a schedule must keep, bounds, file formats of others."""
 
-from farpipe.schedule.action import KINDS, Action, Kind
 from farpipe.schedule.check import check, memory_curve, peak_memory_bytes
-from farpipe.schedule.schedule import RankOrder, Schedule
 
-__all__ = ["KINDS", "Action", "Kind", "RankOrder", "Schedule", "check", "memory_curve", "peak_memory_bytes"]
+__all__ = ["check", "memory_curve", "peak_memory_bytes"]

@@ -17,10 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, ScheduleError
-from farpipe.schedule.action import KINDS, Action
-from farpipe.schedule.grid import draw_grid
-from farpipe.schedule.schedule import RankOrder, Schedule
-from farpipe.step import Problem, byte_tables, least_activation_bytes
+from farpipe.step import KINDS, Action, Problem, RankOrder, Schedule, byte_tables, draw_grid, least_activation_bytes
 from farpipe.step.chains import NOBODY
 from farpipe.units import format_bytes
 

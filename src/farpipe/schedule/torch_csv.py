@@ -10,11 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from farpipe.errors import FarpipeError, InputError, ScheduleError
-from farpipe.schedule.action import Action
 from farpipe.schedule.check import check
-from farpipe.schedule.grid import draw_grid
-from farpipe.schedule.schedule import RankOrder, Schedule
-from farpipe.step import MAX_MICROBATCHES, Problem, Rank, Stage
+from farpipe.step import MAX_MICROBATCHES, Action, Problem, Rank, RankOrder, Schedule, Stage, draw_grid
 
 COMMUNICATION: Final = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
 OVERLAP: Final = "OVERLAP_F_B"

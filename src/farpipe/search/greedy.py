@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.schedule import KINDS
 from farpipe.search.step import Orders, Player, SearchStep, fits_memory
 from farpipe.simulate.lowering import BACKWARD, FORWARD, Floats, Ints
+from farpipe.step import KINDS
 
 MAX_ACTIONS_IN_ALL = 1_500_000
 """Over all tries together: one or two seconds' work; of steps larger than that fewer tastes are tried."""

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from farpipe.schedule import Action, Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Problem, Schedule
 
 
 def one_by_one(problem: Problem) -> Schedule:

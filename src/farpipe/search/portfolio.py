@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.schedule import KINDS, Schedule, check
+from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import expect_room
 from farpipe.schedule.library import ORDERS, order
@@ -29,7 +29,7 @@ from farpipe.search.step import (
 )
 from farpipe.search.windows import improve_windows
 from farpipe.simulate import Timeline, simulate
-from farpipe.step import Problem
+from farpipe.step import KINDS, Problem, Schedule
 from farpipe.strict import nearest
 
 METHODS: Final = ("named", "greedy", "local", "windows", "exact")

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.schedule import KINDS, Action, Schedule
 from farpipe.simulate.lowering import Floats, Ints, StepArrays, encode, lower
-from farpipe.step import Holding, Problem, byte_tables, holdings
+from farpipe.step import KINDS, Action, Holding, Problem, Schedule, byte_tables, holdings
 
 _I, _W, _B = map(KINDS.index, "IWB")
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.schedule import Action, Schedule
 from farpipe.sequences.chunk import Floats, Ints
+from farpipe.step import Action, Schedule
 
 _SHORT_TRIP: Final = 0.05
 

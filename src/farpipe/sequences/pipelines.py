@@ -15,7 +15,7 @@ import numpy as np
 
 from farpipe.cost.chunks import ChunkCosts, Load
 from farpipe.errors import InfeasibleError
-from farpipe.schedule import Schedule, peak_memory_bytes
+from farpipe.schedule import peak_memory_bytes
 from farpipe.sequences.checkpointing import (
     CheckpointRule,
     MemoryModel,
@@ -27,7 +27,7 @@ from farpipe.sequences.checkpointing import (
 from farpipe.sequences.chunk import Floats, Ints, SliceTable
 from farpipe.sequences.order import chunk_order
 from farpipe.simulate import Timeline, simulate
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 MAX_BLOCKS: Final = 10
 """Of sequences that stay together, so that at most 55 groups are looked at."""

@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.schedule import KINDS
 from farpipe.simulate.events import MESSAGE_KINDS, Events
+from farpipe.step import KINDS
 
 Indices = NDArray[np.intp]
 Keys = NDArray[np.int64]

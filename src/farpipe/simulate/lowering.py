@@ -6,9 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.schedule import KINDS, Schedule
 from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.step import Problem, Transfer
+from farpipe.step import KINDS, Problem, Schedule, Transfer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import ScheduleError
-from farpipe.schedule import KINDS, Schedule, check
+from farpipe.schedule import check
 from farpipe.simulate.lowering import (
     BACKWARD,
     FORWARD,
@@ -20,7 +20,7 @@ from farpipe.simulate.lowering import (
     lower,
 )
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, Timeline
-from farpipe.step import Problem
+from farpipe.step import KINDS, Problem, Schedule
 
 
 def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> Timeline:

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.schedule import KINDS, Action
 from farpipe.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Events
 from farpipe.simulate.waits import waits
-from farpipe.step import is_inter_site
+from farpipe.step import KINDS, Action, is_inter_site
 from farpipe.strict import expect_format, finite, parse_json, read_text, write_text
 
 __all__ = ["ACTION_DTYPE", "FORMAT", "MESSAGE_DTYPE", "MESSAGE_KINDS", "Timeline"]

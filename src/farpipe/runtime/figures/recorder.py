@@ -32,8 +32,8 @@ from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metr
 from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.schedule import Schedule
 from farpipe.simulate.timeline import Timeline
+from farpipe.step import Schedule
 
 BOX: Final = "step reports"
 OFFSETS_LAST_S: Final = 5.0

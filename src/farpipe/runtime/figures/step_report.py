@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from farpipe.runtime.executor import StepEvents, lower, received
 from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives_of
-from farpipe.schedule import KINDS, Schedule
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
-from farpipe.step import Problem, is_inter_site
+from farpipe.step import KINDS, Problem, Schedule, is_inter_site
 
 _HEADER: Final = struct.Struct("<qqqqdddqqqqqq")
 _NONE: Final = np.zeros(0, np.int64)

@@ -15,8 +15,7 @@ from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.wave import wave
 from farpipe.schedule.library.zbv import zbv
 from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
 
 ORDERS: Final[dict[str, Callable[..., Schedule]]] = {

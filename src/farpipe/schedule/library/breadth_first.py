@@ -5,8 +5,7 @@ from dataclasses import replace
 from farpipe.errors import InputError
 from farpipe.schedule.library.gpipe import gpipe
 from farpipe.schedule.library.placement import require_round_robin
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 
 def breadth_first(problem: Problem) -> Schedule:

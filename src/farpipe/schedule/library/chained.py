@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-from farpipe.schedule.action import Action
-from farpipe.schedule.schedule import RankOrder, Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Problem, RankOrder, Schedule
 
 
 def chained(problem: Problem, schedule: Schedule) -> Schedule:

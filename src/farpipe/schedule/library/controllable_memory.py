@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Final
 
-from farpipe.schedule.action import Action
 from farpipe.schedule.library.list_scheduling import fill_weights, memory_room
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Problem, Schedule
 
 PERIOD: Final = 6
 """Slots per microbatch on a rank: F, I and W of two stages."""

@@ -12,8 +12,7 @@ import numpy as np
 from farpipe.errors import UsageError
 from farpipe.schedule.library.one_f_one_b import with_warm_up
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem, Transfer
+from farpipe.step import Problem, Schedule, Transfer
 
 
 def eager(problem: Problem, extra: int | Sequence[int] | None = None) -> Schedule:

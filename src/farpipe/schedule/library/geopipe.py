@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from farpipe.errors import UsageError
 from farpipe.schedule.library.eager import hidden_by, upstream_sums, with_extra
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Hop, Problem, is_inter_site
+from farpipe.step import Hop, Problem, Schedule, is_inter_site
 
 
 def geopipe(problem: Problem, extra: Sequence[int] | None = None) -> Schedule:

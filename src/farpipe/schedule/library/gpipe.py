@@ -1,9 +1,7 @@
 """GPipe: every forward, then every backward (Huang et al., arXiv 1811.06965)."""
 
-from farpipe.schedule.action import Action
 from farpipe.schedule.library.chained import chained
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Problem, Schedule
 
 
 def gpipe(problem: Problem) -> Schedule:

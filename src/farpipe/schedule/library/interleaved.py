@@ -1,11 +1,9 @@
 """Interleaved 1F1B: several stages per rank, round robin (Narayanan et al., SC 2021, arXiv 2104.04473)."""
 
 from farpipe.errors import InputError
-from farpipe.schedule.action import Action
 from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_round_robin
-from farpipe.schedule.schedule import RankOrder, Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Problem, RankOrder, Schedule
 
 
 def interleaved(problem: Problem) -> Schedule:

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
-from farpipe.schedule.action import KINDS, Action
 from farpipe.schedule.check import memory_steps
 from farpipe.schedule.library.chained import chained_ranks
 from farpipe.schedule.library.placement import microbatch_bytes
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem, byte_tables
+from farpipe.step import KINDS, Action, Problem, Schedule, byte_tables
 from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]

@@ -15,8 +15,7 @@ from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
 from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5), (True, False))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)

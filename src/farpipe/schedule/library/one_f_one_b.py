@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from farpipe.schedule.action import Action
 from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.schedule.schedule import RankOrder, Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Problem, RankOrder, Schedule
 
 
 def one_f_one_b(problem: Problem) -> Schedule:

@@ -7,8 +7,7 @@ import numpy as np
 
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
 from farpipe.schedule.library.placement import require_v_shape
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Problem, Schedule
 
 _FLAGS: Final = product((True, False), (0.0, 1.0), (0.5, 1.0), (False, True), (1, 2))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)

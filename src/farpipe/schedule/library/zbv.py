@@ -4,11 +4,9 @@ With F = I = W, no delay and 2p - 1 microbatches or more, no rank waits between 
 holds more than p microbatches.
 """
 
-from farpipe.schedule.action import Action, Kind
 from farpipe.schedule.library.list_scheduling import fill_weights, memory_room
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
-from farpipe.schedule.schedule import Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Kind, Problem, Schedule
 
 
 def zbv(problem: Problem) -> Schedule:

@@ -5,11 +5,9 @@ Bubble of the longest rank and peak activations, for F, I, W the times of a stag
 than F and I, and with enough microbatches: p for ZB-H1, 2p - 1 for ZB-H2.
 """
 
-from farpipe.schedule.action import Action, Kind
 from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.schedule.schedule import RankOrder, Schedule
-from farpipe.step import Problem
+from farpipe.step import Action, Kind, Problem, RankOrder, Schedule
 
 
 def zb_h1(problem: Problem) -> Schedule:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.schedule.action import Action
-from farpipe.schedule.grid import draw_grid
-from farpipe.step import MAX_MICROBATCHES
+from farpipe.step.action import Action
+from farpipe.step.grid import draw_grid
+from farpipe.step.problem import MAX_MICROBATCHES
 from farpipe.strict import expect_format, nearest, parse_json, read_text, write_text
 
 FORMAT: Final = "farpipe/schedule/1"

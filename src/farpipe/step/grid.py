@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from farpipe.schedule.action import Action
+from farpipe.step.action import Action
 
 MAX_ROWS = 16
 MAX_COLUMNS = 14

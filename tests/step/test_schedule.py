@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from farpipe.errors import FarpipeError, InputError
-from farpipe.schedule import Action, Schedule
+from farpipe.step import Action, Schedule
 from strategies import problems_with_schedules
 
 DATA = {"format": "farpipe/schedule/1", "method": "greedy", "num_microbatches": 1, "ranks": [["0F0", "0I0", "0W0"]]}
