@@ -120,6 +120,7 @@ def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
     assert printed["search_s"] > 0
     assert set(printed["money"]) == {"per_step", "per_million_tokens"}
     assert printed["money"]["per_step"]["energy_kwh"] > 0
+    assert printed["engine"] == {"runnable": True, "obstacle": "", "change": ""}
     timeline = json.loads(farpipe("simulate", "plan.json", "--json").stdout)
     assert timeline["makespan_s"] == plan["prediction"]["makespan_s"]
 

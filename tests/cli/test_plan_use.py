@@ -3,10 +3,12 @@
 import tomllib
 
 import pytest
+from rich.console import Console
 
 from farpipe.cli.efficiency import use_line, use_of
 from farpipe.cli.frameworks import megatron_flags, torchtitan_config
 from farpipe.cli.output import check_folder, keep_earlier
+from farpipe.cli.shown import show_plan
 from farpipe.errors import InputError, RunError
 from farpipe.plan import make_plan
 from farpipe.spec import parse_job
@@ -82,6 +84,14 @@ def test_a_v_is_refused_for_megatron_and_named_for_torchtitan():
     with pytest.raises(InputError, match="no stages in a V"):
         megatron_flags(found)
     assert tomllib.loads(torchtitan_config(found))["parallelism"]["pipeline_parallel_schedule"] == "ZBVZeroBubble"
+
+
+def test_a_plan_that_the_engine_cannot_run_says_so_and_what_to_change(pipeline, capsys):
+    show_plan(pipeline, Console(width=200))
+    assert "can't run" not in capsys.readouterr().out
+    show_plan(plan(layout="pipeline = 2\ndata = 1\ntensor = 2"), Console(width=200))
+    said = "farpipe's engine can't run this plan yet (tensor = 2); with layout.tensor = 1 in the job it can."
+    assert said in capsys.readouterr().out
 
 
 def test_a_folder_that_is_not_there_is_a_typing_slip(tmp_path):

@@ -70,10 +70,13 @@ def plan(
         told += keep_earlier(place, "plan")
         other.save(place)
     if as_json:
+        from farpipe.plan.engine import plan_obstacle
         from farpipe.plan.quote import money_data
 
         figures = {"step_s": found.prediction.step_s, "tokens_per_s": found.prediction.tokens_per_s}
-        extra = {"search_s": searched_s, **figures, "money": money_data(found)}
+        obstacle, change = plan_obstacle(found)
+        engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
+        extra = {"search_s": searched_s, **figures, "money": money_data(found), "engine": engine}
         typer.echo(json.dumps(json.loads(found.to_json()) | extra, indent=1))
         return
     show_plan(found, console(), tokens)

@@ -68,8 +68,19 @@ def show_plan(plan: "Plan", out: "Console", num_tokens: float | None = None) -> 
     out.print(Text(_headline(plan), "bold"), use_line(plan, num_tokens), "", sep="\n")
     for view in filter(lambda view: view.rows, plan_tables(plan)):
         out.print(to_rich(view))
-    for line in plan.advice:
+    for line in (*plan.advice, *engine_lines(plan)):
         out.print(f"* {line}")
+
+
+def engine_lines(plan: "Plan") -> tuple[str, ...]:
+    """That the engine can't run a plan, and what of the job to change, in one line; none where it can."""
+    from farpipe.plan.engine import plan_obstacle
+
+    obstacle, change = plan_obstacle(plan)
+    if not obstacle:
+        return ()
+    remedy = f"with {change} in the job it can" if change else "it can only be planned and simulated"
+    return (f"farpipe's engine can't run this plan yet ({obstacle}); {remedy}.",)
 
 
 def _headline(plan: "Plan") -> str:
@@ -204,7 +215,7 @@ def plan_report(plan: "Plan", runs: "list[RunView]", notices: tuple[str, ...] = 
         runs=tuple(runs),
         summary=_headline(plan).splitlines()[1],
         plan_tables=tuple(view for view in plan_tables(plan) if view.rows),
-        plan_text="\n".join(plan.advice),
+        plan_text="\n".join((*plan.advice, *engine_lines(plan))),
         notices=notices,
     )
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from farpipe.errors import InputError
-from farpipe.plan.engine import engine_obstacle, training_obstacle
+from farpipe.plan.engine import plan_obstacle
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -19,14 +19,11 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     from farpipe.runtime.run_spec import RunSpec
 
     layout = plan.layout
-    if obstacle := engine_obstacle(layout):
-        raise InputError(
-            f"the engine does not divide layers over devices as yet, and the plan has {obstacle}; plan "
-            "again with layout.tensor = 1"
-        )
+    obstacle, change = plan_obstacle(plan)
+    if obstacle:
+        remedy = f"; plan again with {change}" if change else ""
+        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}{remedy}")
     training = settle(plan.job.training, layout)
-    if obstacle := training_obstacle(plan.job.model, training):
-        raise InputError(f"the engine can't train this yet, only plan it: {obstacle}")
     return RunSpec(
         problem=plan.problem,
         schedule=plan.schedule,
