@@ -1,10 +1,11 @@
 """Opens a run's channels before its first step: TCP may take longer to come up to the rate than a step takes."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Final
 
 from farpipe.runtime.executor import NOBODY, lower
-from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.run_spec import RunSpec, collectives_of
 from farpipe.transport import ChannelKind, Transport
 
 MAX_ROUNDS: Final = 4
@@ -18,7 +19,7 @@ Route = tuple[int, int, ChannelKind]
 
 
 def open_channels(run: RunSpec, transport: Transport) -> None:
-    """Open the channels between the stages of `run` that begin at this process, in turns where they share a link."""
+    """Open the channels of `run` that begin at this process, in turns where they share a link."""
     for number, routes in enumerate(rounds(run)):
         for source, target, kind in routes:
             if source == transport.rank:
@@ -28,7 +29,7 @@ def open_channels(run: RunSpec, transport: Transport) -> None:
 
 
 def rounds(run: RunSpec) -> list[list[Route]]:
-    """All channels between stages, in up to MAX_ROUNDS rounds: in each, as few on one link as may be."""
+    """All channels of a step, in up to MAX_ROUNDS rounds: in each, as few on one link as may be."""
     links, on_link = run.links(), defaultdict[str, int](int)
     found: list[list[Route]] = [[]]
     for source, target, kind in _routes(run):
@@ -41,11 +42,30 @@ def rounds(run: RunSpec) -> list[list[Route]]:
 
 
 def _routes(run: RunSpec) -> list[Route]:
-    found: dict[Route, None] = {}
+    """Between stages, between the replicas of a stage, and between the copies of tied weights."""
+    return list(dict.fromkeys([*_between_stages(run), *_between_replicas(run), *_between_ends(run)]))
+
+
+def _between_stages(run: RunSpec) -> Iterator[Route]:
     for replica in range(run.num_replicas):
         for rank in range(run.places.num_ranks):
             for item in lower(run.schedule, rank):
                 if item.target not in (NOBODY, rank):
-                    ends = (run.places.process(rank, replica), run.places.process(item.target, replica))
-                    found[(*ends, item.way)] = None
-    return list(found)
+                    yield run.places.process(rank, replica), run.places.process(item.target, replica), item.way
+
+
+def _between_replicas(run: RunSpec) -> Iterator[Route]:
+    """Every process sends its sums to the next one of its rings."""
+    for process in range(run.num_processes):
+        if collectives_of(run, run.places.of(process).rank):
+            for ring in run.places.ring_levels(process):
+                if len(ring) > 1:
+                    yield process, ring[(ring.index(process) + 1) % len(ring)], "sync"
+
+
+def _between_ends(run: RunSpec) -> Iterator[Route]:
+    if run.ends is not None:
+        for replica in range(run.num_replicas):
+            ends = [run.places.process(rank, replica) for rank in (run.ends.first_rank, run.ends.last_rank)]
+            yield ends[0], ends[1], "sync"
+            yield ends[1], ends[0], "sync"
