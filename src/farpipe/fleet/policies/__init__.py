@@ -3,7 +3,7 @@
 from typing import Final
 
 from farpipe.errors import UsageError
-from farpipe.fleet.policies import orders, places
+from farpipe.fleet.policies import exact, orders, places
 from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.preemptive import PreemptivePolicy
 from farpipe.fleet.policies.protocol import Decision, Policy, View
@@ -25,6 +25,7 @@ POLICIES: Final[dict[str, Policy]] = {
         QueuePolicy("sailor", orders.by_arrival, places.delay_first, fastest=True),
         QueuePolicy("atlas", orders.by_arrival, places.atlas),
         QueuePolicy("bace", orders.bace_priority, places.bace),
+        QueuePolicy("oracle", orders.bace_priority, exact.exact),
         OwnPolicy(),
     )
 }
