@@ -28,6 +28,7 @@ import numpy as np
 
 from farpipe.cost import JobCosts, Layout, place_evenly
 from farpipe.cost.chunks import ChunkCosts
+from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import Wish, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from farpipe.spec import Cluster, Job, Model, Pins, Training, preset_model, preset_site
@@ -84,7 +85,7 @@ def shared(model: Model, longest: int, devices: int) -> tuple[ChunkCosts, float,
     one = job(model, 1)
     costs = JobCosts(model, one.training)
     placed = place_evenly(["a"], [model.num_layers])
-    chunks = ChunkCosts(costs, Layout(1, 1, 1, 1, 1, 1), placed, one.cluster, longest, devices)
+    chunks = job_chunk_costs(costs, Layout(1, 1, 1, 1, 1, 1), placed, one.cluster, longest, devices)
     stage, site = chunks.stages[0], one.cluster.sites[0]
     room = site.plannable_bytes - 18 * model.num_params / NUM_DEVICES
     least = stage.activation_bytes - model.num_layers * stage.saved_bytes + stage.working_bytes

@@ -7,7 +7,9 @@ import pytest
 
 from cost_jobs import site
 from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
-from farpipe.cost.chunks import ChunkCosts, Law, Load, fit_law
+from farpipe.cost.chunk_laws import Law, Load, fit_law
+from farpipe.cost.chunks import ChunkCosts
+from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InputError
 from farpipe.spec import Cluster, Model, Training
 
@@ -26,7 +28,7 @@ def whole(lengths):
 
 def chunk_costs(longest=65536, context=1, **training):
     asked = Training(sequence_length=4096, global_batch=1, **training)
-    return ChunkCosts(JobCosts(MODEL, asked), LAYOUT, PLACES, CLUSTER, longest, context)
+    return job_chunk_costs(JobCosts(MODEL, asked), LAYOUT, PLACES, CLUSTER, longest, context)
 
 
 @pytest.mark.parametrize("length", [1024, 3000, 8192, 20_000, 65_536])
@@ -98,3 +100,12 @@ def test_devices_that_share_a_chunk_divide_work_activations_and_with_zero1_the_o
 def test_scores_in_memory_are_refused():
     with pytest.raises(InputError, match="flash_attention"):
         chunk_costs(flash_attention=False)
+
+
+def test_costs_survive_the_way_to_the_ranks():
+    costs = chunk_costs(zero1=True, context=2)
+    text = costs.to_json()
+    assert ChunkCosts.from_json(text) == costs
+    for damaged in (text.replace("token_s", "tokens_s"), text.replace('"context": 2', '"context": 0')):
+        with pytest.raises(InputError, match="document"):
+            ChunkCosts.from_json(damaged)

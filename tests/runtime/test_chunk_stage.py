@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from farpipe.cost.chunks import Law
+from farpipe.cost.chunk_laws import Law
 from farpipe.errors import RunError
 from farpipe.runtime.chunk_stage import ChunkStage, chunk_batch
 from farpipe.runtime.executor import Executor

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.cost.chunks import Load
+from farpipe.cost.chunk_laws import Load
 from farpipe.errors import InfeasibleError
 from farpipe.schedule import check, memory_curve
 from farpipe.sequences.checkpointing import (

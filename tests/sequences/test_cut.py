@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.cost.chunks import Law
+from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InputError
 from farpipe.sequences import check_chunks, followed
 from farpipe.sequences.chunk import Chunk, Slice

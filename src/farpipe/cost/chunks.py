@@ -1,122 +1,27 @@
-"""Chunks of sequences: seconds and bytes of a stage for slices of any length with any context.
+"""Chunks of sequences: seconds and bytes of every stage for slices of any length with any context, and their Problem.
 
-A layer's time for one chunk is ``pair_s x pairs + token_s x tokens + fixed_s`` (InfiniPipe, arXiv 2509.21275, section
-4.2; FlexSP and WLB-LLM fit the same): pairs of a query and a key for attention, tokens for everything else. F, I and W
-have coefficients of their own, for I has 5/2 of the forward's attention and W none of it. They are fitted to the cost
-model of `compute`, which is affine itself where products are bound by arithmetic. Bytes are linear in tokens.
-
-The head belongs to the backward of the last stage: its logits would otherwise be kept for all chunks that are under way
-there, and nothing is computed twice by doing them when they are needed.
+Seconds follow the laws of `chunk_laws`; bytes are linear in tokens. The head belongs to the backward of the last stage:
+its logits would otherwise be kept for all chunks that are under way there, and nothing is computed twice by doing them
+when they are needed. `job_chunks` makes these costs from a job.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Any, Final, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.cost import compute, memory
-from farpipe.cost.calibration import Calibration
-from farpipe.cost.compute import Times
-from farpipe.cost.layout import Layout, Placement
-from farpipe.cost.stage import JobCosts
-from farpipe.cost.step import StepCost, step_cost
-from farpipe.cost.transfer import ring_bytes, ring_way
+from farpipe.cost.chunk_laws import Floats, Law, Laws, Load
+from farpipe.document import Document
 from farpipe.errors import InputError
-from farpipe.spec import Cluster, Model, Site, Training
 from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer, is_inter_site
+from farpipe.strict import finite
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-ALL_TO_ALLS: Final = 4
-"""In a layer's forward, and as many in its backward: queries, keys, values, context (Ulysses, arXiv 2309.14509)."""
-_SHORTEST_SHARE: Final = 1 / 256
-"""Of the longest sequence: where the lengths begin that a law is fitted on."""
-_NUM_POINTS: Final = 17
-
-
-class Load(NamedTuple):
-    """What every chunk makes a device do, as arrays [num_chunks]."""
-
-    tokens: Floats
-    pairs: Floats
-    """Pairs of a query and a key, as areas: (C + s)^2/2 - C^2/2 for a slice of s tokens behind C."""
-    is_split: NDArray[np.bool_]
-    """Whether it has a slice of a split sequence, so that keys and values are used by other chunks."""
-    split_tokens: Floats
-    """Tokens of that slice."""
-    is_last: NDArray[np.bool_]
-    """Whether that slice is its sequence's last, whose keys and values get no gradient from other chunks."""
-
-    def part(self, begin: int, end: int) -> "Load":
-        """That of chunks `begin` up to, not including, `end`."""
-        mine = slice(begin, end)
-        return Load(
-            self.tokens[mine], self.pairs[mine], self.is_split[mine], self.split_tokens[mine], self.is_last[mine]
-        )
-
-
-@dataclass(frozen=True)
-class Law:
-    """Seconds of one action as a function of a chunk's pairs and tokens."""
-
-    pair_s: float = 0.0
-    token_s: float = 0.0
-    fixed_s: float = 0.0
-
-    def __add__(self, other: "Law") -> "Law":
-        return Law(self.pair_s + other.pair_s, self.token_s + other.token_s, self.fixed_s + other.fixed_s)
-
-    def times(self, factor: float) -> "Law":
-        """All three multiplied by `factor`."""
-        return Law(self.pair_s * factor, self.token_s * factor, self.fixed_s * factor)
-
-    def spread(self, num_devices: int) -> "Law":
-        """The work divided over devices; what is fixed is each one's."""
-        return Law(self.pair_s / num_devices, self.token_s / num_devices, self.fixed_s)
-
-    def seconds(self, tokens: Floats, pairs: Floats) -> Floats:
-        """Seconds of chunks: [num_chunks]."""
-        return np.asarray(self.pair_s * pairs + self.token_s * tokens + self.fixed_s)
-
-
-class Laws(NamedTuple):
-    """The law of each kind of action."""
-
-    forward: Law
-    input_grad: Law
-    weight_grad: Law
-
-    def plus(self, other: "Laws") -> "Laws":
-        """Both, one after the other."""
-        return Laws(*(mine + its for mine, its in zip(self, other, strict=True)))
-
-    def times(self, factor: float) -> "Laws":
-        """Each multiplied by `factor`."""
-        return Laws(*(law.times(factor) for law in self))
-
-    @property
-    def total(self) -> Law:
-        """Forward and backward."""
-        return self.forward + self.input_grad + self.weight_grad
-
-
-def fit_law(tokens: Floats, pairs: Floats, seconds: Floats) -> Law:
-    """The law with the least sum of squared relative errors, none of its coefficients below zero."""
-    seconds = np.maximum(seconds, 1e-30)
-    columns = np.stack([pairs, tokens, np.ones_like(tokens)], 1) / seconds[:, None]
-    best, least = np.zeros(3), np.inf
-    for size in (3, 2, 1):
-        for chosen in map(list, combinations(range(3), size)):
-            found = np.linalg.lstsq(columns[:, chosen], np.ones_like(seconds), rcond=None)[0]
-            error = float(((columns[:, chosen] @ found - 1) ** 2).sum())
-            if found.min() >= 0 and error < least:
-                best, least = np.zeros(3), error
-                best[chosen] = found
-    return Law(*map(float, best))
+PROBE_TOKENS: Final = 4096
+"""Tokens of the one microbatch of `ChunkCosts.base`, that its messages have the size of."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +30,8 @@ class StageChunks:
 
     laws: Laws
     """With nothing recomputed; embedding, head and the fixed time of an action included."""
-    layer_forward: Law
-    """What each recomputed layer adds to the backward."""
+    layer: Laws
+    """One layer's; each recomputed layer adds its forward to the backward."""
     num_layers: int
     activation_bytes: float
     stash_bytes: float
@@ -141,6 +46,11 @@ class StageChunks:
     logit_bytes: float
     """Logits and their gradients, in 32 bit, while the backward of the last stage begins."""
 
+    @property
+    def layer_forward(self) -> Law:
+        """What each recomputed layer adds to the backward."""
+        return self.layer.forward
+
     def held_bytes(self, load: Load, recomputed: Ints | int) -> Floats:
         """From F to the end of the backward, when `recomputed` layers are: [num_chunks]."""
         return np.asarray(self.activation_bytes * load.tokens - recomputed * self.saved_of(load))
@@ -154,80 +64,36 @@ class StageChunks:
         return np.asarray(self.chain_bytes * load.split_tokens * ~load.is_last)
 
 
-class ChunkCosts:
-    """What chunks of sequences cost on the stages of one job.
+@dataclass(frozen=True)
+class ChunkCosts(Document):
+    """What chunks of sequences cost on the stages of one job, as numbers only: ``farpipe/chunk-costs/1``."""
 
-    `context` devices share every chunk of a stage (Ulysses): activations, work, and with ZeRO-1 the optimizer's state.
-    `longest` is the longest sequence that laws have to hold for. InputError without flash attention, whose absence
-    would make memory grow with the square of a length; errors of `step_cost` for the rest.
-    """
+    FORMAT: ClassVar[str] = "farpipe/chunk-costs/1"
 
-    def __init__(
-        self,
-        costs: JobCosts,
-        layout: Layout,
-        placements: Sequence[Placement],
-        cluster: Cluster,
-        longest: int,
-        context: int = 1,
-    ) -> None:
-        model, training = costs.model, costs.training
-        if not training.flash_attention:
-            raise InputError("training.flash_attention: chunks of sequences need it; leave it out or set it to true")
-        self.model, self.layout, self.placements, self.context = model, layout, tuple(placements), context
-        self.longest = longest
-        probe = training.model_copy(
-            update={"sequence_length": _PROBE_TOKENS, "global_batch": layout.data, "microbatch_size": 1}
-        )
-        self._probe = probe.model_copy(update={"recompute": "none"})
-        self._layout = replace(layout, microbatch_size=1, num_microbatches=1)
-        plain = [replace(placement, recompute="none") for placement in placements]
-        self._costs = JobCosts(model, self._probe, None, {s.device.name: costs.calibration(s) for s in cluster.sites})
-        self.step: StepCost = step_cost(self._costs, self._layout, plain, cluster)
-        self._sites = [cluster.site(p.site) for p in placements]
-        self._laws: dict[str, tuple[Laws, Laws, Laws]] = {}
-        self.stages = tuple(self._stage(index) for index in range(len(placements)))
-        self.overhead_s = self.step.overhead_s + self._context_sync_s()
+    stages: tuple[StageChunks, ...]
+    base: Problem
+    """The step of one microbatch of PROBE_TOKENS: static bytes, links, messages, collectives, ranks of the stages."""
+    context: int
+    """Devices that share every chunk of a stage (Ulysses)."""
+    overhead_s: float
+    """Of the step, outside the pipeline."""
 
-    def _stage(self, index: int) -> StageChunks:
-        num_layers, last = self.placements[index].num_layers, len(self.placements) - 1
-        layer, embedding, head = self._laws_at(self._sites[index])
-        overhead = Law(fixed_s=self._costs.calibration(self._sites[index]).action_overhead_s)
-        laws = layer.times(num_layers).plus(Laws(overhead, overhead, Law()))
-        late_head = Laws(Law(), head.forward + head.input_grad, head.weight_grad)
-        for part in [embedding] * (index == 0) + [late_head] * (index == last):
-            laws = laws.plus(part)
-        return StageChunks(laws, layer.forward, num_layers, **self._bytes(num_layers, index == 0, index == last))
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        return asdict(self) | {"base": self.base.to_data()}
 
-    def _laws_at(self, site: Site) -> tuple[Laws, Laws, Laws]:
-        if site.name not in self._laws:
-            job = (self.model, self._probe, self._layout, site, self._costs.calibration(site))
-            self._laws[site.name] = model_laws(*job, longest=self.longest, context=self.context)
-        return self._laws[site.name]
-
-    def _bytes(self, num_layers: int, is_first: bool, is_last: bool) -> dict[str, float]:
-        job = (self.model, self._probe, self._layout)
-        share = self._probe.sequence_length * self.context
-        layer = memory.layer_activation_bytes(*job)
-        least = memory.layer_activation_bytes(self.model, self._probe.model_copy(update={"recompute": "full"}), job[2])
-        ends = is_first * memory.embedding_activation_bytes(*job) + is_last * memory.boundary_bytes(*job)
-        logits = 2 * 4 * self._probe.sequence_length * self.model.vocab_size / self.layout.tensor
-        ends_stash = is_first * memory.embedding_stash_bytes(*job) + is_last * memory.head_stash_bytes(*job)
-        keys = 2 * self.model.kv_hidden / (self.layout.tensor * self.context)
-        return {
-            "activation_bytes": (num_layers * layer + ends) / share,
-            "stash_bytes": (num_layers * memory.layer_stash_bytes(*job) + ends_stash) / share,
-            "saved_bytes": (layer - least) / share,
-            "key_bytes": keys * memory.element_bytes(self._probe.precision),
-            "chain_bytes": num_layers * keys * memory.gradient_bytes(self._probe.precision),
-            "working_bytes": layer / share,
-            "logit_bytes": is_last * logits / share,
-        }
-
-    @property
-    def layer_laws(self) -> tuple[Laws, ...]:
-        """One layer's on every stage."""
-        return tuple(self._laws_at(site)[0] for site in self._sites)
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
+        try:
+            stages = tuple(_stage_of(stage) for stage in body["stages"])
+            base = Problem.from_data(body["base"], f"{source}: base")
+            found = cls(stages, base, int(body["context"]), finite(body["overhead_s"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{source}: not the costs of chunks: {error}") from None
+        if len(stages) != base.num_stages or found.context < 1:
+            raise InputError(f"{source}: {len(stages)} stages, but its problem has {base.num_stages}")
+        return found
 
     @property
     def num_stages(self) -> int:
@@ -253,8 +119,8 @@ class ChunkCosts:
 
     def trips(self, tokens: float) -> tuple[Floats, Floats]:
         """Seconds from a producer's end to the arrival, there and back over every hop, for a chunk of `tokens`."""
-        problem = self.step.problem
-        hops = [_hop(hop, np.array([tokens / _PROBE_TOKENS]), self.context) for hop in problem.hops]
+        problem = self.base
+        hops = [_hop(hop, np.array([tokens / PROBE_TOKENS]), self.context) for hop in problem.hops]
         found = [
             (_seconds(problem, hop.forward), _seconds(problem, hop.backward)) if hop else (0.0, 0.0) for hop in hops
         ]
@@ -263,10 +129,10 @@ class ChunkCosts:
 
     def working_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """What a backward takes for a while on every rank, at most: logits, or a layer computed again: [num_ranks]."""
-        found = np.zeros(len(self.step.problem.ranks))
-        for placement, stage, layers in zip(self.placements, self.stages, recomputed, strict=True):
+        found = np.zeros(len(self.base.ranks))
+        for spec, stage, layers in zip(self.base.stages, self.stages, recomputed, strict=True):
             needed = np.maximum(stage.working_bytes * (layers > 0), stage.logit_bytes) * load.tokens
-            found[placement.rank] = max(found[placement.rank], float(needed.max(initial=0.0)))
+            found[spec.rank] = max(found[spec.rank], float(needed.max(initial=0.0)))
         return found
 
     def problem(
@@ -282,7 +148,7 @@ class ChunkCosts:
 
         Where a step is several pipelines, only the first has the gathers of the replicas and only the last the reduces.
         """
-        base, count = self.step.problem, load.tokens.size
+        base, count = self.base, load.tokens.size
         times = self.seconds(load, recomputed)
         return Problem(
             num_microbatches=count,
@@ -291,7 +157,7 @@ class ChunkCosts:
                 self._problem_stage(i, load, [t[i] for t in times], recomputed[i]) for i in range(len(times[0]))
             ),
             links=base.links,
-            hops=tuple(_hop(hop, load.tokens / _PROBE_TOKENS, self.context) for hop in base.hops),
+            hops=tuple(_hop(hop, load.tokens / PROBE_TOKENS, self.context) for hop in base.hops),
             sync=_kept_sync(base.sync, gather, reduce),
             **_chains(follows),
         )
@@ -300,7 +166,7 @@ class ChunkCosts:
         stage = self.stages[index]
         held = stage.held_bytes(load, recomputed)
         return Stage(
-            rank=self.placements[index].rank,
+            rank=self.base.stages[index].rank,
             forward_s=_row(times[0]),
             input_grad_s=_row(times[1]),
             weight_grad_s=_row(times[2]),
@@ -310,95 +176,22 @@ class ChunkCosts:
         )
 
     def _ranks(self, working_bytes: Floats) -> tuple[Rank, ...]:
-        shared = self._state_shared_bytes()
         return tuple(
-            Rank(memory_bytes=rank.memory_bytes, static_bytes=rank.static_bytes - less + float(more))
-            for rank, less, more in zip(self.step.problem.ranks, shared, working_bytes, strict=True)
+            Rank(memory_bytes=rank.memory_bytes, static_bytes=rank.static_bytes + float(more))
+            for rank, more in zip(self.base.ranks, working_bytes, strict=True)
         )
 
-    def _state_shared_bytes(self) -> list[float]:
-        """What ZeRO-1 over the context-parallel devices takes off every rank."""
-        shared = [0.0] * len(self.step.problem.ranks)
-        if self.context == 1 or not self._probe.zero1:
-            return shared
-        for index, placement in enumerate(self.placements):
-            shared[placement.rank] += (1 - 1 / self.context) * self._optimizer_bytes(index)
-        return shared
 
-    def _optimizer_bytes(self, index: int) -> float:
-        per_param = memory.optimizer_bytes(self._probe.precision) / self.layout.data
-        return self._num_params(index) / self.layout.tensor * per_param
-
-    def _num_params(self, index: int) -> int:
-        site, num_layers = self._sites[index], self.placements[index].num_layers
-        ends = {"embedding": index == 0, "head": index == len(self.placements) - 1}
-        return self._costs.stage(self._layout, site, num_layers, "none", **ends).num_params
-
-    def _context_sync_s(self) -> float:
-        """The devices that share chunks sum their gradients after the step, as replicas do."""
-        if self.context == 1:
-            return 0.0
-        seconds = []
-        for index, site in enumerate(self._sites):
-            way = ring_way(site, self._costs.calibration(site), self.context, self.layout.tensor)
-            gradients = self._num_params(index) / self.layout.tensor * memory.gradient_bytes(self._probe.precision)
-            seconds.append(way.seconds(ring_bytes("all-reduce", gradients, self.context)))
-        return max(seconds)
+def _stage_of(data: dict[str, Any]) -> StageChunks:
+    """One stage as JSON data; KeyError, TypeError or ValueError where it is none."""
+    figures: dict[str, Any] = dict(data)
+    laws = [_laws_of(figures.pop(name)) for name in ("laws", "layer")]
+    num_layers = int(figures.pop("num_layers"))
+    return StageChunks(*laws, num_layers, **{name: finite(value) for name, value in figures.items()})
 
 
-_PROBE_TOKENS: Final = 4096
-"""Length of the one sequence whose step tells static bytes, links, collectives and what is outside the pipeline."""
-
-
-def model_laws(
-    model: Model,
-    training: Training,
-    layout: Layout,
-    site: Site,
-    calibration: Calibration,
-    *,
-    longest: int,
-    context: int = 1,
-) -> tuple[Laws, Laws, Laws]:
-    """The laws of one layer, of the embedding and of the head, fitted to the cost model up to `longest` tokens.
-
-    A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same.
-    """
-    lengths = np.unique(np.geomspace(max(1, longest * _SHORTEST_SHARE), longest, _NUM_POINTS).astype(np.int64))
-    parts = (compute.layer_times, compute.embedding_times, compute.head_times)
-    rows: list[list[Times]] = [[], [], []]
-    for length in lengths.tolist():
-        training = training.model_copy(update={"sequence_length": length})
-        for row, times in zip(rows, parts, strict=True):
-            row.append(times(model, training, layout, site, calibration))
-    tokens = lengths.astype(np.float64)
-    pairs = [tokens**2 / 2, np.zeros_like(tokens), np.zeros_like(tokens)]
-    layer, embedding, head = (_laws(tokens, p, row) for p, row in zip(pairs, rows, strict=True))
-    exchange = _all_to_all(model, training, layout, site, calibration, context)
-    layer = _spread(layer, context).plus(Laws(exchange, exchange, Law()))
-    return layer, _spread(embedding, context), _spread(head, context)
-
-
-def _spread(laws: Laws, num_devices: int) -> Laws:
-    return Laws(*(law.spread(num_devices) for law in laws))
-
-
-def _laws(tokens: Floats, pairs: Floats, times: Sequence[Times]) -> Laws:
-    kinds = ("forward_s", "input_grad_s", "weight_grad_s")
-    return Laws(*(fit_law(tokens, pairs, np.array([getattr(t, kind) for t in times])) for kind in kinds))
-
-
-def _all_to_all(
-    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, context: int
-) -> Law:
-    """The exchange of heads for tokens before and after attention, per token of the whole chunk."""
-    if context == 1:
-        return Law()
-    way = ring_way(site, calibration, context, layout.tensor)
-    width = 2 * (model.attention_hidden + model.kv_hidden) / layout.tensor * memory.element_bytes(training.precision)
-    share = width / context * (context - 1) / context
-    start = calibration.collective_start_s + way.latency_s
-    return Law(token_s=share / way.bandwidth_bytes_per_s, fixed_s=ALL_TO_ALLS * start)
+def _laws_of(data: Any) -> Laws:
+    return Laws(*(Law(**{name: finite(value) for name, value in law.items()}) for law in data))
 
 
 def _hop(hop: Hop | None, scale: Floats, context: int) -> Hop | None:

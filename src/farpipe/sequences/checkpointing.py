@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.cost.chunks import ChunkCosts, Load
+from farpipe.cost.chunk_laws import Load
+from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
 from farpipe.sequences.chunk import Floats, Ints
 from farpipe.sequences.order import ChunkOrder

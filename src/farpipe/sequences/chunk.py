@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.cost.chunks import Load
+from farpipe.cost.chunk_laws import Load
 from farpipe.errors import InputError
 
 Ints = NDArray[np.int64]

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from farpipe.cost.chunks import Law
+from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InputError
 from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from farpipe.cost import JobCosts, Layout, place_evenly
 from farpipe.cost.chunks import ChunkCosts
+from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.spec import Job, Site
 
@@ -18,7 +19,7 @@ def chunk_costs(job: Job, longest: int, context: int = 1) -> ChunkCosts:
     costs = JobCosts(job.model, job.training)
     layers = job.layout.layers or _balanced(job, costs, layout, sites, longest, context)
     placements = place_evenly([site.name for site in sites], layers)
-    return ChunkCosts(costs, layout, placements, job.cluster, longest, context)
+    return job_chunk_costs(costs, layout, placements, job.cluster, longest, context)
 
 
 def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
@@ -59,10 +60,10 @@ def _balanced(
     if count > num_layers:
         raise InfeasibleError(f"{count} stages are too many for {num_layers} layers; pin layout.pipeline lower")
     start = [num_layers // count + (i < num_layers % count) for i in range(count)]
-    one = ChunkCosts(costs, layout, place_evenly([s.name for s in sites], start), job.cluster, longest, context)
+    one = job_chunk_costs(costs, layout, place_evenly([s.name for s in sites], start), job.cluster, longest, context)
     tokens = float(job.training.sequence_length)
     total = [stage.laws.total for stage in one.stages]
-    of_layer = [layer.total for layer in one.layer_laws]
+    of_layer = [stage.layer.total for stage in one.stages]
 
     def seconds(index: int, num: int) -> float:
         ends = total[index] + of_layer[index].times(-start[index])

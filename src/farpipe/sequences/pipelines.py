@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.cost.chunks import ChunkCosts, Load
+from farpipe.cost.chunk_laws import Load
+from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
 from farpipe.schedule import peak_memory_bytes
 from farpipe.sequences.checkpointing import (

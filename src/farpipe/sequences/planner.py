@@ -9,7 +9,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from farpipe.cost.chunks import ChunkCosts, Law, Load
+from farpipe.cost.chunk_laws import Law, Load
+from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.checkpointing import CheckpointRule
 from farpipe.sequences.chunk import Chunk, Ints, SliceTable

@@ -1,0 +1,162 @@
+"""Laws of chunks: seconds of F, I and W as functions of a chunk's tokens and pairs, fitted to the cost model.
+
+A layer's time for one chunk is ``pair_s x pairs + token_s x tokens + fixed_s`` (InfiniPipe, arXiv 2509.21275, section
+4.2; FlexSP and WLB-LLM fit the same): pairs of a query and a key for attention, tokens for everything else. F, I and W
+have coefficients of their own, for I has 5/2 of the forward's attention and W none of it. They are fitted to the cost
+model of `compute`, which is affine itself where products are bound by arithmetic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.cost import compute, memory
+from farpipe.cost.calibration import Calibration
+from farpipe.cost.compute import Times
+from farpipe.cost.layout import Layout
+from farpipe.cost.transfer import ring_way
+from farpipe.spec import Model, Site, Training
+
+Floats = NDArray[np.float64]
+
+ALL_TO_ALLS: Final = 4
+"""In a layer's forward, and as many in its backward: queries, keys, values, context (Ulysses, arXiv 2309.14509)."""
+_SHORTEST_SHARE: Final = 1 / 256
+"""Of the longest sequence: where the lengths begin that a law is fitted on."""
+_NUM_POINTS: Final = 17
+
+
+class Load(NamedTuple):
+    """What every chunk makes a device do, as arrays [num_chunks]."""
+
+    tokens: Floats
+    pairs: Floats
+    """Pairs of a query and a key, as areas: (C + s)^2/2 - C^2/2 for a slice of s tokens behind C."""
+    is_split: NDArray[np.bool_]
+    """Whether it has a slice of a split sequence, so that keys and values are used by other chunks."""
+    split_tokens: Floats
+    """Tokens of that slice."""
+    is_last: NDArray[np.bool_]
+    """Whether that slice is its sequence's last, whose keys and values get no gradient from other chunks."""
+
+    def part(self, begin: int, end: int) -> "Load":
+        """That of chunks `begin` up to, not including, `end`."""
+        mine = slice(begin, end)
+        return Load(
+            self.tokens[mine], self.pairs[mine], self.is_split[mine], self.split_tokens[mine], self.is_last[mine]
+        )
+
+
+@dataclass(frozen=True)
+class Law:
+    """Seconds of one action as a function of a chunk's pairs and tokens."""
+
+    pair_s: float = 0.0
+    token_s: float = 0.0
+    fixed_s: float = 0.0
+
+    def __add__(self, other: "Law") -> "Law":
+        return Law(self.pair_s + other.pair_s, self.token_s + other.token_s, self.fixed_s + other.fixed_s)
+
+    def times(self, factor: float) -> "Law":
+        """All three multiplied by `factor`."""
+        return Law(self.pair_s * factor, self.token_s * factor, self.fixed_s * factor)
+
+    def spread(self, num_devices: int) -> "Law":
+        """The work divided over devices; what is fixed is each one's."""
+        return Law(self.pair_s / num_devices, self.token_s / num_devices, self.fixed_s)
+
+    def seconds(self, tokens: Floats, pairs: Floats) -> Floats:
+        """Seconds of chunks: [num_chunks]."""
+        return np.asarray(self.pair_s * pairs + self.token_s * tokens + self.fixed_s)
+
+
+class Laws(NamedTuple):
+    """The law of each kind of action."""
+
+    forward: Law
+    input_grad: Law
+    weight_grad: Law
+
+    def plus(self, other: "Laws") -> "Laws":
+        """Both, one after the other."""
+        return Laws(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> "Laws":
+        """Each multiplied by `factor`."""
+        return Laws(*(law.times(factor) for law in self))
+
+    @property
+    def total(self) -> Law:
+        """Forward and backward."""
+        return self.forward + self.input_grad + self.weight_grad
+
+
+def fit_law(tokens: Floats, pairs: Floats, seconds: Floats) -> Law:
+    """The law with the least sum of squared relative errors, none of its coefficients below zero."""
+    seconds = np.maximum(seconds, 1e-30)
+    columns = np.stack([pairs, tokens, np.ones_like(tokens)], 1) / seconds[:, None]
+    best, least = np.zeros(3), np.inf
+    for size in (3, 2, 1):
+        for chosen in map(list, combinations(range(3), size)):
+            found = np.linalg.lstsq(columns[:, chosen], np.ones_like(seconds), rcond=None)[0]
+            error = float(((columns[:, chosen] @ found - 1) ** 2).sum())
+            if found.min() >= 0 and error < least:
+                best, least = np.zeros(3), error
+                best[chosen] = found
+    return Law(*map(float, best))
+
+
+def model_laws(
+    model: Model,
+    training: Training,
+    layout: Layout,
+    site: Site,
+    calibration: Calibration,
+    *,
+    longest: int,
+    context: int = 1,
+) -> tuple[Laws, Laws, Laws]:
+    """The laws of one layer, of the embedding and of the head, fitted to the cost model up to `longest` tokens.
+
+    A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same.
+    """
+    lengths = np.unique(np.geomspace(max(1, longest * _SHORTEST_SHARE), longest, _NUM_POINTS).astype(np.int64))
+    parts = (compute.layer_times, compute.embedding_times, compute.head_times)
+    rows: list[list[Times]] = [[], [], []]
+    for length in lengths.tolist():
+        training = training.model_copy(update={"sequence_length": length})
+        for row, times in zip(rows, parts, strict=True):
+            row.append(times(model, training, layout, site, calibration))
+    tokens = lengths.astype(np.float64)
+    pairs = [tokens**2 / 2, np.zeros_like(tokens), np.zeros_like(tokens)]
+    layer, embedding, head = (_laws(tokens, p, row) for p, row in zip(pairs, rows, strict=True))
+    exchange = _all_to_all(model, training, layout, site, calibration, context)
+    layer = _spread(layer, context).plus(Laws(exchange, exchange, Law()))
+    return layer, _spread(embedding, context), _spread(head, context)
+
+
+def _spread(laws: Laws, num_devices: int) -> Laws:
+    return Laws(*(law.spread(num_devices) for law in laws))
+
+
+def _laws(tokens: Floats, pairs: Floats, times: Sequence[Times]) -> Laws:
+    kinds = ("forward_s", "input_grad_s", "weight_grad_s")
+    return Laws(*(fit_law(tokens, pairs, np.array([getattr(t, kind) for t in times])) for kind in kinds))
+
+
+def _all_to_all(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, context: int
+) -> Law:
+    """The exchange of heads for tokens before and after attention, per token of the whole chunk."""
+    if context == 1:
+        return Law()
+    way = ring_way(site, calibration, context, layout.tensor)
+    width = 2 * (model.attention_hidden + model.kv_hidden) / layout.tensor * memory.element_bytes(training.precision)
+    share = width / context * (context - 1) / context
+    start = calibration.collective_start_s + way.latency_s
+    return Law(token_s=share / way.bandwidth_bytes_per_s, fixed_s=ALL_TO_ALLS * start)

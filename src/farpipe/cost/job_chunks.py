@@ -1,0 +1,138 @@
+"""The costs of a job's stages for chunks of sequences, from the cost model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from farpipe.cost import memory
+from farpipe.cost.chunk_laws import Law, Laws, model_laws
+from farpipe.cost.chunks import PROBE_TOKENS, ChunkCosts, StageChunks
+from farpipe.cost.layout import Layout, Placement
+from farpipe.cost.stage import JobCosts
+from farpipe.cost.step import StepCost, step_cost
+from farpipe.cost.transfer import ring_bytes, ring_way
+from farpipe.errors import InputError
+from farpipe.spec import Cluster, Site
+from farpipe.step import Problem, Rank
+
+
+def job_chunk_costs(
+    costs: JobCosts,
+    layout: Layout,
+    placements: Sequence[Placement],
+    cluster: Cluster,
+    longest: int,
+    context: int = 1,
+) -> ChunkCosts:
+    """What chunks of sequences cost on the stages of one job.
+
+    `context` devices share every chunk of a stage (Ulysses): activations, work, and with ZeRO-1 the optimizer's state.
+    `longest` is the longest sequence that laws have to hold for. InputError without flash attention, whose absence
+    would make memory grow with the square of a length; errors of `step_cost` for the rest.
+    """
+    if not costs.training.flash_attention:
+        raise InputError("training.flash_attention: chunks of sequences need it; leave it out or set it to true")
+    job = _ChunkJob(costs, layout, tuple(placements), cluster, longest, context)
+    stages = tuple(job.stage(index) for index in range(len(placements)))
+    return ChunkCosts(stages, job.base(), context, job.step.overhead_s + job.context_sync_s())
+
+
+class _ChunkJob:
+    """One job and layout, whose laws of a site are fitted once."""
+
+    def __init__(
+        self,
+        costs: JobCosts,
+        layout: Layout,
+        placements: tuple[Placement, ...],
+        cluster: Cluster,
+        longest: int,
+        context: int,
+    ) -> None:
+        self.model, self.layout, self.placements, self.context = costs.model, layout, placements, context
+        self.longest = longest
+        probe = costs.training.model_copy(
+            update={"sequence_length": PROBE_TOKENS, "global_batch": layout.data, "microbatch_size": 1}
+        )
+        self._probe = probe.model_copy(update={"recompute": "none"})
+        self._layout = replace(layout, microbatch_size=1, num_microbatches=1)
+        plain = [replace(placement, recompute="none") for placement in placements]
+        self._costs = JobCosts(
+            self.model, self._probe, None, {s.device.name: costs.calibration(s) for s in cluster.sites}
+        )
+        self.step: StepCost = step_cost(self._costs, self._layout, plain, cluster)
+        self._sites = [cluster.site(p.site) for p in placements]
+        self._laws: dict[str, tuple[Laws, Laws, Laws]] = {}
+
+    def stage(self, index: int) -> StageChunks:
+        """Laws and bytes of one stage."""
+        num_layers, last = self.placements[index].num_layers, len(self.placements) - 1
+        layer, embedding, head = self._laws_at(self._sites[index])
+        overhead = Law(fixed_s=self._costs.calibration(self._sites[index]).action_overhead_s)
+        laws = layer.times(num_layers).plus(Laws(overhead, overhead, Law()))
+        late_head = Laws(Law(), head.forward + head.input_grad, head.weight_grad)
+        for part in [embedding] * (index == 0) + [late_head] * (index == last):
+            laws = laws.plus(part)
+        return StageChunks(laws, layer, num_layers, **self._bytes(num_layers, index == 0, index == last))
+
+    def _laws_at(self, site: Site) -> tuple[Laws, Laws, Laws]:
+        if site.name not in self._laws:
+            job = (self.model, self._probe, self._layout, site, self._costs.calibration(site))
+            self._laws[site.name] = model_laws(*job, longest=self.longest, context=self.context)
+        return self._laws[site.name]
+
+    def _bytes(self, num_layers: int, is_first: bool, is_last: bool) -> dict[str, float]:
+        job = (self.model, self._probe, self._layout)
+        share = self._probe.sequence_length * self.context
+        layer = memory.layer_activation_bytes(*job)
+        least = memory.layer_activation_bytes(self.model, self._probe.model_copy(update={"recompute": "full"}), job[2])
+        ends = is_first * memory.embedding_activation_bytes(*job) + is_last * memory.boundary_bytes(*job)
+        logits = 2 * 4 * self._probe.sequence_length * self.model.vocab_size / self.layout.tensor
+        ends_stash = is_first * memory.embedding_stash_bytes(*job) + is_last * memory.head_stash_bytes(*job)
+        keys = 2 * self.model.kv_hidden / (self.layout.tensor * self.context)
+        return {
+            "activation_bytes": (num_layers * layer + ends) / share,
+            "stash_bytes": (num_layers * memory.layer_stash_bytes(*job) + ends_stash) / share,
+            "saved_bytes": (layer - least) / share,
+            "key_bytes": keys * memory.element_bytes(self._probe.precision),
+            "chain_bytes": num_layers * keys * memory.gradient_bytes(self._probe.precision),
+            "working_bytes": layer / share,
+            "logit_bytes": is_last * logits / share,
+        }
+
+    def base(self) -> Problem:
+        """The step of one microbatch, less what ZeRO-1 over the context-parallel devices takes off every rank."""
+        shared, problem = self._state_shared_bytes(), self.step.problem
+        ranks = tuple(
+            Rank(memory_bytes=rank.memory_bytes, static_bytes=rank.static_bytes - less)
+            for rank, less in zip(problem.ranks, shared, strict=True)
+        )
+        return problem.model_copy(update={"ranks": ranks})
+
+    def _state_shared_bytes(self) -> list[float]:
+        """What ZeRO-1 over the context-parallel devices takes off every rank."""
+        shared = [0.0] * len(self.step.problem.ranks)
+        if self.context == 1 or not self._probe.zero1:
+            return shared
+        for index, placement in enumerate(self.placements):
+            shared[placement.rank] += (1 - 1 / self.context) * self._optimizer_bytes(index)
+        return shared
+
+    def _optimizer_bytes(self, index: int) -> float:
+        per_param = memory.optimizer_bytes(self._probe.precision) / self.layout.data
+        return self._num_params(index) / self.layout.tensor * per_param
+
+    def _num_params(self, index: int) -> int:
+        site, num_layers = self._sites[index], self.placements[index].num_layers
+        ends = {"embedding": index == 0, "head": index == len(self.placements) - 1}
+        return self._costs.stage(self._layout, site, num_layers, "none", **ends).num_params
+
+    def context_sync_s(self) -> float:
+        """The devices that share chunks sum their gradients after the step, as replicas do."""
+        if self.context == 1:
+            return 0.0
+        seconds = []
+        for index, site in enumerate(self._sites):
+            way = ring_way(site, self._costs.calibration(site), self.context, self.layout.tensor)
+            gradients = self._num_params(index) / self.layout.tensor * memory.gradient_bytes(self._probe.precision)
+            seconds.append(way.seconds(ring_bytes("all-reduce", gradients, self.context)))
+        return max(seconds)
