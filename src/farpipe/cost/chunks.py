@@ -184,10 +184,9 @@ class ChunkCosts(Document):
 
 def _stage_of(data: dict[str, Any]) -> StageChunks:
     """One stage as JSON data; KeyError, TypeError or ValueError where it is none."""
-    figures: dict[str, Any] = dict(data)
-    laws = [_laws_of(figures.pop(name)) for name in ("laws", "layer")]
-    num_layers = int(figures.pop("num_layers"))
-    return StageChunks(*laws, num_layers, **{name: finite(value) for name, value in figures.items()})
+    fields: dict[str, Any] = {name: _laws_of(data[name]) for name in ("laws", "layer")}
+    fields |= {name: finite(value) for name, value in data.items() if name not in fields}
+    return StageChunks(**fields | {"num_layers": int(data["num_layers"])})
 
 
 def _laws_of(data: Any) -> Laws:

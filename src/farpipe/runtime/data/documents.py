@@ -34,7 +34,7 @@ def source_files(data: Data) -> list[Path]:
     if not path.exists():
         raise InputError(f'data.source: there is no file or folder {data.source!r}; "stdlib" is always there')
     if form_of(data, files) == "tokens":
-        files = [file for file in files if file.suffix in (".npy", ".bin")]
+        files = [file for file in files if file.suffix in (".npy", ".bin") and not file.name.endswith(".ends.npy")]
         if not files:
             raise InputError(f"data.source: {str(path)!r}: tokens are in files that end in .npy or .bin")
     if not files:

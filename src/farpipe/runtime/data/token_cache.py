@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import RunError
@@ -20,6 +21,7 @@ from farpipe.runtime.data.tokenizer import ByteTokenizer, LearnedTokenizer
 from farpipe.spec import Data
 
 FORMAT: Final = "farpipe/tokens/1"
+ENDS: Final = ".ends.npy"
 LIMIT_S: Final = 12 * 3600.0
 """Longest wait for another process that tokenizes the same text."""
 _POLL_S: Final = 0.1
@@ -65,7 +67,7 @@ def _is_there(kept: Path) -> bool:
 
 def _content_key(data: Data, files: Sequence[Path], known: KnownFiles, tokenizer_key: str) -> str:
     """Changes with everything that the tokens depend on (SHA-256)."""
-    options = {"format": form_of(data, list(files)), "key": data.text_key, "tokenizer": tokenizer_key}
+    options = {"format": form_of(data, list(files)), "key": data.text_key, "tokenizer": tokenizer_key, "ends": True}
     total = hashlib.sha256(json.dumps([FORMAT, options]).encode())
     for file in files:
         total.update(known.digest(file))
@@ -99,16 +101,26 @@ def _wait_for(descriptor: int, lock: Path) -> None:
             return
 
 
-def _write_tokens(path: Path, tokenizer: ByteTokenizer | LearnedTokenizer, arrays: Iterable[NDArray[Any]]) -> None:
-    """First the numbers, then the header, whose presence says that they are whole."""
+def _write_tokens(
+    path: Path, tokenizer: ByteTokenizer | LearnedTokenizer, arrays: Iterable[tuple[NDArray[Any], bool]]
+) -> None:
+    """First the numbers and where documents end, then the header, whose presence says that they are whole."""
+    num_tokens, ends = 0, [0]
     with _appearing(path) as file:
-        num_tokens = 0
-        for array in arrays:
+        for array, is_end in arrays:
             file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
             num_tokens += array.size
+            ends += [num_tokens] if is_end else []
+    with _appearing(ends_of(path)) as file:
+        np.save(file, np.unique([*ends, num_tokens])[1:].astype(np.int64))
     sizes = {"num_tokens": num_tokens, "vocab_size": tokenizer.vocab_size}
     with _appearing(path.with_suffix(".json")) as file:
         file.write(json.dumps({"format": FORMAT, "dtype": str(tokenizer.dtype), **sizes}).encode())
+
+
+def ends_of(path: Path) -> Path:
+    """The file beside one of tokens that says where its documents end: ascending numbers of tokens, the last is all."""
+    return path.with_suffix(ENDS)
 
 
 @contextlib.contextmanager

@@ -24,10 +24,12 @@ class ByteTokenizer:
 
     key, vocab_size, dtype = "bytes", NUM_BYTES, np.dtype("uint8")
 
-    def tokens(self, texts: Iterable[str]) -> Iterator[NDArray[Any]]:
-        """The bytes of all texts, with an empty line between them."""
+    def tokens(self, texts: Iterable[str]) -> Iterator[tuple[NDArray[Any], bool]]:
+        """(bytes, whether a document ends there): all texts, with an empty line behind each but the last."""
         for number, text in enumerate(texts):
-            yield np.frombuffer((BETWEEN_TEXTS if number else b"") + text.encode(), np.uint8)
+            if number:
+                yield np.frombuffer(BETWEEN_TEXTS, np.uint8), True
+            yield np.frombuffer(text.encode(), np.uint8), False
 
 
 class LearnedTokenizer:
@@ -53,14 +55,14 @@ class LearnedTokenizer:
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         self.dtype = np.dtype("uint16" if self.vocab_size <= 1 << 16 else "uint32")
 
-    def tokens(self, texts: Iterable[str]) -> Iterator[NDArray[Any]]:
-        """The tokens of many pieces at a time, in order, with the end of text behind each document."""
+    def tokens(self, texts: Iterable[str]) -> Iterator[tuple[NDArray[Any], bool]]:
+        """(tokens of a piece, whether a document ends there), in order, with the end of text behind each document."""
         marked = _marked(texts)
         while group := [*islice(marked, _PIECES_AT_ONCE)]:
             encoded = self._tokenizer.encode_batch([piece for piece, _ in group], add_special_tokens=False)
             for found, (_, is_last) in zip(encoded, group, strict=True):
                 ends = [self._end] if is_last and self._end is not None else []
-                yield np.array([*found.ids, *ends], self.dtype)
+                yield np.array([*found.ids, *ends], self.dtype), is_last
 
 
 def _marked(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:

@@ -4,6 +4,9 @@ A file of tokens is a ``.npy`` array of whole numbers with one axis, or a ``.bin
 header beside it under the same name with ``.json``:
 
     {"format": "farpipe/tokens/1", "dtype": "uint16", "num_tokens": 1000, "vocab_size": 256}
+
+Where documents end in a file of tokens says an array ``NAME.ends.npy`` beside it: ascending numbers of tokens, the last
+of which is all. Without it the file is one document.
 """
 
 import contextlib
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 from farpipe.errors import InputError
 from farpipe.runtime.data.documents import form_of, read_whole, source_files, unreadable
 from farpipe.runtime.data.known_files import KnownFiles
-from farpipe.runtime.data.token_cache import FORMAT, cache_folder, tokenize_once
+from farpipe.runtime.data.token_cache import FORMAT, cache_folder, ends_of, tokenize_once
 from farpipe.runtime.data.tokenizer import BETWEEN_TEXTS, NUM_BYTES
 from farpipe.spec import Data
 from farpipe.strict import expect_format, parse_json, read_text
@@ -44,6 +47,8 @@ class Tokens:
     """More than the largest token."""
     content: bytes = b""
     """A digest of all that the tokens were made of, where it is known."""
+    ends: tuple[NDArray[np.int64], ...] = ()
+    """For every shard where its documents end: ascending numbers of tokens, the last is all of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -83,13 +88,15 @@ def load_tokens(data: Data) -> Tokens:
     if form == "tokens":
         return _open_all(data, files)
     if form == "text" and data.tokenizer == "bytes" and _total_bytes(files) <= IN_MEMORY_BYTES:
-        text = BETWEEN_TEXTS.join(read_whole(file) for file in files)
+        texts = [read_whole(file) for file in files]
+        text = BETWEEN_TEXTS.join(texts)
         content = hashlib.sha256(text).digest() if len(text) > SAMPLED_BYTES else b""
-        return Tokens((np.frombuffer(text, np.uint8),), NUM_BYTES, content)
+        ends = np.cumsum([len(one) + len(BETWEEN_TEXTS) for one in texts])
+        return Tokens((np.frombuffer(text, np.uint8),), NUM_BYTES, content, (np.minimum(ends, len(text)),))
     kept = tokenize_once(data, files)
     array, vocab_size = _open(kept)
     assert vocab_size is not None, "the cache's headers say it"
-    return Tokens((array,), vocab_size, bytes.fromhex(kept.stem))
+    return Tokens((array,), vocab_size, bytes.fromhex(kept.stem), (_ends(kept, array.size),))
 
 
 def _open_all(data: Data, files: Sequence[Path]) -> Tokens:
@@ -101,7 +108,27 @@ def _open_all(data: Data, files: Sequence[Path]) -> Tokens:
         shards.append(array)
         sizes.append(_vocab_size(file, array, known) if vocab_size is None else vocab_size)
     known.save()
-    return Tokens(tuple(shards), max(sizes))
+    ends = tuple(_ends(file, shard.size) for file, shard in zip(files, shards, strict=True))
+    return Tokens(tuple(shards), max(sizes), ends=ends)
+
+
+def _ends(path: Path, num_tokens: int) -> NDArray[np.int64]:
+    """Where the documents of a file of tokens end; InputError when what stands beside it can't be that."""
+    place = ends_of(path)
+    if not place.exists():
+        return np.array([num_tokens])
+    try:
+        ends = np.load(place, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InputError(f"data.source: {place}: not an array of NumPy's: {error}") from None
+    is_list = isinstance(ends, np.ndarray) and ends.ndim == 1 and ends.dtype.kind in "ui"
+    if (
+        not is_list
+        or (np.diff(ends.astype(np.int64), prepend=0) < 0).any()
+        or [*ends[-1:]] != [num_tokens] * bool(num_tokens)
+    ):
+        raise InputError(f"data.source: {place}: expected ascending numbers of tokens, the last of them {num_tokens}")
+    return np.asarray(ends, np.int64)
 
 
 def _vocab_size(file: Path, array: NDArray[Any], known: KnownFiles) -> int:
