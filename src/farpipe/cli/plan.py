@@ -33,6 +33,12 @@ def plan(
         Literal["time", "money", "energy", "carbon"],
         typer.Option(help="What the plan is chosen by: step time, or USD, kWh or grams of carbon per token."),
     ] = "time",
+    local_steps: Annotated[
+        int, typer.Option(min=2, help="Steps between two exchanges of the arm with local steps.")
+    ] = 100,
+    compare_arms: Annotated[
+        bool, typer.Option("--arms/--no-arms", help="Compare ways to use the sites, and changes that would help.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
@@ -55,9 +61,10 @@ def plan(
         from farpipe.plan.service import Planner
 
         spec = pinned_to(spec, choose(options(Planner(), spec), objective))
+    steps = local_steps if compare_arms else None
     with progress_bar("planning", "layouts") as advance:
         profiles = [Profile.load(path) for path in profile or []]
-        found, *others = plans_of(spec, job, profiles, progress=advance, num_plans=top)
+        found, *others = plans_of(spec, job, profiles, progress=advance, num_plans=top, local_steps=steps)
     if search_s:
         with search_status("searching for a faster schedule") as tell:
             found = refine(found, search_s, tell)

@@ -68,6 +68,8 @@ def show_plan(plan: "Plan", out: "Console", num_tokens: float | None = None) -> 
     out.print(Text(_headline(plan), "bold"), use_line(plan, num_tokens), "", sep="\n")
     for view in filter(lambda view: view.rows, plan_tables(plan)):
         out.print(to_rich(view))
+    if plan.limited_by:
+        out.print(f"* Limited by: {plan.limited_by}.")
     for line in (*plan.advice, *engine_lines(plan)):
         out.print(f"* {line}")
 
@@ -103,8 +105,10 @@ def _sites(plan: "Plan") -> str:
 
 
 def plan_tables(plan: "Plan") -> "tuple[TableView, ...]":
-    """Stages, links between sites, and what else was looked at."""
-    return _stage_table(plan), _link_table(plan), _choice_table(plan)
+    """Stages, links between sites, arms, what would help, and what else was looked at."""
+    from farpipe.report.arms import arm_table, change_table
+
+    return _stage_table(plan), _link_table(plan), arm_table(plan.arms), change_table(plan.changes), _choice_table(plan)
 
 
 def _stage_table(plan: "Plan") -> "TableView":

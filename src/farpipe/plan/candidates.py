@@ -1,5 +1,6 @@
 """Every layout that a job allows: degrees of parallelism, microbatch sizes, orders of sites, shapes of the pipeline."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,6 +47,14 @@ class Candidate:
     def where(self) -> str:
         """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
         return (" + " if self.layout.replica_sites else " > ").join(self.order)
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Devices in use by site."""
+        at = self.layout
+        if at.replica_sites:
+            return dict.fromkeys(at.replica_sites, at.pipeline * at.devices_per_rank)
+        return {name: ranks * at.devices_per_rank for name, ranks in Counter(s.name for s in self.sites).items()}
 
     @property
     def num_devices(self) -> int:

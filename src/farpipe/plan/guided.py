@@ -69,8 +69,7 @@ class GuidedSearch:
         chosen: list[list[Promise]] = []
         count: Counter[str] = Counter()
         for promises in ranked:
-            use = promises[0].use
-            kind = "alone" if len(use.order) == 1 and not use.homes else "replicas" if use.homes else "pipelines"
+            kind = promises[0].use.kind
             most = MAX_USES if kind != "replicas" else 2
             if count[kind] < most:
                 count[kind] += 1

@@ -49,6 +49,11 @@ class Use(NamedTuple):
     order: tuple[int, ...]
     homes: tuple[int, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """``alone``, ``pipelines`` over several sites, or ``replicas`` at several."""
+        return "replicas" if self.homes else "alone" if len(self.order) == 1 else "pipelines"
+
 
 class Promise(NamedTuple):
     """One point of the lattice and about what a step takes there."""

@@ -39,8 +39,8 @@ def replica_sites(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tu
     for chosen in (chosen for size in sizes if size > 1 for chosen in combinations(sites, size)):
         if not any(differing_keys(chosen[0], site) for site in chosen[1:]):
             rings = [(chosen[0], *rest) for rest in permutations(chosen[1:])]
-            best = max(rings, key=lambda ring: _slowest(cluster, ring))
-            if _slowest(cluster, best):
+            best = max(rings, key=lambda ring: slowest_rate(cluster, ring))
+            if slowest_rate(cluster, best):
                 yield best
 
 
@@ -61,7 +61,7 @@ def differing_keys(one: Site, other: Site) -> list[str]:
     return found or ([] if one.device == other.device else [f"the figures of device {one.device.name}"])
 
 
-def _slowest(cluster: Cluster, ring: Sequence[Site]) -> float:
+def slowest_rate(cluster: Cluster, ring: Sequence[Site]) -> float:
     """Bytes per second of the slowest link around; 0 where one is missing, in either direction."""
     links = [
         cluster.link(*ends) for a, b in pairwise((*ring, ring[0])) for ends in ((a.name, b.name), (b.name, a.name))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
@@ -17,6 +17,8 @@ from farpipe.strict import expect_format, parse_json, read_text, validate, write
 from farpipe.units import format_bytes, format_seconds
 
 FORMAT: Final = "farpipe/plan/1"
+
+ArmKind = Literal["one site", "pipeline", "replicas", "local steps"]
 
 
 def _read_problem(value: Any) -> Any:
@@ -73,6 +75,44 @@ class Choice(_Part):
     reason: str
 
 
+class Arm(_Part):
+    """One way to use sites and links, at its best under the cost model that all arms share."""
+
+    kind: ArmKind
+    where: str
+    """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
+    what: str
+    """Its layout in words."""
+    step_s: float
+    tokens_per_s: float
+    num_devices: int
+    inter_site_bytes: float
+    """Per step, over all links between sites together."""
+    usd_per_million_tokens: float
+    unpriced: tuple[str, ...] = ()
+    """What is missing in the price, as `Money.unpriced`."""
+    limited_by: str = ""
+    training: str = ""
+    """How training differs from what the job asks for; empty where losses are those of the job, but for rounding."""
+
+    @property
+    def same_training(self) -> bool:
+        """Whether it trains as the job says."""
+        return not self.training
+
+
+class Change(_Part):
+    """A change of the job that would help, and by how much as simulated."""
+
+    what: str
+    step_s: float
+    gain: float
+    """Relative gain in tokens per second."""
+    costs: Literal["a setting", "other numbers", "another batch", "bandwidth", "devices"]
+    training: str = ""
+    """How training would differ; empty where it would not."""
+
+
 class Plan(_Part):
     """All that a run needs."""
 
@@ -84,6 +124,11 @@ class Plan(_Part):
     prediction: Prediction
     runners_up: tuple[Choice, ...] = ()
     advice: tuple[str, ...] = ()
+    arms: tuple[Arm, ...] = ()
+    """The other ways to use the sites beside this one, the fastest first; empty where nobody asked for them."""
+    limited_by: str = ""
+    changes: tuple[Change, ...] = ()
+    """What would help, from what costs nothing to what costs most."""
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from typing import Final
 from farpipe.cost import JobCosts, Profile, profiles_of, tell_measured
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
+from farpipe.plan.advisor import advised
 from farpipe.plan.bandwidth import link_bytes
+from farpipe.plan.decided import ZERO_STAGES, decided
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.explore import search, shape_of
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
@@ -26,8 +28,6 @@ from farpipe.strict import nearest
 
 MAX_RUNNERS_UP = 8
 MAX_PLANNED_SITES: Final = 16
-ZERO_STAGES: Final = (1, 3)
-"""Tried in turn where the job leaves it open, the next one only if memory is too small for all before it."""
 
 Progress = Callable[[int, int], None]
 """Called with (candidates looked at, candidates in all)."""
@@ -44,11 +44,17 @@ def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | N
 
 
 def make_plans(
-    job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None, num_plans: int = 1
+    job: Job,
+    profiles: Sequence[Profile] = (),
+    progress: Progress | None = None,
+    num_plans: int = 1,
+    local_steps: int | None = None,
 ) -> list[Plan]:
     """The plan of `make_plan`, and after it up to `num_plans` - 1 of the next best layouts, each as good as it gets.
 
-    The bound that leaves candidates out may leave fewer than were asked for. Errors as for `make_plan`.
+    The bound that leaves candidates out may leave fewer than were asked for. With `local_steps` the first has arms and
+    changes too (see `advisor`), and so many steps between the exchanges of sites that go their own way. Errors as for
+    `make_plan`.
     """
     _expect_known_schedule(job)
     whole_job = job
@@ -63,14 +69,16 @@ def make_plans(
             break
     else:
         raise InfeasibleError(explain_infeasible(job, rejected, costs))
-    others = evaluated[1:num_plans]
-    plans = [
-        _plan_of(job, costs, [first, *(e for e in evaluated if e is not first)], rejected)
-        for first in (evaluated[0], *others)
-    ]
+    pairs = []
+    for first in evaluated[:num_plans]:
+        ranked = [first, *(e for e in evaluated if e is not first)]
+        pairs.append((_plan_of(job, costs, ranked, rejected), ranked))
+    pairs.sort(key=lambda pair: pair[0].prediction.step_s)
+    plans = [plan for plan, _ in pairs]
+    if local_steps is not None:
+        plans[0] = advised(plans[0], costs, pairs[0][1], local_steps)
     told = (*_tell_left_out(whole_job, asked), *tell_measured(whole_job, [profile.device for profile in profiles]))
-    plans = [plan.model_copy(update={"advice": (*told, *plan.advice)}) for plan in plans]
-    return sorted(plans, key=lambda plan: plan.prediction.step_s)
+    return [plan.model_copy(update={"advice": (*told, *plan.advice)}) for plan in plans]
 
 
 def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: list[Rejected]) -> Plan:
@@ -124,18 +132,6 @@ def _tell_left_out(asked: Job, job: Job) -> list[str]:
     ]
 
 
-def decided(job: Job, zero: int = 1) -> Job:
-    """The job with this stage of ZeRO and with sequence parallelism where the user leaves them open.
-
-    Under this cost model ZeRO-1 and sequence parallelism only save: ZeRO-1 sends what an all-reduce sends, the other
-    moves what tensor parallelism moves (Rajbhandari et al., arXiv 1910.02054; Korthikanti et al., arXiv 2205.05198).
-    Where there are no replicas, or no tensor parallelism, they change nothing.
-    """
-    wanted = {"zero": zero, "sequence_parallel": True}
-    chosen = {key: value for key, value in wanted.items() if getattr(job.training, key) == "auto"}
-    return job.model_copy(update={"training": job.training.model_copy(update=chosen)}) if chosen else job
-
-
 def _tell_settings(job: Job) -> list[str]:
     """Settings that would save memory or time and that the user has pinned to off."""
     better = {"zero": "1", "sequence_parallel": "true"}
@@ -165,7 +161,8 @@ def reorder(plan: Plan, method: str) -> Plan:
     """The same layout, placement and partition with the order of another method; errors as for `best_order`."""
     schedule, timeline = best_order(plan.problem, method)
     prediction = predict(plan.job, plan.problem, schedule, timeline, plan.prediction.overhead_s)
-    return plan.model_copy(update={"schedule": schedule, "prediction": prediction, "runners_up": (), "advice": ()})
+    gone: dict[str, object] = dict.fromkeys(("runners_up", "advice", "arms", "changes"), ())
+    return plan.model_copy(update={"schedule": schedule, "prediction": prediction, "limited_by": "", **gone})
 
 
 def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Step], None] = lambda progress: None) -> Plan:

@@ -104,12 +104,7 @@ def money_data(plan: Plan) -> dict[str, Any]:
 
 def estimated_quote(job: Job, candidate: Candidate, costs: JobCosts, step_s: float, peak: tuple[float, float]) -> Quote:
     """The quote of a candidate by closed forms: `step_s` and the fullest rank's (bytes, limit) are estimates."""
-    at, cluster = candidate.layout, job.cluster
-    if at.replica_sites:
-        devices = dict.fromkeys(at.replica_sites, at.pipeline * at.devices_per_rank)
-    else:
-        counts = Counter(site.name for site in candidate.sites)
-        devices = {name: ranks * at.devices_per_rank for name, ranks in counts.items()}
+    at, cluster, devices = candidate.layout, job.cluster, candidate.devices
     sent = inter_site_bytes(costs, candidate)
     return Quote(
         where=candidate.where,

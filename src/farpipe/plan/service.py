@@ -6,12 +6,13 @@ from typing import Final
 from farpipe.cost import JobCosts, Profile, profiles_of
 from farpipe.errors import InfeasibleError
 from farpipe.plan.candidates import Candidate
+from farpipe.plan.decided import decided
 from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
 from farpipe.plan.guided import placed
 from farpipe.plan.lattice import Lattice, Promise
 from farpipe.plan.orders import QUICK
 from farpipe.plan.plan import Plan
-from farpipe.plan.planner import as_plan, decided, make_plan
+from farpipe.plan.planner import as_plan, make_plan
 from farpipe.plan.quote import Quote, estimated_quote, quote_of
 from farpipe.spec import Cluster, Job, Request
 

@@ -1,0 +1,186 @@
+"""Arms on one cost model, what limits them, and the changes that would help."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.cost import JobCosts
+from farpipe.plan import Plan, make_plan
+from farpipe.plan.arms import limit_of
+from farpipe.plan.decided import decided
+from farpipe.plan.improvements import COSTS, WORTH_TELLING, improvements
+from farpipe.plan.planner import make_plans
+from farpipe.plan.quick import quick_search
+from farpipe.plan.separate_sites import _shares, separate_sites
+from plan.jobs import TRAINING, both_ways, device, job, site
+
+
+def costs_of(asked):
+    return JobCosts(asked.model, asked.training)
+
+
+def two_sites(fast=1.0, pins=None, **link):
+    places = [site("a"), site("b", on=device("fast", flops=312e12 * fast) if fast != 1 else None)]
+    return job(places, both_ways("a", "b", **link), **(pins or {}))
+
+
+def advised_plan(asked, local_steps=100):
+    return make_plans(asked, local_steps=local_steps)[0]
+
+
+@pytest.fixture(scope="module")
+def unlike():
+    """The plan of two sites, one with twice the speed of the other."""
+    return advised_plan(two_sites(fast=2.0))
+
+
+def test_every_way_to_use_the_sites_is_an_arm_the_fastest_first(unlike):
+    kinds = {(arm.kind, arm.where) for arm in unlike.arms}
+    assert {("one site", "a"), ("one site", "b")} <= kinds
+    assert {kind for kind, _ in kinds} == {"one site", "pipeline", "replicas", "local steps"}
+    assert [arm.step_s for arm in unlike.arms] == sorted(arm.step_s for arm in unlike.arms)
+
+
+def test_the_winner_is_the_fastest_arm_that_trains_as_asked(unlike):
+    first = next(arm for arm in unlike.arms if arm.same_training)
+    assert first.step_s == pytest.approx(unlike.prediction.step_s, rel=1e-9)
+
+
+def test_arms_that_train_otherwise_say_so(unlike):
+    told = {arm.training for arm in unlike.arms if arm.kind == "local steps" or "int8" in arm.training}
+    assert told == {"int8 or fp8 messages", "100 local steps between exchanges"}
+
+
+def test_a_plan_with_arms_and_changes_survives_a_round_trip(unlike):
+    again = Plan.from_json(unlike.to_json())
+    assert (again.arms, again.changes, again.limited_by) == (unlike.arms, unlike.changes, unlike.limited_by)
+    assert unlike.arms
+
+
+def test_a_plan_without_them_is_as_before():
+    assert make_plan(two_sites()).arms == ()
+
+
+@pytest.mark.parametrize(
+    ("link", "limit"),
+    [
+        ({"gbit_per_s": 0.2, "latency_s": 1e-4}, "bandwidth of"),
+        ({"gbit_per_s": 10000.0, "latency_s": 0.2}, "latency of"),
+    ],
+)
+def test_what_limits_a_pipeline_is_the_figure_of_the_link_that_is_bad(link, limit):
+    asked = decided(two_sites(pins={"sites": ("a", "b"), "replicas": "inside"}, **link))
+    best = next(one for one in quick_search(asked, costs_of(asked)) if len(one.candidate.order) == 2)
+    assert limit_of(best).startswith(limit)
+
+
+def test_one_device_alone_is_limited_by_computing():
+    long = TRAINING.model_copy(update={"global_batch": 512})
+    asked = decided(job([site("a", 1)], training=long))
+    assert limit_of(quick_search(asked, costs_of(asked))[0]) == "computing"
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@given(
+    devices=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    latency_s=st.sampled_from([1e-4, 0.02]),
+    gbit_per_s=st.sampled_from([1.0, 100.0]),
+)
+def test_the_quick_search_never_beats_the_exhaustive_one(devices, latency_s, gbit_per_s):
+    places = [site(name, number) for name, number in zip("ab", devices, strict=True)]
+    asked = decided(job(places, both_ways("a", "b", latency_s, gbit_per_s)))
+    quick = quick_search(asked, costs_of(asked), per_use=2)
+    assert quick[0].step_s >= make_plan(asked).prediction.step_s * (1 - 1e-9)
+
+
+def test_the_exchange_of_separate_sites_is_its_closed_form():
+    asked = decided(two_sites(fast=2.0, latency_s=0.03, gbit_per_s=8.0))
+    one = separate_sites(asked, costs_of(asked), 1)
+    num_bytes = asked.model.num_params * 4  # a ring of two sends 2 (n - 1) / n = 1 times the 32-bit gradients
+    assert one.exchanged_bytes == pytest.approx(num_bytes)
+    assert one.exchange_s == pytest.approx(num_bytes / 1e9 + 2 * 0.03)
+    assert one.step_s == pytest.approx(max(each.step_s for each in one.found) + one.exchange_s)
+
+
+def test_local_steps_share_the_exchange_which_is_of_32_bit():
+    asked = decided(two_sites(fast=2.0))
+    every, rarely = (separate_sites(asked, costs_of(asked), number) for number in (2, 500))
+    assert rarely.exchange_s == pytest.approx(every.exchange_s * 2 / 500)
+    assert every.exchanged_bytes == pytest.approx(4 * asked.model.num_params)
+
+
+def test_a_faster_site_gets_the_larger_share_and_none_is_lost():
+    one = separate_sites(decided(two_sites(fast=2.0)), costs_of(decided(two_sites(fast=2.0))), 1)
+    share = dict(zip(one.sites, one.shares, strict=True))
+    assert share["b"] > share["a"]
+    assert sum(one.shares) == TRAINING.global_batch
+
+
+@given(batch=st.integers(1, 512), times=st.lists(st.floats(0.1, 10), min_size=2, max_size=4))
+def test_shares_add_up_and_are_within_a_part_of_what_speed_asks_for(batch, times):
+    shares, part = _shares(batch, times), math.ceil(batch / 16)
+    assert sum(shares) == batch
+    for share, seconds in zip(shares, times, strict=True):
+        assert abs(share - batch / seconds / sum(1 / s for s in times)) <= part
+
+
+@pytest.mark.parametrize("links", [(), both_ways("a", "b")[:1]])
+def test_sites_without_a_ring_of_links_exchange_nothing(links):
+    asked = decided(job([site("a"), site("b")], links))
+    assert separate_sites(asked, costs_of(asked), 10) is None
+
+
+def test_alike_sites_with_gradients_every_step_are_told_as_replicas_only_once():
+    arms = advised_plan(two_sites()).arms
+    assert len([arm for arm in arms if arm.kind == "replicas"]) == 1
+
+
+@pytest.fixture(scope="module")
+def thin():
+    """A job with settings switched off, over a link that limits it; its search's results."""
+    asked = decided(two_sites(pins={"sites": ("a", "b")}, gbit_per_s=0.5))
+    costs = costs_of(asked)
+    return asked, costs, quick_search(asked, costs)
+
+
+def test_changes_come_from_cheap_to_dear_and_all_are_worth_it(thin):
+    asked, costs, found = thin
+    changes = improvements(asked, found[0], costs, most=100)
+    assert changes
+    assert [COSTS.index(c.costs) for c in changes] == sorted(COSTS.index(c.costs) for c in changes)
+    assert all(change.gain >= WORTH_TELLING for change in changes)
+
+
+def test_where_the_link_limits_shorter_messages_and_bandwidth_are_among_the_changes(thin):
+    asked, costs, found = thin
+    told = {change.what: change for change in improvements(asked, found[0], costs, most=100)}
+    narrow = next(change for what, change in told.items() if "wire_type" in what)
+    assert narrow.training
+    assert any("bandwidth between a and b" in what for what in told)
+
+
+def test_the_gain_is_what_the_changed_job_takes(thin):
+    """The same figures without the advisor: half the step with twice the devices is a gain of 1."""
+    asked, costs, found = thin
+    change = next(c for c in improvements(asked, found[0], costs, most=100) if "both ways" in c.what)
+    links = tuple(
+        link.model_copy(update={"bandwidth_bytes_per_s": 2 * link.bandwidth_bytes_per_s})
+        for link in asked.cluster.links
+    )
+    faster = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"links": links})})
+    before = quick_search(asked, costs, 1, 1, [found[0].candidate])
+    again = replace(found[0].candidate, sites=tuple(faster.cluster.site(s.name) for s in found[0].candidate.sites))
+    after = quick_search(faster, costs, 1, 1, [again])
+    assert change.step_s == pytest.approx(after[0].step_s)
+    assert change.gain == pytest.approx(before[0].step_s / after[0].step_s - 1)
+
+
+def test_a_switched_off_setting_that_costs_time_comes_first():
+    training = TRAINING.model_copy(update={"flash_attention": False, "sequence_length": 8192})
+    asked = decided(job([site("a")], training=training))
+    found = quick_search(asked, costs_of(asked))
+    assert improvements(asked, found[0], costs_of(asked))[0].what == "training.flash_attention = true"
