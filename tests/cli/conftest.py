@@ -1,9 +1,11 @@
-"""Run commands as a user does: in a process of its own, in an empty folder."""
+"""Run commands as a user does, in an empty folder."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 
 import pytest
 
@@ -20,8 +22,29 @@ PROBLEM = {
 
 
 @pytest.fixture
-def farpipe(tmp_path):
-    """`farpipe(*arguments)` in an empty folder; the finished process."""
+def farpipe(tmp_path, monkeypatch):
+    """`farpipe(*arguments)` in an empty folder, in this process: it saves the start of another. How it ended."""
+    from farpipe.cli import main
+
+    def run(*arguments):
+        with monkeypatch.context() as patch, ExitStack() as stack:
+            patch.chdir(tmp_path)
+            patch.delenv("COLUMNS", raising=False)
+            patch.setattr(sys, "argv", ["farpipe", *map(str, arguments)])
+            written = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+            stack.enter_context(redirect_stdout(written[0]))
+            stack.enter_context(redirect_stderr(written[1]))
+            with pytest.raises(SystemExit) as end:
+                main()
+        texts = [text.buffer.getvalue().decode() for text in written]
+        return subprocess.CompletedProcess(["farpipe", *map(str, arguments)], end.value.code or 0, *texts)
+
+    return run
+
+
+@pytest.fixture
+def farpipe_process(tmp_path):
+    """The same in a process of its own, as a user does: for what a shell or the system sees of it."""
 
     def run(*arguments, timeout=120):
         command = [sys.executable, "-m", "farpipe", *map(str, arguments)]

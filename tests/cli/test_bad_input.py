@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.cli import main
 from farpipe.plan import make_plan
 from plan.jobs import job, site
 
@@ -41,21 +40,6 @@ def folder(tmp_path, problem_file):
     return tmp_path
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """`farpipe` in this process, which saves the time to start another."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["farpipe", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        written = capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, end.value.code, written.out, written.err)
-
-    return run
-
-
 def expect_error(run, code, *messages):
     """One message for people and an exit code for scripts; nothing on stdout that a script could take for an answer."""
     assert run.returncode == code, run.stderr
@@ -85,8 +69,8 @@ WRONG_STEPS = [
 
 
 @pytest.mark.parametrize(("name", "message"), WRONG_STEPS, ids=[name for name, _ in WRONG_STEPS])
-def test_files_of_a_wrong_kind_are_named(here, folder, name, message):
-    expect_error(here("compare", name), 3, message)
+def test_files_of_a_wrong_kind_are_named(farpipe, folder, name, message):
+    expect_error(farpipe("compare", name), 3, message)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +86,8 @@ def test_files_of_a_wrong_kind_are_named(here, folder, name, message):
     ids=lambda words: " ".join(words),
 )
 @pytest.mark.parametrize("name", ["empty.json", "list.json", "folder", "absent.json"])
-def test_every_command_that_reads_a_file_names_a_wrong_one(here, folder, command, option, name):
-    expect_error(here(*command, name, *option), 3, f"farpipe: {name}")
+def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, command, option, name):
+    expect_error(farpipe(*command, name, *option), 3, f"farpipe: {name}")
 
 
 @pytest.mark.parametrize(
@@ -131,48 +115,48 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(here, folder, command
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_words_that_a_command_does_not_know_are_named(here, folder, arguments, message):
-    expect_error(here(*arguments), 2, message)
+def test_words_that_a_command_does_not_know_are_named(farpipe, folder, arguments, message):
+    expect_error(farpipe(*arguments), 2, message)
 
 
-def test_a_search_for_an_order_that_the_job_names_is_refused(here, tmp_path):
+def test_a_search_for_an_order_that_the_job_names_is_refused(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(JOB.read_text() + '\n[schedule]\nmethod = "1f1b"\n')
     expect_error(
-        here("plan", "job.toml", "--search-s", "5"), 2, "job.toml names the schedule '1f1b'", 'method = "auto"'
+        farpipe("plan", "job.toml", "--search-s", "5"), 2, "job.toml names the schedule '1f1b'", 'method = "auto"'
     )
 
 
-def test_words_that_look_like_markup_are_shown_as_they_are(here, tmp_path):
+def test_words_that_look_like_markup_are_shown_as_they_are(farpipe, tmp_path):
     name = "[/b] :bug: [red]x"
     (tmp_path / "job.toml").write_text(job([site("here", num_devices=1)]).to_toml().replace('"small"', f'"{name}"'))
-    run = here("plan", "job.toml")
+    run = farpipe("plan", "job.toml")
     assert run.returncode == 0
     assert run.stdout.startswith(f"{name} at here: ")
 
 
-def test_a_profile_comes_too_late_for_a_plan(here, tmp_path):
+def test_a_profile_comes_too_late_for_a_plan(farpipe, tmp_path):
     make_plan(job([site("here", num_devices=1)])).save(tmp_path / "plan.json")
-    expect_error(here("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is made already")
+    expect_error(farpipe("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is made already")
 
 
-def test_a_schedule_for_another_problem_shows_the_place(here, problem_file, tmp_path):
-    assert here("schedule", problem_file, "--method", "1f1b", "-o", "s.json").returncode == 0
+def test_a_schedule_for_another_problem_shows_the_place(farpipe, problem_file, tmp_path):
+    assert farpipe("schedule", problem_file, "--method", "1f1b", "-o", "s.json").returncode == 0
     data = json.loads((tmp_path / "s.json").read_text())
     data["ranks"][0].append("2F0")
     (tmp_path / "s.json").write_text(json.dumps(data))
-    expect_error(here("simulate", problem_file, "--schedule", "s.json"), 3, "2F0")
+    expect_error(farpipe("simulate", problem_file, "--schedule", "s.json"), 3, "2F0")
 
 
 @pytest.mark.parametrize("arguments", [("export", "folder"), ("report", "folder")], ids=" ".join)
-def test_a_folder_without_a_run_is_told(here, folder, arguments):
-    expect_error(here(*arguments), 3, "folder: not a run directory: it has no plan.json; `farpipe train` makes one")
+def test_a_folder_without_a_run_is_told(farpipe, folder, arguments):
+    expect_error(farpipe(*arguments), 3, "folder: not a run directory: it has no plan.json; `farpipe train` makes one")
 
 
-def test_an_order_that_nobody_knows_is_told_with_the_file(here, tmp_path):
+def test_an_order_that_nobody_knows_is_told_with_the_file(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(JOB.read_text() + '\n[schedule]\nmethod = "1f1"\n')
     message = "farpipe: job.toml: schedule.method: there is no schedule '1f1'; did you mean '1f1b'?"
     for command in (["plan"], ["compare"], ["train", "--device", "sleep"]):
-        expect_error(here(*command, "job.toml"), 3, message)
+        expect_error(farpipe(*command, "job.toml"), 3, message)
 
 
 @pytest.fixture
@@ -208,9 +192,9 @@ def test_a_folder_that_may_not_be_entered_is_named(without_rights, problem_file,
         closed.chmod(0o700)
 
 
-def test_points_of_a_wrong_kind_are_named(here, folder):
+def test_points_of_a_wrong_kind_are_named(farpipe, folder):
     for name in ("broken.toml", "folder", "absent.csv"):
-        expect_error(here("validate", "--points", name), 3, f"farpipe: {name}")
+        expect_error(farpipe("validate", "--points", name), 3, f"farpipe: {name}")
 
 
 OUTPUTS = [
@@ -223,9 +207,9 @@ OUTPUTS = [
 
 
 @pytest.fixture
-def schedule_file(here, problem_file):
+def schedule_file(farpipe, problem_file):
     """An order that can be simulated."""
-    assert here("schedule", problem_file, "--method", "1f1b", "-o", "s.json").returncode == 0
+    assert farpipe("schedule", problem_file, "--method", "1f1b", "-o", "s.json").returncode == 0
 
 
 @pytest.mark.parametrize("arguments", OUTPUTS, ids=lambda words: f"{words[0]} {words[-1]}")
@@ -238,8 +222,8 @@ def schedule_file(here, problem_file):
     ],
     ids=["a folder", "below a file", "a full device"],
 )
-def test_an_output_that_can_not_be_written_is_named(here, folder, schedule_file, arguments, target, reason):
-    expect_error(here(*arguments, target), 6, f"{target}: can't be written: {reason}")
+def test_an_output_that_can_not_be_written_is_named(farpipe, folder, schedule_file, arguments, target, reason):
+    expect_error(farpipe(*arguments, target), 6, f"{target}: can't be written: {reason}")
 
 
 @pytest.fixture
@@ -261,30 +245,30 @@ def full_disk(tmp_path):
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_half_an_authority_is_not_left_on_a_full_disk(here, full_disk):
+def test_half_an_authority_is_not_left_on_a_full_disk(farpipe, full_disk):
     (full_disk / "more").write_bytes(b"x" * (4 << 10))
     expect_error(
-        here("certs", "init", full_disk / "pki"), 6, "authority.pem: can't be written: No space left on device"
+        farpipe("certs", "init", full_disk / "pki"), 6, "authority.pem: can't be written: No space left on device"
     )
     assert list((full_disk / "pki").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["new.json", "old.json"])
-def test_a_disk_that_fills_up_leaves_what_stood_there(farpipe, problem_file, full_disk, name):
+def test_a_disk_that_fills_up_leaves_what_stood_there(farpipe_process, problem_file, full_disk, name):
     (full_disk / "old.json").write_text(old := '{"format": "farpipe/schedule/1"}')
     data = json.loads(problem_file.read_text()) | {"num_microbatches": 2000}
     data["ranks"] = [{"memory_bytes": None, "static_bytes": 0}] * 2
     problem_file.write_text(json.dumps(data))
-    run = farpipe("schedule", problem_file, "--method", "1f1b", "-o", full_disk / name)
+    run = farpipe_process("schedule", problem_file, "--method", "1f1b", "-o", full_disk / name)
     expect_error(run, 6, f"{name}: can't be written: No space left on device")
     assert {path.name for path in full_disk.iterdir()} <= {"most", "old.json", "old.previous.json"}
     assert (full_disk / "old.json").read_text() == old
 
 
-def test_a_file_that_is_no_schedule_is_not_replaced_by_one(here, problem_file, tmp_path):
+def test_a_file_that_is_no_schedule_is_not_replaced_by_one(farpipe, problem_file, tmp_path):
     (tmp_path / "notes.json").write_text("mine")
     expect_error(
-        here("schedule", problem_file, "--method", "1f1b", "-o", "notes.json"), 3, "notes.json: is there already"
+        farpipe("schedule", problem_file, "--method", "1f1b", "-o", "notes.json"), 3, "notes.json: is there already"
     )
     assert (tmp_path / "notes.json").read_text() == "mine"
 
@@ -295,10 +279,16 @@ def piped(command, reader, folder):
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=folder, check=False, timeout=120)
 
 
-@pytest.mark.parametrize("reader", ["head -1", "head -c 1", "true"])
 @pytest.mark.parametrize(
-    "command",
-    ["compare problem.json", "compare problem.json --json", "schedule problem.json --method 1f1b", "--help"],
+    ("command", "reader"),
+    [
+        ("compare problem.json", "head -1"),
+        ("compare problem.json --json", "true"),
+        ("schedule problem.json --method 1f1b", "head -c 1"),
+        ("--help", "head -1"),
+        ("--help", "head -c 1"),
+        ("--help", "true"),
+    ],
 )
 def test_a_reader_that_leaves_early_is_no_error(problem_file, command, reader):
     run = piped(command, reader, problem_file.parent)
