@@ -101,9 +101,9 @@ def format_large(number: float) -> str:
     return _scaled(number, (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)), whole=True)
 
 
-def format_percent(share: float) -> str:
-    """A share: ``12.3 %``."""
-    return f"{share * 100:.1f} %"
+def format_percent(share: float, num_digits: int = 1) -> str:
+    """A share: ``12.3 %``, with so many digits after the point."""
+    return f"{share * 100:.{num_digits}f} %"
 
 
 def format_change(share: float) -> str:

@@ -183,7 +183,7 @@ def test_an_order_that_brought_nothing_is_not_tried_again_in_the_same_world():
 
 
 @pytest.mark.parametrize(
-    ("found", "why"), [(lambda _: None, "found nothing"), (lambda p: order("1f1b", p), "predicted gain 0.0%")]
+    ("found", "why"), [(lambda _: None, "found nothing"), (lambda p: order("1f1b", p), "predicted gain 0.0 %")]
 )
 def test_an_order_that_gains_too_little_is_not_taken(found, why):
     replanner, _ = play([NEAR] * 5 + [FAR] * 8, found)

@@ -8,6 +8,7 @@ import pytest
 from farpipe.errors import GateError, InputError
 from farpipe.plan.reference_points import load_points
 from farpipe.plan.validation import predict_step_s, validate, validate_groups
+from farpipe.units import format_change
 
 HEADER = "group,model,num_layers,hidden,num_heads,global_batch,microbatch_size,tensor,data,pipeline,step_s\n"
 ROW = "vtrain-multi-node,mine,24,2048,16,64,2,2,4,4,{step_s}\n"
@@ -82,7 +83,7 @@ def test_a_wrong_reference_fails_the_gate():
     report = validate_groups([wrong])
     assert not report.passed
     with pytest.raises(
-        GateError, match=r"korthikanti-2022: mean error .* tolerance 4.0%; worst: GPT-22B t8"
+        GateError, match=r"korthikanti-2022: mean error .* tolerance 4.0 %; worst: GPT-22B t8"
     ) as failure:
         report.raise_if_failed()
     assert failure.value.exit_code == 5
@@ -102,7 +103,7 @@ def test_the_table_shows_every_point_with_its_error(carried):
     for group in carried.groups:
         for result in group.results:
             assert str(result.point) in table
-            assert f"{result.error:+.1%}" in table
+            assert format_change(result.error) in table
 
 
 def test_the_data_is_json_and_agrees_with_the_report(carried):

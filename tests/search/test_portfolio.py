@@ -128,7 +128,7 @@ def test_a_large_step_gets_better_than_greedy_and_all_named_orders():
 @pytest.mark.parametrize(
     ("static", "said"),
     [
-        (0.0, "it would take 8 microbatches instead of 2, each 1/4 as large, or recomputation that keeps 25% of"),
+        (0.0, "it would take 8 microbatches instead of 2, each 1/4 as large, or recomputation that keeps 25 % of"),
         (0.5, "even the smallest microbatch is too large"),
     ],
 )

@@ -114,12 +114,14 @@ def _table(outcomes: "list[Outcome]") -> Any:
 
 
 def _row(outcome: "Outcome") -> tuple[str, ...]:
+    from farpipe.units import format_percent
+
     data = outcome.to_data()
     hours = [_hours(data[key]) for key in ("mean_jct_s", "p95_jct_s", "p99_wait_s")]
     money = [f"${sum(data['money'][kind].values()):,.0f}" for kind in ("electricity", "rent", "egress")]
     energy = f"{sum(data['energy_kwh']['jobs'].values()) / 1000:,.1f} MWh"
     finished = f"{data['num_finished']} of {data['num_jobs']}"
-    return (outcome.policy, finished, *hours, f"{data['utilization']:.0%}", energy, *money)
+    return (outcome.policy, finished, *hours, format_percent(data["utilization"], 0), energy, *money)
 
 
 def _hours(seconds: float | None) -> str:

@@ -82,13 +82,14 @@ def _show(summary: "LengthSummary") -> None:
 
 def _table(summary: "LengthSummary") -> "TableView":
     from farpipe.report import TableView
+    from farpipe.units import format_percent
 
     rows = tuple(
         (
             f"{row.tokens:,}",
             f"{row.num_sequences:,}",
-            f"{row.sequence_share:.2%}",
-            f"{row.token_share:.1%}",
+            format_percent(row.sequence_share, 2),
+            format_percent(row.token_share),
             f"{row.mean_slices:.1f}" if row.num_sequences else "-",
             str(row.most_slices) if row.num_sequences else "-",
         )

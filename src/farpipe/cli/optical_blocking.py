@@ -166,18 +166,20 @@ def _bounds(interval: "Interval") -> list[float]:
 
 
 def _show(facts: dict[str, Any], as_json: bool) -> None:
+    from farpipe.units import format_percent
+
     if as_json:
         print_json(facts)
         return
     typer.echo(f"{facts['requests']} requests: {facts['accepted']} accepted, {facts['blocked']} blocked")
     for name, what in (("blocking_ratio", "requests"), ("bandwidth_blocking_ratio", "bandwidth")):
         bounds = facts.get(f"{name}_interval")
-        shown = f" (95 %: {bounds[0]:.3%} to {bounds[1]:.3%})" if bounds else ""
-        typer.echo(f"blocked share of {what}: {facts[name]:.3%}{shown}")
+        shown = f" (95 %: {format_percent(bounds[0], 3)} to {format_percent(bounds[1], 3)})" if bounds else ""
+        typer.echo(f"blocked share of {what}: {format_percent(facts[name], 3)}{shown}")
     broken = facts["fragmentation"]
     typer.echo(
-        f"spectrum at the end: {broken['used_share']:.1%} used, {broken['num_blocks']:.1f} free blocks per fibre, "
-        f"external fragmentation {broken['external']:.2f}, entropy {broken['entropy']:.2f}"
+        f"spectrum at the end: {format_percent(broken['used_share'])} used, {broken['num_blocks']:.1f} free blocks per "
+        f"fibre, external fragmentation {broken['external']:.2f}, entropy {broken['entropy']:.2f}"
     )
     if facts["moved"]:
         typer.echo(f"defragmentation moved {facts['moved']} light paths")

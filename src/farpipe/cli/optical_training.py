@@ -234,10 +234,12 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:
+    from farpipe.units import format_change, format_percent
+
     value = row.get(key, "")
     if key == "change" and row.get("change_interval"):
         half = (row["change_interval"][1] - row["change_interval"][0]) / 2
-        return f"{value:+.1%} ± {half:.1%}"
+        return f"{format_change(value)} ± {format_percent(half)}"
     scales = {"refused_ratio": (100, "{:.2f} %"), "mean_wait_s": (1000, "{:.2f}"), "harm": (100, "{:+.2f}")}
     if isinstance(value, float):
         scale, form = scales.get(key, (1, "{:.4g}"))

@@ -111,7 +111,7 @@ def _show(plan: "SequencePlan") -> None:
 
 def _pipeline_table(plan: "SequencePlan") -> "TableView":
     from farpipe.report import TableView
-    from farpipe.units import format_bytes, format_seconds
+    from farpipe.units import format_bytes, format_percent, format_seconds
 
     rows = tuple(
         (
@@ -119,7 +119,7 @@ def _pipeline_table(plan: "SequencePlan") -> "TableView":
             str(len(pipeline.chunks)),
             f"{sum(plan.chunks[i].num_tokens for i in pipeline.chunks):,}",
             format_seconds(pipeline.makespan_s),
-            f"{pipeline.timeline.bubble_ratio:.1%}",
+            format_percent(pipeline.timeline.bubble_ratio),
             f"{pipeline.recomputed.sum() / max(1, pipeline.recomputed.size):.2f}",
             format_bytes(max(pipeline.peak_memory_bytes)),
         )

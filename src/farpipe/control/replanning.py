@@ -21,7 +21,7 @@ from farpipe.simulate import Timeline, simulate
 from farpipe.spec.replanning import ReplanSettings
 from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, finite, parse_json
-from farpipe.units import format_rate, format_seconds
+from farpipe.units import format_percent, format_rate, format_seconds
 
 Event = dict[str, Any]
 """What is logged: ``step``, ``event`` and what belongs to it."""
@@ -264,7 +264,7 @@ class Replanner:
         self._believe(problem, samples, now_s)
         if brought < self.settings.gain / 2:
             self._disappointed = [*self._disappointed, Known(problem, self.schedule)][-MAX_KNOWN:]
-            why = f"it brought {brought:.1%} instead of {expected:.1%}"
+            why = f"it brought {format_percent(brought)} instead of {format_percent(expected)}"
             self._swap = Swap(trial.previous, why, now_s, trial.swap.before_s, is_step_back=True)
         else:  # a search may have found a better one meanwhile
             self._swap = self._swap_to_known(problem, samples, now_s, trial.swap.why)
@@ -306,14 +306,14 @@ class Replanner:
         """What has changed."""
         change = largest_change(self._believed, measured)
         if change > self.settings.change:
-            return f"something takes {change:.0%} longer or shorter than assumed: {_links_of(measured)}"
+            return f"something takes {format_percent(change, 0)} longer or shorter than assumed: {_links_of(measured)}"
         return f"steps take {format_seconds(now_s)}, expected {format_seconds(self._expected_s)}"
 
     def _too_little(self, search: Search, schedule: Schedule) -> str:
         if self._has_disappointed(schedule, search.problem):
             return "what it found was tried before and brought too little"
         gain = 1 - mean_makespan_s(search.samples, schedule) / mean_makespan_s(search.samples, self.schedule)
-        return f"predicted gain {gain:.1%}, less than {self.settings.gain:.1%}"
+        return f"predicted gain {format_percent(gain)}, less than {format_percent(self.settings.gain)}"
 
     def _obstacle(self, schedule: Schedule) -> str | None:
         try:

@@ -12,7 +12,7 @@ from farpipe.schedule.library import ORDERS
 from farpipe.simulate import simulate
 from farpipe.spec import Job
 from farpipe.step import Hop, Sync, Transfer, is_inter_site
-from farpipe.units import format_bytes, format_rate, format_seconds
+from farpipe.units import format_bytes, format_change, format_rate, format_seconds
 
 BANDWIDTH_FACTORS: Final = (0.5, 2.0, math.inf)
 
@@ -55,7 +55,7 @@ def reason(best: Evaluated, other: Evaluated) -> str:
     percent = other.step_s / best.step_s - 1
     if percent < 0.0005:
         return "as fast; the first one found was taken"
-    return f"{percent:+.1%}: {format_seconds(theirs[name] - mine[name])} more {name}"
+    return f"{format_change(percent)}: {format_seconds(theirs[name] - mine[name])} more {name}"
 
 
 def advice(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
@@ -119,7 +119,7 @@ def _other_use(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[st
 
 def _would_take(other: Evaluated, best: Evaluated) -> str:
     what = "exchanging gradients" if other.candidate.layout.replica_sites else "exchanging activations"
-    relation = f"{other.step_s / best.step_s - 1:+.1%}"
+    relation = format_change(other.step_s / best.step_s - 1)
     busiest = max(size for name, size in link_bytes(other.problem, other.timeline).items() if is_inter_site(name))
     seconds, size = format_seconds(other.step_s), format_bytes(busiest)
     return f"{what}, would take at most {seconds} a step ({relation}): {size} over the busiest link."
@@ -148,7 +148,7 @@ def _bandwidth_sensitivity(best: Evaluated) -> list[str]:
     words = {0.5: "half", 2.0: "double", math.inf: "unlimited"}
     told = [
         f"{words[point.factor]} -> {format_seconds(point.makespan_s + best.overhead_s)} "
-        f"({(point.makespan_s + best.overhead_s) / best.step_s - 1:+.1%})"
+        f"({format_change((point.makespan_s + best.overhead_s) / best.step_s - 1)})"
         for point in curve
     ]
     return [f"Effect of the inter-site bandwidth: {', '.join(told)}."] if told else []

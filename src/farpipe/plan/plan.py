@@ -14,7 +14,7 @@ from farpipe.spec import Job, Recompute
 from farpipe.step import FORMAT as PROBLEM_FORMAT
 from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
-from farpipe.units import format_bytes, format_seconds
+from farpipe.units import format_bytes, format_percent, format_seconds
 
 FORMAT: Final = "farpipe/plan/1"
 
@@ -188,7 +188,7 @@ class Plan(_Part):
             f"Plan for {self.job.model.name} over {self.where}: pipeline {at.pipeline} x data {at.data} x tensor "
             f"{at.tensor}{self.shape}, {at.num_microbatches} microbatches of {at.microbatch_size}, order "
             f"{self.schedule.method}",
-            f"  step {format_seconds(expected.step_s)}, bubble {expected.bubble_ratio:.1%}, "
+            f"  step {format_seconds(expected.step_s)}, bubble {format_percent(expected.bubble_ratio)}, "
             f"{expected.tokens_per_s:,.0f} tokens/s",
         ]
         lines += [

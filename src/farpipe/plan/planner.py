@@ -25,6 +25,7 @@ from farpipe.simulate import Timeline
 from farpipe.spec import Job
 from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
+from farpipe.units import format_percent
 
 MAX_RUNNERS_UP = 8
 MAX_PLANNED_SITES: Final = 16
@@ -183,11 +184,13 @@ def _tell_search(plan: Plan, found: Found) -> str:
     gain = 1 - makespan_s / plan.prediction.makespan_s
     gap = max(makespan_s / found.lower_bound_s - 1, 0.0) if found.lower_bound_s else 0.0
     end = "Search stopped at the time limit" if found.cut_by_clock else "Search finished"
-    result = f"found an order that is {gain:.1%} faster" if gain > 0 else "no faster order found"
-    proof = "none can be faster" if found.proven else "none can be more than"
-    return (
-        f"{end}: {result}; {proof} (gap {gap:.1%})." if found.proven else f"{end}: {result}; {proof} {gap:.1%} faster."
-    )
+    result = f"found an order that is {format_percent(gain)} faster" if gain > 0 else "no faster order found"
+    return f"{end}: {result}; {_tell_gap(gap, is_proven=found.proven)}."
+
+
+def _tell_gap(gap: float, *, is_proven: bool) -> str:
+    share = format_percent(gap)
+    return f"none can be faster (gap {share})" if is_proven else f"none can be more than {share} faster"
 
 
 def _tell_short_search(named: Evaluated, best: Evaluated) -> list[str]:
@@ -195,10 +198,8 @@ def _tell_short_search(named: Evaluated, best: Evaluated) -> list[str]:
         return []
     gain = 1 - best.timeline.makespan_s / named.timeline.makespan_s
     gap = max(best.timeline.makespan_s / lower_bound_s(best.problem) - 1, 0.0)
-    return [
-        f"Order: a short search made the best named order, {named.schedule.method}, {gain:.1%} faster; none can be "
-        f"more than {gap:.1%} faster still."
-    ]
+    told = f"Order: a short search made the best named order, {named.schedule.method}, {format_percent(gain)} faster"
+    return [f"{told}; {_tell_gap(gap, is_proven=gap < 1e-9)}."]
 
 
 def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> Prediction:

@@ -17,6 +17,7 @@ from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Problem
+from farpipe.units import format_change, format_percent
 
 
 @dataclass(frozen=True)
@@ -176,16 +177,21 @@ def predict_step_s(point: ReferencePoint) -> float:
 
 def _tell_failure(group: GroupResult) -> str:
     worst = max(group.results, key=lambda result: abs(result.error))
-    memory = f", memory {group.memory_error:.1%} of {group.group.memory_tolerance:.1%}" if _has_memory(group) else ""
+    memory = ", memory {} of {}".format(*_memory_figures(group)) if _has_memory(group) else ""
     return (
-        f"  {group.group.name}: mean error {group.mean_absolute_error:.1%} over {len(group.results)} points, "
-        f"tolerance {group.group.tolerance:.1%}{memory}; worst: {worst.point}, measured {worst.point.step_s:.4g} s, "
-        f"predicted {worst.predicted_s:.4g} s ({worst.error:+.1%})"
+        f"  {group.group.name}: mean error {format_percent(group.mean_absolute_error)} over {len(group.results)} "
+        f"points, tolerance {format_percent(group.group.tolerance)}{memory}; worst: {worst.point}, measured "
+        f"{worst.point.step_s:.4g} s, predicted {worst.predicted_s:.4g} s ({format_change(worst.error)})"
     )
 
 
 def _has_memory(group: GroupResult) -> bool:
     return group.memory_error is not None and group.group.memory_tolerance is not None
+
+
+def _memory_figures(group: GroupResult) -> tuple[str, str]:
+    """Its mean error of memory and the tolerance of that."""
+    return format_percent(group.memory_error or 0.0), format_percent(group.group.memory_tolerance or 0.0)
 
 
 def _group_lines(group: GroupResult) -> list[str]:
@@ -202,21 +208,22 @@ def _group_lines(group: GroupResult) -> list[str]:
 
 def _summary(group: GroupResult) -> str:
     parts = [
-        f"mean error {group.mean_absolute_error:.1%} (bias {group.bias:+.1%}), tolerance {group.group.tolerance:.1%}",
+        f"mean error {format_percent(group.mean_absolute_error)} (bias {format_change(group.bias)})",
+        f"tolerance {format_percent(group.group.tolerance)}",
         f"{len(group.results)} points",
     ]
     if _has_memory(group):
-        parts.append(f"memory {group.memory_error:.1%}, tolerance {group.group.memory_tolerance:.1%}")
+        parts.append("memory {}, tolerance {}".format(*_memory_figures(group)))
     if group.group.left_out is not None:
-        parts.append(f"with constants fitted to other sources alone {group.group.left_out:.1%}")
+        parts.append(f"with constants fitted to other sources alone {format_percent(group.group.left_out)}")
     return ", ".join(parts)
 
 
 def _figures(result: PointResult) -> list[str]:
-    figures = [f"{result.point.step_s:.3f} s", f"{result.predicted_s:.3f} s", f"{result.error:+.1%}"]
+    figures = [f"{result.point.step_s:.3f} s", f"{result.predicted_s:.3f} s", format_change(result.error)]
     if result.point.memory_bytes and result.memory_error is not None:
         sizes = (result.point.memory_bytes, result.predicted.memory_bytes)
-        figures += [*(f"{size / 2**30:.2f}" for size in sizes), f"{result.memory_error:+.1%}"]
+        figures += [*(f"{size / 2**30:.2f}" for size in sizes), format_change(result.memory_error)]
     return figures
 
 

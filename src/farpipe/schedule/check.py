@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from farpipe.errors import InfeasibleError, ScheduleError
 from farpipe.step import KINDS, Action, Problem, RankOrder, Schedule, byte_tables, draw_grid, least_activation_bytes
 from farpipe.step.chains import NOBODY
-from farpipe.units import format_bytes
+from farpipe.units import format_bytes, format_percent
 
 _PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
 
@@ -268,7 +268,7 @@ def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -
     parts = math.ceil(needed / has * (1 - 1e-9))
     return text + (
         f"it would take {parts * problem.num_microbatches} microbatches instead of {problem.num_microbatches}, "
-        f"each 1/{parts} as large, or recomputation that keeps {has / needed:.0%} of the activations"
+        f"each 1/{parts} as large, or recomputation that keeps {format_percent(has / needed, 0)} of the activations"
     )
 
 

@@ -19,6 +19,7 @@ from farpipe.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, 
 from farpipe.simulate.waits import waits
 from farpipe.step import KINDS, Action, is_inter_site
 from farpipe.strict import expect_format, finite, parse_json, read_text, write_text
+from farpipe.units import format_percent
 
 __all__ = ["ACTION_DTYPE", "FORMAT", "MESSAGE_DTYPE", "MESSAGE_KINDS", "Timeline"]
 
@@ -156,8 +157,9 @@ class Timeline(Events):
         inter, intra = self.exposed_s.sum(axis=0)
         return (
             f"Timeline ({self.source}): {self.num_ranks} ranks, {len(self.actions)} actions, "
-            f"{len(self.messages)} messages, makespan {self.makespan_s:.4g} s, bubble {self.bubble_ratio:.1%}, "
-            f"exposed {inter:.4g} s between sites and {intra:.4g} s inside (sum over ranks)"
+            f"{len(self.messages)} messages, makespan {self.makespan_s:.4g} s, bubble "
+            f"{format_percent(self.bubble_ratio)}, exposed {inter:.4g} s between sites and {intra:.4g} s inside (sum "
+            "over ranks)"
         )
 
 
