@@ -112,6 +112,11 @@ def format_change(share: float) -> str:
     return f"{text if float(text) else '0.0'} %"
 
 
+def format_hours(hours: float) -> str:
+    """Device-hours: ``0.0115``, ``31.2``, ``12,345``."""
+    return format_count(hours) if hours >= 100 else f"{hours:.3g}"
+
+
 def format_count(number: float) -> str:
     """A whole number with commas between the thousands: ``6,979``."""
     return f"{number:,.0f}"

@@ -95,3 +95,12 @@ def test_the_use_of_a_device_is_told_where_it_is_known():
     without_peak = step_row(dataclasses.replace(view, device_peak=0.0))
     assert without_peak.model_flops_utilisation is None
     assert "MFU" not in step_time_view([without_peak]).columns
+
+
+def test_device_hours_are_those_of_all_steps_on_all_devices():
+    view = dataclasses.replace(run_view(num_steps=4), num_devices=3)
+    row = step_row(view)
+    assert row.device_hours == pytest.approx(3 * sum(line["step_s"] for line in view.metrics) / 3600)
+    assert "device-hours" in step_time_view([row]).columns
+    assert step_row(dataclasses.replace(view, num_devices=0)).device_hours is None
+    assert step_row(dataclasses.replace(view, num_devices=3, metrics=())).device_hours is None

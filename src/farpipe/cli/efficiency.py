@@ -1,7 +1,7 @@
 """How well a plan uses its devices, and what a number of tokens takes with it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -50,28 +50,26 @@ def use_of(plan: "Plan") -> Use:
     )
 
 
-def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, float]:
-    """`device_flops` and `device_peak` of a RunView for `plan`, run on `device` (as in RunSpec), or as planned."""
+def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, Any]:
+    """`device_flops`, `device_peak` and `num_devices` of a RunView for `plan`, run on `device` (as in RunSpec), or as planned."""
     if device == "sleep":
         return {}
     use = use_of(plan)
     names = {site.device.name for site in plan.job.cluster.sites}
     as_planned = device in (None, "cuda") or names == {device}
-    flops = {"device_flops": use.step_flops / use.num_devices}
+    flops = {"device_flops": use.step_flops / use.num_devices, "num_devices": use.num_devices}
     return flops | ({"device_peak": use.peak_flops_per_s / use.num_devices} if as_planned else {})
 
 
 def use_line(plan: "Plan", num_tokens: float | None) -> str:
     """MFU and rate per device in one line; then time and device-hours of `num_tokens`, by default the job's."""
-    from farpipe.units import format_count, format_flops, format_large, format_percent, format_seconds
+    from farpipe.units import format_count, format_flops, format_hours, format_large, format_percent, format_seconds
 
     use, training = use_of(plan), plan.job.training
     tokens = num_tokens or training.num_steps * training.global_batch * training.sequence_length
     what = f"{format_large(tokens)} tokens" if num_tokens else f"{format_count(training.num_steps)} steps"
-    hours = use.device_hours(tokens)
-    told = format_count(hours) if hours >= 100 else f"{hours:.3g}"
     return (
         f"{use.num_devices} devices, {format_flops(use.flops_per_device_s)} each (MFU "
         f"{format_percent(use.model_flops_utilisation)}); {what}: {format_seconds(tokens / use.tokens_per_s)}, "
-        f"{told} device-hours"
+        f"{format_hours(use.device_hours(tokens))} device-hours"
     )

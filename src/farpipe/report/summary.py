@@ -8,7 +8,7 @@ from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
 from farpipe.report.words import duration
 from farpipe.runtime.figures.metrics import NUM_WARM_UP_STEPS, warm_steps
-from farpipe.units import format_bytes, format_change, format_count, format_flops, format_percent
+from farpipe.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent
 
 MISSING = "–"
 
@@ -30,6 +30,8 @@ class StepRow:
     """The model's FLOPs in one step per device; 0: not known."""
     device_peak: float = 0.0
     """FLOP/s that a device could do; 0: not known."""
+    device_hours: float | None = None
+    """Hours of one device that all steps of the run took together."""
 
     @property
     def device_flops_per_s(self) -> float | None:
@@ -72,7 +74,14 @@ def step_row(view: RunView) -> StepRow:
         float(losses[-1]) if losses.size else None,
         view.device_flops,
         view.device_peak,
+        _device_hours(view),
     )
+
+
+def _device_hours(view: RunView) -> float | None:
+    """Of the steps that metrics tell of; None where nothing was computed."""
+    _, seconds = metric(view.metrics, "step_s")
+    return float(seconds.sum()) * view.num_devices / 3600 if seconds.size and view.num_devices else None
 
 
 def typical(view: RunView, name: str) -> float | None:
@@ -98,6 +107,7 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
         ("tokens/s", [_or_missing(row.tokens_per_s, format_count) for row in rows]),
         ("FLOP/s per device", [_or_missing(row.device_flops_per_s, format_flops) for row in rows]),
         ("MFU", [_or_missing(row.model_flops_utilisation, format_percent) for row in rows]),
+        ("device-hours", [_or_missing(row.device_hours, format_hours) for row in rows]),
         ("loss", [_fall(row.first_loss, row.last_loss) for row in rows]),
     ]
     filled = [(name, cells) for name, cells in columns if any(cell != MISSING for cell in cells)]

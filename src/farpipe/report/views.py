@@ -32,7 +32,7 @@ class RunView:
     ``bubble``, ``exposed_inter_site_s`` and ``exposed_intra_site_s`` (means over the ranks) are read where present.
     `step_overhead_s` is what a step takes besides the pipeline, such as the optimizer; `sites` names every rank's
     site. `device_flops` are the model's FLOPs in one step per device, and `device_peak` is what a device could do in a
-    second, mean over the devices; 0 where nothing is computed or nothing is known.
+    second, mean over the devices; `num_devices` are those that compute. 0 where nothing is computed or nothing is known.
     """
 
     name: str
@@ -44,6 +44,7 @@ class RunView:
     sites: tuple[str, ...] = ()
     device_flops: float = 0.0
     device_peak: float = 0.0
+    num_devices: int = 0
 
 
 @dataclass(frozen=True)
