@@ -1,5 +1,6 @@
 """The documentation says what is there: commands and options, links, command lines, TOML."""
 
+import json
 import re
 import shlex
 import tomllib
@@ -12,6 +13,7 @@ from farpipe.cli.app import app
 from farpipe.plan.reference_points import load_points
 from farpipe.run import rank_main
 from farpipe.spec import parse_job
+from farpipe.step import Problem, Schedule
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
@@ -64,6 +66,13 @@ def shown_default(parameter):
 def sections(text):
     """The text below every second-level heading."""
     return dict(part.split("\n", 1) for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:])
+
+
+def test_the_problem_and_the_schedule_of_the_file_formats_are_read():
+    page = (ROOT / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
+    problem, schedule = [text for kind, text in FENCE.findall(page) if kind == "json"][:2]
+    assert Problem.from_json(problem, "problem").num_ranks == 2
+    assert Schedule.from_data(json.loads(schedule)).num_microbatches == 2
 
 
 def test_the_reference_has_every_command_and_no_other():

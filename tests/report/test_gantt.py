@@ -189,6 +189,18 @@ def test_small_multiples_have_one_axis_and_no_links():
     assert parsed(draw_small_multiples(panels)).get("height") < parsed(draw_gantt(panels)).get("height")
 
 
+def test_low_rows_have_their_rank_and_site_and_of_many_rows_some_have():
+    few = [Panel("1f1b", play(two_sites(4, 8), "1f1b"), ("west", "west", "east", "east"))]
+    names = [f"{site} {rank}" for rank, site in enumerate(few[0].sites)]
+    assert [text for text in texts(parsed(draw_small_multiples(few))) if text[:4] in ("west", "east")] == [
+        name * 2 for name in names
+    ]
+    many = texts(parsed(draw_small_multiples([Panel("1f1b", play(two_sites(16, 16), "1f1b"))])))
+    named = [text for text in many if text.startswith("rank ")]
+    assert named[0] == "rank 0rank 0"
+    assert 4 <= len(named) < 16
+
+
 @SOME
 @given(problems_with_schedules())
 def test_any_step_becomes_a_picture_within_its_borders(step):

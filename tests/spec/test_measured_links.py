@@ -49,6 +49,16 @@ def links(text):
     return found
 
 
+def test_a_remark_about_the_earlier_figure_goes_with_it():
+    guessed = BOTH.replace('latency = "30 ms"', 'latency = "30 ms"  # one way; a ping would show 60')
+    after = with_link(guessed, "zurich", "lugano", 0.0123, 117.6e6)
+    assert 'latency = "12.3 ms" # measured' in after.replace("  #", " #")
+    assert after.count("# one way; a ping would show 60") <= 1  # at the direction that nobody measured
+    there, back = (text for text in after.split("[[cluster.links]]")[1:])
+    assert "a ping would show" not in there
+    assert 'latency = "30 ms"' in back
+
+
 @pytest.mark.parametrize("text", [SITES, BOTH, ONE], ids=["none", "both", "one"])
 def test_a_link_is_written_and_the_rest_stays(text):
     after = with_link(text, "zurich", "lugano", 0.0123, 117.6e6)

@@ -51,7 +51,7 @@ def use_of(plan: "Plan") -> Use:
 
 
 def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, Any]:
-    """`device_flops`, `device_peak` and `num_devices` of a RunView for `plan`, run on `device` (as in RunSpec), or as planned."""
+    """`device_flops`, `device_peak` and `num_devices` of a RunView, for `plan` on `device` (as in RunSpec)."""
     if device == "sleep":
         return {}
     use = use_of(plan)

@@ -4,6 +4,7 @@ What is drawn is bounded: a step with more actions than can be told apart is cut
 step in a small strip below, and of very many ranks and links some are left out; the picture says so.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ from farpipe.units import format_seconds
 __all__ = ["Panel", "draw_gantt", "draw_small_multiples"]
 
 _HEAD_PX = 20.0
+_SMALL_TYPE_PX = 8.0
 _AXIS_PX = 24.0
 _LINK_ROW_PX = BOX_PX + FALL_PX + 4
 
@@ -87,7 +89,8 @@ def _rank_row(panel: Panel, frame: Frame, rank: int) -> Block:
     ground = tag("rect", class_="ground", x=scale.start, width=_step_px(panel, frame), height=height)
     boxes = action_boxes(timeline, frame.within(own, "end_s"), shades(own), scale, height, frame.font_px)
     marks = wait_boxes(timeline, waited, scale, height, frame.key)
-    content = [ground, *marks, *boxes] if frame.compact else [*_rank_label(panel, frame, rank), ground, *marks, *boxes]
+    label = _small_rank_label if frame.compact else _rank_label
+    content = [*label(panel, frame, rank), ground, *marks, *boxes]
     return Block(join(content), height + frame.gap_px)
 
 
@@ -100,6 +103,17 @@ def _rank_label(panel: Panel, frame: Frame, rank: int) -> Iterator[Markup]:
         yield tag("text", tag("title", site), shorten(site, 13), class_="muted", x=0, **place)
         if rank > 0:
             yield tag("path", class_="grid", d=f"M0 {-frame.gap_px / 2}H{frame.scale.start - 4:g}")
+
+
+def _small_rank_label(panel: Panel, frame: Frame, rank: int) -> Iterator[Markup]:
+    """The name of a low row; where rows are lower than type, of every second, third, ... alone."""
+    every = math.ceil(_SMALL_TYPE_PX / (frame.row_px + frame.gap_px))
+    if frame.ranks.index(rank) % every == 0:
+        name, y = panel.rank_name(rank), frame.row_px / 2 + _SMALL_TYPE_PX * 0.36
+        shown = shorten(name.rpartition(" ")[0], 12 - len(str(rank)))
+        label = f"{shown} {rank}"
+        place = {"x": frame.scale.start - 5, "y": y, "font_size": _SMALL_TYPE_PX}
+        yield tag("text", tag("title", name), label, class_="end muted", **place)
 
 
 def _link_row(panel: Panel, frame: Frame, name: str) -> Block:

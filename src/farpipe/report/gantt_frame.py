@@ -30,6 +30,8 @@ SPARE: Final = "spare"
 WIDTH_PX: Final = 1080.0
 GUTTER_PX: Final = 132.0
 """Room for labels at the left."""
+RANKS_PX: Final = 66.0
+"""Room for the names of low rows, beside the titles."""
 MARGIN_PX: Final = 24.0
 
 
@@ -64,6 +66,10 @@ class Panel:
         is_spare = self.slack.messages_s >= messages["arrival_s"] - messages["start_s"]
         return np.where(self.slack.critical_messages, CRITICAL, np.where(is_spare, SPARE, ""))
 
+    def rank_name(self, rank: int) -> str:
+        """``zurich 0``, or ``rank 0`` where sites are not known."""
+        return f"{self.sites[rank] if rank < len(self.sites) else 'rank'} {rank}"
+
     def begins_site(self, rank: int) -> bool:
         """Whether `rank` is the first of its site, or the site is another than the rank's before."""
         return rank < len(self.sites) and (rank == 0 or self.sites[rank] != self.sites[rank - 1])
@@ -86,7 +92,8 @@ class Frame:
     @cached_property
     def scale(self) -> Scale:
         """Time to pixels."""
-        return Scale(self.low, self.high, GUTTER_PX, self.width - MARGIN_PX)
+        left = GUTTER_PX + RANKS_PX * self.compact
+        return Scale(self.low, self.high, left, self.width - MARGIN_PX)
 
     @cached_property
     def ticks(self) -> list[Tick]:

@@ -32,7 +32,7 @@ class RunView:
     ``bubble``, ``exposed_inter_site_s`` and ``exposed_intra_site_s`` (means over the ranks) are read where present.
     `step_overhead_s` is what a step takes besides the pipeline, such as the optimizer; `sites` names every rank's
     site. `device_flops` are the model's FLOPs in one step per device, and `device_peak` is what a device could do in a
-    second, mean over the devices; `num_devices` are those that compute. 0 where nothing is computed or nothing is known.
+    second, mean over the devices; `num_devices` are those that compute. 0: nothing is computed or known.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Writes a measured link into a cluster's TOML file and leaves the rest as it is, comments included."""
+"""Writes a measured link into a cluster's TOML file and leaves the rest as it is, other comments included."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,13 @@ def with_link(text: str, source: str, target: str, latency_s: float, bandwidth_b
         if name not in [site.get("name") for site in cluster.get("sites", [])]:
             raise InputError(f"there is no site {name!r} in this file's [[cluster.sites]]")
     entry = _entry(cluster, source, target)
-    entry["latency"] = _written(latency_s, SECONDS, "ms")
-    entry["bandwidth"] = _written(bandwidth_bytes_per_s, BYTES_PER_S, "Mbit/s")
+    figures = {
+        "latency": _written(latency_s, SECONDS, "ms"),
+        "bandwidth": _written(bandwidth_bytes_per_s, BYTES_PER_S, "Mbit/s"),
+    }
+    for key, figure in figures.items():
+        entry[key] = figure
+        entry[key].comment("measured")  # in the place of a remark about the earlier figure
     return tomlkit.dumps(document)
 
 
