@@ -94,7 +94,7 @@ def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, r
 
 
 @njit(cache=True, inline="always")
-def _send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
+def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
     """Put what an F or I makes on its way; the stage that gets it, or -1."""
     link, transfer, latency = wires
     target = stage + 1 if kind == F else stage - 1
@@ -159,7 +159,7 @@ def play(stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weigh
         used[rank] += taken[stage, j, kind] - freed[stage, j, kind]
         if kind != W:
             last[rank] = kind
-            told = _send(kind, stage, j, end, arrival, wires, link_free)
+            told = send(kind, stage, j, end, arrival, wires, link_free)
         other = rank_of_stage[told] if told >= 0 else rank
         for r in (rank, other):
             start[r], choice[r, 0], choice[r, 1] = _next_action(

@@ -5,7 +5,7 @@ as numbers, and how much memory it wants to use. W is nobody's input, so it fill
 or makes room when memory is full (the heuristic of Zero Bubble Pipeline Parallelism, arXiv 2401.10241).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -22,6 +22,10 @@ from farpipe.step import KINDS, Action, Problem, Schedule, byte_tables
 from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]
+Arguments = tuple[Any, ...]
+"""What the kernel reads of a Problem, whatever the rules."""
+Played = tuple[tuple[float, float], NDArray[np.int64]]
+"""((makespan, longest time of any rank) to nine digits, codes of the actions, of every rank in its order)."""
 
 MOST_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
@@ -57,6 +61,7 @@ def list_schedule(
     method: str,
     reserve_bytes: Floats | None = None,
     limit_s: float = np.inf,
+    rival: Callable[[Problem, Arguments, Played], Played] | None = None,
 ) -> Schedule:
     """The best (least makespan, then least time of the busiest rank) of the schedules that `rules`, best first, give.
 
@@ -64,7 +69,7 @@ def list_schedule(
     rank may take, `reserve_bytes` [S] what a forward of every stage leaves of it, zero if not given. Messages take
     their links in the order in which they are made; collectives are not looked at. Of use is only what is faster than
     `limit_s`: where the first few rules are far above, the others, which seldom differ by much, are not tried.
-    InfeasibleError when memory leaves nothing to start.
+    `rival` may replace the best one. InfeasibleError when memory leaves nothing to start.
     """
     reserve_bytes = np.zeros(problem.num_stages) if reserve_bytes is None else reserve_bytes
     arguments = _arguments(problem, room_bytes, reserve_bytes)
@@ -78,6 +83,8 @@ def list_schedule(
             best = seconds, codes
     if not best[1].size:
         raise _stuck(problem, room_bytes, method)
+    if rival is not None and best[0][0] <= FAR_ABOVE * limit_s:
+        best = rival(problem, arguments, best)
     return _decode(problem, best[1], method)
 
 
@@ -115,8 +122,7 @@ def _num_actions(problem: Problem) -> int:
     return 3 * problem.num_stages * problem.num_microbatches
 
 
-def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> tuple[Any, ...]:
-    """What the kernel reads of a Problem, whatever the rules."""
+def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> Arguments:
     stages = np.full((problem.num_ranks, problem.num_stages), -1)
     for rank, mine in enumerate(problem.stages_of_rank):
         stages[rank, : len(mine)] = mine
@@ -167,13 +173,8 @@ def _wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
     return link, transfer_s, np.array(latency_s, np.float64)
 
 
-def _play(
-    problem: Problem, arguments: tuple[Any, ...], key: Floats, rules: Rules, limit_s: float
-) -> tuple[tuple[float, float], NDArray[np.int64]]:
-    """((makespan, longest time of any rank) to nine digits, codes of the actions as they start).
-
-    Given up, with fewer actions, as soon as the makespan is sure to be over `limit_s`.
-    """
+def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, limit_s: float) -> Played:
+    """What the rules give; fewer actions if the makespan is sure to be over `limit_s`."""
     from farpipe.schedule.library import list_kernel  # here, for numba takes a third of a second to import
 
     codes = np.empty(_num_actions(problem), np.int64)

@@ -1,11 +1,12 @@
 """ZB-1p and ZB-2p: zero bubble within a memory limit (Qi et al., arXiv 2401.10241).
 
 Input gradients go before forwards, forwards run ahead as far as memory lets them, and W fills the gaps. Whether a
-forward may hold up the first input gradients, and a W the next pass, is tried out, as the paper does.
+forward may hold up the first input gradients, and a W the next pass, is tried out; so are the eight orders of the
+heuristic that was published with the paper (`rounds`).
 """
 
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
 from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_one_stage_per_rank
+from farpipe.schedule.library.rounds import or_in_rounds
 from farpipe.step import Problem, Schedule
 
 _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5), (True, False))
@@ -43,7 +45,8 @@ def memory_limited(problem: Problem, limit: float, method: str, limit_s: float =
     wanted = _chained_1f1b_bytes(problem, limit) if has_chains else _of_1f1b_bytes(problem, limit)
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     key[0] = 1.0
-    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method, limit_s=limit_s)
+    options: dict[str, Any] = {} if has_chains else {"rival": or_in_rounds}
+    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method, limit_s=limit_s, **options)
 
 
 def _of_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:
