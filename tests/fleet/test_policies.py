@@ -121,7 +121,7 @@ def test_own_policy_moves_to_the_cheaper_site_when_that_repays_the_stop():
     long = run("farpipe", [job("long", 10.0, 20000)], cluster(8, 8), prices)["long"]
     assert long.final.num_moves == 1
     assert set(long.final.spent.device_s) == {"s0", "s1"}
-    short = run("farpipe", [job("short", 10.0, 800)], cluster(8, 8), prices)["short"]
+    short = run("farpipe", [job("short", 10.0, 750)], cluster(8, 8), prices)["short"]
     assert short.final.num_moves == 0
 
 

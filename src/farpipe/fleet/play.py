@@ -26,16 +26,17 @@ def play(
     quotes: Quotes | None = None,
     log: TextIO | None = None,
     after: Callable[[FleetState, Event], None] = lambda state, event: None,
+    tick_s: float = 900.0,
 ) -> Outcome:
     """What becomes of `jobs` in `scenario` under `policy`, a name or one's own.
 
-    `log` gets a line of JSON for every change. `quotes` can be shared between calls on the same cluster. The same
-    arguments give the same outcome.
+    `log` gets a line of JSON for every change; every `tick_s` the policy may think again without an event. `quotes` can
+    be shared between calls on the same cluster. The same arguments give the same outcome.
     """
     chosen = with_parameters(policy_of(policy), scenario.policy_parameters) if isinstance(policy, str) else policy
     state = first_state(scenario.cluster, chosen, quotes or PlannerQuotes(scenario.cluster), scenario.stops)
     simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
-    return simulator.run(jobs, scenario.events)
+    return simulator.run(jobs, scenario.events, tick_s=tick_s)
 
 
 def with_parameters(policy: Policy, parameters: Mapping[str, Any]) -> Policy:

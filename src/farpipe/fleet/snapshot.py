@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from farpipe.errors import InputError
-from farpipe.fleet.job import FleetJob, JobState
+from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.meter import Reading, SiteTariff
 from farpipe.fleet.quotes import Quotes, StopCosts
 from farpipe.fleet.space import Space
@@ -33,6 +33,8 @@ class World:
     stops: StopCosts
     latency_s: Mapping[str, float]
     egress_usd_per_gb: Mapping[str, float]
+    best_steps: dict[tuple[Kind, int], float] = field(default_factory=dict, compare=False, repr=False)
+    """What `View.best_step_s` has found: quotes inside a site never change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +68,14 @@ class Snapshot:
     def space(self) -> Space:
         """What no job holds."""
         space = Space({name: site.usable for name, site in self.sites.items()}, dict(self.rates))
+        devices, rates = space.devices, space.rates
         for job in self.jobs.values():
-            if job.placement is not None:
-                space.take(job.placement, job.phase)
+            if (placement := job.placement) is None:
+                continue
+            for site, number in placement.devices:
+                devices[site] -= number
+            for link, rate in placement.links(job.phase).items():
+                rates[link] -= rate
         return space
 
     def with_job(self, job: JobState, *, metered: bool = True) -> Self:

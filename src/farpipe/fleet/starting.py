@@ -1,7 +1,5 @@
 """What it takes to start a job somewhere: its restart, its checkpoint, and the way that this has to go."""
 
-from dataclasses import replace
-
 from farpipe.fleet.job import JobState, Placement
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.snapshot import World
@@ -13,22 +11,22 @@ def start_on(world: World, space: Space, job: JobState, devices: tuple[tuple[str
     if not space.has(devices):
         return None
     stored_at = job.placement.sites[0] if job.placement and job.phase == "running" else job.stored_at
-    rates, sent = dict(space.rates), dict[str, float]()
+    rates, sent = space.rates, dict[str, float]()
     seconds = 0.0
-    if stored_at is not None and stored_at not in {site for site, _ in devices}:
+    if stored_at is not None and all(stored_at != site for site, _ in devices):
         link = f"{stored_at}>{devices[0][0]}"
         rate = world.stops.transfer_share * rates.get(link, 0.0)
         if rate <= 0:
             return None
-        sent[link], rates[link] = rate, rates[link] - rate
+        sent[link], rates = rate, {**rates, link: rates[link] - rate}
         seconds = world.quotes.state_bytes(job.job.kind) / rate
     placement = world.quotes.placement(job.job.kind, devices, rates)
     if placement is None:
         return None
     seconds += startup_s(world.stops, world.quotes.state_bytes(job.job.kind), job, placement.num_devices)
     steps = placement.link_bytes_per_s
-    both = {link: steps.get(link, 0.0) + sent.get(link, 0.0) for link in {**steps, **sent}}
-    return replace(placement, startup_s=seconds, startup_bytes_per_s=both)
+    both = {link: steps.get(link, 0.0) + sent.get(link, 0.0) for link in {**steps, **sent}} if sent else steps
+    return Placement(placement.devices, placement.step_s, steps, placement.power_w, seconds, both)
 
 
 def startup_s(stops: StopCosts, state_bytes: float, job: JobState, num_devices: int) -> float:

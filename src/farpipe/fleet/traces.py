@@ -3,7 +3,7 @@
 import csv
 import io
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -99,14 +99,14 @@ def write_jobs(path: Path | str, jobs: Iterable[FleetJob]) -> None:
 
 
 SIZES: Final = {
-    8: ("llama-3.2-1b", 2048, 256),
-    16: ("llama-3.2-3b", 2048, 256),
-    32: ("llama-3-8b", 4096, 256),
-    64: ("llama-2-13b", 4096, 512),
-    128: ("qwen2.5-32b", 4096, 512),
-    256: ("llama-3-70b", 4096, 1024),
+    8: (Kind("llama-3.2-1b", 2048, 256),),
+    16: (Kind("llama-3.2-1b", 2048, 256), Kind("llama-3.2-3b", 2048, 256), Kind("llama-3-8b", 4096, 256)),
+    32: (Kind("llama-3.2-3b", 2048, 256), Kind("llama-3-8b", 4096, 256), Kind("llama-2-13b", 4096, 512)),
+    64: (Kind("llama-2-13b", 4096, 512), Kind("qwen2.5-32b", 4096, 512), Kind("llama-3-70b", 4096, 1024)),
+    128: (Kind("qwen2.5-32b", 4096, 512), Kind("llama-3-70b", 4096, 1024)),
+    256: (Kind("llama-3-70b", 4096, 1024),),
 }
-"""Model, sequence length and global batch by requested devices: the rule of ours that maps sizes to models."""
+"""What jobs train by requested devices, in turns: the rule of ours that maps sizes to models of 1.3B to 70B."""
 
 
 @dataclass(frozen=True)
@@ -161,3 +161,22 @@ def at_load(jobs: Sequence[RawJob], num_devices: int, load: float) -> list[RawJo
     factor = offered_load(jobs, num_devices) / load
     begin = jobs[0].submit_s
     return [RawJob((job.submit_s - begin) * factor, job.duration_s, job.num_devices, job.tenant) for job in jobs]
+
+
+def as_jobs(
+    raw: Sequence[RawJob], step_s: Callable[[Kind, int], float], *, shrink: int = 2, grow: int = 2
+) -> list[FleetJob]:
+    """Raw jobs as trainings that last as long on what was requested, by `step_s` of a kind on so many devices.
+
+    They may have from a part (`shrink`) to a multiple (`grow`) of the requested devices; 1 and 1: rigid. What is
+    trained goes by `SIZES`, in turns; larger requests train what the largest size does.
+    """
+    jobs, turns = list[FleetJob](), dict.fromkeys(SIZES, 0)
+    for index, job in enumerate(raw):
+        size = max(size for size in SIZES if size <= max(job.num_devices, min(SIZES)))
+        kind = SIZES[size][turns[size] % len(SIZES[size])]
+        turns[size] += 1
+        steps = max(1, round(job.duration_s / step_s(kind, job.num_devices)))
+        bounds = max(1, job.num_devices // shrink), job.num_devices * grow
+        jobs.append(FleetJob(f"job{index}", kind, job.submit_s, steps, *bounds, tenant=job.tenant))
+    return jobs

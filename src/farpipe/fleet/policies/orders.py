@@ -24,6 +24,11 @@ def by_what_is_left(view: View, jobs: Sequence[JobState]) -> list[float]:
     return [job.left_at(view.now_s) * view.best_step_s(job.job) for job in jobs]
 
 
+def by_work_left(view: View, jobs: Sequence[JobState]) -> list[float]:
+    """Device-seconds that the rest of it takes on the most devices that it may have."""
+    return [job.left_at(view.now_s) * view.best_step_s(job.job) * job.job.max_devices for job in jobs]
+
+
 def by_attained_service(view: View, jobs: Sequence[JobState]) -> list[float]:
     """Device-seconds that it has had so far."""
     return [device_s(view, job) for job in jobs]
@@ -35,7 +40,7 @@ def device_s(view: View, job: JobState) -> float:
     return sum(job.spent.device_s.values()) + now
 
 
-AGEING_S = 24 * 3600.0
+AGEING_S = 14 * 24 * 3600.0
 """After so long in the queue a job has gained as much as the largest normalised figure is worth."""
 
 
@@ -44,7 +49,7 @@ def bace_priority(view: View, jobs: Sequence[JobState]) -> list[float]:
 
     Both are normalised by the largest in the queue. A job that fits a site takes nothing of the network.
     """
-    left = [job.left_at(view.now_s) * view.best_step_s(job.job) * job.job.max_devices for job in jobs]
+    left = by_work_left(view, jobs)
     demand = _demands(view, jobs)
     most_left, most_demand = max(left, default=0.0) or 1.0, max(demand, default=0.0) or 1.0
     ages = [job.total_queued_s(view.now_s) / AGEING_S for job in jobs]

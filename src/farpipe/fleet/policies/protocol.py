@@ -1,11 +1,11 @@
 """What a policy sees and what it says."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from farpipe.fleet.job import FleetJob, JobState, Kind, Placement
+from farpipe.fleet.job import FleetJob, JobState, Placement
 from farpipe.fleet.quotes import Devices, Quotes
 from farpipe.fleet.snapshot import Snapshot
 from farpipe.fleet.space import Space
@@ -27,7 +27,6 @@ class View:
     def __init__(self, state: Snapshot) -> None:
         self.state = state
         self.now_s = state.now_s
-        self._best_step_s: dict[tuple[Kind, int], float] = {}
 
     @property
     def quotes(self) -> Quotes:
@@ -59,21 +58,31 @@ class View:
     def best_step_s(self, job: FleetJob) -> float:
         """The step on the most devices that `job` may have, were they at one site; infinite if it fits none."""
         key = job.kind, job.max_devices
-        if key not in self._best_step_s:
-            sites = self.state.sites
-            placed = (self.quotes.placement(job.kind, ((site, job.max_devices),), {}) for site in sites)
-            self._best_step_s[key] = min((placement.step_s for placement in placed if placement), default=math.inf)
-        return self._best_step_s[key]
+        known = self.state.world.best_steps
+        if key not in known:
+            placed = (self.quotes.placement(job.kind, ((site, job.max_devices),), {}) for site in self.state.sites)
+            known[key] = min((placement.step_s for placement in placed if placement), default=math.inf)
+        return known[key]
 
     def usd_per_mwh(self, site: str) -> float:
         """Price of a device's energy at a site now, PUE included."""
         tariff = self.state.tariffs[site]
         return tariff.price.usd_per_mwh * tariff.pue
 
-    def forecast(self, site: str, hours: int) -> float:
-        """The least price of a site's energy within so many hours, taken from the same hours of the day before."""
+    def day(self, site: str) -> Sequence[float]:
+        """USD/MWh of a site, PUE included: the present price, and those of the day before, the next hour first."""
         tariff = self.state.tariffs[site]
-        return min(tariff.recent[:hours], default=tariff.price.usd_per_mwh) * tariff.pue
+        return [price * tariff.pue for price in (tariff.price.usd_per_mwh, *tariff.recent[1:])]
+
+    def expected(self, site: str, hours: int) -> float:
+        """Mean price of a site's energy over so many hours: the present one, and yesterday's for the hours to come."""
+        known = self.day(site)[:hours]
+        return sum(known) / len(known)
+
+    def carbon_g_per_kwh(self, site: str) -> float:
+        """Carbon of a device's energy at a site now, PUE included."""
+        tariff = self.state.tariffs[site]
+        return tariff.price.carbon_g_per_kwh * tariff.pue
 
     def stop_s(self, job: JobState, placement: Placement) -> float:
         """Seconds without steps that it takes to stop a running job and start it on `placement`."""

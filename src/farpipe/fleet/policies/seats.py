@@ -1,0 +1,116 @@
+"""Seats: who gets which devices in one decision of farpipe's policy, while it is being made."""
+
+from collections.abc import Iterator, Sequence
+
+from farpipe.cost.money import SECONDS_PER_HOUR
+from farpipe.fleet.job import JobState, Kind, Placement
+from farpipe.fleet.policies.paths import across, alone, is_stall_free
+from farpipe.fleet.policies.places import MAX_SITES
+from farpipe.fleet.policies.protocol import Decision, View
+from farpipe.fleet.policies.sizes import sizes
+from farpipe.fleet.policies.worth import Worth
+from farpipe.fleet.quotes import Devices
+from farpipe.fleet.space import Space
+
+
+class Seats:
+    """The free space of a decision, what has been decided, and where a job would go best."""
+
+    def __init__(self, view: View, worth: Worth, wait_share: float) -> None:
+        self._view, self._worth, self._wait_share = view, worth, wait_share
+        self.space = view.space()
+        self._largest_site = max((site.usable for site in view.state.sites.values()), default=0)
+        self._failed: set[tuple[Kind, int]] = set()
+        self._patient: set[str] = set()
+        self._decided: list[Decision] = []
+        self.changed: set[str] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Devices that nobody has."""
+        return self.space.num_devices
+
+    def decisions(self) -> Iterator[Decision]:
+        """What was decided, in the order in which it is possible."""
+        return iter(self._decided)
+
+    def is_patient(self, job: JobState) -> bool:
+        """Whether it had better wait for cheaper hours than start now."""
+        return job.name in self._patient
+
+    def start(self, job: JobState) -> bool:
+        """Start a queued job where it is worth most; false if there is no place, or none that is worth it now."""
+        found = self.best(self.space, job, sizes(job.job))
+        if found is None:
+            return False
+        if self.may_wait(job) and self._worth.is_dear(job, found):
+            self._patient.add(job.name)
+            return False
+        self.space.take(found, "starting")
+        self.decide(job, found.devices)
+        return True
+
+    def decide(self, job: JobState, devices: Devices | None, why: str = "") -> None:
+        """What becomes of `job`."""
+        self._decided.append(Decision(job.name, devices, why))
+        self.changed.add(job.name)
+
+    def may_wait(self, job: JobState) -> bool:
+        """Whether the job's share of its run time that it may wait for cheap hours has an hour left."""
+        if self._wait_share <= 0:
+            return False
+        run_s = job.job.num_steps * self._view.best_step_s(job.job)
+        return self._wait_share * run_s - job.total_queued_s(self._view.now_s) >= SECONDS_PER_HOUR
+
+    def best(self, space: Space, job: JobState, numbers: Sequence[int]) -> Placement | None:
+        """The size and place that are worth most; over several sites only for a job that no site can hold alone."""
+        found = list[Placement]()
+        largest = max(space.devices.values(), default=0)
+        for number in numbers:
+            if number > largest or (space is self.space and self._has_failed(job, number)):
+                continue
+            placed = [p for devices in alone(space, number) if (p := self._view.start(space, job, devices))]
+            found += placed
+            if not placed and space is self.space:
+                self._failed.add((job.job.kind, number))
+        if not found and job.job.min_devices > self._largest_site:
+            found = [p for number in numbers for p in self._wide(space, job, number)]
+        return self._worth.best(found)
+
+    def _has_failed(self, job: JobState, number: int) -> bool:
+        """Whether a job of this kind found no place before: the space only gets fuller."""
+        return (job.job.kind, number) in self._failed and job.stored_at is None
+
+    def _wide(self, space: Space, job: JobState, number: int) -> Iterator[Placement]:
+        for devices in across(self._view, space, number, MAX_SITES, self._view.usd_per_mwh):
+            if is_stall_free(self._view, space, job, devices) and (p := self._view.start(space, job, devices)):
+                yield p
+
+    def make_room(self, job: JobState, victims: Sequence[JobState]) -> bool:
+        """Stop as few of `victims`, from the first on, as let `job` start; each goes on smaller if there is room."""
+        trial, stopped = self.space.copy(), list[JobState]()
+        for other in victims:
+            assert other.placement is not None
+            trial.give(other.placement, other.phase)
+            stopped.append(other)
+            if trial.num_devices < job.job.min_devices:
+                continue
+            found = self.best(trial, job, sizes(job.job))
+            if found is not None:
+                needed = [o for o in stopped if o.placement and set(found.sites) & set(o.placement.sites)]
+                self._replace(job, found, needed)
+                return True
+        return False
+
+    def _replace(self, job: JobState, found: Placement, stopped: Sequence[JobState]) -> None:
+        for victim in stopped:
+            assert victim.placement is not None
+            self.space.give(victim.placement, victim.phase)
+        self.space.take(found, "starting")
+        self._failed.clear()
+        for victim in stopped:
+            smaller = self.best(self.space, victim, sizes(victim.job))
+            if smaller is not None:
+                self.space.take(smaller, "starting")
+            self.decide(victim, smaller.devices if smaller else None, f"for {job.name}")
+        self.decide(job, found.devices)
