@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
 from farpipe.plan.candidates import candidates
+from farpipe.plan.decided import MAX_PLANNED_SITES
 from farpipe.plan.evaluate import Evaluated, evaluate
 from farpipe.plan.explore import search
 from farpipe.plan.guided import GuidedSearch
 from farpipe.plan.lattice import Lattice
-from farpipe.plan.planner import MAX_PLANNED_SITES
 from farpipe.spec import Link
 from plan.jobs import TRAINING, both_ways, device, job, site
 

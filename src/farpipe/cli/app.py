@@ -21,6 +21,7 @@ from farpipe.cli.report import report
 from farpipe.cli.schedule import schedule
 from farpipe.cli.sequences import sequences
 from farpipe.cli.simulate import simulate
+from farpipe.cli.sweep import sweep
 from farpipe.cli.train import train
 from farpipe.cli.validate import validate
 from farpipe.cli.wan import wan
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for command in (plan, schedule, compare, simulate, profile, train, report, validate):
+for command in (plan, sweep, schedule, compare, simulate, profile, train, report, validate):
     app.command()(command)
 app.command()(export)
 app.command("list")(list_)

@@ -1,9 +1,10 @@
-"""What the planner settles before it searches, where the user left it open: ZeRO's stage and sequence parallelism."""
+"""What the planner settles before it searches: ZeRO's stage, sequence parallelism, and which of very many sites."""
 
 from typing import Final
 
 from farpipe.spec import Job
 
+MAX_PLANNED_SITES: Final = 16
 ZERO_STAGES: Final = (1, 3)
 """Tried in turn where the job leaves it open, the next one only if memory is too small for all before it."""
 
@@ -18,3 +19,19 @@ def decided(job: Job, zero: int = 1) -> Job:
     wanted = {"zero": zero, "sequence_parallel": True}
     chosen = {key: value for key, value in wanted.items() if getattr(job.training, key) == "auto"}
     return job.model_copy(update={"training": job.training.model_copy(update=chosen)}) if chosen else job
+
+
+def largest_sites(job: Job) -> Job:
+    """The job with the MAX_PLANNED_SITES sites that compute most; unchanged where sites are fewer, or pinned.
+
+    Sets of sites grow exponentially with their number, and a pipeline is over MAX_SITES at most.
+    """
+    sites = job.cluster.sites
+    if len(sites) <= MAX_PLANNED_SITES or job.layout.sites is not None:
+        return job
+    power = [site.num_devices * max(site.device.peak_flops.values()) for site in sites]
+    kept = sorted(sorted(range(len(sites)), key=lambda index: -power[index])[:MAX_PLANNED_SITES])
+    names = {sites[index].name for index in kept}
+    links = tuple(link for link in job.cluster.links if link.source in names and link.target in names)
+    cluster = job.cluster.model_copy(update={"sites": tuple(sites[index] for index in kept), "links": links})
+    return job.model_copy(update={"cluster": cluster})

@@ -1,14 +1,13 @@
 """From a job to the best plan: every layout that could still win is simulated, and every loser is told why."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from farpipe.cost import JobCosts, Profile, profiles_of, tell_measured
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.advisor import advised
 from farpipe.plan.bandwidth import link_bytes
-from farpipe.plan.decided import ZERO_STAGES, decided
+from farpipe.plan.decided import MAX_PLANNED_SITES, ZERO_STAGES, decided, largest_sites
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.explore import search, shape_of
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
@@ -28,7 +27,6 @@ from farpipe.strict import nearest
 from farpipe.units import format_percent
 
 MAX_RUNNERS_UP = 8
-MAX_PLANNED_SITES: Final = 16
 
 Progress = Callable[[int, int], None]
 """Called with (candidates looked at, candidates in all)."""
@@ -104,22 +102,6 @@ def as_plan(job: Job, best: Evaluated) -> Plan:
         schedule=best.schedule,
         prediction=predict(job, best.problem, best.schedule, best.timeline, best.overhead_s),
     )
-
-
-def largest_sites(job: Job) -> Job:
-    """The job with the MAX_PLANNED_SITES sites that compute most; unchanged where sites are fewer, or pinned.
-
-    Sets of sites grow exponentially with their number, and a pipeline is over MAX_SITES at most.
-    """
-    sites = job.cluster.sites
-    if len(sites) <= MAX_PLANNED_SITES or job.layout.sites is not None:
-        return job
-    power = [site.num_devices * max(site.device.peak_flops.values()) for site in sites]
-    kept = sorted(sorted(range(len(sites)), key=lambda index: -power[index])[:MAX_PLANNED_SITES])
-    names = {sites[index].name for index in kept}
-    links = tuple(link for link in job.cluster.links if link.source in names and link.target in names)
-    cluster = job.cluster.model_copy(update={"sites": tuple(sites[index] for index in kept), "links": links})
-    return job.model_copy(update={"cluster": cluster})
 
 
 def _tell_left_out(asked: Job, job: Job) -> list[str]:

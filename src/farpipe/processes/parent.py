@@ -20,6 +20,13 @@ _PR_SET_PDEATHSIG: Final = 1
 """See prctl(2)."""
 
 
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when `parent`, which has started it, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def die_with_agent(environment: Mapping[str, str] = os.environ, idle_limit_s: float = IDLE_LIMIT_S) -> None:
     """Under torchrun: have this process killed when the agent ends, and the agent ended when it idles for too long.
 
@@ -28,9 +35,7 @@ def die_with_agent(environment: Mapping[str, str] = os.environ, idle_limit_s: fl
     if "TORCHELASTIC_RUN_ID" not in environment:
         return
     agent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != agent:  # it ended before the call
-        os.kill(os.getpid(), signal.SIGKILL)
+    die_with_parent(agent)
     if environment.get("LOCAL_RANK", "0") == "0":
         subprocess.Popen(
             [sys.executable, "-I", "-S", str(_AGENT_WATCH), str(agent), str(idle_limit_s)],

@@ -2,7 +2,7 @@
 
 from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
 from farpipe.spec.job import Job, Pins, Request
-from farpipe.spec.load import load_cluster, load_job, parse_job
+from farpipe.spec.load import job_of, load_cluster, load_job, load_table, parse_job
 from farpipe.spec.measured import Measured
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
@@ -30,8 +30,10 @@ __all__ = [
     "Training",
     "WireType",
     "Zero",
+    "job_of",
     "load_cluster",
     "load_job",
+    "load_table",
     "parse_job",
     "preset_device",
     "preset_model",

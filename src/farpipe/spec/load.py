@@ -1,6 +1,7 @@
 """Reading job.toml."""
 
 from pathlib import Path
+from typing import Any
 
 from farpipe.spec.cluster import Cluster
 from farpipe.spec.job import Job
@@ -21,6 +22,17 @@ def parse_job(text: str, source: str = "job.toml") -> Job:
     """The job in `text`, the content of a job.toml; `source` is what errors call it."""
     written = validate(WrittenJob, parse_toml(text, source), source, toml=text)
     return written.resolve().model_copy(update={"text": text})
+
+
+def load_table(path: Path | str) -> dict[str, Any]:
+    """The table in the file at `path`, as it stands there; InputError where it can't be read or is not TOML."""
+    return parse_toml(read_text(path), str(path))
+
+
+def job_of(table: dict[str, Any], source: str) -> Job:
+    """The job that a table of job.toml stands for; `source` is what errors call it."""
+    job: Job = validate(WrittenJob, table, source).resolve()
+    return job
 
 
 def load_cluster(path: Path | str) -> Cluster:
