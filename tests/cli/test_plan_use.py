@@ -1,6 +1,7 @@
 """What a plan is told besides its times: use of the devices, other frameworks' settings, files that are there."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from farpipe.cli.efficiency import use_line, use_of
 from farpipe.cli.frameworks import megatron_flags, torchtitan_config
 from farpipe.cli.output import check_folder, keep_earlier
+from farpipe.cli.plan import plan as plan_command
 from farpipe.cli.shown import show_plan
 from farpipe.errors import InputError, RunError
 from farpipe.plan import make_plan
@@ -111,3 +113,13 @@ def test_an_earlier_plan_is_kept_and_another_file_is_not_touched(tmp_path, pipel
     with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
         keep_earlier(job, "plan")
     assert job.read_text() == "[model]"
+
+
+def test_a_file_that_is_no_plan_is_refused_before_anything_is_planned(tmp_path, monkeypatch):
+    monkeypatch.setattr("farpipe.plan.refine", lambda *_, **__: pytest.fail("it was planned first"))
+    other = tmp_path / "notes.json"
+    other.write_text("{}")
+    job = Path(__file__).parents[2] / "recipes" / "two_sites.toml"
+    with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
+        plan_command(job, output=other)
+    assert other.read_text() == "{}"

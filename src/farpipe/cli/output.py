@@ -81,19 +81,28 @@ def check_folder(*files: Path | None) -> None:
             raise RunError(f"{file}: can't be written: {file.parent} {what}")
 
 
-def keep_earlier(path: Path, kind: str) -> str:
-    """Before `path` is replaced: give the file of this `kind` that is there a second name, and say which.
+def expect_replaceable(path: Path, kind: str) -> bool:
+    """Whether a file of this `kind` is at `path`; InputError when it is something else, which is then left alone.
 
-    So it is still there, under its own name as well, when writing fails. InputError when the file there is something
-    else, which is then left alone.
+    Asked before long work, so that nobody waits for a result that is not written.
     """
     try:
         if not path.is_file():
-            return ""
+            return False
     except OSError:  # whoever writes there tells the reason
-        return ""
+        return False
     if not path.read_bytes()[:200].lstrip().startswith(b"{") or f'"farpipe/{kind}/'.encode() not in path.read_bytes():
         raise InputError(f"{path}: is there already, and no {kind} of farpipe; give another file with --output")
+    return True
+
+
+def keep_earlier(path: Path, kind: str) -> str:
+    """Before `path` is replaced: give the file of this `kind` that is there a second name, and say which.
+
+    So it is still there, under its own name as well, when writing fails. Errors as in `expect_replaceable`.
+    """
+    if not expect_replaceable(path, kind):
+        return ""
     earlier = path.with_name(f"{path.stem}.previous{path.suffix}")
     earlier.unlink(missing_ok=True)
     try:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from farpipe.cli.output import check_folder, console, keep_earlier, progress_bar, search_status
+from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
 from farpipe.errors import UsageError
 
 
@@ -49,6 +49,7 @@ def plan(
     from farpipe.units import format_seconds
 
     check_folder(output)
+    expect_replaceable(output, "plan")
     spec = load_job(job)
     if search_s and spec.schedule is not None:
         raise UsageError(

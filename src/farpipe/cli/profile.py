@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farpipe.cli.extras import need_torch
-from farpipe.cli.output import check_folder, console, keep_earlier, status
+from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def profile(
     from farpipe.spec import load_job
 
     check_folder(output)
+    expect_replaceable(output, "profile")
     spec = load_job(job)
     called = _device_name(spec, name)
     if sailor is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from farpipe.cli.options import refuse, typed
-from farpipe.cli.output import check_folder, console, keep_earlier, print_json, search_status
+from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, print_json, search_status
 
 
 def schedule(
@@ -39,6 +39,8 @@ def schedule(
     begin = time.perf_counter()
     _refuse_what_is_not_used(context, method, as_json=as_json)
     check_folder(output)
+    if output is not None:
+        expect_replaceable(output, "schedule")
     step, _, _ = load_step(problem)
     with search_status(f"searching ({method})") as tell:
         best = find_order(step, method, time_limit_s=time_limit, seed=seed, in_order=in_order, on_progress=tell)
