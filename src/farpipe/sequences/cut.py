@@ -18,7 +18,7 @@ from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InputError
 from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 
-PackRule = Literal["best-fit", "literal"]
+PackRule = Literal["best-fit", "literal", "alone"]
 _ROUNDING: Final = 1e-9
 
 
@@ -132,6 +132,8 @@ def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
     """
     from farpipe.sequences import pack_kernel  # here, for numba takes a third of a second to import
 
+    if cut.rule == "alone":
+        return np.arange(len(tails), len(tails) + shorts.size)
     starts, counts = tails[:, 0].astype(np.float64), tails[:, 1].astype(np.float64)
     ends = starts + counts
     tail_s = law.pair_s * (ends**2 - starts**2) / 2 + law.token_s * counts

@@ -123,6 +123,25 @@ def plan_sequences(costs: ChunkCosts, lengths: Sequence[int] | Ints, wish: Wish 
     return replace(best, planning_s=time.perf_counter() - began_s, cuts_tried=len(ranked))
 
 
+def plan_as_before(
+    costs: ChunkCosts, lengths: Sequence[int] | Ints, cut: Cut, wish: Wish | None = None
+) -> SequencePlan:
+    """The plan of one batch under a cut that was found for another, where there is no time to search.
+
+    InfeasibleError when the batch does not fit like that.
+    """
+    began_s, wish = time.perf_counter(), wish or Wish()
+    sizes = np.asarray(lengths, np.int64)
+    limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
+    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, wish)
+    batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
+    ranked = [_Estimated(0.0, cut, batch)]
+    grouped = _grouped(costs, ranked, replace(wish, several_pipelines=False), began_s)
+    if not grouped:
+        raise _infeasible(costs, ranked, wish)
+    return replace(_planned(costs, grouped[0], 0.1), planning_s=time.perf_counter() - began_s, cuts_tried=1)
+
+
 def _grouped(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish, deadline_s: float) -> list[_Grouped]:
     """What memory makes of the cuts, the best first; of those that can't win or come too late nothing."""
     found: list[_Grouped] = []

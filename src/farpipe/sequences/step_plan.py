@@ -1,0 +1,105 @@
+"""What all ranks are told of one step on chunks: its chunks, what each recomputes, and the order of actions.
+
+Lengths and slices travel, not tensors: a rank finds the tokens by the numbers of the sequences, and makes the step's
+Problem from the costs that it has.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from farpipe.cost.chunks import ChunkCosts
+from farpipe.document import Document
+from farpipe.errors import InputError
+from farpipe.sequences.chunk import Chunk, Ints, followed, load_of
+from farpipe.sequences.planner import SequencePlan, Wish
+from farpipe.step import Action, Problem, Schedule
+
+Packing = Literal["elastic", "fixed", "none"]
+
+
+def wish_of(packing: Packing, budget_s: float = 1.5) -> Wish:
+    """How batches are planned: ``elastic``; ``fixed``, slices and chunks of equal tokens with equal recomputation
+    (Seq1F1B, arXiv 2406.03488); ``none``, every sequence whole in a chunk of its own."""
+    if packing == "fixed":
+        return Wish(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=budget_s)
+    if packing == "none":
+        return Wish(num_slices=1, rule="alone", budget_s=budget_s)
+    return Wish(budget_s=budget_s)
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan(Document):
+    """One step of one replica: ``farpipe/step-plan/1``. A chunk's number is its microbatch."""
+
+    FORMAT: ClassVar[str] = "farpipe/step-plan/1"
+
+    chunks: tuple[Chunk, ...]
+    """Sequences are counted over the whole batch, also where other replicas have some of them."""
+    recomputed: Ints
+    """Layers that every stage computes again of every chunk: [num_stages, num_chunks]."""
+    schedule: Schedule
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all chunks."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    def problem(self, costs: ChunkCosts) -> Problem:
+        """The step as a Problem."""
+        return costs.problem(load_of(self.chunks), followed(self.chunks), self.recomputed)
+
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        return {
+            "chunks": [[list(part) for part in chunk.slices] for chunk in self.chunks],
+            "recomputed": self.recomputed.tolist(),
+            "schedule": self.schedule.to_data(),
+        }
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
+        try:
+            names = ("sequence", "start", "length", "sequence_length")
+            chunks = tuple(
+                Chunk.from_data([dict(zip(names, part, strict=True)) for part in slices], f"{source}: chunks[{index}]")
+                for index, slices in enumerate(body["chunks"])
+            )
+            schedule = Schedule.from_data(body["schedule"], f"{source}: schedule")
+            recomputed = np.array(body["recomputed"], np.int64)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{source}: not the plan of a step: {error}") from None
+        if recomputed.ndim != 2 or recomputed.shape[1] != len(chunks) or schedule.num_microbatches != len(chunks):
+            raise InputError(f"{source}: {len(chunks)} chunks, but recomputed is {list(recomputed.shape)}")
+        followed(chunks)
+        return cls(chunks, recomputed, schedule)
+
+
+def step_plan(plan: SequencePlan, sequences: Sequence[int] | Ints | None = None) -> StepPlan:
+    """A batch's plan as one step: its pipelines one after the other on every rank, without a barrier between them.
+
+    `sequences`: what the batch's are called in the whole batch; None: 0, 1, ...
+    """
+    batch = (
+        plan.batch if sequences is None else replace(plan.batch, sequence=np.asarray(sequences)[plan.batch.sequence])
+    )
+    recomputed = np.concatenate([pipeline.recomputed for pipeline in plan.pipelines], axis=1)
+    return StepPlan(tuple(batch.chunks()), recomputed, joined([pipeline.schedule for pipeline in plan.pipelines]))
+
+
+def joined(schedules: Sequence[Schedule]) -> Schedule:
+    """Schedules one after the other; microbatches are counted on."""
+    firsts = np.cumsum([0, *(schedule.num_microbatches for schedule in schedules)]).tolist()
+    ranks = zip(*(schedule.ranks for schedule in schedules), strict=True)
+    orders = tuple(
+        tuple(
+            Action(action.stage, action.kind, action.microbatch + first)
+            for first, order in zip(firsts, of_rank, strict=False)
+            for action in order
+        )
+        for of_rank in ranks
+    )
+    return Schedule(firsts[-1], orders, schedules[0].method)
