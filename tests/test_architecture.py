@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "emulate": WAIST,
     "transport": "errors units strict processes emulate",
     "runtime": f"{SEARCH} sequences emulate transport",
-    "control": f"{SEARCH} emulate transport runtime",
+    "control": f"{SEARCH} sequences emulate transport runtime",
     "run": f"{SEARCH} sequences plan emulate transport runtime control",
     "server": f"{ENGINE} fleet optical",
     "report": f"{ENGINE} fleet optical",

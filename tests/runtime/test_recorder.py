@@ -179,7 +179,7 @@ def test_orders_of_steps_that_are_written_are_forgotten(tmp_path):
         post(peers, played(step))
         recorder.collect()
     assert recorder.finish(40).num_steps == 40
-    assert len(recorder._writer.assemblers) == 1
+    assert len(recorder._writer.eras) == 1
 
 
 def test_sinks_are_closed_when_the_metrics_can_not_be_written(tmp_path):

@@ -1,7 +1,7 @@
 """From a run directory to what can be shown of it."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,26 @@ def load_run(run_dir: Path) -> LoadedRun:
         sites=plan.sites,
         **of_a_device(plan, _device(run_dir)),
     )
+    view = view if plan.job.data.packing is None else _on_chunks(view, run_dir)
     whole = (run_dir / SUMMARY_NAME).exists()
     return LoadedRun(plan, view, "" if whole else how_it_ended(run_dir, len(metrics)))
+
+
+def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
+    """The view of a training on chunks: what is shown is the step that the timeline is of, by the plan that it had."""
+    from farpipe.runtime.figures.metrics import RUN_NAME, STEP_PLAN_NAME
+    from farpipe.runtime.run_spec import RunSpec
+    from farpipe.sequences import StepPlan
+    from farpipe.simulate import simulate
+
+    view = replace(view, device_flops=0.0, device_peak=0.0)
+    if not (run_dir / STEP_PLAN_NAME).exists():
+        return view
+    step, costs = StepPlan.load(run_dir / STEP_PLAN_NAME), RunSpec.load(run_dir / RUN_NAME).chunk_costs
+    if costs is None:
+        raise InputError(f"{run_dir / RUN_NAME}: does not say what chunks cost, but {STEP_PLAN_NAME} is there")
+    problem = step.problem(costs)
+    return replace(view, problem=problem, predicted=simulate(problem, step.schedule, checked=True))
 
 
 def no_run(folder: Path) -> InputError:

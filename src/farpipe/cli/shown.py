@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from farpipe.cost import Profile
+    from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
     from farpipe.report import FittedTable, RunReport, RunView, TableView
     from farpipe.spec import Job
@@ -23,10 +24,24 @@ def plan_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **option
     return plans_of(job, path, profiles, **options)[0]
 
 
+def plan_of_chunks(job: "Job", path: Path) -> "tuple[Plan, ChunkCosts]":
+    """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
+    from farpipe.plan.chunked import plan_on_chunks
+    from farpipe.runtime.data.document_batches import load_document_batches
+
+    try:
+        documents = load_document_batches(job.data, job.model, job.training)
+        return plan_on_chunks(job, documents.lengths(0), documents.longest_sequence)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
 def plans_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "list[Plan]":
     """`make_plans`, whose InputErrors name the file that the job is from."""
     from farpipe.plan.planner import make_plans
 
+    if job.data.packing is not None:
+        return [plan_of_chunks(job, path)[0]]
     try:
         return make_plans(job, profiles, **options)
     except InputError as error:

@@ -13,6 +13,7 @@ from farpipe.cli.output import console, log, print_json, status
 from farpipe.errors import DivergedError, RunError, RunInterruptedError, RunStoppedError, UsageError
 
 if TYPE_CHECKING:
+    from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
     from farpipe.run.directory import RunPlace
     from farpipe.runtime.run_spec import RunSpec
@@ -88,7 +89,7 @@ def train(
     if not prepare:
         need_torch("farpipe train")
     place = choose_run_dir(run_dir, resume)
-    plan = _load_plan(job, profile or [], method, wire_type)
+    plan, costs = _load_plan(job, profile or [], method, wire_type, replan=replan)
     check_text(plan, device)
     show_plan(plan, device, to_stderr=not prepare)
     num_steps = steps or plan.job.training.num_steps
@@ -97,6 +98,7 @@ def train(
         num_steps=num_steps,
         device=device,
         replan=ReplanSettings() if replan else None,
+        chunk_costs=costs,
         emulate_links=emulate and not prepare and not wan,
         transport={
             "streams": streams,
@@ -180,8 +182,12 @@ def _run_here(plan: "Plan", spec: "RunSpec", place: "RunPlace", **settings: Any)
         raise RunError(f"{error}\nThe run ended {what_is_left(run_dir)}") from None
 
 
-def _load_plan(path: Path, profiles: list[Path], method: str | None, wire_type: str | None) -> "Plan":
-    """The plan in a file, or one made for the job in it; `method` names another schedule.
+def _load_plan(
+    path: Path, profiles: list[Path], method: str | None, wire_type: str | None, *, replan: bool
+) -> "tuple[Plan, ChunkCosts | None]":
+    """The plan in a file, or one made for the job in it, with what chunks cost where it trains on them.
+
+    `method` names another schedule.
 
     UsageError for what a plan that is made can't take any more: a profile, or another `wire_type`.
     """
@@ -203,16 +209,33 @@ def _load_plan(path: Path, profiles: list[Path], method: str | None, wire_type: 
             raise UsageError(
                 f"--wire-type: {path} is made for {plan.job.training.wire_type!r}; give the job, to plan anew"
             )
-        return plan if method is None else reorder(plan, method)
+        if plan.job.data.packing is not None:
+            raise UsageError(f"{path}: with data.packing every step is planned for itself; give the job")
+        return plan if method is None else reorder(plan, method), None
     job = load_job(path)
     runnable, told = within_engine(job)
     if told and any(site.devices_per_machine > 1 for _, site in job.used_sites()):
         typer.echo(f"planning for farpipe's engine: {told}", err=True)
+    if job.data.packing is not None:
+        return _plan_chunks(job, path, method, wire_type, replan=replan)
     pinned: dict[str, Any] = {"layout": runnable.layout, "schedule": method or job.schedule}
     if wire_type is not None:
         pinned["training"] = _narrowed(job, wire_type)
     with status("planning"):
-        return plan_of(job.model_copy(update=pinned), path, [Profile.load(p) for p in profiles])
+        return plan_of(job.model_copy(update=pinned), path, [Profile.load(p) for p in profiles]), None
+
+
+def _plan_chunks(
+    job: "Job", path: Path, method: str | None, wire_type: str | None, *, replan: bool
+) -> "tuple[Plan, ChunkCosts]":
+    """The same for a job with `data.packing`; UsageError for options that say nothing there."""
+    from farpipe.cli.shown import plan_of_chunks
+
+    given = {"--method": method is not None, "--replan": replan}
+    refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
+    narrowed = {} if wire_type is None else {"training": _narrowed(job, wire_type)}
+    with status("planning the first batch"):
+        return plan_of_chunks(job.model_copy(update=narrowed), path)
 
 
 def _narrowed(job: "Job", wire_type: str) -> "Training":

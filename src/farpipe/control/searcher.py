@@ -19,6 +19,7 @@ from contextlib import suppress
 from statistics import fmean
 from typing import IO, Any, Final
 
+from farpipe.control.beside import LOWEST_PRIORITY
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import Found, search
@@ -34,7 +35,6 @@ from farpipe.search.step import (
 from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 from farpipe.strict import finite, parse_json
 
-LOWEST_PRIORITY: Final = 19
 QUICK_METHODS: Final = ("named", "greedy")
 MAX_QUICK_S: Final = 1.0
 """What the first answer may take, of the time of the whole search."""

@@ -2,17 +2,13 @@
 
 import contextlib
 import json
-import os
 import queue
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from farpipe.control.beside import Beside
 from farpipe.errors import FarpipeError
-from farpipe.processes import KILL_S, Guarded, Lifeline
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import Schedule
@@ -122,56 +118,41 @@ class Answer(NamedTuple):
 
 
 class Searcher:
-    """The process that seeks orders beside the run; see `farpipe.control.searcher`.
-
-    It is started ahead, for to load it takes longer than most searches, and ends with this process.
-    """
+    """The process that seeks orders beside the run; see `farpipe.control.searcher`."""
 
     def __init__(self) -> None:
         self._start()
 
     def _start(self) -> None:
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._until_s: float | None = None
-        self._lifeline = Lifeline()
-        self.process = Guarded.start(
-            [sys.executable, "-m", "farpipe.control.searcher"],
-            self._lifeline,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        arguments = self.process, self._lifeline, self._answers
-        self._reader = threading.Thread(target=_read, args=arguments, name="searcher", daemon=True)
-        self._reader.start()
+        self._beside = Beside("farpipe.control.searcher")
+        self.process = self._beside.process
 
     def ask(self, search: "Search", search_s: float) -> None:
         """Begin a search; one that is going on is given up."""
         from farpipe.control.searcher import question
 
-        if self._until_s is not None or self.process.wait(0.0):
+        if self._until_s is not None or self._beside.has_ended:
             self.close()
             self._start()
         self._until_s = time.monotonic() + search_s + LATE_S
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, and the reader tells
-            self.process.stdin.write(question(search.problem, search.samples, search_s))
-            self.process.stdin.flush()
+        self._beside.send(question(search.problem, search.samples, search_s))
 
     def answer(self, wait_s: float = 0.0) -> Answer | None:
         """The next answer to the question that was asked, if it comes within `wait_s` seconds.
 
-        The last one has nothing where the search takes too long or the process has died.
+        The last one has nothing where the search takes too long, the process has died, or it writes nonsense.
         """
         if self._until_s is None:
             return None
         try:
-            found = self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
+            found = _read(self._beside.receive(wait_s))
         except queue.Empty:
             if time.monotonic() < self._until_s:
                 return None
-            self._lifeline.cut()
+            found = None
+        if found is None:
+            self._beside.kill()
             found = Answer(None, is_last=True)
         if found.is_last:
             self._until_s = None
@@ -179,25 +160,14 @@ class Searcher:
 
     def close(self) -> None:
         """Nothing is left of it."""
-        self.process.stop(self._lifeline, leave_s=0.0)
-        self._reader.join()
-        self.process.close()
-        self._lifeline.close()
-        for stream in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):  # an unsent question
-                if stream is not None:
-                    stream.close()
+        self._beside.close()
 
 
-def _read(process: Guarded, lifeline: Lifeline, answers: "queue.SimpleQueue[Answer]") -> None:
-    """Pass on what `process` writes; when it ends, or writes nonsense, that was the last answer."""
-    assert process.stdout is not None
-    with contextlib.suppress(FarpipeError, KeyError, TypeError, ValueError, OSError):
-        for line in process.stdout:
-            body = parse_json(line, "answer of the search")
-            found = body["schedule"]
-            schedule = None if found is None else Schedule.from_data(found, "answer of the search")
-            answers.put(Answer(schedule, is_last=body["is_last"] is True))
-    lifeline.cut()
-    process.wait(KILL_S)  # whoever gets this answer and asks again finds the process gone, not about to go
-    answers.put(Answer(None, is_last=True))
+def _read(line: str | None) -> Answer | None:
+    """An answer; None for nonsense, or where the process has ended."""
+    with contextlib.suppress(FarpipeError, KeyError, TypeError, ValueError):
+        body = parse_json(line or "", "answer of the search")
+        found = body["schedule"]
+        schedule = None if found is None else Schedule.from_data(found, "answer of the search")
+        return Answer(schedule, is_last=body["is_last"] is True)
+    return None

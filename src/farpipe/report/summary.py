@@ -54,7 +54,7 @@ def step_row(view: RunView) -> StepRow:
     """The figures of a run.
 
     Measured ones are medians over the steps after the warm-up; without metrics they are those of the one measured
-    timeline, and without that the predicted ones.
+    timeline, and without that the predicted ones. Where every step was predicted for itself, so is the prediction.
     """
     timeline = view.measured or view.predicted
     inter, intra = timeline.exposed_s.mean(axis=0)
@@ -64,7 +64,7 @@ def step_row(view: RunView) -> StepRow:
     _, losses = metric(view.metrics, "loss")
     return StepRow(
         view.name,
-        view.predicted.makespan_s + view.step_overhead_s,
+        _or(typical(view, "predicted_makespan_s"), view.predicted.makespan_s) + view.step_overhead_s,
         measured,
         _or(typical(view, "bubble"), timeline.bubble_ratio),
         _or(typical(view, "exposed_inter_site_s"), float(inter)),

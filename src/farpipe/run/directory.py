@@ -100,13 +100,15 @@ def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
     if not whole_checkpoints(checkpoints):
         return
     from farpipe.runtime.checkpoint.resume import all_done, check_same, find_manifests, no_usable  # needs torch
+    from farpipe.runtime.chunk_work import documents_of
     from farpipe.runtime.work import batches_of
 
     found, damaged = find_manifests(checkpoints)
     if not found:
         raise no_usable([*damaged.values()])
     folder, manifest = found[max(found)]
-    check_same(spec, manifest, folder, batches_of(spec).digest.hex())
+    digest = batches_of(spec).digest if spec.chunk_costs is None else documents_of(spec).digest
+    check_same(spec, manifest, folder, digest.hex())
     if min(found) >= spec.num_steps:
         raise all_done(checkpoints, max(found), spec.num_steps)
 

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from farpipe.control.chunk_planning import ChunkPlanning
 from farpipe.control.watch import Watch
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.processes import die_with_agent
@@ -112,7 +113,7 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
     with connect(rank, world_size, config, rendezvous, allocate=memory) as transport:
         open_channels(run, transport)
         try:
-            train_rank(run, TensorPeers(transport), run_dir, stop=stop, make_watch=Watch)
+            train_rank(run, TensorPeers(transport), run_dir, stop=stop, make_watch=Watch, make_planner=ChunkPlanning)
         except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: nobody has to be told
             leaving = error
     if leaving is not None:

@@ -23,18 +23,20 @@ class ChunkBatch:
     tokens: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
     num_counted: int | None = None
-    """Targets that count in the whole step, where other replicas have some of them."""
+    """Targets that count in the whole step, at least 1; None: all of these chunks."""
 
     @cached_property
     def num_target_tokens(self) -> int:
         """Targets that count, over the whole step: what a loss is divided by."""
         if self.num_counted is not None:
             return self.num_counted
-        return sum(int((targets != IGNORED).sum()) for targets in self.targets)
+        return max(1, sum(int((targets != IGNORED).sum()) for targets in self.targets))
 
 
 def chunk_batch(chunks: Sequence[Chunk], documents: Sequence[Tensor]) -> ChunkBatch:
     """The documents (token numbers, [length] each) in chunks; a token's target is the next one of its document.
+
+    The chunks may have some of the documents only, where other replicas have the others.
 
     Targets are those of whole documents, so a slice's last token is trained on the first of the next slice; a
     document's last token has none.
@@ -48,6 +50,7 @@ def chunk_batch(chunks: Sequence[Chunk], documents: Sequence[Tensor]) -> ChunkBa
         tuple(chunks),
         tuple(packed(documents, chunk) for chunk in chunks),
         tuple(packed(targets, chunk) for chunk in chunks),
+        max(1, sum(max(0, len(document) - 1) for document in documents)),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, InstanceOf, model_validator
 
+from farpipe.cost.chunks import ChunkCosts
 from farpipe.document import Document
 from farpipe.emulate import LinkShape
 from farpipe.runtime.figures.log_line import LOG_EVERY_STEPS
@@ -94,6 +95,9 @@ class RunSpec(Document, Part):
     """(first layer, end layer) of every stage."""
     recompute: tuple[Recompute, ...] = ()
     """What every stage computes again in its backward; () for nothing anywhere."""
+    chunk_costs: InstanceOf[ChunkCosts] | None = None
+    """What chunks cost on the stages; with it (`data.packing`) every step has a plan of its own, `problem` and
+    `schedule` being those of the first batch."""
     replicas: tuple[tuple[SiteName, ...], ...] = ()
     """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
 
@@ -139,6 +143,9 @@ class RunSpec(Document, Part):
         _check_partition(self.partition, self.model, self.problem.stages)
         if self.recompute and len(self.recompute) != self.problem.num_stages:
             raise fault(f"expected one per stage, {self.problem.num_stages}, found {len(self.recompute)}", "recompute")
+        if self.chunk_costs is not None:
+            self._check_chunks(self.chunk_costs)
+            return
         size, num_microbatches = self.training.microbatch_size, self.problem.num_microbatches
         if size is None or size * num_microbatches * self.num_replicas != self.training.global_batch:
             replicas = f" x {self.num_replicas} replicas" if self.num_replicas > 1 else ""
@@ -147,6 +154,14 @@ class RunSpec(Document, Part):
                 f"{self.training.global_batch}",
                 "training",
             )
+
+    def _check_chunks(self, costs: ChunkCosts) -> None:
+        """Steps that are planned one by one: the stages of the costs are those of the run."""
+        if self.data.packing is None or self.replan is not None:
+            raise fault("it is for data.packing, where every step is planned, and without replan", "chunk_costs")
+        ranks = [[stage.rank for stage in problem.stages] for problem in (costs.base, self.problem)]
+        if ranks[0] != ranks[1]:
+            raise fault(f"its stages are on ranks {ranks[0]}, those of the problem on {ranks[1]}", "chunk_costs")
 
     @property
     def num_processes(self) -> int:
@@ -223,8 +238,10 @@ class RunSpec(Document, Part):
 
     def to_body(self) -> dict[str, Any]:
         """See Document."""
-        body: dict[str, Any] = self.model_dump(mode="json", exclude={"problem", "schedule"}, exclude_none=True)
-        return {**body, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
+        apart = {"problem", "schedule", "chunk_costs"}
+        body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
+        costs = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
+        return {**body, **costs, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
@@ -234,6 +251,8 @@ class RunSpec(Document, Part):
             body["problem"] = validate(Problem, inner, source, "problem")
         if "schedule" in body:
             body["schedule"] = Schedule.from_data(body["schedule"], f"{source}: schedule")
+        if body.get("chunk_costs") is not None:
+            body["chunk_costs"] = ChunkCosts.from_data(body["chunk_costs"], f"{source}: chunk_costs")
         return validate(cls, body, source)
 
 

@@ -21,6 +21,7 @@ from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedEr
 from farpipe.runtime.checkpoint.checkpointer import Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
+from farpipe.runtime.chunk_work import ChunkSleeper, ChunkTrainer
 from farpipe.runtime.commands import CHECKPOINT, STOP, Commands
 from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
@@ -33,9 +34,11 @@ from farpipe.runtime.replanning import MakeWatch, Replanning
 from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.staging import Staging
+from farpipe.runtime.step_plans import MakePlanner, StepPlans
 from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import SleepTrainer, Trainer, Work
+from farpipe.sequences import StepPlan
 from farpipe.step import Schedule
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -48,13 +51,15 @@ def train_rank(
     *,
     stop: Callable[[], bool] = lambda: False,
     make_watch: MakeWatch | None = None,
+    make_planner: MakePlanner | None = None,
 ) -> Summary | None:
     """Run the steps of `run` that are not done yet; rank 0 writes the figures to `run_dir` and gets the summary.
 
     `stop` is asked in every step; when it says so on any rank, all ranks write a checkpoint and leave with
-    RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that. InputError when the ranks
-    disagree on what to run or no checkpoint can be read, DivergedError when the training diverges, RunError when a rank
-    is lost or the figures can't be written.
+    RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that, and `make_planner` what
+    plans the steps of a training on chunks. InputError when the ranks disagree on what to run or no checkpoint can be
+    read, InfeasibleError when a step's sequences fit in no way, DivergedError when the training diverges, RunError when
+    a rank is lost or the figures can't be written.
     """
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
@@ -76,7 +81,9 @@ def train_rank(
         recorded = {} if recorder is None else {"is_recorded": recorder.is_recorded}
         own = run_dir / CHECKPOINTS_NAME
         checkpointer = Checkpointer(run, work.state, peers, own, batches_sha256, **recorded)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, Replanning(peers, watch) if replans else None)
+        plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
+        replanning = Replanning(peers, watch) if replans else None
+        loop = _Loop(run, work, peers, checkpointer, recorder, stop, replanning, plans)
         loop.warn([f"skipped a checkpoint: {problem}" for problem in start.skipped])
         try:
             loop.run(start.step)
@@ -88,8 +95,21 @@ def train_rank(
 
 
 def make_work(run: RunSpec, peers: Peers) -> Work:
-    """What this rank does: training, or a rehearsal."""
+    """What this rank does: training, or a rehearsal; on chunks where the run says what they cost."""
+    if run.chunk_costs is not None:
+        return ChunkSleeper(run, peers) if run.device == "sleep" else ChunkTrainer(run, peers)
     return SleepTrainer(run, peers) if run.device == "sleep" else Trainer(run, peers)
+
+
+def _step_plans(
+    run: RunSpec, work: Work, peers: Peers, run_dir: Path, make_planner: MakePlanner | None, stack: ExitStack
+) -> StepPlans | None:
+    """This rank's part in planning every step; None where all steps are alike."""
+    if not isinstance(work, ChunkTrainer | ChunkSleeper):
+        return None
+    assert make_planner is not None, "a run on chunks needs a planner"
+    planner = stack.enter_context(closing(make_planner(run, run_dir))) if peers.rank == 0 else None
+    return StepPlans(run, peers, work.lengths, planner)
 
 
 class _Loop:
@@ -104,8 +124,9 @@ class _Loop:
         recorder: Recorder | None,
         stop: Callable[[], bool],
         replanning: Replanning | None,
+        plans: StepPlans | None = None,
     ) -> None:
-        self._replanning = replanning
+        self._replanning, self._plans = replanning, plans
         self._run, self._work, self._peers = run, work, peers
         self._checkpointer, self._recorder = checkpointer, recorder
         self._pipeline = _pipeline(run, peers)
@@ -123,12 +144,16 @@ class _Loop:
         """All steps from `first_step` on, and the last checkpoint."""
         self._num_done = first_step
         self._go_over(first_step, None if self._replanning is None else self._replanning.first())
+        if self._plans is not None:
+            self._take_plan(first_step, self._plans.first(first_step))
         begin_ns = self._peers.clock.now_ns()
         for step in range(first_step, self._run.num_steps):
             self._change_links(step)
             report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._give)
             commands = self._commands.take(step)
             self._go_over(step + 1, None if self._replanning is None else self._replanning.take(step, commands))
+            if self._plans is not None and step + 1 < self._run.num_steps:
+                self._take_plan(step + 1, self._plans.take(step + 1))
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
             begin_ns = self._peers.clock.now_ns()
@@ -154,6 +179,8 @@ class _Loop:
         self._commands.give(step)
         if self._replanning is not None:
             self._replanning.give(step, self._commands.ask)
+        if self._plans is not None:
+            self._plans.give(step)
 
     def _go_over(self, step: int, schedule: Schedule | None) -> None:
         """From `step` on to another order of actions, as all ranks do; None: stay with the one there is."""
@@ -162,6 +189,15 @@ class _Loop:
         self._executor = self._executor_of(schedule)
         if self._recorder is not None:
             self._recorder.order_from(step, schedule)
+
+    def _take_plan(self, step: int, plan: StepPlan) -> None:
+        """What `step` is, where every step has chunks and an order of its own."""
+        assert isinstance(self._work, ChunkTrainer | ChunkSleeper)
+        self._work.take_plan(plan)
+        self._executor = self._executor_of(plan.schedule)
+        if self._recorder is not None and self._plans is not None and self._plans.latest is not None:
+            self._recorder.plan_from(step, self._plans.latest)
+            self.warn([self._plans.latest.warning] if self._plans.latest.warning else [])
 
     def _post(self, report: StepReport, **further: float) -> None:
         events = tuple(event.to_data() for event in self._peers.take_events())

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -136,6 +136,9 @@ class SleepTrainer:
 class Trainer:
     """Stages of a model that is trained."""
 
+    stage_kind: ClassVar[type[TorchStage]] = TorchStage
+    _batches: Batches | None = None
+
     def __init__(self, run: RunSpec, peers: Peers, parameters: torch.dtype = torch.float32) -> None:
         """`parameters`: their dtype; bf16 trains with float32 parameters and computes with copies of them.
 
@@ -148,10 +151,10 @@ class Trainer:
         self._place, pipeline = run.places.of(peers.rank), PipelinePeers(peers, run.places)
         mine = run.problem.stages_of_rank[pipeline.rank]
         parts = slices(run.partition)
-        self.torch_stages = {s: _make_stage(run, s, parts[s], parameters) for s in mine}
+        self.torch_stages = {s: _make_stage(run, s, parts[s], parameters, self.stage_kind) for s in mine}
         self.stages: Mapping[int, Stage] = self.torch_stages
-        at_end = any(parts[s].has_embedding or parts[s].has_head for s in mine)
-        self._batches = batches_of(run, self._place.replica) if at_end else None
+        if any(parts[s].has_embedding or parts[s].has_head for s in mine):
+            self._open_data(run)
         self._tied, self._end_beside = _tie(run, self.torch_stages, pipeline), _other_ends(run, self._place.replica)
         self._syncs = _replica_syncs(run, peers, self.torch_stages, self._tied)
         self._replicas = ReplicaSync(run, peers, self._syncs)
@@ -161,6 +164,10 @@ class Trainer:
         """What this process updates: all of its stages' parameters, or with ZeRO-1 its share of them."""
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
         self._optimizer = Optimizer([shard.parameter for shard in self.shards], run.training, copies=copies)
+
+    def _open_data(self, run: RunSpec) -> None:
+        """On the ranks that read the text."""
+        self._batches = batches_of(run, self._place.replica)
 
     @property
     def data_digest(self) -> bytes:
@@ -340,14 +347,23 @@ def choose_gpu() -> None:
     torch.cuda.set_device(local_rank)
 
 
-def _make_stage(run: RunSpec, number: int, part: StageSlice, parameters: torch.dtype) -> TorchStage:
+def _make_stage(
+    run: RunSpec, number: int, part: StageSlice, parameters: torch.dtype, kind: type[TorchStage]
+) -> TorchStage:
     assert run.model is not None
     assert run.training is not None
     recompute = run.recompute[number] if run.recompute else "none"
-    return make_stage(run.model, run.training, part, numerics_of(run.training, parameters, recompute), run.device)
+    return make_stage(run.model, run.training, part, numerics_of(run.training, parameters, recompute), run.device, kind)
 
 
-def make_stage(model: Model, training: Training, part: StageSlice, numerics: Numerics, device: str) -> TorchStage:
+def make_stage(
+    model: Model,
+    training: Training,
+    part: StageSlice,
+    numerics: Numerics,
+    device: str,
+    kind: type[TorchStage] = TorchStage,
+) -> TorchStage:
     """A stage with its initial weights: those of a model of Hugging Face, or random ones."""
     assert training.microbatch_size is not None
     store = WeightGradStore()
@@ -357,7 +373,7 @@ def make_stage(model: Model, training: Training, part: StageSlice, numerics: Num
     else:
         load_weights(module, model, model.hugging_face)
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
-    return TorchStage(module.to(device), store, boundary, device)
+    return kind(module.to(device), store, boundary, device)
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:

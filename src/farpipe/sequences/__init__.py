@@ -4,6 +4,7 @@ from farpipe.sequences.chunk import Chunk, Slice, check_chunks, followed
 from farpipe.sequences.layout import chunk_costs
 from farpipe.sequences.lengths import read_lengths, sample_lengths
 from farpipe.sequences.planner import SequencePlan, Wish, plan_as_before, plan_sequences
+from farpipe.sequences.replicas import shares
 from farpipe.sequences.step_plan import Packing, StepPlan, step_plan, wish_of
 from farpipe.sequences.summary import gain_of_chunks, summarize
 
@@ -22,6 +23,7 @@ __all__ = [
     "plan_sequences",
     "read_lengths",
     "sample_lengths",
+    "shares",
     "step_plan",
     "summarize",
     "wish_of",

@@ -1,16 +1,32 @@
 """Where the stages of a job are when it trains on chunks: ranks over sites, layers so that no stage is slow."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from farpipe.cost import JobCosts, Layout, place_evenly
+from farpipe.cost import JobCosts, Layout, Placement, place_evenly
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.spec import Job, Site
 
 
+class ChunkLayout(NamedTuple):
+    """Where the stages are, and what chunks cost there."""
+
+    layout: Layout
+    placements: tuple[Placement, ...]
+    costs: ChunkCosts
+
+
 def chunk_costs(job: Job, longest: int, context: int = 1) -> ChunkCosts:
-    """The costs of a job's stages for chunks: pinned degrees, else one rank for each device (or `context` of them).
+    """The costs of `chunk_layout`; InputError where there are replicas, which divide a batch."""
+    if (job.layout.data or 1) > 1:
+        raise InputError("layout.data: a batch's chunks are planned for one pipeline; take 1 and divide the batch")
+    return chunk_layout(job, longest, context).costs
+
+
+def chunk_layout(job: Job, longest: int, context: int = 1) -> ChunkLayout:
+    """The stages of a job for chunks: pinned degrees, else one rank for each device (or `context` of them).
 
     Stages are on the sites in their order, as many as devices; layers so that the slowest stage is as fast as can be.
     InputError for pins that chunks can't keep, InfeasibleError when there are too few devices.
@@ -19,7 +35,7 @@ def chunk_costs(job: Job, longest: int, context: int = 1) -> ChunkCosts:
     costs = JobCosts(job.model, job.training)
     layers = job.layout.layers or _balanced(job, costs, layout, sites, longest, context)
     placements = place_evenly([site.name for site in sites], layers)
-    return job_chunk_costs(costs, layout, placements, job.cluster, longest, context)
+    return ChunkLayout(layout, placements, job_chunk_costs(costs, layout, placements, job.cluster, longest, context))
 
 
 def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
@@ -27,10 +43,10 @@ def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
     if (pins.virtual or 1) > 1:
         raise InputError("layout.virtual: chunks of sequences go through one stage per rank; leave it out")
     tensor, data = pins.tensor or 1, pins.data or 1
-    if data > 1:
-        raise InputError("layout.data: a batch's chunks are planned for one pipeline; take 1 and divide the batch")
+    if pins.replicas == "across":
+        raise InputError('layout.replicas: replicas of a pipeline on chunks are inside sites; leave out "across"')
     order = [job.cluster.site(name) for name in pins.sites or [site.name for site in job.cluster.sites]]
-    each = tensor * context
+    each = tensor * context * data
     ranks = [site.num_devices // each for site in order]
     most = min(sum(ranks), job.model.num_layers)
     num_ranks = pins.pipeline or (len(pins.layers) if pins.layers else most)

@@ -90,6 +90,7 @@ class Job(Part):
         self._check_pinned_layers()
         self._check_pinned_tensor()
         self._check_batch()
+        self._check_packing()
         self._check_evaluation()
         check_measured(self.measured, [site.device.name for site in self.cluster.sites], self.layout.tensor or 1)
         return self
@@ -199,6 +200,22 @@ class Job(Part):
         product, batch = math.prod(given.values()), self.training.global_batch
         if batch % product or (len(given) == len(sizes) and product != batch):
             raise fault(f"{batch} does not match {' x '.join(given)} = {product}", "training", "global_batch")
+
+    def _check_packing(self) -> None:
+        """Chunks take the place of microbatches: nothing that counts those, or that the stages can't do with chunks."""
+        if self.data.packing is None:
+            return
+        given = {
+            ("training", "microbatch_size"): self.training.microbatch_size,
+            ("layout", "num_microbatches"): self.layout.num_microbatches,
+            ("layout", "virtual"): (self.layout.virtual or 1) > 1 or None,
+            ("training", "evaluate_every_steps"): self.training.evaluate_every_steps or None,
+        }
+        for place, value in given.items():
+            if value is not None:
+                raise fault(
+                    f"not with data.packing = {self.data.packing!r}, whose chunks have no such; leave it out", *place
+                )
 
     def _check_evaluation(self) -> None:
         if self.training.evaluate_every_steps and not self.data.held_out:

@@ -155,6 +155,10 @@ class Data(Part):
     """Token of the tokenizer that is put behind every document; None puts nothing there."""
     held_out: Share = 0.0
     """Share of the sequences that is kept for evaluation and never trained on."""
+    packing: Literal["elastic", "fixed", "none"] | None = None
+    """Train on whole documents, cut at `sequence_length`, `global_batch` of them a step, in chunks that are planned for
+    every step: ``elastic`` cuts the long ones into slices and packs the short ones, ``fixed`` does so by equal numbers
+    of tokens, ``none`` leaves every document a chunk of its own. None: on sequences of one length out of the text."""
     cache: Text | None = None
     """Folder for text that has been tokenized; None: ``farpipe`` in the user's folder of caches."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from farpipe.errors import InputError
 from farpipe.runtime.data.permutation import Permutation
-from farpipe.runtime.data.tokens import Tokens, load_tokens
+from farpipe.runtime.data.tokens import Tokens, load_tokens, require_vocabulary
 from farpipe.spec import Data, Model
 
 IGNORED: Final = -100
@@ -138,11 +138,3 @@ def load_batches(data: Data, model: Model, shape: Shape, seed: int, share: Share
     tokens = load_tokens(data)
     require_vocabulary(tokens, model)
     return Batches(tokens, shape, seed, held_out=data.held_out, share=share)
-
-
-def require_vocabulary(tokens: Tokens, model: Model) -> None:
-    """InputError when the model knows fewer tokens than the text may have."""
-    if model.vocab_size < tokens.vocab_size:
-        raise InputError(
-            f"model.vocab_size: the text has up to {tokens.vocab_size} different tokens, the model {model.vocab_size}"
-        )

@@ -8,21 +8,18 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from farpipe.errors import InputError
-from farpipe.runtime.data.batches import require_vocabulary
 from farpipe.runtime.data.permutation import Permutation
-from farpipe.runtime.data.tokens import Tokens, load_tokens
+from farpipe.runtime.data.tokens import Tokens, load_tokens, require_vocabulary
 from farpipe.spec import Data, Model, Training
 
 Ints = NDArray[np.int64]
 
 
 class DocumentBatches:
-    """The sequences of every step; of the text nothing but these is read."""
+    """The sequences of every step; of the text nothing but these is read. Needs no torch."""
 
     def __init__(self, tokens: Tokens, longest: int, global_batch: int, seed: int, held_out: float = 0.0) -> None:
         """Sequences have up to `longest` tokens. InputError when there are not enough for one step."""
@@ -60,14 +57,14 @@ class DocumentBatches:
         """Tokens of every sequence of `step`: [global_batch]."""
         return self._length[self._numbers(step)]
 
-    def batch(self, step: int) -> Sequence[Tensor]:
-        """The tokens of every sequence of `step`, int64."""
+    def batch(self, step: int) -> Sequence[Ints]:
+        """The tokens of every sequence of `step`."""
         return [self._tokens(number) for number in self._numbers(step).tolist()]
 
-    def _tokens(self, number: int) -> Tensor:
+    def _tokens(self, number: int) -> Ints:
         start = int(self._start[number])
         read = self.tokens.shards[self._shard[number]][start : start + int(self._length[number])]
-        return torch.from_numpy(read.astype(np.int64))
+        return np.asarray(read, np.int64)
 
     @property
     def digest(self) -> bytes:

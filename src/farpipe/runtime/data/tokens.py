@@ -25,7 +25,7 @@ from farpipe.runtime.data.documents import form_of, read_whole, source_files, un
 from farpipe.runtime.data.known_files import KnownFiles
 from farpipe.runtime.data.token_cache import FORMAT, cache_folder, ends_of, tokenize_once
 from farpipe.runtime.data.tokenizer import BETWEEN_TEXTS, NUM_BYTES
-from farpipe.spec import Data
+from farpipe.spec import Data, Model
 from farpipe.strict import expect_format, parse_json, read_text
 
 IN_MEMORY_BYTES: Final = 256 << 20
@@ -97,6 +97,14 @@ def load_tokens(data: Data) -> Tokens:
     array, vocab_size = _open(kept)
     assert vocab_size is not None, "the cache's headers say it"
     return Tokens((array,), vocab_size, bytes.fromhex(kept.stem), (_ends(kept, array.size),))
+
+
+def require_vocabulary(tokens: Tokens, model: Model) -> None:
+    """InputError when the model knows fewer tokens than the text may have."""
+    if model.vocab_size < tokens.vocab_size:
+        raise InputError(
+            f"model.vocab_size: the text has up to {tokens.vocab_size} different tokens, the model {model.vocab_size}"
+        )
 
 
 def _open_all(data: Data, files: Sequence[Path]) -> Tokens:

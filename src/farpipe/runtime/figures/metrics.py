@@ -21,6 +21,8 @@ RUN_NAME: Final = "run.json"
 METRICS_NAME: Final = "metrics.jsonl"
 SUMMARY_NAME: Final = "summary.json"
 TIMELINE_NAME: Final = "timeline.json"
+STEP_PLAN_NAME: Final = "step-plan.json"
+"""Of a training on chunks: the plan of the step that the timeline is of."""
 NUM_WARM_UP_STEPS: Final = 3
 """Left out of medians: the first steps open connections, fill caches and let libraries choose their kernels."""
 _MEDIANS: Final = (

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from farpipe.cost.flops import step_flops
 from farpipe.errors import RunError
@@ -19,6 +19,7 @@ from farpipe.runtime.figures.link_log import LinkLog
 from farpipe.runtime.figures.log_line import is_logged, log_line
 from farpipe.runtime.figures.metrics import (
     METRICS_NAME,
+    STEP_PLAN_NAME,
     SUMMARY_NAME,
     TIMELINE_NAME,
     MetricsFile,
@@ -28,10 +29,12 @@ from farpipe.runtime.figures.metrics import (
     summarise,
 )
 from farpipe.runtime.figures.sinks import open_sinks
-from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
+from farpipe.runtime.figures.step_report import Assembler, StepReport, latest_replica, step_metrics
 from farpipe.runtime.learning_rate import learning_rate
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.step_plans import PlannedStep, num_tokens
+from farpipe.sequences import StepPlan
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import Schedule
 
@@ -83,7 +86,12 @@ class Recorder:
 
     def order_from(self, step: int, schedule: Schedule) -> None:
         """From `step` on the ranks work in another order; to be told before that step's reports are collected."""
-        self._writer.assemblers.append((step, Assembler(self._run.model_copy(update={"schedule": schedule}))))
+        assembler = Assembler(self._run.model_copy(update={"schedule": schedule}))
+        self._writer.eras.append(_Era(step, (assembler,)))
+
+    def plan_from(self, step: int, planned: PlannedStep) -> None:
+        """The same where `step` has chunks of its own, and every replica others."""
+        self._writer.eras.append(_era_of(self._run, step, planned))
 
     def warn(self, warnings: list[str]) -> None:
         """Put something that went wrong, and that the run survives, into the line of the next step."""
@@ -143,6 +151,25 @@ class Recorder:
                 self._take_in()
 
 
+class _Era(NamedTuple):
+    """Steps from `first_step` on, and what puts their reports together."""
+
+    first_step: int
+    assemblers: tuple[Assembler, ...]
+    """One for all replicas, or of every replica its own where each has chunks of its own."""
+    planned: PlannedStep | None = None
+
+
+def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
+    assert run.chunk_costs is not None
+    found = []
+    for replica, plan in enumerate(planned.plans):
+        changed = {"problem": plan.problem(run.chunk_costs), "schedule": plan.schedule}
+        only = None if len(planned.plans) == 1 else replica
+        found.append(Assembler(run.model_copy(update=changed), only))
+    return _Era(step, tuple(found), planned)
+
+
 class _Writer:
     """What the recorder's thread does."""
 
@@ -155,8 +182,8 @@ class _Writer:
         on_timeline: Callable[[int, Timeline], None] | None,
     ) -> None:
         self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
-        self.assemblers = deque([(0, Assembler(run))])
-        """(first step, what puts the reports of that and later steps together), of steps that are not written yet."""
+        self.eras = deque([_Era(0, (Assembler(run),))])
+        """Of steps that are not written yet."""
         self._on_timeline = on_timeline
         with ExitStack() as opened:
             self._sinks = opened.enter_context(open_sinks(run.metrics, run_dir, first_step))
@@ -167,6 +194,7 @@ class _Writer:
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._incomplete: dict[int, dict[int, StepReport]] = {}
         self._kept: dict[int, Timeline] = {}
+        self._kept_plans: dict[int, StepPlan] = {}
         self._num_seen, self._draw = 0, random.Random(0)
         self._offsets_ns: list[int] = []
         self._log = LinkLog(run)
@@ -183,14 +211,18 @@ class _Writer:
 
     def _write(self, reports: list[StepReport]) -> None:
         assert self._file is not None
-        while len(self.assemblers) > 1 and self.assemblers[1][0] <= reports[0].step:
-            self.assemblers.popleft()
-        _, assembler = self.assemblers[0]
+        while len(self.eras) > 1 and self.eras[1].first_step <= reports[0].step:
+            self.eras.popleft()
+        era, late = self.eras[0], 0
+        if len(era.assemblers) > 1:
+            late = latest_replica(self._run.places, reports, self._offsets())
+        assembler = era.assemblers[late]
         timeline = assembler.timeline(reports, self._offsets())
         if self._on_timeline is not None:
             self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_turns=True))
-        figures = step_metrics(timeline, reports, self._run.tokens_per_step, self._run.problem.num_turns)
-        line = figures | self._further(reports)
+        tokens = self._run.tokens_per_step if era.planned is None else num_tokens(era.planned.plans)
+        figures = step_metrics(timeline, reports, tokens, self._run.problem.num_turns)
+        line = figures | self._further(reports, era.planned, late)
         self._file.write(line)
         for sink in self._sinks:
             sink.write(line)
@@ -200,6 +232,8 @@ class _Writer:
         self._num_steps = reports[0].step + 1
         if reports[0].step >= self._first_step + num_warm_up_steps(self._run.num_steps - self._first_step):
             self._keep(reports[0].step, timeline)
+            if era.planned is not None and reports[0].step in self._kept:
+                self._kept_plans[reports[0].step] = era.planned.plans[late]
 
     @property
     def num_steps(self) -> int:
@@ -211,15 +245,21 @@ class _Writer:
         if self._file is not None:
             self._file.sync()
 
-    def _further(self, reports: Sequence[StepReport]) -> dict[str, object]:
+    def _further(self, reports: Sequence[StepReport], planned: PlannedStep | None, late: int) -> dict[str, object]:
         """What a line has beside the measurements of the step."""
         report, link_events = reports[0], self._log.of_step(reports)
         training, step_s = self._run.training, (report.end_ns - report.begin_ns) * 1e-9
         warnings = [self.warnings.get() for _ in range(self.warnings.qsize())]
         return {
             "learning_rate": learning_rate(training, report.step, self._run.num_steps) if training else None,
-            "model_flops_utilisation": utilisation(self._run, step_s),
+            "model_flops_utilisation": None if planned else utilisation(self._run, step_s),
             "attempt": self._attempt,
+            **({"predicted_makespan_s": planned.facts["predicted_makespan_s"]} if planned else {}),
+            **(
+                {"chunks": planned.facts | ({"late_replica": late} if len(planned.plans) > 1 else {})}
+                if planned
+                else {}
+            ),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
         }
@@ -238,7 +278,9 @@ class _Writer:
             place = self._draw.randrange(self._num_seen)
             if place >= room:
                 return
-            del self._kept[[*self._kept][place]]
+            gone = [*self._kept][place]
+            del self._kept[gone]
+            self._kept_plans.pop(gone, None)
         self._kept[step] = timeline
 
     def write_results(self) -> Summary:
@@ -247,6 +289,8 @@ class _Writer:
         step = by_makespan[(len(by_makespan) - 1) // 2]
         summary = summarise(read_metrics(self._dir / METRICS_NAME), step)
         self._kept[step].save(self._dir / TIMELINE_NAME)
+        if step in self._kept_plans:
+            self._kept_plans[step].save(self._dir / STEP_PLAN_NAME)
         summary.save(self._dir / SUMMARY_NAME)
         return summary
 

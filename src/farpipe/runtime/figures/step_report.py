@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.runtime.executor import StepEvents, lower, received
+from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives_of
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS, Problem, Schedule, is_inter_site
@@ -88,8 +89,10 @@ class Assembler:
     overlap a little. What they send over a link that they share counts together, as in the Problem.
     """
 
-    def __init__(self, run: RunSpec) -> None:
+    def __init__(self, run: RunSpec, replica: int | None = None) -> None:
+        """`replica`: the only one that did this; None: all did the same."""
         self.problem, self.places = run.problem, run.places
+        self._replicas = range(run.places.num_replicas) if replica is None else (replica,)
         orders = run.schedule.ranks
         actions = [(rank, a.stage, KINDS.index(a.kind), a.microbatch, 0, 0) for rank, o in enumerate(orders) for a in o]
         self._actions = np.array(actions, ACTION_DTYPE)
@@ -116,9 +119,7 @@ class Assembler:
         link does.
         """
         offsets = np.asarray(offsets_ns, np.int64)
-        stamps, tables = zip(
-            *(self._replica(r, reports, offsets) for r in range(self.places.num_replicas)), strict=True
-        )
+        stamps, tables = zip(*(self._replica(r, reports, offsets) for r in self._replicas), strict=True)
         stamps_ns, table = _latest(np.array(stamps), end=1), _latest(np.array(tables), end=3)
         table[:, 1:3] = self._merged_passage(np.array(tables), table)
         table[self._is_shared, 4] = np.sum(tables, axis=0)[self._is_shared, 4]
@@ -155,6 +156,20 @@ class Assembler:
         took = (tables[:, :, 2] - tables[:, :, 1]).sum(axis=0)
         together = np.maximum(last[:, 0], last[:, 2] - took)
         return np.stack([np.where(self._is_shared, together, last[:, 1]), last[:, 2]], axis=1)
+
+
+def latest_replica(places: Places, reports: Sequence[StepReport], offsets_ns: Sequence[int]) -> int:
+    """The replica whose last action ended last."""
+
+    def end_ns(process: int) -> int:
+        actions = reports[process].events.actions
+        return int(actions[:, 1].max()) - offsets_ns[process] if actions.size else 0
+
+    ends = [
+        max(end_ns(places.process(rank, replica)) for rank in range(places.num_ranks))
+        for replica in range(places.num_replicas)
+    ]
+    return ends.index(max(ends))
 
 
 def _latest(of_replicas: NDArray[np.int64], end: int) -> NDArray[np.int64]:

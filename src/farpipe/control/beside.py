@@ -1,0 +1,75 @@
+"""A process beside a run that reads questions and writes answers, a line each, and ends with whoever started it."""
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from typing import Final
+
+from farpipe.processes import KILL_S, Guarded, Lifeline
+
+LOWEST_PRIORITY: Final = 19
+"""Of such processes: they get a core only where nobody else wants it."""
+
+
+class Beside:
+    """One such process: ``python -m MODULE``. It is started ahead, for to load it takes longer than most questions."""
+
+    def __init__(self, module: str) -> None:
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lifeline = Lifeline()
+        self.process = Guarded.start(
+            [sys.executable, "-m", module],
+            self._lifeline,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        arguments = self.process, self._lifeline, self._lines
+        self._reader = threading.Thread(target=_read, args=arguments, name=module, daemon=True)
+        self._reader.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self.process.wait(0.0)
+
+    def send(self, line: str) -> None:
+        """Ask, with the end of the line; nothing happens where the process is gone, which `receive` tells."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def receive(self, wait_s: float = 0.0) -> str | None:
+        """The next line that it has written; None where the process has ended. `queue.Empty` after `wait_s` seconds."""
+        return self._lines.get(timeout=wait_s) if wait_s > 0 else self._lines.get_nowait()
+
+    def kill(self) -> None:
+        """End it at once; `receive` then says so."""
+        self._lifeline.cut()
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+        self.process.stop(self._lifeline, leave_s=0.0)
+        self._reader.join()
+        self.process.close()
+        self._lifeline.close()
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # an unsent question
+                if stream is not None:
+                    stream.close()
+
+
+def _read(process: Guarded, lifeline: Lifeline, lines: "queue.SimpleQueue[str | None]") -> None:
+    """Pass on what `process` writes; when it ends, that was all."""
+    assert process.stdout is not None
+    with contextlib.suppress(ValueError, OSError):
+        for line in process.stdout:
+            lines.put(line)
+    lifeline.cut()
+    process.wait(KILL_S)  # whoever learns of the end and starts another finds this one gone, not about to go
+    lines.put(None)

@@ -1,0 +1,104 @@
+"""A process beside a training on chunks that plans its steps: ``python -m farpipe.control.chunk_planner``.
+
+Its first line says what chunks cost and how to plan: ``{"costs": ..., "packing": ..., "num_replicas": ...}``. Then it
+reads a question a line, ``{"step": ..., "lengths": [...], "budget_s": ...}``, and writes an answer a line: ``{"step":
+..., "plans": [...], "cuts": [...], "facts": {...}}``, a plan for every replica, or ``{"step": ..., "error": ...}``.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO, Any, Final
+
+import numpy as np
+
+from farpipe.cost.chunks import ChunkCosts
+from farpipe.errors import InfeasibleError
+from farpipe.schedule import peak_memory_bytes
+from farpipe.sequences import Packing, SequencePlan, StepPlan, plan_sequences, shares, step_plan, wish_of
+from farpipe.sequences.chunk import Ints
+from farpipe.simulate import simulate
+from farpipe.strict import finite, parse_json
+
+LOW_PRIORITY: Final = 5
+"""It gives way to the ranks, but they will wait for it."""
+
+
+def setting(costs: ChunkCosts, packing: Packing, num_replicas: int) -> str:
+    """The first line."""
+    return json.dumps({"costs": costs.to_data(), "packing": packing, "num_replicas": num_replicas}) + "\n"
+
+
+def question(step: int, lengths: Ints, budget_s: float) -> str:
+    """A line that asks for the plan of a step."""
+    return json.dumps({"step": step, "lengths": lengths.tolist(), "budget_s": budget_s}) + "\n"
+
+
+def serve(questions: IO[str], answers: IO[str]) -> None:
+    """Answer all questions."""
+    head = parse_json(next(iter(questions)), "setting")
+    costs, num_replicas = ChunkCosts.from_data(head["costs"], "setting"), int(head["num_replicas"])
+    warm_up(costs, head["packing"])
+    for line in questions:
+        body = parse_json(line, "question")
+        lengths = np.array(body["lengths"], np.int64)
+        told: dict[str, Any] = {"step": body["step"]}
+        try:
+            told |= plan_step(costs, head["packing"], lengths, num_replicas, finite(body["budget_s"]))
+        except InfeasibleError as error:
+            told["error"] = str(error)
+        answers.write(json.dumps(told) + "\n")
+        answers.flush()
+
+
+def plan_step(costs: ChunkCosts, packing: Packing, lengths: Ints, num_replicas: int, budget_s: float) -> dict[str, Any]:
+    """The plans of a batch for every replica, with the cut that each was made by and what was predicted."""
+    began_s, wish = time.perf_counter(), wish_of(packing, budget_s / num_replicas)
+    parts = shares(costs, lengths, num_replicas)
+    found = [(plan_sequences(costs, lengths[mine], wish), mine) for mine in parts]
+    plans = [step_plan(plan, mine) for plan, mine in found]
+    facts = facts_of(costs, [plan for plan, _ in found], plans) | {
+        "planning_s": time.perf_counter() - began_s,
+        "origin": "searched",
+    }
+    cuts = [[plan.cut.target_s, plan.cut.token_limit] for plan, _ in found]
+    return {"plans": [plan.to_data() for plan in plans], "cuts": cuts, "facts": facts}
+
+
+def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[StepPlan]) -> dict[str, Any]:
+    """What a step's plans predict, for the metrics; of several replicas that of the slowest, and of the fullest."""
+    problems = [plan.problem(costs) for plan in plans]
+    times = [simulate(problem, plan.schedule).makespan_s for problem, plan in zip(problems, plans, strict=True)]
+    peaks = [peak_memory_bytes(problem, plan.schedule) for problem, plan in zip(problems, plans, strict=True)]
+    return {
+        "num_chunks": sum(len(plan.chunks) for plan in plans),
+        "num_slices": max(plan.num_slices for plan in found),
+        "num_pipelines": max(len(plan.pipelines) for plan in found),
+        "num_tokens": sum(plan.num_tokens for plan in plans),
+        "recomputed_layers": int(sum(plan.recomputed.sum() for plan in plans)),
+        "predicted_makespan_s": max(times),
+        "predicted_peak_bytes": [max(column) for column in zip(*peaks, strict=True)],
+        **({"predicted_replicas_s": times} if len(times) > 1 else {}),
+    }
+
+
+def warm_up(costs: ChunkCosts, packing: Packing) -> None:
+    """Load all that a plan needs, in one that is soon made; whether it fits does not matter."""
+    try:
+        plan_step(costs, packing, np.array([4, 2, 1]), 1, 0.1)
+    except InfeasibleError:
+        return
+
+
+def main() -> None:
+    """Serve whoever started this process."""
+    os.nice(LOW_PRIORITY)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
+    serve(sys.stdin, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

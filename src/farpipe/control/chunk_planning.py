@@ -1,0 +1,124 @@
+"""Rank 0's part in planning every step of a training on chunks: asks a process of its own, and never waits for long.
+
+Where the plan of the next step is not there when this one ends, the cut that served the last planned step is taken for
+the next batch as well, without a search; the run says so, and goes on to ask.
+"""
+
+import queue
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.control.beside import Beside
+from farpipe.control.chunk_planner import facts_of, question, setting
+from farpipe.errors import FarpipeError, InfeasibleError, RunError
+from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.step_plans import PlannedStep
+from farpipe.sequences import StepPlan, plan_as_before, shares, step_plan, wish_of
+from farpipe.sequences.chunk import Ints
+from farpipe.sequences.cut import Cut
+from farpipe.strict import parse_json
+
+BUDGET_S: Final = 1.5
+"""Of planning one step, at most."""
+SHARE: Final = 0.5
+"""Of the last step's predicted time that planning the next may take, or LEAST_S."""
+LEAST_S: Final = 0.1
+PATIENCE_S: Final = 0.25
+"""For so long the end of a step waits for a plan that is late."""
+LATE_S: Final = 60.0
+"""After so long the first plan, or one that no earlier cut can stand in for, is given up."""
+_MODULE: Final = "farpipe.control.chunk_planner"
+
+
+class ChunkPlanning:
+    """See `farpipe.runtime.step_plans.StepPlanner`."""
+
+    def __init__(self, run: RunSpec, run_dir: Path | None = None) -> None:
+        assert run.chunk_costs is not None
+        assert run.data.packing is not None
+        self._costs, self._packing, self._num_replicas = run.chunk_costs, run.data.packing, run.num_replicas
+        self._lengths: dict[int, Ints] = {}
+        self._cuts: list[Cut] = []
+        """Of every replica, from the last plan that was searched."""
+        self._predicted_s = BUDGET_S / SHARE
+        self._start()
+
+    def _start(self) -> None:
+        self.beside = Beside(_MODULE)
+        self.beside.send(setting(self._costs, self._packing, self._num_replicas))
+
+    def ask(self, step: int, lengths: Ints) -> None:
+        """See StepPlanner."""
+        if self.beside.has_ended:
+            self.beside.close()
+            self._start()
+        self._lengths[step] = lengths
+        self.beside.send(question(step, lengths, min(BUDGET_S, max(LEAST_S, SHARE * self._predicted_s))))
+
+    def answer(self, step: int, *, patient: bool) -> PlannedStep:
+        """See StepPlanner."""
+        lengths = self._lengths.pop(step)
+        found = self._searched(step, LATE_S if patient else PATIENCE_S)
+        if found is not None:
+            return found
+        why = "its planner has ended" if self.beside.has_ended else f"it took more than {PATIENCE_S:g} s too long"
+        if self._cuts:
+            try:
+                return self._as_before(step, lengths, why)
+            except InfeasibleError as error:
+                why = f"{why}, and the last good cut does not fit: {error}"
+        found = None if patient else self._searched(step, LATE_S)
+        if found is None:
+            raise RunError(f"step {step} could not be planned: {why}")
+        return found
+
+    def _searched(self, step: int, wait_s: float) -> PlannedStep | None:
+        """The answer of the process, if it comes in time; what it says of earlier steps is learnt from."""
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            try:
+                line = self.beside.receive(max(0.0, deadline_s - time.monotonic()))
+            except queue.Empty:
+                return None
+            if line is None:
+                return None
+            body = self._read(line)
+            if body is not None and body["step"] == step:
+                return self._planned(body, step)
+
+    def _read(self, line: str) -> dict[str, Any] | None:
+        """An answer, whose cuts are remembered; None for nonsense, after which the process is ended."""
+        try:
+            body: dict[str, Any] = parse_json(line, "answer of the planner")
+            cuts = [
+                Cut(float(target_s), int(limit), wish_of(self._packing).rule)
+                for target_s, limit in body.get("cuts", ())
+            ]
+        except (FarpipeError, KeyError, TypeError, ValueError):
+            self.beside.kill()
+            return None
+        self._cuts = cuts or self._cuts
+        return body
+
+    def _planned(self, body: dict[str, Any], step: int) -> PlannedStep:
+        if "error" in body:
+            raise InfeasibleError(str(body["error"]))
+        plans = tuple(StepPlan.from_data(plan, f"plan of step {step}") for plan in body["plans"])
+        self._predicted_s = body["facts"]["predicted_makespan_s"]
+        return PlannedStep(plans, body["facts"])
+
+    def _as_before(self, step: int, lengths: Ints, why: str) -> PlannedStep:
+        """The last good cut for this batch."""
+        began_s, wish = time.perf_counter(), wish_of(self._packing)
+        parts = zip(shares(self._costs, lengths, self._num_replicas), self._cuts, strict=True)
+        found = [(plan_as_before(self._costs, lengths[mine], cut, wish), mine) for mine, cut in parts]
+        plans = tuple(step_plan(plan, mine) for plan, mine in found)
+        facts = facts_of(self._costs, [plan for plan, _ in found], plans)
+        facts |= {"planning_s": time.perf_counter() - began_s, "origin": "last good cut"}
+        self._predicted_s = facts["predicted_makespan_s"]
+        return PlannedStep(plans, facts, f"step {step} runs with the last good cut, not with a plan of its own: {why}")
+
+    def close(self) -> None:
+        """See StepPlanner."""
+        self.beside.close()

@@ -1,0 +1,58 @@
+"""The plan of a training on chunks: layout and costs, and the first batch's step to show what is to be expected."""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.cost.chunks import ChunkCosts
+from farpipe.errors import InputError
+from farpipe.plan.plan import Plan
+from farpipe.plan.planner import predict
+from farpipe.sequences import StepPlan, plan_sequences, shares, step_plan, wish_of
+from farpipe.sequences.layout import ChunkLayout, chunk_layout
+from farpipe.sequences.planner import token_limit
+from farpipe.simulate import simulate
+from farpipe.spec import Job
+
+METHOD: Final = "chunk-1f1b"
+
+
+def plan_on_chunks(job: Job, lengths: NDArray[np.int64], longest: int) -> tuple[Plan, ChunkCosts]:
+    """(plan, what chunks cost) of a job with `data.packing`, for a first batch of these `lengths`.
+
+    Problem and schedule are those of the replica with most to do. InfeasibleError when a sequence of `longest` tokens,
+    the longest of the text, fits in no number of slices, or there are too few devices.
+    """
+    assert job.data.packing is not None
+    if job.schedule not in (None, METHOD):
+        raise InputError(
+            f"schedule: chunks of sequences have an order of their own, not {job.schedule!r}; leave it out"
+        )
+    found = chunk_layout(job, max(longest, 2))
+    token_limit(found.costs, longest)
+    wish = wish_of(job.data.packing)
+    parts = [lengths[mine] for mine in shares(found.costs, lengths, found.layout.data)]
+    plans = [plan_sequences(found.costs, part, wish) for part in parts]
+    slowest = max(plans, key=lambda plan: plan.step_s)
+    return _plan(job, found, step_plan(slowest), int(lengths.sum())), found.costs
+
+
+def _plan(job: Job, found: ChunkLayout, step: StepPlan, num_tokens: int) -> Plan:
+    problem = step.problem(found.costs)
+    timeline = simulate(problem, step.schedule)
+    prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s)
+    each = f"{job.training.global_batch} documents of up to {job.training.sequence_length} tokens"
+    return Plan(
+        job=job,
+        layout=replace(found.layout, num_microbatches=len(step.chunks)),
+        placements=found.placements,
+        problem=problem,
+        schedule=step.schedule,
+        prediction=prediction.model_copy(update={"tokens_per_s": num_tokens / prediction.step_s}),
+        advice=(
+            f"Every step is planned for itself: {each}. What is told here is the first batch, of {num_tokens:,} tokens "
+            f"in {len(step.chunks)} chunks (data.packing = {job.data.packing!r}).",
+        ),
+    )

@@ -1,0 +1,89 @@
+"""What a rank does around its actions where every step is planned on chunks of sequences: training, or a rehearsal."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
+from farpipe.runtime.data.document_batches import DocumentBatches, load_document_batches
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.stage import SleepStage, Stage
+from farpipe.runtime.work import SleepTrainer, Trainer, Work
+from farpipe.sequences import StepPlan
+
+
+class ChunkWork(Work, Protocol):
+    """Work whose steps have plans of their own."""
+
+    def lengths(self, step: int) -> NDArray[np.int64]:
+        """Tokens of every sequence of `step`; asked of rank 0 only."""
+
+    def take_plan(self, plan: StepPlan) -> None:
+        """Before `begin_step`: what the next step is."""
+
+
+class ChunkTrainer(Trainer):
+    """Stages of a model that is trained on chunks of whole documents."""
+
+    stage_kind = ChunkStage
+    _documents: DocumentBatches | None = None
+    _plan: StepPlan
+
+    def _open_data(self, run: RunSpec) -> None:
+        self._documents = documents_of(run)
+
+    @property
+    def data_digest(self) -> bytes:
+        """See Work."""
+        return b"" if self._documents is None else self._documents.digest
+
+    def lengths(self, step: int) -> NDArray[np.int64]:
+        """See ChunkWork."""
+        assert self._documents is not None, "rank 0 has the first stage"
+        return self._documents.lengths(step)
+
+    def take_plan(self, plan: StepPlan) -> None:
+        """See ChunkWork."""
+        self._plan = plan
+
+    def begin_step(self, step: int) -> None:
+        """See Work."""
+        batch = ChunkBatch(self._plan.chunks, (), ())
+        if self._documents is not None:
+            batch = chunk_batch(self._plan.chunks, [torch.from_numpy(one) for one in self._documents.batch(step)])
+        for number, stage in self.torch_stages.items():
+            assert isinstance(stage, ChunkStage)
+            stage.begin_chunks(batch, self._plan.recomputed[number].tolist())
+        self._replicas.begin_step(step)
+
+
+class ChunkSleeper(SleepTrainer):
+    """Stages that sleep as long as the chunks of each step are predicted to take."""
+
+    def __init__(self, run: RunSpec, peers: Peers) -> None:
+        super().__init__(run, peers)
+        assert run.chunk_costs is not None
+        self._costs = run.chunk_costs
+        self._documents = documents_of(run) if peers.rank == 0 else None
+
+    def lengths(self, step: int) -> NDArray[np.int64]:
+        """See ChunkWork."""
+        assert self._documents is not None
+        return self._documents.lengths(step)
+
+    def take_plan(self, plan: StepPlan) -> None:
+        """See ChunkWork."""
+        problem = plan.problem(self._costs)
+        stages: Mapping[int, Stage] = {stage: SleepStage(problem, stage) for stage in self.stages}
+        self.stages = dict(stages)
+
+
+def documents_of(run: RunSpec) -> DocumentBatches:
+    """What a training on chunks works on; InputError when the text can't be read or does not fit."""
+    assert run.model is not None
+    assert run.training is not None
+    return load_document_batches(run.data, run.model, run.training)

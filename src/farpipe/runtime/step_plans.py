@@ -1,0 +1,123 @@
+"""A plan of its own for every step, for training on chunks: made on rank 0 while the step before runs, told to all.
+
+The lengths of a step's sequences follow from its number, so the plan of step t + 1 is asked for when step t begins, of
+a process of its own (`farpipe.control.chunk_planning`). It is told ahead of the exchange that ends step t: whoever
+comes out of that exchange has it, or will in a moment.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InfeasibleError, RunError
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.run_spec import RunSpec
+from farpipe.sequences import StepPlan
+from farpipe.strict import parse_json
+
+_POLL_S: Final = 5e-4
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """What rank 0 knows of a step before it runs."""
+
+    plans: tuple[StepPlan, ...]
+    """Of every replica."""
+    facts: dict[str, Any]
+    """For the step's line in the metrics: what was predicted and how the plan was made."""
+    warning: str = ""
+    """What went wrong with planning, though there is a plan."""
+
+
+class StepPlanner(Protocol):
+    """Rank 0's part: plans beside the run."""
+
+    def ask(self, step: int, lengths: NDArray[np.int64]) -> None:
+        """Begin to plan `step`, whose sequences have these lengths."""
+
+    def answer(self, step: int, *, patient: bool) -> PlannedStep:
+        """The plan of a step that was asked for; InfeasibleError where there is none.
+
+        Waits only for a moment unless `patient`, and makes do with what served the steps before.
+        """
+
+    def close(self) -> None:
+        """End whatever it has started."""
+
+
+MakePlanner = Callable[[RunSpec, Path], StepPlanner]
+"""Makes rank 0's planner of a run, from its directory."""
+
+
+class StepPlans:
+    """Every rank's part."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        peers: Peers,
+        lengths: Callable[[int], NDArray[np.int64]],
+        planner: StepPlanner | None,
+    ) -> None:
+        """`planner`: on rank 0, which alone is asked for the `lengths` of a step."""
+        self._run, self._peers, self._lengths, self._planner = run, peers, lengths, planner
+        self._replica = run.places.of(peers.rank).replica
+        self.latest: PlannedStep | None = None
+        """On rank 0: of the step that was told last."""
+
+    def first(self, step: int) -> StepPlan:
+        """Before the first step, on all ranks."""
+        if self._planner is not None:
+            self._planner.ask(step, self._lengths(step))
+        self._tell(step, patient=True)
+        return self._told(step)
+
+    def give(self, step: int) -> None:
+        """Ahead of the exchange that ends `step`: tell all the plan of the next one."""
+        if step + 1 < self._run.num_steps:
+            self._tell(step + 1, patient=False)
+
+    def take(self, step: int) -> StepPlan:
+        """After the exchange that ended the step before: the plan of `step`; InfeasibleError where there is none."""
+        return self._told(step)
+
+    def _tell(self, step: int, *, patient: bool) -> None:
+        if self._planner is None:
+            return
+        try:
+            self.latest = self._planner.answer(step, patient=patient)
+            told: dict[str, Any] = {"plans": [plan.to_data() for plan in self.latest.plans]}
+        except InfeasibleError as error:
+            told = {"error": f"step {step}: {error}"}
+        payload = json.dumps(told, separators=(",", ":")).encode()
+        for rank in range(self._peers.world_size):
+            self._peers.post(rank, f"plan {step}", payload)
+        if step + 1 < self._run.num_steps:
+            self._planner.ask(step + 1, self._lengths(step + 1))
+
+    def _told(self, step: int) -> StepPlan:
+        body = parse_json(self._await(f"plan {step}").decode(), f"plan of step {step}")
+        if "error" in body:
+            raise InfeasibleError(str(body["error"]))
+        return StepPlan.from_data(body["plans"][self._replica], f"plan of step {step}")
+
+    def _await(self, topic: str) -> bytes:
+        limit_s, paused_s = self._run.transport.timeout_s, self._peers.paused_s()
+        deadline_s = time.monotonic() + limit_s
+        while not (found := self._peers.poll(topic)):
+            if time.monotonic() > deadline_s + self._peers.paused_s() - paused_s:
+                raise RunError(f"waited {limit_s:g} s for rank 0 to tell the {topic}")
+            time.sleep(_POLL_S)
+        return found[0][1]
+
+
+def num_tokens(plans: Sequence[StepPlan]) -> int:
+    """Of a step, over all replicas."""
+    return sum(plan.num_tokens for plan in plans)

@@ -1,0 +1,132 @@
+"""Planning beside a training: a process of its own, never waited for long, whose death or slowness is survived."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from chunk_runs import make_run, train_whole, write_documents
+from farpipe.control import chunk_planning
+from farpipe.control.chunk_planner import question, serve, setting
+from farpipe.control.chunk_planning import ChunkPlanning
+from farpipe.errors import InfeasibleError, RunError
+from farpipe.run.run import run as run_here
+from farpipe.runtime.train import train_rank
+from farpipe.sequences import StepPlan, check_chunks
+from in_process import run_ranks
+from trainings import metrics
+
+LENGTHS = np.array([60, 3, 41, 7, 1])
+
+
+@pytest.fixture
+def documents(tmp_path):
+    return write_documents(tmp_path / "text")
+
+
+@pytest.fixture
+def planning(documents):
+    made = ChunkPlanning(make_run(documents))
+    yield made
+    made.close()
+
+
+def test_questions_and_answers_are_lines(documents):
+    run, answers = make_run(documents), io.StringIO()
+    lines = setting(run.chunk_costs, "elastic", 1) + question(3, LENGTHS, 0.1) + question(4, np.array([10**9]), 0.1)
+    tiny = run.chunk_costs.base.ranks[0].model_copy(update={"memory_bytes": 1e6})
+    assert tiny.memory_bytes == 1e6
+    serve(io.StringIO(lines), answers)
+    first, second = map(json.loads, answers.getvalue().splitlines())
+    check_chunks(StepPlan.from_data(first["plans"][0], "plan").chunks, LENGTHS)
+    assert first["facts"]["num_tokens"] == LENGTHS.sum()
+    assert second["step"] == 4
+    assert "does not fit in any number of slices" in second["error"]
+
+
+def test_a_process_plans_and_what_does_not_fit_is_told(planning):
+    planning.ask(0, LENGTHS)
+    planned = planning.answer(0, patient=True)
+    assert planned.facts["origin"] == "searched"
+    assert planned.warning == ""
+    check_chunks(planned.plans[0].chunks, LENGTHS)
+    planning.ask(1, np.array([10**9]))
+    with pytest.raises(InfeasibleError, match="does not fit in any number of slices"):
+        planning.answer(1, patient=True)
+
+
+def test_the_last_good_cut_stands_in_for_a_plan_that_is_late(planning, monkeypatch):
+    planning.ask(0, LENGTHS)
+    planning.answer(0, patient=True)
+    monkeypatch.setattr(chunk_planning, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(planning, "_searched", lambda step, wait_s: None)
+    planning.ask(1, LENGTHS[::-1].copy())
+    planned = planning.answer(1, patient=False)
+    assert planned.facts["origin"] == "last good cut"
+    assert "step 1 runs with the last good cut" in planned.warning
+    check_chunks(planned.plans[0].chunks, LENGTHS[::-1])
+    monkeypatch.undo()
+    planning.ask(2, LENGTHS)
+    assert planning.answer(2, patient=True).facts["origin"] == "searched", "the late answer is passed over"
+
+
+def test_a_planner_that_dies_is_replaced(planning):
+    planning.ask(0, LENGTHS)
+    planning.answer(0, patient=True)
+    planning.beside.kill()
+    assert planning.beside.process.wait(10)
+    planning._lengths[1] = LENGTHS
+    planned = planning.answer(1, patient=False)
+    assert "its planner has ended" in planned.warning
+    planning.ask(2, LENGTHS)
+    assert planning.answer(2, patient=True).facts["origin"] == "searched"
+
+
+def test_without_any_plan_the_run_ends_with_the_reason(planning, monkeypatch):
+    monkeypatch.setattr(chunk_planning, "LATE_S", 0.0)
+    monkeypatch.setattr(chunk_planning, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(planning, "_searched", lambda step, wait_s: None)
+    planning.ask(0, LENGTHS)
+    with pytest.raises(RunError, match="step 0 could not be planned"):
+        planning.answer(0, patient=True)
+
+
+def test_what_went_wrong_with_planning_is_in_the_metrics(documents, tmp_path, monkeypatch):
+    monkeypatch.setattr(ChunkPlanning, "_searched", late_after(ChunkPlanning._searched, first=1))
+    run = make_run(documents)
+    place = tmp_path / "run"
+    place.mkdir()
+    run_ranks(2, lambda peers: train_rank(run, peers, place, make_planner=ChunkPlanning))
+    lines = metrics(place)
+    assert [line["chunks"]["origin"] for line in lines] == ["searched"] + ["last good cut"] * 3
+    told = [warning for line in lines for warning in line.get("warnings", ())]
+    assert [warning.split(" runs with")[0] for warning in told] == ["step 1", "step 2", "step 3"]
+
+
+def late_after(searched, first):
+    """The same, but it never comes in time after so many answers."""
+    answered = []
+
+    def late(self, step, wait_s):
+        if len(answered) >= first:
+            return None
+        answered.append(step)
+        return searched(self, step, wait_s)
+
+    return late
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "sleep"])
+def test_real_processes_over_an_emulated_wan(documents, tmp_path, device):
+    run = make_run(documents, latency_s=0.002, device=device)
+    summary = run_here(run, tmp_path / "run")
+    assert summary.num_steps == 4
+    lines = metrics(tmp_path / "run")
+    assert all(line["chunks"]["origin"] == "searched" for line in lines)
+    if device == "cpu":
+        import torch
+
+        losses, _, _ = train_whole(run, torch.float32)
+        assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
