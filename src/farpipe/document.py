@@ -28,8 +28,12 @@ class Document:
         return {"format": self.FORMAT, **self.to_body()}
 
     @classmethod
-    def from_data(cls, data: Any, source: str) -> Self:
-        """The inverse of `to_data`; InputError names the place of whatever is wrong, another format too."""
+    def from_data(cls, data: Any, source: str = "") -> Self:
+        """The inverse of `to_data`; InputError names the place of whatever is wrong, another format too.
+
+        `source` is what errors begin with: a file's name, or else the name of the type as in `FORMAT`.
+        """
+        source = source or cls.FORMAT.split("/")[1]
         return cls.from_body(expect_format(data, cls.FORMAT, source), source)
 
     def to_json(self) -> str:
@@ -37,8 +41,9 @@ class Document:
         return json.dumps(self.to_data(), indent=self.INDENT, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str, source: str = "document") -> Self:
+    def from_json(cls, text: str, source: str = "") -> Self:
         """Read what `to_json` gives; InputError names the place of whatever is wrong."""
+        source = source or cls.FORMAT.split("/")[1]
         return cls.from_data(parse_json(text, source), source)
 
     def save(self, path: Path | str) -> None:

@@ -1,14 +1,12 @@
-import sys
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, ScheduleError
 from farpipe.schedule import check, memory_curve, peak_memory_bytes
-from farpipe.schedule.check import COMPILED_FROM, _all_sound
+from farpipe.schedule.check import COMPILED_FROM, _all_sound, _check_orders
 from farpipe.schedule.library import order
-from farpipe.step import KINDS, Action, Problem, Rank, Schedule, Stage
+from farpipe.step import KINDS, Action, Problem, Rank, Schedule, Stage, byte_tables
 from strategies import problems_with_schedules
 
 GOOD = ["0F0 0F1 0B0 0B1", "1F0 1I0 1W0 1F1 1B1"]
@@ -158,6 +156,7 @@ def test_damage_to_a_valid_schedule_is_noticed(pair, data):
 def test_the_compiled_rules_accept_exactly_what_the_worded_ones_do(pair, data):
     """Any one action replaced, moved, doubled or left out, on the same rank or another."""
     problem, schedule = pair
+    _check_orders(problem, schedule)
     assert _all_sound(problem, schedule)
     rows = [list(order) for order in schedule.ranks]
     source, target = (rows[data.draw(st.integers(0, problem.num_ranks - 1))] for _ in range(2))
@@ -168,7 +167,7 @@ def test_the_compiled_rules_accept_exactly_what_the_worded_ones_do(pair, data):
     target.insert(data.draw(st.integers(0, len(target))), action)
     changed = Schedule(schedule.num_microbatches, tuple(map(tuple, rows)))
     try:
-        check(problem, changed, memory=False)
+        _check_orders(problem, changed)
     except ScheduleError:
         assert not _all_sound(problem, changed)
     else:
@@ -176,7 +175,7 @@ def test_the_compiled_rules_accept_exactly_what_the_worded_ones_do(pair, data):
 
 
 @pytest.mark.parametrize("broken", ["swapped", "doubled", "missing"])
-def test_large_schedules_are_told_the_same_errors(broken, monkeypatch):
+def test_large_schedules_are_told_the_same_errors(broken):
     problem = pipeline(num_ranks=8, num_microbatches=700)
     rows = [list(order) for order in order("1f1b", problem).ranks]
     check(problem, order("1f1b", problem))
@@ -189,12 +188,28 @@ def test_large_schedules_are_told_the_same_errors(broken, monkeypatch):
     schedule = Schedule(700, tuple(map(tuple, rows)))
     assert schedule.num_actions > COMPILED_FROM
     told = []
-    for limit in (COMPILED_FROM, schedule.num_actions + 1):
-        monkeypatch.setattr(sys.modules[check.__module__], "COMPILED_FROM", limit)
+    for rules in (check, _check_orders):
         with pytest.raises(ScheduleError) as caught:
-            check(problem, schedule)
+            rules(problem, schedule)
         told.append(str(caught.value))
     assert told[0] == told[1]
+
+
+@given(problems_with_schedules())
+@settings(max_examples=100, deadline=None)
+def test_peak_memory_is_what_following_every_action_gives(pair):
+    problem, schedule = pair
+    taken, freed = byte_tables(problem)
+    peaks = []
+    for actions, rank in zip(schedule.ranks, problem.ranks, strict=True):
+        held = most = rank.static_bytes
+        for stage, kind, microbatch in actions:
+            code = 4 * (stage * problem.num_microbatches + microbatch) + KINDS.index(kind)
+            held += taken[code]
+            most = max(most, held)
+            held -= freed[code]
+        peaks.append(most)
+    assert peak_memory_bytes(problem, schedule) == pytest.approx(peaks)
 
 
 @given(problems_with_schedules())

@@ -2,6 +2,7 @@ import json
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from farpipe.errors import FarpipeError, InputError
 from farpipe.step import Action, Schedule
@@ -15,6 +16,29 @@ DATA = {"format": "farpipe/schedule/1", "method": "greedy", "num_microbatches": 
 def test_json_survives_a_round_trip(pair):
     schedule = pair[1]
     assert Schedule.from_json(json.dumps(schedule.to_data())) == schedule
+
+
+@given(problems_with_schedules(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_codes_and_actions_are_two_views_of_one_order(pair, data):
+    schedule = pair[1]
+    rows = [list(order) for order in schedule.ranks]
+    again = Schedule(schedule.num_microbatches, rows, schedule.method)
+    assert again == schedule == Schedule.from_codes(again.num_microbatches, again.codes, again.begin, again.method)
+    assert hash(again) == hash(schedule)
+    assert again.num_actions == sum(map(len, rows))
+    rank = data.draw(st.integers(0, len(rows) - 1))
+    start, end = (data.draw(st.integers(-9, 9)) for _ in range(2))
+    assert [schedule.ranks[rank][i] for i in range(len(rows[rank]))] == rows[rank]
+    assert list(schedule.ranks[rank][start:end]) == rows[rank][start:end]
+    rows[rank][0] = rows[rank][0]._replace(stage=99)
+    assert Schedule(schedule.num_microbatches, rows, schedule.method) != schedule
+
+
+def test_actions_outside_the_step_are_kept_as_they_are():
+    schedule = Schedule.from_text(["0F0 0F7 999999999F999999999", ""], 2)
+    assert list(map(str, schedule.ranks[0])) == ["0F0", "0F7", "999999999F999999999"]
+    assert not schedule.ranks[1]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Out, 
 from farpipe.optical.policies import POLICIES, Policy
 from farpipe.schedule import check
 from farpipe.simulate import Timeline
-from farpipe.simulate.lowering import encode, lower
+from farpipe.simulate.lowering import lower
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE
 from farpipe.step import Problem, Schedule
 
@@ -73,7 +73,7 @@ class Training:
     def pipe(self, places: dict[tuple[str, str], int]) -> Pipe:
         """What the kernel reads; `places` are the pairs' places in the table of paths."""
         arrays = lower(self.problem)
-        codes, begin = encode(self.schedule)
+        codes, begin = self.schedule.codes, self.schedule.begin
         stages = self.problem.num_stages
         kinds = [AT_ONCE if ends is None else places[ends] for ends in self.hops]
         kinds[stages - 1], kinds[stages] = (
@@ -202,7 +202,7 @@ class Step:
         )
 
     def _actions(self) -> NDArray[np.void]:
-        codes, begin = encode(self.training.schedule)
+        codes, begin = self.training.schedule.codes, self.training.schedule.begin
         duration_s = lower(self.training.problem).duration_s
         rows = np.empty(codes.size, ACTION_DTYPE)
         rows["rank"] = np.repeat(np.arange(begin.size - 1), np.diff(begin))

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
@@ -14,8 +12,7 @@ from farpipe.schedule.check import exceeds
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import SEARCHES, Found, Progress, search
 from farpipe.simulate import Timeline, simulate
-from farpipe.simulate.lowering import encode
-from farpipe.step import Problem, Schedule, byte_tables
+from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
 
 V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")
@@ -72,16 +69,9 @@ def try_quickly(method: str, problem: Problem, limit_s: float = math.inf) -> Out
 
 
 def _fits(problem: Problem, schedule: Schedule) -> bool:
-    """Rule 6 of `check`, for all actions at once."""
-    codes, begin = encode(schedule)
-    taken, given = (table[codes] for table in byte_tables(problem))
-    used = np.cumsum(taken) - np.concatenate(([0.0], np.cumsum(given)[:-1]))
-    for rank, spec in enumerate(problem.ranks):
-        mine = slice(begin[rank], begin[rank + 1])
-        before = used[begin[rank]] - taken[begin[rank]] if begin[rank] < begin[rank + 1] else 0.0
-        if exceeds(spec.static_bytes + float(used[mine].max(initial=before) - before), spec.memory_bytes):
-            return False
-    return True
+    """Rule 6 of `check`."""
+    peaks = peak_memory_bytes(problem, schedule)
+    return not any(exceeds(peak, spec.memory_bytes) for peak, spec in zip(peaks, problem.ranks, strict=True))
 
 
 def try_orders(problem: Problem, methods: Iterable[str] = tuple(ORDERS)) -> list[Outcome]:

@@ -13,9 +13,8 @@ from farpipe.report.intervals import covered
 from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
 from farpipe.report.words import shorten
-from farpipe.schedule.check import memory_steps
 from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS, Action, Problem, is_inter_site
+from farpipe.step import KINDS, Problem, byte_tables, is_inter_site
 from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]
@@ -53,13 +52,13 @@ class ChartGroup:
 def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[Floats, Floats]:
     """(times in seconds [N], bytes from then on [N]) of what `rank` holds, static bytes included.
 
-    Bytes are taken at the start of F and given back at the end of I, B or W (`farpipe.schedule.check.memory_steps`).
+    Bytes are taken at the start of F and given back at the end of I, B or W (`farpipe.step.byte_tables`).
     """
     actions = timeline.actions[timeline.actions["rank"] == rank]
-    order = tuple(Action(int(a["stage"]), KINDS[a["kind"]], int(a["microbatch"])) for a in actions)
-    steps = np.array([*memory_steps(problem, order)], dtype=np.float64).reshape(-1, 2)
+    slots = actions["stage"].astype(np.int64) * problem.num_microbatches + actions["microbatch"]
+    taken, freed = (table[len(KINDS) * slots + actions["kind"]] for table in byte_tables(problem))
     times = np.concatenate([actions["start_s"], actions["end_s"]])
-    change = np.concatenate([steps[:, 0], -steps[:, 1]])
+    change = np.concatenate([taken, -freed])
     moves = np.lexsort((change, times))  # what is given back goes before what is taken at the same time
     moves = moves[change[moves] != 0]
     held = problem.ranks[rank].static_bytes + np.concatenate([[0.0], np.cumsum(change[moves])])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final, Protocol
 
 import torch
@@ -22,8 +21,8 @@ def forward_only(schedule: Schedule) -> Schedule:
 
     An order that can be played stays so: what is left needs less than before, in the same order.
     """
-    ranks = tuple(tuple(action for action in order if action.kind == "F") for order in schedule.ranks)
-    return replace(schedule, ranks=ranks, method=f"{schedule.method}, forward only")
+    ranks = ([action for action in order if action.kind == "F"] for order in schedule.ranks)
+    return Schedule(schedule.num_microbatches, ranks, f"{schedule.method}, forward only")
 
 
 class Evaluated(Protocol):

@@ -10,23 +10,24 @@
 """
 
 import math
-from itertools import chain
+import sys
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, ScheduleError
-from farpipe.step import KINDS, Action, Problem, RankOrder, Schedule, byte_tables, draw_grid, least_activation_bytes
+from farpipe.step import Action, Problem, Schedule, byte_tables, draw_grid, least_activation_bytes
 from farpipe.step.chains import NOBODY
 from farpipe.units import format_bytes, format_percent
 
-_PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
-
-Tables = tuple[NDArray[np.float64], NDArray[np.float64]]
+Floats = NDArray[np.float64]
 
 COMPILED_FROM: Final = 10_000
-"""So many actions are accepted by compiled code; loading it takes as long as a third of a million in plain Python."""
+"""Number of actions from which on numba is loaded to accept them; where it is there already, compiled code always does.
+
+Loading takes as long as checking a third of a million actions in plain Python.
+"""
 
 
 def check(problem: Problem, schedule: Schedule, *, memory: bool = True) -> None:
@@ -35,24 +36,30 @@ def check(problem: Problem, schedule: Schedule, *, memory: bool = True) -> None:
     ScheduleError for rules 1 to 5, InfeasibleError for memory (rule 6, left out with ``memory=False``).
     """
     _check_shape(problem, schedule)
-    if schedule.num_actions < COMPILED_FROM or not _all_sound(problem, schedule):
-        for rank in range(problem.num_ranks):
-            _check_rank(problem, schedule, rank)
-        _check_deadlock(problem, schedule)
+    compiled = schedule.num_actions >= COMPILED_FROM or "numba" in sys.modules
+    if not (compiled and _all_sound(problem, schedule)):
+        _check_orders(problem, schedule)
     if memory:
         _check_memory(problem, schedule)
 
 
+def _check_orders(problem: Problem, schedule: Schedule) -> None:
+    """Rules 2 to 5 in plain Python, which says what is wrong."""
+    for rank in range(problem.num_ranks):
+        _check_rank(problem, schedule, rank)
+    _check_deadlock(problem, schedule)
+
+
 def _all_sound(problem: Problem, schedule: Schedule) -> bool:
-    """Whether rules 2 to 5 are kept, quickly: what follows in Python finds the words where they are not."""
+    """Whether rules 2 to 5 are kept, quickly; `_check_orders` finds the words where they are not."""
     from farpipe.schedule import check_kernel  # here, for numba takes a third of a second to import
 
-    stages, kinds, microbatches = zip(*chain.from_iterable(schedule.ranks), strict=True)
-    begin = np.cumsum([0, *map(len, schedule.ranks)])
-    columns = (np.array(column, np.int64) for column in (stages, [_PLACE[kind] for kind in kinds], microbatches))
+    if schedule.stride != problem.num_microbatches or schedule.codes.dtype != np.int32:
+        return False
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
     all_sound: Any = check_kernel.all_sound
-    return bool(all_sound(begin, *columns, rank_of_stage, problem.chains.previous, problem.chains.next))
+    orders = schedule.codes, schedule.begin
+    return bool(all_sound(*orders, rank_of_stage, problem.chains.previous, problem.chains.next))
 
 
 def _fail(rule: int, text: str, schedule: Schedule, mark: tuple[int, int]) -> ScheduleError:
@@ -60,9 +67,9 @@ def _fail(rule: int, text: str, schedule: Schedule, mark: tuple[int, int]) -> Sc
 
 
 def _check_shape(problem: Problem, schedule: Schedule) -> None:
-    if len(schedule.ranks) != problem.num_ranks:
+    if schedule.num_ranks != problem.num_ranks:
         raise ScheduleError(
-            f"schedule {schedule.method!r} breaks rule 1: it has orders for {len(schedule.ranks)} ranks, "
+            f"schedule {schedule.method!r} breaks rule 1: it has orders for {schedule.num_ranks} ranks, "
             f"the problem has {problem.num_ranks}"
         )
     if schedule.num_microbatches != problem.num_microbatches:
@@ -161,9 +168,10 @@ def _check_deadlock(problem: Problem, schedule: Schedule) -> None:
     position = [0] * problem.num_ranks
     waiting: dict[tuple[int, str, int], int] = {}
     ready = list(range(problem.num_ranks))
+    orders = [tuple(order) for order in schedule.ranks]
     while ready:
         rank = ready.pop()
-        order = schedule.ranks[rank]
+        order = orders[rank]
         while position[rank] < len(order):
             action = order[position[rank]]
             need = awaited(action, problem.num_stages)
@@ -198,35 +206,26 @@ def _tell_circle(problem: Problem, schedule: Schedule, position: list[int], stuc
     return "deadlock\n  " + "\n  ".join(lines)
 
 
-def memory_steps(problem: Problem, order: RankOrder, tables: Tables | None = None) -> NDArray[np.float64]:
-    """For every action of a rank's order the bytes taken at its start and given back at its end: [num_actions, 2].
-
-    `tables`: `step.byte_tables` of the problem, for who asks more than once.
-    """
-    if not order:
-        return np.zeros((0, 2))
-    stages, letters, microbatches = zip(*order, strict=True)
-    slots = np.array(stages) * problem.num_microbatches + np.array(microbatches)
-    codes = len(KINDS) * slots + np.array([_PLACE[kind] for kind in letters])
-    return np.stack([table[codes] for table in tables or byte_tables(problem)], 1)
-
-
-def memory_curve(problem: Problem, schedule: Schedule, rank: int, tables: Tables | None = None) -> NDArray[np.float64]:
+def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> Floats:
     """Bytes in use on `rank` while each action of its order runs, static bytes included: [num_actions + 1].
 
     The last entry is what remains after the last action. Memory follows from the order alone (`step.byte_tables`).
     """
-    steps = memory_steps(problem, schedule.ranks[rank], tables)
-    taken, given = np.cumsum(steps[:, 0]), np.cumsum(steps[:, 1])
-    during = taken - np.concatenate(([0.0], given))[:-1] if len(steps) else taken
-    after = (taken[-1] - given[-1]) if len(steps) else 0.0
-    return np.asarray(problem.ranks[rank].static_bytes + np.concatenate((during, [after])))
+    codes = schedule.ranks[rank].codes
+    taken, freed = (table[codes] for table in byte_tables(problem))
+    change = np.append(taken, 0.0)
+    change[1:] -= freed
+    return np.asarray(problem.ranks[rank].static_bytes + np.cumsum(change))
 
 
 def peak_memory_bytes(problem: Problem, schedule: Schedule) -> list[float]:
     """The most bytes that each rank ever holds, static bytes included."""
-    tables = byte_tables(problem)
-    return [float(memory_curve(problem, schedule, rank, tables).max()) for rank in range(problem.num_ranks)]
+    taken, freed = (table[schedule.codes] for table in byte_tables(problem))
+    taken[1:] -= freed[:-1]
+    held = np.append(np.cumsum(taken), 0.0)  # every rank begins with what the one before it kept: nothing
+    static = np.array([rank.static_bytes for rank in problem.ranks])
+    peaks = np.maximum.reduceat(held, schedule.begin[:-1])
+    return list((static + np.where(np.diff(schedule.begin), peaks, 0.0)).tolist())
 
 
 def exceeds(used: float, limit: float | None) -> bool:
@@ -273,16 +272,16 @@ def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -
 
 
 def _check_memory(problem: Problem, schedule: Schedule) -> None:
-    tables = byte_tables(problem)
-    for rank, spec in enumerate(problem.ranks):
-        if spec.memory_bytes is None:
-            continue
-        curve = memory_curve(problem, schedule, rank, tables)
-        if exceeds(float(curve.max()), spec.memory_bytes):
-            over = [position for position, used in enumerate(curve) if exceeds(float(used), spec.memory_bytes)]
-            used, limit = float(curve[over[0]]), float(spec.memory_bytes or 0)
+    if all(spec.memory_bytes is None for spec in problem.ranks):
+        return
+    peaks = peak_memory_bytes(problem, schedule)
+    for rank, (spec, peak) in enumerate(zip(problem.ranks, peaks, strict=True)):
+        if exceeds(peak, spec.memory_bytes):
+            curve = memory_curve(problem, schedule, rank)
+            place = next(i for i, used in enumerate(curve.tolist()) if exceeds(used, spec.memory_bytes))
+            used, limit = float(curve[place]), float(spec.memory_bytes or 0)
             raise InfeasibleError(
                 f"schedule {schedule.method!r} breaks rule 6: rank {rank} would hold {format_bytes(used)} at "
-                f"{schedule.ranks[rank][over[0]]}, {format_bytes(used - limit)} more than its {format_bytes(limit)}\n"
-                + draw_grid(schedule.ranks, (rank, over[0]))
+                f"{schedule.ranks[rank][place]}, {format_bytes(used - limit)} more than its {format_bytes(limit)}\n"
+                + draw_grid(schedule.ranks, (rank, place))
             )

@@ -9,8 +9,8 @@ _FORWARD, _INPUT_GRAD, _WEIGHT_GRAD, _BACKWARD = 1, 2, 4, 8
 
 
 @njit(cache=True)
-def all_sound(begin, stages, kinds, microbatches, rank_of_stage, previous, following):  # type: ignore[no-untyped-def]
-    """Play all ranks' orders, [num_actions] each and rank r's from `begin` [r], without times until nothing moves.
+def all_sound(codes, begin, rank_of_stage, previous, following):  # type: ignore[no-untyped-def]
+    """Play all ranks' orders, as a Schedule has them, without times until nothing moves.
 
     `previous` and `following` [M]: the slices before and after of the same sequence, -1 for none.
     Sound if every action is played on its own rank at the right moment, and every microbatch is complete everywhere.
@@ -23,9 +23,11 @@ def all_sound(begin, stages, kinds, microbatches, rank_of_stage, previous, follo
         top -= 1
         rank = stack[top]
         while position[rank] < begin[rank + 1]:
-            at = position[rank]
-            stage, kind, microbatch = stages[at], kinds[at], microbatches[at]
-            if not (0 <= stage < num_stages and 0 <= microbatch < num_microbatches and rank_of_stage[stage] == rank):
+            code = codes[position[rank]]
+            slot, kind = code >> 2, code & 3
+            stage = slot // num_microbatches
+            microbatch = slot - stage * num_microbatches
+            if not (0 <= stage < num_stages and rank_of_stage[stage] == rank):
                 return False
             bit = _bit_in_turn(done[stage, microbatch], kind)
             if bit == 0:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.simulate.lowering import Floats, Ints, StepArrays, encode, lower
-from farpipe.step import KINDS, Action, Holding, Problem, Schedule, byte_tables, holdings
+from farpipe.simulate.lowering import Floats, Ints, StepArrays, lower
+from farpipe.step import KINDS, Holding, Problem, Schedule, byte_tables, holdings
 
 _I, _W, _B = map(KINDS.index, "IWB")
 
 Orders = tuple[Ints, Ints]
-"""The orders of all ranks as codes, and where each rank's begins: as `farpipe.simulate.lowering.encode` makes them."""
+"""The orders of all ranks as codes, and where each rank's begins: as `Schedule` has them."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,7 @@ class Player:
 
 def to_schedule(orders: Orders, num_microbatches: int, method: str) -> Schedule:
     """The Schedule that `orders` encode."""
-    codes, begin = orders
-    stage, microbatch = np.divmod(codes >> 2, num_microbatches)
-    kinds = map(KINDS.__getitem__, (codes & 3).tolist())
-    actions = tuple(map(Action._make, zip(stage.tolist(), kinds, microbatch.tolist(), strict=True)))
-    ranks = tuple(actions[begin[r] : begin[r + 1]] for r in range(begin.size - 1))
-    return Schedule(num_microbatches, ranks, method)
+    return Schedule.from_codes(num_microbatches, *orders, method)
 
 
 def split_backwards(orders: Orders) -> Orders:
@@ -166,4 +161,4 @@ def split_backwards(orders: Orders) -> Orders:
 
 def to_orders(schedule: Schedule) -> Orders:
     """The codes of a Schedule."""
-    return encode(schedule)
+    return schedule.codes, schedule.begin

@@ -1,4 +1,4 @@
-"""A Problem and the orders of a Schedule as flat arrays: what the compiled kernel reads."""
+"""A Problem as flat arrays: what the compiled kernel reads besides the codes of a Schedule."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.step import KINDS, Problem, Schedule, Transfer
+from farpipe.step import Problem, Transfer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -117,16 +117,3 @@ def _shared(rank_of_stage: Ints, link: Ints, sync_link: Ints, duration_s: Floats
             feeders[name].add(int(rank))
             shared[name] |= not duration_s[:, stage].all()
     return shared | np.array([len(ranks) > 1 for ranks in feeders], np.bool_)
-
-
-def encode(schedule: Schedule) -> tuple[Ints, Ints]:
-    """All orders as one array of codes ``4 (stage * M + microbatch) + kind``, and where each rank's begins."""
-    num_microbatches = schedule.num_microbatches
-    place = {kind: index for index, kind in enumerate(KINDS)}
-    codes = [
-        4 * (stage * num_microbatches + microbatch) + place[kind]
-        for order in schedule.ranks
-        for stage, kind, microbatch in order
-    ]
-    begin = np.concatenate(([0], np.cumsum([len(order) for order in schedule.ranks])))
-    return np.array(codes, np.int32), begin.astype(np.int32)

@@ -16,7 +16,6 @@ from farpipe.simulate.lowering import (
     Floats,
     Ints,
     StepArrays,
-    encode,
     lower,
 )
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, Timeline
@@ -34,7 +33,7 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
     if not checked:
         check(problem, schedule, memory=False)
     arrays = lower(problem)
-    codes, begin = encode(schedule)
+    codes, begin = schedule.codes, schedule.begin
     start_s, message_start_s, _, sync_start_s = play(arrays, codes, begin)
     actions = _action_rows(arrays, codes, begin, start_s)
     messages = np.concatenate(

@@ -1,53 +1,137 @@
 """Schedule: for every rank, the order of its actions. An order, no times, and no communication."""
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, ClassVar, Final, Self, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.document import Document
 from farpipe.errors import InputError
-from farpipe.step.action import Action
+from farpipe.step.action import KINDS, Action
 from farpipe.step.grid import draw_grid
 from farpipe.step.problem import MAX_MICROBATCHES
-from farpipe.strict import expect_format, nearest, parse_json, read_text, write_text
+from farpipe.strict import nearest
 
-FORMAT: Final = "farpipe/schedule/1"
 _KEYS: Final = ("method", "num_microbatches", "ranks")
+_PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
 
-RankOrder = tuple[Action, ...]
+RankOrder = Sequence[Action]
+Codes = NDArray[np.int32]
+Integers = NDArray[np.signedinteger[Any]]
 
 
-@dataclass(frozen=True, repr=False)
-class Schedule:
-    """Who does what in which order; `method` is the name of what made it."""
+class CodedOrder(Sequence[Action]):
+    """The order of one rank: codes, of which Actions are made when they are asked for."""
+
+    __slots__ = ("codes", "stride")
+
+    def __init__(self, codes: Codes, stride: int) -> None:
+        self.codes = codes
+        self.stride = stride
+
+    def __len__(self) -> int:
+        return int(self.codes.size)
+
+    def __iter__(self) -> Iterator[Action]:
+        stages, microbatches = np.divmod(self.codes >> 2, self.stride)
+        kinds = map(KINDS.__getitem__, (self.codes & 3).tolist())
+        return map(Action._make, zip(stages.tolist(), kinds, microbatches.tolist(), strict=True))
+
+    @overload
+    def __getitem__(self, place: int) -> Action: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "CodedOrder": ...
+
+    def __getitem__(self, place: int | slice) -> "Action | CodedOrder":
+        if isinstance(place, slice):
+            return CodedOrder(self.codes[place], self.stride)
+        code = int(self.codes[place])
+        stage, microbatch = divmod(code >> 2, self.stride)
+        return Action(stage, KINDS[code & 3], microbatch)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CodedOrder):
+            return NotImplemented
+        return self.stride == other.stride and np.array_equal(self.codes, other.codes)
+
+    def __hash__(self) -> int:
+        return hash((self.stride, *self.codes.tolist()))
+
+    def __repr__(self) -> str:
+        return " ".join(map(str, self))
+
+
+class Schedule(Document):
+    """Who does what in which order; `method` is the name of what made it.
+
+    Inside it is two arrays, not to be written to. An action's code is ``4 (stage * stride + microbatch) + kind``, the
+    kind by its place in KINDS; `stride` is `num_microbatches`, or more where an action names a microbatch that is
+    not of the step, which `check` refuses. `ranks` shows them as Actions.
+    """
+
+    FORMAT: ClassVar[str] = "farpipe/schedule/1"
 
     num_microbatches: int
-    ranks: tuple[RankOrder, ...]
-    method: str = "given"
+    codes: Codes
+    """The actions of all ranks, one rank after the other: [num_actions]."""
+    begin: Codes
+    """Where each rank's actions begin in `codes`: [number of ranks + 1]."""
+    method: str
+    stride: int
+
+    def __init__(self, num_microbatches: int, ranks: Iterable[Iterable[Action]], method: str = "given") -> None:
+        orders = [tuple(order) for order in ranks]
+        self.num_microbatches, self.method = num_microbatches, method
+        stages, kinds, microbatches = _columns(orders)
+        self.stride = max(num_microbatches, 1 + int(microbatches.max(initial=0)))
+        codes = 4 * (stages * self.stride + microbatches) + kinds
+        self.codes = codes if codes.max(initial=0) > np.iinfo(np.int32).max else codes.astype(np.int32)
+        self.begin = np.cumsum([0, *map(len, orders)], dtype=np.int32)
+
+    @classmethod
+    def from_codes(cls, num_microbatches: int, codes: Integers, begin: Integers, method: str) -> Self:
+        """The schedule of these arrays, whose stride is `num_microbatches`."""
+        schedule = cls.__new__(cls)
+        schedule.num_microbatches, schedule.stride, schedule.method = num_microbatches, num_microbatches, method
+        schedule.codes, schedule.begin = codes.astype(np.int32, copy=False), begin.astype(np.int32, copy=False)
+        return schedule
+
+    def renamed(self, method: str) -> Self:
+        """The same order under another name."""
+        schedule = self.from_codes(self.num_microbatches, self.codes, self.begin, method)
+        schedule.codes, schedule.stride = self.codes, self.stride
+        return schedule
+
+    @cached_property
+    def ranks(self) -> tuple[CodedOrder, ...]:
+        """For every rank its actions in their order."""
+        return tuple(CodedOrder(self.codes[start:end], self.stride) for start, end in pairwise(self.begin.tolist()))
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that have an order."""
+        return int(self.begin.size - 1)
 
     @property
     def num_actions(self) -> int:
         """Actions on all ranks together."""
-        return sum(len(order) for order in self.ranks)
+        return int(self.codes.size)
 
-    def to_data(self) -> dict[str, Any]:
-        """The schedule as JSON data in the format ``farpipe/schedule/1``."""
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
         return {
-            "format": FORMAT,
             "method": self.method,
             "num_microbatches": self.num_microbatches,
             "ranks": [[str(action) for action in order] for order in self.ranks],
         }
 
-    def save(self, path: Path | str) -> None:
-        """Write the schedule to `path`, whole or not at all."""
-        write_text(path, json.dumps(self.to_data()) + "\n")
-
     @classmethod
-    def from_data(cls, data: Any, source: str = "schedule") -> "Schedule":
-        """Read JSON data; InputError names the rank and the place of whatever is wrong."""
-        body = expect_format(data, FORMAT, source)
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
         for key in body:
             if key not in _KEYS:
                 raise InputError(f"{source}: {key}: unknown key{nearest(key, _KEYS)}")
@@ -63,31 +147,37 @@ class Schedule:
             )
         if not isinstance(ranks, list) or not ranks:
             raise InputError(f"{source}: ranks: expected a list with one list of actions per rank")
-        return cls(count, tuple(_parse_order(o, f"{source}: ranks[{i}]") for i, o in enumerate(ranks)), method)
+        return cls(count, (_parse_order(order, f"{source}: ranks[{i}]") for i, order in enumerate(ranks)), method)
 
     @classmethod
-    def from_json(cls, text: str, source: str = "schedule") -> "Schedule":
-        """Read ``farpipe/schedule/1`` from JSON text."""
-        return cls.from_data(parse_json(text, source), source)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Schedule":
-        """Read a schedule file."""
-        return cls.from_json(read_text(path), str(path))
-
-    @classmethod
-    def from_text(cls, rows: Iterable[str], num_microbatches: int, method: str = "given") -> "Schedule":
+    def from_text(cls, rows: Iterable[str], num_microbatches: int, method: str = "given") -> Self:
         """Build from one line per rank of actions separated by blanks: ``"0F0 0F1 0B0 0B1"``."""
-        return cls(num_microbatches, tuple(tuple(map(Action.parse, row.split())) for row in rows), method)
+        return cls(num_microbatches, (map(Action.parse, row.split()) for row in rows), method)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        mine, others = (self.num_microbatches, self.method), (other.num_microbatches, other.method)
+        return mine == others and self.ranks == other.ranks
+
+    def __hash__(self) -> int:
+        return hash((self.num_microbatches, self.method, self.ranks))
 
     def __repr__(self) -> str:
-        head = f"Schedule {self.method!r}: {len(self.ranks)} ranks, {self.num_microbatches} microbatches"
+        head = f"Schedule {self.method!r}: {self.num_ranks} ranks, {self.num_microbatches} microbatches"
         return f"{head}\n{draw_grid(self.ranks)}"
 
     __str__ = __repr__
 
 
-def _parse_order(order: Any, source: str) -> RankOrder:
+def _columns(orders: Sequence[Sequence[Action]]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(stages, places of kinds, microbatches) of all actions, one rank after the other."""
+    stages, kinds, microbatches = zip(*chain.from_iterable(orders), strict=True) if any(orders) else ((), (), ())
+    places = [_PLACE[kind] for kind in kinds]
+    return np.array(stages, np.int64), np.array(places, np.int64), np.array(microbatches, np.int64)
+
+
+def _parse_order(order: Any, source: str) -> list[Action]:
     if not isinstance(order, list):
         raise InputError(f"{source}: expected a list of actions, found {order!r}")
     actions = []
@@ -96,4 +186,4 @@ def _parse_order(order: Any, source: str) -> RankOrder:
             actions.append(Action.parse(text))
         except InputError as error:
             raise InputError(f"{source}[{index}]: {error}") from None
-    return tuple(actions)
+    return actions

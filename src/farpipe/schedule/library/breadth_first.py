@@ -1,7 +1,5 @@
 """Looped breadth-first: all microbatches through a stage of a rank before its next (Lamy-Poirier, arXiv 2211.05953)."""
 
-from dataclasses import replace
-
 from farpipe.errors import InputError
 from farpipe.schedule.library.gpipe import gpipe
 from farpipe.schedule.library.placement import require_round_robin
@@ -13,4 +11,4 @@ def breadth_first(problem: Problem) -> Schedule:
     require_round_robin(problem, "bfs")
     if problem.num_stages == problem.num_ranks:
         raise InputError("schedule 'bfs' needs several stages on every rank (for one: 'gpipe')")
-    return replace(gpipe(problem), method="bfs")
+    return gpipe(problem).renamed("bfs")

@@ -8,8 +8,9 @@ from farpipe.step import Action, Problem, RankOrder, Schedule
 
 def chained(problem: Problem, schedule: Schedule) -> Schedule:
     """`schedule`, made as if there were no chains, as one that keeps to them."""
-    ranks = tuple(tuple(order) for order in chained_ranks(problem, schedule.ranks))
-    return Schedule(schedule.num_microbatches, ranks, schedule.method)
+    if not problem.chains.any:
+        return schedule
+    return Schedule(schedule.num_microbatches, chained_ranks(problem, schedule.ranks), schedule.method)
 
 
 def chained_ranks(problem: Problem, ranks: Sequence[Sequence[Action]]) -> list[RankOrder]:

@@ -5,17 +5,14 @@ as numbers, and how much memory it wants to use. W is nobody's input, so it fill
 or makes room when memory is full (the heuristic of Zero Bubble Pipeline Parallelism, arXiv 2401.10241).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
-from farpipe.schedule.check import memory_steps
 from farpipe.schedule.library.chained import chained_ranks
 from farpipe.schedule.library.placement import microbatch_bytes
 from farpipe.step import KINDS, Action, Problem, Schedule, byte_tables
@@ -31,8 +28,6 @@ MOST_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
 FIRST_RULES, FAR_ABOVE = 4, 1.1
 """How many rules tell that an order is too slow, and what is; they seldom differ by more than a few percent."""
-MOST_ACTIONS_TO_KEEP: Final = 150_000
-"""Of one size of step, to be used again: about 20 MB."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +102,9 @@ def _least_bytes(problem: Problem, passes: Sequence[Action]) -> float:
     """What F and I in this order hold if every W follows its I at once."""
     if not passes:
         return 0.0
-    joined = tuple(action if action.kind == "F" else action._replace(kind="B") for action in passes)
-    taken, freed = memory_steps(problem, joined).T
+    joined = (action if action.kind == "F" else action._replace(kind="B") for action in passes)
+    codes = Schedule(problem.num_microbatches, [joined]).codes
+    taken, freed = (table[codes] for table in byte_tables(problem))
     return float((np.cumsum(taken) - np.cumsum(freed) + freed).max(initial=0.0))
 
 
@@ -189,23 +185,8 @@ def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, lim
 def _decode(problem: Problem, codes: NDArray[np.int64], method: str) -> Schedule:
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
     ranks = rank_of_stage[codes // (len(KINDS) * problem.num_microbatches)]
-    mine = (codes[ranks == rank] for rank in range(problem.num_ranks))
-    return Schedule(problem.num_microbatches, tuple(tuple(_to_actions(problem, order)) for order in mine), method)
-
-
-def _to_actions(problem: Problem, codes: NDArray[np.int64]) -> Iterable[Action]:
-    if _num_actions(problem) <= MOST_ACTIONS_TO_KEEP:
-        return map(_actions(problem.num_stages, problem.num_microbatches).__getitem__, codes.tolist())
-    stages, microbatches = np.divmod(codes >> 2, problem.num_microbatches)
-    kinds = map(KINDS.__getitem__, (codes & 3).tolist())
-    return map(Action._make, zip(stages.tolist(), kinds, microbatches.tolist(), strict=True))
-
-
-@lru_cache(maxsize=2)
-def _actions(num_stages: int, num_microbatches: int) -> list[Action]:
-    """Every action by its code: a planner asks for many orders, and making them anew takes longer than playing."""
-    every = product(range(num_stages), range(num_microbatches), KINDS)
-    return [Action(stage, kind, microbatch) for stage, microbatch, kind in every]
+    begin = np.concatenate(([0], np.cumsum(np.bincount(ranks, minlength=problem.num_ranks))))
+    return Schedule.from_codes(problem.num_microbatches, codes[np.argsort(ranks, kind="stable")], begin, method)
 
 
 def _stuck(problem: Problem, room_bytes: Floats, method: str) -> InfeasibleError:
