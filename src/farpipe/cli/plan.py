@@ -3,12 +3,19 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
-from farpipe.errors import UsageError
+from farpipe.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farpipe.cost import Profile
+    from farpipe.plan import Plan
+    from farpipe.spec import Job
 
 
 def plan(
@@ -17,6 +24,10 @@ def plan(
     profile: Annotated[
         list[Path] | None,
         typer.Option(metavar="<path>", help="Measured times from `farpipe profile`; may be given several times."),
+    ] = None,
+    learned_from: Annotated[
+        Path | None,
+        typer.Option(metavar="<run>", help="Take times and links from what was measured in this run's directory."),
     ] = None,
     search_s: Annotated[
         float,
@@ -43,7 +54,6 @@ def plan(
 ) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
     from farpipe.cli.shown import plans_of, show_plan
-    from farpipe.cost import Profile
     from farpipe.plan import refine
     from farpipe.spec import load_job
     from farpipe.units import format_seconds
@@ -56,16 +66,17 @@ def plan(
             f"--search-s: {job} names the schedule {spec.schedule!r} (schedule.method), so there is none to search "
             'for; leave out --search-s, or write method = "auto" there'
         )
+    spec, profiles, learned = _with_measured(spec, profile or [], learned_from)
     began_s = time.perf_counter()
     if objective != "time":
         from farpipe.plan.objective import choose, options, pinned_to
         from farpipe.plan.service import Planner
 
-        spec = pinned_to(spec, choose(options(Planner(), spec), objective))
+        spec = pinned_to(spec, choose(options(Planner(profiles), spec), objective))
     steps = local_steps if compare_arms else None
     with progress_bar("planning", "layouts") as advance:
-        profiles = [Profile.load(path) for path in profile or []]
         found, *others = plans_of(spec, job, profiles, progress=advance, num_plans=top, local_steps=steps)
+    found = found.model_copy(update={"advice": (*learned, *found.advice)})
     if search_s:
         with search_status("searching for a faster schedule") as tell:
             found = refine(found, search_s, tell)
@@ -78,14 +89,41 @@ def plan(
         told += keep_earlier(place, "plan")
         other.save(place)
     if as_json:
-        from farpipe.plan.engine import plan_obstacle
-        from farpipe.plan.quote import money_data
-
-        figures = {"step_s": found.prediction.step_s, "tokens_per_s": found.prediction.tokens_per_s}
-        obstacle, change = plan_obstacle(found)
-        engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
-        extra = {"search_s": searched_s, **figures, "money": money_data(found), "engine": engine}
-        typer.echo(json.dumps(json.loads(found.to_json()) | extra, indent=1))
+        _print_as_json(found, searched_s)
         return
     show_plan(found, console(), tokens)
     typer.echo(f"\nplan written to {output}{told}")
+
+
+def _with_measured(
+    job: "Job", paths: "Sequence[Path]", run_dir: Path | None
+) -> "tuple[Job, list[Profile], tuple[str, ...]]":
+    """The job with learned links, all profiles, and what is to be told of them; files go before what was learned."""
+    from farpipe.cost import Profile
+
+    profiles = [Profile.load(path) for path in paths]
+    if run_dir is None:
+        return job, profiles, ()
+    from farpipe.run.learned import learned_from, with_links
+
+    learned, told = learned_from(run_dir)
+    taken = {profile.device for profile in profiles}
+    devices = {site.device.name for site in job.cluster.sites} - taken
+    if not devices & {profile.device for profile in learned.profiles}:
+        raise InputError(
+            f"--learned-from {run_dir}: it tells nothing of the job's devices: {', '.join(sorted(devices))}"
+        )
+    profiles += [profile for profile in learned.profiles if profile.device in devices]
+    return with_links(job, learned), profiles, told
+
+
+def _print_as_json(plan: "Plan", searched_s: float) -> None:
+    """The plan with what others check it by: the search's seconds, money, and whether the engine can run it."""
+    from farpipe.plan.engine import plan_obstacle
+    from farpipe.plan.quote import money_data
+
+    figures = {"step_s": plan.prediction.step_s, "tokens_per_s": plan.prediction.tokens_per_s}
+    obstacle, change = plan_obstacle(plan)
+    engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
+    extra = {"search_s": searched_s, **figures, "money": money_data(plan), "engine": engine}
+    typer.echo(json.dumps(json.loads(plan.to_json()) | extra, indent=1))

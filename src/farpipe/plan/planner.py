@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from farpipe.cost import JobCosts, Profile, profiles_of, tell_measured
+from farpipe.cost import JobCosts, Layout, Profile, profiles_of, tell_measured
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.advisor import advised
@@ -137,7 +137,19 @@ def _by_device(job: Job, profiles: Sequence[Profile]) -> dict[str, Profile]:
                 f"profile of {profile.device!r}: no site of the job has this device{nearest(profile.device, names)}; "
                 f"devices: {', '.join(sorted(names))}"
             )
+    for profile in profiles:
+        _expect_same_job(job, profile)
     return {profile.device: profile for profile in profiles}
+
+
+def _expect_same_job(job: Job, profile: Profile) -> None:
+    """InputError where the profile is of another model, precision or length, whatever the layout."""
+    device = next(site.device for site in job.cluster.sites if site.device.name == profile.device)
+    training, tensor = job.training, job.layout.tensor or 1
+    if training.recompute == "auto":  # then the planner chooses among those that the profile tells of
+        training = training.model_copy(update={"recompute": profile.recompute})
+    layout = Layout(pipeline=1, data=1, tensor=tensor, virtual=1, microbatch_size=1, num_microbatches=1)
+    profile.expect(job.model, training, layout, device)
 
 
 def reorder(plan: Plan, method: str) -> Plan:

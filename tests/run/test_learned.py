@@ -1,0 +1,116 @@
+"""What a run's directory teaches the next plan."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from farpipe.cost import JobCosts, profiles_of, step_cost
+from farpipe.errors import InputError
+from farpipe.plan import make_plan
+from farpipe.run.directory import write_inputs
+from farpipe.run.learned import learned_from, with_links
+from farpipe.simulate import simulate
+from farpipe.spec import parse_job
+
+JOB = """
+[model]
+name = "small"
+num_layers = 6
+hidden = 256
+num_heads = 8
+num_kv_heads = 8
+ffn_hidden = 1024
+vocab_size = 2048
+[training]
+sequence_length = 256
+global_batch = 8
+microbatch_size = 1
+precision = "fp32"
+[[cluster.sites]]
+name = "west"
+device = "cpu"
+num_devices = 1
+[[cluster.sites]]
+name = "east"
+device = "cpu"
+num_devices = 1
+[[cluster.links]]
+between = ["west", "east"]
+latency = "{latency}"
+bandwidth = "400 Mbit/s"
+[layout]
+sites = ["west", "east"]
+replicas = "inside"
+virtual = 1
+"""
+MEASURED = """
+[[measured]]
+device = "cpu"
+microbatch_size = 1
+forward = "20 ms"
+input_grad = "30 ms"
+weight_grad = "15 ms"
+"""
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run planned with modelled times and a link of 5 ms; in truth a layer is slower and the link has 40 ms."""
+    folder = tmp_path_factory.mktemp("run")
+    plan = make_plan(parse_job(JOB.format(latency="5 ms")))
+    real = parse_job(JOB.format(latency="40 ms") + MEASURED)
+    costs = JobCosts(plan.job.model, plan.job.training, {p.device: p for p in profiles_of(real)})
+    step = step_cost(costs, plan.layout, plan.placements, real.cluster)
+    timeline = replace(simulate(step.problem, plan.schedule), source="measured")
+    write_inputs(plan, folder)
+    timeline.save(folder / "timeline.json")
+    line = {"step_s": timeline.makespan_s + step.overhead_s, "makespan_s": timeline.makespan_s}
+    lines = [json.dumps({"step": number, "attempt": 0} | line) for number in range(5)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_the_next_plan_of_the_same_machines_is_told_within_three_percent(run_dir):
+    learned, told = learned_from(run_dir)
+    job = with_links(parse_job(JOB.format(latency="5 ms").replace("global_batch = 8", "global_batch = 16")), learned)
+    plan = make_plan(job, learned.profiles)
+    real = parse_job(JOB.format(latency="40 ms") + MEASURED)
+    costs = JobCosts(plan.job.model, plan.job.training, {p.device: p for p in profiles_of(real)})
+    step = step_cost(costs, plan.layout, plan.placements, real.cluster)
+    measured_s = simulate(step.problem, plan.schedule).makespan_s + step.overhead_s
+    assert plan.prediction.step_s == pytest.approx(measured_s, rel=0.03)
+    assert "Learned from" in told[0]
+
+
+def test_links_of_other_names_stay_and_the_file_no_longer_stands_for_the_job(run_dir):
+    learned, _ = learned_from(run_dir)
+    renamed = parse_job(JOB.format(latency="5 ms").replace("east", "north"))
+    assert with_links(renamed, learned).cluster == renamed.cluster
+    same = with_links(parse_job(JOB.format(latency="5 ms")), learned)
+    assert same.cluster.link("west", "east").latency_s == pytest.approx(0.04, rel=0.1)
+    assert 'latency = "0.04' in same.to_toml() or 'latency = "0.039' in same.to_toml()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "timeline.json", "metrics.jsonl"])
+def test_a_directory_that_is_no_run_is_named(run_dir, tmp_path, name):
+    for file in run_dir.iterdir():
+        if file.name != name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(InputError, match=name):
+        learned_from(tmp_path)
+
+
+def test_a_predicted_timeline_teaches_nothing(run_dir, tmp_path):
+    for file in run_dir.iterdir():
+        text = file.read_text().replace('"source": "measured"', '"source": "predicted"')
+        (tmp_path / file.name).write_text(text)
+    with pytest.raises(InputError, match="not measured"):
+        learned_from(tmp_path)
+
+
+def test_a_profile_of_another_model_is_refused_at_once(run_dir):
+    learned, _ = learned_from(run_dir)
+    other = parse_job(JOB.format(latency="5 ms").replace("hidden = 256", "hidden = 512"))
+    with pytest.raises(InputError, match="shape: measured with 'hidden 256"):
+        make_plan(other, learned.profiles)
