@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "step": "errors units strict document",
     "cost": WAIST,
     "schedule": "errors units strict step",
-    "simulate": "errors units strict step schedule",
+    "simulate": "errors units strict document step schedule",
     "search": "errors units strict step schedule simulate",
     "sequences": SEARCH,
     "optical": SEARCH,

@@ -107,5 +107,5 @@ def test_costs_survive_the_way_to_the_ranks():
     text = costs.to_json()
     assert ChunkCosts.from_json(text) == costs
     for damaged in (text.replace("token_s", "tokens_s"), text.replace('"context": 2', '"context": 0')):
-        with pytest.raises(InputError, match="document"):
+        with pytest.raises(InputError, match="chunk-costs"):
             ChunkCosts.from_json(damaged)

@@ -3,18 +3,16 @@
 `farpipe profile` writes it (format ``farpipe/profile/1``).
 """
 
-from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout
+from farpipe.document import Document
 from farpipe.errors import InputError
 from farpipe.spec import Device, Model, Precision, Training
-from farpipe.strict import expect_format, finite, parse_json, read_text, validate, write_text
-
-FORMAT: Final = "farpipe/profile/1"
+from farpipe.strict import finite, validate
 
 Seconds = Annotated[float, BeforeValidator(finite)]
 Count = Annotated[int, Field(ge=1)]
@@ -36,8 +34,10 @@ class PartTimes(_Part):
         return Times(self.forward_s, self.input_grad_s, self.weight_grad_s).times(factor)
 
 
-class Profile(_Part):
+class Profile(Document, _Part):
     """What was measured on one device for one shape of model; times of other microbatch sizes are proportional."""
+
+    FORMAT: ClassVar[str] = "farpipe/profile/1"
 
     device: Annotated[str, Field(min_length=1)]
     shape: Annotated[str, Field(min_length=1)]
@@ -85,28 +85,14 @@ class Profile(_Part):
         """Whether times under `recompute` follow from this measurement."""
         return recompute == self.recompute or (self.recompute, recompute) == ("none", "full")
 
-    def to_json(self) -> str:
-        """The profile in the format ``farpipe/profile/1``."""
-        return f'{{"format":"{FORMAT}",{self.model_dump_json()[1:]}'
-
-    def save(self, path: Path | str) -> None:
-        """Write the profile to `path`, whole or not at all."""
-        write_text(path, self.to_json() + "\n")
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        return self.model_dump(mode="json")
 
     @classmethod
-    def from_data(cls, data: Any, source: str = "profile") -> Self:
-        """Read JSON data; InputError names the place of whatever is wrong."""
-        return validate(cls, expect_format(data, FORMAT, source), source)
-
-    @classmethod
-    def from_json(cls, text: str, source: str = "profile") -> Self:
-        """Read ``farpipe/profile/1`` from JSON text."""
-        return cls.from_data(parse_json(text, source), source)
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a profile file."""
-        return cls.from_json(read_text(path), str(path))
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
+        return validate(cls, body, source)
 
 
 def model_shape(model: Model) -> str:

@@ -1,22 +1,18 @@
 """Plan: layout, placement, partition, schedule and prediction - all that a run needs, in one JSON file."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from farpipe.cost import Layout, Placement, v_shape
+from farpipe.document import Document
 from farpipe.errors import InputError
 from farpipe.schedule import check
 from farpipe.spec import Job, Recompute
-from farpipe.step import FORMAT as PROBLEM_FORMAT
 from farpipe.step import Problem, Schedule
-from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
+from farpipe.strict import expect_format, validate
 from farpipe.units import format_bytes, format_percent, format_seconds
-
-FORMAT: Final = "farpipe/plan/1"
 
 ArmKind = Literal["one site", "pipeline", "replicas", "local steps"]
 
@@ -24,7 +20,7 @@ ArmKind = Literal["one site", "pipeline", "replicas", "local steps"]
 def _read_problem(value: Any) -> Any:
     if isinstance(value, Problem) or not isinstance(value, Mapping):
         return value
-    return _as_value_error(lambda: expect_format(value, PROBLEM_FORMAT, "problem"))
+    return _as_value_error(lambda: expect_format(value, Problem.FORMAT, "problem"))
 
 
 def _read_schedule(value: Any) -> Any:
@@ -113,8 +109,11 @@ class Change(_Part):
     """How training would differ; empty where it would not."""
 
 
-class Plan(_Part):
+class Plan(Document, _Part):
     """All that a run needs."""
+
+    FORMAT: ClassVar[str] = "farpipe/plan/1"
+    INDENT: ClassVar[int | None] = 1
 
     job: Job
     layout: Layout
@@ -162,25 +161,16 @@ class Plan(_Part):
         """What every stage computes again in its backward pass."""
         return tuple(placement.recompute for placement in self.placements)
 
-    def to_json(self) -> str:
-        """The plan in the format ``farpipe/plan/1``."""
-        return json.dumps({"format": FORMAT} | self.model_dump(mode="json"), indent=1)
-
-    def save(self, path: Path | str) -> None:
-        """Write the plan to `path`, whole or not at all."""
-        write_text(path, self.to_json() + "\n")
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        return self.model_dump(mode="json")
 
     @classmethod
-    def from_json(cls, text: str, source: str = "plan") -> Self:
-        """Read ``farpipe/plan/1``; a plan whose schedule does not fit its problem is refused."""
-        plan = validate(cls, expect_format(parse_json(text, source), FORMAT, source), source)
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document; a plan whose schedule does not fit its problem is refused."""
+        plan = validate(cls, body, source)
         check(plan.problem, plan.schedule)
         return plan
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a plan file."""
-        return cls.from_json(read_text(path), str(path))
 
     def __repr__(self) -> str:
         at, expected = self.layout, self.prediction

@@ -247,7 +247,7 @@ class RunSpec(Document, Part):
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
         """See Document."""
         if "problem" in body:
-            inner = expect_format(body["problem"], "farpipe/problem/1", f"{source}: problem")
+            inner = expect_format(body["problem"], Problem.FORMAT, f"{source}: problem")
             body["problem"] = validate(Problem, inner, source, "problem")
         if "schedule" in body:
             body["schedule"] = Schedule.from_data(body["schedule"], f"{source}: schedule")

@@ -4,31 +4,30 @@ Times are seconds since the step began, on one clock. Predicted and measured tim
 comparing them is one function.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.document import Document
 from farpipe.errors import InputError
 from farpipe.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Events
 from farpipe.simulate.waits import waits
 from farpipe.step import KINDS, Action, is_inter_site
-from farpipe.strict import expect_format, finite, parse_json, read_text, write_text
+from farpipe.strict import finite
 from farpipe.units import format_percent
 
-__all__ = ["ACTION_DTYPE", "FORMAT", "MESSAGE_DTYPE", "MESSAGE_KINDS", "Timeline"]
-
-FORMAT: Final = "farpipe/timeline/1"
+__all__ = ["ACTION_DTYPE", "MESSAGE_DTYPE", "MESSAGE_KINDS", "Timeline"]
 
 
 @dataclass(frozen=True, repr=False)
-class Timeline(Events):
+class Timeline(Events, Document):
     """What happened in one step, with what follows from it."""
+
+    FORMAT: ClassVar[str] = "farpipe/timeline/1"
 
     @cached_property
     def makespan_s(self) -> float:
@@ -98,8 +97,8 @@ class Timeline(Events):
         """The action in its text form."""
         return str(Action(int(action["stage"]), KINDS[action["kind"]], int(action["microbatch"])))
 
-    def to_data(self) -> dict[str, Any]:
-        """The timeline as JSON data in the format ``farpipe/timeline/1``: every event with its resource."""
+    def to_body(self) -> dict[str, Any]:
+        """See Document: every event with its resource."""
         events = [
             {
                 "resource": f"rank {action['rank']}",
@@ -110,7 +109,6 @@ class Timeline(Events):
             for action in self.actions
         ]
         return {
-            "format": FORMAT,
             "source": self.source,
             "num_ranks": self.num_ranks,
             "links": list(self.links),
@@ -128,9 +126,8 @@ class Timeline(Events):
         }
 
     @classmethod
-    def from_data(cls, data: Any, source: str = "timeline") -> "Timeline":
-        """Read JSON data; InputError names the event that is wrong."""
-        body = expect_format(data, FORMAT, source)
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
         try:
             links = tuple(str(name) for name in body["links"])
             events = [_parse_event(event, links, index) for index, event in enumerate(body["events"])]
@@ -143,15 +140,6 @@ class Timeline(Events):
         actions = np.array([row for dtype, row in events if dtype is ACTION_DTYPE], dtype=ACTION_DTYPE)
         messages = np.array([row for dtype, row in events if dtype is MESSAGE_DTYPE], dtype=MESSAGE_DTYPE)
         return cls(kind, num_ranks, links, actions, messages)
-
-    def save(self, path: Path | str) -> None:
-        """Write the timeline to `path`, whole or not at all."""
-        write_text(path, json.dumps(self.to_data()) + "\n")
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Timeline":
-        """Read a timeline file."""
-        return cls.from_data(parse_json(read_text(path), str(path)), str(path))
 
     def __repr__(self) -> str:
         inter, intra = self.exposed_s.sum(axis=0)

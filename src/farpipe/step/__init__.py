@@ -5,7 +5,6 @@ from farpipe.step.chains import Chains
 from farpipe.step.grid import draw_grid
 from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
 from farpipe.step.problem import (
-    FORMAT,
     MAX_MICROBATCHES,
     MAX_SECONDS,
     Hop,
@@ -21,7 +20,6 @@ from farpipe.step.problem import (
 from farpipe.step.schedule import RankOrder, Schedule
 
 __all__ = [
-    "FORMAT",
     "KINDS",
     "MAX_MICROBATCHES",
     "MAX_SECONDS",

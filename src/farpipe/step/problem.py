@@ -7,18 +7,17 @@ it, schedulers, the simulator and the runtime read it.
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from farpipe.document import Document
 from farpipe.step.chains import Chains, chains, expect_chains
-from farpipe.strict import expect_format, finite, nearest, parse_json, read_text, validate, write_text
+from farpipe.strict import finite, nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
 
-FORMAT: Final = "farpipe/problem/1"
 MAX_MICROBATCHES: Final = 1 << 20
 MAX_SECONDS: Final = 1e15
 """For one action or message: thirty million years; sums of longer ones would leave the range of numbers."""
@@ -130,13 +129,15 @@ def is_inter_site(link: str) -> bool:
     return not arrow or site_of(source) != site_of(target)
 
 
-class Problem(_Part):
+class Problem(Document, _Part):
     """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`.
 
     Of several replicas of the pipeline it describes one, for they are alike. On a link that they share, either they
     send together: then a message carries the bytes of all of them; or they take turns (`Link.num_turns`): then it
     carries this replica's bytes at the full rate, and the link is taken for the others' turns as well.
     """
+
+    FORMAT: ClassVar[str] = "farpipe/problem/1"
 
     num_microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
@@ -320,36 +321,23 @@ class Problem(_Part):
         return copied
 
     def to_json(self) -> str:
-        """The problem in the format ``farpipe/problem/1``; with chains only where there are any."""
+        """The problem in its format; with chains only where there are any."""
         unused: dict[str, Any] = {} if self.follows is not None else {"follows": True}
         if not any(np.any(stage.chain_bytes) for stage in self.stages):
             unused["stages"] = {"__all__": {"chain_bytes"}}
-        body = self.model_dump_json(exclude=unused)
-        return f'{{"format":"{FORMAT}",{body[1:]}'
+        body = self.model_dump_json(exclude=unused)  # ten times as fast as by way of `to_body`
+        return f'{{"format":"{self.FORMAT}",{body[1:]}'
 
-    def to_data(self) -> dict[str, Any]:
-        """The same as JSON data, to be a part of something else."""
-        data: dict[str, Any] = json.loads(self.to_json())
-        return data
-
-    def save(self, path: Path | str) -> None:
-        """Write the problem to `path`, whole or not at all."""
-        write_text(path, self.to_json() + "\n")
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        body: dict[str, Any] = json.loads(self.to_json())
+        del body["format"]
+        return body
 
     @classmethod
-    def from_json(cls, text: str, source: str = "problem") -> Self:
-        """Read ``farpipe/problem/1``; InputError names the place of whatever is wrong."""
-        return cls.from_data(parse_json(text, source), source)
-
-    @classmethod
-    def from_data(cls, data: Any, source: str = "problem") -> Self:
-        """Read JSON data in that format; errors as for `from_json`."""
-        return validate(cls, expect_format(data, FORMAT, source), source)
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a problem file."""
-        return cls.from_json(read_text(path), str(path))
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
+        return validate(cls, body, source)
 
     def __repr__(self) -> str:
         lines = [f"Problem: {self.num_stages} stages on {self.num_ranks} ranks, {self.num_microbatches} microbatches"]

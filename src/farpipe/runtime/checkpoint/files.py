@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 import torch
 from pydantic import AfterValidator, Field
@@ -29,13 +29,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from farpipe.document import Document
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.checkpoint.folders import MANIFEST_NAME, sync_folder
 from farpipe.spec import Model
 from farpipe.spec.part import Natural, Part, SiteName, Text
-from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
+from farpipe.strict import validate
 
-FORMAT: Final = "farpipe/checkpoint/1"
 DIGEST_KEY: Final = "sha256"
 _LENGTH: Final = struct.Struct("<Q")
 _FILE_NAME: Final = re.compile(r"rank-[0-9]{1,9}\.safetensors")
@@ -99,8 +99,11 @@ class Trained(Part):
     seed: Natural
 
 
-class Manifest(Part):
+class Manifest(Document, Part):
     """``manifest.json``: its presence says that all files were complete and on the disk."""
+
+    FORMAT: ClassVar[str] = "farpipe/checkpoint/1"
+    INDENT: ClassVar[int | None] = 1
 
     step: Natural
     """Steps that were done, and so the number of the next one."""
@@ -111,35 +114,29 @@ class Manifest(Part):
     """Equal if every step gets the same sequences of the same text, whatever the microbatches; see Batches.digest."""
     files: tuple[FileEntry, ...] = Field(min_length=1)
 
-    def to_json(self) -> str:
-        """The manifest in the format ``farpipe/checkpoint/1``, with a digest of itself."""
-        body = {"format": FORMAT, **self.model_dump(mode="json")}
-        return json.dumps({**body, DIGEST_KEY: _digest_of_json(body)}, indent=1)
+    def to_body(self) -> dict[str, Any]:
+        """See Document; with a digest of itself."""
+        body = self.model_dump(mode="json")
+        return {**body, DIGEST_KEY: _digest_of_json({"format": self.FORMAT, **body})}
 
     @classmethod
-    def from_json(cls, text: str, source: str) -> Self:
-        """Read ``farpipe/checkpoint/1``; InputError names the place of whatever is wrong.
-
-        Manifests of farpipe 0.x before digests were written have none, and are read as they are.
-        """
-        data = parse_json(text, source)
-        body = expect_format(data, FORMAT, source)
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document. Manifests that were written before there were digests have none, and are read as they are."""
         written = body.pop(DIGEST_KEY, None)
         manifest = validate(cls, body, source)
-        if written is not None and written != _digest_of_json({"format": FORMAT, **body}):
+        if written is not None and written != _digest_of_json({"format": cls.FORMAT, **body}):
             raise InputError(f"{source}: damaged: its content does not match its {DIGEST_KEY}")
         return manifest
 
-    def save(self, folder: Path) -> None:
-        """Write it into `folder`, whole or not at all."""
-        write_text(folder / MANIFEST_NAME, self.to_json() + "\n")
-        sync_folder(folder)
+    def save(self, path: Path | str) -> None:
+        """Write it into the folder `path`, whole or not at all, and the folder's entry to the disk."""
+        super().save(Path(path) / MANIFEST_NAME)
+        sync_folder(Path(path))
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Read that of `folder`; InputError when it is missing or damaged."""
-        source = folder / MANIFEST_NAME
-        return cls.from_json(read_text(source), str(source))
+    def load(cls, path: Path | str) -> Self:
+        """Read that of the folder `path`; InputError when it is missing or damaged."""
+        return super().load(Path(path) / MANIFEST_NAME)
 
 
 def _digest_of_json(body: Mapping[str, Any]) -> str:
