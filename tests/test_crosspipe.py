@@ -1,10 +1,15 @@
 """What farpipe claims against CrossPipe, on the points of its grid that decide it."""
 
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
+
+from farpipe.schedule import check
+from farpipe.schedule.library import order
+from farpipe.simulate import simulate
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "crosspipe_grid.py"
 
@@ -49,3 +54,30 @@ def test_every_placement_is_the_same_model_in_the_same_memory(grid):
 def test_memory_that_1f1b_needs_is_too_little_for_interleaved(grid):
     assert grid.named_s("interleaved", "round", (0.0, 0.0), grid.EQUAL) is None
     assert grid.named_s("interleaved", "round", (0.0, 0.0), grid.TWICE) is not None
+
+
+WAVES = {(0.0, 0.0): 0.119, (0.25, 0.25): 0.127, (0.25, 2.0): 0.250, (2.0, 0.25): 0.148, (2.0, 2.0): 0.256}
+"""Seconds per microbatch of CrossPipe's own wave order in the memory of 1F1B (Table 5)."""
+
+
+@pytest.mark.parametrize("delay", WAVES)
+def test_the_named_wave_takes_no_longer_than_the_published_one(grid, delay):
+    assert round(grid.named_s("wave", "v", delay, grid.EQUAL), 3) <= WAVES[delay]
+
+
+def test_a_wave_over_four_sites_shares_memory_between_the_ways_down_and_up(grid):
+    """At latency 2 F and messages of F / 4; with nearly all memory for the way down it takes 0.268 s."""
+    problem = four_sites(grid, (2.0, 0.25))
+    schedule = order("wave", problem)
+    check(problem, schedule)
+    assert simulate(problem, schedule).makespan_s / grid.NUM_MICROBATCHES <= 0.2182
+
+
+def four_sites(grid, delay):
+    """Two ranks of the grid's V at each of four sites."""
+    problem = grid.two_sites("v", delay, grid.EQUAL)
+    sites = ["abcd"[stage.rank // 2] for stage in problem.stages]
+    hops = tuple(grid._hop(*ends, delay[1] * grid.FORWARD_S) for ends in itertools.pairwise(sites))
+    names = {transfer.link for hop in hops if hop for transfer in (hop.forward, hop.backward)}
+    link = problem.links["a>b"]
+    return problem.model_copy(update={"hops": hops, "links": dict.fromkeys(sorted(names), link)})

@@ -54,14 +54,15 @@ def hidden_by(problem: Problem, index: int) -> int:
         return 0
     durations = [problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")]
     pace = float(np.sum(durations, axis=0).mean(axis=1).max())
-    round_trip = _mean_seconds(problem, hop.forward) + _mean_seconds(problem, hop.backward)
+    round_trip = mean_message_s(problem, hop.forward) + mean_message_s(problem, hop.backward)
     if round_trip == 0:
         return 0
     most = problem.num_microbatches
     return most if pace == 0 else math.ceil(min(most, round_trip / pace) - 1e-9)
 
 
-def _mean_seconds(problem: Problem, transfer: Transfer | None) -> float:
+def mean_message_s(problem: Problem, transfer: Transfer | None) -> float:
+    """From the end of an action to the arrival of its message, the mean over the microbatches, on a free link."""
     if transfer is None:
         return 0.0
     names = [transfer.link] * problem.num_microbatches if isinstance(transfer.link, str) else transfer.link

@@ -31,7 +31,7 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
     duration, taken, _, reserve, room = step
     backwards, needed, left_to_chains = sequence
     done, arrival, free, used, last = state
-    strict, alternate, warm_up_fit, reserved = rules
+    strict, alternate, warm_up_fit, reserved, most = rules
     start, kind, stage, blocked = _NEVER, -1, -1, False
     best_key, best_seconds, best_fit = _NEVER, 0.0, 0.0
     for s in stages:
@@ -45,6 +45,8 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
             if k == I and j >= done[F, s]:
                 continue
             at = max(free[rank], arrival[k, s, j])
+            if k == F and count - done[W, s] >= most[s]:
+                blocked, at = True, _NEVER
             spare = 0.0
             if k == F and not strict and j >= needed[done[I, s]]:
                 spare = reserved * reserve[s] + left_to_chains[rank]

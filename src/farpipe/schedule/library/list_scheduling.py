@@ -46,6 +46,8 @@ class Rules:
     """How many times the reserve of its stage an F leaves free."""
     strict: bool = False
     """F and I exactly in the order of their keys; otherwise the key decides between those that can start."""
+    most_in_flight: tuple[int, ...] = ()
+    """So many microbatches at most are between F and W on every stage; none given: as many as memory holds."""
 
 
 def list_schedule(
@@ -174,7 +176,8 @@ def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, lim
     from farpipe.schedule.library import list_kernel  # here, for numba takes a third of a second to import
 
     codes = np.empty(_num_actions(problem), np.int64)
-    choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve))
+    most = np.array(rules.most_in_flight or (problem.num_microbatches + 1,) * problem.num_stages, np.int64)
+    choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve), most)
     kernel: Any = list_kernel.play
     weight_rules = (float(rules.weight_fit), rules.level_idle)
     count, *seconds = kernel(*arguments, key, choice, weight_rules, codes, limit_s * (1 + 1e-8))

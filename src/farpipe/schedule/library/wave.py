@@ -1,23 +1,32 @@
 """Wave: CrossPipe's greedy order of two stages per rank in a V (arXiv 2507.00217)."""
 
-from itertools import product
+from dataclasses import replace
+from itertools import chain, product, zip_longest
 from typing import Final
 
 import numpy as np
 
-from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
+from farpipe.schedule.library.eager import mean_message_s
+from farpipe.schedule.library.list_scheduling import Floats, Rules, list_schedule, memory_room
 from farpipe.schedule.library.placement import require_v_shape
 from farpipe.step import Problem, Schedule
 
 _FLAGS: Final = product((True, False), (0.0, 1.0), (0.5, 1.0), (False, True), (1, 2))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
+_SHARING_FLAGS: Final = product((False,), (0.0,), (0.5, 1.0), (True, False), (0, 1))
+SHARING: Final = tuple(Rules(*flags) for flags in _SHARING_FLAGS)
+"""Of use where the stages of a rank share its memory by how long each holds a microbatch."""
+PACES: Final = (0.5, 1.0, 2.0)
+"""How much longer than alone a stage holds a microbatch, as its rank has others to do: in F + I + W of a rank."""
 
 
 def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
     """Of what can start, backwards go before forwards or in turn with them, and always the later stage first.
 
     It uses all memory that the ranks have. A forward on the way down leaves room for one or two on the way up, so that
-    the microbatches under way can always reach the loss. `limit_s` as for `list_schedule`.
+    the microbatches under way can always reach the loss. Where links are slow that is too little: the stages down take
+    nearly all memory, and those up do one microbatch after the other. So it is also tried with stages down that hold no
+    more than their share. `limit_s` as for `list_schedule`.
     """
     down = len(require_v_shape(problem, "wave"))
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
@@ -25,4 +34,47 @@ def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
     key[0] += problem.num_stages
     held = problem.chains.sums(problem.table("activation_bytes")).max(axis=1)
     reserve = np.concatenate((held[: down - 1 : -1], np.zeros(down)))
-    return list_schedule(problem, key, memory_room(problem), RULES, "wave", reserve, limit_s)
+    room = memory_room(problem)
+    return list_schedule(problem, key, room, _rules(problem, room), "wave", reserve, limit_s)
+
+
+def _rules(problem: Problem, room: Floats) -> tuple[Rules, ...]:
+    """Both kinds in turn, so that the first few tell how good the order will be."""
+    if np.isinf(room).all() or problem.chains.any:
+        return RULES
+    shares = dict.fromkeys(_shares(problem, room, paces) for paces in PACES)
+    sharing = [replace(rules, most_in_flight=most) for most in shares for rules in SHARING]
+    return tuple(rules for rules in chain(*zip_longest(RULES, sharing)) if rules is not None)
+
+
+def _shares(problem: Problem, room: Floats, paces: float) -> tuple[int, ...]:
+    """How many microbatches every stage down may hold, that both stages of its rank can hold them as long as they need.
+
+    By Little's law the two need memory as bytes times seconds; a stage up is not limited but by memory.
+    """
+    seconds, held = _holding_s(problem, paces), problem.table("activation_bytes").max(axis=1)
+    most = [problem.num_microbatches + 1] * problem.num_stages
+    for (down, up), bytes_ in zip(problem.stages_of_rank, room.tolist(), strict=True):
+        needed = float(seconds[down] * held[down] + seconds[up] * held[up])
+        if np.isfinite(bytes_) and needed > 0 and held[down] > 0:
+            beside_one_up = int((bytes_ - held[up]) / held[down] + 1e-9)
+            share = int(bytes_ * seconds[down] / needed + 1e-9)
+            most[down] = max(1, min(share, beside_one_up, problem.num_microbatches + 1))
+    return tuple(most)
+
+
+def _holding_s(problem: Problem, paces: float) -> Floats:
+    """From the start of a microbatch's F to the end of its I on every stage, all links free: [S]."""
+    forward, inputs, weights = (
+        problem.table(name).mean(axis=1) for name in ("forward_s", "input_grad_s", "weight_grad_s")
+    )
+    hops = [
+        0.0
+        if hop is None or here.rank == there.rank
+        else sum(mean_message_s(problem, t) for t in (hop.forward, hop.backward))
+        for hop, here, there in zip(problem.hops, problem.stages[:-1], problem.stages[1:], strict=True)
+    ]
+    passes = np.cumsum((forward + inputs)[::-1])[::-1]
+    trips = np.append(np.cumsum(hops[::-1])[::-1], 0.0)
+    of_rank = [sum((forward + inputs + weights)[list(mine)]) for mine in problem.stages_of_rank]
+    return np.asarray(passes + trips + paces * max(of_rank))
