@@ -6,7 +6,7 @@ from farpipe.errors import InputError, UsageError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import ORDERS, extra_forwards, order
 from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Rank, Schedule, Transfer
+from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer
 from pipelines import pipeline
 
 ONE_STAGE_PER_RANK = ["gpipe", "1f1b", "eager", "geopipe", "zb-h1", "zb-h2", "zb-1p", "zb-2p"]
@@ -123,34 +123,58 @@ def test_eager_is_never_over_memory_where_1f1b_is_not(num_ranks, num_microbatche
 
 
 @st.composite
-def steps_with_links_of_their_own(draw):
-    """Equal stages; any delays, each on links that no other hop uses; on every rank at least what 1F1B needs."""
+def steps_over_any_links(draw):
+    """Stages that may differ, in any memory that 1F1B fits; hops on links of their own or shared ones, full or not.
+
+    Also replicas in turns and collectives.
+    """
     num_ranks, num_microbatches = draw(st.integers(2, 8)), draw(st.integers(1, 24))
-    seconds = draw(st.sampled_from([(1, 1, 1), (1, 1.5, 0.5), (1, 2, 0), (2, 2, 1)]))
-    problem = pipeline(num_ranks, num_microbatches, seconds=seconds)
+    seconds = st.sampled_from([0.5, 1.0, 1.5, 2.0, 4.0])
+    alike = draw(st.booleans())
+    times = [[draw(seconds) for _ in range(3)] for _ in range(1 if alike else num_ranks)] * (num_ranks if alike else 1)
+    stages = [
+        Stage(rank=rank, forward_s=f, input_grad_s=i, weight_grad_s=w, activation_bytes=1.0)
+        for rank, (f, i, w) in enumerate(times)
+    ]
     links, hops = {}, []
+    latency, size = st.sampled_from([0.0, 0.25, 1.0, 2.0, 5.0, 10.0]), st.sampled_from([0.0, 0.25, 1.0, 3.0, 6.0])
+    shared = draw(st.sampled_from([(), ("a>b", "b>a"), ("a>b", "a>b")]))
+    turns = draw(st.sampled_from([1, 1, 2]))
     for hop in range(num_ranks - 1):
-        latency, size = (
-            draw(st.sampled_from([0.0, 0.25, 1.0, 2.0, 5.0, 10.0])),
-            draw(st.sampled_from([0.0, 0.25, 1, 3])),
-        )
-        names = (f"{hop}>{hop + 1}", f"{hop + 1}>{hop}")
-        links |= dict.fromkeys(names, Link(latency_s=latency, bandwidth_bytes_per_s=1))
-        there, back = (Transfer(link=name, bytes=size) for name in names)
+        names = shared if shared and draw(st.booleans()) else (f"{hop}>{hop + 1}", f"{hop + 1}>{hop}")
+        for name in names:
+            links.setdefault(name, Link(latency_s=draw(latency), bandwidth_bytes_per_s=1, num_turns=turns))
+        there, back = (Transfer(link=name, bytes=draw(size)) for name in names)
         hops.append(Hop(forward=there, backward=back) if draw(st.booleans()) else None)
+    sync = [draw(st.none() | st.sampled_from(sorted(links))) for _ in stages]
     memory = draw(st.none() | st.integers(num_ranks, 3 * num_ranks))
-    ranks = (Rank(memory_bytes=memory),) * num_ranks
-    return problem.model_copy(update={"links": links, "hops": tuple(hops), "ranks": ranks})
+    return Problem(
+        num_microbatches=num_microbatches,
+        ranks=(Rank(memory_bytes=memory),) * num_ranks,
+        stages=tuple(stages),
+        links=links,
+        hops=tuple(hops),
+        sync=tuple(n and Sync(gather=Transfer(link=n, bytes=1.0), reduce=Transfer(link=n, bytes=1.0)) for n in sync),
+    )
 
 
 @pytest.mark.parametrize("name", ["eager", "geopipe"])
-@given(steps_with_links_of_their_own())
+@given(steps_over_any_links())
 @settings(max_examples=150, deadline=None)
 def test_extra_forwards_are_never_slower_than_1f1b_in_the_same_memory(name, problem):
     plain, extra = order("1f1b", problem), order(name, problem)
     check(problem, plain)
     check(problem, extra)
     assert simulate(problem, extra).makespan_s <= simulate(problem, plain).makespan_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["eager", "geopipe"])
+def test_where_hops_saturate_a_shared_link_as_many_extra_forwards_are_done_as_help(name):
+    problem = pipeline(4, 16, cuts=(0, 1, 2), latency=5.0, size=6.0)
+    plain_s = simulate(problem, order("1f1b", problem)).makespan_s
+    by_formula = order("eager", problem, extra=extra_forwards(problem))
+    assert simulate(problem, by_formula).makespan_s > 1.15 * plain_s
+    assert simulate(problem, order(name, problem)).makespan_s < 0.95 * plain_s
 
 
 def test_a_warm_up_that_memory_cuts_still_falls_from_stage_to_stage():

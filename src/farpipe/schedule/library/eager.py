@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from farpipe.errors import UsageError
+from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import with_warm_up
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.step import Problem, Schedule, Transfer
@@ -19,18 +20,35 @@ def eager(problem: Problem, extra: int | Sequence[int] | None = None) -> Schedul
     """1F1B whose stage i does ``p - 1 - i + extra[i]`` forwards before it alternates.
 
     `extra` is one number for all stages but the last, one per stage, or None: the closed form of
-    `extra_forwards`, reduced where memory forbids it.
+    `extra_forwards`, reduced where memory forbids it or fewer are faster.
     """
     if extra is None:
-        return with_extra(problem, extra_forwards(problem), "eager", fit_memory=True)
-    return with_extra(problem, _per_stage(extra, problem.num_stages), "eager", fit_memory=False)
+        return as_many_as_help(problem, extra_forwards(problem), "eager")
+    return with_extra(problem, _per_stage(extra, problem.num_stages), "eager")
 
 
-def with_extra(problem: Problem, extra: Sequence[int], method: str, *, fit_memory: bool) -> Schedule:
-    """1F1B with ``extra[i]`` more warm-up forwards on stage i, or as many of them as memory lets it hold."""
+def with_extra(problem: Problem, extra: Sequence[int], method: str) -> Schedule:
+    """1F1B with ``extra[i]`` more warm-up forwards on stage i."""
     require_one_stage_per_rank(problem, method)
-    warm_up = [problem.num_stages - 1 - stage + more for stage, more in enumerate(extra)]
-    return with_warm_up(problem, _fit_memory(problem, warm_up) if fit_memory else warm_up, method)
+    return with_warm_up(problem, [problem.num_stages - 1 - stage + more for stage, more in enumerate(extra)], method)
+
+
+def as_many_as_help(problem: Problem, extra: Sequence[int], method: str) -> Schedule:
+    """The same with as many of them as memory lets the stages hold; with fewer, or none, where those are faster.
+
+    The closed form knows one hop at a time: where hops saturate a link that they share, more forwards in flight can
+    hold up the messages that others wait for, and with unequal stages the wrong ones.
+    """
+    require_one_stage_per_rank(problem, method)
+    plain = [problem.num_stages - 1 - stage for stage in range(problem.num_stages)]
+    wanted = _fit_memory(problem, [least + more for least, more in zip(plain, extra, strict=True)])
+    schedule, without = (with_warm_up(problem, warm_up, method) for warm_up in (wanted, plain))
+    if wanted == plain or makespan_s(problem, schedule) <= makespan_s(problem, without):
+        return schedule
+    more = [count - least for count, least in zip(wanted, plain, strict=True)]
+    shares = [[m * eighths // 8 for m in more] for eighths in range(7, -1, -1)]
+    fewer = [with_warm_up(problem, [p + m for p, m in zip(plain, share, strict=True)], method) for share in shares]
+    return min(fewer, key=lambda schedule: makespan_s(problem, schedule))
 
 
 def extra_forwards(problem: Problem) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from farpipe.errors import UsageError
-from farpipe.schedule.library.eager import hidden_by, upstream_sums, with_extra
+from farpipe.schedule.library.eager import as_many_as_help, hidden_by, upstream_sums, with_extra
 from farpipe.step import Hop, Problem, Schedule, is_inter_site
 
 
@@ -11,7 +11,7 @@ def geopipe(problem: Problem, extra: Sequence[int] | None = None) -> Schedule:
     """Every stage at or upstream of a cut does the extra forwards of that cut before it alternates.
 
     `extra` has one count per hop between sites, in pipeline order; None: what hides its round trip, as far as memory
-    allows.
+    allows and no fewer are faster.
     """
     cuts = [index for index, hop in enumerate(problem.hops) if hop is not None and _is_cut(hop)]
     given = [hidden_by(problem, cut) for cut in cuts] if extra is None else list(extra)
@@ -19,7 +19,7 @@ def geopipe(problem: Problem, extra: Sequence[int] | None = None) -> Schedule:
         raise UsageError(f"extra forwards: expected a count of at least 0 for each of {len(cuts)} cuts, found {given}")
     of_hop = dict(zip(cuts, given, strict=True))
     per_stage = upstream_sums([of_hop.get(index, 0) for index in range(len(problem.hops))])
-    return with_extra(problem, per_stage, "geopipe", fit_memory=extra is None)
+    return (as_many_as_help if extra is None else with_extra)(problem, per_stage, "geopipe")
 
 
 def _is_cut(hop: Hop) -> bool:

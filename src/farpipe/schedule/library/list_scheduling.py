@@ -128,7 +128,7 @@ def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> A
     tables = [table.reshape(*duration_s.shape[1:], len(KINDS)) for table in byte_tables(problem)]
     step = (duration_s, *tables, reserve_bytes, room_bytes * (1 + 1e-9))
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
-    return stages, rank_of_stage, step, _sequence(problem), _wires(problem)
+    return stages, rank_of_stage, step, _sequence(problem), wires(problem)
 
 
 def _sequence(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
@@ -149,7 +149,7 @@ def _largest_chains(problem: Problem) -> Floats:
     return np.array([largest[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
 
 
-def _wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
+def wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
     """(link [2, S, M] or -1 for none, seconds on it [2, S, M], latency [L]) of the messages after F and I.
 
     Of the seconds on a link the other replicas' turns are part; the message has arrived that much earlier.
