@@ -18,8 +18,8 @@ demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan a
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest --durations=25
 
-test-fast: $(READY)  ## without the tests that start processes or take long
-	$(BIN)/python -m pytest -m "not slow"
+test-fast: $(READY)  ## without the tests that start processes or take long, on all cores
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
 
 check: $(READY)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

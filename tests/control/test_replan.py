@@ -33,6 +33,8 @@ from runtime.test_replicas import make_run as make_replicated_run
 from runtime.test_train import make_run
 from two_sites import two_sites
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 class Proposer:
     """In the place of a Watch: proposes one order after a step, whatever is measured."""

@@ -3,6 +3,7 @@ import json
 from statistics import fmean
 
 import numpy as np
+import pytest
 
 from control.test_measured import real_problem
 from farpipe.control.measured import replaced
@@ -31,6 +32,7 @@ def varied(problem, seed, mean):
     return replaced(problem, stages=tuple(stages))
 
 
+@pytest.mark.slow
 def test_the_first_answer_comes_before_the_search_and_the_last_is_never_worse():
     memory = two_sites(delay=(2, 0), in_flight=8, chunks=2)
     answers = [*seek(memory, [memory], 0.5)]

@@ -87,6 +87,7 @@ def reserve_many(path, count, queue):
     links.close()
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_link_never_overlap(links):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

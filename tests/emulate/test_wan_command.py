@@ -10,7 +10,7 @@ from farpipe.emulate import state
 from job_files import cluster_text
 from wans import LIMIT_S, free_name, needs_wan
 
-pytestmark = needs_wan
+pytestmark = [needs_wan, pytest.mark.slow]
 
 CLUSTER = f"""\
 {cluster_text(latency="5 ms")}

@@ -11,6 +11,8 @@ from farpipe.runtime.train import agree, make_work
 from in_process import run_ranks
 from trainings import make_run, state, train
 
+pytestmark = pytest.mark.slow  # starts processes
+
 FILES = ("manifest.json", "rank-0.safetensors", "rank-1.safetensors")
 DAMAGES = {
     "a bit is wrong": lambda data, place: data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :],

@@ -9,6 +9,8 @@ from farpipe.errors import DivergedError
 from farpipe.runtime.work import Trainer
 from trainings import checkpoints, equal_states, losses, make_run, state, train
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 @pytest.mark.parametrize(("num_replicas", "zero1", "rank"), [(1, False, 1), (2, False, 2), (2, False, 3), (2, True, 3)])
 def test_a_loss_that_is_not_a_number_ends_all_before_it_spoils_anything(

@@ -9,6 +9,8 @@ from farpipe.runtime.work import Trainer
 from in_process import run_ranks
 from trainings import checkpoints, equal_states, losses, make_run, state, train
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 @pytest.mark.parametrize("sites", [("west", "east"), ("west", "west")], ids=["a disk at each site", "one disk"])
 def test_a_manifest_that_one_rank_can_not_write_costs_no_checkpoint(sites, text_file, tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ from farpipe.runtime.lock import only_run
 from small_models import LLAMA
 from trainings import make_run, train
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 @pytest.fixture
 def done(text_file, tmp_path):

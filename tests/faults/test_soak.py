@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # starts processes
+
 PROGRAM = Path(__file__).parent.parent.parent / "benchmarks" / "soak.py"
 
 

@@ -100,6 +100,7 @@ def networks(draw):
     return build_network("random", rows, shared=draw(st.booleans()))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     networks(),

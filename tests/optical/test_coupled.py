@@ -109,6 +109,7 @@ def test_compiled_and_plain_simulator_agree_message_by_message(run):
     assert came == plain.carried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "eager"])
 def test_a_step_is_what_the_simulator_says_of_its_light_paths(name):
     training = training_of(name)

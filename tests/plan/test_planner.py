@@ -34,6 +34,7 @@ def test_the_plan_is_the_best_of_all_candidates():
     assert len(results) > 50
 
 
+@pytest.mark.slow
 def test_what_one_site_can_do_alone_is_its_best():
     evaluated, _ = search(two_sites(), costs_of(two_sites()))
     alone = min(e.step_s for e in evaluated if e.candidate.order == ("a",))
@@ -49,6 +50,7 @@ def test_what_is_predicted_is_what_is_simulated():
     assert max(plan.prediction.peak_memory_bytes) <= device().memory_bytes
 
 
+@pytest.mark.slow
 def test_no_candidate_beats_its_bound():
     request = two_sites(tensor=2)
     costs = costs_of(request)
@@ -256,6 +258,7 @@ def test_the_reserve_is_left_free():
                 make_plan(changed)
 
 
+@pytest.mark.slow
 def test_sites_that_are_alike_are_planned_once_and_told_of_alike():
     evaluated, _ = search(two_sites(), costs_of(two_sites()))
     best = {}

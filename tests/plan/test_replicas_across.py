@@ -114,6 +114,7 @@ def test_pipelines_send_less_below_parameters_over_hidden(precision, global_batc
     assert f"below {threshold / 1e6:.3g} M tokens" in each.advice[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire_type", ["none", "int8"])
 def test_no_candidate_beats_what_has_to_cross(wire_type):
     training = TRAINING.model_copy(update={"wire_type": wire_type})

@@ -77,6 +77,7 @@ def test_every_group_names_its_source(carried):
     assert all(len(group.group.source) > 20 for group in carried.groups)
 
 
+@pytest.mark.slow
 def test_a_wrong_reference_fails_the_gate():
     right = load_points()[0]
     wrong = replace(right, points=tuple(p.model_copy(update={"step_s": 1.2 * p.step_s}) for p in right.points))
@@ -90,6 +91,7 @@ def test_a_wrong_reference_fails_the_gate():
     assert "FAILED" in report.table()
 
 
+@pytest.mark.slow
 def test_one_group_outside_tolerance_is_enough_to_fail():
     first, second = load_points()[:2]
     report = validate_groups([first, replace(second, tolerance=0.001)])

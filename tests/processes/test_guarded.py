@@ -96,6 +96,7 @@ def test_a_rank_ends_with_an_agent_that_is_killed():
         wait_until(lambda: not runs(rank), 5, "the rank had ended")
 
 
+@pytest.mark.slow
 def test_an_agent_without_ranks_that_hears_no_signal_is_ended():
     with start_agent(rank_ends=True) as agent:
         assert agent.wait(30) == -signal.SIGKILL

@@ -24,6 +24,7 @@ from strategies import POSITIVE_SECONDS, problems_with_schedules
 SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.slow
 @SOME
 @given(problems_with_schedules(seconds=POSITIVE_SECONDS))
 def test_memory_over_time_has_the_peak_and_the_end_of_the_memory_curve(step):

@@ -128,6 +128,7 @@ def test_names_from_users_are_escaped():
     assert not list(tree.iter(f"{SVG}script"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(64, 1024), (8, 1024), (2, 4096)])
 def test_a_huge_step_is_cut_to_a_window_and_the_picture_says_so(num_ranks, num_microbatches):
     panel = Panel("predicted", play(two_sites(num_ranks, num_microbatches)))
@@ -201,6 +202,7 @@ def test_low_rows_have_their_rank_and_site_and_of_many_rows_some_have():
     assert 4 <= len(named) < 16
 
 
+@pytest.mark.slow
 @SOME
 @given(problems_with_schedules())
 def test_any_step_becomes_a_picture_within_its_borders(step):

@@ -1,5 +1,6 @@
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def test_elements_that_may_have_content_are_always_closed():
     assert tag("rect", tag("title", "x")) == "<rect><title>x</title></rect>"
 
 
+@pytest.mark.slow
 @given(TEXT, TEXT)
 def test_any_text_comes_back_as_it_was(content, attribute):
     element = ElementTree.fromstring(tag("p", content, title=attribute))

@@ -126,6 +126,7 @@ def test_the_same_report_is_the_same_page():
     assert render(report()) == render(report())
 
 
+@pytest.mark.slow
 def test_a_page_of_a_huge_step_stays_small():
     assert len(render(RunReport("huge", (run_view(64, 256, num_steps=2),)))) < 3_000_000
 

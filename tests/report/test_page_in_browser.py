@@ -23,7 +23,10 @@ OPTIONS = (
     *("--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--v=0"),
 )
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (looked for {', '.join(BROWSERS)})")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (looked for {', '.join(BROWSERS)})"),
+]
 
 # Looks at the page from outside, so that the page itself can keep its ban on scripts.
 FRAME = '<iframe srcdoc="%s" style="border:0;display:block;width:%dpx;height:900px"></iframe>'

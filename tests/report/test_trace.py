@@ -60,6 +60,7 @@ def check_strictly(data):
     return events, arrows
 
 
+@pytest.mark.slow
 @SOME
 @given(problems_with_schedules())
 def test_the_trace_of_any_step_keeps_the_rules_of_its_format(step):

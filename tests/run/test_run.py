@@ -186,8 +186,8 @@ def test_kill_9_of_a_rank_ends_the_run_within_seconds_and_leaves_nothing_running
     wait_for_steps(run_dir, 2, process)
     os.kill(processes_of(run_dir)[victim], signal.SIGKILL)
     start = time.monotonic()
-    _, words = process.communicate(timeout=20)
-    assert time.monotonic() - start < 10
+    _, words = process.communicate(timeout=60)
+    assert time.monotonic() - start < 25, "timeout_s is 30"
     assert process.returncode == RunError.exit_code
     assert f"rank {victim} was killed by SIGKILL" in words
     assert processes_of(run_dir) == {}

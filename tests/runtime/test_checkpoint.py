@@ -183,6 +183,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("placement", "method", "model"), CUTS)
 def test_a_checkpoint_is_read_under_any_number_of_stages_any_order_and_placement(
     placement, method, model, text_file, tmp_path
@@ -205,6 +206,7 @@ def test_a_checkpoint_is_read_under_any_number_of_stages_any_order_and_placement
 REPLICAS = [(1, False), (2, False), (2, True), (4, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_replicas", "zero1"), REPLICAS)
 @pytest.mark.parametrize(("other_num_replicas", "other_zero1"), REPLICAS)
 def test_a_checkpoint_is_read_under_another_number_of_replicas_with_zero1_or_without(
@@ -237,6 +239,7 @@ def interrupted(run, run_dir, after):
     run_ranks(run.num_processes, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("after", "options"),
     [(1, {}), (3, {}), (3, {"num_replicas": 2}), (3, {"num_replicas": 2, "zero1": True}), (3, {"precision": "bf16"})],
@@ -301,6 +304,7 @@ def test_a_crash_before_the_first_checkpoint_begins_again(text_file, tmp_path):
     assert losses(tmp_path / "run") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rank-0.safetensors", "rank-1.safetensors", "manifest.json"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(name, text_file, tmp_path, capsys):
     run = make_run(text_file, checkpoint_every_steps=2, keep_checkpoints=9)

@@ -114,6 +114,7 @@ def test_any_number_of_slices_and_both_precisions(count, dtype):
     assert_equal(MODELS["llama"], MIXED, count, dtype=dtype)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(1, LONGEST), min_size=1, max_size=8).filter(lambda lengths: max(lengths) > 1),

@@ -10,6 +10,7 @@ from small_models import LLAMA, TIED, whole_model
 from trainings import make_run, metrics, state, train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_batches", [1, 3, 8], ids="{} of 8 batches".format)
 @pytest.mark.parametrize(
     ("model", "placement", "method", "num_replicas"),

@@ -56,6 +56,7 @@ def test_evaluation_changes_nothing_in_the_training(text_file, tmp_path):
     assert plain == evaluated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_replicas", "zero1"), [(2, False), (2, True), (4, True)])
 def test_replicas_evaluate_to_the_same_loss(num_replicas, zero1, text_file, tmp_path):
     options = {"num_steps": 2, "evaluate_every_steps": 1, "evaluation_batches": 4}
@@ -186,6 +187,7 @@ print(json.dumps({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag 
 """
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_every_step(tmp_path):
     """In a process of its own: TensorBoard's imports warn of things that are not ours."""
     pytest.importorskip("tensorboard")

@@ -116,9 +116,9 @@ SAME_SITE = {1: ("a",), 2: ("a", "b")}
 V_SHAPE = (0, 1, 1, 0)
 
 
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
-@pytest.mark.parametrize("zero1", [False, True], ids=["whole", "zero1"])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.slow), True], ids=["B", "IW"])
+@pytest.mark.parametrize("zero1", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "zero1"])
 @pytest.mark.parametrize("placement", [(0,), (0, 1), V_SHAPE, (0, 1, 0, 1)])
 def test_two_replicas_train_as_one_model(placement, zero1, split, dtype, text_file):
     sites = SAME_SITE[max(placement) + 1]
@@ -133,6 +133,7 @@ REPLICAS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero1", [False, True], ids=["whole", "zero1"])
 @pytest.mark.parametrize("replicas", REPLICAS.values(), ids=REPLICAS)
 def test_replicas_inside_and_across_sites(replicas, zero1, text_file):
@@ -201,6 +202,7 @@ def test_a_divided_optimizer_keeps_its_share_only(text_file):
 BF16 = TRAINING.model_copy(update={"precision": "bf16"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [LLAMA, TIED, GPT], ids=["llama", "tied", "gpt"])
 def test_bf16_with_float32_master_weights(model, text_file):
     """The same bits with ZeRO-1, where a replica has all weights in bf16 and its share of them in float32."""
@@ -320,7 +322,7 @@ def test_replicas_take_turns_where_the_problem_says_so(tmp_path):
     run = RunSpec(num_steps=2, sites=("a", "b"), **body)
     run_ranks(4, lambda peers: train_rank(run, peers, tmp_path))
     timeline = Timeline.load(tmp_path / "timeline.json")
-    assert timeline.actions["start_s"].min() > 0.049
+    assert timeline.actions["start_s"].min() > 0.8 * problem.lag_s  # clocks of the ranks agree to a millisecond or two
     assert timeline.link_bytes()["a>b"] == simulate(problem, run.schedule).link_bytes()["a>b"] == 100_000
 
 
@@ -353,6 +355,7 @@ def losses_of(folder):
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", GO_ON.values(), ids=GO_ON)
 def test_a_checkpoint_of_shares_is_good_for_any_replicas(how, stopped, text_file, tmp_path):
     losses, checkpoint = stopped
@@ -363,6 +366,7 @@ def test_a_checkpoint_of_shares_is_good_for_any_replicas(how, stopped, text_file
     assert found == losses[2:] if run.num_replicas == 2 else found == pytest.approx(losses[2:], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False], ids=["divided", "whole"])
 def test_a_bf16_checkpoint_has_all_digits_whoever_holds_them(first, text_file, tmp_path):
     """Going on divided or not, the losses have the same bits as those of a run that did not stop."""

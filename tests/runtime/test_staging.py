@@ -331,6 +331,7 @@ def test_the_gradients_of_a_real_gpu_are_those_of_the_whole_model(schedule):
     assert_equals_whole(schedule, OnGpu, "cuda", 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"num_replicas": 2, "zero1": True}, {"wire_type": "int8"}], ids=["alone", "replicas", "narrowed"]
 )

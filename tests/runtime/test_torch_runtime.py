@@ -16,6 +16,8 @@ from farpipe.schedule.torch_csv import from_torch_csv, to_torch_csv
 from pipelines import pipeline, two_sites
 from runtime import torch_pipelining
 
+pytestmark = pytest.mark.slow  # starts processes
+
 SCRIPT = Path(torch_pipelining.__file__)
 
 

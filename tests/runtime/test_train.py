@@ -21,6 +21,8 @@ TRAINING = Training(
     sequence_length=6, global_batch=8, microbatch_size=2, precision="fp32", clip_norm=0.5, learning_rate=1e-2, seed=7
 )
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 def make_run(text_file, *, model=TIED, placement=(0, 1), num_steps=4, **options):
     problem = placed_problem(placement, 4)

@@ -19,7 +19,7 @@ from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from job_files import cluster_text
 from wans import both_ways, free_name, needs_wan, wait_until
 
-pytestmark = needs_wan
+pytestmark = [needs_wan, pytest.mark.slow]
 
 SITES = ("west", "west", "east", "east")
 

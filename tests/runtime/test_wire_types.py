@@ -94,6 +94,7 @@ def losses_of(folder, wire_type):
     return [loss for _, loss, _ in losses(folder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_a_training_with_narrowed_messages_learns_nearly_the_same(tmp_path, wire_type, capfd):
     exact, narrowed = losses_of(tmp_path / "exact", "none"), losses_of(tmp_path / "narrowed", wire_type)

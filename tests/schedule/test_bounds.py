@@ -16,6 +16,7 @@ def test_no_schedule_is_faster_than_the_bound(pair):
     assert simulate(problem, schedule).makespan_s >= lower_bound_s(problem) * (1 - 1e-12)
 
 
+@pytest.mark.slow
 @given(problems_with_schedules())
 @settings(max_examples=150, deadline=None)
 def test_no_schedule_that_just_fits_memory_is_faster_than_the_bound(pair):

@@ -135,6 +135,7 @@ def test_many_ranks_and_actions_are_drawn_in_a_window():
     assert lines[lines.index(arrow) - 1][arrow.index("^") :].split()[0] == str(broken[90])
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_damage_to_a_valid_schedule_is_noticed(pair, data):
@@ -195,6 +196,7 @@ def test_large_schedules_are_told_the_same_errors(broken):
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 @given(problems_with_schedules())
 @settings(max_examples=100, deadline=None)
 def test_peak_memory_is_what_following_every_action_gives(pair):

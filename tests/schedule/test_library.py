@@ -158,6 +158,7 @@ def steps_over_any_links(draw):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eager", "geopipe"])
 @given(steps_over_any_links())
 @settings(max_examples=150, deadline=None)

@@ -131,6 +131,7 @@ def test_no_room_for_one_microbatch_is_told():
         order("zb-1p", pipeline(2, 4, memory=0.75))
 
 
+@pytest.mark.slow
 @given(problems(max_stages=1), st.sampled_from(["zb-h1", "zb-h2", "zb-1p", "zb-2p"]))
 @settings(max_examples=100, deadline=None)
 def test_stages_may_differ_in_every_figure(problem, name):

@@ -117,6 +117,7 @@ def test_its_bound_holds_and_its_answer_is_possible_on_any_tiny_problem(problem)
     assert result.makespan_s >= best_s * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @given(problems(max_ranks=2, max_stages=4, max_microbatches=3), st.sampled_from([1.0, 1.5, 2.0]))
 @settings(max_examples=40, deadline=None)
 def test_no_bound_is_above_what_the_exact_search_finds(problem, factor):

@@ -34,6 +34,7 @@ def with_memory(problem, factor):
     return problem.model_copy(update={"ranks": ranks})
 
 
+@pytest.mark.slow
 @given(problems(), st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_whatever_it_finds_with_chains_is_sound(problem, factor, split):
@@ -56,6 +57,7 @@ def test_it_finds_an_order_of_sequences_of_equally_many_slices_in_little_memory(
     check(problem, to_schedule(found[0][1], problem.num_microbatches, "greedy"))
 
 
+@pytest.mark.slow
 @given(problems(with_chains=False), st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_where_one_microbatch_fits_every_try_ends_in_a_sound_order(problem, factor, split):

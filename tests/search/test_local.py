@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from strategies import POSITIVE_SECONDS, problems_with_schedules
 from two_sites import two_sites
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_any_walk_ends_in_a_sound_order_that_is_no_worse(pair, seed):
@@ -34,6 +36,7 @@ def test_a_walk_keeps_memory(in_flight, chunks, seed):
     assert makespan_s <= greedy_orders(step)[0][0]
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(with_sync=False, seconds=POSITIVE_SECONDS))
 @settings(max_examples=60, deadline=None)
 def test_the_critical_path_leads_from_the_first_action_to_the_last_to_end(pair):

@@ -14,6 +14,7 @@ from farpipe.step import Hop
 from two_sites import two_sites
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([(1, 1, 1), (3, 4, 2), (76, 93, 41)]),
     st.sampled_from([(0, 0), (1, 0), (2, 2)]),
@@ -67,6 +68,7 @@ def test_steps_that_are_short_or_whose_microbatches_differ_are_left_alone():
     assert short_microbatches(search_step(long.model_copy(update={"stages": stages}))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [True, False])
 def test_a_long_step_is_answered_by_repetition(monkeypatch, split):
     monkeypatch.setattr(periodic, "LONG_ACTIONS", 5_000)

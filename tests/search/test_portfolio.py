@@ -38,6 +38,7 @@ def test_it_is_never_worse_than_a_named_order_nor_below_the_bound(problem):
     assert found.proven == (found.gap <= 1e-9)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.sampled_from([(0, 0), (1, 0), (2, 2)]), st.sampled_from([1, 2]))
 @settings(max_examples=12, deadline=None)
 def test_one_more_method_never_makes_it_worse(in_flight, delay, chunks):
@@ -46,6 +47,7 @@ def test_one_more_method_never_makes_it_worse(in_flight, delay, chunks):
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.slow
 def test_more_memory_never_makes_a_proven_answer_worse():
     """True of the model: what fits little memory fits more. Of the search where it finds the best of all orders."""
     proven = []

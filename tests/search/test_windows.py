@@ -13,6 +13,7 @@ from strategies import POSITIVE_SECONDS, problems_with_schedules
 from two_sites import two_sites
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_any_windows_end_in_a_sound_order_that_is_no_worse(pair, seed):
@@ -35,6 +36,7 @@ def test_windows_keep_memory(in_flight, chunks):
     assert makespan_s <= greedy_orders(step)[-1][0]
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(with_sync=False, seconds=POSITIVE_SECONDS))
 @settings(max_examples=40, deadline=None)
 def test_nothing_in_an_order_has_to_begin_before_it_does_for_the_step_to_end_when_it_does(pair):

@@ -20,6 +20,7 @@ def seconds_upto(law, tokens):
     return law.pair_s * tokens**2 / 2 + law.token_s * tokens
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(LENGTHS, LAWS, st.floats(1e-4, 1.0), st.integers(1, 30_000), st.sampled_from(["best-fit", "literal"]))
 def test_every_token_is_in_one_chunk_and_no_chunk_has_two_tails(lengths, law, share, limit, rule):

@@ -40,12 +40,14 @@ def tight():
     return costs(memory_bytes=30 * GIB)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(st.lists(st.integers(1, 65_536), min_size=1, max_size=40), st.booleans())
 def test_plans_are_sound(roomy, tight, lengths, little):
     sound(plan_sequences(tight if little else roomy, lengths), lengths)
 
 
+@pytest.mark.slow
 def test_the_same_batch_gives_the_same_plan(tight):
     lengths = mixed(32)
     one, two = (plan_sequences(tight, lengths, Wish(budget_s=1e9)) for _ in range(2))
@@ -54,6 +56,7 @@ def test_the_same_batch_gives_the_same_plan(tight):
     assert one.step_s == two.step_s
 
 
+@pytest.mark.slow
 def test_cutting_searching_and_recomputing_by_chunk_each_help(tight):
     lengths = mixed(40)
     best = plan_sequences(tight, lengths, Wish(budget_s=1e9))
@@ -67,6 +70,7 @@ def test_cutting_searching_and_recomputing_by_chunk_each_help(tight):
             continue
 
 
+@pytest.mark.slow
 def test_less_memory_never_makes_a_step_faster():
     lengths = mixed(24)
     times = [plan_sequences(costs(memory_bytes=gib * GIB), lengths, Wish(budget_s=1e9)).step_s for gib in (80, 40, 28)]

@@ -86,6 +86,7 @@ def on_links(problem, schedule, num_replicas, cost):
                     yield from (((k, action), left) for k in everyone)
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(max_ranks=3, max_stages=4, max_microbatches=3))
 @settings(max_examples=80, deadline=None)
 def test_replicas_that_take_turns_never_take_longer_than_the_model_says(pair):

@@ -67,6 +67,7 @@ def test_kernel_equals_the_slow_twin(pair):
     assert messages == between
 
 
+@pytest.mark.slow
 @MANY
 @given(problems_with_schedules(seconds=POSITIVE_SECONDS))
 def test_no_two_things_use_a_rank_or_a_link_at_once(pair):
@@ -80,6 +81,7 @@ def test_no_two_things_use_a_rank_or_a_link_at_once(pair):
     assert np.all(timeline.messages["start_s"] >= timeline.messages["ready_s"])
 
 
+@pytest.mark.slow
 @MANY
 @given(problems_with_schedules())
 def test_makespan_is_at_least_the_work_of_the_busiest_rank(pair):
@@ -89,6 +91,7 @@ def test_makespan_is_at_least_the_work_of_the_busiest_rank(pair):
     assert np.all(timeline.exposed_s >= 0)
 
 
+@pytest.mark.slow
 @MANY
 @given(problems_with_schedules())
 def test_timeline_survives_a_round_trip(pair):
@@ -193,6 +196,7 @@ def test_orders_that_deadlock_are_refused_with_the_circle():
         simulate(problem, schedule)
 
 
+@pytest.mark.slow
 @MANY
 @given(problems_with_schedules(seconds=POSITIVE_SECONDS), st.integers(1, 5))
 def test_time_scales_with_the_unit(pair, factor):

@@ -23,6 +23,7 @@ def longer(problem, action, seconds):
     return problem.model_copy(update={"stages": tuple(stages)})
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(seconds=POSITIVE_SECONDS, max_ranks=3, max_stages=4, max_microbatches=4), st.data())
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_an_action_may_be_late_by_its_slack_and_by_no_more(pair, data):
@@ -39,6 +40,7 @@ def test_an_action_may_be_late_by_its_slack_and_by_no_more(pair, data):
     assert later.makespan_s == pytest.approx(timeline.makespan_s + 1.0)
 
 
+@pytest.mark.slow
 @given(problems_with_schedules())
 @settings(max_examples=60, deadline=None)
 def test_what_ends_last_has_no_slack_and_nothing_has_less_than_none(pair):

@@ -47,6 +47,7 @@ def plainly(timeline):
     return exposed
 
 
+@pytest.mark.slow
 @MANY
 @given(problems_with_schedules())
 def test_the_waits_add_up_to_what_is_told_action_by_action(step):
@@ -54,6 +55,7 @@ def test_the_waits_add_up_to_what_is_told_action_by_action(step):
     assert timeline.exposed_s == pytest.approx(plainly(timeline))
 
 
+@pytest.mark.slow
 @MANY
 @given(problems_with_schedules())
 def test_a_rank_never_waits_while_it_computes_or_waits_already(step):
@@ -65,6 +67,7 @@ def test_a_rank_never_waits_while_it_computes_or_waits_already(step):
         assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
 
 
+@pytest.mark.slow
 @MANY
 @given(problems_with_schedules())
 def test_messages_are_tied_to_the_actions_that_made_and_used_them(step):

@@ -109,6 +109,7 @@ def replaced(data, path, value):
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [WrittenJob, Job])
 @MANY
 @given(data=st.data())
@@ -119,6 +120,7 @@ def test_one_wrong_value_anywhere_is_a_job_or_an_error(kind, data):
     assert isinstance(result, kind | FarpipeError)
 
 
+@pytest.mark.slow
 @MANY
 @given(data=st.data())
 def test_an_extra_key_anywhere_is_an_error(data):

@@ -46,6 +46,7 @@ def changed(path, value):
     return json.dumps(data)
 
 
+@pytest.mark.slow
 @given(problems())
 @settings(max_examples=100, deadline=None)
 def test_json_survives_a_round_trip(problem):

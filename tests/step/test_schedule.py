@@ -11,6 +11,7 @@ from strategies import problems_with_schedules
 DATA = {"format": "farpipe/schedule/1", "method": "greedy", "num_microbatches": 1, "ranks": [["0F0", "0I0", "0W0"]]}
 
 
+@pytest.mark.slow
 @given(problems_with_schedules())
 @settings(max_examples=100, deadline=None)
 def test_json_survives_a_round_trip(pair):

@@ -88,7 +88,7 @@ def test_control_has_the_latency_but_does_not_wait_behind_data():
             start_ns = time.monotonic_ns()
             send_many(ranks[0], 1, count)
             in_parallel(*(lambda r=r: r.exchange("norm", b"1234", waiting_for="the norm") for r in ranks))
-            assert 20 * MS <= time.monotonic_ns() - start_ns < 1000 * MS
+            assert 20 * MS <= time.monotonic_ns() - start_ns < 1900 * MS
 
 
 def test_a_post_arrives_after_the_latency():
@@ -125,12 +125,12 @@ def test_what_is_on_the_way_longer_than_the_limit_is_overdue():
 
 
 def test_latency_does_not_delay_bad_news():
-    with connected(links=both_ways(0, 1, LinkShape(1.0, 1e9))) as (first, second):
+    with connected(links=both_ways(0, 1, LinkShape(30.0, 1e9))) as (first, second):
         start_s = time.monotonic()
         first.abort("the disk is full")
         with pytest.raises(PeerError, match="rank 0 gave up: the disk is full"):
             receive_many(second, 0, 1)
-        assert time.monotonic() - start_s < 0.9
+        assert time.monotonic() - start_s < 20, "the latency is 30 s"
 
 
 def test_links_without_a_shape_are_only_names():

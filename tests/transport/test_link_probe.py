@@ -40,6 +40,7 @@ def test_both_directions_are_measured(server):
     assert said(server, "measuring for 127.0.0.1")
 
 
+@pytest.mark.slow
 def test_within_tls_both_certificates_are_checked(tmp_path):
     ours, theirs = tls_files(tmp_path / "a", ["here", "there"]), tls_files(tmp_path / "b", ["here"])
     events = []
@@ -150,6 +151,7 @@ def test_the_rate_is_that_of_the_second_half_without_its_ragged_end():
     assert sustained_rate({7: 40}) == pytest.approx(40 / link_probe.SLOT_S)
 
 
+@pytest.mark.slow
 @needs_wan
 def test_a_kernel_link_is_measured_as_it_is():
     from farpipe.emulate.tun import in_namespace

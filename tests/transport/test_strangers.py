@@ -63,8 +63,8 @@ def test_silent_and_half_open_connections_hold_nobody_up(pair):
             stranger.sendall(b"farpipe\0\1")
         start_s = time.monotonic()
         assert_still_works(pair)
-        assert time.monotonic() - start_s < 1.0
-        assert all(was_closed(stranger, within_s=5) for stranger in strangers)
+        assert time.monotonic() - start_s < 5.0, "one after the other, twenty of them take a hundred seconds"
+        assert all(was_closed(stranger, within_s=20) for stranger in strangers)
 
 
 def test_more_silent_connections_than_places_only_delay(pair):
@@ -76,7 +76,7 @@ def test_more_silent_connections_than_places_only_delay(pair):
 
 def test_dripping_bytes_do_not_prolong_the_limit(pair):
     with knock(pair[1]) as stranger:
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 20
         stranger.settimeout(0.05)
         with suppress(ConnectionError):
             while time.monotonic() < deadline_s:

@@ -1,0 +1,34 @@
+"""What a package index and a public forge see: links that work there, the versions of Python, the CI that is run."""
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+import setuptools
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_description_has_no_link_that_only_works_in_the_repository(monkeypatch):
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
+    runpy.run_path(str(ROOT / "setup.py"))
+    targets = re.findall(r"\]\(([^)]*)\)", given["long_description"])
+    assert len(targets) > 10
+    assert [target for target in targets if not target.startswith("https://")] == []
+    (picture,) = re.findall(r"!\[[^]]*\]\(([^)]*)\)", given["long_description"])
+    assert picture == f"{PROJECT['urls']['Homepage']}/raw/main/docs/pictures/compare.svg"
+
+
+def test_the_versions_of_python_are_those_of_the_ci():
+    versions = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert versions == re.findall(r'"(3\.\d+)"', workflow) == ["3.11", "3.12", "3.13"]
+    assert PROJECT["requires-python"] == f">={versions[0]}"
+    assert re.findall(r"- run: (.*)", workflow) == [".ci/run"]
+
+
+def test_the_index_shows_where_the_project_is():
+    assert set(PROJECT["urls"]) == {"Homepage", "Documentation", "Changelog", "Issues"}
