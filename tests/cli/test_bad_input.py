@@ -173,6 +173,7 @@ def without_rights(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_be_read_is_named(without_rights, problem_file):
     problem_file.chmod(0)
     reason = "problem.json: can't be read: Permission denied"
@@ -180,6 +181,7 @@ def test_a_file_that_may_not_be_read_is_named(without_rights, problem_file):
     expect_error(without_rights("simulate", JOB, "--schedule", "problem.json"), 3, f"farpipe: {reason}")
 
 
+@pytest.mark.slow
 def test_a_folder_that_may_not_be_entered_is_named(without_rights, problem_file, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
@@ -253,6 +255,7 @@ def test_half_an_authority_is_not_left_on_a_full_disk(farpipe, full_disk):
     assert list((full_disk / "pki").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["new.json", "old.json"])
 def test_a_disk_that_fills_up_leaves_what_stood_there(farpipe_process, problem_file, full_disk, name):
     (full_disk / "old.json").write_text(old := '{"format": "farpipe/schedule/1"}')
@@ -279,6 +282,7 @@ def piped(command, reader, folder):
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=folder, check=False, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "reader"),
     [
@@ -295,6 +299,7 @@ def test_a_reader_that_leaves_early_is_no_error(problem_file, command, reader):
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_in_the_middle_of_a_long_answer_is_no_error(problem_file):
     data = json.loads(problem_file.read_text()) | {"num_microbatches": 2000}
     data["ranks"] = [{"memory_bytes": None, "static_bytes": 0}] * 2
@@ -304,6 +309,7 @@ def test_a_reader_that_leaves_in_the_middle_of_a_long_answer_is_no_error(problem
         assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare problem.json", "schedule problem.json --method 1f1b --json", "--help"])
 def test_an_answer_to_a_full_disk_is_an_error(problem_file, command):
     line = f"{sys.executable} -m farpipe {command} > /dev/full"

@@ -71,6 +71,7 @@ def small_step(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_training_over_light_paths_is_simulated(farpipe, small_step, tmp_path):
     picture = tmp_path / "light.png"
     run = farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--shared", "--plot", picture, "--json")
@@ -81,6 +82,7 @@ def test_a_training_over_light_paths_is_simulated(farpipe, small_step, tmp_path)
     assert "s per step" in farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--order", "1f1b").stdout
 
 
+@pytest.mark.slow
 def test_policies_are_compared(farpipe, small_step):
     options = ("--nodes", "1,4,10", "--policies", "ksp-ff,cd-cba,earliest", "--seeds", "2", "--steps", "1")
     found = json.loads(farpipe("optical", "compare", small_step, *options, "--json").stdout)

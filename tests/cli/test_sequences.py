@@ -36,6 +36,7 @@ def job(tmp_path):
     return tmp_path / "job.toml"
 
 
+@pytest.mark.slow
 def test_lengths_show_shares_and_the_gain_of_chunks(farpipe, job, tmp_path):
     shown = farpipe("lengths", "lengths.txt", "--job", job, "--batch", 10, "--plot", "lengths.svg")
     assert shown.returncode == 0, shown.stderr

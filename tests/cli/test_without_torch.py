@@ -64,6 +64,7 @@ def test_what_needs_torch_names_the_extra_and_leaves_nothing_behind(farpipe, tmp
     assert {path.name for path in (tmp_path / "hidden").iterdir()} <= {"sitecustomize.py", "__pycache__"}
 
 
+@pytest.mark.slow
 def test_planning_simulating_and_preparing_need_no_torch(farpipe):
     for arguments in (
         ("plan", "job.toml"),

@@ -58,10 +58,11 @@ def compare(
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
     if as_json:
         return
-    console().print(comparison_table(rows))
-    typer.echo(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
+    out = console()
+    out.print(comparison_table(rows))
+    out.print(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
     if overhead_s:
-        typer.echo(f"optimizer and clipping: {format_seconds(overhead_s)} per step, included")
+        out.print(f"optimizer and clipping: {format_seconds(overhead_s)} per step, included")
 
 
 def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:

@@ -13,6 +13,7 @@ from farpipe.report.lines import LineChart
 from farpipe.report.link_events import link_event_view
 from farpipe.report.markup import Markup, join, tag
 from farpipe.report.summary import StepRow, step_row, step_time_view
+from farpipe.report.tables import MAX_TURNED, turned
 from farpipe.report.views import RunReport, RunView, TableView
 from farpipe.simulate.timeline import Timeline
 from farpipe.strict import write_text
@@ -73,7 +74,8 @@ def _section(title: str, content: Sequence[str]) -> Markup:
 def _step_time(rows: Sequence[StepRow]) -> Iterator[Markup]:
     if rows:
         yield _key_figures(rows[0], named=len(rows) > 1)
-        yield _table(step_time_view(rows), captioned=False)
+        view = step_time_view(rows)
+        yield _table(turned(view) if len(rows) <= MAX_TURNED else view, captioned=False)
 
 
 def _key_figures(row: StepRow, named: bool) -> Markup:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
-_MAX_TURNED: Final = 4
+MAX_TURNED: Final = 4
 """Rows of a table that may be turned: they become columns."""
 _READABLE: Final = 20
 """A column of sentences is not made narrower than this many letters."""
@@ -61,7 +61,7 @@ def fitted(view: TableView, width: int) -> TableView:
     if _least_width(view) <= width:
         return view
     sideways = turned(view)
-    if len(view.rows) <= _MAX_TURNED and _least_width(sideways) <= width:
+    if len(view.rows) <= MAX_TURNED and _least_width(sideways) <= width:
         return sideways
     kept = list(range(len(view.columns)))
     for index in (*view.expendable, *(i for i in reversed(kept) if i not in view.expendable)):
