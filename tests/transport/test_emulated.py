@@ -125,12 +125,12 @@ def test_what_is_on_the_way_longer_than_the_limit_is_overdue():
 
 
 def test_latency_does_not_delay_bad_news():
-    with connected(links=both_ways(0, 1, LinkShape(30.0, 1e9))) as (first, second):
+    with connected(links=both_ways(0, 1, LinkShape(3.0, 1e9))) as (first, second):
         start_s = time.monotonic()
         first.abort("the disk is full")
         with pytest.raises(PeerError, match="rank 0 gave up: the disk is full"):
             receive_many(second, 0, 1)
-        assert time.monotonic() - start_s < 20, "the latency is 30 s"
+        assert time.monotonic() - start_s < 2.9, "the latency is 3 s"
 
 
 def test_links_without_a_shape_are_only_names():
