@@ -30,7 +30,7 @@ from farpipe.cost import JobCosts, Layout, place_evenly
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import Wish, chunk_costs, plan_sequences, read_lengths, sample_lengths
+from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from farpipe.spec import Cluster, Job, Model, Pins, Training, preset_model, preset_site
 
 NUM_DEVICES, BATCH = 32, 512
@@ -39,11 +39,11 @@ LLAMA_30B = {"num_layers": 60, "hidden": 6656, "num_heads": 52, "ffn_hidden": 17
 PIPELINES = (4, 8, 16)
 BUDGET_S = 20.0
 WAYS = {
-    "elastic": Wish(budget_s=BUDGET_S),
-    "literal packing": Wish(rule="literal", budget_s=BUDGET_S),
-    "fixed, adaptive": Wish(equal="tokens", budget_s=BUDGET_S),
-    "fixed, static": Wish(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=BUDGET_S),
-    "whole, full": Wish(num_slices=1, checkpointing="full", several_pipelines=False, budget_s=BUDGET_S),
+    "elastic": BatchOptions(budget_s=BUDGET_S),
+    "literal packing": BatchOptions(rule="literal", budget_s=BUDGET_S),
+    "fixed, adaptive": BatchOptions(equal="tokens", budget_s=BUDGET_S),
+    "fixed, static": BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=BUDGET_S),
+    "whole, full": BatchOptions(num_slices=1, checkpointing="full", several_pipelines=False, budget_s=BUDGET_S),
 }
 
 
@@ -66,13 +66,13 @@ def job(model: Model, pipeline: int) -> Job:
     )
 
 
-def best_pipeline(model: Model, lengths: Any, wish: Wish) -> tuple[float, str]:
+def best_pipeline(model: Model, lengths: Any, options: BatchOptions) -> tuple[float, str]:
     """(step time, degrees) of one way at its best; infinite where nothing fits."""
     found = [(math.inf, "nothing fits")]
     for pipeline in PIPELINES:
         context = NUM_DEVICES // pipeline
         try:
-            plan = plan_sequences(chunk_costs(job(model, pipeline), int(lengths.max()), context), lengths, wish)
+            plan = plan_sequences(chunk_costs(job(model, pipeline), int(lengths.max()), context), lengths, options)
         except InfeasibleError:
             continue
         what = f"{pipeline} x {context}, {plan.num_slices} slices, {len(plan.chunks)} chunks"
@@ -134,7 +134,8 @@ def rows(names: list[str], num_seeds: int) -> list[dict[str, Any]]:
     """One per model, cut, seed and way."""
     corpus = read_lengths(Path(os.environ["FARPIPE_DATA"]) / "lengths" / "code_gpt2_tokens_half.csv")
     ways: dict[str, Callable[[Model, Any], tuple[float, str]]] = {
-        name: (lambda model, lengths, wish=wish: best_pipeline(model, lengths, wish)) for name, wish in WAYS.items()
+        name: (lambda model, lengths, options=options: best_pipeline(model, lengths, options))
+        for name, options in WAYS.items()
     }
     ways |= {"ulysses": ulysses, "flexsp, ideal": flexsp}
     found = []

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import Wish, chunk_costs, plan_sequences, read_lengths, sample_lengths
+from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from farpipe.sequences.planner import SequencePlan
 from farpipe.spec import Cluster, Job, Link, Pins, Training, preset_model, preset_site
 
@@ -46,17 +46,17 @@ def job(pipeline: int, num_sites: int = 1, latency_s: float = 0.0) -> Job:
     )
 
 
-def planned(lengths: Any, pipeline: int, wish: Wish, *sites: Any) -> SequencePlan:
+def planned(lengths: Any, pipeline: int, options: BatchOptions, *sites: Any) -> SequencePlan:
     """One batch."""
     costs = chunk_costs(job(pipeline, *sites), int(lengths.max()), NUM_DEVICES // pipeline)
-    return plan_sequences(costs, lengths, wish)
+    return plan_sequences(costs, lengths, options)
 
 
 def is_avoidable(lengths: Any, pipeline: int) -> bool:
     """Whether any pinned number of slices has a plan."""
     for count in range(1, MOST_SLICES + 1):
         try:
-            planned(lengths, pipeline, Wish(num_slices=count))
+            planned(lengths, pipeline, BatchOptions(num_slices=count))
         except InfeasibleError:
             continue
         return True
@@ -73,7 +73,7 @@ def planning(corpus: Any, num_batches: int) -> list[dict[str, Any]]:
                 lengths = np.minimum(sample_lengths(corpus, BATCH, 0, seed + 1), cut)
                 begin_s, cpu_s = time.perf_counter(), time.process_time()
                 try:
-                    planned(lengths, pipeline, Wish())
+                    planned(lengths, pipeline, BatchOptions())
                 except InfeasibleError:
                     failed, avoidable = failed + 1, avoidable + is_avoidable(lengths, pipeline)
                 if seed >= 0:  # the first one loads and compiles
@@ -95,12 +95,12 @@ def distance(corpus: Any) -> list[dict[str, Any]]:
     lengths = np.minimum(sample_lengths(corpus, BATCH, 0), CUTS[0])
     found = []
     for num_sites, pipeline in ((2, 8), (3, 8)):
-        near = planned(lengths, pipeline, Wish())
+        near = planned(lengths, pipeline, BatchOptions())
         mean_s = near.step_s / len(near.chunks)
         for latency_s in LATENCIES_S:
             far = {
                 name: planned(
-                    lengths, pipeline, Wish(num_slices=near.num_slices, hide_links=hide), num_sites, latency_s
+                    lengths, pipeline, BatchOptions(num_slices=near.num_slices, hide_links=hide), num_sites, latency_s
                 )
                 for name, hide in (("plain", False), ("hidden", True))
             }

@@ -14,7 +14,7 @@ class UsageError(FarpipeError):
 
 
 class InputError(FarpipeError):
-    """A file or value that the user gave is wrong; the text names the place and the remedy (exit 3)."""
+    """A file or value that the user gave is wrong; the text names the place and what to do (exit 3)."""
 
     exit_code = 3
 

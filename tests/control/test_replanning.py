@@ -7,7 +7,7 @@ import pytest
 
 from control.test_measured import noisy, real_problem, replaced
 from farpipe.control.measured import largest_change
-from farpipe.control.replanning import OddSteps, Replanner, Search
+from farpipe.control.replanning import Replanner, Search, UnexpectedSteps
 from farpipe.errors import InputError
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
@@ -225,7 +225,7 @@ def test_a_wild_world_is_waited_out():
 
 @pytest.mark.parametrize(("longer", "steps"), [(1.5, 2), (1.15, 5)])
 def test_a_small_change_takes_longer_to_be_sure_of(longer, steps):
-    odd = OddSteps(SETTINGS)
+    odd = UnexpectedSteps(SETTINGS)
     timeline = simulate(NEAR, eager(NEAR))
     proofs = [odd.add(timeline, timeline.makespan_s / longer, NEAR) for _ in range(20)]
     assert proofs.index(True) + 1 == steps

@@ -120,14 +120,14 @@ def test_virtual_stages_are_planned_when_pinned():
 
 
 @pytest.mark.parametrize(
-    ("memory_gib", "remedy"),
+    ("memory_gib", "hint"),
     [
         (1.6, 'training.recompute = "auto"'),
         (1.35, "no pin layout.num_microbatches"),
         (0.8, "devices with 3 GiB of memory"),
     ],
 )
-def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gib, remedy):
+def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gib, hint):
     plain = TRAINING.model_copy(update={"recompute": "none"})
     tight = job(
         [site("a", on=device(memory_gib=memory_gib))], training=plain, pipeline=4, data=1, tensor=1, num_microbatches=4
@@ -135,8 +135,8 @@ def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gi
     with pytest.raises(InfeasibleError) as caught:
         make_plan(tight)
     assert "no layout of this job works; nearest: a: pipeline 4" in str(caught.value)
-    assert str(caught.value).endswith(f"smallest change that works: {remedy}")
-    changed = next(changed for name, changed in changes(tight, costs_of(tight)) if name == remedy)
+    assert str(caught.value).endswith(f"smallest change that works: {hint}")
+    changed = next(changed for name, changed in changes(tight, costs_of(tight)) if name == hint)
     assert make_plan(changed).prediction.step_s > 0
 
 

@@ -84,9 +84,9 @@ def test_polish_takes_back_recomputation_that_is_not_needed():
     assert isinstance(best, Evaluated)
     worse = tuple(dataclasses.replace(p, recompute="full") for p in best.placements)
     step = step_cost(costs, candidate.layout, worse, request.cluster)
-    polished = refine_recomputation(request, finish(candidate, worse, step, best.schedule.method), costs)
-    assert {p.recompute for p in polished.placements} == {"none"}
-    assert polished.step_s == pytest.approx(best.step_s)
+    refined = refine_recomputation(request, finish(candidate, worse, step, best.schedule.method), costs)
+    assert {p.recompute for p in refined.placements} == {"none"}
+    assert refined.step_s == pytest.approx(best.step_s)
 
 
 def test_wishes_begin_with_1f1b_and_hide_the_delay_by_the_closed_form():

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.processes import Guarded, Lifeline, wait_for_any
+from farpipe.processes import Guarded, ParentPipe, wait_for_any
 from rank_processes import child_of
 
 SLEEPER = ("sleep", "300")
 
 
 @pytest.fixture
-def lifeline():
-    lifeline = Lifeline()
-    yield lifeline
-    lifeline.close()
+def parent_pipe():
+    parent_pipe = ParentPipe()
+    yield parent_pipe
+    parent_pipe.close()
 
 
 def runs(pid):
@@ -36,35 +36,35 @@ def wait_until(condition, limit_s, what):
         time.sleep(0.02)
 
 
-def test_a_process_ends_as_its_command_ends(lifeline):
-    process = Guarded.start(["sh", "-c", "exit 7"], lifeline)
+def test_a_process_ends_as_its_command_ends(parent_pipe):
+    process = Guarded.start(["sh", "-c", "exit 7"], parent_pipe)
     assert process.wait(10)
     assert process.exit_code == 7
     assert process.wait(0), "a second time"
 
 
-def test_the_first_that_ends_is_told_and_the_others_go_on(lifeline):
-    short, long = Guarded.start(["true"], lifeline), Guarded.start(SLEEPER, lifeline)
+def test_the_first_that_ends_is_told_and_the_others_go_on(parent_pipe):
+    short, long = Guarded.start(["true"], parent_pipe), Guarded.start(SLEEPER, parent_pipe)
     assert wait_for_any([short, long], 10) == [short]
     assert wait_for_any([long], 0.05) == []
     short.reap()
-    long.stop(lifeline, leave_s=5)
+    long.stop(parent_pipe, leave_s=5)
     assert (short.exit_code, long.exit_code) == (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("command", [SLEEPER, ("sh", "-c", "trap '' TERM; setsid sleep 300 & sleep 300")])
-def test_stop_leaves_nothing_whatever_the_process_does(command, lifeline):
-    process = Guarded.start(command, lifeline)
+def test_stop_leaves_nothing_whatever_the_process_does(command, parent_pipe):
+    process = Guarded.start(command, parent_pipe)
     child = child_of(process)
-    process.stop(lifeline, leave_s=0.3)
+    process.stop(parent_pipe, leave_s=0.3)
     assert process.exit_code is not None
     wait_until(lambda: not runs(child), 5, "the process had ended")
 
 
-def test_a_process_that_is_stopped_is_ended_too(lifeline):
-    process = Guarded.start(SLEEPER, lifeline)
+def test_a_process_that_is_stopped_is_ended_too(parent_pipe):
+    process = Guarded.start(SLEEPER, parent_pipe)
     os.kill(child_of(process), signal.SIGSTOP)
-    process.stop(lifeline, leave_s=0.1)
+    process.stop(parent_pipe, leave_s=0.1)
     assert process.exit_code in (-signal.SIGTERM, -signal.SIGKILL), "a group without parents is continued by the kernel"
 
 

@@ -16,9 +16,9 @@ from farpipe.sequences.checkpointing import (
     choose_layers,
     diagonal_program,
     memory_model,
-    polished,
     recomputation_bound_s,
     recomputation_s,
+    refined,
     solve_program,
 )
 from farpipe.sequences.chunk import followed, load_of
@@ -84,7 +84,7 @@ def test_polishing_keeps_every_constraint_and_lowers_what_it_can(seed, share):
     rng = np.random.default_rng(seed)
     rows, counts = rng.uniform(0, 1, (6, 5)) * (rng.random((6, 5)) < 0.6), rng.integers(0, 5, 5).astype(float)
     price, least = rng.uniform(0.1, 1, 5), share * (rows @ counts)
-    found = polished(price, rows, least, counts)
+    found = refined(price, rows, least, counts)
     assert (rows @ found >= least - 1e-8).all()
     assert ((found >= 0) & (found <= counts)).all()
     for index in np.flatnonzero(found):

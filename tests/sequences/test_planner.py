@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
-from farpipe.sequences import Chunk, Wish, check_chunks, followed, plan_sequences
+from farpipe.sequences import BatchOptions, Chunk, check_chunks, followed, plan_sequences
 from farpipe.sequences.document import plan_data
 from farpipe.sequences.planner import token_limit
 from farpipe.simulate import simulate
@@ -50,7 +50,7 @@ def test_plans_are_sound(roomy, tight, lengths, little):
 @pytest.mark.slow
 def test_the_same_batch_gives_the_same_plan(tight):
     lengths = mixed(32)
-    one, two = (plan_sequences(tight, lengths, Wish(budget_s=1e9)) for _ in range(2))
+    one, two = (plan_sequences(tight, lengths, BatchOptions(budget_s=1e9)) for _ in range(2))
     assert one.chunks == two.chunks
     assert [p.schedule for p in one.pipelines] == [p.schedule for p in two.pipelines]
     assert one.step_s == two.step_s
@@ -59,13 +59,13 @@ def test_the_same_batch_gives_the_same_plan(tight):
 @pytest.mark.slow
 def test_cutting_searching_and_recomputing_by_chunk_each_help(tight):
     lengths = mixed(40)
-    best = plan_sequences(tight, lengths, Wish(budget_s=1e9))
-    worse = [Wish(num_slices=n, budget_s=1e9) for n in (2, 40)]
-    worse += [Wish(checkpointing=rule, budget_s=1e9) for rule in ("uniform", "full")]
-    worse += [Wish(rule="literal", budget_s=1e9)]
-    for wish in worse:
+    best = plan_sequences(tight, lengths, BatchOptions(budget_s=1e9))
+    worse = [BatchOptions(num_slices=n, budget_s=1e9) for n in (2, 40)]
+    worse += [BatchOptions(checkpointing=rule, budget_s=1e9) for rule in ("uniform", "full")]
+    worse += [BatchOptions(rule="literal", budget_s=1e9)]
+    for options in worse:
         try:
-            assert best.step_s <= plan_sequences(tight, lengths, wish).step_s * 1.005
+            assert best.step_s <= plan_sequences(tight, lengths, options).step_s * 1.005
         except InfeasibleError:
             continue
 
@@ -73,7 +73,10 @@ def test_cutting_searching_and_recomputing_by_chunk_each_help(tight):
 @pytest.mark.slow
 def test_less_memory_never_makes_a_step_faster():
     lengths = mixed(24)
-    times = [plan_sequences(costs(memory_bytes=gib * GIB), lengths, Wish(budget_s=1e9)).step_s for gib in (80, 40, 28)]
+    times = [
+        plan_sequences(costs(memory_bytes=gib * GIB), lengths, BatchOptions(budget_s=1e9)).step_s
+        for gib in (80, 40, 28)
+    ]
     assert times[0] <= times[1] * 1.02
     assert times[1] <= times[2] * 1.02
 
@@ -81,7 +84,9 @@ def test_less_memory_never_makes_a_step_faster():
 def test_far_sites_cost_little_when_warm_up_hides_the_link():
     lengths = mixed(96)
     near = plan_sequences(costs(), lengths)
-    far, plain = (plan_sequences(costs(latency_s=0.05), lengths, Wish(hide_links=hide)) for hide in (True, False))
+    far, plain = (
+        plan_sequences(costs(latency_s=0.05), lengths, BatchOptions(hide_links=hide)) for hide in (True, False)
+    )
     assert far.step_s <= near.step_s * 1.25
     assert far.step_s <= plain.step_s
 
@@ -103,7 +108,7 @@ def test_the_longest_sequence_that_is_said_to_fit_does_in_slices_but_not_whole(t
     with pytest.raises(InfeasibleError, match=r"does not fit in any number"):
         plan_sequences(tight, [most + 10])
     with pytest.raises(InfeasibleError, match=r"take \d+ slices"):
-        plan_sequences(tight, [most], Wish(num_slices=1))
+        plan_sequences(tight, [most], BatchOptions(num_slices=1))
     sound(plan_sequences(tight, [int(most * 0.9)]), [int(most * 0.9)])
 
 
@@ -121,7 +126,7 @@ def test_a_hundred_thousand_tiny_sequences(roomy):
 
 def test_sequences_stay_whole_where_they_are_told_to(roomy):
     lengths = mixed(40)
-    plan = plan_sequences(roomy, lengths, Wish(num_slices=1))
+    plan = plan_sequences(roomy, lengths, BatchOptions(num_slices=1))
     sound(plan, lengths)
     assert {chunk.kind for chunk in plan.chunks} == {"batched"}
     assert plan.step_s >= plan_sequences(roomy, lengths).step_s
@@ -130,7 +135,7 @@ def test_sequences_stay_whole_where_they_are_told_to(roomy):
 def test_an_empty_batch_and_pinned_slices(roomy):
     with pytest.raises(InputError, match="at least one"):
         plan_sequences(roomy, [])
-    assert plan_sequences(roomy, [60_000, 100], Wish(num_slices=6)).num_slices == 6
+    assert plan_sequences(roomy, [60_000, 100], BatchOptions(num_slices=6)).num_slices == 6
 
 
 def test_json_has_the_keys_that_others_read(tight):

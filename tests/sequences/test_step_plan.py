@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.sequences import (
+    BatchOptions,
     StepPlan,
-    Wish,
     check_chunks,
+    options_of,
     plan_as_before,
     plan_sequences,
     step_plan,
-    wish_of,
 )
 from farpipe.simulate import simulate
 from sequences.batches import costs, mixed
@@ -46,7 +46,7 @@ def ranks_of(plan):
 @settings(deadline=None, max_examples=10)
 @given(st.lists(st.integers(1, 65_536), min_size=1, max_size=24), st.sampled_from(["elastic", "fixed"]))
 def test_a_step_is_the_plan_s_pipelines_one_after_the_other(tight, lengths, packing):
-    plan = plan_sequences(tight, lengths, wish_of(packing, 0.2))
+    plan = plan_sequences(tight, lengths, options_of(packing, 0.2))
     told = StepPlan.from_json(step_plan(plan).to_json())
     problem = sound(tight, told, lengths)
     assert told.num_tokens == sum(lengths)
@@ -59,21 +59,21 @@ def test_a_step_is_the_plan_s_pipelines_one_after_the_other(tight, lengths, pack
 
 def test_without_packing_every_sequence_is_a_chunk(tight):
     lengths = mixed(20, 16_384)
-    plan = plan_sequences(tight, lengths, wish_of("none"))
+    plan = plan_sequences(tight, lengths, options_of("none"))
     assert [len(chunk.slices) for chunk in plan.chunks] == [1] * 20
     assert all(chunk.slices[0].is_whole for chunk in plan.chunks)
     with pytest.raises(InfeasibleError, match="slices"):
-        plan_sequences(costs(memory_bytes=17 * GIB), [65_536], wish_of("none"))
+        plan_sequences(costs(memory_bytes=17 * GIB), [65_536], options_of("none"))
 
 
 @pytest.mark.parametrize("packing", ["elastic", "fixed", "none"])
 def test_a_cut_that_was_good_serves_the_next_batch(tight, packing):
-    wish = wish_of(packing)
-    cut = plan_sequences(tight, mixed(40, 16_384, seed=1), wish).cut
+    options = options_of(packing)
+    cut = plan_sequences(tight, mixed(40, 16_384, seed=1), options).cut
     for seed in (2, 3):
         lengths = mixed(40, 16_384, seed=seed)
-        sound(tight, step_plan(plan_as_before(tight, lengths, cut, wish)), lengths)
-    sound(tight, step_plan(plan_as_before(tight, [1], cut, wish)), [1])
+        sound(tight, step_plan(plan_as_before(tight, lengths, cut, options)), lengths)
+    sound(tight, step_plan(plan_as_before(tight, [1], cut, options)), [1])
 
 
 def test_a_cut_that_does_not_fit_is_told(tight):
@@ -83,7 +83,7 @@ def test_a_cut_that_does_not_fit_is_told(tight):
 
 
 def test_sequences_keep_their_numbers_where_replicas_share_a_batch(tight):
-    plan = plan_sequences(tight, [5, 70_000 // 2, 9], Wish(num_slices=2))
+    plan = plan_sequences(tight, [5, 70_000 // 2, 9], BatchOptions(num_slices=2))
     told = step_plan(plan, np.array([7, 3, 1]))
     assert {part.sequence for chunk in told.chunks for part in chunk.slices} == {1, 3, 7}
     problem = told.problem(tight)

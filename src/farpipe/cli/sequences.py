@@ -57,16 +57,16 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plan one batch: chunks, pipelines, recomputed layers, orders, and the time of the step."""
-    from farpipe.sequences import Wish, chunk_costs, plan_sequences
+    from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences
     from farpipe.spec import load_job
 
     if sample is None:
         refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
     spec = load_job(job)
     batch = _batch(spec, lengths, column, sample, seed, cut)
-    wish = Wish(num_slices=slices, rule=packing, checkpointing=checkpointing, hide_links=hide_links)
+    options = BatchOptions(num_slices=slices, rule=packing, checkpointing=checkpointing, hide_links=hide_links)
     with status(f"planning {batch.size} sequences"):
-        found = plan_sequences(chunk_costs(spec, int(batch.max()), devices_per_stage), batch, wish)
+        found = plan_sequences(chunk_costs(spec, int(batch.max()), devices_per_stage), batch, options)
     if as_json:
         from farpipe.sequences.document import plan_data
 

@@ -96,8 +96,8 @@ def engine_lines(plan: "Plan") -> tuple[str, ...]:
     obstacle, change = plan_obstacle(plan)
     if not obstacle:
         return ()
-    remedy = f"with {change} in the job it can" if change else "it can only be planned and simulated"
-    return (f"farpipe's engine can't run this plan yet ({obstacle}); {remedy}.",)
+    hint = f"with {change} in the job it can" if change else "it can only be planned and simulated"
+    return (f"farpipe's engine can't run this plan yet ({obstacle}); {hint}.",)
 
 
 def _headline(plan: "Plan") -> str:

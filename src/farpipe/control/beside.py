@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Final
 
-from farpipe.processes import KILL_S, Guarded, Lifeline
+from farpipe.processes import KILL_S, Guarded, ParentPipe
 
 LOWEST_PRIORITY: Final = 19
 """Of such processes: they get a core only where nobody else wants it."""
@@ -19,16 +19,16 @@ class Beside:
 
     def __init__(self, module: str) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._lifeline = Lifeline()
+        self._parent_pipe = ParentPipe()
         self.process = Guarded.start(
             [sys.executable, "-m", module],
-            self._lifeline,
+            self._parent_pipe,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
         )
-        arguments = self.process, self._lifeline, self._lines
+        arguments = self.process, self._parent_pipe, self._lines
         self._reader = threading.Thread(target=_read, args=arguments, name=module, daemon=True)
         self._reader.start()
 
@@ -50,26 +50,26 @@ class Beside:
 
     def kill(self) -> None:
         """End it at once; `receive` then says so."""
-        self._lifeline.cut()
+        self._parent_pipe.cut()
 
     def close(self) -> None:
         """Nothing is left of it."""
-        self.process.stop(self._lifeline, leave_s=0.0)
+        self.process.stop(self._parent_pipe, leave_s=0.0)
         self._reader.join()
         self.process.close()
-        self._lifeline.close()
+        self._parent_pipe.close()
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):  # an unsent question
                 if stream is not None:
                     stream.close()
 
 
-def _read(process: Guarded, lifeline: Lifeline, lines: "queue.SimpleQueue[str | None]") -> None:
+def _read(process: Guarded, parent_pipe: ParentPipe, lines: "queue.SimpleQueue[str | None]") -> None:
     """Pass on what `process` writes; when it ends, that was all."""
     assert process.stdout is not None
     with contextlib.suppress(ValueError, OSError):
         for line in process.stdout:
             lines.put(line)
-    lifeline.cut()
+    parent_pipe.cut()
     process.wait(KILL_S)  # whoever learns of the end and starts another finds this one gone, not about to go
     lines.put(None)

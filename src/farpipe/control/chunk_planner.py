@@ -18,7 +18,7 @@ import numpy as np
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
 from farpipe.schedule import peak_memory_bytes
-from farpipe.sequences import Packing, SequencePlan, StepPlan, plan_sequences, shares, step_plan, wish_of
+from farpipe.sequences import Packing, SequencePlan, StepPlan, options_of, plan_sequences, shares, step_plan
 from farpipe.sequences.chunk import Ints
 from farpipe.simulate import simulate
 from farpipe.strict import finite, parse_json
@@ -56,9 +56,9 @@ def serve(questions: IO[str], answers: IO[str]) -> None:
 
 def plan_step(costs: ChunkCosts, packing: Packing, lengths: Ints, num_replicas: int, budget_s: float) -> dict[str, Any]:
     """The plans of a batch for every replica, with the cut that each was made by and what was predicted."""
-    began_s, wish = time.perf_counter(), wish_of(packing, budget_s / num_replicas)
+    began_s, options = time.perf_counter(), options_of(packing, budget_s / num_replicas)
     parts = shares(costs, lengths, num_replicas)
-    found = [(plan_sequences(costs, lengths[mine], wish), mine) for mine in parts]
+    found = [(plan_sequences(costs, lengths[mine], options), mine) for mine in parts]
     plans = [step_plan(plan, mine) for plan, mine in found]
     facts = facts_of(costs, [plan for plan, _ in found], plans) | {
         "planning_s": time.perf_counter() - began_s,

@@ -14,7 +14,7 @@ from farpipe.control.chunk_planner import facts_of, question, setting
 from farpipe.errors import FarpipeError, InfeasibleError, RunError
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_plans import PlannedStep
-from farpipe.sequences import StepPlan, plan_as_before, shares, step_plan, wish_of
+from farpipe.sequences import StepPlan, options_of, plan_as_before, shares, step_plan
 from farpipe.sequences.chunk import Ints
 from farpipe.sequences.cut import Cut
 from farpipe.strict import parse_json
@@ -92,7 +92,7 @@ class ChunkPlanning:
         try:
             body: dict[str, Any] = parse_json(line, "answer of the planner")
             cuts = [
-                Cut(float(target_s), int(limit), wish_of(self._packing).rule)
+                Cut(float(target_s), int(limit), options_of(self._packing).rule)
                 for target_s, limit in body.get("cuts", ())
             ]
         except (FarpipeError, KeyError, TypeError, ValueError):
@@ -110,9 +110,9 @@ class ChunkPlanning:
 
     def _as_before(self, step: int, lengths: Ints, why: str) -> PlannedStep:
         """The last good cut for this batch."""
-        began_s, wish = time.perf_counter(), wish_of(self._packing)
+        began_s, options = time.perf_counter(), options_of(self._packing)
         parts = zip(shares(self._costs, lengths, self._num_replicas), self._cuts, strict=True)
-        found = [(plan_as_before(self._costs, lengths[mine], cut, wish), mine) for mine, cut in parts]
+        found = [(plan_as_before(self._costs, lengths[mine], cut, options), mine) for mine, cut in parts]
         plans = tuple(step_plan(plan, mine) for plan, mine in found)
         facts = facts_of(self._costs, [plan for plan, _ in found], plans)
         facts |= {"planning_s": time.perf_counter() - began_s, "origin": "last good cut"}

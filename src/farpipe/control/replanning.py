@@ -59,7 +59,7 @@ class Swap:
     is_step_back: bool = False
 
 
-class Known(NamedTuple):
+class RememberedOrder(NamedTuple):
     """An order and the world that it was sought for, or in which it was tried."""
 
     problem: Problem
@@ -77,7 +77,7 @@ class _Trial:
     timelines: list[Timeline] = field(default_factory=list)
 
 
-class OddSteps:
+class UnexpectedSteps:
     """Steps in a row that are off, all in the same way: evidence that something has changed.
 
     A sequential test (Page 1954, "Continuous inspection schemes"): each step counts by how far it is beyond what is
@@ -125,11 +125,11 @@ class Replanner:
         self._limits, self._believed = problem, problem
         self._samples: tuple[Problem, ...] = (problem,)
         self._plan = hashlib.sha256((problem.to_json() + json.dumps(schedule.to_data())).encode()).hexdigest()
-        self._known = [Known(problem, schedule)]
-        self._disappointed: list[Known] = []
+        self._known = [RememberedOrder(problem, schedule)]
+        self._disappointed: list[RememberedOrder] = []
         """Orders that were tried, each with the world in which they did not bring what they promised."""
         self._expected_s = simulate(problem, schedule).makespan_s
-        self._odd = OddSteps(settings)
+        self._odd = UnexpectedSteps(settings)
         self._search: Search | None = None
         self._swap: Swap | None = None
         self._trial: _Trial | None = None
@@ -238,7 +238,9 @@ class Replanner:
             schedule = Schedule.from_data(body["schedule"], source)
             known, disappointed = (
                 [
-                    Known(Problem.from_data(item["problem"], source), Schedule.from_data(item["schedule"], source))
+                    RememberedOrder(
+                        Problem.from_data(item["problem"], source), Schedule.from_data(item["schedule"], source)
+                    )
                     for item in some
                 ]
                 for some in (body["known"], body["disappointed"])
@@ -246,7 +248,7 @@ class Replanner:
             expected_s = finite(body["expected_s"], exclusive=True)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{source}: not what is known of a run: {type(error).__name__}: {error}") from None
-        for problem, order in [Known(believed, schedule), *known, *disappointed]:
+        for problem, order in [RememberedOrder(believed, schedule), *known, *disappointed]:
             check(self._limits, order)
             _expect_alike(self._limits, problem, source)
         self.schedule, self._believed, self._samples, self._expected_s = schedule, believed, (believed,), expected_s
@@ -263,7 +265,7 @@ class Replanner:
         samples = _samples(problem, trial.timelines)
         self._believe(problem, samples, now_s)
         if brought < self.settings.gain / 2:
-            self._disappointed = [*self._disappointed, Known(problem, self.schedule)][-MAX_KNOWN:]
+            self._disappointed = [*self._disappointed, RememberedOrder(problem, self.schedule)][-MAX_KNOWN:]
             why = f"it brought {format_percent(brought)} instead of {format_percent(expected)}"
             self._swap = Swap(trial.previous, why, now_s, trial.swap.before_s, is_step_back=True)
         else:  # a search may have found a better one meanwhile
@@ -289,14 +291,14 @@ class Replanner:
         """Whether another search would find no better one."""
         return any(self._is_about(item, problem, schedule) for item in self._known)
 
-    def _is_about(self, known: Known, problem: Problem, schedule: Schedule) -> bool:
+    def _is_about(self, known: RememberedOrder, problem: Problem, schedule: Schedule) -> bool:
         """Whether it is the same order in about the same world."""
         same_order = known.schedule.ranks == schedule.ranks
         return same_order and largest_change(known.problem, problem) <= self.settings.change
 
     def _remember(self, problem: Problem, schedule: Schedule) -> None:
         others = [item for item in self._known if not self._is_about(item, problem, schedule)]
-        self._known = [*others, Known(problem, schedule)][-MAX_KNOWN:]
+        self._known = [*others, RememberedOrder(problem, schedule)][-MAX_KNOWN:]
 
     def _believe(self, problem: Problem, samples: tuple[Problem, ...], now_s: float) -> None:
         self._believed, self._samples, self._expected_s = problem, samples, now_s
@@ -335,7 +337,7 @@ def _samples(measured: Problem, timelines: Sequence[Timeline]) -> tuple[Problem,
     return tuple(as_in_step(measured, timeline) for timeline in timelines[-MAX_SAMPLES:])
 
 
-def _known_data(known: Known) -> dict[str, Any]:
+def _known_data(known: RememberedOrder) -> dict[str, Any]:
     return {"problem": known.problem.to_data(), "schedule": known.schedule.to_data()}
 
 

@@ -187,11 +187,11 @@ def _check_batch(training: Training, layout: Layout) -> None:
 
 
 def _check_recompute(training: Training, placements: Sequence[Placement]) -> None:
-    wish = training.recompute
+    wanted = training.recompute
     for index, placement in enumerate(placements):
-        if wish not in ("auto", placement.recompute):
+        if wanted not in ("auto", placement.recompute):
             raise InputError(
-                f"placements[{index}].recompute: {placement.recompute!r}, but training.recompute pins {wish!r}"
+                f"placements[{index}].recompute: {placement.recompute!r}, but training.recompute pins {wanted!r}"
             )
 
 

@@ -1,8 +1,8 @@
 """The process that is the WAN: carries packets between the sites' TUNs, each link with its own delay and rate.
 
-``python -m farpipe.emulate.forwarder STATE_DIR TELL [LIFELINE]``, started by `Wan.up`. It makes the namespaces and says
+``python -m farpipe.emulate.forwarder STATE_DIR TELL [PARENT]``, started by `Wan.up`. It makes the namespaces and says
 on the descriptor TELL that it works, or why not. It takes orders on the socket STATE_DIR/control, one JSON object each,
-and answers with one. LIFELINE is the reading end of a pipe: when that closes, it takes down the WAN and ends; without,
+and answers with one. PARENT is the reading end of a pipe: when that closes, it takes down the WAN and ends; without,
 it stays. Whoever started it may die at any moment: nothing is left then.
 """
 
@@ -194,9 +194,9 @@ def _make_sites(state: WanState) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run until the lifeline closes or a signal comes."""
+    """Run until the pipe to its parent closes or a signal comes."""
     folder, tell = Path(sys.argv[1]), int(sys.argv[2])
-    lifeline = [int(descriptor) for descriptor in sys.argv[3:]]
+    parent_pipe = [int(descriptor) for descriptor in sys.argv[3:]]
     state = WanState.load(folder)
     try:
         tuns = _make_sites(state)
@@ -210,18 +210,20 @@ def main() -> None:
             os.write(tell, str(error).encode())
         return
     os.close(tell)
-    _carry(state.name, forwarder, orders, {descriptor: site for site, descriptor in tuns.items()}, lifeline)
+    _carry(state.name, forwarder, orders, {descriptor: site for site, descriptor in tuns.items()}, parent_pipe)
 
 
-def _carry(name: str, forwarder: Forwarder, orders: _Orders, sites: Mapping[int, str], lifeline: Sequence[int]) -> None:
-    """Carry packets and orders until the lifeline closes."""
+def _carry(
+    name: str, forwarder: Forwarder, orders: _Orders, sites: Mapping[int, str], parent_pipe: Sequence[int]
+) -> None:
+    """Carry packets and orders until the pipe to its parent closes."""
     while True:
         wait_s = forwarder.carry_out()
-        readable = select.select([*sites, *orders.descriptors(), *lifeline], [], [], wait_s)[0]
+        readable = select.select([*sites, *orders.descriptors(), *parent_pipe], [], [], wait_s)[0]
         for descriptor in readable:
             if descriptor in sites:
                 forwarder.carry_in(sites[descriptor])
-            elif descriptor in lifeline:
+            elif descriptor in parent_pipe:
                 take_down(name)
                 return
             else:

@@ -48,19 +48,19 @@ class Namespace:
 
 
 def check_possible() -> None:
-    """UsageError with the remedy where this machine or user can't have namespaces."""
-    remedy = "without it, links can be emulated inside the transport: `farpipe train JOB` without --wan"
+    """UsageError with what to do instead where this machine or user can't have namespaces."""
+    hint = "without it, links can be emulated inside the transport: `farpipe train JOB` without --wan"
     if not _has_capabilities():
         raise UsageError(
             "a WAN of network namespaces needs root: call farpipe with sudo, or start the container with --cap-add "
-            f"NET_ADMIN --cap-add SYS_ADMIN; {remedy}"
+            f"NET_ADMIN --cap-add SYS_ADMIN; {hint}"
         )
     if shutil.which("ip") is None:
-        raise UsageError(f"a WAN of network namespaces needs the command `ip`: install iproute2; {remedy}")
+        raise UsageError(f"a WAN of network namespaces needs the command `ip`: install iproute2; {hint}")
     if not os.access(DEVICE, os.R_OK | os.W_OK):
         raise UsageError(
             f"a WAN of network namespaces needs {DEVICE}: load the kernel module tun, or start the container with "
-            f"--device {DEVICE}; {remedy}"
+            f"--device {DEVICE}; {hint}"
         )
 
 

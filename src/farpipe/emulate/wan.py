@@ -182,15 +182,15 @@ def _take_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class _Forwarder:
-    """The process that carries the packets, as its parent sees it; with our end of its lifeline it ends with us."""
+    """The process that carries the packets, as its parent sees it; with our end of its pipe it ends with us."""
 
     process: subprocess.Popen[bytes]
-    lifeline: int | None
+    parent_pipe: int | None
 
     def release(self) -> None:
         """Let go of it after its end."""
-        if self.lifeline is not None:
-            os.close(self.lifeline)
+        if self.parent_pipe is not None:
+            os.close(self.parent_pipe)
         self.process.wait(START_LIMIT_S)
 
 
@@ -198,8 +198,8 @@ def _start_forwarder(name: str, keep: bool) -> _Forwarder | None:
     """Start the process that makes the WAN and carries its packets, and wait until it does; None if it outlives us."""
     folder = folder_of(name)
     ready, tell_ready = os.pipe()
-    lifeline, our_end = (None, None) if keep else os.pipe()
-    theirs = [tell_ready] if lifeline is None else [tell_ready, lifeline]
+    parent_pipe, our_end = (None, None) if keep else os.pipe()
+    theirs = [tell_ready] if parent_pipe is None else [tell_ready, parent_pipe]
     try:
         with (folder / LOG_NAME).open("wb") as log:
             process = subprocess.Popen(

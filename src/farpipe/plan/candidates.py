@@ -73,9 +73,9 @@ def candidates(job: Job) -> list[Candidate]:
 
     Raises InfeasibleError, naming what is in the way, when there is none.
     """
-    wish = job.layout.replicas
-    found = [] if wish == "across" else list(_inside(job))
-    found += [] if wish == "inside" else list(_across(job))
+    wanted = job.layout.replicas
+    found = [] if wanted == "across" else list(_inside(job))
+    found += [] if wanted == "inside" else list(_across(job))
     if not found:
         raise InfeasibleError(_why_none(job))
     return found

@@ -10,7 +10,7 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InputError
 from farpipe.plan.plan import Plan
 from farpipe.plan.planner import predict
-from farpipe.sequences import StepPlan, plan_sequences, shares, step_plan, wish_of
+from farpipe.sequences import StepPlan, options_of, plan_sequences, shares, step_plan
 from farpipe.sequences.layout import ChunkLayout, chunk_layout
 from farpipe.sequences.planner import token_limit
 from farpipe.simulate import simulate
@@ -32,9 +32,9 @@ def plan_on_chunks(job: Job, lengths: NDArray[np.int64], longest: int) -> tuple[
         )
     found = chunk_layout(job, max(longest, 2))
     token_limit(found.costs, longest)
-    wish = wish_of(job.data.packing)
+    options = options_of(job.data.packing)
     parts = [lengths[mine] for mine in shares(found.costs, lengths, found.layout.data)]
-    plans = [plan_sequences(found.costs, part, wish) for part in parts]
+    plans = [plan_sequences(found.costs, part, options) for part in parts]
     slowest = max(plans, key=lambda plan: plan.step_s)
     return _plan(job, found, step_plan(slowest), int(lengths.sum())), found.costs
 

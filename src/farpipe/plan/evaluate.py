@@ -239,10 +239,10 @@ class _Divisions:
         Where stages share a rank, memory is shared out for the lightest way; if that is not enough for all of them, it
         is also shared out for each other way alone.
         """
-        for wish in hopes:
+        for wanted in hopes:
             for ways in [self._ways, *((way,) for way in self._ways[1:] if self._candidate.layout.virtual > 1)]:
                 try:
-                    division = self._divide(wish, ways)
+                    division = self._divide(wanted, ways)
                 except InfeasibleError:
                     continue
                 yield division

@@ -145,11 +145,11 @@ class Lattice:
 
     def uses(self, left: Left) -> list[Use]:
         """The best order of every set of sites for one pipeline, and every set for whole pipelines at each."""
-        wish, pinned = self.job.layout.replicas, self.job.layout.sites
+        wanted, pinned = self.job.layout.replicas, self.job.layout.sites
         found: list[Use] = []
-        if wish != "across":
+        if wanted != "across":
             found += [Use(tuple(path)) for path in self._paths(left, pinned)]
-        if wish != "inside":
+        if wanted != "inside":
             found += self._rings(left, pinned)
         return found
 

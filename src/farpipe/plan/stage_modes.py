@@ -39,9 +39,9 @@ def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
 
     Where a device was measured, only those that its profile tells of.
     """
-    wish = costs.training.recompute
-    if wish != "auto":
-        return (wish,)
+    wanted = costs.training.recompute
+    if wanted != "auto":
+        return (wanted,)
     profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
     useful = [way for way in EVERY_MODE if way != "selective" or not costs.training.flash_attention]
     return tuple(way for way in useful if all(profile.tells_of(way) for profile in profiles)) or ("none",)

@@ -22,7 +22,7 @@ MAX_DEVICES_IN_FULL: Final = 64
 """Of clusters up to this size all candidates are looked at."""
 MOST_DEVICES: Final = 64
 MOST_MEMORY: Final = 64.0
-"""Times what there is, beyond which no remedy is sought."""
+"""Largest factor by which a figure of the job is changed."""
 
 Change = tuple[str, Job]
 """A change in words, and the job after it."""
@@ -31,8 +31,8 @@ Change = tuple[str, Job]
 def explain_infeasible(job: Job, rejected: list[Rejected], costs: JobCosts) -> str:
     """The candidate that came nearest, what it lacks, and the first change, from small to large, that works."""
     nearest = min(rejected, key=lambda r: r.missing_bytes or math.inf)
-    remedy = next((name for name, changed in changes(job, costs) if _works(changed, costs)), None)
-    advice = f"smallest change that works: {remedy}" if remedy else "no single change of training or pins helps"
+    suggestion = next((name for name, changed in changes(job, costs) if _works(changed, costs)), None)
+    advice = f"smallest change that works: {suggestion}" if suggestion else "no single change of training or pins helps"
     return f"no layout of this job works; nearest: {describe_shortfall(nearest)}\n{advice}"
 
 

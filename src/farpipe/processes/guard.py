@@ -1,7 +1,7 @@
 """Stands between the launcher and one rank, so that nothing of the rank outlives either of them.
 
-A script of its own, for a bare interpreter: ``python -I -S guard.py LIFELINE COMMAND...``. It runs COMMAND and ends as
-COMMAND ends. LIFELINE is the reading end of a pipe whose other end only the launcher holds: when that closes, however
+A script of its own, for a bare interpreter: ``python -I -S guard.py PARENT COMMAND...``. It runs COMMAND and ends as
+COMMAND ends. PARENT is the reading end of a pipe whose other end only the launcher holds: when that closes, however
 the launcher came to its end, COMMAND is killed. In either case everything that COMMAND has started and left behind is
 killed as well, whatever session it is in: the guard is its subreaper (see prctl(2)), so orphans become its children.
 Should the guard itself be killed, the kernel kills COMMAND.
@@ -51,10 +51,10 @@ def start(command: list[str], guard: int) -> int:
     os._exit(127)
 
 
-def wait(child: int, lifeline: int) -> None:
+def wait(child: int, parent_pipe: int) -> None:
     """Wait until the child has ended or the launcher has let go."""
     poll = select.poll()
-    poll.register(lifeline, select.POLLIN)
+    poll.register(parent_pipe, select.POLLIN)
     poll.register(os.pidfd_open(child), select.POLLIN)
     poll.poll()
 
@@ -87,13 +87,13 @@ def kill_all(child: int) -> int:
 
 def main() -> int:
     """Run the command line, see above; the exit code of the command."""
-    lifeline, command = int(sys.argv[1]), sys.argv[2:]
-    os.set_inheritable(lifeline, False)
+    parent_pipe, command = int(sys.argv[1]), sys.argv[2:]
+    os.set_inheritable(parent_pipe, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     child = start(command, os.getpid())
-    os.closerange(3, lifeline)
-    os.closerange(lifeline + 1, os.sysconf("SC_OPEN_MAX"))
-    wait(child, lifeline)
+    os.closerange(3, parent_pipe)
+    os.closerange(parent_pipe + 1, os.sysconf("SC_OPEN_MAX"))
+    wait(child, parent_pipe)
     exit_code = os.waitstatus_to_exitcode(kill_all(child))
     if exit_code < 0:  # end in the same way, without another core dump
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -18,7 +18,7 @@ KILL_S: Final = 4.0
 _GUARD: Final = Path(__file__).with_name("guard.py")
 
 
-class Lifeline:
+class ParentPipe:
     """A pipe whose writing end only this process holds: guards kill their processes when it closes.
 
     It closes with `cut`, or with this process, also after ``kill -9``.
@@ -53,7 +53,7 @@ class Guarded:
     def start(
         cls,
         argv: Sequence[str],
-        lifeline: Lifeline,
+        parent_pipe: ParentPipe,
         *,
         env: Mapping[str, str] | None = None,
         stdin: int | IO[Any] = subprocess.DEVNULL,
@@ -68,13 +68,13 @@ class Guarded:
         """
         return cls(
             subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), str(lifeline.fileno), *argv],
+                [sys.executable, "-I", "-S", str(_GUARD), str(parent_pipe.fileno), *argv],
                 env=env,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 encoding=encoding,
-                pass_fds=[lifeline.fileno, *pass_fds],
+                pass_fds=[parent_pipe.fileno, *pass_fds],
                 start_new_session=True,
             )
         )
@@ -112,14 +112,14 @@ class Guarded:
             self.reap()
         return self.exit_code is not None
 
-    def stop(self, lifeline: Lifeline, leave_s: float) -> None:
+    def stop(self, parent_pipe: ParentPipe, leave_s: float) -> None:
         """SIGTERM, after `leave_s` SIGKILL to it and everything that it has started."""
         try:
             if self.exit_code is None:
                 self.signal(signal.SIGTERM)
             self.wait(leave_s)
         finally:
-            lifeline.cut()
+            parent_pipe.cut()
             self.wait(KILL_S)
             self.reap()
 

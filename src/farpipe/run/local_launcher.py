@@ -25,7 +25,7 @@ from farpipe.errors import (
     RunInterruptedError,
     RunStoppedError,
 )
-from farpipe.processes import KILL_S, Guarded, Lifeline, wait_for_any
+from farpipe.processes import KILL_S, Guarded, ParentPipe, wait_for_any
 from farpipe.run.reports import REPORT_VARIABLE, new_report, read_report
 
 SETTLE_S: Final = 1.5
@@ -84,7 +84,7 @@ class LocalLauncher:
         self._argv_for_rank, self._num_processes = argv_for_rank, num_processes
         self._log_dir, self._env, self._master_port, self._namespaces = log_dir, env or {}, master_port, namespaces
         self._ranks: list[_Rank] = []
-        self._lifeline: Lifeline | None = None
+        self._parent_pipe: ParentPipe | None = None
 
     def start(self) -> None:
         """See Launcher. InputError when the port is taken."""
@@ -93,7 +93,7 @@ class LocalLauncher:
                 self._log_dir.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RunError(f"{self._log_dir}: can't be made: {error.strerror}") from None
-        self._lifeline = Lifeline()
+        self._parent_pipe = ParentPipe()
         try:
             with _listen(self._master_port, self._namespaces[0] if self._namespaces else None) as listener:
                 environment = _environment(self._num_processes, listener, os.environ | self._env)
@@ -105,7 +105,7 @@ class LocalLauncher:
 
     def _start(self, rank: int, environment: Mapping[str, str], listener: socket.socket) -> None:
         """Start a rank; only rank 0 gets the listening socket."""
-        assert self._lifeline is not None
+        assert self._parent_pipe is not None
         argv = self._argv_for_rank(rank)
         argv = self._namespaces[rank].command(argv) if self._namespaces else argv
         report, log_in_memory = new_report(), None if self._log_dir else new_report()
@@ -115,7 +115,7 @@ class LocalLauncher:
             with log.open("wb") as output:
                 process = Guarded.start(
                     argv,
-                    self._lifeline,
+                    self._parent_pipe,
                     env={**environment, **own},
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -144,19 +144,19 @@ class LocalLauncher:
 
     def stop(self, leave_s: float = 0.0) -> None:
         """See Launcher."""
-        if self._lifeline is None:
+        if self._parent_pipe is None:
             return
         try:
             self._end(leave_s)
         finally:
-            self._lifeline.close()
-            self._lifeline = None
+            self._parent_pipe.close()
+            self._parent_pipe = None
             for rank in self._ranks:
                 _close(rank.report, rank.log_in_memory)
 
     def _end(self, settle_s: float) -> None:
         """End all ranks that run: leave them `settle_s` to end by themselves, then SIGTERM, then SIGKILL."""
-        assert self._lifeline is not None
+        assert self._parent_pipe is not None
         try:
             self._wait_for_all(settle_s)
             for rank in self._running():
@@ -164,7 +164,7 @@ class LocalLauncher:
                 rank.process.signal(signal.SIGTERM)
             self._wait_for_all(TERMINATE_S)
         finally:  # a second Ctrl-C comes here directly
-            self._lifeline.cut()
+            self._parent_pipe.cut()
             self._wait_for_all(KILL_S)
             for rank in self._running():
                 rank.reap()

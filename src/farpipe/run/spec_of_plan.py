@@ -21,8 +21,8 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     layout = plan.layout
     obstacle, change = plan_obstacle(plan)
     if obstacle:
-        remedy = f"; plan again with {change}" if change else ""
-        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}{remedy}")
+        hint = f"; plan again with {change}" if change else ""
+        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}{hint}")
     training = settle(plan.job.training, layout)
     return RunSpec(
         problem=plan.problem,

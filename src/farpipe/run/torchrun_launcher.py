@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.errors import RunError
-from farpipe.processes import Guarded, Lifeline
+from farpipe.processes import Guarded, ParentPipe
 
 TORCHRUN: Final = (sys.executable, "-m", "torch.distributed.run")
 TORCHRUN_LEAVE_S: Final = 60.0
@@ -19,15 +19,15 @@ class TorchrunLauncher:
     def __init__(self, argv: Sequence[str], options: Sequence[str], log: Path) -> None:
         self._argv, self._log = [*TORCHRUN, *options, *argv], log
         self._agent: Guarded | None = None
-        self._lifeline: Lifeline | None = None
+        self._parent_pipe: ParentPipe | None = None
 
     def start(self) -> None:
         """See Launcher."""
-        self._lifeline = Lifeline()
+        self._parent_pipe = ParentPipe()
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as output:
-                self._agent = Guarded.start(self._argv, self._lifeline, stdout=output, stderr=output)
+                self._agent = Guarded.start(self._argv, self._parent_pipe, stdout=output, stderr=output)
         except OSError as error:
             self.stop()
             raise RunError(f"torchrun can't be started: {error}") from None
@@ -43,11 +43,11 @@ class TorchrunLauncher:
 
     def stop(self, leave_s: float = TORCHRUN_LEAVE_S) -> None:
         """See Launcher."""
-        lifeline, self._lifeline = self._lifeline, None
-        if lifeline is None:
+        parent_pipe, self._parent_pipe = self._parent_pipe, None
+        if parent_pipe is None:
             return
         try:
             if self._agent is not None:
-                self._agent.stop(lifeline, leave_s)
+                self._agent.stop(parent_pipe, leave_s)
         finally:
-            lifeline.close()
+            parent_pipe.close()

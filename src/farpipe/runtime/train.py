@@ -335,11 +335,11 @@ def agree(run: RunSpec, work: Work, peers: Peers) -> str:
     }
     answers = peers.exchange("start", json.dumps(mine).encode(), waiting_for="what the others are going to run")
     told = [json.loads(answer) for answer in answers]
-    for key, what, remedy in _AGREEMENTS:
+    for key, what, hint in _AGREEMENTS:
         first = next((rank for rank, answer in enumerate(told) if answer[key]), 0)
         other = next((r for r, answer in enumerate(told) if answer[key] and answer[key] != told[first][key]), None)
         if other is not None:
-            raise InputError(f"ranks {first} and {other} have different {what}; {remedy}")
+            raise InputError(f"ranks {first} and {other} have different {what}; {hint}")
     return next((str(answer["data"]) for answer in told if answer["data"]), "")
 
 

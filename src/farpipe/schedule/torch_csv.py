@@ -69,10 +69,10 @@ def _parse_cell(cell: str, place: str) -> Action | None:
     try:
         return Action.parse(cell)
     except FarpipeError as error:
-        raise InputError(f"{place}: {error}{_remedy(cell)}") from None
+        raise InputError(f"{place}: {error}{_hint(cell)}") from None
 
 
-def _remedy(cell: str) -> str:
+def _hint(cell: str) -> str:
     if OVERLAP in cell:
         return f"; {OVERLAP} runs two actions at once, which farpipe's schedules don't know"
     if any(word in cell for word in COMMUNICATION):

@@ -3,22 +3,23 @@
 from farpipe.sequences.chunk import Chunk, Slice, check_chunks, followed
 from farpipe.sequences.layout import chunk_costs
 from farpipe.sequences.lengths import read_lengths, sample_lengths
-from farpipe.sequences.planner import SequencePlan, Wish, plan_as_before, plan_sequences
+from farpipe.sequences.planner import BatchOptions, SequencePlan, plan_as_before, plan_sequences
 from farpipe.sequences.replicas import shares
-from farpipe.sequences.step_plan import Packing, StepPlan, step_plan, wish_of
+from farpipe.sequences.step_plan import Packing, StepPlan, options_of, step_plan
 from farpipe.sequences.summary import gain_of_chunks, summarize
 
 __all__ = [
+    "BatchOptions",
     "Chunk",
     "Packing",
     "SequencePlan",
     "Slice",
     "StepPlan",
-    "Wish",
     "check_chunks",
     "chunk_costs",
     "followed",
     "gain_of_chunks",
+    "options_of",
     "plan_as_before",
     "plan_sequences",
     "read_lengths",
@@ -26,5 +27,4 @@ __all__ = [
     "shares",
     "step_plan",
     "summarize",
-    "wish_of",
 ]

@@ -164,12 +164,12 @@ def diagonal_program(model: MemoryModel) -> tuple[Floats, Floats, Floats, Floats
 
 
 def _solve(model: MemoryModel, limit_s: float) -> Ints:
-    """The integer program within `limit_s`, or its relaxation rounded up and polished, whichever costs less."""
+    """The integer program within `limit_s`, or its relaxation rounded up and refined, whichever costs less."""
     price, rows, least, bound = diagonal_program(model)
     if not least.size:  # only what recomputing itself takes is too much: one layer of the dearest diagonal is enough
         least, rows = np.zeros(1), np.zeros((1, price.size))
     relaxed = solve_program(price, rows, least, bound, integer=False)
-    rounded = bound if relaxed is None else polished(price, rows, least, np.ceil(relaxed - 1e-6))
+    rounded = bound if relaxed is None else refined(price, rows, least, np.ceil(relaxed - 1e-6))
     counts = rounded
     if relaxed is not None and price @ rounded > price @ relaxed * (1 + _GAP):
         exact = solve_program(price, rows, least, bound, integer=True, limit_s=limit_s)
@@ -178,7 +178,7 @@ def _solve(model: MemoryModel, limit_s: float) -> Ints:
     return layers if model.fits(layers) else model.layers_of(bound)
 
 
-def polished(price: Floats, rows: Floats, least: Floats, counts: Floats) -> Floats:
+def refined(price: Floats, rows: Floats, least: Floats, counts: Floats) -> Floats:
     """The dearest counts first, each lowered as far as every constraint still holds."""
     counts, spare = counts.copy(), rows @ counts - least
     slack = _TOLERANCE * np.maximum(1.0, np.abs(least))

@@ -101,8 +101,8 @@ def extra_forwards(there_s: Floats, back_s: Floats, pace_s: float, num_chunks: i
     worth the memory of a chunk.
     """
     ratio = (there_s + back_s) / pace_s if pace_s > 0 else np.zeros_like(there_s)
-    wishes = np.where(ratio < _SHORT_TRIP, 0, np.minimum(np.ceil(ratio - 1e-6), num_chunks))
-    return tuple(int(wishes[stage:].sum()) for stage in range(wishes.size + 1))
+    wanted = np.where(ratio < _SHORT_TRIP, 0, np.minimum(np.ceil(ratio - 1e-6), num_chunks))
+    return tuple(int(wanted[stage:].sum()) for stage in range(wanted.size + 1))
 
 
 def makespan_s(order: ChunkOrder, forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> float:

@@ -29,7 +29,7 @@ _NOT_WORTH: Final = 1.02
 
 
 @dataclass(frozen=True)
-class Wish:
+class BatchOptions:
     """What the user pins of a batch's plan; the rest is searched."""
 
     num_slices: int | None = None
@@ -97,25 +97,27 @@ class _Grouped(NamedTuple):
     ends: list[int]
 
 
-def plan_sequences(costs: ChunkCosts, lengths: Sequence[int] | Ints, wish: Wish | None = None) -> SequencePlan:
+def plan_sequences(
+    costs: ChunkCosts, lengths: Sequence[int] | Ints, options: BatchOptions | None = None
+) -> SequencePlan:
     """The plan of one batch with the shortest predicted step among all cuts that are worth trying.
 
     Every cut has an estimate without memory; from the best on, recomputation and grouping are estimated by the relaxed
     program until no other cut can win, and the most promising are planned to the end and simulated. InfeasibleError,
     with the numbers and what would help, when no number of slices fits memory.
     """
-    began_s, wish = time.perf_counter(), wish or Wish()
+    began_s, options = time.perf_counter(), options or BatchOptions()
     sizes = np.asarray(lengths, np.int64)
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
     limit = token_limit(costs, int(sizes.max()))
-    ranked = sorted(_cuts(costs, sizes, limit, wish), key=lambda one: one.seconds)
-    grouped = _grouped(costs, ranked, wish, began_s + wish.budget_s / 2)
+    ranked = sorted(_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
+    grouped = _grouped(costs, ranked, options, began_s + options.budget_s / 2)
     if not grouped:
-        raise _infeasible(costs, ranked, wish)
+        raise _infeasible(costs, ranked, options)
     plans: list[SequencePlan] = []
     for one in grouped[:_MOST_PLANNED]:
-        left_s = began_s + wish.budget_s - time.perf_counter()
+        left_s = began_s + options.budget_s - time.perf_counter()
         if plans and (left_s <= 0 or one.seconds >= min(plan.step_s for plan in plans) * _NOT_WORTH):
             break
         plans.append(_planned(costs, one, max(0.1, left_s / 2)))
@@ -124,33 +126,35 @@ def plan_sequences(costs: ChunkCosts, lengths: Sequence[int] | Ints, wish: Wish 
 
 
 def plan_as_before(
-    costs: ChunkCosts, lengths: Sequence[int] | Ints, cut: Cut, wish: Wish | None = None
+    costs: ChunkCosts, lengths: Sequence[int] | Ints, cut: Cut, options: BatchOptions | None = None
 ) -> SequencePlan:
     """The plan of one batch under a cut that was found for another, where there is no time to search.
 
     InfeasibleError when the batch does not fit like that.
     """
-    began_s, wish = time.perf_counter(), wish or Wish()
+    began_s, options = time.perf_counter(), options or BatchOptions()
     sizes = np.asarray(lengths, np.int64)
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
-    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, wish)
+    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
     ranked = [_Estimated(0.0, cut, batch)]
-    grouped = _grouped(costs, ranked, replace(wish, several_pipelines=False), began_s)
+    grouped = _grouped(costs, ranked, replace(options, several_pipelines=False), began_s)
     if not grouped:
-        raise _infeasible(costs, ranked, wish)
+        raise _infeasible(costs, ranked, options)
     return replace(_planned(costs, grouped[0], 0.1), planning_s=time.perf_counter() - began_s, cuts_tried=1)
 
 
-def _grouped(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish, deadline_s: float) -> list[_Grouped]:
+def _grouped(
+    costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions, deadline_s: float
+) -> list[_Grouped]:
     """What memory makes of the cuts, the best first; of those that can't win or come too late nothing."""
     found: list[_Grouped] = []
     for one in ranked:
         best_s = min((each.seconds for each in found), default=math.inf)
         if one.seconds >= best_s or (found and time.perf_counter() > deadline_s):
             break
-        for extra in _ways_to_hide(costs, one.batch.load, wish):
-            grouping = Grouping(extra, wish.checkpointing, wish.several_pipelines)
+        for extra in _ways_to_hide(costs, one.batch.load, options):
+            grouping = Grouping(extra, options.checkpointing, options.several_pipelines)
             more_s, ends = group(costs, one.batch, grouping, deadline_s)
             if more_s < math.inf:
                 found.append(_Grouped(estimate_s(costs, one.batch, extra) + more_s, one, grouping, ends))
@@ -159,32 +163,32 @@ def _grouped(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish, deadli
     return sorted(found, key=lambda each: each.seconds)
 
 
-def _ways_to_hide(costs: ChunkCosts, load: Load, wish: Wish) -> list[tuple[int, ...]]:
+def _ways_to_hide(costs: ChunkCosts, load: Load, options: BatchOptions) -> list[tuple[int, ...]]:
     """Extra warm-up that hides links wholly, by half, not at all: the less, the less memory."""
     nothing = (0,) * costs.num_stages
-    if not wish.hide_links:
+    if not options.hide_links:
         return [nothing]
     pace_s = float(sum(costs.seconds(load)).mean(axis=1).max())  # type: ignore[union-attr]
     whole = extra_forwards(*costs.trips(float(load.tokens.mean())), pace_s, load.tokens.size)
     return list(dict.fromkeys([whole, tuple(-(-more // 2) for more in whole), nothing]))
 
 
-def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], wish: Wish) -> InfeasibleError:
+def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions) -> InfeasibleError:
     """Why the cut fails that is nearest to fitting: the one with the shortest chunks."""
     one = max(ranked, key=lambda each: each.batch.num_chunks)
-    grouping = Grouping((0,) * costs.num_stages, wish.checkpointing, False)
+    grouping = Grouping((0,) * costs.num_stages, options.checkpointing, False)
     try:
         make_pipelines(costs, one.batch, grouping, [one.batch.num_chunks], 0.1)
     except InfeasibleError as error:
-        return InfeasibleError(f"{error}, in the best of {len(ranked)} ways to cut the batch{_remedy(wish)}")
+        return InfeasibleError(f"{error}, in the best of {len(ranked)} ways to cut the batch{_hint(options)}")
     raise AssertionError("a cut that fits was not found")
 
 
-def _remedy(wish: Wish) -> str:
-    if wish.checkpointing == "none":
+def _hint(options: BatchOptions) -> str:
+    if options.checkpointing == "none":
         return "; let it recompute"
-    if wish.num_slices is not None:
-        return f"; more than {wish.num_slices} slices may fit"
+    if options.num_slices is not None:
+        return f"; more than {options.num_slices} slices may fit"
     return "; more memory, more stages or more devices for each stage would help"
 
 
@@ -231,23 +235,23 @@ def _too_long(costs: ChunkCosts, rank: int, room: float, per_token: float, longe
     )
 
 
-def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish) -> Iterator[_Estimated]:
+def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> Iterator[_Estimated]:
     """Every cut that is different from those before it, with an estimate."""
-    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, wish)
+    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
     seen: set[tuple[int, int]] = set()
-    for cut in _candidates(costs, sizes, limit, wish, law):
+    for cut in _candidates(costs, sizes, limit, options, law):
         batch = cut_batch(sizes, cut, law)
         key = (batch.num_chunks, num_slices_within(int(sizes.max()), cut, law))
         if key in seen:
             continue
         seen.add(key)
-        extra = _ways_to_hide(costs, batch.load, wish)[0]
+        extra = _ways_to_hide(costs, batch.load, options)[0]
         yield _Estimated(estimate_s(costs, batch, extra), cut, batch)
 
 
-def _cut_law(law: Law, sizes: Ints, wish: Wish) -> Law:
+def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
     """What slices and chunks are measured by: time, or tokens at the time of the batch's mean token."""
-    if wish.equal == "time":
+    if options.equal == "time":
         return law
     load = _as_load(sizes)
     return Law(token_s=float(law.seconds(load.tokens, load.pairs).sum() / load.tokens.sum()))
@@ -258,23 +262,23 @@ def _as_load(sizes: Ints) -> Load:
     return Load(tokens, tokens**2 / 2, none > 0, none, none > 0)
 
 
-def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, wish: Wish, law: Law) -> Iterator[Cut]:
+def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, law: Law) -> Iterator[Cut]:
     """Targets from as many chunks as stages to many times that, as equal slices of the longest sequence."""
     seconds = law.pair_s * sizes.astype(np.float64) ** 2 / 2 + law.token_s * sizes
     total_s, longest_s, longest = float(seconds.sum()), float(seconds.max()), int(sizes.max())
     counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MOST_CHUNKS_PER_STAGE)) + 1)
     for power in counts:
         wanted_s = total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING))
-        slices = wish.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
-        cut = Cut(max(wanted_s, longest_s) if slices == 1 else longest_s / slices, limit, wish.rule)
+        slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
+        cut = Cut(max(wanted_s, longest_s) if slices == 1 else longest_s / slices, limit, options.rule)
         slices = num_slices_within(longest, cut, law)
-        if wish.num_slices is not None and slices != wish.num_slices:
-            first = int(slice_offsets(longest, min(wish.num_slices, longest), law)[0])
+        if options.num_slices is not None and slices != options.num_slices:
+            first = int(slice_offsets(longest, min(options.num_slices, longest), law)[0])
             raise InfeasibleError(
-                f"{wish.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
+                f"{options.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
                 f"{limit} does not fit; take {slices} slices"
             )
-        yield cut if slices == 1 else Cut(longest_s / slices, limit, wish.rule)
+        yield cut if slices == 1 else Cut(longest_s / slices, limit, options.rule)
 
 
 def estimate_s(costs: ChunkCosts, batch: SliceTable, extra: tuple[int, ...]) -> float:

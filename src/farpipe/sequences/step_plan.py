@@ -14,20 +14,20 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.document import Document
 from farpipe.errors import InputError
 from farpipe.sequences.chunk import Chunk, Ints, followed, load_of
-from farpipe.sequences.planner import SequencePlan, Wish
+from farpipe.sequences.planner import BatchOptions, SequencePlan
 from farpipe.step import Action, Problem, Schedule
 
 Packing = Literal["elastic", "fixed", "none"]
 
 
-def wish_of(packing: Packing, budget_s: float = 1.5) -> Wish:
+def options_of(packing: Packing, budget_s: float = 1.5) -> BatchOptions:
     """How batches are planned: ``elastic``; ``fixed``, slices and chunks of equal tokens with equal recomputation
     (Seq1F1B, arXiv 2406.03488); ``none``, every sequence whole in a chunk of its own."""
     if packing == "fixed":
-        return Wish(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=budget_s)
+        return BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=budget_s)
     if packing == "none":
-        return Wish(num_slices=1, rule="alone", budget_s=budget_s)
-    return Wish(budget_s=budget_s)
+        return BatchOptions(num_slices=1, rule="alone", budget_s=budget_s)
+    return BatchOptions(budget_s=budget_s)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import numpy as np
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
 from farpipe.sequences.chunk import Floats, Ints
-from farpipe.sequences.planner import Wish, plan_sequences
+from farpipe.sequences.planner import BatchOptions, plan_sequences
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 _FIRST_POWER: Final = 9
@@ -98,7 +98,7 @@ def gain_of_chunks(costs: ChunkCosts, batch: Ints) -> Gain:
     """What cutting long sequences gains for one batch; errors as for `plan_sequences`."""
     best = plan_sequences(costs, batch)
     try:
-        whole_s, obstacle = plan_sequences(costs, batch, Wish(num_slices=1)).step_s, ""
+        whole_s, obstacle = plan_sequences(costs, batch, BatchOptions(num_slices=1)).step_s, ""
     except InfeasibleError as error:
         whole_s, obstacle = None, str(error)
     if whole_s is not None and best.num_slices == 1:

@@ -20,7 +20,7 @@ from farpipe.runtime.checkpoint.folders import (
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 
-_REMEDY: Final = "start another training in another directory"
+_HINT: Final = "start another training in another directory"
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,6 @@ def check_same(run: RunSpec, manifest: Manifest, folder: Path, batches_sha256: s
     now, then = trained_by(run), manifest.trained
     for key in type(now).model_fields:
         if getattr(now, key) != getattr(then, key):
-            raise InputError(f"{folder}: is of a training with another {key}; {_REMEDY}")
+            raise InputError(f"{folder}: is of a training with another {key}; {_HINT}")
     if batches_sha256 != manifest.batches_sha256:
-        raise InputError(f"{folder}: the training text is no longer the same; bring it back, or {_REMEDY}")
+        raise InputError(f"{folder}: the training text is no longer the same; bring it back, or {_HINT}")

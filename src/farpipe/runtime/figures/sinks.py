@@ -9,7 +9,7 @@ from farpipe.errors import InputError
 from farpipe.runtime.run_spec import MetricsSettings
 
 TENSORBOARD_NAME: Final = "tensorboard"
-_REMEDY: Final = "pip install 'farpipe[metrics]'"
+_HINT: Final = "pip install 'farpipe[metrics]'"
 
 
 _HELP: Final = {
@@ -76,7 +76,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise InputError(f"TensorBoard: {error}; {_REMEDY}") from None
+            raise InputError(f"TensorBoard: {error}; {_HINT}") from None
         self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Prometheus:
         try:
             from prometheus_client import CollectorRegistry, Gauge, start_http_server
         except ImportError as error:
-            raise InputError(f"Prometheus: {error}; {_REMEDY}") from None
+            raise InputError(f"Prometheus: {error}; {_HINT}") from None
         self._registry, self._gauge, self._run = CollectorRegistry(), Gauge, run
         self._gauges: dict[str, Gauge] = {}
         try:

@@ -21,7 +21,7 @@ KEY_FILE: Final = "site.key"
 SITE_URI: Final = "farpipe:site/"
 """Begins the name by which a certificate says whose it is (a URI among its alternative names)."""
 
-_REMEDY: Final = "issue its site a certificate of this run's authority (farpipe certs issue) and copy it there"
+_HINT: Final = "issue its site a certificate of this run's authority (farpipe certs issue) and copy it there"
 _ALERTS: Final = {
     "CERTIFICATE_REQUIRED": "it wants a certificate and got none",
     "UNKNOWN_CA": "it does not know the authority of this site's certificate",
@@ -139,13 +139,13 @@ class explained(contextlib.AbstractContextManager["explained"]):  # noqa: N801 -
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         if isinstance(error, ssl.SSLCertVerificationError):
             reason = error.verify_message.rstrip(".")
-            raise RefusedError(f"its certificate is not accepted here: {reason}; {_REMEDY}") from None
+            raise RefusedError(f"its certificate is not accepted here: {reason}; {_HINT}") from None
         if isinstance(error, ssl.SSLError) and error.reason:
             for name, meaning in _ALERTS.items():
                 if f"ALERT_{name}" in error.reason:
                     raise RefusedError(f"it refused: {meaning}; issue one with farpipe certs issue") from None
             if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in error.reason:
-                raise RefusedError(f"it showed no certificate; {_REMEDY}") from None
+                raise RefusedError(f"it showed no certificate; {_HINT}") from None
             if "WRONG_VERSION_NUMBER" in error.reason or "HTTP_REQUEST" in error.reason:
                 raise RefusedError(
                     "it does not speak TLS; start both sides with --certs, or both with --allow-plaintext"
@@ -162,7 +162,7 @@ def check_site(sock: socket.socket, site: str) -> None:
     """RefusedError unless the peer's certificate belongs to `site`; a connection without TLS has none to check."""
     if isinstance(sock, ssl.SSLSocket) and (found := site_of(sock)) != site:
         whose = f"site {found!r}" if found else "no site of farpipe's"
-        raise RefusedError(f"it should be at site {site!r}, but its certificate is that of {whose}; {_REMEDY}")
+        raise RefusedError(f"it should be at site {site!r}, but its certificate is that of {whose}; {_HINT}")
 
 
 def check_address(sock: socket.socket, address: str) -> None:
@@ -170,7 +170,7 @@ def check_address(sock: socket.socket, address: str) -> None:
     allowed = [*_names(sock, "IP Address"), *(ip for host in _names(sock, "DNS") for ip in _resolve(host))]
     if (_names(sock, "IP Address") or _names(sock, "DNS")) and address not in allowed:
         raise RefusedError(
-            f"its certificate is for {', '.join(allowed) or 'hosts unknown here'}, not {address}; {_REMEDY}"
+            f"its certificate is for {', '.join(allowed) or 'hosts unknown here'}, not {address}; {_HINT}"
         )
 
 
