@@ -205,7 +205,7 @@ def _toml_table(header: dict[str, Any], last_index: dict[tuple[int | str, ...], 
 
 
 def _depth(data: Any, location: Sequence[int | str]) -> int:
-    """How many of the keys of `location`, from the first on, lead into `data`."""
+    """Number of the keys of `location`, from the first on, that lead into `data`."""
     for depth, key in enumerate(location):
         try:
             data = data[key]

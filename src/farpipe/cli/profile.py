@@ -71,7 +71,7 @@ def _imported(job: "Job", path: Path, table: str | None, device: str) -> "Profil
 
 
 def _num_processes(job: "Job", device: str) -> int:
-    """As many as `farpipe train` would start here: on a CPU all ranks share the cores, and each has a part of them."""
+    """The number that `farpipe train` would start here: on a CPU all ranks share the cores, a part each."""
     num_cores = len(os.sched_getaffinity(0))
     return min(sum(site.num_devices for site in job.cluster.sites), num_cores) if device == "cpu" else 1
 

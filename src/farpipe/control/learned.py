@@ -151,7 +151,7 @@ def _recomputed(run: RunOfPlan, stage: int) -> int:
 
 
 def _counts(run: RunOfPlan, stage: int, kind: str) -> list[float]:
-    """How often the time of a stage contains each of PARTS."""
+    """Number of times that each of PARTS is in the time of a stage."""
     is_first, is_last = stage == 0, stage == run.problem.num_stages - 1
     return [run.placements[stage].num_layers, float(is_first), float(is_last), float(kind != "W")]
 

@@ -75,7 +75,7 @@ def seek(problem: Problem, samples: Sequence[Problem], search_s: float) -> Itera
 
 
 def _named_orders(problem: Problem, limit_s: float) -> Iterator[tuple[str, Orders]]:
-    """As many as can be made in about `limit_s`, each as it is and with split backwards."""
+    """The named orders that can be made in about `limit_s`, each as it is and with split backwards."""
     until_s = time.monotonic() + limit_s
     for name in ORDERS:
         if time.monotonic() > until_s:

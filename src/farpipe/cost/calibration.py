@@ -1,4 +1,4 @@
-"""How much of its nominal speed a device reaches: a few constants of one law, from the catalogue's efficiency.toml."""
+"""Efficiency of devices: a few constants of one law, from the catalogue's efficiency.toml."""
 
 import datetime
 import tomllib
@@ -34,11 +34,11 @@ class Calibration:
     depth_elements: float
     """Inner size at which filling and draining a tile takes as long as its multiplications."""
     score_passes: float
-    """How often the scores cross memory in the forward without flash attention; twice that in the backward."""
+    """Passes of the scores through memory in the forward without flash attention; twice that in the backward."""
     eager_score_passes: float
     """The same in 32 bit, for which Megatron-LM and apex have no fused softmax."""
     eager_score_grad_passes: float
-    """How often they do in the backward then."""
+    """Number of their passes in the backward then."""
     memory_fraction: float
     """Share of the nominal memory bandwidth."""
     machine_link_fraction: float
@@ -62,7 +62,7 @@ class Calibration:
     step_overhead_s: float
     """Fixed time of one optimizer step."""
     loss_passes: float
-    """How often the loss reads or writes the 32-bit logits, in each direction."""
+    """Number of times that the loss reads or writes the 32-bit logits, in each direction."""
     measured: bool
     """Whether steps or layers measured on this very device were compared with what the constants predict."""
     residual: float

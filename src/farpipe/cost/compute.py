@@ -226,7 +226,7 @@ def attention_core_times(model: Model, training: Training, layout: Layout, speed
 
 
 def _score_passes(training: Training, calibration: Calibration) -> tuple[float, float]:
-    """How often the scores cross memory in the forward and in the backward; dropout reads and writes them once more."""
+    """Passes of the scores through memory in forward and backward; dropout reads and writes them once more."""
     more = 1 if training.dropout else 0
     if training.precision == "fp32":
         return calibration.eager_score_passes + more, calibration.eager_score_grad_passes + 2 * more

@@ -49,7 +49,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class _Slice:
-    """How much of the model: multiplies a figure of a layer, of the embedding and of the head."""
+    """The share of the model that it holds: multiplies a figure of a layer, of the embedding and of the head."""
 
     num_layers: int
     embedding: bool

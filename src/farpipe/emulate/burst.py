@@ -37,7 +37,7 @@ def parse_burst(data: bytes) -> Burst | None:
 
 
 def _segment_bytes(data: bytes) -> int:
-    """How much data of the stream each packet has; 0 where it is a single packet."""
+    """Bytes of the stream in each packet; 0 where it is a single packet."""
     _, kind, _, segment_bytes, _, _ = HEADER.unpack_from(data)
     return int(segment_bytes) if kind and data[IP + 9] == _TCP else 0
 

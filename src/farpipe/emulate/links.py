@@ -47,7 +47,7 @@ class LinkShape:
         return math.ceil(self.latency_s * 1e9)
 
     def transfer_ns(self, num_bytes: int) -> int:
-        """How long the link is taken by `num_bytes`, rounded up to whole nanoseconds."""
+        """Time for which `num_bytes` occupy the link, rounded up to whole nanoseconds."""
         return math.ceil(num_bytes / self.bandwidth_bytes_per_s * 1e9)
 
 

@@ -30,7 +30,7 @@ class Outcome:
     start: NDArray[np.int32]
     slots: NDArray[np.int32]
     warm_up: int
-    """So many requests at the beginning are played but not counted."""
+    """Number of requests at the beginning that are played but not counted."""
     num_moved: int
     """Light paths that defragmentation moved."""
     fragmentation: Fragmentation

@@ -37,7 +37,7 @@ def assign_exactly(
     time_limit_s: float = 10.0,
     seed: int = 0,
 ) -> Exact:
-    """As many of `requests` (pair, Gbit/s), all at the same time, as fit on their candidates (CP-SAT).
+    """The largest number of `requests` (pair, Gbit/s) that fit on their candidates at the same time (CP-SAT).
 
     One variable per request, candidate and first slot; every slot of every fibre is taken at most once. InputError when
     that would be too many.
@@ -89,7 +89,7 @@ def _places(
 def assign_in_turn(
     requests: Sequence[tuple[Pair, float]], paths: PathTable, grid: Grid, modulation: Modulation, policy: Policy
 ) -> int:
-    """How many of the same requests a policy carries when they come one after the other and none leaves."""
+    """Number of the same requests that a policy carries when they come one after the other and none leaves."""
     from farpipe.optical.blocking import play_traffic
 
     pairs = tuple(dict.fromkeys(pair for pair, _ in requests))

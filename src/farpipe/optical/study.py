@@ -124,7 +124,7 @@ def run_once(
 
 
 def _harm(shared: Shared, training: Training, played: Played) -> tuple[float, float]:
-    """How much more of the background was refused than without the training, by request and by slots."""
+    """Additional share of the background that was refused because of the training, by request and by slots."""
     traffic = shared.traffic
     if traffic is None:
         return 0.0, 0.0

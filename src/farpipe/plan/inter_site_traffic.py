@@ -11,7 +11,7 @@ from farpipe.spec import Cluster
 
 
 def inter_site_traffic_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
-    """How long the busiest link between sites carries something in a step, at least; 0 at one site."""
+    """The least time for which the busiest link between sites is in use in a step; 0 at one site."""
     return (
         _gradients_s(costs, candidate, cluster)
         if candidate.layout.replica_sites

@@ -22,7 +22,7 @@ class StageOption:
     extra_s: float = 0.0
     """The same of what the stage does besides layers: embedding, head."""
     most_layers: int | None = None
-    """As many as its memory holds; None: any number."""
+    """The largest number that its memory holds; None: any number."""
     recompute: Recompute = "none"
 
     def most_of(self, num_layers: int) -> int:

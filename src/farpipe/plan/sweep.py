@@ -67,7 +67,7 @@ class Result:
         return next((arm for arm in self.arms if any_training or arm.same_training), None)
 
     def gain(self, any_training: bool = False) -> float | None:
-        """How many times as fast the winner is as the best site alone; None without a winner or such a site."""
+        """Speed of the winner over that of the best site alone; None without a winner or such a site."""
         best, alone = self.winner(any_training), next((arm for arm in self.arms if arm.kind == "one site"), None)
         return alone.step_s / best.step_s if best is not None and alone is not None else None
 

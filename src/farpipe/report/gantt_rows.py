@@ -106,7 +106,7 @@ def message_title(panel: Panel, index: int) -> str:
 
 
 def _slack_text(slack: Slack, index: int) -> str:
-    """How much later a message could have arrived."""
+    """The slack of a message: by how much later it could have arrived."""
     if slack.critical_messages[index]:
         return "no slack: were it later, the step would be longer"
     return f"slack {duration(slack.messages_s[index])}"

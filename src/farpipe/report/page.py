@@ -22,7 +22,7 @@ from farpipe.units import format_change, format_percent, format_seconds
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The browser itself keeps the page from loading or running anything."""
 _ZOOMS: Final = (1, 2, 4)
-"""How many times wider than the page a Gantt chart can be looked at."""
+"""Largest width of a Gantt chart, in widths of the page."""
 _GANTT_NOTE: Final = (
     "Numbers are microbatches; point at a box for its times. The line across the ranks is the end of the step. "
     "A message with an edge has no slack: were it later, the step would be longer; a pale one could take twice as "

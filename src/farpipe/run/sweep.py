@@ -28,7 +28,7 @@ RAY_RETRIES: Final = 3
 """Times that a point is played again whose machine was lost."""
 RAY_CONNECT_S: Final = 10.0
 RAY_WAIT_S: Final = 60.0
-"""How often the cluster is looked at while nothing comes."""
+"""Time between two looks at the cluster while nothing comes."""
 
 
 class Player(Protocol):

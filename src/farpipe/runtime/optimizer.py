@@ -45,7 +45,7 @@ class Optimizer:
         return {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
 
     def restore(self, num_steps: int) -> None:
-        """So many updates have been done; the moments were written to already."""
+        """Number of updates that have been done; the moments were written to already."""
         for state in [] if self._adamw is None else self._adamw.state.values():
             state["step"].fill_(num_steps)
 

@@ -18,7 +18,7 @@ class ProfileRequest(Part):
     training: Training
     device: DeviceKind
     seconds: Positive
-    """How long the stacks are run."""
+    """Time for which the stacks are run."""
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Self:

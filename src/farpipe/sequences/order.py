@@ -106,7 +106,7 @@ def extra_forwards(there_s: Floats, back_s: Floats, pace_s: float, num_chunks: i
 
 
 def makespan_s(order: ChunkOrder, forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> float:
-    """How long the order takes if no message waits for another on its link; seconds of [num_stages, num_chunks].
+    """Makespan of the order if no message waits for another on its link; seconds of [num_stages, num_chunks].
 
     `there_s` and `back_s` [num_stages - 1]: from a producer's end to the arrival.
     """

@@ -90,7 +90,7 @@ class Gain:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as long the step takes when sequences stay whole."""
+        """Time of a step whose sequences stay whole over that of this one."""
         return None if self.whole_step_s is None else self.whole_step_s / self.step_s
 
 

@@ -58,7 +58,7 @@ class TransportConfig:
     paced: bool = True
     """Over a distance, send no faster than `bandwidths` say: that keeps the queue before the link empty."""
     headroom: float = 1.0
-    """How many times as fast as `bandwidths` say may be sent: more than 1 where a link may get faster, for what is not
+    """Factor on `bandwidths` up to which may be sent: more than 1 where a link may get faster, for what is not
     tried is not found."""
     links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""

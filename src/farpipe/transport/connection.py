@@ -37,7 +37,7 @@ class Connection:
         """Whether the last `receive_into` got all that the kernel had, so that another would find nothing."""
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> int:
-        """How many bytes of `pieces` were taken; 0 when none can be at the moment.
+        """Number of bytes of `pieces` that were taken; 0 when none can be at the moment.
 
         After a 0 the next call must begin with the same bytes.
         """
@@ -53,7 +53,7 @@ class Connection:
             raise ClosedError("it was closed") from None
 
     def receive_into(self, view: memoryview) -> int:
-        """How many bytes came into `view`; 0 when there are none at the moment. ClosedError when there will be none."""
+        """Number of bytes that came into `view`; 0: none at the moment. ClosedError when there will be none."""
         try:
             num_bytes = self._sock.recv_into(view)
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -70,7 +70,7 @@ class _ChannelQueue:
     stopped: list[Callable[[], None]] = field(default_factory=list)
     """How to go on with the streams whose next message found no space."""
     num_announced: float = math.inf
-    """How many messages the peer has sent in all; known once it has said goodbye."""
+    """Number of messages that the peer has sent in all; known once it has said goodbye."""
 
     def has_space(self, header: ChunkHeader, limit_bytes: int) -> bool:
         """Whether the message may come in: it fits, or someone waits for one that is not here or not complete.

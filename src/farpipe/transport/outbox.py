@@ -72,7 +72,7 @@ class Outbox:
 
     @property
     def num_messages(self) -> int:
-        """How many messages were put since the beginning."""
+        """Number of messages that were put since the beginning."""
         return self._num_messages
 
     @property

@@ -23,7 +23,7 @@ from farpipe.transport.wire import WireError
 
 RETRY_S: Final = 0.05
 PROBE_S: Final = 0.3
-"""How often a rank that waits to be dialled again looks whether the other one is there at all."""
+"""Time between two looks of a rank that waits to be dialled again whether the other one is there at all."""
 REFUSED_S: Final = 5.0
 """A port on another machine that has refused connections for so long belongs to nobody any more."""
 

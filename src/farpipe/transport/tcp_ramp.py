@@ -19,7 +19,7 @@ _LONGEST_ROUND_TRIPS: Final = 20
 
 
 class TcpRamp:
-    """How long to fill up a connection that is to carry `bytes_per_s` over `round_trip_s`."""
+    """Time to fill up a connection that is to carry `bytes_per_s` over `round_trip_s`."""
 
     def __init__(self, bytes_per_s: float, round_trip_s: float) -> None:
         self._enough_bytes_per_s = _WARM_SHARE * bytes_per_s

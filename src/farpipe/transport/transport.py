@@ -45,10 +45,10 @@ from farpipe.transport.tuning import (
 )
 
 FAREWELL_S: Final = 1.0
-"""How long a rank that leaves tries to tell why, and then waits for its threads."""
+"""Time for which a rank that leaves tries to tell why, and then waits for its threads."""
 _POLL_S: Final = 0.005
 LINGER_S: Final = 0.5
-"""How long a rank that has said goodbye waits for the goodbyes of the others."""
+"""Time for which a rank that has said goodbye waits for the goodbyes of the others."""
 
 
 class Transport:

@@ -1,4 +1,4 @@
-"""How many TCP connections a link needs, and how fast each of them may send.
+"""The number of TCP connections that a link needs, and the rate at which each may send.
 
 A connection carries at most one window per round trip, and the sender's window is bounded by the kernel's buffer
 (tcp_wmem), of which about two thirds hold data (2.7 MB of 4 MiB were seen). Streams beyond what rate and

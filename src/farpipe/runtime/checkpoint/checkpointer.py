@@ -64,7 +64,7 @@ class Checkpointer:
         self._run, self._state, self._peers, self._folder = run, state, peers, folder
         self._batches_sha256, self._is_recorded = batches_sha256, is_recorded
         self.keep = run.training.keep_checkpoints if run.training and run.device != "sleep" else 0
-        """How many checkpoints are kept; 0: none is written."""
+        """Number of checkpoints that are kept; 0: none is written."""
         self._written: list[dict[str, Any]] = []
         """What came of the files of this rank that the others have not been told of."""
         self._writing: _Writing | None = None

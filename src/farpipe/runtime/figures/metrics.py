@@ -168,7 +168,7 @@ class Summary(Document):
     exposed_intra_site_s: float
     exposed_intra_site_max_s: float
     num_attempts: int
-    """How often the run was started; more than one if it was restarted or resumed."""
+    """Number of times that the run was started; more than one if it was restarted or resumed."""
     model_flops_utilisation: float | None
     """Median as well; None where the device's peak is not known."""
     last_evaluation_loss: float | None
@@ -234,5 +234,5 @@ def warm_steps(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def num_warm_up_steps(num_steps: int) -> int:
-    """How many of an attempt's first steps medians leave out: three, but at most half of them."""
+    """Number of an attempt's first steps that medians leave out: three, but at most half of them."""
     return min(NUM_WARM_UP_STEPS, num_steps // 2)

@@ -23,7 +23,7 @@ from farpipe.transport import MessageTimes, Tag
 PIECE_BYTES: Final = 4 << 20
 """Chunks travel in pieces, so that a piece can be passed on while the next is still on its way."""
 WINDOW: Final = 32
-"""How many pieces a member may be ahead of what it has received: bounds what waits in the transport."""
+"""Largest number of pieces that a member may be ahead of what it has received: bounds what waits in the transport."""
 ALIGNMENT: Final = 64
 """Shares are whole multiples of so many elements."""
 
@@ -40,7 +40,7 @@ class Line:
         self.sent_bytes: dict[int, int] = {}
         """By process."""
         self.link_ns = 0
-        """How long the received messages took their link in all."""
+        """Time for which the received messages occupied their link, in all."""
 
     def send(self, process: int, tensor: Tensor) -> None:
         """To `process`; nobody may write to `tensor` before `process` has used it."""

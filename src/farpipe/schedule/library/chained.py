@@ -37,7 +37,7 @@ def _divide(order: Sequence[Action], microbatch_of: list[int]) -> tuple[list[Act
 
 
 def _missing(forwards: list[Action], backwards: list[Action], done: list[int]) -> int:
-    """How many more forwards have to come before some backward, at most."""
+    """The largest number of further forwards that have to come before some backward."""
     place = {(stage, microbatch): index for index, (stage, _, microbatch) in enumerate(forwards)}
     needed = (place[action.stage, action.microbatch] + 1 for action in backwards)
     return max((need - count for need, count in zip(needed, done, strict=True)), default=0)
