@@ -70,7 +70,25 @@ def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
     if costs is None:
         raise InputError(f"{run_dir / RUN_NAME}: does not say what chunks cost, but {STEP_PLAN_NAME} is there")
     problem = step.problem(costs)
-    return replace(view, problem=problem, predicted=simulate(problem, step.schedule, checked=True))
+    facts = _facts_of_the_step(view, run_dir)
+    return replace(
+        view,
+        problem=problem,
+        predicted=simulate(problem, step.schedule, checked=True),
+        chunks=step.chunks,
+        predicted_held_bytes=facts.get("predicted_held_bytes", ()),
+        measured_held_bytes=facts.get("measured_held_bytes", ())[: problem.num_ranks],
+    )
+
+
+def _facts_of_the_step(view: "RunView", run_dir: Path) -> dict[str, Any]:
+    """What the metrics tell of the chunks of the step that the timeline is of."""
+    from farpipe.runtime.figures.metrics import SUMMARY_NAME
+
+    if not (run_dir / SUMMARY_NAME).exists():
+        return {}
+    shown = json.loads(read_text(run_dir / SUMMARY_NAME))["timeline_step"]
+    return next((line["chunks"] for line in view.metrics if line["step"] == shown and "chunks" in line), {})
 
 
 def no_run(folder: Path) -> InputError:

@@ -73,6 +73,10 @@ def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[S
     problems = [plan.problem(costs) for plan in plans]
     times = [simulate(problem, plan.schedule).makespan_s for problem, plan in zip(problems, plans, strict=True)]
     peaks = [peak_memory_bytes(problem, plan.schedule) for problem, plan in zip(problems, plans, strict=True)]
+    held = [
+        [peak - rank.static_bytes for peak, rank in zip(of_plan, problem.ranks, strict=True)]
+        for of_plan, problem in zip(peaks, problems, strict=True)
+    ]
     return {
         "num_chunks": sum(len(plan.chunks) for plan in plans),
         "num_slices": max(plan.num_slices for plan in found),
@@ -81,6 +85,7 @@ def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[S
         "recomputed_layers": int(sum(plan.recomputed.sum() for plan in plans)),
         "predicted_makespan_s": max(times),
         "predicted_peak_bytes": [max(column) for column in zip(*peaks, strict=True)],
+        "predicted_held_bytes": [max(column) for column in zip(*held, strict=True)],
         **({"predicted_replicas_s": times} if len(times) > 1 else {}),
     }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.report.charts import ChartGroup, link_charts, loss_chart, memory_charts, step_time_chart
+from farpipe.report.chunk_map import draw_chunk_map, stage_table
 from farpipe.report.figure import figures_css
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
@@ -42,6 +43,7 @@ def render(report: RunReport) -> str:
     sections = [
         _section("Step time", list(_step_time(rows))),
         _section("Plan", list(_plan(report))),
+        _section("Chunks", list(_chunks(report.runs))),
         _section("Timeline", list(_timelines(report.runs))),
         _section("Memory", list(_groups(report.runs, memory_charts, "memory"))),
         _section("Links", [*_groups(report.runs, link_charts, "links"), *_link_events(report.runs)]),
@@ -126,6 +128,17 @@ def _plan(report: RunReport) -> Iterator[Markup]:
         yield _table(view)
     if report.plan_text:
         yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
+
+
+def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
+    """Of every run on chunks the map of the step that is drawn, and what its stages took and held."""
+    for index, view in enumerate(runs):
+        if view.chunks:
+            yield _run_heading(view, runs)
+            figure = draw_chunk_map(view.chunks, f"chunks-{index}")
+            yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
+            yield tag("p", figure.description, class_="note")
+            yield _table(stage_table(view))
 
 
 def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:

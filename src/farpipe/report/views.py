@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from farpipe.sequences.chunk import Chunk
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import Problem
 
@@ -44,6 +45,11 @@ class RunView:
     sites: tuple[str, ...] = ()
     device_flops: float = 0.0
     device_peak: float = 0.0
+    chunks: Sequence[Chunk] = ()
+    """Those of the step that is drawn, where it trains on chunks of sequences."""
+    predicted_held_bytes: Sequence[float] = ()
+    """With chunks: the most that every rank holds for backwards in that step."""
+    measured_held_bytes: Sequence[float] = ()
     num_devices: int = 0
 
 

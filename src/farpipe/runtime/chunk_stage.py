@@ -1,5 +1,6 @@
 """Executes the actions of a stage on chunks of sequences: slices with what comes before them, and packed sequences."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from farpipe.errors import RunError
 from farpipe.runtime.data.batches import IGNORED
+from farpipe.runtime.held_bytes import Held, HeldBytes
 from farpipe.runtime.model.chunk_attention import ChunkAttention, KeyValueStore
 from farpipe.runtime.model.decoder import Layer, again
 from farpipe.runtime.stage import Boundary, TorchStage
@@ -66,13 +68,18 @@ class ChunkStage(TorchStage):
         self._saved.clear()
         self._losses.clear()
         self._chunks, self._again = batch, tuple(recomputed or [0] * len(batch.chunks))
-        self.keys_and_values = KeyValueStore()
+        self.held = HeldBytes(self.module.parameters())
+        self._counted: dict[int, list[Held]] = defaultdict(list)
+        self.keys_and_values = KeyValueStore(counter=self.held)
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """See Stage."""
         x = self._input(microbatch, x)
-        y = self._compute(microbatch, x)
+        with self.held.counting():
+            y = self._compute(microbatch, x)
         self._saved[microbatch] = (x, y)
+        self._counted[microbatch] += [Held(self.held, tensor) for tensor in (x, y)]
+        self._note()
         return None if self.module.part.has_head else y.detach()
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
@@ -83,10 +90,15 @@ class ChunkStage(TorchStage):
             gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
         x, y = self._saved.pop(microbatch)
         torch.autograd.backward(y, gy)
+        self._note()
+        del y, self._counted[microbatch]
         first = self._chunks.chunks[microbatch].slices[0]
         if not first.is_whole:
             self.keys_and_values.release(first)
         return x.grad
+
+    def _note(self) -> None:
+        self.held.note(self.keys_and_values.grad_bytes)
 
     def _head_grad(self, microbatch: int, y: Tensor) -> Tensor:
         """The loss of a chunk from what the layers have made of it, and its gradient there."""
@@ -116,7 +128,11 @@ class ChunkStage(TorchStage):
             assert isinstance(layer, Layer)
             mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped)
             work = partial(layer, rotary=rotary, mix=mix)
-            x = again(work, x) if index < self._again[microbatch] else work(x)
+            if index < self._again[microbatch]:
+                self._counted[microbatch].append(Held(self.held, x))
+                x = again(work, x)
+            else:
+                x = work(x)
         return x
 
     @staticmethod

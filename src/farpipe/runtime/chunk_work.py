@@ -50,6 +50,11 @@ class ChunkTrainer(Trainer):
         """See ChunkWork."""
         self._plan = plan
 
+    @property
+    def held_bytes(self) -> int:
+        """The most that the stages have held in this step."""
+        return sum(stage.held.peak for stage in self.torch_stages.values() if isinstance(stage, ChunkStage))
+
     def begin_step(self, step: int) -> None:
         """See Work."""
         batch = ChunkBatch(self._plan.chunks, (), ())

@@ -201,7 +201,9 @@ class _Loop:
 
     def _post(self, report: StepReport, **further: float) -> None:
         events = tuple(event.to_data() for event in self._peers.take_events())
-        report = dataclasses.replace(report, **further, **memory(self._run.device), link_events=events)  # type: ignore[arg-type]
+        held = {"held_bytes": self._work.held_bytes} if isinstance(self._work, ChunkTrainer) else {}
+        sizes = memory(self._run.device) | held
+        report = dataclasses.replace(report, **further, **sizes, link_events=events)  # type: ignore[arg-type]
         self._peers.post(0, BOX, report.pack())
         if self._recorder is not None:
             self._recorder.collect()

@@ -160,6 +160,14 @@ class _Era(NamedTuple):
     planned: PlannedStep | None = None
 
 
+def _of_chunks(planned: PlannedStep, reports: Sequence[StepReport], late: int) -> dict[str, object]:
+    """What a step on chunks adds to its line: what was predicted, what stages held, which replica was late."""
+    facts, held = dict(planned.facts), [report.held_bytes for report in reports]
+    facts |= {"measured_held_bytes": held} if any(held) else {}
+    facts |= {"late_replica": late} if len(planned.plans) > 1 else {}
+    return {"predicted_makespan_s": facts["predicted_makespan_s"], "chunks": facts}
+
+
 def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
     assert run.chunk_costs is not None
     found = []
@@ -254,12 +262,7 @@ class _Writer:
             "learning_rate": learning_rate(training, report.step, self._run.num_steps) if training else None,
             "model_flops_utilisation": None if planned else utilisation(self._run, step_s),
             "attempt": self._attempt,
-            **({"predicted_makespan_s": planned.facts["predicted_makespan_s"]} if planned else {}),
-            **(
-                {"chunks": planned.facts | ({"late_replica": late} if len(planned.plans) > 1 else {})}
-                if planned
-                else {}
-            ),
+            **(_of_chunks(planned, reports, late) if planned else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
         }

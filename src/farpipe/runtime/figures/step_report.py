@@ -16,7 +16,7 @@ from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS, Problem, Schedule, is_inter_site
 
-_HEADER: Final = struct.Struct("<qqqqdddqqqqqq")
+_HEADER: Final = struct.Struct("<qqqqdddqqqqqqq")
 _NONE: Final = np.zeros(0, np.int64)
 
 
@@ -42,6 +42,8 @@ class StepReport:
     """Memory of the process."""
     cuda_peak_bytes: int = 0
     """The most that torch has had on the GPU at one time."""
+    held_bytes: int = 0
+    """The most that the stages of this rank have held for backwards at one time; 0 where nobody counts."""
     link_bytes: NDArray[np.int64] = field(default_factory=lambda: _NONE)
     """[num links of the Problem], empty with one replica: what this rank has put for the other replicas, and for the
     tied weights, on each link between sites."""
@@ -54,7 +56,8 @@ class StepReport:
         link_events = json.dumps(self.link_events).encode() if self.link_events else b""
         actions, messages = self.events.actions, self.events.messages
         stamps = (self.step, self.begin_ns, self.end_ns, self.pause_ns)
-        figures = (self.loss, self.grad_norm, self.evaluation_loss, self.rss_bytes, self.cuda_peak_bytes)
+        memory = (self.rss_bytes, self.cuda_peak_bytes, self.held_bytes)
+        figures = (self.loss, self.grad_norm, self.evaluation_loss, *memory)
         return (
             _HEADER.pack(*stamps, *figures, len(actions), len(messages), len(self.link_bytes), len(link_events))
             + actions.tobytes()
@@ -71,13 +74,13 @@ class StepReport:
             _HEADER.unpack_from(payload)
         )
         end = len(payload) - num_bytes
-        loss, grad_norm, evaluation_loss, rss_bytes, cuda_bytes = figures
+        loss, grad_norm, evaluation_loss, *memory = figures
         stamps = np.frombuffer(payload, np.int64, (end - _HEADER.size) // 8, _HEADER.size)
         actions, rest, link_bytes = np.split(stamps, (2 * num_actions, len(stamps) - num_links))
         rows = rest.reshape(-1, 5)
         events, sync = StepEvents(actions.reshape(-1, 2), rows[:num_messages]), rows[num_messages:]
         link_events = tuple(json.loads(payload[end:])) if num_bytes else ()
-        further = (pause_ns, evaluation_loss, rss_bytes, cuda_bytes, link_bytes, link_events)
+        further = (pause_ns, evaluation_loss, *memory, link_bytes, link_events)
         return cls(step, begin_ns, end_ns, loss, grad_norm, events, sync, *further)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from farpipe.runtime.held_bytes import Held, HeldBytes
 from farpipe.sequences import Chunk, Slice
 
 ROWS_AT_ONCE: Final = 1024
@@ -28,6 +29,7 @@ class Kept:
     value: Tensor
     key_grad: Tensor | None = None
     value_grad: Tensor | None = None
+    counted: tuple[Held, ...] = ()
 
     def add(self, key_grad: Tensor, value_grad: Tensor) -> None:
         """Sum up in float32 at least."""
@@ -44,12 +46,15 @@ class KeyValueStore:
     """What the slices of split sequences have kept on one stage, by layer and sequence, in the order of the slices."""
 
     kept: dict[tuple[str, int], list[Kept]] = field(default_factory=dict)
+    counter: HeldBytes | None = None
+    """Counts the keys and values as well."""
 
     def of(self, layer: str, part: Slice, key: Tensor, value: Tensor) -> list[Kept]:
         """The slices of `part`'s sequence up to `part` itself, which is kept unless it is there (recomputation)."""
         found = self.kept.setdefault((layer, part.sequence), [])
         if sum(one.key.shape[-2] for one in found) == part.start:
-            found.append(Kept(key.detach(), value.detach()))
+            counted = () if self.counter is None else (Held(self.counter, key), Held(self.counter, value))
+            found.append(Kept(key.detach(), value.detach(), counted=counted))
         return found
 
     def release(self, part: Slice) -> None:
@@ -58,6 +63,12 @@ class KeyValueStore:
             self.kept[place].pop()
             if not self.kept[place]:
                 del self.kept[place]
+
+    @property
+    def grad_bytes(self) -> int:
+        """What waits of gradients."""
+        grads = [t for kept in self.kept.values() for k in kept for t in (k.key_grad, k.value_grad)]
+        return sum(grad.nbytes for grad in grads if grad is not None)
 
     @property
     def num_bytes(self) -> int:
