@@ -3,8 +3,8 @@ model that computes on this CPU, and what stages hold for their backwards. Limit
 
     python benchmarks/chunk_prediction.py [--steps 8] [--device sleep|cpu] [--profile chunks.json]
 
-Two ranks at two emulated sites, 20 ms and 200 Mbit/s apart, on whole files of Python's standard library cut at 4096
-bytes, eight a step, every step with a plan of its own. Medians over the steps without the first half, at most three; an
+Two ranks at two emulated sites, 20 ms and 200 Mbit/s apart, on whole files of Python's standard library cut at 2048
+bytes, six a step, every step with a plan of its own. Medians over the steps without the first half, at most three; an
 error is (predicted - measured) / measured.
 """
 
@@ -28,8 +28,8 @@ ffn_hidden = 176
 vocab_size = 256
 
 [training]
-sequence_length = 4096
-global_batch = 8
+sequence_length = 2048
+global_batch = 6
 num_steps = {steps}
 precision = "fp32"
 keep_checkpoints = 0

@@ -21,7 +21,7 @@ import numpy as np
 
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import Wish, chunk_costs, plan_sequences, read_lengths
+from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths
 from farpipe.sequences.lengths import cut_lengths
 from farpipe.sequences.planner import token_limit
 from farpipe.spec import Cluster, Job, Pins, Training, preset_model, preset_site
@@ -63,7 +63,9 @@ def is_avoidable(of: ChunkCosts, lengths: Any) -> bool:
     for count in range(1, MOST_SLICES + 1):
         for several in (True, False):
             try:
-                plan_sequences(of, lengths, Wish(num_slices=count, several_pipelines=several, budget_s=BUDGET_S))
+                plan_sequences(
+                    of, lengths, BatchOptions(num_slices=count, several_pipelines=several, budget_s=BUDGET_S)
+                )
             except InfeasibleError:
                 continue
             return True
@@ -77,7 +79,7 @@ def fate(of: ChunkCosts, lengths: Any) -> str:
     except InfeasibleError:
         return "impossible"
     try:
-        plan = plan_sequences(of, lengths, Wish(budget_s=BUDGET_S))
+        plan = plan_sequences(of, lengths, BatchOptions(budget_s=BUDGET_S))
     except InfeasibleError:
         return "avoidable" if is_avoidable(of, lengths) else "infeasible"
     return "recomputing" if any(pipeline.recomputed.any() for pipeline in plan.pipelines) else "planned"

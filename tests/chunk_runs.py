@@ -41,7 +41,9 @@ def write_documents(folder, lengths=LENGTHS, seed=0):
     return folder
 
 
-def make_run(folder, *, packing="elastic", ranks=2, replicas=1, num_steps=4, latency_s=None, model=MODEL, **fields):
+def make_run(
+    folder, *, packing="elastic", ranks=2, replicas=1, num_steps=4, latency_s=None, model=MODEL, profiles=None, **fields
+):
     """A run on a CPU at one site, or over as many sites as ranks where there is a latency between them."""
     training = Training(num_steps=num_steps, **TRAINING | fields.pop("training", {}))
     names = ["a"] * ranks if latency_s is None else [*"abcd"[:ranks]]
@@ -53,7 +55,7 @@ def make_run(folder, *, packing="elastic", ranks=2, replicas=1, num_steps=4, lat
     partition = even_partition(model, ranks)
     layout = Layout(ranks, replicas, 1, 1, 1, 1)
     placements = place_evenly(names, [end - first for first, end in partition])
-    costs = job_chunk_costs(JobCosts(model, training), layout, placements, cluster, 64)
+    costs = job_chunk_costs(JobCosts(model, training), layout, placements, cluster, 64, 1, profiles)
     first = plan_step(costs, packing, np.array([4] * replicas), replicas, 0.1)
     plan = StepPlan.from_data(first["plans"][0], "plan")
     return RunSpec(

@@ -1,6 +1,7 @@
 """Plans of whole batches: every token once, memory kept, no part of the method in vain, told where impossible."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
-from farpipe.sequences import BatchOptions, Chunk, check_chunks, followed, plan_sequences
+from farpipe.sequences import BatchOptions, Chunk, check_chunks, followed, plan_sequences, planner
 from farpipe.sequences.document import plan_data
 from farpipe.sequences.planner import token_limit
 from farpipe.simulate import simulate
@@ -157,3 +158,17 @@ def test_json_has_the_keys_that_others_read(tight):
     assert data["peak_memory_bytes"] == pytest.approx([max(each) for each in zip(*peaks, strict=True)])
     assert data["step_s"] == pytest.approx(seconds)
     assert data["planning_s"] > 0
+
+
+def test_where_no_slices_of_equal_time_fit_slices_of_equal_tokens_do(monkeypatch):
+    """Long sequences one after the other: of equal time, longer slices come in than go out."""
+    short = costs(memory_bytes=17 * GIB)
+    with pytest.raises(InfeasibleError) as told:
+        token_limit(short, 10**9)
+    fits = int(re.search(r"at most (\d+) tokens fit", str(told.value))[1])
+    lengths = [int(0.97 * fits)] * 2
+    options = BatchOptions(several_pipelines=False)
+    sound(plan_sequences(short, lengths, options), lengths)
+    monkeypatch.setattr(planner, "_finer", lambda *_: [])
+    with pytest.raises(InfeasibleError, match="it recomputes every layer"):
+        plan_sequences(short, lengths, options)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farpipe.cli.extras import need_torch
+from farpipe.cli.options import refuse
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.errors import UsageError
 
@@ -30,6 +31,9 @@ def profile(
             "Default: on a CPU the job's devices, at most one per core; on a GPU 1.",
         ),
     ] = None,
+    sequences: Annotated[
+        bool, typer.Option("--sequences", help="Slices of many lengths behind many prefixes, for data.packing.")
+    ] = False,
     sailor: Annotated[
         Path | None, typer.Option(help="Import a profile of Sailor from this file instead of measuring.")
     ] = None,
@@ -45,6 +49,10 @@ def profile(
     expect_replaceable(output, "profile")
     spec = load_job(job)
     called = _device_name(spec, name)
+    if sequences:
+        refuse(["--sailor"] if sailor else [], "has no slices of sequences; leave out --sequences")
+        _profile_chunks(spec, called, device, processes, output, as_json=as_json)
+        return
     if sailor is not None:
         measured = _imported(spec, sailor, table, called)
     else:
@@ -58,6 +66,30 @@ def profile(
         typer.echo(measured.to_json())
         return
     console().print(profile_table(measured))
+    typer.echo(f"profile written to {output}{told}")
+
+
+def _profile_chunks(
+    job: "Job", name: str, device: Literal["cpu", "cuda"], processes: int | None, output: Path, *, as_json: bool
+) -> None:
+    """Measure, write and show what chunks take and hold."""
+    from farpipe.cost.chunk_profile import MARK
+    from farpipe.run.chunk_profile import profile_chunks
+
+    need_torch("farpipe profile")
+    num_processes = processes or _num_processes(job, device)
+    with status(f"measuring slices of sequences in {num_processes} processes at once"):
+        found = profile_chunks(job.model, job.training, name, device=device, num_processes=num_processes)
+    told = keep_earlier(output, "profile")
+    found.save(output)
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.errors.items())
+    typer.echo(f"error on slices that the fit did not see: {errors}")
+    worst = max(error for kind, error in found.errors.items() if kind.endswith("mean"))
+    kept = "kept" if worst <= MARK else "missed"
+    typer.echo(f"mark of {MARK:.0%} {kept}; a layer holds {found.layer.held_bytes:,.0f} B per token")
     typer.echo(f"profile written to {output}{told}")
 
 

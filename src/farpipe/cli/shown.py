@@ -24,14 +24,16 @@ def plan_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **option
     return plans_of(job, path, profiles, **options)[0]
 
 
-def plan_of_chunks(job: "Job", path: Path) -> "tuple[Plan, ChunkCosts]":
+def plan_of_chunks(job: "Job", path: Path, profiles: "Sequence[Path]" = ()) -> "tuple[Plan, ChunkCosts]":
     """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
+    from farpipe.cost.chunk_profile import ChunkProfile
     from farpipe.plan.chunked import plan_on_chunks
     from farpipe.runtime.data.document_batches import load_document_batches
 
     try:
         documents = load_document_batches(job.data, job.model, job.training)
-        return plan_on_chunks(job, documents.lengths(0), documents.longest_sequence)
+        measured = {found.device: found for found in map(ChunkProfile.load, profiles)}
+        return plan_on_chunks(job, documents.lengths(0), documents.longest_sequence, measured)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

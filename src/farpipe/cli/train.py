@@ -217,7 +217,7 @@ def _load_plan(
     if told and any(site.devices_per_machine > 1 for _, site in job.used_sites()):
         typer.echo(f"planning for farpipe's engine: {told}", err=True)
     if job.data.packing is not None:
-        return _plan_chunks(job, path, method, wire_type, replan=replan)
+        return _plan_chunks(job, path, profiles, method, wire_type, replan=replan)
     pinned: dict[str, Any] = {"layout": runnable.layout, "schedule": method or job.schedule}
     if wire_type is not None:
         pinned["training"] = _narrowed(job, wire_type)
@@ -226,7 +226,7 @@ def _load_plan(
 
 
 def _plan_chunks(
-    job: "Job", path: Path, method: str | None, wire_type: str | None, *, replan: bool
+    job: "Job", path: Path, profiles: list[Path], method: str | None, wire_type: str | None, *, replan: bool
 ) -> "tuple[Plan, ChunkCosts]":
     """The same for a job with `data.packing`; UsageError for options that say nothing there."""
     from farpipe.cli.shown import plan_of_chunks
@@ -235,7 +235,7 @@ def _plan_chunks(
     refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
     narrowed = {} if wire_type is None else {"training": _narrowed(job, wire_type)}
     with status("planning the first batch"):
-        return plan_of_chunks(job.model_copy(update=narrowed), path)
+        return plan_of_chunks(job.model_copy(update=narrowed), path, profiles)
 
 
 def _narrowed(job: "Job", wire_type: str) -> "Training":

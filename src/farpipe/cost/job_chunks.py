@@ -1,10 +1,11 @@
 """The costs of a job's stages for chunks of sequences, from the cost model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from farpipe.cost import memory
 from farpipe.cost.chunk_laws import Law, Laws, model_laws
+from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import PROBE_TOKENS, ChunkCosts, StageChunks
 from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.stage import JobCosts
@@ -22,16 +23,24 @@ def job_chunk_costs(
     cluster: Cluster,
     longest: int,
     context: int = 1,
+    profiles: Mapping[str, ChunkProfile] | None = None,
 ) -> ChunkCosts:
     """What chunks of sequences cost on the stages of one job.
 
     `context` devices share every chunk of a stage (Ulysses): activations, work, and with ZeRO-1 the optimizer's state.
-    `longest` is the longest sequence that laws have to hold for. InputError without flash attention, whose absence
-    would make memory grow with the square of a length; errors of `step_cost` for the rest.
+    `longest` is the longest sequence that laws have to hold for; `profiles`, by device, take the place of modelled
+    ones where one device has a stage's chunks. InputError for a profile of something else, and without flash attention,
+    whose absence would make memory grow with the square of a length; errors of `step_cost` for the rest.
     """
     if not costs.training.flash_attention:
         raise InputError("training.flash_attention: chunks of sequences need it; leave it out or set it to true")
-    job = _ChunkJob(costs, layout, tuple(placements), cluster, longest, context)
+    known = profiles or {}
+    for site in cluster.sites:
+        if site.device.name in known:
+            known[site.device.name].expect(costs.model, costs.training, site.device, longest)
+    if known and (layout.tensor, context) != (1, 1):
+        raise InputError("a profile of chunks was measured on one device; the layout has several for each stage")
+    job = _ChunkJob(costs, layout, tuple(placements), cluster, longest, context, known)
     stages = tuple(job.stage(index) for index in range(len(placements)))
     return ChunkCosts(stages, job.base(), context, job.step.overhead_s + job.context_sync_s())
 
@@ -47,7 +56,9 @@ class _ChunkJob:
         cluster: Cluster,
         longest: int,
         context: int,
+        profiles: Mapping[str, ChunkProfile],
     ) -> None:
+        self._profiles = profiles
         self.model, self.layout, self.placements, self.context = costs.model, layout, placements, context
         self.longest = longest
         probe = costs.training.model_copy(
@@ -65,6 +76,9 @@ class _ChunkJob:
 
     def stage(self, index: int) -> StageChunks:
         """Laws and bytes of one stage."""
+        profile = self._profiles.get(self._sites[index].device.name)
+        if profile is not None:
+            return self._measured(index, profile)
         num_layers, last = self.placements[index].num_layers, len(self.placements) - 1
         layer, embedding, head = self._laws_at(self._sites[index])
         overhead = Law(fixed_s=self._costs.calibration(self._sites[index]).action_overhead_s)
@@ -73,6 +87,20 @@ class _ChunkJob:
         for part in [embedding] * (index == 0) + [late_head] * (index == last):
             laws = laws.plus(part)
         return StageChunks(laws, layer, num_layers, **self._bytes(num_layers, index == 0, index == last))
+
+    def _measured(self, index: int, profile: ChunkProfile) -> StageChunks:
+        num_layers, ends = self.placements[index].num_layers, (index == 0, index == len(self.placements) - 1)
+        laws, held = profile.layer.laws.times(num_layers), num_layers * profile.layer.held_bytes
+        laws = laws.plus(Laws(Law(fixed_s=profile.action_forward_s), Law(fixed_s=profile.action_backward_s), Law()))
+        held += profile.boundary_bytes
+        for part in [one for one, is_there in zip((profile.embedding, profile.head), ends, strict=True) if is_there]:
+            laws, held = laws.plus(part.laws), held + part.held_bytes - profile.boundary_bytes
+        measured = {
+            "activation_bytes": held,
+            "saved_bytes": max(0.0, profile.layer.held_bytes - profile.recomputed_bytes),
+            "working_bytes": profile.layer.held_bytes,
+        }
+        return StageChunks(laws, profile.layer.laws, num_layers, **self._bytes(num_layers, *ends) | measured)
 
     def _laws_at(self, site: Site) -> tuple[Laws, Laws, Laws]:
         if site.name not in self._laws:

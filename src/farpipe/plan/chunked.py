@@ -11,7 +11,7 @@ from farpipe.errors import InputError
 from farpipe.plan.plan import Plan
 from farpipe.plan.planner import predict
 from farpipe.sequences import StepPlan, options_of, plan_sequences, shares, step_plan
-from farpipe.sequences.layout import ChunkLayout, chunk_layout
+from farpipe.sequences.layout import ChunkLayout, Profiles, chunk_layout
 from farpipe.sequences.planner import token_limit
 from farpipe.simulate import simulate
 from farpipe.spec import Job
@@ -19,7 +19,9 @@ from farpipe.spec import Job
 METHOD: Final = "chunk-1f1b"
 
 
-def plan_on_chunks(job: Job, lengths: NDArray[np.int64], longest: int) -> tuple[Plan, ChunkCosts]:
+def plan_on_chunks(
+    job: Job, lengths: NDArray[np.int64], longest: int, profiles: Profiles | None = None
+) -> tuple[Plan, ChunkCosts]:
     """(plan, what chunks cost) of a job with `data.packing`, for a first batch of these `lengths`.
 
     Problem and schedule are those of the replica with most to do. InfeasibleError when a sequence of `longest` tokens,
@@ -30,7 +32,7 @@ def plan_on_chunks(job: Job, lengths: NDArray[np.int64], longest: int) -> tuple[
         raise InputError(
             f"schedule: chunks of sequences have an order of their own, not {job.schedule!r}; leave it out"
         )
-    found = chunk_layout(job, max(longest, 2))
+    found = chunk_layout(job, max(longest, 2), profiles=profiles)
     token_limit(found.costs, longest)
     options = options_of(job.data.packing)
     parts = [lengths[mine] for mine in shares(found.costs, lengths, found.layout.data)]

@@ -37,7 +37,7 @@ def profile(
     microbatch_size = microbatch_size or training.microbatch_size or 1
     training = training.model_copy(update={"microbatch_size": microbatch_size, "global_batch": microbatch_size})
     request = ProfileRequest(model=model, training=training, device=device, seconds=seconds)
-    found = _measure(request, num_processes)
+    found = [validate(StackTimes, times, f"process {n}") for n, times in enumerate(measure(request, num_processes))]
     return Profile(
         device=device_name,
         shape=model_shape(model),
@@ -50,12 +50,11 @@ def profile(
     )
 
 
-def _measure(request: ProfileRequest, num_processes: int) -> list[StackTimes]:
-    """What every process measured."""
+def measure(request: ProfileRequest, num_processes: int) -> list[Any]:
+    """What every process measured, as JSON data."""
     command = [sys.executable, "-m", "farpipe.run.profile_main"]
     environment = {REQUEST_VARIABLE: request.model_dump_json()}
-    found = launch(lambda _: command, num_processes, log_dir=None, env=environment)
-    return [validate(StackTimes, times, f"process {number}") for number, times in enumerate(found)]
+    return launch(lambda _: command, num_processes, log_dir=None, env=environment)
 
 
 def part_times(found: list[StackTimes]) -> dict[str, Any]:

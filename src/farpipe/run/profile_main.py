@@ -4,6 +4,7 @@ import os
 
 from farpipe.run.profile import REQUEST_VARIABLE
 from farpipe.run.reports import leave_result, reporting_errors
+from farpipe.runtime.chunk_times import ChunkStacks
 from farpipe.runtime.profile_request import ProfileRequest, StackTimes
 from farpipe.runtime.rendezvous import rendezvous_from_env
 from farpipe.runtime.stack_times import Stacks
@@ -13,6 +14,9 @@ from farpipe.transport import TransportConfig, connect
 def main() -> None:
     """Measure at the same time as the other processes and leave the times for the launcher."""
     request = ProfileRequest.from_json(os.environ[REQUEST_VARIABLE], REQUEST_VARIABLE)
+    if request.sequences:
+        _measure_chunks(request)
+        return
     stacks = Stacks(request)
     with connect(
         int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), TransportConfig(), rendezvous_from_env()
@@ -22,6 +26,16 @@ def main() -> None:
         transport.exchange("optimizer", b"", waiting_for="all processes to measure the optimizer")
         optimizer_s = stacks.optimizer_s_per_param()
     leave_result(StackTimes(**times, optimizer_s_per_param=optimizer_s).model_dump(mode="json"))
+
+
+def _measure_chunks(request: ProfileRequest) -> None:
+    chunks = ChunkStacks(request)
+    with connect(
+        int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), TransportConfig(), rendezvous_from_env()
+    ) as transport:
+        transport.exchange("chunks", b"", waiting_for="all processes to measure chunks")
+        times = chunks.times()
+    leave_result(times.model_dump(mode="json"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import Final, Self
 
 from farpipe.runtime.run_spec import DeviceKind
 from farpipe.spec import Model, Training
-from farpipe.spec.part import Part, Positive, Text
+from farpipe.spec.part import Flag, Part, Positive, Text
 from farpipe.strict import parse_json, validate
 
 KINDS: Final = ("forward_s", "input_grad_s", "weight_grad_s")
@@ -19,11 +19,26 @@ class ProfileRequest(Part):
     device: DeviceKind
     seconds: Positive
     """Time for which the stacks are run."""
+    sequences: Flag = False
+    """Measure slices of many lengths behind many prefixes, in ChunkTimes, instead of one length, in StackTimes."""
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Self:
         """Read what `model_dump_json` gives."""
         return validate(cls, parse_json(text, source), source)
+
+
+class ChunkTimes(Part):
+    """What one process measured of chunks that are one slice each, and what was held of one long sequence."""
+
+    tokens: tuple[float, ...]
+    """Of every slice."""
+    pairs: tuple[float, ...]
+    forward_s: dict[Text, tuple[float, ...]]
+    """By stack, seconds of every slice."""
+    backward_s: dict[Text, tuple[float, ...]]
+    held_bytes: dict[Text, float]
+    """By stack, bytes per token between forward and backward; ``recomputed``: of three layers computed again."""
 
 
 class StackTimes(Part):

@@ -17,7 +17,7 @@ from farpipe.runtime.work import choose_gpu, make_stage, numerics_of
 NUM_SKIPPED: Final = 3
 """First repeats that count for nothing: they fill caches and let libraries choose their kernels."""
 MIN_REPEATS: Final = 5
-_SLICES: Final = (
+SLICES: Final = (
     StageSlice(0, 1, False, False),
     StageSlice(0, 3, False, False),
     StageSlice(0, 1, True, False),
@@ -32,7 +32,7 @@ class Stacks:
         if request.device == "cuda":
             choose_gpu()
         self._request = request
-        self._stacks = {name: _Stack(request, part) for name, part in zip(STACK_NAMES, _SLICES, strict=True)}
+        self._stacks = {name: _Stack(request, part) for name, part in zip(STACK_NAMES, SLICES, strict=True)}
 
     def times(self) -> dict[str, dict[str, float]]:
         """Median seconds by stack and kind, over `request.seconds`."""

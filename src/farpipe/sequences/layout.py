@@ -1,9 +1,10 @@
 """Where the stages of a job are when it trains on chunks: ranks over sites, layers so that no stage is slow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farpipe.cost import JobCosts, Layout, Placement, place_evenly
+from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError, InputError
@@ -18,14 +19,18 @@ class ChunkLayout(NamedTuple):
     costs: ChunkCosts
 
 
-def chunk_costs(job: Job, longest: int, context: int = 1) -> ChunkCosts:
+Profiles = Mapping[str, ChunkProfile]
+"""By device."""
+
+
+def chunk_costs(job: Job, longest: int, context: int = 1, profiles: Profiles | None = None) -> ChunkCosts:
     """The costs of `chunk_layout`; InputError where there are replicas, which divide a batch."""
     if (job.layout.data or 1) > 1:
         raise InputError("layout.data: a batch's chunks are planned for one pipeline; take 1 and divide the batch")
-    return chunk_layout(job, longest, context).costs
+    return chunk_layout(job, longest, context, profiles).costs
 
 
-def chunk_layout(job: Job, longest: int, context: int = 1) -> ChunkLayout:
+def chunk_layout(job: Job, longest: int, context: int = 1, profiles: Profiles | None = None) -> ChunkLayout:
     """The stages of a job for chunks: pinned degrees, else one rank for each device (or `context` of them).
 
     Stages are on the sites in their order, as many as devices; layers so that the slowest stage is as fast as can be.
@@ -33,9 +38,10 @@ def chunk_layout(job: Job, longest: int, context: int = 1) -> ChunkLayout:
     """
     layout, sites = _layout(job, context)
     costs = JobCosts(job.model, job.training)
-    layers = job.layout.layers or _balanced(job, costs, layout, sites, longest, context)
+    layers = job.layout.layers or _balanced(job, costs, layout, sites, longest, context, profiles)
     placements = place_evenly([site.name for site in sites], layers)
-    return ChunkLayout(layout, placements, job_chunk_costs(costs, layout, placements, job.cluster, longest, context))
+    found = job_chunk_costs(costs, layout, placements, job.cluster, longest, context, profiles)
+    return ChunkLayout(layout, placements, found)
 
 
 def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
@@ -69,14 +75,22 @@ def _shared_out(num_ranks: int, most: Sequence[int]) -> list[int]:
 
 
 def _balanced(
-    job: Job, costs: JobCosts, layout: Layout, sites: Sequence[Site], longest: int, context: int
+    job: Job,
+    costs: JobCosts,
+    layout: Layout,
+    sites: Sequence[Site],
+    longest: int,
+    context: int,
+    profiles: Profiles | None,
 ) -> tuple[int, ...]:
     """Layers one by one to the stage that stays fastest: the least time of the slowest, for layers are alike."""
     num_layers, count = job.model.num_layers, len(sites)
     if count > num_layers:
         raise InfeasibleError(f"{count} stages are too many for {num_layers} layers; pin layout.pipeline lower")
     start = [num_layers // count + (i < num_layers % count) for i in range(count)]
-    one = job_chunk_costs(costs, layout, place_evenly([s.name for s in sites], start), job.cluster, longest, context)
+    one = job_chunk_costs(
+        costs, layout, place_evenly([s.name for s in sites], start), job.cluster, longest, context, profiles
+    )
     tokens = float(job.training.sequence_length)
     total = [stage.laws.total for stage in one.stages]
     of_layer = [stage.layer.total for stage in one.stages]

@@ -21,6 +21,9 @@ from farpipe.units import format_bytes
 
 MOST_CHUNKS_PER_STAGE: Final = 40
 """More only add fixed times, by the experience of all batches tried."""
+MOST_SLICES: Final = 2048
+"""Of the longest sequence, where nothing coarser fits memory."""
+MOST_CHUNKS: Final = 4096
 _TARGETS_PER_DOUBLING: Final = 3
 _MOST_PLANNED: Final = 3
 """Cuts that are planned to the end: those that look best by the estimate."""
@@ -113,6 +116,8 @@ def plan_sequences(
     limit = token_limit(costs, int(sizes.max()))
     ranked = sorted(_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
     grouped = _grouped(costs, ranked, options, began_s + options.budget_s / 2)
+    if not grouped and options.num_slices is None:
+        grouped = _finer(costs, sizes, limit, options, ranked)
     if not grouped:
         raise _infeasible(costs, ranked, options)
     plans: list[SequencePlan] = []
@@ -161,6 +166,31 @@ def _grouped(
             if more_s == 0 or (found and time.perf_counter() > deadline_s):
                 break
     return sorted(found, key=lambda each: each.seconds)
+
+
+def _finer(
+    costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, ranked: Sequence[_Estimated]
+) -> list[_Grouped]:
+    """What memory makes of more and more slices, where no cut that is fast fits: the first that does.
+
+    Slices of equal tokens: the more of them, the less is held beside the longest sequence, down to what `token_limit`
+    has found to fit. Of equal time, the first slices of the next sequence come in longer than the last ones of the one
+    before go out, which takes up to 1.41 times the longest sequence however many they are.
+    """
+    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, replace(options, equal="tokens"))
+    longest = int(sizes.max())
+    longest_s = law.pair_s * longest**2 / 2 + law.token_s * longest
+    slices = 2 * max(num_slices_within(longest, one.cut, law) for one in ranked)
+    while slices <= min(longest, MOST_SLICES):
+        cut = Cut(longest_s / slices, limit, options.rule)
+        batch = cut_batch(sizes, cut, law)
+        if batch.num_chunks > MOST_CHUNKS:
+            break
+        found = _grouped(costs, [_Estimated(0.0, cut, batch)], replace(options, hide_links=False), math.inf)
+        if found:
+            return found
+        slices *= 2
+    return []
 
 
 def _ways_to_hide(costs: ChunkCosts, load: Load, options: BatchOptions) -> list[tuple[int, ...]]:

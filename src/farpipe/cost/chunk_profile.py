@@ -1,0 +1,108 @@
+"""Measured costs of chunks: laws fitted to slices of many lengths behind many prefixes on one device, and bytes held.
+
+`farpipe profile --sequences` writes them (format ``farpipe/chunk-profile/1``).
+"""
+
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from farpipe.cost.chunk_laws import Law, Laws
+from farpipe.cost.profile import Seconds, model_shape
+from farpipe.document import Document
+from farpipe.errors import InputError
+from farpipe.spec import Device, Model, Precision, Training
+from farpipe.strict import validate
+
+MARK: Final = 0.05
+"""What the mean error on points that a fit did not see should stay below."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeasuredLaw(_Part):
+    """See `Law`."""
+
+    pair_s: Seconds
+    token_s: Seconds
+    fixed_s: Seconds
+
+    @classmethod
+    def of(cls, law: Law) -> Self:
+        """The same as a part of a document."""
+        return cls(pair_s=law.pair_s, token_s=law.token_s, fixed_s=law.fixed_s)
+
+    @property
+    def law(self) -> Law:
+        """The same as a Law."""
+        return Law(self.pair_s, self.token_s, self.fixed_s)
+
+
+class PartCosts(_Part):
+    """One layer, the embedding or the head of a chunk: seconds, and bytes that are held per token."""
+
+    forward: MeasuredLaw
+    backward: MeasuredLaw
+    held_bytes: Seconds
+    """From a forward to its backward, keys and values included."""
+
+    @property
+    def laws(self) -> Laws:
+        """F, I and W. Only whole backwards are measured; W is taken for as much as a forward without its attention."""
+        forward, backward = self.forward.law, self.backward.law
+        weight_grad = Law(token_s=min(forward.token_s, backward.token_s / 2))
+        return Laws(
+            forward, Law(backward.pair_s, backward.token_s - weight_grad.token_s, backward.fixed_s), weight_grad
+        )
+
+
+class ChunkProfile(_Part, Document):
+    """What chunks cost on one device for one shape of model."""
+
+    FORMAT: ClassVar[str] = "farpipe/chunk-profile/1"
+    INDENT: ClassVar[int | None] = 1
+
+    device: Annotated[str, Field(min_length=1)]
+    shape: Annotated[str, Field(min_length=1)]
+    """`model_shape` of the model that was measured."""
+    precision: Precision
+    longest: Annotated[int, Field(ge=1)]
+    """Tokens of the longest sequence of which slices were measured."""
+    embedding: PartCosts
+    layer: PartCosts
+    head: PartCosts
+    recomputed_bytes: Seconds
+    """Per token, what a layer that is computed again still holds: its input, keys and values."""
+    boundary_bytes: Seconds
+    """Per token, what a stage holds beside its layers: input and output."""
+    action_forward_s: Seconds
+    """Fixed time of a forward besides its layers."""
+    action_backward_s: Seconds
+    errors: dict[str, float]
+    """Of forwards and backwards at points that the fits did not see: mean and largest, relative."""
+
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
+        return validate(cls, body, source)
+
+    def expect(self, model: Model, training: Training, device: Device, longest: int) -> None:
+        """InputError naming the first thing that differs from what was measured."""
+        wanted = {"device": device.name, "shape": model_shape(model), "precision": training.precision}
+        for key, value in wanted.items():
+            if getattr(self, key) != value:
+                raise InputError(
+                    f"profile of {self.device!r}: {key}: measured with {getattr(self, key)!r}, the job has {value!r}; "
+                    "measure again with `farpipe profile --sequences`"
+                )
+        if longest > 2 * self.longest:
+            raise InputError(
+                f"profile of {self.device!r}: slices of sequences up to {self.longest} tokens were measured, and there "
+                f"is one of {longest}; measure again with a longer training.sequence_length"
+            )

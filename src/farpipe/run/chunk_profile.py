@@ -1,0 +1,90 @@
+"""Measure what chunks of sequences take and hold on this machine: ``farpipe profile --sequences``."""
+
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from farpipe.cost.chunk_laws import Floats, Law, fit_law
+from farpipe.cost.chunk_profile import ChunkProfile, MeasuredLaw, PartCosts
+from farpipe.cost.profile import model_shape
+from farpipe.run.profile import measure
+from farpipe.runtime.profile_request import ChunkTimes, ProfileRequest
+from farpipe.runtime.run_spec import DeviceKind
+from farpipe.spec import Model, Training
+from farpipe.strict import validate
+
+_UNSEEN: Final = 3
+"""Of so many points one is kept from the fits, to tell how good they are."""
+
+
+def profile_chunks(
+    model: Model,
+    training: Training,
+    device_name: str,
+    *,
+    device: DeviceKind = "cpu",
+    num_processes: int = 1,
+    seconds: float = 20.0,
+) -> ChunkProfile:
+    """The laws of chunks with `num_processes` processes measuring at once, for `seconds` and start-up.
+
+    Raises InputError for a precision that doesn't train here, RunError when a process dies (out of memory).
+    """
+    request = ProfileRequest(model=model, training=training, device=device, seconds=seconds, sequences=True)
+    found = [validate(ChunkTimes, times, "process") for times in measure(request, num_processes)]
+    return chunk_profile(found, model, training, device_name)
+
+
+def chunk_profile(found: list[ChunkTimes], model: Model, training: Training, device_name: str) -> ChunkProfile:
+    """The laws fitted to what the processes measured, each slice the median over the processes.
+
+    A layer is half of what three take more than one, the embedding and the head what they add to one layer, what then
+    remains of one layer is the fixed time of an action.
+    """
+    tokens, pairs = np.array(found[0].tokens), np.array(found[0].pairs)
+    seen = np.arange(tokens.size) % _UNSEEN != _UNSEEN - 1
+    laws: dict[str, dict[str, Law]] = {"forward": {}, "backward": {}}
+    overheads: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    for kind, fitted in laws.items():
+        one, three, embedding, head = (_medians(found, kind, name) for name in _NAMES)
+        fitted["layer"] = fit_law(tokens[seen], pairs[seen], (three - one)[seen] / 2)
+        for name, stack in (("embedding", embedding), ("head", head)):
+            fitted[name] = fit_law(tokens[seen], np.zeros(int(seen.sum())), (stack - one)[seen])
+        layer_s = fitted["layer"].seconds(tokens, pairs)
+        overheads[kind] = max(0.0, median((one - layer_s)[seen].tolist()))
+        off = np.abs((3 * layer_s + overheads[kind]) / three - 1)[~seen]
+        errors |= {f"{kind}, mean": float(off.mean()), f"{kind}, largest": float(off.max())}
+    held = {name: median(times.held_bytes[name] for times in found) for name in found[0].held_bytes}
+    layer = max(0.0, (held["three_layers"] - held["one_layer"]) / 2)
+    between = max(0.0, held["one_layer"] - layer)
+    sizes = {"layer": layer, "embedding": held["embedding_and_layer"] - layer, "head": held["layer_and_head"] - layer}
+    parts = {
+        name: PartCosts(
+            forward=MeasuredLaw.of(laws["forward"][name]),
+            backward=MeasuredLaw.of(laws["backward"][name]),
+            held_bytes=max(0.0, size),
+        )
+        for name, size in sizes.items()
+    }
+    return ChunkProfile(
+        device=device_name,
+        shape=model_shape(model),
+        precision=training.precision,
+        longest=int(max(found[0].tokens)),
+        boundary_bytes=between,
+        recomputed_bytes=max(0.0, (held["recomputed"] - between) / 2),
+        action_forward_s=overheads["forward"],
+        action_backward_s=overheads["backward"],
+        errors=errors,
+        **parts,
+    )
+
+
+_NAMES: Final = ("one_layer", "three_layers", "embedding_and_layer", "layer_and_head")
+
+
+def _medians(found: list[ChunkTimes], kind: str, stack: str) -> Floats:
+    rows = [times.forward_s[stack] if kind == "forward" else times.backward_s[stack] for times in found]
+    return np.asarray(np.median(np.array(rows), axis=0))

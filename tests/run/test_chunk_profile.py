@@ -1,0 +1,101 @@
+"""Measured costs of chunks: laws are found again from the times they made, and bytes are those that stages hold."""
+
+import numpy as np
+import pytest
+
+from chunk_runs import MODEL, PlanningHere, make_run, write_documents
+from farpipe.cost import JobCosts, place_evenly
+from farpipe.cost.chunk_laws import Law
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.cost.job_chunks import job_chunk_costs
+from farpipe.cost.layout import Layout
+from farpipe.errors import InputError
+from farpipe.run.chunk_profile import chunk_profile, profile_chunks
+from farpipe.runtime.chunk_times import Point, points
+from farpipe.runtime.profile_request import STACK_NAMES, ChunkTimes
+from farpipe.runtime.train import train_rank
+from farpipe.spec import Cluster, Training, preset_site
+from in_process import run_ranks
+from trainings import metrics
+
+TRAINING = Training(sequence_length=64, global_batch=1, precision="fp32")
+FORWARD, BACKWARD = Law(1e-9, 2e-6, 1e-5), Law(3e-9, 4e-6, 2e-5)
+HELD = {
+    "one_layer": 300.0,
+    "three_layers": 700.0,
+    "embedding_and_layer": 280.0,
+    "layer_and_head": 320.0,
+    "recomputed": 200.0,
+}
+
+
+def made(longest=4096, noise=0.0):
+    """Times that laws have made: a head in the backward of its stack, an embedding in the forward of its own."""
+    slices = [chunk for point in points(longest) for chunk in point.chunks]
+    tokens = np.array([chunk.num_tokens for chunk in slices], np.float64)
+    pairs = np.array([chunk.num_pairs for chunk in slices])
+    draw = np.random.default_rng(0)
+
+    def of(law, layers, extra=0.0):
+        seconds = layers * law.seconds(tokens, pairs) + extra * tokens + 1e-4
+        return tuple((seconds * draw.uniform(1 - noise, 1 + noise, tokens.size)).tolist())
+
+    layers = {"one_layer": 1, "three_layers": 3, "embedding_and_layer": 1, "layer_and_head": 1}
+    return ChunkTimes(
+        tokens=tuple(tokens.tolist()),
+        pairs=tuple(pairs.tolist()),
+        forward_s={name: of(FORWARD, layers[name], 1e-6 * (name == "embedding_and_layer")) for name in STACK_NAMES},
+        backward_s={name: of(BACKWARD, layers[name], 5e-6 * (name == "layer_and_head")) for name in STACK_NAMES},
+        held_bytes=HELD,
+    )
+
+
+def test_points_are_whole_sequences_and_slices_behind_prefixes():
+    found = points(4096)
+    assert len(found) == 15
+    assert Point(4096, 3072) in found
+    assert [chunk.context for chunk in Point(4096, 3072).chunks] == [0, 3072]
+    assert all(sum(chunk.num_tokens for chunk in point.chunks) == point.length for point in found)
+
+
+def test_laws_are_found_again_and_errors_told_of_points_that_fits_did_not_see():
+    found = chunk_profile([made(), made()], MODEL, TRAINING, "cpu")
+    assert found.layer.forward.law.token_s == pytest.approx(FORWARD.token_s, rel=1e-6)
+    assert found.layer.backward.law.pair_s == pytest.approx(BACKWARD.pair_s, rel=1e-6)
+    assert found.embedding.forward.token_s == pytest.approx(1e-6, rel=1e-3)
+    assert found.head.backward.token_s == pytest.approx(5e-6, rel=1e-3)
+    assert found.action_forward_s == pytest.approx(1e-4, rel=1e-3)
+    assert max(found.errors.values()) < 1e-6
+    noisy = chunk_profile([made(noise=0.02)], MODEL, TRAINING, "cpu")
+    assert 0 < noisy.errors["forward, mean"] <= noisy.errors["forward, largest"] < 0.1
+    total = found.layer.laws.total
+    assert total.token_s == pytest.approx(FORWARD.token_s + BACKWARD.token_s, rel=1e-6)
+    assert ChunkProfile.from_json(found.to_json()) == found
+
+
+def test_costs_are_those_that_were_measured():
+    found = chunk_profile([made()], MODEL, TRAINING, "cpu")
+    cluster = Cluster(sites=(preset_site("a", "cpu", 2),))
+    job = (JobCosts(MODEL, TRAINING), Layout(2, 1, 1, 1, 1, 1), place_evenly(["a", "a"], [1, 3]), cluster, 64)
+    first, last = job_chunk_costs(*job, profiles={"cpu": found}).stages
+    assert first.activation_bytes == pytest.approx(280.0)
+    assert last.activation_bytes == pytest.approx(320.0 + 2 * 200.0)
+    assert last.saved_bytes == pytest.approx(200.0 - 50.0)
+    assert last.laws.forward.fixed_s == pytest.approx(3 * FORWARD.fixed_s + 1e-4, rel=1e-3)
+    assert last.laws.total.token_s == pytest.approx(3 * 6e-6 + 5e-6, rel=1e-3)
+    for change in ({"device": "h100"}, {"shape": "another"}, {"precision": "bf16"}, {"longest": 8}):
+        other = found.model_copy(update=change)
+        with pytest.raises(InputError, match="measure again"):
+            job_chunk_costs(*job, profiles={"cpu": other})
+
+
+@pytest.mark.slow
+def test_what_stages_hold_is_within_five_per_cent_of_what_a_profile_predicts(tmp_path):
+    """The measured bytes per token, put together by the planner, against what every stage of a training holds."""
+    measured = profile_chunks(MODEL, TRAINING, "cpu", seconds=0.1)
+    run = make_run(write_documents(tmp_path / "text"), profiles={"cpu": measured}, training={"global_batch": 8})
+    run_ranks(2, lambda peers: train_rank(run, peers, tmp_path, make_planner=PlanningHere))
+    for line in metrics(tmp_path):
+        pairs = zip(line["chunks"]["predicted_held_bytes"], line["chunks"]["measured_held_bytes"], strict=True)
+        for predicted, held in pairs:
+            assert predicted == pytest.approx(held, rel=0.05)
