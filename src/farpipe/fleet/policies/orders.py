@@ -1,6 +1,7 @@
 """Rules of order: who is looked at first, the least key first."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from farpipe.fleet.job import JobState
 from farpipe.fleet.policies.protocol import View
@@ -41,18 +42,26 @@ def device_s(view: View, job: JobState) -> float:
 
 
 AGEING_S = 14 * 24 * 3600.0
-"""After so long in the queue a job has gained as much as the largest normalised figure is worth."""
+"""After so long in the queue a job has gained as much as the largest normalised figure is worth. Not published; the
+shorter it is, the nearer BACE comes to first come, first served."""
 
 
 def bace_priority(view: View, jobs: Sequence[JobState]) -> list[float]:
-    """BACE-Pipe's in our reading: what is left to compute and what it would take of the network, less its age.
+    """BACE-Pipe's in our reading: what is left to compute and what it would take of the network, less its age."""
+    return _bace(view, jobs, AGEING_S)
 
-    Both are normalised by the largest in the queue. A job that fits a site takes nothing of the network.
-    """
+
+def bace_ageing(ageing_s: float) -> Keys:
+    """The same with another time after which age outweighs the rest."""
+    return partial(_bace, ageing_s=ageing_s)
+
+
+def _bace(view: View, jobs: Sequence[JobState], ageing_s: float) -> list[float]:
+    """Both figures are normalised by the largest in the queue. A job that fits a site takes nothing of the network."""
     left = by_work_left(view, jobs)
     demand = _demands(view, jobs)
     most_left, most_demand = max(left, default=0.0) or 1.0, max(demand, default=0.0) or 1.0
-    ages = [job.total_queued_s(view.now_s) / AGEING_S for job in jobs]
+    ages = [job.total_queued_s(view.now_s) / ageing_s for job in jobs]
     return [a / most_left + b / most_demand - age for a, b, age in zip(left, demand, ages, strict=True)]
 
 

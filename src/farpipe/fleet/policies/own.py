@@ -7,10 +7,11 @@ time. Nobody's total time in the queue goes beyond a bound as long as others can
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from farpipe.fleet.job import JobState
 from farpipe.fleet.policies.improve import Limits, improved
-from farpipe.fleet.policies.orders import by_work_left
+from farpipe.fleet.policies.orders import by_arrival, by_work_left
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.seats import Seats
 from farpipe.fleet.policies.worth import Objective, Worth
@@ -32,6 +33,10 @@ class OwnPolicy:
     """Price of carbon, as part of the money."""
     hour_value: float = 8.0
     """Device-hours that an hour of a job's completion time is worth."""
+    order: Literal["work", "arrival"] = "work"
+    """Who is looked at first: who has least work left, or who came first."""
+    sees_prices: bool = True
+    """Whether places are chosen by their prices; else by time alone."""
     preempts: bool = True
     factor: float = 1.5
     """A running job is stopped for one whose rest is less work by this factor."""
@@ -46,7 +51,8 @@ class OwnPolicy:
     @property
     def objective(self) -> Objective:
         """What is minimised."""
-        return Objective(not self.electricity_only, not self.electricity_only, self.carbon_usd_per_t, self.hour_value)
+        hour_value = self.hour_value if self.sees_prices else 1e9
+        return Objective(not self.electricity_only, not self.electricity_only, self.carbon_usd_per_t, hour_value)
 
     def decide(self, view: View) -> Iterator[Decision]:
         """As in `Policy`."""
@@ -82,7 +88,7 @@ class OwnPolicy:
 
     def keys(self, view: View, jobs: Sequence[JobState]) -> list[float]:
         """Device-seconds that are left; who has waited for too long comes before all others."""
-        keys = by_work_left(view, jobs)
+        keys = (by_work_left if self.order == "work" else by_arrival)(view, jobs)
         waits = [job.total_queued_s(view.now_s) for job in jobs]
         late = [wait > self.max_queued_s for wait in waits]
         return [URGENT - wait if is_late else key for key, wait, is_late in zip(keys, waits, late, strict=True)]
