@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from farpipe.cli.fleet_sweep import sweep
 from farpipe.cli.output import console, print_json, status
 
 if TYPE_CHECKING:
     from farpipe.fleet.outcome import Outcome
 
 fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_args_is_help=True)
+fleet.command()(sweep)
 
 Fleet = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]

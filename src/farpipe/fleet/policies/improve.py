@@ -63,7 +63,8 @@ def _repays(view: View, worth: Worth, job: JobState, here: Placement, there: Pla
     seconds = min(left_s, worth.objective.horizon_s)
     saved = (worth.of_step(here) - worth.of_step(there)) / here.step_s * seconds
     stop_s = there.startup_s or view.stop_s(job, there)
-    return saved > 2 * stop_s * (worth.usd_per_h(there) + worth.hour_usd)
+    stop_usd = stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(there) + worth.hour_usd) + worth.transfer_usd(there)
+    return saved / SECONDS_PER_HOUR > 2 * stop_usd
 
 
 def _pays_pause(view: View, worth: Worth, job: JobState, here: Placement) -> bool:

@@ -18,6 +18,8 @@ from farpipe.fleet.policies.worth import Objective, Worth
 
 URGENT = -1e18
 """Added to the key of a job that has waited too long: it goes first, the longest wait before the others."""
+STOP_SHARE = 10.0
+"""What is left of a stopped job is more than the other's by so many restarts."""
 LOOKED_AT = 16
 """Queued jobs for which running ones may be stopped at one event; those behind them come later."""
 
@@ -73,8 +75,9 @@ class OwnPolicy:
                 continue
             num_left += 1
             if place < LOOKED_AT and victims:
-                late = [(other_key, other) for other_key, other in victims if other_key > max(key, self.factor * key)]
-                if seats.make_room(job, [other for _, other in late]):
+                least = max(key, self.factor * key)
+                late = [other for other_key, other in victims if other_key > least + _stop_device_s(view, other)]
+                if seats.make_room(job, late):
                     victims = [(k, other) for k, other in victims if other.name not in seats.changed]
             elif place >= LOOKED_AT and seats.num_free <= 0:
                 break
@@ -92,3 +95,9 @@ class OwnPolicy:
         waits = [job.total_queued_s(view.now_s) for job in jobs]
         late = [wait > self.max_queued_s for wait in waits]
         return [URGENT - wait if is_late else key for key, wait, is_late in zip(keys, waits, late, strict=True)]
+
+
+def _stop_device_s(view: View, job: JobState) -> float:
+    """Device-seconds that have to be won before it is worth to stop a job for another."""
+    number = job.placement.num_devices if job.placement else 0
+    return STOP_SHARE * view.state.world.stops.restart_s * number

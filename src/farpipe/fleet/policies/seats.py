@@ -75,7 +75,7 @@ class Seats:
                 self._failed.add((job.job.kind, number))
         if not found and job.job.min_devices > self._largest_site:
             found = [p for number in numbers for p in self._wide(space, job, number)]
-        return self._worth.best(found)
+        return self._worth.best(job, found)
 
     def _has_failed(self, job: JobState, number: int) -> bool:
         """Whether a job of this kind found no place before: the space only gets fuller."""

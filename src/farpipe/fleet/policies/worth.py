@@ -8,6 +8,7 @@ from typing import NamedTuple
 from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.job import JobState, Placement
 from farpipe.fleet.policies.protocol import View
+from farpipe.fleet.quotes import Devices
 
 GRAMS_PER_TONNE = 1e6
 
@@ -98,6 +99,20 @@ class Worth:
         here = sum(number * self.device_usd(site, self.view.usd_per_mwh(site)) for site, number in placement.devices)
         return here > placement.num_devices * self.usual_usd * (1 + margin) + self.hour_usd
 
-    def best(self, placements: Iterable[Placement]) -> Placement | None:
-        """The placement that is worth most."""
-        return min(placements, key=lambda p: (self.of_step(p), p.step_s, p.devices), default=None)
+    def transfer_usd(self, placement: Placement) -> float:
+        """Egress of the checkpoint on its way to where the job starts."""
+        sent, steps = placement.startup_bytes_per_s, placement.link_bytes_per_s
+        if not self.objective.egress or sent is steps:
+            return 0.0
+        more = {link: (rate - steps.get(link, 0.0)) * placement.startup_s for link, rate in sent.items()}
+        return sum(size / BYTES_PER_GB * self.view.egress_usd_per_gb(link) for link, size in more.items())
+
+    def best(self, job: JobState, placements: Iterable[Placement]) -> Placement | None:
+        """The placement on which the rest of `job` is worth most."""
+        hours_left = job.left_at(self.view.now_s) / SECONDS_PER_HOUR
+
+        def cost(placement: Placement) -> tuple[float, float, Devices]:
+            rest = self.of_step(placement) * hours_left + self.transfer_usd(placement)
+            return rest, placement.step_s, placement.devices
+
+        return min(placements, key=cost, default=None)
