@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from farpipe.fleet.outcome import Outcome
 
 fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_args_is_help=True)
-fleet.command()(sweep)
 
 Fleet = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]
@@ -78,6 +77,9 @@ def compare(
         print_json([_without_jobs(outcome.to_data()) for outcome in outcomes])
     else:
         console().print(_table(outcomes))
+
+
+fleet.command()(sweep)
 
 
 @fleet.command("policies")

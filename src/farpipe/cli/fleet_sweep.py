@@ -22,7 +22,7 @@ def sweep(
     policies: Annotated[
         str, typer.Option(help="Names with commas between them; all: every one.")
     ] = "easy,bace,farpipe",
-    loads: Annotated[str, typer.Option(help="Offered loads, such as 0.6,0.9; empty: the trace as it is.")] = "",
+    loads: Annotated[str | None, typer.Option(help="Offered loads, such as 0.6,0.9; else the trace as it is.")] = None,
     bandwidths: Annotated[str, typer.Option(help="Factors for every link's rate.")] = "1",
     seeds: Annotated[int, typer.Option(min=1, help="So many orders of the jobs; the first is the trace's.")] = 1,
     rows: Annotated[Path, typer.Option(help="Keep rows here; what is there is not computed again.")] = Path(
@@ -38,8 +38,9 @@ def sweep(
     from farpipe.fleet.sweep import grid, key_of
 
     names = list(POLICIES) if policies == "all" else [name.strip() for name in policies.split(",")]
-    points = grid(names, _numbers(loads, "--loads"), _numbers(bandwidths, "--bandwidths"), range(seeds))
-    key = key_of(*_case(path, jobs)[:2], __version__)
+    points = grid(names, _numbers(loads or "", "--loads"), _numbers(bandwidths, "--bandwidths"), range(seeds))
+    scenario, trace, _ = _case(path, jobs)
+    key = key_of(scenario, trace, __version__)
     known = {_point(row): row for row in _read(rows) if row.get("key") == key}
     missing = [point for point in points if tuple(point) not in known]
     _end_last_line(rows)

@@ -8,8 +8,8 @@ from typing import Any, Final
 PANELS: Final = (
     ("mean_jct_s", "mean completion, h", 3600.0),
     ("p95_jct_s", "95 % completed within, h", 3600.0),
-    ("electricity_usd", "electricity, thousand USD", 1e3),
-    ("total_usd", "all money, thousand USD", 1e3),
+    ("electricity_usd", "electricity, USD", 1.0),
+    ("total_usd", "all money, USD", 1.0),
 )
 LINES: Final = ("-", "--", ":", "-.")
 
