@@ -1,5 +1,7 @@
 """Every policy keeps the rules in random fleets, and what sets each apart shows."""
 
+from dataclasses import replace
+
 import pytest
 
 from farpipe.errors import UsageError
@@ -7,6 +9,7 @@ from farpipe.fleet.conformance import SimpleQuotes, violations
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES, policy_of
+from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.protocol import Decision
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.simulator import Simulator
@@ -123,6 +126,40 @@ def test_own_policy_moves_to_the_cheaper_site_when_that_repays_the_stop():
     assert set(long.final.spent.device_s) == {"s0", "s1"}
     short = run("farpipe", [job("short", 10.0, 750)], cluster(8, 8), prices)["short"]
     assert short.final.num_moves == 0
+
+
+def crowd(num_jobs=120, every_s=400.0):
+    """Short jobs that take more than one site of 8 has, and a long one that came with the first."""
+    jobs = [job(f"short{index}", 1.0 + every_s * index, 40) for index in range(num_jobs)]
+    return [job("long", 0.5, 2000), *jobs]
+
+
+@pytest.mark.parametrize("hours", [3, 8])
+def test_nobody_waits_longer_than_the_bound(hours):
+    """Then it goes before all that have not waited so long: the stop of one that has just begun takes half an hour."""
+    bounded = OwnPolicy(max_queued_s=hours * 3600.0, wait_share=0.0)
+    free = replace(bounded, max_queued_s=float("inf"))
+    found, starved = (run(policy, crowd(), cluster(8))["long"].final for policy in (bounded, free))
+    assert found.queued_s <= hours * 3600 + 1800 + 600
+    assert starved.queued_s > 2 * 8 * 3600
+
+
+def test_a_near_deadline_goes_first_and_one_that_is_lost_does_not():
+    short = [job(f"short{index}", 1.0, 100) for index in range(20)]
+    dated = replace(job("dated", 2.0, 900), deadline_s=14_000.0)
+    met = run("farpipe", [*short, dated], cluster(8))["dated"]
+    late = run("farpipe", [*short, replace(dated, deadline_s=None)], cluster(8))["dated"]
+    lost = run("farpipe", [*short, replace(dated, deadline_s=3000.0)], cluster(8))["dated"]
+    assert met.finished_s <= 14_000.0 < late.finished_s == lost.finished_s
+
+
+def test_tenants_get_nearer_to_equal_shares():
+    """One tenant's many short jobs against the longer ones of another."""
+    jobs = [replace(job(f"a{index}", 1.0, 300), tenant="many") for index in range(12)]
+    jobs += [replace(job(f"b{index}", 2.0, 450), tenant="few") for index in range(2)]
+    fair, plain = (run(OwnPolicy(fairness=f, wait_share=0.0), jobs, cluster(8, 8)) for f in (2.0, 0.0))
+    mean = [sum(found[f"b{index}"].finished_s for index in range(2)) for found in (fair, plain)]
+    assert mean[0] < mean[1]
 
 
 def test_policies_are_the_same_but_for_one_thing():

@@ -73,6 +73,7 @@ class PlannerQuotes:
         self._inside: dict[tuple[Kind, str, int], _Base | None] = {}
         self._placed: dict[tuple[Kind, Devices, tuple[float, ...]], Placement | None] = {}
         self._params: dict[str, int] = {}
+        self._needed: dict[tuple[Kind, int], float | None] = {}
 
     def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
         """As in `Quotes`."""
@@ -93,9 +94,11 @@ class PlannerQuotes:
 
     def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
         """As in `Quotes`; for the fastest devices of the cluster."""
-        bases = [self._base(kind, site, num_devices) for site in self._sites.values()]
-        rates = [base.step_bytes / base.step_s for base in bases if base is not None]
-        return max(rates, default=None)
+        if (kind, num_devices) not in self._needed:
+            bases = [self._base(kind, site, num_devices) for site in self._sites.values()]
+            rates = [base.step_bytes / base.step_s for base in bases if base is not None]
+            self._needed[kind, num_devices] = max(rates, default=None)
+        return self._needed[kind, num_devices]
 
     def _quote(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
         num_devices = sum(number for _, number in devices)

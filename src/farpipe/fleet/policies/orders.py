@@ -30,6 +30,15 @@ def by_work_left(view: View, jobs: Sequence[JobState]) -> list[float]:
     return [job.left_at(view.now_s) * view.best_step_s(job.job) * job.job.max_devices for job in jobs]
 
 
+def tenants_excess(view: View) -> dict[str, float]:
+    """How far each tenant's devices in use are above an equal share of them, as a part of that share; at least 0."""
+    held = {job.job.tenant: 0 for job in view.state.jobs.values()}
+    for job in view.active:
+        held[job.job.tenant] += job.placement.num_devices if job.placement else 0
+    share = sum(held.values()) / max(1, len(held))
+    return {tenant: max(0.0, number / share - 1) if share else 0.0 for tenant, number in held.items()}
+
+
 def by_attained_service(view: View, jobs: Sequence[JobState]) -> list[float]:
     """Device-seconds that it has had so far."""
     return [device_s(view, job) for job in jobs]
@@ -71,5 +80,5 @@ def _demands(view: View, jobs: Sequence[JobState]) -> list[float]:
     largest = max(space.devices.values(), default=0)
     left = max(sum(space.rates.values()) / max(len(space.rates), 1), 1.0)
     wide = [job.job.min_devices > largest and bool(space.rates) for job in jobs]
-    needed = [view.quotes.needed_rate(job.job.kind, job.job.max_devices) for job in jobs]
-    return [(rate or 0.0) / left if crosses else 0.0 for rate, crosses in zip(needed, wide, strict=True)]
+    pairs = zip(jobs, wide, strict=True)
+    return [(view.quotes.needed_rate(j.job.kind, j.job.max_devices) or 0.0) / left if w else 0.0 for j, w in pairs]

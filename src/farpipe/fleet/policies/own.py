@@ -11,13 +11,16 @@ from typing import Literal
 
 from farpipe.fleet.job import JobState
 from farpipe.fleet.policies.improve import Limits, improved
-from farpipe.fleet.policies.orders import by_arrival, by_work_left
+from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.seats import Seats
 from farpipe.fleet.policies.worth import Objective, Worth
 
 URGENT = -1e18
 """Added to the key of a job that has waited too long: it goes first, the longest wait before the others."""
+DEADLINE_S, DEADLINE_SHARE = 3600.0, 0.25
+"""A job goes first when its deadline leaves no more than so long, and this share of its rest, to spare. One that can't
+be met any more changes nothing."""
 STOP_SHARE = 10.0
 """What is left of a stopped job is more than the other's by so many restarts."""
 LOOKED_AT = 16
@@ -47,6 +50,8 @@ class OwnPolicy:
     moves: bool = True
     wait_share: float = 0.1
     """Of its run time a job may wait for cheap hours; 0: it never does."""
+    fairness: float = 0.0
+    """How much later jobs come whose tenant holds more than an equal share of the devices in use; 0: not at all."""
     max_queued_s: float = 30 * 24 * 3600.0
     """Who has waited for so long in all goes first."""
 
@@ -92,9 +97,22 @@ class OwnPolicy:
     def keys(self, view: View, jobs: Sequence[JobState]) -> list[float]:
         """Device-seconds that are left; who has waited for too long comes before all others."""
         keys = (by_work_left if self.order == "work" else by_arrival)(view, jobs)
-        waits = [job.total_queued_s(view.now_s) for job in jobs]
-        late = [wait > self.max_queued_s for wait in waits]
-        return [URGENT - wait if is_late else key for key, wait, is_late in zip(keys, waits, late, strict=True)]
+        if self.fairness > 0:
+            excess = tenants_excess(view)
+            keys = [
+                key * (1 + self.fairness * excess.get(job.job.tenant, 0.0)) for key, job in zip(keys, jobs, strict=True)
+            ]
+        return [self._urgency(view, job) or key for key, job in zip(keys, jobs, strict=True)]
+
+    def _urgency(self, view: View, job: JobState) -> float | None:
+        """The key of a job that goes before others: it has waited for too long, or its deadline is near."""
+        if (wait := job.total_queued_s(view.now_s)) > self.max_queued_s:
+            return URGENT - wait
+        if job.job.deadline_s is None:
+            return None
+        left_s = job.left_at(view.now_s) * view.best_step_s(job.job)
+        slack_s = job.job.deadline_s - view.now_s - left_s
+        return URGENT / 2 + slack_s if 0 <= slack_s <= DEADLINE_SHARE * left_s + DEADLINE_S else None
 
 
 def _stop_device_s(view: View, job: JobState) -> float:

@@ -21,6 +21,7 @@ class Seats:
         self.space = view.space()
         self._largest_site = max((site.usable for site in view.state.sites.values()), default=0)
         self._failed: set[tuple[Kind, int]] = set()
+        self._no_room: dict[Kind, int] = {}
         self._patient: set[str] = set()
         self._decided: list[Decision] = []
         self.changed: set[str] = set()
@@ -88,18 +89,22 @@ class Seats:
 
     def make_room(self, job: JobState, victims: Sequence[JobState]) -> bool:
         """Stop as few of `victims`, from the first on, as let `job` start; each goes on smaller if there is room."""
+        least, kind = job.job.min_devices, job.job.kind
+        if least >= self._no_room.get(kind, least + 1):
+            return False  # it failed for one with more to stop
         trial, stopped = self.space.copy(), list[JobState]()
         for other in victims:
             assert other.placement is not None
             trial.give(other.placement, other.phase)
             stopped.append(other)
-            if trial.num_devices < job.job.min_devices:
+            if trial.num_devices < least or max(trial.devices.values()) < min(least, self._largest_site):
                 continue
             found = self.best(trial, job, sizes(job.job))
             if found is not None:
                 needed = [o for o in stopped if o.placement and set(found.sites) & set(o.placement.sites)]
                 self._replace(job, found, needed)
                 return True
+        self._no_room[kind] = least
         return False
 
     def _replace(self, job: JobState, found: Placement, stopped: Sequence[JobState]) -> None:
