@@ -231,7 +231,7 @@ def _mean(rows: Sequence[dict[str, Any]], column: str) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long; the next call goes on")
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after so long; the next call goes on")
     parser.add_argument("--parts", default="", help="only these, with commas between them")
     parser.add_argument("--policies", default="", help="only these, with commas between them")
     parser.add_argument("--starts", type=int, default=12, help="only the first so many")

@@ -97,7 +97,7 @@ def _draw_queue(axis: Any, outcome: Outcome) -> None:
                 steps.append((time_s, wants[record.job.name] if queued else -wants[record.job.name]))
             waiting = queued
     total, times, levels = 0, [0.0], [0]
-    for time_s, change in sorted(steps):
+    for time_s, change in sorted(steps, key=lambda step: (step[0], -step[1])):
         total += change
         times.append(time_s / HOUR_S)
         levels.append(total)

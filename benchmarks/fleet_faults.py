@@ -1,0 +1,161 @@
+"""What wrong and late inputs and faults cost: FARPIPE_DATA=folder python benchmarks/fleet_faults.py [--starts N]
+
+The case of fleet_comparison.py at load 0.9, `bace` and `farpipe` for JCT and electricity. Estimates: the policy
+believes that every job has 0.5 to 2 times its steps (drawn per job, log-uniform). Late prices: it sees those of so many
+minutes ago, while the bill follows the present ones. A site is lost for an hour every day; 60 jobs come at once; every
+link is at a tenth for the first half. Changes are in percent against the same policy without the fault.
+"""
+
+import argparse
+import json
+import statistics
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from farpipe.fleet.events import LinkChanged, PriceChanged, SiteBack, SiteLost
+from farpipe.fleet.job import FleetJob, JobState
+from farpipe.fleet.meter import SiteTariff
+from farpipe.fleet.play import play
+from farpipe.fleet.policies import policy_of
+from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.protocol import Decision, Policy, View
+from farpipe.fleet.quotes import PlannerQuotes
+from farpipe.fleet.scenario import Scenario
+from fleet_case import REGIONS, StepTimes, jobs_of, philly, scenario
+
+DAY_S, HOUR_S = 86400.0, 3600.0
+
+
+@dataclass(frozen=True)
+class Misjudging:
+    """A policy that believes every job to have another number of steps."""
+
+    policy: Policy
+    spread: float = 2.0
+
+    @property
+    def name(self) -> str:
+        """That of the policy."""
+        return self.policy.name
+
+    def decide(self, view: View) -> Iterable[Decision]:
+        """As in `Policy`."""
+        jobs = {name: self._seen(state) for name, state in view.state.jobs.items()}
+        return self.policy.decide(View(replace(view.state, jobs=jobs)))
+
+    def _seen(self, state: JobState) -> JobState:
+        share = zlib.crc32(state.name.encode()) / 2**32
+        steps = state.job.num_steps * self.spread ** (2 * share - 1)
+        least = int(state.num_done) + 1  # what is done is known
+        return replace(state, job=replace(state.job, num_steps=max(least, round(steps))))
+
+
+@dataclass(frozen=True)
+class Late:
+    """A policy that sees prices as they were some minutes ago: until then, those of the hour before."""
+
+    policy: Policy
+    minutes: float
+
+    @property
+    def name(self) -> str:
+        """That of the policy."""
+        return self.policy.name
+
+    def decide(self, view: View) -> Iterable[Decision]:
+        """As in `Policy`."""
+        tariffs = {site: self._seen(tariff, view.now_s) for site, tariff in view.state.tariffs.items()}
+        return self.policy.decide(View(replace(view.state, tariffs=tariffs)))
+
+    def _seen(self, tariff: SiteTariff, now_s: float) -> SiteTariff:
+        if now_s - tariff.since_s >= self.minutes * 60 or not tariff.recent:
+            return tariff
+        price = tariff.price._replace(usd_per_mwh=tariff.recent[-1])
+        return replace(tariff, price=price, recent=tariff.recent[:-1])
+
+
+Change = Callable[[Scenario, list[FleetJob]], tuple[Scenario, list[FleetJob]]]
+
+
+def lost_sites(case: Scenario, jobs: list[FleetJob]) -> tuple[Scenario, list[FleetJob]]:
+    """Every day one site is away for an hour, in turns."""
+    days, names = int(jobs[-1].submit_s / DAY_S), list(REGIONS)
+    events: list[Any] = list(case.events)
+    for day in range(days):
+        site, begin = names[day % len(names)], day * DAY_S + 12 * HOUR_S
+        events += [SiteLost(begin, site, 900.0), SiteBack(begin + HOUR_S, site)]
+    return replace(case, events=sorted(events, key=lambda event: event.time_s)), jobs
+
+
+def crowd(case: Scenario, jobs: list[FleetJob]) -> tuple[Scenario, list[FleetJob]]:
+    """The 60 jobs in the middle come at once."""
+    middle = len(jobs) // 2
+    at_s = jobs[middle - 30].submit_s
+    changed = [replace(job, submit_s=at_s) if middle - 30 <= i < middle + 30 else job for i, job in enumerate(jobs)]
+    return case, changed
+
+
+def thin_links(case: Scenario, jobs: list[FleetJob]) -> tuple[Scenario, list[FleetJob]]:
+    """Links at a tenth for the first half."""
+    links = {link.name: link.bandwidth_bytes_per_s for link in case.cluster.links}
+    events: list[Any] = [LinkChanged(0.0, name, rate / 10) for name, rate in links.items()]
+    events += [LinkChanged(jobs[-1].submit_s / 2, name, rate) for name, rate in links.items()]
+    return replace(case, events=sorted([*case.events, *events], key=lambda event: event.time_s)), jobs
+
+
+def ticking(case: Scenario, minutes: float) -> Scenario:
+    """With a price change of no change so many minutes after every hour: a late policy looks again then."""
+    again = [PriceChanged(e.time_s + minutes * 60, {}) for e in case.events if isinstance(e, PriceChanged)]
+    return replace(case, events=sorted([*case.events, *again], key=lambda event: event.time_s))
+
+
+def faults(policy: Policy) -> Sequence[tuple[str, Policy, Change]]:
+    """Every fault by name: the policy under it, and what changes."""
+
+    def same(case: Scenario, jobs: list[FleetJob]) -> tuple[Scenario, list[FleetJob]]:
+        return case, jobs
+
+    late = [(m, Late(policy, m)) for m in (1.0, 5.0, 30.0)]
+    return [
+        ("none", policy, same),
+        ("estimates x 0.5 to 2", Misjudging(policy), same),
+        *((f"prices {m:g} min late", seen, lambda c, j, m=m: (ticking(c, m), j)) for m, seen in late),
+        ("a site lost for an hour a day", policy, lost_sites),
+        ("60 jobs at once", policy, crowd),
+        ("links at a tenth", policy, thin_links),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--starts", type=int, default=2)
+    given = parser.parse_args()
+    steps, quotes, lines = StepTimes(), PlannerQuotes(scenario(0).cluster), []
+    for policy in (policy_of("bace"), OwnPolicy(electricity_only=True)):
+        found: dict[str, list[tuple[float, float, float]]] = {}
+        for start in range(given.starts):
+            for name, seen, change in faults(policy):
+                case, jobs = change(scenario(start), jobs_of(philly(start, 0.9), steps))
+                data = play(case, jobs, seen, quotes=quotes, tick_s=0.0).to_data()
+                usd = sum(data["money"]["electricity"].values())
+                found.setdefault(name, []).append((data["mean_jct_s"], usd, data["max_wait_s"]))
+        for name, rows in found.items():
+            change_jct, change_usd = (
+                statistics.fmean(100 * (a[i] / b[i] - 1) for a, b in zip(rows, found["none"], strict=True))
+                for i in (0, 1)
+            )
+            most = max(row[2] for row in rows) / HOUR_S
+            line = {
+                "policy": policy.name,
+                "fault": name,
+                "jct %": round(change_jct, 1),
+                "electricity %": round(change_usd, 1),
+            }
+            lines.append(line | {"longest queued h": round(most)})
+    print(json.dumps({"faults": lines}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
