@@ -2,16 +2,42 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from farpipe.spec.cluster import Device, Link, LocalLink, Site
+from pydantic import BaseModel
+
+from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
 from farpipe.spec.measured import Measured
+from farpipe.spec.model import Model
+from farpipe.spec.training import Data, Training
 
-if TYPE_CHECKING:
-    from farpipe.spec.job import Job
+
+class JobParts(Protocol):
+    """What of a Job stands in its file."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def training(self) -> Training: ...
+
+    @property
+    def data(self) -> Data: ...
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def layout(self) -> BaseModel: ...
+
+    @property
+    def schedule(self) -> str | None: ...
+
+    @property
+    def measured(self) -> tuple[Measured, ...]: ...
 
 
-def as_toml(job: "Job") -> str:
+def as_toml(job: JobParts) -> str:
     """`job` in the format that `parse_job` reads, every figure explicit and exact."""
     sections = [
         _section("[model]", job.model.model_dump()),
