@@ -22,7 +22,7 @@ def pair(monkeypatch):
 
 
 def address_of(transport):
-    return transport._ranks[transport.rank].address
+    return transport._dialler._ranks[transport.rank].address
 
 
 def knock(transport):
@@ -117,14 +117,14 @@ def test_another_version_is_turned_away(pair):
 def test_a_connection_for_someone_else_is_refused_with_the_reason(pair, purpose):
     with knock(pair[1]) as misled:
         with pytest.raises(RefusedError, match="this is rank 1 of 2, and the call is for"):
-            handshake.offer(misled, purpose, pair[1]._token, 0)
+            handshake.offer(misled, purpose, pair[1]._dialler._token, 0)
         assert was_closed(misled, within_s=5)
     assert_still_works(pair)
 
 
 def test_a_control_connection_dialled_by_the_wrong_side_is_refused(pair):
     with knock(pair[1]) as second, pytest.raises(RefusedError, match="rank 1 calls rank 0, and not the other way"):
-        handshake.offer(second, Purpose(0, 1, None), pair[1]._token, 0)
+        handshake.offer(second, Purpose(0, 1, None), pair[1]._dialler._token, 0)
     assert_still_works(pair)
 
 
@@ -132,17 +132,17 @@ def test_a_rank_that_dials_again_takes_over_and_what_it_claims_is_checked(pair):
     pair[0].send(1, "forward", Tag(0, 0, 0), b"01234")
     pair[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="the first")
     with knock(pair[1]) as second:
-        assert handshake.offer(second, Purpose(0, 1, "forward"), pair[1]._token, 0) == 1
+        assert handshake.offer(second, Purpose(0, 1, "forward"), pair[1]._dialler._token, 0) == 1
     pair[0].send(1, "forward", Tag(0, 0, 1), b"01234")
     assert pair[1].receive(0, "forward", Tag(0, 0, 1), waiting_for="proof").data == b"01234"
     with knock(pair[1]) as liar:
-        handshake.offer(liar, Purpose(0, 1, "forward"), pair[1]._token, 100)
+        handshake.offer(liar, Purpose(0, 1, "forward"), pair[1]._dialler._token, 100)
         assert was_closed(liar, within_s=5)
 
 
 def test_a_rank_that_sends_nonsense_ends_the_run_with_its_name(pair):
     with knock(pair[1]) as rank:
-        handshake.offer(rank, Purpose(0, 1, "forward"), pair[1]._token, 0)
+        handshake.offer(rank, Purpose(0, 1, "forward"), pair[1]._dialler._token, 0)
         rank.sendall(b"nonsense" * 100)
         with pytest.raises(PeerError, match=r"rank 0 is lost: receiving forward messages: not a frame: b'nonsense'"):
             pair[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="1F0")

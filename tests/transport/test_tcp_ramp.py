@@ -56,7 +56,7 @@ def test_messages_come_whole_and_in_order_among_padding(monkeypatch, far):
     monkeypatch.setattr(TcpRamp, "goes_on", counted)
     monkeypatch.setattr(connection, "delivery_rate", lambda sock: 0.0)  # never warm: filled up for 20 round trips
     with connected(bandwidths={(0, 1): 125e6}) as (first, second):
-        first._round_trips_s[1] = 0.01 if far else 0.0
+        first._dialler._round_trips_s[1] = 0.01 if far else 0.0
         first.open(1, "forward")
         for number in range(20):
             first.send(1, "forward", Tag(0, 0, number), bytes([number]) * 200_000)
@@ -151,7 +151,7 @@ class NothingToSend:
 def test_waiting_for_channels_ends_when_they_are_up_to_their_rate(monkeypatch):
     monkeypatch.setattr(connection, "delivery_rate", lambda sock: 1e9)
     with connected(bandwidths={(0, 1): 125e6}) as (first, _):
-        first._round_trips_s[1] = 0.01
+        first._dialler._round_trips_s[1] = 0.01
         first.open(1, "forward")
         assert first.await_channels(10.0)
         (outbox,) = first._outboxes.values()
@@ -161,7 +161,7 @@ def test_waiting_for_channels_ends_when_they_are_up_to_their_rate(monkeypatch):
 def test_waiting_for_channels_has_a_limit(monkeypatch):
     monkeypatch.setattr(TcpRamp, "goes_on", lambda *_: True)
     with connected(bandwidths={(0, 1): 125e6}) as (first, _):
-        first._round_trips_s[1] = 0.01
+        first._dialler._round_trips_s[1] = 0.01
         first.open(1, "forward")
         assert not first.await_channels(0.1)
         monkeypatch.setattr(TcpRamp, "goes_on", lambda *_: False)

@@ -120,14 +120,14 @@ def test_a_connection_without_a_certificate_is_turned_away(tmp_path):
         bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
         with (
-            socket.create_connection(first._ranks[0].address, timeout=5) as sock,
+            socket.create_connection(first._dialler._ranks[0].address, timeout=5) as sock,
             secure(sock, bare, server=False) as secured,
             pytest.raises(RefusedError, match="it wants a certificate and got none"),
         ):
             handshake.offer(secured, handshake.Purpose(1, 0, None), b"token", 0)
         old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         old.check_hostname, old.verify_mode, old.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
-        with socket.create_connection(first._ranks[0].address, timeout=5) as sock, pytest.raises(ssl.SSLError):
+        with socket.create_connection(first._dialler._ranks[0].address, timeout=5) as sock, pytest.raises(ssl.SSLError):
             old.wrap_socket(sock)
         first.send(1, "forward", Tag(0, 0, 0), b"1111")
 
@@ -206,8 +206,8 @@ def test_a_damaged_certificate_is_named(tmp_path):
 def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, monkeypatch, num_bytes):
     monkeypatch.setattr(handshake, "LIMIT_S", 1.0)
     with connected(configs=[config(f) for f in tls_files(tmp_path, SITES)]) as (first, second):
-        silent = socket.create_connection(second._ranks[1].address, timeout=5)
-        with silent, socket.create_connection(second._ranks[1].address, timeout=5) as stranger:
+        silent = socket.create_connection(second._dialler._ranks[1].address, timeout=5)
+        with silent, socket.create_connection(second._dialler._ranks[1].address, timeout=5) as stranger:
             stranger.sendall(random.Random(num_bytes).randbytes(num_bytes))
             first.send(1, "forward", Tag(0, 0, 0), b"1111")
             assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data == b"1111"

@@ -53,7 +53,7 @@ def test_one_made_by_a_clock_that_is_a_day_ahead_is_refused_with_the_reason(tmp_
 def test_bytes_of_a_tls_hello_that_drip_do_not_prolong_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(handshake, "LIMIT_S", 1.0)
     with connected(configs=configs(tls_files(tmp_path, SITES))) as (first, second):
-        with socket.create_connection(second._ranks[1].address, timeout=5) as stranger:
+        with socket.create_connection(second._dialler._ranks[1].address, timeout=5) as stranger:
             stranger.settimeout(0.05)
             begin_s = time.monotonic()
             with contextlib.suppress(ConnectionError):

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from farpipe.emulate import LinkShape
-from farpipe.transport import Tag, transport, tuning
+from farpipe.transport import Tag, dialler, transport, tuning
 from farpipe.transport.sockets import pace
 from farpipe.transport.tuning import choose_streams, num_threads, pacing_rate, round_trip_s
 from transports import connected
@@ -39,9 +39,9 @@ def test_the_streams_of_a_link_together_stay_a_little_below_its_rate():
 @pytest.mark.parametrize(("settings", "is_paced"), [({}, True), ({"paced": False}, False), ({"links": LINKS}, False)])
 def test_a_channel_over_a_distance_is_paced_where_its_link_is_real(monkeypatch, settings, is_paced):
     rates = []
-    monkeypatch.setattr(transport, "pace", lambda sock, rate: rates.append((pace(sock, rate), rate)[1]))
+    monkeypatch.setattr(dialler, "pace", lambda sock, rate: rates.append((pace(sock, rate), rate)[1]))
     with connected(bandwidths={(0, 1): 125e6}, **settings) as (first, second):
-        first._round_trips_s[1] = 0.05
+        first._dialler._round_trips_s[1] = 0.05
         first.send(1, "forward", Tag(0, 0, 0), bytes(4 << 20))
         assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data.nbytes == 4 << 20
     assert rates == ([pacing_rate(0.05, 125e6, 9)] * 9 if is_paced else [])
@@ -50,10 +50,10 @@ def test_a_channel_over_a_distance_is_paced_where_its_link_is_real(monkeypatch, 
 def test_headroom_is_for_messages_and_not_for_the_ramp(monkeypatch):
     """A connection whose ramp was to reach more than its link carries would fill the link for as long as it may."""
     rates, goals = [], []
-    monkeypatch.setattr(transport, "pace", lambda sock, rate: rates.append(rate))
+    monkeypatch.setattr(dialler, "pace", lambda sock, rate: rates.append(rate))
     monkeypatch.setattr(transport, "TcpRamp", lambda rate, round_trip: goals.append(rate))
     with connected(bandwidths={(0, 1): 125e6}, headroom=2.0) as (first, second):
-        first._round_trips_s[1] = 0.05
+        first._dialler._round_trips_s[1] = 0.05
         first.send(1, "forward", Tag(0, 0, 0), bytes(16))
         assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data.nbytes == 16
     assert sum(goals) == pytest.approx(0.95 * 125e6, rel=1e-6)
@@ -68,7 +68,7 @@ def test_few_cores_are_left_to_computing():
 def test_a_channel_has_the_streams_that_its_link_asks_for(monkeypatch):
     monkeypatch.setattr(tuning, "send_buffer_limit_bytes", lambda: 4 << 20)
     with connected(bandwidths={(0, 1): 125e6}) as (first, _):
-        first._round_trips_s[1] = 0.05
+        first._dialler._round_trips_s[1] = 0.05
         first.open(1, "forward")
         (outbox,) = first._outboxes.values()
         assert len(outbox.reconnectors) == 9

@@ -16,7 +16,7 @@ One message's way, with the file of each station:
 Around it:
 
     start     rendezvous.py and introduction.py (who is where), listener.py and handshake.py (who may connect),
-              sockets.py and tcp_ramp.py (up to speed before the first message)
+              dialler.py and sockets.py (who calls), tcp_ramp.py (up to speed before the first message)
     threads   loop.py: a few threads serve all streams (stream.py)
     trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up

@@ -1,6 +1,5 @@
 """The transport of one rank: what the executor calls."""
 
-import contextlib
 import socket
 import threading
 import time
@@ -12,7 +11,6 @@ from typing import Final, Self
 
 from farpipe.emulate import EmulatedLinks, LinkShape
 from farpipe.errors import RunError
-from farpipe.transport import handshake
 from farpipe.transport.chunk_receiver import ChunkReceiver
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import MAX_STREAMS, TransportConfig
@@ -20,6 +18,7 @@ from farpipe.transport.control_inbox import ControlInbox
 from farpipe.transport.control_link import ControlLink
 from farpipe.transport.control_plane import ControlPlane
 from farpipe.transport.control_topology import ControlTopology
+from farpipe.transport.dialler import Dialler
 from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
@@ -30,19 +29,12 @@ from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
 from farpipe.transport.message import Channel, ChannelKind, Message, Tag, as_bytes
 from farpipe.transport.outbox import Outbox
-from farpipe.transport.reconnector import Dial, Peer, Reconnector
+from farpipe.transport.reconnector import Dial, Reconnector
 from farpipe.transport.rendezvous import Rendezvous
-from farpipe.transport.security.tls import Credentials, RefusedError, check_address, check_site, secure
-from farpipe.transport.sockets import listen, pace, prepare, reach
+from farpipe.transport.security.tls import Credentials, RefusedError, check_site
+from farpipe.transport.sockets import listen
 from farpipe.transport.tcp_ramp import TcpRamp
-from farpipe.transport.tuning import (
-    choose_streams,
-    is_far,
-    num_threads,
-    pacing_rate,
-    round_trip_s,
-    suit_to_pauses,
-)
+from farpipe.transport.tuning import choose_streams, num_threads, pacing_rate
 
 FAREWELL_S: Final = 1.0
 """Time for which a rank that leaves tries to tell why, and then waits for its threads."""
@@ -75,7 +67,6 @@ class Transport:
         self._events = LinkEventLog()
         self._outboxes: dict[Channel, Outbox] = {}
         self._incoming: dict[tuple[Channel, int], Reconnector] = {}
-        self._round_trips_s: dict[int, float] = {}
         self._links: EmulatedLinks | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -89,7 +80,7 @@ class Transport:
         credentials: Credentials,
     ) -> None:
         """Connect to the ranks that have introduced themselves, and see that all have come so far."""
-        self._token, self._ranks, self._links, self._credentials = token, ranks, links, credentials
+        self._links, self._dialler = links, Dialler(self.rank, ranks, token, credentials, self._config)
         config, tick_s = self._config, self._config.silence_s / 5
         on_fault = partial(self._health.fault, what="moving messages")
         self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_threads())]
@@ -109,7 +100,7 @@ class Transport:
             peer,
             "the control connection",
             0,
-            dial=partial(self._dial, Purpose(self.rank, peer, None), None) if dials else None,
+            dial=partial(self._dialler.dial, Purpose(self.rank, peer, None), None) if dials else None,
             looks=not dials,
         )
 
@@ -124,19 +115,12 @@ class Transport:
         looks: bool = False,
         ramp: TcpRamp | None = None,
     ) -> Reconnector:
-        site = self._config.site(peer)
-        other = Peer(
-            peer,
-            self._ranks[peer].address,
-            self._ranks[peer].machine == self._ranks[self.rank].machine,
-            f" (site {site})" if site else "",
-        )
         return Reconnector(
             endpoint,
             self._loops[stream % len(self._loops)],
             self._health,
             self.clock.now_ns,
-            other,
+            self._dialler.peer(peer),
             what,
             self._config.outage_s,
             self._config.silence_s,
@@ -147,30 +131,6 @@ class Transport:
             on_outage=self._control.tell_of_outage,
             events=self._events,
         )
-
-    def _dial(self, purpose: Purpose, rate: int | None, num_received: int) -> tuple[socket.socket, int]:
-        """One try to connect, to send `rate` bytes/s at most; see Dial."""
-        address, site = self._ranks[purpose.target].address, self._config.site(purpose.target)
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            prepare(sock)
-            if purpose.kind is not None and is_far(self._round_trips_s.get(purpose.target, 0.0)):
-                suit_to_pauses(sock)
-            if rate is not None:
-                pace(sock, rate)
-            sock.settimeout(handshake.LIMIT_S)
-            sock.connect(address)
-            if (context := self._credentials.context(server=False)) is not None:
-                sock = secure(sock, context, server=False)
-                check_address(sock, address[0])
-                if site is not None:
-                    check_site(sock, site)
-            received = handshake.offer(sock, purpose, self._token, num_received)
-            self._round_trips_s[purpose.target] = round_trip_s(sock)
-        except BaseException:
-            sock.close()
-            raise
-        return sock, received
 
     def _serve(self, purpose: Purpose, sock: socket.socket, num_received: int) -> bool:
         """See Serve: a connection that another rank has opened."""
@@ -185,7 +145,7 @@ class Transport:
             raise RefusedError(f"rank {self.rank} calls rank {peer}, and not the other way round")
         if peer not in self._control.reconnectors:
             raise RefusedError(f"rank {self.rank} has no control connection with rank {peer}")
-        self._round_trips_s[peer] = round_trip_s(sock)
+        self._dialler.measure(peer, sock)
         return self._control.reconnectors[peer].adopt(sock, num_received)
 
     def _incoming_reconnector(self, channel: Channel, stream: int) -> Reconnector:
@@ -231,7 +191,7 @@ class Transport:
         config, (peer, kind) = self._config, channel
         name = config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve, name) if self._links and name else None
-        distance_s, bytes_per_s = self._round_trip_s(peer), config.bandwidths.get((self.rank, peer))
+        distance_s, bytes_per_s = self._dialler.round_trip_s(peer), config.bandwidths.get((self.rank, peer))
         most_bytes_per_s = None if bytes_per_s is None else config.headroom * bytes_per_s
         num_streams = config.streams or choose_streams(distance_s, most_bytes_per_s)
         limit = pacing_rate(distance_s, most_bytes_per_s, num_streams) if name is None else None
@@ -243,7 +203,7 @@ class Transport:
                 peer,
                 what,
                 stream,
-                partial(self._dial, Purpose(self.rank, peer, kind, stream), limit if config.paced else None),
+                partial(self._dialler.dial, Purpose(self.rank, peer, kind, stream), limit if config.paced else None),
                 ramp=TcpRamp(limit / config.headroom, distance_s) if limit is not None else None,
             )
             for stream in range(num_streams)
@@ -252,13 +212,6 @@ class Transport:
         for line in lines:
             line.connect(time.monotonic() + config.connect_timeout_s)
         return outbox
-
-    def _round_trip_s(self, peer: int) -> float:
-        """Of the link to `peer`; where none is known yet, one connection is made for that. 0 where nobody answers."""
-        if peer not in self._round_trips_s:
-            with contextlib.suppress(OSError), reach(self._ranks[peer].address) as sock:
-                self._round_trips_s[peer] = round_trip_s(sock)
-        return self._round_trips_s.get(peer, 0.0)
 
     def send(
         self, peer: int, kind: ChannelKind, tag: Tag, data: bytes | bytearray | memoryview, description: bytes = b""
