@@ -1,7 +1,7 @@
 """Steps of a training on chunks, predicted and executed: makespan of rehearsed steps (stages that sleep) and of a small
 model that computes on this CPU, and what stages hold for their backwards. Limit: 5 %.
 
-    python benchmarks/chunk_prediction.py [--steps 8] [--device sleep|cpu] [--profile chunks.json]
+    python benchmarks/chunk_prediction.py [--steps 8] [--device sleep|cpu] [--hidden 160] [--profile chunks.json]
 
 Two ranks at two emulated sites, 20 ms and 200 Mbit/s apart, on whole files of Python's standard library cut at 2048
 bytes, six a step, every step with a plan of its own. Medians over the steps without the first half, at most three; an
@@ -21,7 +21,7 @@ JOB = """
 [model]
 name = "prediction"
 num_layers = 4
-hidden = 64
+hidden = {hidden}
 num_heads = 4
 num_kv_heads = 2
 ffn_hidden = 176
@@ -58,11 +58,11 @@ bandwidth = "200 Mbit/s"
 """
 
 
-def lines_of(steps: int, device: str, profile: str | None) -> list[dict[str, Any]]:
+def lines_of(steps: int, device: str, profile: str | None, hidden: int) -> list[dict[str, Any]]:
     """The metrics of a run."""
     with tempfile.TemporaryDirectory() as folder:
         job, place = Path(folder, "job.toml"), Path(folder, "run")
-        job.write_text(JOB.format(steps=steps), encoding="utf-8")
+        job.write_text(JOB.format(steps=steps, hidden=hidden), encoding="utf-8")
         command = [sys.executable, "-m", "farpipe", "train", str(job), "--run-dir", str(place), "--device", device]
         command += ["--profile", profile] if profile else []
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
@@ -101,9 +101,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--device", choices=["sleep", "cpu"], default="sleep")
+    parser.add_argument("--hidden", type=int, default=64, help="Of the model: the larger, the longer every chunk.")
     parser.add_argument("--profile")
     arguments = parser.parse_args()
-    print(json.dumps(errors(lines_of(arguments.steps, arguments.device, arguments.profile))))
+    print(json.dumps(errors(lines_of(arguments.steps, arguments.device, arguments.profile, arguments.hidden))))
 
 
 if __name__ == "__main__":

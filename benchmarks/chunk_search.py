@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.schedule import lower_bound_s
+from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import search
 from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from sequences_planning import NUM_DEVICES, job
