@@ -10,6 +10,7 @@ from farpipe.errors import InputError
 from farpipe.spec import Data, Model, Pins, Prices, Training, parse_job
 from farpipe.spec.measured import WrittenMeasured
 from farpipe.spec.written import WrittenDevice, WrittenLink, WrittenSchedule, WrittenSite
+from farpipe.spec.written_matrices import WrittenMatrices
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text(encoding="utf-8")
 
@@ -34,6 +35,7 @@ def keys_in(*tables):
         ("[data]", keys_in(Data)),
         ("[[cluster.sites]]", keys_in(WrittenSite, WrittenDevice, Prices)),
         ("[[cluster.links]]", keys_in(WrittenLink)),
+        ("[cluster.matrices]", keys_in(WrittenMatrices)),
         ("[layout]", keys_in(Pins)),
         ("[schedule]", keys_in(WrittenSchedule)),
         ("[[measured]]", keys_in(WrittenMeasured)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from farpipe.errors import InputError
 from farpipe.optical.network import SECONDS_PER_KM
+from farpipe.spec.windows import SITE_RTT_S, windowed_rate
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class LongHaul:
     km: float
     rate_bytes_per_s: float
     window_bytes: float
-    site_rtt_s: float = 20e-6
+    site_rtt_s: float = SITE_RTT_S
     """Round trip inside a site, from the sender to the switch that acknowledges."""
     fixed_s: float = 0.0
     """One-way delay of equipment, added to that of the fibre."""
@@ -44,11 +45,11 @@ class LongHaul:
     @property
     def plain_rate(self) -> float:
         """bytes/s with acknowledgements from the far end: window / round trip, at most the link's rate."""
-        return min(self.rate_bytes_per_s, self.window_bytes / self.rtt_s)
+        return windowed_rate(self.rate_bytes_per_s, self.window_bytes, self.rtt_s)
 
     def acknowledged_at_source(self, budget_bytes_per_s: float | None = None) -> float:
         """bytes/s with acknowledgements at the source, at most the destination's budget if there is one."""
-        rate = min(self.rate_bytes_per_s, self.window_bytes / self.site_rtt_s)
+        rate = windowed_rate(self.rate_bytes_per_s, self.window_bytes, self.site_rtt_s)
         return rate if budget_bytes_per_s is None else min(rate, budget_bytes_per_s)
 
     @property

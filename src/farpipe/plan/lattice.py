@@ -184,16 +184,17 @@ class Lattice:
         return found
 
     def promises(
-        self, left: Left, most: int, slack: float = 1.3, max_devices: int | None = None
+        self, left: Left, most: int, slack: float = 1.3, max_devices: int | None = None, shared: bool = False
     ) -> list[list[Promise]]:
         """For every use of sites that works its `most` best points, the best first; the uses as `uses` gives them.
 
-        `slack` as for `lattice_kernel.estimate`: the larger, the more points that are worse than the best are known.
+        `slack` and `shared` as for `lattice_kernel.estimate`: the larger the slack, the more points that are worse than
+        the best are known; shared, uses are left out that are worse than the best of all uses by so much.
         """
         uses = self.uses(left)
         if not uses or not self.rows.table.size:
             return []
-        step_s = self._estimates(uses, left, slack, self._first_row(max_devices))
+        step_s = self._estimates(uses, left, (slack, shared), self._first_row(max_devices))
         best = [self._best(use, step_s[index], most) for index, use in enumerate(uses)]
         return [found for found in best if found]
 
@@ -203,7 +204,7 @@ class Lattice:
         devices = rows.tensor * rows.pipeline * rows.data
         return 0 if max_devices is None else int((devices > max_devices).sum())
 
-    def _estimates(self, uses: Sequence[Use], left: Left, slack: float, first_row: int) -> Floats:
+    def _estimates(self, uses: Sequence[Use], left: Left, limits: tuple[float, bool], first_row: int) -> Floats:
         from farpipe.plan import lattice_kernel  # here, for numba takes a third of a second to import
 
         compiled: Any = lattice_kernel.estimate
@@ -218,7 +219,7 @@ class Lattice:
         sites = (left.num_devices, self.kind_of_site, self.most_tensor)
         out = np.empty((len(uses), rows.shape[0], 2))
         links = (self.latency_s, left.rate)
-        compiled(orders, sizes, times, ring, rows, first_row, sites, links, self.tables, self.allow, slack, out)
+        compiled(orders, sizes, times, ring, rows, first_row, sites, links, self.tables, self.allow, *limits, out)
         return out
 
     def _ring(self, homes: Sequence[int], left: Left) -> tuple[float, float]:

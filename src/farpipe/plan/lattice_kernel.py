@@ -182,17 +182,25 @@ def _step_s(v, row, kinds, m, tensor, shape, busiest_s, travel_s, hops_s, tables
     return best_s
 
 
+@njit(cache=True, inline="always")
+def _least_idle(layer_s, kind, row):  # type: ignore[no-untyped-def]
+    """Share of a stage's time that filling and draining takes for each rank but one, in the best shape."""
+    f, b, w = layer_s[kind, row, 0, 0], layer_s[kind, row, 0, 1], layer_s[kind, row, 0, 2]
+    return min(V_BUBBLE, max(0.0, f + b - 2 * w) / (f + b + w))
+
+
 @njit(cache=True)
 def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
-    orders, sizes, times, ring, rows, first, sites, links, tables, allow, slack, out
+    orders, sizes, times, ring, rows, first, sites, links, tables, allow, slack, shared, out
 ):
     """Fill `out` [O, V, 2]: about a step's seconds for every row from `first` on, with one stage per rank and in a V.
 
-    Infinite where it does not fit, or where its work or its traffic alone takes `slack` times as long as the best of
-    the order. `orders` [O, K] sites by number, `sizes` [O] how many, `times` [O] sites that hold a whole pipeline each
-    (1: a pipeline over `orders`), `ring` [O, 2] latency and bytes per second of the slowest link around these. `rows`
-    [V, 6]: tensor, data inside a site, microbatches, ranks, replicas in all, row of the tables. `sites`: devices, kind,
-    largest tensor degree, by site. `links`: latency_s, bytes per second [S, S]. `allow`: one stage per rank, V.
+    Infinite where it does not fit, or where its work with its bubble, or its traffic, takes `slack` times as long as
+    the best of the order; with `shared`, as the best of all orders looked at so far, the last one first. `orders`
+    [O, K] sites by number, `sizes` [O] how many, `times` [O] sites that hold a whole pipeline each (1: a pipeline over
+    `orders`), `ring` [O, 2] latency and bytes per second of the slowest link around these. `rows` [V, 6]: tensor, data
+    inside a site, microbatches, ranks, replicas in all, row of the tables. `sites`: devices, kind, largest tensor
+    degree, by site. `links`: latency_s, bytes per second [S, S]. `allow`: one stage per rank, V.
     """
     num_devices, kind_of_site, most_tensor = sites
     step_tables, message_bytes, hop_s, exchanged_bytes, overhead_s = tables
@@ -203,8 +211,10 @@ def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
     stage_s, most = np.empty((MAX_STAGES, modes)), np.empty((MAX_STAGES, modes), np.int64)
     layers, flights = np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64)
     out[:] = np.inf
-    for o in range(orders.shape[0]):
-        order, num_sites, best_s = orders[o], sizes[o], np.inf
+    best_s = np.inf
+    for turn in range(orders.shape[0]):
+        o = orders.shape[0] - 1 - turn if shared else turn
+        order, num_sites, best_s = orders[o], sizes[o], best_s if shared else np.inf
         around_s = 0.0
         if times[o] > 1:
             turns = 2.0 * (times[o] - 1)
@@ -216,12 +226,14 @@ def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
                 fits = fits and tensor <= most_tensor[order[k]]
                 for mode in range(modes):
                     fastest_s = min(fastest_s, layer_s[kind_of_site[order[k]], row, mode, :].sum())
-            if not fits or m * num_layers * fastest_s / p > slack * best_s:
+            idle = (p - 1) * _least_idle(layer_s, kind_of_site[order[0]], row)
+            least_s = (m + idle) * num_layers * fastest_s / p + around_s
+            if not fits or least_s > slack * best_s:
                 continue
             if not _place(order, num_sites, num_devices, tensor * inside, p, ranks):
                 continue
             busiest_s = _travel(ranks[:p], links[0], links[1], message_bytes[row] * inside, travel_s[:p])
-            if m * busiest_s > slack * best_s:
+            if max(least_s, m * busiest_s + around_s) + travel_s[0] > slack * best_s:
                 continue
             hops_s = 0.0
             for i in range(p):

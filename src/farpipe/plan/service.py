@@ -9,13 +9,15 @@ from farpipe.plan.candidates import Candidate
 from farpipe.plan.decided import decided
 from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
 from farpipe.plan.guided import placed
-from farpipe.plan.lattice import Lattice, Promise
+from farpipe.plan.lattice import Lattice, Left, Promise
 from farpipe.plan.orders import QUICK
 from farpipe.plan.plan import Plan
 from farpipe.plan.planner import as_plan, make_plan
 from farpipe.plan.quote import Quote, estimated_quote, quote_of
 from farpipe.spec import Cluster, Job, Request
 
+NEAR: Final = 1.1
+"""Times the best estimate, up to which a quote knows the others; if none of them fits, all are looked at."""
 MAX_KEPT: Final = 64
 """Pairs of a request and a cluster whose costs are kept; the oldest goes first."""
 
@@ -50,12 +52,16 @@ class Planner:
         is, 0 is nothing. `max_devices`: in use at all sites. `simulated`: so many of the best points are simulated, and
         the quote is the best of them; with 0 it is an estimate by closed forms. InfeasibleError when nothing fits.
         """
-        quotes = self.quotes(request, cluster, devices=devices, bytes_per_s=bytes_per_s, max_devices=max_devices)
+        lattice = self._lattice(request, cluster)
+        left = lattice.left(devices or {}, bytes_per_s or {})
+        most = max(1, simulated)
+        quotes = self._best(lattice, left, most, lattice.promises(left, 1, NEAR, max_devices, shared=True))
+        if len(quotes) < most:  # what is near the best does not fit after all
+            quotes = self._best(lattice, left, most, lattice.promises(left, 1, 1.0, max_devices))
         if not quotes:
             raise InfeasibleError("no layout of this request fits what is left of the cluster")
         if not simulated:
             return quotes[0]
-        lattice = self._lattice(request, cluster)
         job = lattice.job.model_copy(update={"cluster": left_of(cluster, devices or {}, bytes_per_s or {})})
         found = [self._simulated(job, lattice.costs, quote) for quote in quotes[:simulated]]
         return min((quote for quote in found if quote is not None), key=lambda q: q.step_s, default=quotes[0])
@@ -74,9 +80,12 @@ class Planner:
         `quote`."""
         lattice = self._lattice(request, cluster)
         left = lattice.left(devices or {}, bytes_per_s or {})
-        promises = [found[0] for found in lattice.promises(left, 1, 1.0, max_devices)]
+        return self._best(lattice, left, most, lattice.promises(left, 1, 1.0, max_devices))
+
+    def _best(self, lattice: Lattice, left: Left, most: int, found: Sequence[Sequence[Promise]]) -> list[Quote]:
+        """The `most` best of the first of every use that fit, the fastest first."""
         quotes: list[Quote] = []
-        for promise in sorted(promises, key=lambda p: p.step_s):
+        for promise in sorted((promises[0] for promises in found), key=lambda p: p.step_s):
             if len(quotes) >= most:
                 break
             quote = _estimated(lattice, promise, left.num_devices.tolist())

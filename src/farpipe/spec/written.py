@@ -6,8 +6,8 @@ read, so that whatever is wrong with it is told with the table's own key path.
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Annotated, Any, Final, Self, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -33,6 +33,8 @@ from farpipe.spec.part import (
 )
 from farpipe.spec.prices import Prices
 from farpipe.spec.training import Data, Rate, Training
+from farpipe.spec.windows import SITE_RTT_S, TCP_WINDOW_BYTES, windowed_rate
+from farpipe.spec.written_matrices import Window, WrittenMatrices
 from farpipe.strict import nearest
 from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
 
@@ -250,6 +252,9 @@ class WrittenLink(WrittenSpeed, Written):
     loss: Share = 0.0
     jitter: Latency = 0.0
     egress_usd_per_gb: NonNegative | None = None
+    streams: Count | None = None
+    window: Window | None = None
+    acknowledged: Literal["target", "source"] = "target"
 
     def ends(self) -> list[tuple[str, str]]:
         """Source and target of each direction."""
@@ -261,12 +266,22 @@ class WrittenLink(WrittenSpeed, Written):
 
     def resolve(self) -> list[Link]:
         """One directed link, or two."""
-        speed = self.speed().model_dump()
+        speed = self._within_window(self.speed()).model_dump()
         figures = speed | {"loss": self.loss, "jitter_s": self.jitter, "egress_usd_per_gb": self.egress_usd_per_gb}
         if self.queue is not None:
             length, kind = self.queue
             figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
         return [Link(source=source, target=target, **figures) for source, target in self.ends()]
+
+    def _within_window(self, speed: LocalLink) -> LocalLink:
+        """What the streams' windows leave of the bandwidth; all of it where nothing is said of them."""
+        if self.window is None and self.streams is None:
+            if self.acknowledged == "source":
+                raise fault("acknowledgements at the source need a window", "acknowledged")
+            return speed
+        rtt_s = SITE_RTT_S if self.acknowledged == "source" else 2 * speed.latency_s
+        rate = windowed_rate(speed.bandwidth_bytes_per_s, self.window or TCP_WINDOW_BYTES, rtt_s, self.streams or 1)
+        return speed.model_copy(update={"bandwidth_bytes_per_s": rate})
 
 
 class WrittenCluster(Written):
@@ -274,13 +289,23 @@ class WrittenCluster(Written):
 
     sites: Annotated[tuple[WrittenSite, ...], Field(min_length=1)]
     links: tuple[WrittenLink, ...] = ()
+    matrices: WrittenMatrices | None = None
 
     def resolve(self) -> Cluster:
         """The cluster; links are checked here first, where they still have the file's numbers."""
         names = [site.name for site in self.sites]
         check_ends(names, [(("links", i), *ends) for i, link in enumerate(self.links) for ends in link.ends()])
-        links = tuple(directed for link in self.links for directed in link.resolve())
-        return Cluster(sites=tuple(site.resolve() for site in self.sites), links=links)
+        links = [directed for link in self.links for directed in link.resolve()]
+        sites = tuple(site.resolve() for site in self.sites)
+        return Cluster(sites=sites, links=(*links, *self._measured(sites, {link.name for link in links})))
+
+    def _measured(self, sites: Sequence[Site], written: Collection[str]) -> list[Link]:
+        """Links from the matrices, where none is written."""
+        if self.matrices is None:
+            return []
+        regions = [site.region for site in self.sites]
+        found = self.matrices.links(zip(sites, regions, strict=True))
+        return [link for link in found if link.name not in written]
 
 
 class WrittenClusterFile(Written):
