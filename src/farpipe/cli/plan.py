@@ -125,5 +125,6 @@ def _print_as_json(plan: "Plan", searched_s: float) -> None:
     figures = {"step_s": plan.prediction.step_s, "tokens_per_s": plan.prediction.tokens_per_s}
     obstacle, change = plan_obstacle(plan)
     engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
-    extra = {"search_s": searched_s, **figures, "money": money_data(plan), "engine": engine}
+    extra = {"search_s": searched_s, **figures, "step_range_s": list(plan.step_range_s)}
+    extra |= {"money": money_data(plan), "engine": engine}
     typer.echo(json.dumps(json.loads(plan.to_json()) | extra, indent=1))

@@ -134,13 +134,14 @@ def _stage_table(plan: "Plan") -> "TableView":
 
     rows = []
     recomputes = set(plan.recompute) != {"none"}
+    marked = {site.name for site in plan.job.cluster.sites if site.device.name in plan.unmeasured}
     for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
         times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
         limit = plan.problem.ranks[placement.rank].memory_bytes
         rows.append(
             (
                 str(index),
-                f"{placement.rank} at {placement.site}",
+                f"{placement.rank} at {placement.site}{' ~' if placement.site in marked else ''}",
                 placement.layers,
                 *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
                 format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
@@ -159,7 +160,25 @@ def _stage_table(plan: "Plan") -> "TableView":
         "limit",
         *(("recompute",) if recomputes else ()),
     )
-    return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), expendable=(5, 4, 3))
+    note = _trust_note(plan)
+    return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), note=note, expendable=(5, 4, 3))
+
+
+def _trust_note(plan: "Plan") -> str:
+    """What `~` means, and where the step is to be expected; empty where all times are measured ones."""
+    from farpipe.units import format_percent, format_seconds
+
+    if not plan.residual:
+        return ""
+    low, high = map(format_seconds, plan.step_range_s)
+    if not plan.unmeasured:
+        error = format_percent(plan.residual)
+        return f"Mean error of predictions for these devices: {error}. Expect a step of {low} to {high}."
+    names = ", ".join(plan.unmeasured)
+    return (
+        f"~ nobody has compared predictions for {names} with measurements; expect a step of {low} to {high}. "
+        "`farpipe profile` or --learned-from gives times of your own."
+    )
 
 
 def _link_table(plan: "Plan") -> "TableView":

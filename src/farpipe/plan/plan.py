@@ -126,8 +126,17 @@ class Plan(Document, _Part):
     arms: tuple[Arm, ...] = ()
     """The other ways to use the sites beside this one, the fastest first; empty where nobody asked for them."""
     limited_by: str = ""
+    residual: float = 0.0
+    """Mean relative error of predictions for the least known device in use; 0 where all times are measured ones."""
+    unmeasured: tuple[str, ...] = ()
+    """Devices in use whose times nobody has compared with a measurement."""
     changes: tuple[Change, ...] = ()
     """What would help, from what costs nothing to what costs most."""
+
+    @property
+    def step_range_s(self) -> tuple[float, float]:
+        """Where the step is to be expected: the residual to both sides."""
+        return self.prediction.step_s / (1 + self.residual), self.prediction.step_s * (1 + self.residual)
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from farpipe.plan.quote import CHOSEN_SETTINGS
 from farpipe.plan.refine_recompute import refine_recomputation
 from farpipe.plan.short_search import improve_order
 from farpipe.plan.suggested_change import explain_infeasible
+from farpipe.plan.trust import trust
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, Found
@@ -86,8 +87,14 @@ def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: li
     best = evaluated[0] = improve_order(named) if job.schedule in (None, AUTO) else named
     notes = (*_tell_short_search(named, best), *_tell_settings(job))
     told = (*notes, *advice(job, best, evaluated))
+    residual, unmeasured = trust(costs, best.candidate.sites)
     plan = as_plan(job, best).model_copy(
-        update={"runners_up": tuple(_runners_up(best, evaluated, rejected)), "advice": told}
+        update={
+            "runners_up": tuple(_runners_up(best, evaluated, rejected)),
+            "advice": told,
+            "residual": residual,
+            "unmeasured": unmeasured,
+        }
     )
     return reorder(plan, job.schedule) if job.schedule in SEARCHES else plan
 
