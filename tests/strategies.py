@@ -11,7 +11,16 @@ POSITIVE_SECONDS = st.integers(1, 12).map(lambda n: n / 2)
 
 
 @st.composite
-def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECONDS, with_sync=True, with_chains=True):
+def problems(
+    draw,
+    max_ranks=4,
+    max_stages=6,
+    max_microbatches=5,
+    seconds=SECONDS,
+    with_sync=True,
+    with_chains=True,
+    with_times=True,
+):
     """Any Problem: several stages per rank, figures per microbatch, links shared by hops and by collectives."""
     num_ranks = draw(st.integers(1, max_ranks))
     num_stages = draw(st.integers(num_ranks, max(num_ranks, max_stages)))
@@ -36,9 +45,16 @@ def problems(draw, max_ranks=4, max_stages=6, max_microbatches=5, seconds=SECOND
     link_names = st.sampled_from(names)
     per_microbatch = st.lists(link_names, min_size=num_microbatches, max_size=num_microbatches).map(tuple)
 
+    def times():
+        """Now and then what a message's times are, in place of bytes, bandwidth and latency."""
+        if not with_times or draw(st.integers(0, 3)):
+            return {}
+        return {name: figure() for name in draw(st.sets(st.sampled_from(["occupies_s", "arrives_after_s"])))}
+
     def transfer():
         return draw(
-            st.none() | st.builds(lambda link: Transfer(link=link, bytes=figure()), link_names | per_microbatch)
+            st.none()
+            | st.builds(lambda link: Transfer(link=link, bytes=figure(), **times()), link_names | per_microbatch)
         )
 
     def collective():

@@ -14,7 +14,16 @@ def crossings(problem: Problem):
         for transfer in (hop.forward, hop.backward) if hop and between else ():
             for j in range(problem.num_microbatches) if transfer else ():
                 name = transfer.link if isinstance(transfer.link, str) else transfer.link[j]
-                yield name, problem.row(transfer.bytes)[j] / problem.links[name].bandwidth_bytes_per_s
+                yield name, times(problem, transfer, j)[0]
+
+
+def times(problem: Problem, transfer, j):
+    """(seconds on the link without the other replicas, seconds until the arrival) of one message."""
+    link = problem.links[transfer.link if isinstance(transfer.link, str) else transfer.link[j]]
+    crossing = problem.row(transfer.bytes)[j] / link.bandwidth_bytes_per_s
+    own = crossing if transfer.occupies_s is None else problem.row(transfer.occupies_s)[j]
+    there = crossing + link.latency_s if transfer.arrives_after_s is None else problem.row(transfer.arrives_after_s)[j]
+    return own, there
 
 
 def play_slowly(problem: Problem, schedule: Schedule):
@@ -42,11 +51,9 @@ def play_slowly(problem: Problem, schedule: Schedule):
         if transfer is None:
             return ready, ready, ready
         name = transfer.link if isinstance(transfer.link, str) else transfer.link[j]
-        link = problem.links[name]
-        start = max(ready, link_free[name])
-        end = start + problem.row(transfer.bytes)[j] / link.bandwidth_bytes_per_s
-        link_free[name] = end + others[name]
-        return start, end, end + link.latency_s
+        start, (own, there) = max(ready, link_free[name]), times(problem, transfer, j)
+        link_free[name] = start + own + others[name]
+        return start, start + min(own, there), start + there
 
     def deliver(kind, stage, j, ready, transfer):
         start, end, there = travel(transfer, ready, j)

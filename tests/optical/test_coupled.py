@@ -118,7 +118,7 @@ def test_a_step_is_what_the_simulator_says_of_its_light_paths(name):
     traffic = PoissonTraffic(60.0, 0.2, 4, 20).draw(tuple(paths.of_pair), 4000, seed=1)
     shared = Shared(paths, Grid(80), traffic=traffic, background_modulation=find_modulation("bpsk"))
     step = Coupled(shared, training, TransferRule(), begin_s=1.0).step(Wishes.same(training, 3, 1))
-    problem = lit_problem(step, paths)
+    problem = lit_problem(step)
     assert simulate(problem, training.schedule).makespan_s == pytest.approx(step.makespan_s, rel=1e-9)
     assert step.timeline().makespan_s == pytest.approx(step.makespan_s, rel=1e-9)
 

@@ -7,7 +7,9 @@ from farpipe.errors import InputError
 from farpipe.optical import POLICIES, Grid, find_modulation, find_network, k_shortest
 from farpipe.optical.exact import assign_exactly, assign_in_turn
 from farpipe.optical.network import build_network
-from farpipe.optical.rdma import LongHaul, window_for
+from farpipe.optical.rdma import LongHaul, over_long_hauls, window_for
+from farpipe.step import BACKWARD, FORWARD
+from two_sites import two_sites
 
 DEEPRMSA, BPSK = find_modulation("deeprmsa"), find_modulation("bpsk")
 
@@ -69,6 +71,16 @@ def test_a_budget_bounds_the_rate_and_spares_the_buffer():
     assert link.acknowledged_at_source(1e10) == 1e10
     assert link.pause_buffer_bytes == pytest.approx(5e10 * 9.8e-3)
     assert link.budget_buffer_bytes(1e-3) == pytest.approx(5e7)
+
+
+@pytest.mark.parametrize(("at_source", "seconds"), [(False, 16.0), (True, 6.0)])
+def test_a_step_over_a_long_haul_waits_for_its_window_and_its_delay(at_source, seconds):
+    problem = two_sites((1, 1, 0), (0, 6), num_ranks=2, num_microbatches=2)
+    haul = LongHaul(1e6, 1e9, window_bytes=6.0 / 16 * 2 * 1e6 * 4.9e-6, site_rtt_s=1e-9)
+    messages = over_long_hauls(problem, {"a>b": haul}, at_source=at_source).traffic.messages
+    assert messages.occupies_s[FORWARD, 0].tolist() == pytest.approx([seconds] * 2, rel=1e-6)
+    assert messages.arrives_after_s[FORWARD, 0].tolist() == pytest.approx([seconds + 4.9] * 2, rel=1e-6)
+    assert messages.arrives_after_s[BACKWARD, 1].tolist() == [6.0, 6.0]
 
 
 @pytest.mark.parametrize("options", [{"km": -1}, {"window_bytes": 0}, {"rate_bytes_per_s": float("nan")}])

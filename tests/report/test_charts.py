@@ -89,8 +89,8 @@ def test_link_charts_show_how_much_of_the_time_a_link_is_used():
 def test_a_link_on_which_replicas_take_turns_shows_the_messages_of_all():
     view = run_view(2, 16)
     alone = [chart.curves[0].y for chart in link_charts(view, "l").charts]
-    links = {name: link.model_copy(update={"num_turns": 3}) for name, link in view.problem.links.items()}
-    in_turns = dataclasses.replace(view, problem=view.problem.model_copy(update={"links": links}))
+    staggered = dataclasses.replace(view.predicted, copies=(3,) * len(view.predicted.links))
+    in_turns = dataclasses.replace(view, predicted=staggered, measured=None)
     used = view.predicted.link_busy_ratio()
     for chart, before in zip(link_charts(in_turns, "l").charts, alone, strict=True):
         name = chart.title.replace(" → ", ">")

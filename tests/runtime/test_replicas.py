@@ -15,10 +15,10 @@ from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import run_step, train_rank
 from farpipe.runtime.work import Trainer
 from farpipe.schedule.library import order
-from farpipe.simulate import in_turns, simulate
+from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer, in_turns
 from in_process import run_ranks
 from small_models import (
     GPT,
@@ -317,13 +317,14 @@ def test_replicas_take_turns_where_the_problem_says_so(tmp_path):
     together = Problem.model_validate(dict(placed_problem((0, 1), 2)) | {"links": links, "hops": (hop,)})
     quick = tuple(stage.model_copy(update=FIGURES) for stage in together.stages)
     problem = in_turns(together.model_copy(update={"stages": quick}), 2)
-    assert problem.lag_s == pytest.approx(0.05)
+    assert problem.traffic.opens_s.max() == pytest.approx(0.05)
     body = {"problem": problem, "schedule": order("gpipe", problem), "replicas": (("a", "b"),) * 2, "device": "sleep"}
     run = RunSpec(num_steps=2, sites=("a", "b"), **body)
     run_ranks(4, lambda peers: train_rank(run, peers, tmp_path))
     timeline = Timeline.load(tmp_path / "timeline.json")
-    assert timeline.actions["start_s"].min() > 0.8 * problem.lag_s  # clocks of the ranks agree to a millisecond or two
-    assert timeline.link_bytes()["a>b"] == simulate(problem, run.schedule).link_bytes()["a>b"] == 100_000
+    opens_s = problem.traffic.opens_s.max()
+    assert timeline.actions["start_s"].min() > 0.8 * opens_s  # clocks of the ranks agree to a millisecond or two
+    assert timeline.link_bytes()["a>b"] == simulate(problem, run.schedule).link_bytes()["a>b"] == 2 * 100_000
 
 
 GO_ON = {

@@ -51,7 +51,7 @@ def test_the_critical_path_leads_from_the_first_action_to_the_last_to_end(pair):
     end_s = start_s + player.step.arrays.duration_s.reshape(4, -1)[codes[chain] & 3, codes[chain] >> 2]
     assert end_s[0] == makespan_s
     assert np.all(end_s[1:] <= start_s[:-1])
-    assert start_s[-1] == problem.lag_s
+    assert start_s[-1] == problem.traffic.opens_s.max()
     assert codes[chain[-1]] & 3 == 0
 
 

@@ -198,7 +198,7 @@ def test_orders_that_deadlock_are_refused_with_the_circle():
 
 @pytest.mark.slow
 @MANY
-@given(problems_with_schedules(seconds=POSITIVE_SECONDS), st.integers(1, 5))
+@given(problems_with_schedules(seconds=POSITIVE_SECONDS, with_times=False), st.integers(1, 5))
 def test_time_scales_with_the_unit(pair, factor):
     problem, schedule = pair
     data = problem.model_dump()

@@ -29,7 +29,7 @@ def longer(problem, action, seconds):
 def test_an_action_may_be_late_by_its_slack_and_by_no_more(pair, data):
     problem, schedule = pair
     assume(not lower(problem).shared.any())  # there the sequence on the link may change
-    assume(problem.lag_s == 0)
+    assume(not problem.traffic.opens_s.any())
     timeline = simulate(problem, schedule)
     found = slack(timeline)
     at = data.draw(st.integers(0, len(timeline.actions) - 1))

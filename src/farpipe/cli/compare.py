@@ -134,7 +134,7 @@ def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: flo
         float(inter_site_s),
         float(intra_site_s),
         max(peak_memory_bytes(problem, outcome.schedule)),
-        max(timeline.link_busy_ratio(problem.num_turns).values(), default=0.0),
+        max(timeline.link_busy_ratio().values(), default=0.0),
     )
 
 
@@ -146,7 +146,7 @@ def _data(problem: "Problem", rows: "Sequence[ComparisonRow]", outcomes: "Sequen
         asdict(row)
         | {
             "makespan_s": outcome.timeline.makespan_s if outcome.timeline else None,
-            "link_busy_ratio": outcome.timeline.link_busy_ratio(problem.num_turns) if outcome.timeline else {},
+            "link_busy_ratio": outcome.timeline.link_busy_ratio() if outcome.timeline else {},
             "made_by": outcome.schedule.method if outcome.schedule else None,
         }
         for row, outcome in zip(rows, outcomes, strict=True)

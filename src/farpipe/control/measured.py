@@ -242,7 +242,7 @@ def _largest(problem: Problem) -> list[tuple[str, float]]:
 
 
 def _message_s(link: Link, size: float) -> float:
-    return link.latency_s + size / link.bandwidth_bytes_per_s
+    return link.travel_s(size)
 
 
 def _relative(old: float, new: float) -> float:

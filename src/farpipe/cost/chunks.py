@@ -214,8 +214,7 @@ def _seconds(problem: Problem, transfer: Transfer | None) -> float:
     if transfer is None:
         return 0.0
     assert isinstance(transfer.link, str)
-    link, num_bytes = problem.links[transfer.link], transfer.bytes
-    return link.latency_s + float(np.max(num_bytes)) / link.bandwidth_bytes_per_s
+    return problem.links[transfer.link].travel_s(float(np.max(transfer.bytes)))
 
 
 def _chains(follows: Sequence[int | None]) -> dict[str, Any]:

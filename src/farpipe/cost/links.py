@@ -81,8 +81,7 @@ class StepLinks:
         """How long a transfer takes on its empty link."""
         assert isinstance(transfer.link, str)
         assert isinstance(transfer.bytes, float)
-        link = self.links[transfer.link]
-        return link.latency_s + transfer.bytes / link.bandwidth_bytes_per_s
+        return self.links[transfer.link].travel_s(transfer.bytes)
 
     def _over(self, name: str, way: Way, num_bytes: float) -> Transfer:
         link = Link(latency_s=way.latency_s, bandwidth_bytes_per_s=way.bandwidth_bytes_per_s)

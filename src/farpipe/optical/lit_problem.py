@@ -1,39 +1,37 @@
-"""A Problem whose links are the light paths that its messages had: the way back from light to the common waist."""
+"""A Problem whose messages take the times of the light paths they had: the way back from light to the common waist."""
 
 from typing import Any
 
-from farpipe.optical.paths import PathTable
+import numpy as np
+
 from farpipe.optical.training import Step
-from farpipe.step import Problem
+from farpipe.step import Problem, retimed
 
 
-def lit_problem(step: Step, paths: PathTable) -> Problem:
-    """The Problem of a step with one link per message: the rate of its light path, and its delay.
+def lit_problem(step: Step) -> Problem:
+    """The Problem of a step with one link per pair of nodes and direction, and each message's own time there.
 
-    What a message waited for its light path counts as delay, so that simulating the Problem in the same order gives the
-    step's time again, and any tool that reads Problems sees the same step.
+    A message has its light path for itself, so it keeps nobody else waiting, and what it waited for the path is part of
+    its way. Simulating the Problem in the same order gives the step's time again, and any tool that reads Problems
+    sees the same step. The bandwidth of a link is that of its fastest light path.
     """
     training, out = step.training, step.out
     data = training.problem.to_data()
+    shape = (2, training.problem.num_stages, training.problem.num_microbatches)
+    arrives_after_s, rates = np.zeros((2, *shape))
+    sent = training.sent
+    arrives_after_s.flat[sent] = out.arrival_s[sent] - out.ready_s[sent]
+    rates.flat[sent] = out.units[sent] * step.unit_gbit * 1.25e8
     links: dict[str, Any] = {}
-    count = training.problem.num_microbatches
     for hop, ends in enumerate(training.hops):
         if ends is None:
             continue
         way, stage = divmod(hop, training.problem.num_stages)
-        names = []
-        for microbatch in range(count):
-            message = hop * count + microbatch
-            name = f"{ends[0]}:{stage}.{microbatch}>{ends[1]}:{stage + 1 - 2 * way}.{microbatch}"
-            rate = float(out.units[message]) * step.unit_gbit * 1.25e8
-            sent_s = float(out.end_s[message] - out.start_s[message])
-            links[name] = {
-                "latency_s": float(out.arrival_s[message] - out.ready_s[message]) - sent_s,
-                "bandwidth_bytes_per_s": rate,
-            }
-            names.append(name)
-        data["hops"][stage - way][("forward", "backward")[way]]["link"] = names
+        name = f"{ends[0]}>{ends[1]}"
+        fastest = max(float(rates[way, stage].max()), links.get(name, {}).get("bandwidth_bytes_per_s", 0.0))
+        links[name] = {"latency_s": 0.0, "bandwidth_bytes_per_s": fastest}
+        data["hops"][stage - way][("forward", "backward")[way]]["link"] = name
     for index, (a, b) in enumerate(zip(training.nodes, training.nodes[1:], strict=False)):
         if a == b:
             data["hops"][index] = None
-    return Problem.from_data(data | {"links": links})
+    return retimed(Problem.from_data(data | {"links": links}), np.zeros(shape), arrives_after_s)

@@ -5,11 +5,13 @@ at the source's site acknowledges in place of the far end (MatchRDMA, arXiv 2604
 arXiv 2510.12064) the round trip is that inside the site, and the destination bounds the rate by a budget instead.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farpipe.errors import InputError
 from farpipe.optical.network import SECONDS_PER_KM
 from farpipe.spec.windows import SITE_RTT_S, windowed_rate
+from farpipe.step import Problem, retimed
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,22 @@ class LongHaul:
     def budget_buffer_bytes(self, burst_s: float) -> float:
         """Buffer where the destination grants rates: what arrives within `burst_s`, the period of its budgets."""
         return min(self.pause_buffer_bytes, self.rate_bytes_per_s * burst_s)
+
+
+def over_long_hauls(problem: Problem, hauls: Mapping[str, LongHaul], *, at_source: bool = False) -> Problem:
+    """The step whose messages between stages take the links named in `hauls` as RDMA: at its rate, after its delay.
+
+    `at_source`: acknowledged by the switch at the source's site. Elsewhere nothing changes.
+    """
+    messages = problem.traffic.messages
+    occupies_s, arrives_after_s = messages.occupies_s.copy(), messages.arrives_after_s.copy()
+    for place, (name, link) in enumerate(problem.links.items()):
+        if haul := hauls.get(name):
+            there = messages.link == place
+            rate = haul.acknowledged_at_source() if at_source else haul.plain_rate
+            occupies_s[there] = messages.bytes[there] / min(rate, link.bandwidth_bytes_per_s)
+            arrives_after_s[there] = occupies_s[there] + haul.latency_s
+    return retimed(problem, occupies_s, arrives_after_s)
 
 
 def window_for(rate_bytes_per_s: float, rtt_s: float) -> float:

@@ -86,7 +86,7 @@ class Training:
             duration_s=arrays.duration_s.reshape(-1),
             rank_of_stage=arrays.rank_of_stage,
             pair_of_hop=np.array(kinds, np.int64),
-            gbit=arrays.bytes.reshape(-1) * 8e-9,
+            gbit=arrays.messages.bytes.reshape(-1) * 8e-9,
             num_stages=stages,
             num_microbatches=self.problem.num_microbatches,
         )
@@ -221,7 +221,7 @@ class Step:
         rows["link"] = [places[ends] for ends in (self.training.hops[h] for h in hop) if ends]
         rows["kind"], rows["stage"], rows["microbatch"] = way, stage, microbatch
         rows["source"], rows["target"] = rank_of_stage[stage], rank_of_stage[stage + 1 - 2 * way]
-        rows["bytes"] = lower(problem).bytes.reshape(-1)[sent]
+        rows["bytes"] = problem.traffic.messages.bytes.reshape(-1)[sent]
         for name in ("ready_s", "start_s", "end_s", "arrival_s"):
             rows[name] = getattr(self.out, name)[sent] - self.begin_s
         return rows

@@ -159,8 +159,8 @@ def _turns(best: Evaluated) -> list[str]:
     if turns == 1:
         return []
     return [
-        f"The {turns} replicas are staggered by {format_seconds(best.problem.turn_s)} so that they do not collide on "
-        "the links between sites."
+        f"The {turns} replicas are staggered by {format_seconds(best.problem.traffic.turn_s)} so that they do not "
+        "collide on the links between sites."
     ]
 
 

@@ -133,7 +133,7 @@ def _link_limit(found: Evaluated, links_s: float) -> str:
     bounds = sorted(link_bounds(found.problem, found.timeline), key=lambda bound: -bound.message_s)
     if bounds:
         return f"bandwidth of {bounds[0].link}"
-    busy = found.timeline.link_busy_ratio(found.problem.num_turns)
+    busy = found.timeline.link_busy_ratio()
     busiest = max((name for name in busy if is_inter_site(name)), key=lambda name: busy[name])
     endless = replayed(found.problem, found.schedule, float("inf")).makespan_s
     kind = "bandwidth" if found.timeline.makespan_s - endless > links_s / 2 else "latency"

@@ -40,7 +40,7 @@ def link_bytes(problem: Problem, timeline: Timeline) -> dict[str, float]:
     A link between sites that nothing names is one of the ring that a collective there goes round, all with the same
     bytes.
     """
-    sizes = timeline.link_bytes(problem.num_turns)
+    sizes = timeline.link_bytes()
     named = {name for _, transfer in problem.transfers() for name, _ in problem.shares(transfer)}
     around = max((size for name, size in sizes.items() if is_inter_site(name)), default=0.0)
     return sizes | {name: around for name in problem.links if is_inter_site(name) and name not in named}
@@ -50,10 +50,10 @@ def link_bounds(problem: Problem, timeline: Timeline) -> list[LinkBound]:
     """The links between sites that bound the step; collectives, which do not come once a microbatch, are left out."""
     found = []
     pace_s = float(timeline.busy_s.max()) / problem.num_microbatches
-    sizes = timeline.hop_bytes(problem.num_turns)
+    sizes = timeline.hop_bytes()
     for name, link in problem.links.items():
         size = sizes[name] / problem.num_microbatches
-        message_s = size / link.bandwidth_bytes_per_s
+        message_s = link.occupied_s(size)
         if is_inter_site(name) and message_s > pace_s:
             found.append(LinkBound(name, message_s, pace_s, size / pace_s))
     return found

@@ -16,9 +16,9 @@ from farpipe.plan.partition import Division, divide_layers
 from farpipe.plan.stage_modes import StageModes, missing_bytes, stage_options
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS
-from farpipe.simulate import Timeline, in_turns
+from farpipe.simulate import Timeline
 from farpipe.spec import Job, Recompute
-from farpipe.step import Problem, Schedule, is_inter_site
+from farpipe.step import Problem, Schedule, in_turns, is_inter_site
 from farpipe.units import format_bytes
 
 ROUNDING = 1e-9

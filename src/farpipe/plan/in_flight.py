@@ -11,7 +11,7 @@ import numpy as np
 
 from farpipe.cost import Layout
 from farpipe.plan.candidates import Candidate
-from farpipe.step import Hop, Problem
+from farpipe.step import Problem
 
 InFlight = tuple[int, ...]
 """Microbatches in flight by stage."""
@@ -47,7 +47,7 @@ def _filling(layout: Layout) -> InFlight:
 def _hiding(layout: Layout, problem: Problem) -> list[int]:
     """Extra ones by stage: the sum over the hops downstream."""
     pace_s = _pace_s(problem)
-    hops = [math.ceil(_round_trip_s(problem, hop) / pace_s - 1e-9) for hop in problem.hops]
+    hops = [math.ceil(_round_trip_s(problem, hop) / pace_s - 1e-9) for hop in range(len(problem.hops))]
     return [min(layout.num_microbatches, sum(hops[stage:])) for stage in range(problem.num_stages)]
 
 
@@ -57,16 +57,10 @@ def _pace_s(problem: Problem) -> float:
     return max(float(np.take(seconds, stages).sum()) for stages in problem.stages_of_rank)
 
 
-def _round_trip_s(problem: Problem, hop: Hop | None) -> float:
-    """A message there and one back, alone on their links; a plan's hops have one link and one size."""
-    total = 0.0
-    for transfer in (hop.forward, hop.backward) if hop is not None else ():
-        if transfer is not None:
-            assert isinstance(transfer.link, str)
-            assert isinstance(transfer.bytes, float)
-            link = problem.links[transfer.link]
-            total += link.latency_s + transfer.bytes / link.bandwidth_bytes_per_s
-    return total
+def _round_trip_s(problem: Problem, index: int) -> float:
+    """A message over a hop and one back, alone on their links; a plan's hops have one link and one size."""
+    there_s, back_s = problem.traffic.messages.arrives_after_s[:, [index, index + 1], 0]
+    return float(there_s[0] + back_s[1])
 
 
 def _scaled(full: Sequence[int], layout: Layout, factor: float, more: int) -> InFlight:

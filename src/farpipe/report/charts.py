@@ -128,8 +128,7 @@ def _rank_title(view: RunView, ranks: Sequence[int]) -> str:
 def link_charts(view: RunView, key: str) -> ChartGroup:
     """One chart per link that matters: how much of the time it carries something; between sites first."""
     timelines = _timelines(view)
-    num_turns = view.problem.num_turns
-    use = {name: max(t.link_busy_ratio(num_turns).get(name, 0.0) for t in timelines) for name in view.problem.links}
+    use = {name: max(t.link_busy_ratio().get(name, 0.0) for t in timelines) for name in view.problem.links}
     used = sorted((name for name in use if use[name] > 0), key=lambda name: not is_inter_site(name))
     names = [name for name in used if is_inter_site(name) or use[name] >= WORTH_DRAWING][:MAX_CHARTS]
     low, high = _step_range(timelines)
@@ -137,7 +136,7 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
         _small(
             f"{key}-{index}",
             name.replace(">", " → "),
-            [_use_curve(timeline, name, num_turns, low, high) for timeline in timelines],
+            [_use_curve(timeline, name, low, high) for timeline in timelines],
             y_axis=SHARE,
             text=_link_text(view, name),
             x_range=(low, high),
@@ -153,14 +152,14 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
     return ChartGroup(charts, _LINK_NOTE, left_out if left else "")
 
 
-def _use_curve(timeline: Timeline, name: str, num_turns: Mapping[str, int], low: float, high: float) -> Curve:
+def _use_curve(timeline: Timeline, name: str, low: float, high: float) -> Curve:
     """The share of time in which the link carries something, as a moving mean over WINDOW of the step.
 
-    Where replicas take turns, the others' messages follow each one's.
+    Where replicas send one after the other, the others' messages follow each one's.
     """
     is_here = timeline.messages["link"] == (timeline.links.index(name) if name in timeline.links else -2)
-    messages, turns = timeline.messages[is_here], timeline.turns(num_turns)[is_here]
-    start_s, end_s = messages["start_s"], messages["start_s"] + turns * (messages["end_s"] - messages["start_s"])
+    messages, copies = timeline.messages[is_here], timeline.message_copies[is_here]
+    start_s, end_s = messages["start_s"], messages["start_s"] + copies * (messages["end_s"] - messages["start_s"])
     places = np.linspace(low, high, NUM_PLACES)
     half = WINDOW / 2 * (high - low)
     edges = np.stack([np.maximum(places - half, low), np.minimum(places + half, high)])
@@ -170,7 +169,7 @@ def _use_curve(timeline: Timeline, name: str, num_turns: Mapping[str, int], low:
 
 def _link_text(view: RunView, name: str) -> str:
     link = view.problem.links[name]
-    used = (view.measured or view.predicted).link_busy_ratio(view.problem.num_turns).get(name, 0.0)
+    used = (view.measured or view.predicted).link_busy_ratio().get(name, 0.0)
     figures = f"{format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
     return f"{format_percent(min(1.0, used))} used · {figures}"
 

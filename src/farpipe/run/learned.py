@@ -10,8 +10,9 @@ from farpipe.errors import InputError
 from farpipe.plan import Plan
 from farpipe.run.directory import PLAN_NAME
 from farpipe.runtime.figures.metrics import METRICS_NAME, NUM_WARM_UP_STEPS, TIMELINE_NAME, read_metrics
-from farpipe.simulate import Timeline, in_turns, simulate
+from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job
+from farpipe.step import in_turns
 from farpipe.units import format_change, format_rate, format_seconds
 
 

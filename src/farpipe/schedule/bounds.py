@@ -1,12 +1,12 @@
 """Lower bounds: no schedule of a Problem can be faster. Each with the sketch of its proof."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.step import Problem, Transfer
+from farpipe.step import Messages, Problem
 
 ROUNDING: Final = 1e-12
 
@@ -14,10 +14,10 @@ ROUNDING: Final = 1e-12
 def lower_bound_s(problem: Problem) -> float:
     """The largest of the bounds below, seconds; a hair less, for sums in another order round differently.
 
-    Those that know of actions only are for a step that begins when its last replica does (`Problem.lag_s`).
+    Those that know of actions only are for a step whose stages open at once (`farpipe.step.Traffic.opens_s`).
     """
-    of_actions = max(*busiest_rank_bounds_s(problem), critical_path_s(problem))
-    return max(of_actions + problem.lag_s, link_work_s(problem), relaxation_s(problem)) * (1 - ROUNDING)
+    of_actions = max(*busiest_rank_bounds_s(problem), critical_path_s(problem)) + float(problem.traffic.opens_s.min())
+    return max(of_actions, link_work_s(problem), relaxation_s(problem)) * (1 - ROUNDING)
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
@@ -45,12 +45,13 @@ def critical_path_s(problem: Problem) -> float:
     Of a chain the slices follow each other on every stage, backwards in reverse.
     """
     forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
+    forth_s, back_s = problem.traffic.messages.arrives_after_s
     chains, done = problem.chains, np.zeros(problem.num_microbatches)
     for stage in range(problem.num_stages):
-        there = done + _travel_s(problem, stage - 1, "forward") if stage else done
+        there = done + forth_s[stage - 1] if stage else done
         done = _one_by_one(there, forward[stage], chains.previous, range(problem.num_microbatches))
     for stage in reversed(range(problem.num_stages)):
-        there = done + _travel_s(problem, stage, "backward") if stage + 1 < problem.num_stages else done
+        there = done + back_s[stage + 1] if stage + 1 < problem.num_stages else done
         done = _one_by_one(there, inputs[stage], chains.next, reversed(range(problem.num_microbatches)))
     return float((done + weights[0]).max())
 
@@ -68,17 +69,17 @@ def _one_by_one(
 
 
 def link_work_s(problem: Problem) -> float:
-    """A link carries one message at a time: all that occupy it, and the pauses between them for others' turns."""
-    busy, count = dict.fromkeys(problem.links, 0.0), dict.fromkeys(problem.links, 0)
-    for place, transfer in problem.transfers():
-        of_hop = place.startswith("hops")
-        if of_hop and _is_free(problem, int(place[5 : place.index("]")])):
-            continue
-        for name, share in problem.shares(transfer):
-            busy[name] += float(share.sum() if of_hop else share[0]) / problem.links[name].bandwidth_bytes_per_s
-            count[name] += share.size if of_hop else 1
-    pauses = ((count[name] - 1) * problem.pause_s(name) if count[name] else 0.0 for name in busy)
-    return max((b + p for b, p in zip(busy.values(), pauses, strict=True)), default=0.0)
+    """A link carries one message at a time: all that occupy it, but for the last one, which has only to arrive."""
+    parts = (problem.traffic.messages, problem.traffic.collectives)
+    link, occupies_s, arrives_after_s = (
+        np.concatenate([getattr(part, name).ravel() for part in parts])
+        for name in ("link", "occupies_s", "arrives_after_s")
+    )
+    used = link >= 0
+    busy, least = np.zeros(len(problem.links) + 1), np.full(len(problem.links) + 1, np.inf)  # no link: zero
+    np.add.at(busy, link[used], occupies_s[used])
+    np.minimum.at(least, link[used], (arrives_after_s - occupies_s)[used])
+    return float(np.where(np.isfinite(least), busy + least, 0.0).max())
 
 
 def relaxation_s(problem: Problem) -> float:
@@ -110,14 +111,11 @@ def least_times_s(problem: Problem) -> tuple[NDArray[np.float64], ...]:
 
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     durations = np.stack([problem.table(name).min(axis=1) for name in names])
-    travel = np.zeros((2, problem.num_stages))
-    for index in range(problem.num_stages - 1):
-        travel[0, index] = _travel_s(problem, index, "forward").min()
-        travel[1, index + 1] = _travel_s(problem, index, "backward").min()
+    travel = problem.traffic.messages.arrives_after_s.min(axis=2)
     limits: tuple[Any, ...] = (_windows(problem), problem.num_microbatches)
-    gates = _collectives_s(problem, "gather") + problem.lag_s
-    head = bound_kernel.heads(durations, travel, gates, *limits)
-    tail = bound_kernel.tails(durations, travel, _collectives_s(problem, "reduce"), *limits)
+    gather_s, reduce_s = problem.traffic.collectives.arrives_after_s
+    head = bound_kernel.heads(durations, travel, gather_s + problem.traffic.opens_s, *limits)
+    tail = bound_kernel.tails(durations, travel, reduce_s, *limits)
     return durations, travel, head, tail
 
 
@@ -141,29 +139,26 @@ def _link_queues(
     Where only n of a hop's messages take it, the i-th of them is at least the i-th of all, and the i-th from the end at
     most that.
     """
-    rows: dict[str, list[tuple[NDArray[np.float64], NDArray[np.float64], float, int]]] = {}
-    last = problem.num_microbatches
-    for index, hop in enumerate(problem.hops):
-        for kind, source, target in ((0, index, index + 1), (1, index + 1, index)):
-            transfer: Transfer | None = (hop.forward, hop.backward)[kind] if hop is not None else None
-            for name, share in () if transfer is None or _is_free(problem, index) else problem.shares(transfer):
-                link, pause_s, count = problem.links[name], problem.pause_s(name), share.size
-                after_s = link.latency_s - pause_s + durations[kind, target]
-                ready, rest = head[kind, source] + durations[kind, source], tail[kind, target] + after_s
-                rest = np.concatenate((rest[last - count :], rest[: last - count]))
-                crossing_s = float(share.min()) / link.bandwidth_bytes_per_s
-                rows.setdefault(name, []).append((ready, rest, crossing_s + pause_s, count))
-    everything = np.ones(last)
-    for stage, sync in enumerate(problem.sync or ()):
-        opening = problem.lag_s + durations[0, stage] + tail[0, stage, 0]
+    rows: dict[int, list[tuple[NDArray[np.float64], NDArray[np.float64], float, int]]] = {}
+    last, messages = problem.num_microbatches, problem.traffic.messages
+    after_s = _after_link_s(messages)
+    for kind, source, link in _links_used(messages.link):
+        chosen = (kind, source, messages.link[kind, source] == link)
+        target, count = source + 1 - 2 * kind, int(chosen[2].sum())
+        ready = head[kind, source] + durations[kind, source]
+        rest = tail[kind, target] + float(after_s[chosen].min()) + durations[kind, target]
+        rest = np.concatenate((rest[last - count :], rest[: last - count]))
+        rows.setdefault(link, []).append((ready, rest, float(messages.occupies_s[chosen].min()), count))
+    everything, collectives = np.ones(last), problem.traffic.collectives
+    after_s = _after_link_s(collectives)
+    for kind, stage in np.argwhere(collectives.link >= 0).tolist():
+        opening = problem.traffic.opens_s[stage] + durations[0, stage] + tail[0, stage, 0]
         closing = head[2, stage, last - 1] + durations[2, stage]
-        for collective, ready_s, rest_s in (("gather", 0.0, opening), ("reduce", closing, 0.0)):
-            transfer = getattr(sync, collective) if sync is not None else None
-            for name, share in () if transfer is None else problem.shares(transfer):
-                link, pause_s = problem.links[name], problem.pause_s(name)
-                crossing_s = float(share[0]) / link.bandwidth_bytes_per_s
-                times = (everything * ready_s, everything * (rest_s + link.latency_s - pause_s))
-                rows.setdefault(name, []).append((*times, crossing_s + pause_s, 1))
+        ready_s, rest_s = ((0.0, opening), (closing, 0.0))[kind]
+        times = (everything * ready_s, everything * (rest_s + after_s[kind, stage]))
+        rows.setdefault(int(collectives.link[kind, stage]), []).append(
+            (*times, float(collectives.occupies_s[kind, stage]), 1)
+        )
     return [
         (np.stack(heads), np.stack(tails), np.array(times), np.array(counts))
         for heads, tails, times, counts in (zip(*of_link, strict=True) for of_link in rows.values())
@@ -191,16 +186,15 @@ def _windows(problem: Problem) -> NDArray[np.int64]:
     return most
 
 
-def _collectives_s(problem: Problem, kind: str) -> NDArray[np.float64]:
-    """Per stage how long its gather or reduce takes, alone on its link: [num_stages]."""
-    found = np.zeros(problem.num_stages)
-    for index, sync in enumerate(problem.sync or ()):
-        transfer: Transfer | None = getattr(sync, kind) if sync is not None else None
-        if transfer is not None:
-            assert isinstance(transfer.link, str)
-            link = problem.links[transfer.link]
-            found[index] = problem.row(transfer.bytes)[0] / link.bandwidth_bytes_per_s + link.latency_s
-    return found
+def _links_used(link: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
+    """(direction, stage, link) of all messages [2, S, M], each once."""
+    for kind, stage in np.argwhere(link.max(axis=2) >= 0).tolist():
+        yield from ((kind, stage, name) for name in np.unique(link[kind, stage]).tolist())
+
+
+def _after_link_s(messages: Messages) -> NDArray[np.float64]:
+    """From when a message's link is free again until it is there; below zero where it arrives before."""
+    return messages.arrives_after_s - messages.occupies_s
 
 
 def _heads_s(problem: Problem) -> NDArray[np.float64]:
@@ -208,7 +202,7 @@ def _heads_s(problem: Problem) -> NDArray[np.float64]:
     forward = problem.table("forward_s")
     reach = np.zeros((problem.num_stages, problem.num_microbatches))
     for index in range(problem.num_stages - 1):
-        reach[index + 1] = reach[index] + forward[index] + _travel_s(problem, index, "forward")
+        reach[index + 1] = reach[index] + forward[index] + problem.traffic.messages.arrives_after_s[0, index]
     return np.asarray(reach.min(axis=1))
 
 
@@ -218,21 +212,5 @@ def _tails_s(problem: Problem) -> NDArray[np.float64]:
     rest = np.zeros((problem.num_stages, problem.num_microbatches))
     rest[0] = weights[0]
     for index in range(1, problem.num_stages):
-        rest[index] = rest[index - 1] + inputs[index - 1] + _travel_s(problem, index - 1, "backward")
+        rest[index] = rest[index - 1] + inputs[index - 1] + problem.traffic.messages.arrives_after_s[1, index]
     return np.asarray(rest.min(axis=1))
-
-
-def _is_free(problem: Problem, index: int) -> bool:
-    return problem.stages[index].rank == problem.stages[index + 1].rank
-
-
-def _travel_s(problem: Problem, index: int, way: str) -> NDArray[np.float64]:
-    """Latency and bytes/bandwidth of a hop's messages: [num_microbatches]."""
-    hop = problem.hops[index]
-    transfer: Transfer | None = getattr(hop, way) if hop is not None else None
-    if transfer is None or _is_free(problem, index):
-        return np.zeros(problem.num_microbatches)
-    names = (transfer.link,) if isinstance(transfer.link, str) else transfer.link
-    links = [problem.links[name] for name in names]
-    bandwidth = np.array([link.bandwidth_bytes_per_s for link in links])
-    return np.asarray(problem.row(transfer.bytes) / bandwidth + np.array([link.latency_s for link in links]))

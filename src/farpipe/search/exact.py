@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from farpipe.search.step import Orders, Player, SearchStep, fits_memory
-from farpipe.search.ticks import Ticks, choose_ticks
-from farpipe.simulate.lowering import BACKWARD, FORWARD, Ints
+from farpipe.search.ticks import Ticks, choose_ticks, durations_s
+from farpipe.simulate.lowering import Ints
+from farpipe.step import BACKWARD, FORWARD
 from farpipe.step.chains import NOBODY
 
 _MEMORY_UNITS: Final = 1_000_000
@@ -106,9 +107,7 @@ def solve(
     """
     from ortools.sat.python import cp_model  # here, for it takes most of a second to import
 
-    arrays = step.arrays
-    durations = [a.ravel() for a in (arrays.duration_s, arrays.transfer_s, arrays.sync_s, arrays.latency_s)]
-    ticks = choose_ticks(np.concatenate([*durations, [arrays.lag_s]]), best[0])
+    ticks = choose_ticks(durations_s(step.arrays), best[0])
     ordered = step.alike if in_order is None else in_order
     built = _build(cp_model.CpModel(), step, ticks, best[0], lower_bound_s, split, ordered)
     _hint(built, step, best[1])
@@ -170,12 +169,12 @@ def _cells(step: SearchStep) -> Iterator[tuple[int, int]]:
 def _add_actions(built: _Model) -> None:
     """An interval per action; a rank does one thing at a time."""
     step, model = built.step, built.model
-    sizes, lag = built.ticks.down(step.arrays.duration_s), int(built.ticks.down(step.arrays.lag_s))
+    sizes, opens = built.ticks.down(step.arrays.duration_s), built.ticks.down(step.arrays.opens_s)
     of_rank: list[list[Any]] = [[] for _ in range(step.arrays.num_ranks)]
     for stage, j in _cells(step):
         for kind in built.kinds:
             code, size = built.code(stage, kind, j), int(sizes[kind, stage, j])
-            built.start[code] = model.new_int_var(min(lag, built.horizon), built.horizon, "")
+            built.start[code] = model.new_int_var(min(int(opens[stage]), built.horizon), built.horizon, "")
             built.size[code] = size
             interval = model.new_fixed_size_interval_var(built.start[code], size, "")
             of_rank[step.arrays.rank_of_stage[stage]].append(interval)
@@ -186,24 +185,24 @@ def _add_actions(built: _Model) -> None:
 def _add_messages(built: _Model) -> None:
     """`arrival` of every message at its consumer; those on a link are intervals there."""
     step, model = built.step, built.model
-    sizes, latency = built.ticks.down(step.arrays.transfer_s), built.ticks.down(step.arrays.latency_s)
-    num_stages = step.shape[0]
+    messages, num_stages = step.arrays.messages, step.shape[0]
+    sizes, times = built.ticks.down(messages.occupies_s), built.ticks.down(messages.arrives_after_s)
     for way, kind, shift in ((FORWARD, 0, 1), (BACKWARD, built.back, -1)):
         for stage, j in _cells(step):
             if not 0 <= stage + shift < num_stages:
                 continue
-            ready, link = built.end(stage, kind, j), int(step.arrays.link[way, stage, j])
+            ready, link = built.end(stage, kind, j), int(messages.link[way, stage, j])
             arrival = ready
             if link >= 0:
-                size = int(sizes[way, stage, j])
-                arrival = ready + size + int(latency[link])
+                size, there = int(sizes[way, stage, j]), int(times[way, stage, j])
+                arrival = ready + there
                 if size:
                     sent = model.new_int_var(0, built.horizon, "")
                     model.add(sent >= ready)
                     interval = model.new_fixed_size_interval_var(sent, size, "")
                     built.link_intervals.setdefault(link, []).append(interval)
                     built.sent.setdefault(link, []).append(_Sent((way, stage), ready, sent, size))
-                    arrival = sent + size + int(latency[link])
+                    arrival = sent + there
             built.arrival[way, stage + shift, j] = arrival
 
 
@@ -299,36 +298,36 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
 
 def _add_gathers(built: _Model) -> None:
     """Gathers before the first forward."""
-    arrays, model = built.step.arrays, built.model
-    sizes, latency = built.ticks.down(arrays.sync_s), built.ticks.down(arrays.latency_s)
-    lag = int(built.ticks.down(arrays.lag_s))
+    model, opens = built.model, built.ticks.down(built.step.arrays.opens_s)
     num_stages, num_microbatches = built.step.shape
     for stage in range(num_stages):
-        link = int(arrays.sync_link[0, stage])
-        if link >= 0:
-            done = _collective(built, link, int(sizes[0, stage]), []) + int(latency[link]) + lag
+        if built.step.arrays.collectives.link[0, stage] >= 0:
+            done = _collective(built, (0, stage), []) + int(opens[stage])
             for j in range(num_microbatches):
                 model.add(built.begin(stage, 0, j) >= done)
 
 
-def _collective(built: _Model, link: int, size: int, ready: list[Any]) -> Any:
-    """A collective on its link, once all is `ready`; returns its end."""
+def _collective(built: _Model, at: tuple[int, int], ready: list[Any]) -> Any:
+    """The gather or reduce of a stage on its link, once all is `ready`; returns its arrival."""
+    collectives = built.step.arrays.collectives
+    size, there = (
+        int(built.ticks.down(float(seconds[at]))) for seconds in (collectives.occupies_s, collectives.arrives_after_s)
+    )
     sent = built.model.new_int_var(0, built.horizon, "")
     for earlier in ready:
         built.model.add(sent >= earlier)
-    built.link_intervals.setdefault(link, []).append(built.model.new_fixed_size_interval_var(sent, size, ""))
-    return sent + size
+    interval = built.model.new_fixed_size_interval_var(sent, size, "")
+    built.link_intervals.setdefault(int(collectives.link[at]), []).append(interval)
+    return sent + there
 
 
 def _add_ends(built: _Model) -> None:
     """The step ends no earlier than anything."""
-    arrays, (num_stages, num_microbatches) = built.step.arrays, built.step.shape
-    sizes, latency = built.ticks.down(arrays.sync_s), built.ticks.down(arrays.latency_s)
+    num_stages, num_microbatches = built.step.shape
     for stage in range(num_stages):
         ends = [built.end(stage, built.last, j) for j in range(num_microbatches)]
-        link = int(arrays.sync_link[1, stage])
-        if link >= 0:
-            ends = [*ends, _collective(built, link, int(sizes[1, stage]), ends) + int(latency[link])]
+        if built.step.arrays.collectives.link[1, stage] >= 0:
+            ends = [*ends, _collective(built, (1, stage), ends)]
         for end in ends:
             built.model.add(built.makespan >= end)
 

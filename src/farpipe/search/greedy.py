@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from farpipe.search.step import Orders, Player, SearchStep, fits_memory
-from farpipe.simulate.lowering import BACKWARD, FORWARD, Floats, Ints
-from farpipe.step import KINDS
+from farpipe.simulate.lowering import Floats, Ints
+from farpipe.step import BACKWARD, FORWARD, KINDS
 
 MAX_ACTIONS_IN_ALL = 1_500_000
 """Over all tries together: one or two seconds' work; of steps larger than that fewer tastes are tried."""
@@ -85,8 +85,7 @@ def round_trips_s(step: SearchStep) -> Floats:
     """[S]: from the start of F to the end of W of one microbatch alone in the pipeline, on average."""
     arrays = step.arrays
     stage_s = arrays.duration_s[[0, 1]].sum(axis=0).mean(axis=1)
-    latency_s = np.concatenate([arrays.latency_s, [0.0, 0.0]])  # the last two for FREE and NOTHING
-    travel_s = (arrays.transfer_s + latency_s[arrays.link]).mean(axis=2)
+    travel_s = arrays.messages.arrives_after_s.mean(axis=2)
     hop_s = np.append(travel_s[FORWARD, :-1] + travel_s[BACKWARD, 1:], 0.0)
     below = np.cumsum((stage_s + hop_s)[::-1])[::-1]
     return np.asarray(below + arrays.duration_s[2].mean(axis=1))

@@ -30,11 +30,11 @@ def greedy(  # type: ignore[no-untyped-def]
     where one microbatch fits. Returns no codes where even that does not.
     """
     num_stages, num_microbatches = tables[0]
-    gate, link_free = np.zeros(num_stages), np.zeros(tables[7].size)
+    gate, link_free = tables[10].copy(), np.zeros(tables[9].size)
     _gathers(tables, gate, link_free)
     done = np.zeros((3, num_stages), np.int32)  # by kind, of every stage; a B counts as I and as W
     arrival = np.full((2, num_stages, num_microbatches), np.inf)
-    arrival[0, 0], arrival[1, num_stages - 1] = tables[9], tables[9]
+    arrival[0, 0], arrival[1, num_stages - 1] = 0.0, 0.0
     free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, _I, np.int32)
     state = (done, arrival, free, used, last, gate, link_free)
     next_start, next_code = np.empty(num_ranks), np.empty(num_ranks, np.int64)
@@ -57,12 +57,12 @@ def greedy(  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _gathers(tables, gate, link_free):  # type: ignore[no-untyped-def]
-    sync_link, sync_s, latency_s = tables[5], tables[6], tables[7]
+    sync_link, occupies_s, arrives_after_s = tables[6], tables[7], tables[8]
     for stage in range(gate.size):
         link = sync_link[0, stage]
         if link != _NOTHING:
-            link_free[link] += sync_s[0, stage]
-            gate[stage] = link_free[link] + latency_s[link] + tables[9]
+            gate[stage] += link_free[link] + arrives_after_s[0, stage]
+            link_free[link] += occupies_s[0, stage]
 
 
 @njit(cache=True)
@@ -198,9 +198,10 @@ def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-de
 @njit(cache=True)
 def _arrival(message, ready, tables, link_free):  # type: ignore[no-untyped-def]
     """When a message arrives; on a link that others feed too, served in the order in which this is asked."""
-    link, transfer_s, latency_s = tables[3], tables[4], tables[7]
+    link, occupies_s, arrives_after_s = tables[3], tables[4], tables[5]
     name = link[message]
     if name < 0:
         return ready
-    link_free[name] = max(ready, link_free[name]) + transfer_s[message]
-    return link_free[name] + latency_s[name]
+    start = max(ready, link_free[name])
+    link_free[name] = start + occupies_s[message]
+    return start + arrives_after_s[message]

@@ -51,7 +51,7 @@ def shortened(problem: Problem, num_microbatches: int) -> Problem:
         return value[0] if isinstance(value, tuple) else value
 
     def of_one(transfer: Transfer | None) -> Transfer | None:
-        return transfer and Transfer(link=first(transfer.link), bytes=first(transfer.bytes))
+        return transfer and Transfer(**{name: first(figure) for name, figure in transfer})
 
     stages = tuple(
         stage.model_copy(update={name: first(getattr(stage, name)) for name in _STAGE_FIGURES})

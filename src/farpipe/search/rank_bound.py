@@ -69,7 +69,7 @@ def rank_bound_s(
 
     assert step.alike
     times_s = least_times_s(step.problem)
-    ticks = choose_ticks(np.concatenate([part.ravel() for part in times_s[:2]] + [[step.arrays.lag_s]]), best[0])
+    ticks = choose_ticks(np.concatenate([part.ravel() for part in times_s[:2]] + [step.arrays.opens_s]), best[0])
     stages = step.stages[step.stages_begin[rank] : step.stages_begin[rank + 1]].tolist()
     alone = _Alone(step, stages, ticks, max(ticks.up(best[0]) - 1, 0), cp_model.CpModel(), times_s)
     alone.makespan = alone.model.new_int_var(min(alone.down(lower_bound_s), alone.horizon), alone.horizon, "")

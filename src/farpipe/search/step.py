@@ -67,23 +67,24 @@ class SearchStep:
 def search_step(problem: Problem) -> SearchStep:
     """Lower `problem` for a search."""
     arrays = lower(problem)
-    flat = [table.reshape(-1) for table in (arrays.duration_s, arrays.rank_of_stage, arrays.link, arrays.transfer_s)]
-    shape = (problem.num_stages, problem.num_microbatches)
     taken_bytes, freed_bytes = byte_tables(problem)
     counts = [len(stages) for stages in problem.stages_of_rank]
     names = ("activation_bytes", "weight_stash_bytes", "chain_bytes")
-    rows = (*arrays.duration_s, *arrays.link, *arrays.transfer_s, *map(problem.table, names))
+    messages = arrays.messages
+    rows = [*arrays.duration_s, *messages.link, *messages.occupies_s, *messages.arrives_after_s]
+    rows += map(problem.table, names)
     return SearchStep(
         problem=problem,
         arrays=arrays,
-        tables=(shape, *flat, arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared, arrays.lag_s),
+        tables=arrays.tables,
         room_bytes=np.array([_room_bytes(problem, rank) for rank in range(problem.num_ranks)]),
         taken_bytes=taken_bytes,
         freed_bytes=freed_bytes,
         holdings=holdings(problem),
         stages=np.array([stage for stages in problem.stages_of_rank for stage in stages], np.int32),
         stages_begin=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        alike=not problem.chains.any and all(bool((row == row[:, :1]).all()) for row in rows),
+        alike=not problem.chains.any
+        and all(bool((row == row[:, :1]).all()) for row in (*rows, *map(problem.table, names))),
     )
 
 
@@ -116,14 +117,14 @@ class Player:
         self.step = step
         self._kernel: Any = kernel
         arrays = step.arrays
-        num_links, any_shared = arrays.latency_s.size, bool(arrays.shared.any())
+        num_links, any_shared = arrays.shared.size, bool(arrays.shared.any())
         self.scratch = self._kernel.new_scratch(step.tables[0], arrays.num_ranks, num_links, any_shared)
         self._no_limit = np.full(arrays.num_ranks, np.inf)
 
     def out(self, num_actions: int) -> tuple[NDArray[Any], ...]:
         """New memory for what a play finds."""
-        size = self.step.arrays.link.size
-        return np.empty(num_actions), np.zeros(size), np.empty(size), np.zeros(self.step.arrays.sync_link.shape)
+        size, collectives = self.step.arrays.messages.link.size, self.step.arrays.collectives
+        return np.empty(num_actions), np.zeros(size), np.empty(size), np.zeros(collectives.link.shape)
 
     def makespan_s(self, orders: Orders) -> float:
         """The step time of `orders`; infinite when they deadlock. Memory is not looked at."""

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.simulate.lowering import Floats, Ints
+from farpipe.simulate.lowering import Floats, Ints, StepArrays
 
 _MAX_TICKS: Final = 1_000_000
 _CLOSE: Final = 1e-9
@@ -40,6 +40,12 @@ def choose_ticks(durations_s: Floats, horizon_s: float) -> Ticks:
     counts = durations_s / tick
     exact = bool((np.abs(counts - np.rint(counts)) <= _CLOSE * np.maximum(counts, 1)).all())
     return Ticks(tick, exact=True) if exact else Ticks(horizon_s / _MAX_TICKS, exact=False)
+
+
+def durations_s(arrays: StepArrays) -> Floats:
+    """All durations of a step."""
+    times = [(part.occupies_s, part.arrives_after_s) for part in (arrays.messages, arrays.collectives)]
+    return np.concatenate([part.ravel() for part in (arrays.duration_s, *times[0], *times[1], arrays.opens_s)])
 
 
 def _common(one: float, other: float, smallest: float) -> float:

@@ -17,8 +17,9 @@ import numpy as np
 
 from farpipe.search.exact import memory_units, run_solver
 from farpipe.search.step import Orders, Player, SearchStep, fits_memory
-from farpipe.search.ticks import Ticks, choose_ticks
-from farpipe.simulate.lowering import BACKWARD, FORWARD, Floats, Ints
+from farpipe.search.ticks import Ticks, choose_ticks, durations_s
+from farpipe.simulate.lowering import Floats, Ints
+from farpipe.step import BACKWARD, FORWARD
 from farpipe.step.chains import NOBODY
 
 MOST_ACTIONS: Final = 1_200
@@ -69,7 +70,7 @@ def improve_windows(
     player, random = Player(step), np.random.default_rng(seed)
     now = _play(player, best[1], _wanted_s(best[0], target_s))
     width_s = min(_way_s(step), now.makespan_s * min(1.0, MOST_ACTIONS / step.num_actions))
-    ticks = choose_ticks(_durations_s(step), now.makespan_s)
+    ticks = choose_ticks(durations_s(step.arrays), now.makespan_s)
     for index in range(num_windows):
         if now.makespan_s <= target_s * (1 + 1e-9):
             break
@@ -88,19 +89,12 @@ def improve_windows(
 def _way_s(step: SearchStep) -> float:
     """How long one microbatch takes forward through all stages, on average, and a fifth more."""
     arrays = step.arrays
-    latency_s = np.concatenate([arrays.latency_s, [0.0, 0.0]])  # the last two for FREE and NOTHING
-    travel_s = arrays.transfer_s[FORWARD] + latency_s[arrays.link[FORWARD]]
+    travel_s = arrays.messages.arrives_after_s[FORWARD]
     return 1.2 * float((arrays.duration_s[_F] + travel_s).sum(axis=0).mean())
 
 
 def _wanted_s(makespan_s: float, target_s: float) -> float:
     return max(target_s, makespan_s * (1 - _SOON))
-
-
-def _durations_s(step: SearchStep) -> Floats:
-    arrays = step.arrays
-    parts = (arrays.duration_s, arrays.transfer_s, arrays.sync_s, arrays.latency_s)
-    return np.concatenate([*(part.ravel() for part in parts), [arrays.lag_s]])
 
 
 def _play(player: Player, orders: Orders, target_s: float) -> _Played:
@@ -182,7 +176,7 @@ def _add_actions(window: _Window) -> None:
     window.horizon = ticks.up(2 * now.makespan_s)
     sizes = ticks.down(now.end_s - now.start_s)
     for rank, (low, high) in enumerate(zip(window.low.tolist(), window.high.tolist(), strict=True)):
-        ready_s = now.end_s[low - 1] if low > now.begin[rank] else window.step.arrays.lag_s
+        ready_s = now.end_s[low - 1] if low > now.begin[rank] else 0.0
         due_s = now.due_s[high] if high < now.begin[rank + 1] else now.target_s
         window.late.append(model.new_int_var(0, window.horizon, ""))
         intervals = []
@@ -211,13 +205,13 @@ def _add_messages(window: _Window) -> None:
         if other < 0:
             continue
         way, (stage, microbatch) = (FORWARD if code & 3 == _F else BACKWARD), divmod(code >> 2, shape[1])
-        link, arrival = int(arrays.link[way, stage, microbatch]), window.end[at]
+        link, arrival = int(arrays.messages.link[way, stage, microbatch]), window.end[at]
         if link >= 0:
-            size = window.down(arrays.transfer_s[way, stage, microbatch])
+            size = window.down(arrays.messages.occupies_s[way, stage, microbatch])
             sent = model.new_int_var(window.down(free_s[link]), window.horizon, "")
             model.add(sent >= window.end[at])
             intervals.setdefault(link, []).append(model.new_fixed_size_interval_var(sent, size, ""))
-            arrival = sent + size + window.down(arrays.latency_s[link])
+            arrival = sent + window.down(arrays.messages.arrives_after_s[way, stage, microbatch])
         if other in window.start:
             awaited.add(other)
             model.add(window.start[other] >= arrival)
@@ -232,13 +226,13 @@ def _add_messages(window: _Window) -> None:
 def _links_free_s(window: _Window) -> Floats:
     """[L]: until when messages from before the window take each link."""
     now, arrays = window.now, window.step.arrays
-    free_s = np.zeros(arrays.latency_s.size)
+    free_s = np.zeros(arrays.shared.size)
     before = np.concatenate([now.codes[a:b] for a, b in zip(now.begin[:-1], window.low, strict=True)])
     before = before[(before & 3) != _W]
     sent = np.where((before & 3) == _F, 0, window.step.activation_bytes.size) + (before >> 2)
-    links = arrays.link.ravel()[sent]
+    links = arrays.messages.link.ravel()[sent]
     real = links >= 0
-    np.maximum.at(free_s, links[real], (now.message_start_s + arrays.transfer_s.ravel())[sent[real]])
+    np.maximum.at(free_s, links[real], (now.message_start_s + arrays.messages.occupies_s.ravel())[sent[real]])
     return free_s
 
 
@@ -250,10 +244,10 @@ def _add_arrivals(window: _Window, awaited: set[int]) -> None:
         if kind != _W and at not in awaited:
             window.model.add(start >= window.down(now.arrival_s[(0 if kind == _F else size) + slot]))
         stage = slot // window.step.shape[1]
-        link = int(arrays.sync_link[0, stage])
-        if kind == _F and link >= 0:
-            gathered_s = now.sync_start_s[0, stage] + arrays.sync_s[0, stage] + arrays.latency_s[link] + arrays.lag_s
-            window.model.add(start >= window.down(gathered_s))
+        if kind == _F:
+            gathers = arrays.collectives.link[0, stage] >= 0
+            gathered_s = now.sync_start_s[0, stage] + arrays.collectives.arrives_after_s[0, stage] if gathers else 0.0
+            window.model.add(start >= window.down(gathered_s + arrays.opens_s[stage]))
 
 
 def _add_sequences(window: _Window) -> None:

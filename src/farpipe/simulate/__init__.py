@@ -1,8 +1,7 @@
 """Predict a step: the compiled kernel, timelines, memory curves."""
 
-from farpipe.simulate.replicas import in_turns
 from farpipe.simulate.simulate import simulate
 from farpipe.simulate.slack import Slack, data_with_slack, slack
 from farpipe.simulate.timeline import Timeline
 
-__all__ = ["Slack", "Timeline", "data_with_slack", "in_turns", "simulate", "slack"]
+__all__ = ["Slack", "Timeline", "data_with_slack", "simulate", "slack"]

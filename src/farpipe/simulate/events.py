@@ -51,3 +51,8 @@ class Events:
     links: tuple[str, ...]
     actions: NDArray[np.void]
     messages: NDArray[np.void]
+    copies: tuple[int, ...] = ()
+    """Per link how many replicas send a message like each of these there, one after the other; empty: one everywhere.
+
+    Collectives are of all replicas together.
+    """

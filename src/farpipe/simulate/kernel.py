@@ -15,23 +15,25 @@ _NOTHING, _FREE = -2, -1
 
 
 @njit(cache=True, inline="always")
-def _gather(sync_link, sync_s, latency_s, lag_s, link_free_s, sync_start_s, gate_s):  # type: ignore[no-untyped-def]
-    """All gathers are ready at time zero and go first, lower stages before higher; the last replica lags behind."""
+def _gather(collectives, opens_s, link_free_s, sync_start_s, gate_s):  # type: ignore[no-untyped-def]
+    """All gathers are ready at time zero and go first, lower stages before higher."""
+    link, occupies_s, arrives_after_s = collectives
+    gate_s[:] = opens_s
     for stage in range(gate_s.size):
-        link = sync_link[0, stage]
-        if link != _NOTHING:
-            sync_start_s[0, stage], there_s = _put(link, 0.0, sync_s[0, stage], latency_s, link_free_s)
-            gate_s[stage] = there_s + lag_s
+        if link[0, stage] != _NOTHING:
+            start_s = _put(link[0, stage], 0.0, occupies_s[0, stage], link_free_s)
+            sync_start_s[0, stage] = start_s
+            gate_s[stage] += start_s + arrives_after_s[0, stage]
 
 
 @njit(cache=True, inline="always")
-def _put(link, ready, seconds, latency_s, link_free_s):  # type: ignore[no-untyped-def]
-    """Put a message that is ready on its link: (start, arrival)."""
+def _put(link, ready, occupies_s, link_free_s):  # type: ignore[no-untyped-def]
+    """Put a message that is ready on its link: its start there."""
     if link == _FREE:
-        return ready, ready
+        return ready
     start = max(ready, link_free_s[link])
-    link_free_s[link] = start + seconds
-    return start, start + seconds + latency_s[link]
+    link_free_s[link] = start + occupies_s
+    return start
 
 
 @njit(cache=True, inline="always")
@@ -84,19 +86,15 @@ def new_scratch(shape, num_ranks, num_links, any_shared):  # type: ignore[no-unt
 
 
 @njit(cache=True)
-def play(  # type: ignore[no-untyped-def]
-    codes, begin, shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, lag_s, out
-):
+def play(codes, begin, tables, num_links, out):  # type: ignore[no-untyped-def]
     """Play the orders; returns the number of actions that could be played.
 
-    `codes` are as `lowering.encode` makes them; `shape` = (S, M). Tables are flat: a message's place is
-    ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a reduce's ``2 * S * M + stage``. `shared` [L]
-    tells which links several ranks feed; nothing begins before `lag_s`. `out` = (start_s [A], message_start_s [2SM],
-    arrival_s [2SM], sync_start_s [2, S]).
+    `codes` are as `lowering.encode` makes them; `tables` as `StepArrays.tables` does. They are flat: a message's place
+    is ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a reduce's ``2 * S * M + stage``. `out` =
+    (start_s [A], message_start_s [2SM], arrival_s [2SM], sync_start_s [2, S]).
     """
-    tables = (shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, lag_s)
     num_ranks = begin.size - 1
-    scratch = new_scratch(shape, num_ranks, latency_s.size, shared.any())
+    scratch = new_scratch(tables[0], num_ranks, num_links, tables[9].any())
     return run(codes, begin, tables, out, scratch, np.full(num_ranks, np.inf))
 
 
@@ -105,28 +103,28 @@ def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[
     """The end of the last action or collective; infinite when the orders deadlock or a rank idles too long."""
     if run(codes, begin, tables, out, scratch, idle_limit_s) < codes.size:
         return np.inf
-    sync_link, sync_s, latency_s = tables[5], tables[6], tables[7]
+    sync_link, arrives_after_s = tables[6], tables[8]
     end_s = scratch[5].max()
     for stage in range(sync_link.shape[1]):
-        name = sync_link[1, stage]
-        if name != _NOTHING:
-            end_s = max(end_s, out[3][1, stage] + sync_s[1, stage] + latency_s[name])
+        if sync_link[1, stage] != _NOTHING:
+            end_s = max(end_s, out[3][1, stage] + arrives_after_s[1, stage])
     return end_s
 
 
 @njit(cache=True)
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """What `play` does, in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
-    shape, duration_s, rank_of_stage, link, transfer_s, sync_link, sync_s, latency_s, shared, lag_s = tables
+    shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, sync_link, sync_s, sync_after_s = tables[:9]
+    shared, opens_s = tables[9], tables[10]
     start_s, message_start_s, arrival_s, sync_start_s = out
     link_free_s, gate_s, idle_s, left, position, free_s, waits_for, stack, heap, ready_s, tie = scratch
     num_stages, num_microbatches = shape
     per_kind = num_stages * num_microbatches
     num_ranks = begin.size - 1
     arrival_s[:] = -1.0  # not there yet, but for what needs no message: the first forwards, the last backwards
-    arrival_s[:num_microbatches] = arrival_s[2 * per_kind - num_microbatches :] = lag_s
-    link_free_s[:], gate_s[:], idle_s[:], free_s[:] = 0.0, 0.0, 0.0, 0.0
-    _gather(sync_link, sync_s, latency_s, lag_s, link_free_s, sync_start_s, gate_s)
+    arrival_s[:num_microbatches] = arrival_s[2 * per_kind - num_microbatches :] = 0.0
+    link_free_s[:], idle_s[:], free_s[:] = 0.0, 0.0, 0.0
+    _gather((sync_link, sync_s, sync_after_s), opens_s, link_free_s, sync_start_s, gate_s)
     left[:], waits_for[:], position[:] = num_microbatches, -1, begin[:-1]
     for rank in range(num_ranks):
         stack[rank] = rank
@@ -138,13 +136,12 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
             if item >= 2 * per_kind:
                 stage = item - 2 * per_kind
                 name = sync_link[1, stage]
-                sync_start_s[1, stage], _ = _put(name, ready_s[item], sync_s[1, stage], latency_s, link_free_s)
+                sync_start_s[1, stage] = _put(name, ready_s[item], sync_s[1, stage], link_free_s)
                 continue
             way = item // per_kind
             target = item + num_microbatches - 2 * way * num_microbatches
-            message_start_s[item], arrival_s[target] = _put(
-                link[item], ready_s[item], transfer_s[item], latency_s, link_free_s
-            )
+            start = _put(link[item], ready_s[item], occupies_s[item], link_free_s)
+            message_start_s[item], arrival_s[target] = start, start + arrives_after_s[item]
             rank = rank_of_stage[(target - way * per_kind) // num_microbatches]
             if waits_for[rank] != target:
                 continue
@@ -182,7 +179,8 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
                     pending += 1
                 elif name != _NOTHING:
                     target = sent + num_microbatches - 2 * way * num_microbatches
-                    message_start_s[sent], arrival_s[target] = _put(name, now, transfer_s[sent], latency_s, link_free_s)
+                    start = _put(name, now, occupies_s[sent], link_free_s)
+                    message_start_s[sent], arrival_s[target] = start, start + arrives_after_s[sent]
                     other = rank_of_stage[stage + 1 - 2 * way]
                     if waits_for[other] == target:
                         waits_for[other] = -1
@@ -198,7 +196,7 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
                         _push(heap, pending, item, ready_s, tie)
                         pending += 1
                     else:
-                        sync_start_s[1, stage], _ = _put(name, now, sync_s[1, stage], latency_s, link_free_s)
+                        sync_start_s[1, stage] = _put(name, now, sync_s[1, stage], link_free_s)
         played += at - position[rank]
         position[rank], free_s[rank] = at, now
     return played

@@ -7,27 +7,17 @@ from numpy.typing import NDArray
 
 from farpipe.errors import ScheduleError
 from farpipe.schedule import check
-from farpipe.simulate.lowering import (
-    BACKWARD,
-    FORWARD,
-    GATHER,
-    NOTHING,
-    REDUCE,
-    Floats,
-    Ints,
-    StepArrays,
-    lower,
-)
+from farpipe.simulate.lowering import GATHER, REDUCE, Floats, Ints, StepArrays, lower
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, Timeline
-from farpipe.step import KINDS, Problem, Schedule
+from farpipe.step import BACKWARD, FORWARD, KINDS, NOTHING, Messages, Problem, Schedule
 
 
 def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> Timeline:
     """The predicted Timeline of `schedule`; deterministic, linear in the number of actions.
 
     Meaning: a message is sent when its producer ends; a directed link carries one message at a time in the order in
-    which they became ready, each for bytes/bandwidth seconds, and delivers it `latency_s` after it has left. Memory
-    is not looked at here (see `farpipe.schedule.check`). ScheduleError when the orders break a rule of `check`;
+    which they became ready, each for its `occupies_s`, and delivers it `arrives_after_s` (`farpipe.step.Messages`).
+    Memory is not looked at here (see `farpipe.schedule.check`). ScheduleError when the orders break a rule of `check`;
     `checked` says that they have passed it already, which takes longer than simulating.
     """
     if not checked:
@@ -39,7 +29,8 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
     messages = np.concatenate(
         [_message_rows(arrays, actions, message_start_s), _sync_rows(arrays, actions, sync_start_s)]
     )
-    return Timeline("predicted", problem.num_ranks, tuple(problem.links), actions, messages)
+    copies = tuple(link.num_turns for link in problem.links.values())
+    return Timeline("predicted", problem.num_ranks, tuple(problem.links), actions, messages, copies)
 
 
 def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, Floats, Floats]:
@@ -50,19 +41,17 @@ def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, 
     from farpipe.simulate import kernel  # here, for numba takes a third of a second to import
 
     out = _outputs(arrays, codes.size)
-    flat = [table.reshape(-1) for table in (arrays.duration_s, arrays.rank_of_stage, arrays.link, arrays.transfer_s)]
     flat_out = (out[0], out[1].reshape(-1), out[2].reshape(-1), out[3])
-    sync = (arrays.sync_link, arrays.sync_s, arrays.latency_s, arrays.shared, arrays.lag_s)
     play_compiled: Any = kernel.play
-    played = play_compiled(codes, begin, arrays.link.shape[1:], *flat, *sync, flat_out)
+    played = play_compiled(codes, begin, arrays.tables, arrays.shared.size, flat_out)
     if played < codes.size:
         raise ScheduleError(f"the orders deadlock: only {played} of {codes.size} actions can be played")
     return out
 
 
 def _outputs(arrays: StepArrays, num_actions: int) -> tuple[Floats, Floats, Floats, Floats]:
-    shape = arrays.link.shape
-    return np.empty(num_actions), np.zeros(shape), np.empty(shape), np.zeros(arrays.sync_link.shape)
+    shape = arrays.messages.link.shape
+    return np.empty(num_actions), np.zeros(shape), np.empty(shape), np.zeros(arrays.collectives.link.shape)
 
 
 def _action_rows(arrays: StepArrays, codes: Ints, begin: Ints, start_s: Floats) -> NDArray[np.void]:
@@ -77,15 +66,15 @@ def _action_rows(arrays: StepArrays, codes: Ints, begin: Ints, start_s: Floats) 
 
 
 def _message_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -> NDArray[np.void]:
-    ready_s = np.zeros(arrays.link.shape)
+    ready_s = np.zeros(arrays.messages.link.shape)
     for way, kinds in ((FORWARD, ("F",)), (BACKWARD, ("I", "B"))):
         made = actions[np.isin(actions["kind"], [KINDS.index(kind) for kind in kinds])]
         ready_s[way, made["stage"], made["microbatch"]] = made["end_s"]
-    kind, stage, microbatch = np.nonzero(arrays.link != NOTHING)
+    kind, stage, microbatch = np.nonzero(arrays.messages.link != NOTHING)
     target = stage + np.where(kind == FORWARD, 1, -1)
     between = arrays.rank_of_stage[stage] != arrays.rank_of_stage[np.clip(target, 0, arrays.rank_of_stage.size - 1)]
     chosen = (kind[between], stage[between], microbatch[between])
-    rows = _rows(arrays, arrays.link[chosen], start_s[chosen], arrays.transfer_s[chosen], arrays.bytes[chosen])
+    rows = _rows(arrays.messages, chosen, start_s)
     rows["kind"], rows["stage"], rows["microbatch"] = chosen
     rows["ready_s"] = ready_s[chosen]
     rows["source"], rows["target"] = arrays.rank_of_stage[chosen[1]], arrays.rank_of_stage[target[between]]
@@ -93,10 +82,9 @@ def _message_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats
 
 
 def _sync_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -> NDArray[np.void]:
-    way, stage = np.nonzero(arrays.sync_link != NOTHING)
-    rows = _rows(arrays, arrays.sync_link[way, stage], start_s[way, stage], arrays.sync_s[way, stage], None)
+    way, stage = np.nonzero(arrays.collectives.link != NOTHING)
+    rows = _rows(arrays.collectives, (way, stage), start_s)
     rows["kind"], rows["stage"], rows["microbatch"] = np.where(way == 0, GATHER, REDUCE), stage, -1
-    rows["bytes"] = arrays.sync_bytes[way, stage]
     rows["source"] = rows["target"] = arrays.rank_of_stage[stage]
     done_s = np.zeros(arrays.rank_of_stage.size)
     np.maximum.at(done_s, actions["stage"], actions["end_s"])
@@ -104,10 +92,9 @@ def _sync_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -
     return rows
 
 
-def _rows(arrays: StepArrays, link: Ints, start_s: Floats, seconds: Floats, size: Any) -> NDArray[np.void]:
-    rows = np.zeros(link.size, MESSAGE_DTYPE)
-    latency, pause = (np.concatenate([a, [0.0]]) for a in (arrays.latency_s, arrays.pause_s))  # -1: a free hop
-    rows["link"], rows["start_s"], rows["end_s"] = link, start_s, start_s + seconds - pause[link]
-    rows["arrival_s"] = start_s + seconds + latency[link]
-    rows["bytes"] = 0.0 if size is None else size
+def _rows(messages: Messages, chosen: tuple[NDArray[np.intp], ...], start_s: Floats) -> NDArray[np.void]:
+    rows = np.zeros(chosen[0].size, MESSAGE_DTYPE)
+    rows["link"], rows["bytes"], rows["start_s"] = messages.link[chosen], messages.bytes[chosen], start_s[chosen]
+    rows["end_s"] = rows["start_s"] + messages.leaves_after_s[chosen]
+    rows["arrival_s"] = rows["start_s"] + messages.arrives_after_s[chosen]
     return rows

@@ -4,7 +4,7 @@ Times are seconds since the step began, on one clock. Predicted and measured tim
 comparing them is one function.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -33,7 +33,7 @@ class Timeline(Events, Document):
     def makespan_s(self) -> float:
         """From the start of the first action or collective to the end of the last, on any rank.
 
-        A step begins at zero at the latest, with the first of the replicas that take turns on a link.
+        A step begins at zero at the latest, with the first of the replicas (`farpipe.step.Traffic.opens_s`).
         """
         if not len(self.actions):
             return 0.0
@@ -67,29 +67,27 @@ class Timeline(Events, Document):
         np.add.at(exposed, place, found["end_s"] - found["start_s"])
         return exposed
 
-    def link_bytes(self, num_turns: Mapping[str, int] | None = None) -> dict[str, float]:
-        """Bytes that went over every link: those of all replicas, where `num_turns` says how many take turns on a link.
+    def link_bytes(self) -> dict[str, float]:
+        """Bytes that went over every link: those of all replicas that send messages like these (`copies`)."""
+        return self._sum_by_link(np.ones(len(self.messages), bool))
 
-        A Timeline has the messages of one of them. Collectives are of all together and count once.
-        """
-        return self._sum_by_link(np.ones(len(self.messages), bool), num_turns or {})
-
-    def hop_bytes(self, num_turns: Mapping[str, int] | None = None) -> dict[str, float]:
+    def hop_bytes(self) -> dict[str, float]:
         """The part of `link_bytes` that is no collective's."""
-        return self._sum_by_link(self.messages["microbatch"] >= 0, num_turns or {})
+        return self._sum_by_link(self.messages["microbatch"] >= 0)
 
-    def _sum_by_link(self, counted: NDArray[np.bool_], num_turns: Mapping[str, int]) -> dict[str, float]:
-        link, sizes = self.messages["link"], self.messages["bytes"] * self.turns(num_turns)
+    def _sum_by_link(self, counted: NDArray[np.bool_]) -> dict[str, float]:
+        link, sizes = self.messages["link"], self.messages["bytes"] * self.message_copies
         return {name: float(sizes[counted & (link == i)].sum()) for i, name in enumerate(self.links)}
 
-    def turns(self, num_turns: Mapping[str, int]) -> NDArray[np.int64]:
+    @cached_property
+    def message_copies(self) -> NDArray[np.int64]:
         """For every message how many replicas send one like it, one after the other: [num_messages]."""
-        times = np.array([*(num_turns.get(name, 1) for name in self.links), 1])  # the last for hops without a link
+        times = np.array([*(self.copies or (1,) * len(self.links)), 1])  # the last for hops without a link
         return np.where(self.messages["microbatch"] >= 0, times[self.messages["link"]], 1)
 
-    def link_busy_ratio(self, num_turns: Mapping[str, int] | None = None) -> dict[str, float]:
-        """Share of the makespan in which every link carried something; `num_turns` as for `link_bytes`."""
-        durations = (self.messages["end_s"] - self.messages["start_s"]) * self.turns(num_turns or {})
+    def link_busy_ratio(self) -> dict[str, float]:
+        """Share of the makespan in which every link carried something, of whichever replica."""
+        durations = (self.messages["end_s"] - self.messages["start_s"]) * self.message_copies
         span = self.makespan_s or 1.0
         return {name: float(durations[self.messages["link"] == i].sum() / span) for i, name in enumerate(self.links)}
 
@@ -112,6 +110,7 @@ class Timeline(Events, Document):
             "source": self.source,
             "num_ranks": self.num_ranks,
             "links": list(self.links),
+            **({"copies": list(self.copies)} if max(self.copies, default=1) > 1 else {}),
             "makespan_s": self.makespan_s,
             "events": events + [self._message_data(message) for message in self.messages],
         }
@@ -130,6 +129,7 @@ class Timeline(Events, Document):
         """See Document."""
         try:
             links = tuple(str(name) for name in body["links"])
+            copies = _parse_copies(body.get("copies", []), links)
             events = [_parse_event(event, links, index) for index, event in enumerate(body["events"])]
             kind, num_ranks = body["source"], body["num_ranks"]
             if kind not in ("predicted", "measured") or type(num_ranks) is not int or num_ranks < 1:
@@ -139,7 +139,7 @@ class Timeline(Events, Document):
             raise InputError(f"{source}: not a timeline: {reason}") from None
         actions = np.array([row for dtype, row in events if dtype is ACTION_DTYPE], dtype=ACTION_DTYPE)
         messages = np.array([row for dtype, row in events if dtype is MESSAGE_DTYPE], dtype=MESSAGE_DTYPE)
-        return cls(kind, num_ranks, links, actions, messages)
+        return cls(kind, num_ranks, links, actions, messages, copies)
 
     def __repr__(self) -> str:
         inter, intra = self.exposed_s.sum(axis=0)
@@ -149,6 +149,13 @@ class Timeline(Events, Document):
             f"{format_percent(self.bubble_ratio)}, exposed {inter:.4g} s between sites and {intra:.4g} s inside (sum "
             "over ranks)"
         )
+
+
+def _parse_copies(value: Any, links: Sequence[str]) -> tuple[int, ...]:
+    copies = tuple(value)
+    if len(copies) not in (0, len(links)) or not all(type(count) is int and count >= 1 for count in copies):
+        raise ValueError(f"copies: expected a count for each of {len(links)} links, found {value!r}")
+    return copies
 
 
 def _parse_event(event: Any, links: Sequence[str], index: int) -> tuple[np.dtype[np.void], tuple[Any, ...]]:

@@ -1,45 +1,46 @@
-"""One step as numbers: the Problem, and the Schedule that says who does what in which order."""
+"""One step as numbers: Problem and Schedule, and the rules of meaning that all their readers share."""
 
 from farpipe.step.action import KINDS, Action, Kind
 from farpipe.step.chains import Chains
+from farpipe.step.figures import MAX_SECONDS
 from farpipe.step.grid import draw_grid
+from farpipe.step.links import Hop, Link, Sync, Transfer, is_inter_site, site_of
 from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
-from farpipe.step.problem import (
-    MAX_MICROBATCHES,
-    MAX_SECONDS,
-    Hop,
-    Link,
-    Problem,
-    Rank,
-    Stage,
-    Sync,
-    Transfer,
-    is_inter_site,
-    site_of,
-)
+from farpipe.step.messages import BACKWARD, FORWARD, FREE, NOTHING, Messages, Traffic
+from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
+from farpipe.step.replicas import in_turns
+from farpipe.step.retimed import retimed
 from farpipe.step.schedule import RankOrder, Schedule
 
 __all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "FREE",
     "KINDS",
     "MAX_MICROBATCHES",
     "MAX_SECONDS",
+    "NOTHING",
     "Action",
     "Chains",
     "Holding",
     "Hop",
     "Kind",
     "Link",
+    "Messages",
     "Problem",
     "Rank",
     "RankOrder",
     "Schedule",
     "Stage",
     "Sync",
+    "Traffic",
     "Transfer",
     "byte_tables",
     "draw_grid",
     "holdings",
+    "in_turns",
     "is_inter_site",
     "least_activation_bytes",
+    "retimed",
     "site_of",
 ]

@@ -11,57 +11,20 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from farpipe.document import Document
 from farpipe.step.chains import Chains, chains, expect_chains
-from farpipe.strict import finite, nearest, validate
+from farpipe.step.figures import MAX_SECONDS, NonNegative, Part, PerMicrobatch, SecondsPerMicrobatch
+from farpipe.step.links import Hop, Link, Sync, Transfer
+from farpipe.step.messages import Traffic, traffic
+from farpipe.strict import nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
 
 MAX_MICROBATCHES: Final = 1 << 20
-MAX_SECONDS: Final = 1e15
-"""For one action or message: thirty million years; sums of longer ones would leave the range of numbers."""
 
 
-def _positive(value: Any) -> float:
-    return finite(value, exclusive=True)
-
-
-def _seconds(value: Any) -> float:
-    seconds = finite(value)
-    if seconds > MAX_SECONDS:
-        raise ValueError(f"must be at most {MAX_SECONDS:g} s, found {value!r}")
-    return seconds
-
-
-def _number_or_list(value: Any) -> float | tuple[float, ...]:
-    return tuple(map(finite, value)) if isinstance(value, list | tuple) else finite(value)
-
-
-def _seconds_or_list(value: Any) -> float | tuple[float, ...]:
-    return tuple(map(_seconds, value)) if isinstance(value, list | tuple) else _seconds(value)
-
-
-def _name_or_list(value: Any) -> str | tuple[str, ...]:
-    names = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(name, str) and name for name in names):
-        raise ValueError("expected the name of a link, or a list with one name per microbatch")
-    return tuple(names) if isinstance(value, list | tuple) else str(value)
-
-
-NonNegative = Annotated[float, BeforeValidator(finite)]
-Positive = Annotated[float, BeforeValidator(_positive)]
-PerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_number_or_list)]
-"""A figure that is the same for every microbatch (a number) or differs (one number per microbatch)."""
-SecondsPerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_seconds_or_list)]
-LinkNames = Annotated[str | tuple[str, ...], BeforeValidator(_name_or_list)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Rank(_Part):
+class Rank(Part):
     """A process, one position of the pipeline. `memory_bytes` None: unlimited."""
 
     memory_bytes: NonNegative | None = None
@@ -69,7 +32,7 @@ class Rank(_Part):
     """Parameters, gradients, optimizer state: what is there during the whole step."""
 
 
-class Stage(_Part):
+class Stage(Part):
     """A slice of the model on one rank."""
 
     rank: Annotated[int, Field(ge=0)]
@@ -84,52 +47,7 @@ class Stage(_Part):
     """Gradients of keys and values: held from the start of the chain's first backward to the end of the own one."""
 
 
-class Link(_Part):
-    """One direction of a connection; it carries one message at a time."""
-
-    latency_s: Annotated[float, BeforeValidator(_seconds)]
-    bandwidth_bytes_per_s: Positive
-    num_turns: Annotated[int, Field(ge=1)] = 1
-    """How many replicas of the pipeline, this one included, take turns on it; see `Problem.turn_s`."""
-
-
-class Transfer(_Part):
-    """What one message puts on which link."""
-
-    link: LinkNames
-    bytes: PerMicrobatch
-
-
-class Hop(_Part):
-    """The boundary between stage s and s + 1; None: that direction is free."""
-
-    forward: Transfer | None = None
-    backward: Transfer | None = None
-
-
-class Sync(_Part):
-    """The data-parallel collectives of one stage: gather before its first F, reduce after its last W or B."""
-
-    gather: Transfer | None = None
-    reduce: Transfer | None = None
-
-
-def site_of(end: str) -> str:
-    """The site in one end of a link's name: ``zurich`` in ``zurich`` and in ``zurich:3``."""
-    return end.partition(":")[0]
-
-
-def is_inter_site(link: str) -> bool:
-    """Whether a link joins two sites.
-
-    Links are named ``from>to`` after their sites; inside a site, where each pair of ranks has a link of its own,
-    ``site:rank>site:rank``. A name of another form is taken for a link between sites.
-    """
-    source, arrow, target = link.partition(">")
-    return not arrow or site_of(source) != site_of(target)
-
-
-class Problem(Document, _Part):
+class Problem(Document, Part):
     """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`.
 
     Of several replicas of the pipeline it describes one, for they are alike. On a link that they share, either they
@@ -180,7 +98,8 @@ class Problem(Document, _Part):
         for place, transfer in self.transfers():
             if place.startswith("sync") and not (isinstance(transfer.link, str) and isinstance(transfer.bytes, float)):
                 raise ValueError(f"{place}: a collective has no microbatches: give one link and one number of bytes")
-            self._expect_length(transfer.bytes, f"{place}.bytes")
+            for name in ("bytes", "occupies_s", "arrives_after_s"):
+                self._expect_length(getattr(transfer, name), f"{place}.{name}")
             self._expect_links(transfer.link, f"{place}.link")
             for name, share in self.shares(transfer):
                 if not float(share.max()) <= MAX_SECONDS * self.links[name].bandwidth_bytes_per_s:
@@ -200,11 +119,6 @@ class Problem(Document, _Part):
                     )
 
     @property
-    def num_turns(self) -> dict[str, int]:
-        """How many replicas take turns on every link."""
-        return {name: link.num_turns for name, link in self.links.items()}
-
-    @property
     def mixed_links(self) -> tuple[str, ...]:
         """The links that carry both messages and collectives."""
         users: dict[str, set[bool]] = {name: set() for name in self.links}
@@ -213,7 +127,7 @@ class Problem(Document, _Part):
                 users[name].add(place.startswith("hops"))
         return tuple(name for name, kinds in users.items() if len(kinds) == 2)
 
-    def _expect_length(self, value: float | str | tuple[Any, ...], place: str) -> None:
+    def _expect_length(self, value: float | str | tuple[Any, ...] | None, place: str) -> None:
         if isinstance(value, tuple) and len(value) != self.num_microbatches:
             raise ValueError(f"{place}: expected one entry per microbatch, {self.num_microbatches}, found {len(value)}")
 
@@ -258,31 +172,11 @@ class Problem(Document, _Part):
         return chains(self.follows, self.num_microbatches)
 
     @cached_property
-    def turn_s(self) -> float:
-        """By how much a replica lags behind the one before it where they take turns: the longest message there.
-
-        With that lag k replicas can all do what this one does: when it puts a message on the link at t, the others'
-        follow at t + turn, t + 2 turns, ..., so the link is free again (k - 1) turns after the message has crossed.
-        Collectives are all replicas' together: a reduce is ready when the last of them is, a gather when the first
-        begins, and each is followed by the same pause.
-        """
-        turns = [0.0]
-        for index, hop in enumerate(self.hops):
-            if hop is not None and self.stages[index].rank != self.stages[index + 1].rank:
-                for transfer in filter(None, (hop.forward, hop.backward)):
-                    for name, share in self.shares(transfer):
-                        if self.links[name].num_turns > 1:
-                            turns.append(float(share.max()) / self.links[name].bandwidth_bytes_per_s)
-        return max(turns)
-
-    def pause_s(self, name: str) -> float:
-        """How long a link is taken by the other replicas' turns after each message or collective."""
-        return (self.links[name].num_turns - 1) * self.turn_s
-
-    @property
-    def lag_s(self) -> float:
-        """When the last of the replicas begins, and with it the first action of a Timeline: the step is that longer."""
-        return max((self.pause_s(name) for name in self.links), default=0.0)
+    def traffic(self) -> Traffic:
+        """All messages and collectives: link, seconds on it, seconds until they are there."""
+        return traffic(
+            self.links, self.hops, self.sync or (), [stage.rank for stage in self.stages], self.num_microbatches
+        )
 
     def shares(self, transfer: Transfer) -> list[tuple[str, NDArray[np.float64]]]:
         """For every link of a hop's transfer the bytes of the messages that take it."""
@@ -316,7 +210,7 @@ class Problem(Document, _Part):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's, without what was computed from the old values."""
         copied = super().model_copy(update=update, deep=deep)
-        for name in ("stages_of_rank", "chains", "turn_s", "_tables"):
+        for name in ("stages_of_rank", "chains", "traffic", "_tables"):
             copied.__dict__.pop(name, None)
         return copied
 

@@ -229,7 +229,7 @@ class _Writer:
         if self._on_timeline is not None:
             self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_turns=True))
         tokens = self._run.tokens_per_step if era.planned is None else num_tokens(era.planned.plans)
-        figures = step_metrics(timeline, reports, tokens, self._run.problem.num_turns)
+        figures = step_metrics(timeline, reports, tokens)
         line = figures | self._further(reports, era.planned, late)
         self._file.write(line)
         for sink in self._sinks:

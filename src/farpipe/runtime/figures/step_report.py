@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -129,10 +129,11 @@ class Assembler:
         zero = np.min(stamps) if stamps_ns.size else 0
         actions, messages = self._actions.copy(), self._timed(table, zero)
         actions["start_s"], actions["end_s"] = (stamps_ns - zero).T * 1e-9
+        copies = tuple(link.num_turns for link in self.problem.links.values())
         if all_turns and self._is_in_turns.any():
             turns = [self._timed(of_replica, zero)[self._is_in_turns] for of_replica in tables]
-            messages = np.concatenate([messages[~self._is_in_turns], *turns])
-        return Timeline("measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages)
+            messages, copies = np.concatenate([messages[~self._is_in_turns], *turns]), ()
+        return Timeline("measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages, copies)
 
     def _timed(self, table: NDArray[np.int64], zero: int) -> NDArray[np.void]:
         """The messages with the stamps (ns) and bytes of `table` [num, 5]; time 0 is at the stamp `zero`."""
@@ -218,13 +219,8 @@ def _link(problem: Problem, name: str | None) -> int:
     return [*problem.links].index(name) if name in problem.links else -1
 
 
-def step_metrics(
-    timeline: Timeline, reports: Sequence[StepReport], tokens: int, num_turns: Mapping[str, int] | None = None
-) -> dict[str, Any]:
-    """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's.
-
-    `num_turns`: on the links where replicas take turns, of which the Timeline has one, how many they are.
-    """
+def step_metrics(timeline: Timeline, reports: Sequence[StepReport], tokens: int) -> dict[str, Any]:
+    """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's."""
     step_s = (reports[0].end_ns - reports[0].begin_ns) * 1e-9
     loss, evaluation_loss = (_sum_of_finite(getattr(r, name) for r in reports) for name in ("loss", "evaluation_loss"))
     inter, intra = timeline.exposed_s.T
@@ -242,17 +238,15 @@ def step_metrics(
         "exposed_inter_site_max_s": float(inter.max()),
         "exposed_intra_site_s": float(intra.mean()),
         "exposed_intra_site_max_s": float(intra.max()),
-        "link_bytes": _link_bytes(timeline, reports, num_turns),
+        "link_bytes": _link_bytes(timeline, reports),
         "rss_max_bytes": max(report.rss_bytes for report in reports),
         "cuda_peak_max_bytes": max(report.cuda_peak_bytes for report in reports) or None,
     }
 
 
-def _link_bytes(
-    timeline: Timeline, reports: Sequence[StepReport], num_turns: Mapping[str, int] | None
-) -> dict[str, float]:
+def _link_bytes(timeline: Timeline, reports: Sequence[StepReport]) -> dict[str, float]:
     """What every link has carried: of collectives between sites what was sent, for a Timeline has them on one link."""
-    found, hops = timeline.link_bytes(num_turns), timeline.hop_bytes(num_turns)
+    found, hops = timeline.link_bytes(), timeline.hop_bytes()
     sent = [report.link_bytes for report in reports if report.link_bytes.size]
     for name, size in zip(timeline.links, np.sum(sent, axis=0).tolist() if sent else (), strict=False):
         if is_inter_site(name):

@@ -145,7 +145,7 @@ class ReplicaSync:
         """[num links of the Problem]: what this process has sent in the step over links between sites."""
         self._counts_for = {item: self._counted(run, collective_link(run.problem, item)) for item in self._collectives}
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
-        self._lag_s = place.replica * run.problem.turn_s
+        self._lag_s = place.replica * run.problem.traffic.turn_s
         self._background = Background(f"farpipe replicas of {peers.rank}")
         self._jobs: dict[Collective, Job[MessageRow]] = {}
 

@@ -13,7 +13,7 @@ from farpipe.errors import UsageError
 from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import with_warm_up
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.step import Problem, Schedule, Transfer
+from farpipe.step import Problem, Schedule
 
 
 def eager(problem: Problem, extra: int | Sequence[int] | None = None) -> Schedule:
@@ -64,31 +64,22 @@ def upstream_sums(of_hop: Sequence[int]) -> list[int]:
 def hidden_by(problem: Problem, index: int) -> int:
     """The extra forwards that hide a hop: ``ceil(round trip / (F + I + W))``, at most the number of microbatches.
 
-    The round trip is its forward and its backward message, latency and bytes/bandwidth both. F + I + W is the slowest
+    The round trip is its forward and its backward message, alone on their links. F + I + W is the slowest
     stage's, for it sets the pace.
     """
-    hop = problem.hops[index]
-    if hop is None or problem.stages[index].rank == problem.stages[index + 1].rank:
-        return 0
     durations = [problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")]
     pace = float(np.sum(durations, axis=0).mean(axis=1).max())
-    round_trip = mean_message_s(problem, hop.forward) + mean_message_s(problem, hop.backward)
+    round_trip = round_trip_s(problem, index)
     if round_trip == 0:
         return 0
     most = problem.num_microbatches
     return most if pace == 0 else math.ceil(min(most, round_trip / pace) - 1e-9)
 
 
-def mean_message_s(problem: Problem, transfer: Transfer | None) -> float:
-    """From the end of an action to the arrival of its message, the mean over the microbatches, on a free link."""
-    if transfer is None:
-        return 0.0
-    names = [transfer.link] * problem.num_microbatches if isinstance(transfer.link, str) else transfer.link
-    links = [problem.links[name] for name in names]
-    seconds = [
-        b / k.bandwidth_bytes_per_s + k.latency_s for b, k in zip(problem.row(transfer.bytes), links, strict=True)
-    ]
-    return float(sum(seconds) / len(seconds))
+def round_trip_s(problem: Problem, index: int) -> float:
+    """A message over a hop and one back, the mean over the microbatches, on free links."""
+    there_s, back_s = problem.traffic.messages.arrives_after_s
+    return float(there_s[index].mean() + back_s[index + 1].mean())
 
 
 def _fit_memory(problem: Problem, wanted: list[int]) -> list[int]:

@@ -98,7 +98,7 @@ def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, r
 @njit(cache=True, inline="always")
 def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
     """Put what an F or I makes on its way; the stage that gets it, or -1."""
-    link, transfer, latency = wires
+    link, occupies_s, arrives_after_s, _ = wires
     target = stage + 1 if kind == F else stage - 1
     if kind == F and target == arrival.shape[1]:
         arrival[I, stage, j] = end
@@ -109,8 +109,9 @@ def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-unt
     if name < 0:
         arrival[kind, target, j] = end
     else:
-        link_free[name] = max(end, link_free[name]) + transfer[kind, stage, j]
-        arrival[kind, target, j] = link_free[name] + latency[name]
+        on_link = max(end, link_free[name])
+        link_free[name] = on_link + occupies_s[kind, stage, j]
+        arrival[kind, target, j] = on_link + arrives_after_s[kind, stage, j]
     return target
 
 
@@ -128,7 +129,7 @@ def play(stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weigh
     arrival[F, 0] = 0.0
     free, used, idle = np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(num_ranks)
     last, began = np.full(num_ranks, -1), np.full(num_ranks, -1.0)
-    link_free = np.zeros(wires[2].size)
+    link_free = np.zeros(wires[3])
     state = (done, arrival, free, used, last)
     left, longest_idle = np.zeros(num_ranks), 0.0
     for s in range(num_stages):

@@ -128,7 +128,7 @@ def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> A
     tables = [table.reshape(*duration_s.shape[1:], len(KINDS)) for table in byte_tables(problem)]
     step = (duration_s, *tables, reserve_bytes, room_bytes * (1 + 1e-9))
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
-    return stages, rank_of_stage, step, _sequence(problem), wires(problem)
+    return stages, rank_of_stage, step, _sequence(problem), _wires(problem)
 
 
 def _sequence(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
@@ -149,26 +149,10 @@ def _largest_chains(problem: Problem) -> Floats:
     return np.array([largest[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
 
 
-def wires(problem: Problem) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """(link [2, S, M] or -1 for none, seconds on it [2, S, M], latency [L]) of the messages after F and I.
-
-    Of the seconds on a link the other replicas' turns are part; the message has arrived that much earlier.
-    """
-    shape = (2, problem.num_stages, problem.num_microbatches)
-    link, transfer_s = np.full(shape, -1), np.zeros(shape)
-    place = {name: index for index, name in enumerate(problem.links)}
-    for index, hop in enumerate(problem.hops):
-        if hop is None or problem.stages[index].rank == problem.stages[index + 1].rank:
-            continue
-        for kind, stage, transfer in ((0, index, hop.forward), (1, index + 1, hop.backward)):
-            if transfer is not None:
-                names = (transfer.link,) if isinstance(transfer.link, str) else transfer.link
-                link[kind, stage] = [place[name] for name in names]
-                bandwidth = np.array([problem.links[name].bandwidth_bytes_per_s for name in names])
-                pause_s = np.array([problem.pause_s(name) for name in names])
-                transfer_s[kind, stage] = problem.row(transfer.bytes) / bandwidth + pause_s
-    latency_s = [spec.latency_s - problem.pause_s(name) for name, spec in problem.links.items()]
-    return link, transfer_s, np.array(latency_s, np.float64)
+def _wires(problem: Problem) -> tuple[NDArray[np.int32], Floats, Floats, int]:
+    """(link [2, S, M], negative for none, seconds on it and until the arrival [2, S, M], number of links)."""
+    messages = problem.traffic.messages
+    return messages.link, messages.occupies_s, messages.arrives_after_s, len(problem.links)
 
 
 def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, limit_s: float) -> Played:

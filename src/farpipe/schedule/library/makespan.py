@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.schedule.library.list_scheduling import wires
 from farpipe.step import Problem, Schedule
 
 Floats = NDArray[np.float64]
-OnLinks = tuple[NDArray[np.int64], Floats, Floats]
-"""(link or -1 for none, seconds on it, seconds from the start there until the arrival)."""
+OnLinks = tuple[NDArray[np.int32], Floats, Floats]
+"""(link, negative for none, seconds on it, seconds from the start there until the arrival)."""
 
 
 def makespan_s(problem: Problem, schedule: Schedule) -> float:
@@ -21,33 +20,18 @@ def makespan_s(problem: Problem, schedule: Schedule) -> float:
     forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
     duration_s = np.stack([forward, inputs, weights, inputs + weights])
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
-    link, occupies_s, latency_s = wires(problem)
-    messages = (link, occupies_s, occupies_s + np.append(latency_s, 0.0)[link])
-    collectives = _collectives(problem)
+    messages, collectives = (
+        (part.link, part.occupies_s, part.arrives_after_s)
+        for part in (problem.traffic.messages, problem.traffic.collectives)
+    )
     opens_s, link_free_s = _after_gathers(problem, collectives)
     orders = (schedule.codes, schedule.begin, duration_s, rank_of_stage)
     return float(last_end(*orders, messages, collectives, opens_s, link_free_s))
 
 
-def _collectives(problem: Problem) -> OnLinks:
-    """Gather and reduce of every stage: [2, S] each."""
-    link = np.full((2, problem.num_stages), -1)
-    seconds, latency_s = (np.zeros(link.shape) for _ in range(2))
-    place = {name: index for index, name in enumerate(problem.links)}
-    for stage, sync in enumerate(problem.sync or ()):
-        for row, transfer in enumerate((sync.gather, sync.reduce) if sync else ()):
-            if transfer is not None:
-                name, size = str(transfer.link), float(problem.row(transfer.bytes)[0])
-                spec = problem.links[name]
-                link[row, stage] = place[name]
-                seconds[row, stage] = size / spec.bandwidth_bytes_per_s + problem.pause_s(name)
-                latency_s[row, stage] = spec.latency_s - problem.pause_s(name)
-    return link, seconds, seconds + latency_s
-
-
 def _after_gathers(problem: Problem, collectives: OnLinks) -> tuple[Floats, Floats]:
     """(when every stage may begin [S], when every link is free [L]): gathers go first, one stage after the other."""
-    opens_s, link_free_s = np.full(problem.num_stages, problem.lag_s), np.zeros(len(problem.links))
+    opens_s, link_free_s = problem.traffic.opens_s.copy(), np.zeros(len(problem.links))
     for stage, (link, occupies_s, arrives_s) in enumerate(zip(*(rows[0] for rows in collectives), strict=True)):
         if link >= 0:
             opens_s[stage] += link_free_s[link] + arrives_s

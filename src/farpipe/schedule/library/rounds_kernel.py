@@ -57,9 +57,8 @@ def _fill_gap(stage, kind, step, wires, state, greedy, tolerance_s):  # type: ig
 @njit(cache=True)
 def _hop_s(kind, stage, j, wires):  # type: ignore[no-untyped-def]
     """From the end of an F or I until its message has arrived, if the link is free."""
-    link, transfer, latency = wires
-    name = link[kind, stage, j]
-    return 0.0 if name < 0 else transfer[kind, stage, j] + latency[name]
+    link, _, arrives_after_s, _ = wires
+    return 0.0 if link[kind, stage, j] < 0 else arrives_after_s[kind, stage, j]
 
 
 @njit(cache=True)
@@ -148,7 +147,7 @@ def build(step, wires, bubble_first, prioritize, greedy, tolerance_s, codes):  #
     done, arrival = np.zeros((3, num_stages), np.int64), np.full((2, num_stages, num_microbatches), np.inf)
     arrival[F, 0] = 0.0
     free, used, idle, began = np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages)
-    state = (done, arrival, free, used, idle, began, np.zeros(wires[2].size), codes)
+    state = (done, arrival, free, used, idle, began, np.zeros(wires[3]), codes)
     for stage in range(num_stages):
         _put(stage, F, step, wires, state)
     forwards = _warm_up(step, wires, state, bubble_first, tolerance_s)

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.schedule.library.eager import mean_message_s
+from farpipe.schedule.library.eager import round_trip_s
 from farpipe.schedule.library.list_scheduling import Floats, Rules, list_schedule, memory_room
 from farpipe.schedule.library.placement import require_v_shape
 from farpipe.step import Problem, Schedule
@@ -68,12 +68,7 @@ def _holding_s(problem: Problem, paces: float) -> Floats:
     forward, inputs, weights = (
         problem.table(name).mean(axis=1) for name in ("forward_s", "input_grad_s", "weight_grad_s")
     )
-    hops = [
-        0.0
-        if hop is None or here.rank == there.rank
-        else sum(mean_message_s(problem, t) for t in (hop.forward, hop.backward))
-        for hop, here, there in zip(problem.hops, problem.stages[:-1], problem.stages[1:], strict=True)
-    ]
+    hops = [round_trip_s(problem, index) for index in range(len(problem.hops))]
     passes = np.cumsum((forward + inputs)[::-1])[::-1]
     trips = np.append(np.cumsum(hops[::-1])[::-1], 0.0)
     of_rank = [sum((forward + inputs + weights)[list(mine)]) for mine in problem.stages_of_rank]

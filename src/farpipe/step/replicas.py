@@ -2,7 +2,11 @@
 
 from collections.abc import Iterable
 
-from farpipe.step import Hop, Problem, Transfer, is_inter_site
+import numpy as np
+
+from farpipe.step.links import Hop, Transfer, is_inter_site
+from farpipe.step.problem import Problem
+from farpipe.step.retimed import retimed
 
 
 def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = None) -> Problem:
@@ -10,7 +14,7 @@ def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = 
 
     Together, a message carries the bytes of all `num_replicas`, and all arrive when the last byte has crossed. In
     turns, each replica's message crosses at the full rate, and the replicas run one message apart from each other
-    (`Problem.turn_s`). So turns save the others' share of every crossing that somebody waits for, and cost it once, at
+    (`Traffic.turn_s`). So turns save the others' share of every crossing that somebody waits for, and cost it once, at
     the beginning of the step: they are better where the step waits for more than one crossing, unless messages differ
     so much in size that the turn of the longest is too long for the others. Neither is better everywhere.
 
@@ -23,8 +27,13 @@ def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = 
         for name, link in problem.links.items()
     }
     hops = tuple(hop and _one_replicas_hop(problem, hop, num_replicas, chosen) for hop in problem.hops)
-    rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "sync")}
-    return Problem(**rest, links=changed, hops=hops)
+    rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "sync", "follows")}
+    turns = Problem(**rest, links=changed, hops=hops)
+    if not any(transfer.has_times for _, transfer in problem.transfers()):
+        return turns
+    messages, of_link = problem.traffic.messages, [num_replicas if name in chosen else 1 for name in problem.links]
+    occupies_s = messages.occupies_s / np.array([*of_link, 1, 1])[messages.link]  # the last two: NOTHING and FREE
+    return retimed(turns, occupies_s, messages.arrives_after_s - messages.occupies_s + occupies_s)
 
 
 def _one_replicas_hop(problem: Problem, hop: Hop, num_replicas: int, chosen: frozenset[str]) -> Hop:

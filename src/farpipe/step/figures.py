@@ -1,0 +1,51 @@
+"""The numbers in a Problem's document, checked: seconds, bytes, one per microbatch or one for all."""
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from farpipe.strict import finite
+
+MAX_SECONDS: Final = 1e15
+"""For one action or message: thirty million years; sums of longer ones would leave the range of numbers."""
+
+
+def _positive(value: Any) -> float:
+    return finite(value, exclusive=True)
+
+
+def _seconds(value: Any) -> float:
+    seconds = finite(value)
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"must be at most {MAX_SECONDS:g} s, found {value!r}")
+    return seconds
+
+
+def _number_or_list(value: Any) -> float | tuple[float, ...]:
+    return tuple(map(finite, value)) if isinstance(value, list | tuple) else finite(value)
+
+
+def _seconds_or_list(value: Any) -> float | tuple[float, ...]:
+    return tuple(map(_seconds, value)) if isinstance(value, list | tuple) else _seconds(value)
+
+
+def _name_or_list(value: Any) -> str | tuple[str, ...]:
+    names = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError("expected the name of a link, or a list with one name per microbatch")
+    return tuple(names) if isinstance(value, list | tuple) else str(value)
+
+
+NonNegative = Annotated[float, BeforeValidator(finite)]
+Positive = Annotated[float, BeforeValidator(_positive)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+PerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_number_or_list)]
+"""A figure that is the same for every microbatch (a number) or differs (one number per microbatch)."""
+SecondsPerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_seconds_or_list)]
+LinkNames = Annotated[str | tuple[str, ...], BeforeValidator(_name_or_list)]
+
+
+class Part(BaseModel):
+    """A part of a Problem: immutable, read strictly."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

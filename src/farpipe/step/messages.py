@@ -1,0 +1,138 @@
+"""The one form of a message: its link, how long it occupies that, and after how long it is there.
+
+For a plain link these are bytes/bandwidth, and that plus the latency. A `Transfer` may give other figures per
+microbatch (light paths, windows of RDMA, links that lose packets); replicas that take turns on a link
+(`Link.num_turns`) occupy it together. Whatever reads a step (simulator, searches, bounds) reads only this form.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.step.links import Figure, Hop, Link, Sync, Transfer
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+
+NOTHING: Final = -2
+"""Instead of a link: nothing is sent (behind the last stage, before the first)."""
+FREE: Final = -1
+"""Instead of a link: the tensor is there at once (same rank, or a hop that costs nothing)."""
+FORWARD, BACKWARD = range(2)
+"""Directions: the first index of messages between stages."""
+
+
+@dataclass(frozen=True, eq=False)  # arrays: Problems are compared by their fields
+class Messages:
+    """Arrays of one shape: [2, S, M] for what stage s sends forward and backward, [2, S] for gather and reduce."""
+
+    link: Ints
+    """Place in the Problem's links, or FREE, or NOTHING."""
+    bytes: Floats
+    leaves_after_s: Floats
+    """From its start on the link until its own last byte is on it: for what is shown, not for what follows."""
+    occupies_s: Floats
+    """From its start on the link until that takes the next message."""
+    arrives_after_s: Floats
+    """From its start on the link until it is there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What a step puts on its links."""
+
+    messages: Messages
+    collectives: Messages
+    opens_s: Floats
+    """[S]: from the start of the step, or from the arrival of a stage's gather, until its first forward may begin."""
+    turn_s: float
+    """By how much a replica lags behind the one before it where they take turns."""
+
+
+def traffic(
+    links: Mapping[str, Link],
+    hops: Sequence[Hop | None],
+    sync: Sequence[Sync | None],
+    rank_of_stage: Sequence[int],
+    num_microbatches: int,
+) -> Traffic:
+    """The messages and collectives of a Problem with these parts."""
+    table = _Table(links)
+    messages = _between_stages(table, hops, rank_of_stage, num_microbatches)
+    collectives = _of_stages(table, sync, len(rank_of_stage))
+    num_turns = np.array([link.num_turns for link in links.values()] + [1, 1])  # the last two: NOTHING and FREE
+    opens_s = np.zeros(len(rank_of_stage))
+    if (num_turns == 1).all():
+        return Traffic(messages, collectives, opens_s, 0.0)
+    turn_s = float(messages.occupies_s[num_turns[messages.link] > 1].max(initial=0.0))
+    messages, collectives = (_in_turns(part, num_turns, turn_s) for part in (messages, collectives))
+    return Traffic(messages, collectives, opens_s + (num_turns.max() - 1) * turn_s, turn_s)
+
+
+def _in_turns(messages: Messages, num_turns: NDArray[np.int64], turn_s: float) -> Messages:
+    """The messages of replicas that take turns: on their links each is followed by the other replicas'.
+
+    With a lag of one turn (the longest message there) from replica to replica, k replicas can all do what this one
+    does: when it puts a message on the link at t, the others' follow at t + turn, t + 2 turns, ..., so the link is
+    free again (k - 1) turns after the message has left. Collectives are all replicas' together: a reduce is ready when
+    the last of them is, a gather when the first begins, and each is followed by the same pause. The step is the last
+    replica's, which begins k - 1 turns after the first (`Traffic.opens_s`).
+    """
+    return replace(messages, occupies_s=messages.occupies_s + (num_turns[messages.link] - 1) * turn_s)
+
+
+class _Table:
+    """Fills rows of Messages from the Transfers of a document."""
+
+    def __init__(self, links: Mapping[str, Link]) -> None:
+        self.links, self.place = links, {name: index for index, name in enumerate(links)}
+
+    def empty(self, shape: tuple[int, ...]) -> Messages:
+        """Nothing on any link."""
+        return Messages(np.full(shape, NOTHING, np.int32), *(np.zeros(shape) for _ in range(4)))
+
+    def put(self, rows: Messages, at: tuple[int, int], transfer: Transfer | None) -> None:
+        """Write a transfer into the row (or the one place) `at`; None: the tensor is there at once."""
+        if transfer is None:
+            rows.link[at] = FREE
+            return
+        names, size = transfer.link, np.asarray(transfer.bytes, np.float64)
+        if isinstance(names, str):
+            rows.link[at], occupied_s, travel_s = self.place[names], *_plain(self.links[names], size)
+        else:
+            rows.link[at] = [self.place[name] for name in names]
+            sizes = np.broadcast_to(size, len(names))
+            plain = [_plain(self.links[name], size) for name, size in zip(names, sizes, strict=True)]
+            occupied_s, travel_s = np.array(plain).T
+        rows.bytes[at] = size
+        rows.occupies_s[at] = occupied_s if transfer.occupies_s is None else transfer.occupies_s
+        rows.arrives_after_s[at] = travel_s if transfer.arrives_after_s is None else transfer.arrives_after_s
+        rows.leaves_after_s[at] = np.minimum(rows.occupies_s[at], rows.arrives_after_s[at])
+
+
+def _plain(link: Link, size: Figure) -> tuple[Figure, Figure]:
+    """(occupies_s, arrives_after_s) where a Transfer does not say otherwise."""
+    return link.occupied_s(size), link.travel_s(size)
+
+
+def _between_stages(
+    table: _Table, hops: Sequence[Hop | None], rank_of_stage: Sequence[int], num_microbatches: int
+) -> Messages:
+    rows = table.empty((2, len(rank_of_stage), num_microbatches))
+    for index, hop in enumerate(hops):
+        is_free = hop is None or rank_of_stage[index] == rank_of_stage[index + 1]
+        table.put(rows, (FORWARD, index), None if is_free or hop is None else hop.forward)
+        table.put(rows, (BACKWARD, index + 1), None if is_free or hop is None else hop.backward)
+    return rows
+
+
+def _of_stages(table: _Table, sync: Sequence[Sync | None], num_stages: int) -> Messages:
+    rows = table.empty((2, num_stages))
+    for stage, of_stage in enumerate(sync):
+        for row, transfer in enumerate((of_stage.gather, of_stage.reduce) if of_stage else ()):
+            if transfer is not None:
+                table.put(rows, (row, stage), transfer)
+    return rows
