@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from farpipe.schedule.check import awaited
-from farpipe.step import Action, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer
+from farpipe.step import Action, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer, awaited
 
 # Halves are exact in binary, so sums of them are too, and ties really are ties.
 SECONDS = st.integers(0, 12).map(lambda n: n / 2)

@@ -16,7 +16,7 @@ from farpipe.errors import FarpipeError
 from farpipe.runtime.peers import Messenger, TensorMessage
 from farpipe.runtime.stage import Stage
 from farpipe.runtime.staging import HostStamps, Stamps
-from farpipe.step import Action, Schedule
+from farpipe.step import Action, Schedule, awaited, handed_to
 from farpipe.transport import Tag
 
 Way = Literal["forward", "backward"]
@@ -51,24 +51,21 @@ def stage_ranks(schedule: Schedule) -> list[int]:
 
 def lower(schedule: Schedule, rank: int) -> tuple[Instruction, ...]:
     """The order of `rank` with the messages that follow from it."""
-    ranks = [NOBODY, *stage_ranks(schedule), NOBODY]  # ranks[stage + 1], so that both ends have a neighbour
+    ranks = stage_ranks(schedule)
     return tuple(_lower_action(action, ranks) for action in schedule.ranks[rank])
 
 
-def _lower_action(action: Action, ranks: list[int]) -> Instruction:
-    stage, kind, microbatch = action
-    if kind == "W":
-        return Instruction(action, "backward", NOBODY, NOBODY, NOBODY, "")
-    step = -1 if kind == "F" else 1
-    source, target = ranks[stage + 1 + step], ranks[stage + 1 - step]
-    what = "activation" if kind == "F" else "gradient"
+def _lower_action(action: Action, ranks: Sequence[int]) -> Instruction:
+    """What it waits for and who gets its output are `farpipe.step`'s rules; here they get their ranks."""
+    need, target = awaited(action, len(ranks)), handed_to(action, len(ranks))
+    what = "activation" if action.kind == "F" else "gradient"
     return Instruction(
         action=action,
-        way="forward" if kind == "F" else "backward",
-        producer=stage + step if source != NOBODY else NOBODY,
-        source=source,
-        target=target,
-        waiting_for=f"the {what} of microbatch {microbatch} from stage {stage + step} for {action}",
+        way="forward" if action.kind == "F" else "backward",
+        producer=NOBODY if need is None else need[0],
+        source=NOBODY if need is None else ranks[need[0]],
+        target=NOBODY if target is None else ranks[target],
+        waiting_for="" if need is None else f"the {what} of microbatch {need[2]} from stage {need[0]} for {action}",
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, ScheduleError
-from farpipe.step import Action, Problem, Schedule, byte_tables, draw_grid, least_activation_bytes
+from farpipe.step import Action, Problem, Schedule, awaited, byte_tables, draw_grid, least_activation_bytes
 from farpipe.step.chains import NOBODY
 from farpipe.units import format_bytes, format_percent
 
@@ -150,16 +150,6 @@ def _check_complete(problem: Problem, schedule: Schedule, rank: int, place: dict
             if (stage, "W", microbatch) not in place:
                 text = f"{Action(stage, 'W', microbatch)} is missing on rank {rank}"
                 raise _fail(3, text, schedule, (rank, place[Action(stage, "I", microbatch)]))
-
-
-def awaited(action: Action, num_stages: int) -> tuple[int, str, int] | None:
-    """What an action needs from another stage, as (stage, "F" or "backward", microbatch); None: nothing."""
-    stage, kind, microbatch = action
-    if kind == "F":
-        return (stage - 1, "F", microbatch) if stage > 0 else None
-    if kind in "IB":
-        return (stage + 1, "backward", microbatch) if stage + 1 < num_stages else None
-    return None
 
 
 def _check_deadlock(problem: Problem, schedule: Schedule) -> None:

@@ -1,6 +1,6 @@
 """One step as numbers: Problem and Schedule, and the rules of meaning that all their readers share."""
 
-from farpipe.step.action import KINDS, Action, Kind
+from farpipe.step.action import KINDS, Action, Kind, awaited, handed_to
 from farpipe.step.chains import Chains
 from farpipe.step.figures import MAX_SECONDS
 from farpipe.step.grid import draw_grid
@@ -35,8 +35,10 @@ __all__ = [
     "Sync",
     "Traffic",
     "Transfer",
+    "awaited",
     "byte_tables",
     "draw_grid",
+    "handed_to",
     "holdings",
     "in_turns",
     "is_inter_site",

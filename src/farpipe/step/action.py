@@ -34,3 +34,19 @@ class Action(NamedTuple):
             raise InputError(f"expected an action such as '0F0' or '3W12', found {text!r}")
         stage, kind, microbatch = match.groups()
         return cls(int(stage), cast(Kind, kind), int(microbatch))
+
+
+def awaited(action: Action, num_stages: int) -> tuple[int, Literal["F", "backward"], int] | None:
+    """What an action needs from another stage, as (stage, "F" or "backward", microbatch); None: nothing."""
+    stage, kind, microbatch = action
+    if kind == "F":
+        return (stage - 1, "F", microbatch) if stage > 0 else None
+    if kind in "IB":
+        return (stage + 1, "backward", microbatch) if stage + 1 < num_stages else None
+    return None
+
+
+def handed_to(action: Action, num_stages: int) -> int | None:
+    """The stage whose action needs what this one makes (see `awaited`); None: nobody but the own stage."""
+    stage = action.stage + 1 if action.kind == "F" else action.stage - 1
+    return stage if action.kind != "W" and 0 <= stage < num_stages else None

@@ -91,7 +91,8 @@ def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], room_byte
     A rank whose passes need more than its room gets that much: `check` then tells what is missing.
     """
     passes = chained_ranks(problem, passes)
-    room_bytes = np.maximum(room_bytes, [_least_bytes(problem, order) for order in passes])
+    tables = byte_tables(problem)
+    room_bytes = np.maximum(room_bytes, [_least_bytes(problem, order, tables) for order in passes])
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     for order in passes:
         for place, (stage, kind, microbatch) in enumerate(order):
@@ -100,13 +101,13 @@ def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], room_byte
     return list_schedule(problem, key, room_bytes, rules, method)
 
 
-def _least_bytes(problem: Problem, passes: Sequence[Action]) -> float:
-    """What F and I in this order hold if every W follows its I at once."""
+def _least_bytes(problem: Problem, passes: Sequence[Action], tables: tuple[Floats, Floats]) -> float:
+    """What F and I in this order hold if every W follows its I at once; `tables` as `byte_tables` makes them."""
     if not passes:
         return 0.0
     joined = (action if action.kind == "F" else action._replace(kind="B") for action in passes)
     codes = Schedule(problem.num_microbatches, [joined]).codes
-    taken, freed = (table[codes] for table in byte_tables(problem))
+    taken, freed = (table[codes] for table in tables)
     return float((np.cumsum(taken) - np.cumsum(freed) + freed).max(initial=0.0))
 
 
