@@ -183,7 +183,6 @@ def _trust_note(plan: "Plan") -> str:
 
 def _link_table(plan: "Plan") -> "TableView":
     from farpipe.report import TableView
-    from farpipe.step import is_inter_site
     from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
     rows = [
@@ -197,7 +196,7 @@ def _link_table(plan: "Plan") -> "TableView":
             ),
         )
         for name, link in plan.problem.links.items()
-        if is_inter_site(name)
+        if plan.problem.between_sites[name]
     ]
     return TableView(
         "Links between sites",

@@ -18,7 +18,7 @@ from farpipe.errors import InputError
 from farpipe.simulate import Timeline
 from farpipe.spec import Cluster, Model, Recompute, Site, Training
 from farpipe.spec import Link as SiteLink
-from farpipe.step import KINDS, Link, Problem, is_inter_site
+from farpipe.step import KINDS, Link, Problem
 
 Floats = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def _links(run: RunOfPlan) -> dict[str, Link]:
         return {}
     seen = {run.timeline.links[m["link"]] for m in run.timeline.messages if m["microbatch"] >= 0 and m["link"] >= 0}
     found = as_measured(run.problem, [run.timeline]).links
-    return {name: link for name, link in found.items() if is_inter_site(name) and name in seen}
+    return {name: link for name, link in found.items() if run.problem.between_sites[name] and name in seen}
 
 
 def _profile(run: RunOfPlan, device: str) -> Profile:

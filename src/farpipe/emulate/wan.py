@@ -24,7 +24,7 @@ from farpipe.emulate.routes import partners
 from farpipe.emulate.state import CONTROL_NAME, LOG_NAME, MAX_ORDER_BYTES, READY, WanState, folder_of
 from farpipe.errors import InputError, RunError
 from farpipe.spec import Cluster, Link
-from farpipe.step import Problem, is_inter_site
+from farpipe.step import Problem
 from farpipe.strict import validate
 
 USUAL_NAME: Final = "default"
@@ -139,8 +139,8 @@ def links_of_problem(problem: Problem) -> tuple[Link, ...]:
     """The links between sites of a Problem, which is all that a rehearsal has."""
     found = []
     for name, link in problem.links.items():
-        if is_inter_site(name):
-            source, target = name.split(">")
+        if problem.between_sites[name]:
+            source, target = link.ends(name)
             speed = {"latency_s": link.latency_s, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s}
             found.append(Link(source=source, target=target, **speed))
     return tuple(found)

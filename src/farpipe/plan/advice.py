@@ -11,7 +11,7 @@ from farpipe.plan.evaluate import Evaluated
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import simulate
 from farpipe.spec import Job
-from farpipe.step import Hop, Sync, Transfer, is_inter_site
+from farpipe.step import Hop, Sync, Transfer
 from farpipe.units import format_bytes, format_change, format_rate, format_seconds
 
 BANDWIDTH_FACTORS: Final = (0.5, 2.0, math.inf)
@@ -39,7 +39,7 @@ def _without_links_s(result: Evaluated, keep_inside: bool) -> float:
 
     def stays(transfer: Transfer | None) -> Transfer | None:
         names = () if transfer is None else (transfer.link,) if isinstance(transfer.link, str) else transfer.link
-        return transfer if keep_inside and not any(map(is_inter_site, names)) else None
+        return transfer if keep_inside and not any(map(problem.between_sites.__getitem__, names)) else None
 
     problem = result.problem
     hops = [hop and Hop(forward=stays(hop.forward), backward=stays(hop.backward)) for hop in problem.hops]
@@ -120,7 +120,9 @@ def _other_use(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[st
 def _would_take(other: Evaluated, best: Evaluated) -> str:
     what = "exchanging gradients" if other.candidate.layout.replica_sites else "exchanging activations"
     relation = format_change(other.step_s / best.step_s - 1)
-    busiest = max(size for name, size in link_bytes(other.problem, other.timeline).items() if is_inter_site(name))
+    busiest = max(
+        size for name, size in link_bytes(other.problem, other.timeline).items() if other.problem.between_sites[name]
+    )
     seconds, size = format_seconds(other.step_s), format_bytes(busiest)
     return f"{what}, would take at most {seconds} a step ({relation}): {size} over the busiest link."
 
@@ -139,7 +141,7 @@ def _link_bounds(best: Evaluated) -> list[str]:
 
 def _bandwidth_sensitivity(best: Evaluated) -> list[str]:
     """What half and twice the bandwidth between sites would change, and what no bandwidth can."""
-    if not any(map(is_inter_site, best.problem.links)):
+    if not any(best.problem.between_sites.values()):
         return []
     if best.schedule.method in ORDERS:
         curve = bandwidth_sensitivity(best.problem, BANDWIDTH_FACTORS, best.schedule.method)

@@ -13,7 +13,6 @@ from farpipe.plan.plan import Arm, ArmKind
 from farpipe.plan.quick import best_of_uses, quick_search
 from farpipe.plan.separate_sites import SeparateSites, separate_sites
 from farpipe.spec import Job
-from farpipe.step import is_inter_site
 
 PER_KIND: Final = 3
 """Uses of sites of each kind that become arms."""
@@ -95,7 +94,9 @@ def _separate_arm(job: Job, one: SeparateSites, local_steps: int) -> Arm:
 
 def _arm(job: Job, found: Evaluated, training: str = "") -> Arm:
     found = whole(found)
-    between = {n: size for n, size in link_bytes(found.problem, found.timeline).items() if is_inter_site(n)}
+    between = {
+        n: size for n, size in link_bytes(found.problem, found.timeline).items() if found.problem.between_sites[n]
+    }
     step = money_of_step(job.cluster, found.candidate.devices, found.step_s, between)
     tokens = job.training.tokens_per_step
     return Arm(
@@ -134,7 +135,7 @@ def _link_limit(found: Evaluated, links_s: float) -> str:
     if bounds:
         return f"bandwidth of {bounds[0].link}"
     busy = found.timeline.link_busy_ratio()
-    busiest = max((name for name in busy if is_inter_site(name)), key=lambda name: busy[name])
+    busiest = max((name for name in busy if found.problem.between_sites[name]), key=lambda name: busy[name])
     endless = replayed(found.problem, found.schedule, float("inf")).makespan_s
     kind = "bandwidth" if found.timeline.makespan_s - endless > links_s / 2 else "latency"
     return f"{kind} of {busiest}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from farpipe.plan.orders import best_order, try_quickly
 from farpipe.simulate import Timeline, simulate
-from farpipe.step import Link, Problem, Schedule, is_inter_site
+from farpipe.step import Link, Problem, Schedule
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def link_bytes(problem: Problem, timeline: Timeline) -> dict[str, float]:
     """
     sizes = timeline.link_bytes()
     named = {name for _, transfer in problem.transfers() for name, _ in problem.shares(transfer)}
-    around = max((size for name, size in sizes.items() if is_inter_site(name)), default=0.0)
-    return sizes | {name: around for name in problem.links if is_inter_site(name) and name not in named}
+    around = max((size for name, size in sizes.items() if problem.between_sites[name]), default=0.0)
+    return sizes | {name: around for name in problem.links if problem.between_sites[name] and name not in named}
 
 
 def link_bounds(problem: Problem, timeline: Timeline) -> list[LinkBound]:
@@ -54,7 +54,7 @@ def link_bounds(problem: Problem, timeline: Timeline) -> list[LinkBound]:
     for name, link in problem.links.items():
         size = sizes[name] / problem.num_microbatches
         message_s = link.occupied_s(size)
-        if is_inter_site(name) and message_s > pace_s:
+        if problem.between_sites[name] and message_s > pace_s:
             found.append(LinkBound(name, message_s, pace_s, size / pace_s))
     return found
 
@@ -86,8 +86,9 @@ def with_bandwidth(problem: Problem, factor: float) -> Problem:
     """The same with `factor` times the bandwidth between sites; infinity is as much as a float holds."""
 
     def change(name: str, link: Link) -> Link:
-        rate = min(link.bandwidth_bytes_per_s * factor, 1e300) if is_inter_site(name) else link.bandwidth_bytes_per_s
-        return link.model_copy(update={"bandwidth_bytes_per_s": rate})
+        if not problem.between_sites[name]:
+            return link
+        return link.model_copy(update={"bandwidth_bytes_per_s": min(link.bandwidth_bytes_per_s * factor, 1e300)})
 
     links = {name: change(name, link) for name, link in problem.links.items()}
     rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "hops", "sync")}

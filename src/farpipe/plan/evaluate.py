@@ -18,7 +18,7 @@ from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline
 from farpipe.spec import Job, Recompute
-from farpipe.step import Problem, Schedule, in_turns, is_inter_site
+from farpipe.step import Problem, Schedule, in_turns
 from farpipe.units import format_bytes
 
 ROUNDING = 1e-9
@@ -184,7 +184,7 @@ def whole(found: Evaluated) -> Evaluated:
 def staggerings(candidate: Candidate, together: StepCost) -> list[StepCost]:
     """Replicas that send together between sites, and replicas that take turns there."""
     data = candidate.layout.data
-    if data == 1 or candidate.layout.replica_sites or not any(map(is_inter_site, together.problem.links)):
+    if data == 1 or candidate.layout.replica_sites or not any(together.problem.between_sites.values()):
         return [together]
     return [together, StepCost(in_turns(together.problem, data), together.overhead_s)]
 

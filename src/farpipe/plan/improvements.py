@@ -14,7 +14,6 @@ from farpipe.plan.guided import placed
 from farpipe.plan.plan import Change
 from farpipe.plan.quick import quick_search
 from farpipe.spec import Cluster, Job, Link, Pins, Site, Training
-from farpipe.step import is_inter_site
 from farpipe.units import format_rate
 
 MAX_CHANGES: Final = 3
@@ -108,7 +107,7 @@ def _settings(job: Job) -> Iterator[_Idea]:
 
 def _narrower(job: Job, best: Evaluated) -> Iterator[_Idea]:
     """Fewer bits between sites, or in matrix products."""
-    if job.training.wire_type == "none" and any(map(is_inter_site, best.problem.links)):
+    if job.training.wire_type == "none" and any(best.problem.between_sites.values()):
         changed = job.training.model_copy(update={"wire_type": "int8"})
         words = 'training.wire_type = "int8" (or "fp8")'
         yield _Idea(words, _with(job, training=changed), "other numbers", "messages between sites are rounded to 8 bit")
@@ -121,7 +120,9 @@ def _narrower(job: Job, best: Evaluated) -> Iterator[_Idea]:
 
 def _wider(job: Job, best: Evaluated) -> Iterator[_Idea]:
     """Twice the bandwidth of the busiest pair of sites, one way and both ways."""
-    sent = {name: size for name, size in link_bytes(best.problem, best.timeline).items() if is_inter_site(name)}
+    sent = {
+        name: size for name, size in link_bytes(best.problem, best.timeline).items() if best.problem.between_sites[name]
+    }
     links = {link.name: link for link in job.cluster.links if link.name in sent}
     if not links:
         return

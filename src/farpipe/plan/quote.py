@@ -11,7 +11,6 @@ from farpipe.plan.candidates import Candidate
 from farpipe.plan.inter_site_traffic import inter_site_bytes
 from farpipe.plan.plan import Plan
 from farpipe.spec import Cluster, Job, Training
-from farpipe.step import is_inter_site
 
 CHOSEN_SETTINGS: Final = ("zero", "sequence_parallel")
 
@@ -62,7 +61,7 @@ def quote_of(plan: Plan) -> Quote:
     """The quote of a plan: what its simulated step says."""
     at, expected, cluster = plan.layout, plan.prediction, plan.job.cluster
     devices = _devices(plan)
-    between = {name: size for name, size in expected.link_bytes.items() if is_inter_site(name)}
+    between = {name: size for name, size in expected.link_bytes.items() if plan.problem.between_sites[name]}
     fullest = max(range(at.pipeline), key=lambda rank: expected.peak_memory_bytes[rank] / _limit_bytes(plan, rank))
     return Quote(
         where=plan.where,
@@ -96,7 +95,7 @@ def _limit_bytes(plan: Plan, rank: int) -> float:
 
 def money_data(plan: Plan) -> dict[str, Any]:
     """Money, energy and carbon of a plan, per step and per million tokens, for machines."""
-    between = {name: size for name, size in plan.prediction.link_bytes.items() if is_inter_site(name)}
+    between = {name: size for name, size in plan.prediction.link_bytes.items() if plan.problem.between_sites[name]}
     step = money_of_step(plan.job.cluster, _devices(plan), plan.prediction.step_s, between)
     tokens = plan.job.training.tokens_per_step
     return {"per_step": step.to_data(), "per_million_tokens": step.per_million_tokens(tokens).to_data()}

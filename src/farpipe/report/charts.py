@@ -14,7 +14,7 @@ from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
 from farpipe.report.words import shorten
 from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS, Problem, byte_tables, is_inter_site
+from farpipe.step import KINDS, Problem, byte_tables
 from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]
@@ -129,8 +129,8 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
     """One chart per link that matters: how much of the time it carries something; between sites first."""
     timelines = _timelines(view)
     use = {name: max(t.link_busy_ratio().get(name, 0.0) for t in timelines) for name in view.problem.links}
-    used = sorted((name for name in use if use[name] > 0), key=lambda name: not is_inter_site(name))
-    names = [name for name in used if is_inter_site(name) or use[name] >= WORTH_DRAWING][:MAX_CHARTS]
+    used = sorted((name for name in use if use[name] > 0), key=lambda name: not view.problem.between_sites[name])
+    names = [name for name in used if view.problem.between_sites[name] or use[name] >= WORTH_DRAWING][:MAX_CHARTS]
     low, high = _step_range(timelines)
     charts = [
         _small(

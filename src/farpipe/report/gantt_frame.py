@@ -13,7 +13,7 @@ from farpipe.report.words import duration, moment
 from farpipe.simulate import Slack, slack
 from farpipe.simulate.timeline import Timeline
 from farpipe.simulate.waits import waits
-from farpipe.step import KINDS, is_inter_site
+from farpipe.step import KINDS
 
 MAX_BOXES: Final = 2500
 """Actions and messages drawn per panel; several panels share three times as many."""
@@ -175,12 +175,13 @@ def spaced(total: int, most: int) -> tuple[int, ...]:
 
 def _choose_links(timelines: Sequence[Timeline]) -> tuple[tuple[str, ...], int]:
     """(names to draw, number of links that carried anything); those between sites come first."""
-    used: dict[str, None] = {}
+    used: dict[str, bool] = {}
     for timeline in timelines:
         carried = np.unique(timeline.messages["link"])
-        used |= {timeline.links[index]: None for index in carried[carried >= 0]}
-    names = sorted(used, key=lambda name: not is_inter_site(name))
-    drawn = names if len(names) <= FEW_LINKS else [name for name in names if is_inter_site(name)]
+        names = [timeline.links[index] for index in carried[carried >= 0]]
+        used |= {name: timeline.is_between_sites(name) for name in names}
+    names = sorted(used, key=lambda name: not used[name])
+    drawn = names if len(names) <= FEW_LINKS else [name for name in names if used[name]]
     return tuple(drawn[:MAX_LINKS]), len(names)
 
 

@@ -13,7 +13,7 @@ from farpipe.report.markup import Markup, number, tag
 from farpipe.report.words import duration, moment, span
 from farpipe.simulate import Slack
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.step import KINDS, is_inter_site, site_of
+from farpipe.step import KINDS, site_of
 from farpipe.units import format_bytes
 
 NUM_SHADES: Final = 4
@@ -63,7 +63,7 @@ def wait_boxes(timeline: Timeline, waited: NDArray[np.void], scale: Scale, heigh
     for wait in waited:
         left, right = _clip(scale, wait["start_s"], wait["end_s"])
         name = link_name(timeline, int(wait["link"]))
-        across = wait["link"] >= 0 and is_inter_site(name)
+        across = wait["link"] >= 0 and timeline.is_between_sites(name)
         title = tag("title", f"waits {duration(wait['end_s'] - wait['start_s'])} for a message {_way(name)}")
         hatch = "across" if across else "inside"
         box = {"x": left, "width": right - left, "height": height}

@@ -10,7 +10,7 @@ from farpipe.report.figure import Block, at, stack
 from farpipe.report.gantt_frame import CRITICAL, SPARE, Frame, Panel
 from farpipe.report.markup import Markup, join, tag
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.step import KINDS, is_inter_site
+from farpipe.step import KINDS
 
 _ACTIONS: Final = {
     "F": "F forward",
@@ -76,7 +76,7 @@ def _stages_per_rank(panel: Panel) -> int:
 def _waits_across(panel: Panel, frame: Frame) -> list[bool]:
     links = panel.timeline.links
     seen = np.unique(frame.visible(panel.waits)["link"])
-    return [bool(index >= 0) and is_inter_site(links[index]) for index in seen]
+    return [bool(index >= 0) and panel.timeline.is_between_sites(links[index]) for index in seen]
 
 
 def _link_entries(panels: Sequence[Panel], frame: Frame) -> Iterator[Entry]:

@@ -22,7 +22,7 @@ from farpipe.report.intervals import lanes
 from farpipe.simulate.causes import first_actions, last_actions, makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.simulate.waits import waits
-from farpipe.step import KINDS, is_inter_site
+from farpipe.step import KINDS
 from farpipe.strict import write_text
 from farpipe.units import format_seconds
 
@@ -137,7 +137,7 @@ class _Tracks:
         ):
             if end > start:
                 name = link_name(self.timeline, int(wait["link"]))
-                across = wait["link"] >= 0 and is_inter_site(name)
+                across = wait["link"] >= 0 and self.timeline.is_between_sites(name)
                 category = "wait between sites" if across else "wait inside a site"
                 yield self._slice(int(wait["rank"]) + 1, f"wait: {name}", category, start, end, {})
 

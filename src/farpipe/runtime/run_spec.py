@@ -15,7 +15,7 @@ from farpipe.spec import Data, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.replanning import ReplanSettings
 from farpipe.spec.training import Recompute
-from farpipe.step import Problem, Schedule, Sync, Transfer, is_inter_site
+from farpipe.step import Problem, Schedule, Sync, Transfer
 from farpipe.step import Stage as ProblemStage
 from farpipe.strict import expect_format, validate
 
@@ -231,7 +231,7 @@ class RunSpec(Document, Part):
         return {pair: (name, self._shape(name)) for pair, name in names.items()}
 
     def _shape(self, name: str) -> LinkShape | None:
-        if not (self.emulate_links and is_inter_site(name)):
+        if not (self.emulate_links and self.problem.between_sites[name]):
             return None
         link = self.problem.links[name]
         return LinkShape(link.latency_s, link.bandwidth_bytes_per_s)

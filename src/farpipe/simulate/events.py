@@ -56,3 +56,5 @@ class Events:
 
     Collectives are of all replicas together.
     """
+    between: tuple[bool, ...] = ()
+    """Per link whether it joins two sites; empty: as their names say."""

@@ -61,11 +61,17 @@ class Timeline(Events, Document):
         collectives are done counts as well.
         """
         found = waits(self)
-        inside = np.array([not is_inter_site(name) for name in self.links] + [True])  # the last for hops without a link
+        inside = np.array(
+            [not self.is_between_sites(name) for name in self.links] + [True]
+        )  # the last for hops without a link
         exposed = np.zeros((self.num_ranks, 2))
         place = found["rank"], inside[found["link"]].astype(np.intp)
         np.add.at(exposed, place, found["end_s"] - found["start_s"])
         return exposed
+
+    def is_between_sites(self, link: str) -> bool:
+        """Whether a link joins two sites."""
+        return self.between[self.links.index(link)] if self.between else is_inter_site(link)
 
     def link_bytes(self) -> dict[str, float]:
         """Bytes that went over every link: those of all replicas that send messages like these (`copies`)."""
@@ -110,10 +116,16 @@ class Timeline(Events, Document):
             "source": self.source,
             "num_ranks": self.num_ranks,
             "links": list(self.links),
+            **({"between_sites": list(self.between)} if self._needs_between else {}),
             **({"copies": list(self.copies)} if max(self.copies, default=1) > 1 else {}),
             "makespan_s": self.makespan_s,
             "events": events + [self._message_data(message) for message in self.messages],
         }
+
+    @property
+    def _needs_between(self) -> bool:
+        """Whether the names of the links do not tell which of them join two sites."""
+        return self.between not in ((), tuple(map(is_inter_site, self.links)))
 
     def _message_data(self, message: np.void) -> dict[str, Any]:
         link = int(message["link"])
@@ -130,6 +142,7 @@ class Timeline(Events, Document):
         try:
             links = tuple(str(name) for name in body["links"])
             copies = _parse_copies(body.get("copies", []), links)
+            between = _parse_between(body.get("between_sites", []), links)
             events = [_parse_event(event, links, index) for index, event in enumerate(body["events"])]
             kind, num_ranks = body["source"], body["num_ranks"]
             if kind not in ("predicted", "measured") or type(num_ranks) is not int or num_ranks < 1:
@@ -139,7 +152,7 @@ class Timeline(Events, Document):
             raise InputError(f"{source}: not a timeline: {reason}") from None
         actions = np.array([row for dtype, row in events if dtype is ACTION_DTYPE], dtype=ACTION_DTYPE)
         messages = np.array([row for dtype, row in events if dtype is MESSAGE_DTYPE], dtype=MESSAGE_DTYPE)
-        return cls(kind, num_ranks, links, actions, messages, copies)
+        return cls(kind, num_ranks, links, actions, messages, copies, between)
 
     def __repr__(self) -> str:
         inter, intra = self.exposed_s.sum(axis=0)
@@ -156,6 +169,13 @@ def _parse_copies(value: Any, links: Sequence[str]) -> tuple[int, ...]:
     if len(copies) not in (0, len(links)) or not all(type(count) is int and count >= 1 for count in copies):
         raise ValueError(f"copies: expected a count for each of {len(links)} links, found {value!r}")
     return copies
+
+
+def _parse_between(value: Any, links: Sequence[str]) -> tuple[bool, ...]:
+    between = tuple(value)
+    if len(between) not in (0, len(links)) or not all(type(is_so) is bool for is_so in between):
+        raise ValueError(f"between_sites: expected true or false for each of {len(links)} links, found {value!r}")
+    return between
 
 
 def _parse_event(event: Any, links: Sequence[str], index: int) -> tuple[np.dtype[np.void], tuple[Any, ...]]:

@@ -1,6 +1,6 @@
 """Links, and what the boundaries between stages and the collectives put on them: the parts of a Problem's document."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,23 @@ class Link(Part):
     bandwidth_bytes_per_s: Positive
     num_turns: Annotated[int, Field(ge=1)] = 1
     """How many replicas of the pipeline, this one included, take turns on it; see `farpipe.step.messages`."""
+    source: str | None = Field(default=None, exclude_if=_is_none)
+    """Where it begins: a site, or inside one ``site:rank``; None: what its name says."""
+    target: str | None = Field(default=None, exclude_if=_is_none)
+    kind: Literal["inter-site", "intra-site"] | None = Field(default=None, exclude_if=_is_none)
+    """None: whether its ends are at two sites."""
+
+    def ends(self, name: str) -> tuple[str, str]:
+        """(source, target) of the link with this name, "" where neither a field nor the name says so."""
+        source, arrow, target = name.partition(">")
+        return (source if arrow else "") if self.source is None else self.source, self.target or target
+
+    def is_between_sites(self, name: str) -> bool:
+        """Whether the link with this name joins two sites; one without ends does."""
+        if self.kind is not None:
+            return self.kind == "inter-site"
+        source, target = map(site_of, self.ends(name))
+        return source != target or not source
 
     def occupied_s(self, num_bytes: Figure) -> Figure:
         """How long a message occupies it, unless its Transfer says otherwise."""
@@ -68,7 +85,7 @@ def site_of(end: str) -> str:
 
 
 def is_inter_site(link: str) -> bool:
-    """Whether a link joins two sites.
+    """Whether a link of which only the name is known joins two sites.
 
     Links are named ``from>to`` after their sites; inside a site, where each pair of ranks has a link of its own,
     ``site:rank>site:rank``. A name of another form is taken for a link between sites.

@@ -172,6 +172,11 @@ class Problem(Document, Part):
         return chains(self.follows, self.num_microbatches)
 
     @cached_property
+    def between_sites(self) -> dict[str, bool]:
+        """For every link whether it joins two sites."""
+        return {name: link.is_between_sites(name) for name, link in self.links.items()}
+
+    @cached_property
     def traffic(self) -> Traffic:
         """All messages and collectives: link, seconds on it, seconds until they are there."""
         return traffic(
@@ -210,7 +215,7 @@ class Problem(Document, Part):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's, without what was computed from the old values."""
         copied = super().model_copy(update=update, deep=deep)
-        for name in ("stages_of_rank", "chains", "traffic", "_tables"):
+        for name in ("stages_of_rank", "chains", "between_sites", "traffic", "_tables"):
             copied.__dict__.pop(name, None)
         return copied
 

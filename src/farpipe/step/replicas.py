@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from farpipe.step.links import Hop, Transfer, is_inter_site
+from farpipe.step.links import Hop, Transfer
 from farpipe.step.problem import Problem
 from farpipe.step.retimed import retimed
 
@@ -20,7 +20,7 @@ def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = 
 
     `links` None: those between sites. Links that carry collectives as well as messages take turns too.
     """
-    chosen = frozenset(filter(is_inter_site, problem.links) if links is None else links)
+    chosen = frozenset(filter(problem.between_sites.get, problem.links) if links is None else links)
     turning = chosen | set(problem.mixed_links)
     changed = {
         name: link.model_copy(update={"num_turns": num_replicas}) if name in turning else link

@@ -14,7 +14,7 @@ from farpipe.runtime.executor import StepEvents, lower, received
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives_of
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
-from farpipe.step import KINDS, Problem, Schedule, is_inter_site
+from farpipe.step import KINDS, Problem, Schedule
 
 _HEADER: Final = struct.Struct("<qqqqdddqqqqqqq")
 _NONE: Final = np.zeros(0, np.int64)
@@ -107,7 +107,7 @@ class Assembler:
             routes += [(source, rank) for _, source in found]
         self._messages = np.array(rows, MESSAGE_DTYPE)
         self._routes = np.array(routes, np.int64).reshape(-1, 2)
-        between = np.array([*map(is_inter_site, run.problem.links), False])  # the last for no link
+        between = np.array([*run.problem.between_sites.values(), False])  # the last for no link
         in_turns = np.array([*(link.num_turns > 1 for link in run.problem.links.values()), False])
         link, is_collective = self._messages["link"], self._messages["microbatch"] < 0
         self._is_shared = between[link] & (is_collective | ~in_turns[link])
@@ -133,7 +133,10 @@ class Assembler:
         if all_turns and self._is_in_turns.any():
             turns = [self._timed(of_replica, zero)[self._is_in_turns] for of_replica in tables]
             messages, copies = np.concatenate([messages[~self._is_in_turns], *turns]), ()
-        return Timeline("measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages, copies)
+        between = tuple(self.problem.between_sites.values())
+        return Timeline(
+            "measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages, copies, between
+        )
 
     def _timed(self, table: NDArray[np.int64], zero: int) -> NDArray[np.void]:
         """The messages with the stamps (ns) and bytes of `table` [num, 5]; time 0 is at the stamp `zero`."""
@@ -249,7 +252,7 @@ def _link_bytes(timeline: Timeline, reports: Sequence[StepReport]) -> dict[str, 
     found, hops = timeline.link_bytes(), timeline.hop_bytes()
     sent = [report.link_bytes for report in reports if report.link_bytes.size]
     for name, size in zip(timeline.links, np.sum(sent, axis=0).tolist() if sent else (), strict=False):
-        if is_inter_site(name):
+        if timeline.is_between_sites(name):
             found[name] = hops[name] + size
     return found
 

@@ -137,7 +137,7 @@ class ReplicaSync:
         place = run.places.of(peers.rank)
         self._collectives = collectives_of(run, place.rank) if stages else []
         own, links = peers.rank, run.links() if stages else {}
-        between = {pair: name for pair, (name, _) in links.items() if is_inter_site(name)}
+        between = {pair: name for pair, (name, _) in links.items() if run.problem.between_sites[name]}
         self._link_to = {target: name for (source, target), name in between.items() if source == own}
         self._link_from = {source: name for (source, target), name in between.items() if target == own}
         self._places = {name: place for place, name in enumerate(run.problem.links)}
@@ -153,7 +153,7 @@ class ReplicaSync:
         return np.zeros(len(self._places) if self._stages else 0, np.int64)
 
     def _counted(self, run: RunSpec, link: str) -> set[int]:
-        if link and is_inter_site(link):
+        if link and run.problem.between_sites[link]:
             return {process for process, name in self._link_to.items() if name == link}
         own, places = self._peers.rank, run.places
         others = (process for process in range(places.num_processes) if process != own)
