@@ -158,7 +158,7 @@ def test_a_problem_without_memory_is_infeasible(farpipe, problem_file):
     problem_file.write_text(json.dumps(data))
     run = farpipe("schedule", problem_file, "--method", "1f1b")
     assert run.returncode == 4
-    assert "rank 0 would hold 1.50 B at 0F0" in run.stderr
+    assert "rank 0 needs 1.50 B of 1 B at 0F0" in run.stderr
     assert "^^^" in run.stderr
     run = farpipe("schedule", problem_file)
     assert run.returncode == 4

@@ -47,5 +47,5 @@ def test_pinned_layers_decide_the_number_of_stages():
 
 
 def test_an_order_that_its_pins_rule_out_is_told():
-    with pytest.raises(InfeasibleError, match="needs a V"):
+    with pytest.raises(InfeasibleError, match="needs two stages per rank in a V"):
         make_plan(job([site("a")], virtual=1, pipeline=2, schedule="zbv"))

@@ -32,18 +32,27 @@ def test_a_good_schedule_passes():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (GOOD[:1], "rule 1: it has orders for 1 ranks, the problem has 2"),
-        (["0F0 1F0", GOOD[1]], "rule 2: 1F0: stage 1 is not on rank 0"),
-        (["0F0 0F7", GOOD[1]], "rule 2: 0F7: microbatches are 0 to 1"),
-        (["0F0 0F1 0F0 0B0 0B1", GOOD[1]], "rule 3: 0F0 is done twice, at positions 0 and 2"),
-        (["0F0 0B0", GOOD[1]], "rule 3: 0F1 is missing on rank 0"),
-        (["0F0 0F1 0B1", GOOD[1]], "rule 3: 0B0 (or 0I0 and 0W0) is missing on rank 0"),
-        (["0F0 0F1 0I0 0B1", GOOD[1]], "rule 3: 0W0 is missing on rank 0"),
-        (["0F0 0F1 0B0 0I0 0B1", GOOD[1]], "rule 3: 0I0: the backward of 0F0 is already done as B"),
-        (["0F0 0I0 0B0 0F1 0B1", GOOD[1]], "rule 3: 0B0: the backward of 0F0 is already done as I or W"),
-        (["0B0 0F0 0F1 0B1", GOOD[1]], "rule 4: 0B0 comes before its forward 0F0"),
-        (["0F0 0F1 0W0 0I0 0B1", GOOD[1]], "rule 4: 0W0 comes before its input gradient 0I0"),
-        (["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], "rule 5: deadlock"),
+        (GOOD[:1], "not for this problem: it has orders for ranks 0 to 0, the problem has 0 to 1"),
+        (["0F0 1F0", GOOD[1]], "not valid: 1F0 is on rank 0, but its stage is on rank 1"),
+        (["0F0 0F7", GOOD[1]], "not valid: 0F7: there is no such microbatch; they are 0 to 1"),
+        (
+            ["0F0 0F1 0F0 0B0 0B1", GOOD[1]],
+            "not valid: 0F0 is done twice on rank 0, at positions 0 and 2: leave one out",
+        ),
+        (["0F0 0B0", GOOD[1]], "not valid: 0F1 is missing on rank 0: every microbatch needs its F"),
+        (
+            ["0F0 0F1 0B1", GOOD[1]],
+            "not valid: 0B0 (or 0I0 and 0W0) is missing on rank 0: every forward needs its backward",
+        ),
+        (["0F0 0F1 0I0 0B1", GOOD[1]], "not valid: 0W0 is missing on rank 0: every I needs its W"),
+        (["0F0 0F1 0B0 0I0 0B1", GOOD[1]], "not valid: 0I0: the backward of 0F0 is already done as B"),
+        (["0F0 0I0 0B0 0F1 0B1", GOOD[1]], "not valid: 0B0: the backward of 0F0 is already done as I or W"),
+        (["0B0 0F0 0F1 0B1", GOOD[1]], "not valid: 0B0 comes before its forward 0F0 on rank 0: move it behind that"),
+        (
+            ["0F0 0F1 0W0 0I0 0B1", GOOD[1]],
+            "not valid: 0W0 comes before its input gradient 0I0 on rank 0: move it behind that",
+        ),
+        (["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], "not valid: deadlock"),
     ],
 )
 def test_the_first_broken_rule_is_named(rows, message):
@@ -56,7 +65,7 @@ def test_the_grid_has_an_arrow_at_the_place():
     with pytest.raises(ScheduleError) as caught:
         check(pipeline(), Schedule.from_text(["0F0 0F1 0F0 0B0 0B1", GOOD[1]], 2))
     assert str(caught.value).splitlines() == [
-        "schedule 'given' breaks rule 3: 0F0 is done twice, at positions 0 and 2",
+        "schedule 'given' is not valid: 0F0 is done twice on rank 0, at positions 0 and 2: leave one out",
         "rank 0: 0F0 0F1 0F0 0B0 0B1",
         "                ^^^",
         "rank 1: 1F0 1I0 1W0 1F1 1B1",
@@ -81,9 +90,11 @@ def chained(memory=None):
 
 def test_slices_of_a_sequence_go_forward_in_order_and_backward_in_reverse():
     check(chained(), Schedule.from_text(CHAIN, 2))
-    with pytest.raises(ScheduleError, match="rule 4: 0F1 comes before 0F0, the slice before it of its sequence"):
+    with pytest.raises(ScheduleError, match="not valid: 0F1 comes before 0F0, the slice before it of its sequence"):
         check(chained(), Schedule.from_text(["0F1 0F0 0I1 0B0 0W1", CHAIN[1]], 2))
-    with pytest.raises(ScheduleError, match="rule 4: 1B0 comes before the backward of 1F1, the slice after it of its"):
+    with pytest.raises(
+        ScheduleError, match="not valid: 1B0 comes before the backward of 1F1, the slice after it of its"
+    ):
         check(chained(), Schedule.from_text([CHAIN[0], "1F0 1F1 1B0 1B1"], 2))
 
 
@@ -92,7 +103,7 @@ def test_a_chain_holds_the_gradients_of_its_keys_and_values_from_its_first_backw
     assert memory_curve(problem, schedule, 0).tolist() == [3, 5, 12, 7, 2, 1]
     assert memory_curve(problem, schedule, 1).tolist() == [3, 5, 12, 6, 2, 1]
     check(chained(memory=12), schedule)
-    with pytest.raises(InfeasibleError, match="rule 6: rank 0 would hold 12 B at 0I1"):
+    with pytest.raises(InfeasibleError, match="out of memory: rank 0 needs 12 B of 11 B at 0I1, 1 B too much"):
         check(chained(memory=11), schedule)
 
 
@@ -115,7 +126,7 @@ def test_too_little_memory_is_infeasible_and_the_place_is_drawn():
     with pytest.raises(InfeasibleError) as caught:
         check(problem, Schedule.from_text(GOOD, 2))
     text = str(caught.value)
-    assert "rule 6: rank 0 would hold 5 B at 0F1, 1 B more than its 4 B" in text
+    assert "out of memory: rank 0 needs 5 B of 4 B at 0F1, 1 B too much" in text
     assert text.splitlines()[2] == "            ^^^"
     check(problem, Schedule.from_text(GOOD, 2), memory=False)
 

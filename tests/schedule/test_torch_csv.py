@@ -50,7 +50,7 @@ def test_orders_of_the_library_survive_the_round_trip(method):
         ("0F0,0B0,0F2,0B2\n", "0F1 is missing on rank 0"),
         ("0F0,0B0\n2F0,2B0\n", "stage 1 is missing, but there is a stage 2"),
         ("0F0,0B0\n0F1,0B1\n", "0F1: stage 0 is on rank 0, not on rank 1"),
-        ("0B0,0F0\n", "breaks rule 4: 0B0 comes before its forward 0F0"),
+        ("0B0,0F0\n", "is not valid: 0B0 comes before its forward 0F0"),
         ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", "deadlock"),
         ("0F999999999,0B0\n", "more than 1048576"),
     ],
@@ -84,5 +84,5 @@ def test_an_order_that_torch_would_not_load_is_refused():
     schedule = Schedule.from_text(["0F0 1F0 1B0 0B0", "2F0 2B0"], 1)
     with pytest.raises(ScheduleError, match="rank 1 has 1 and rank 0 2"):
         to_torch_csv(schedule)
-    with pytest.raises(ScheduleError, match="breaks rule 3"):
+    with pytest.raises(ScheduleError, match="is not valid: "):
         to_torch_csv(Schedule.from_text(["0F0"], 1))

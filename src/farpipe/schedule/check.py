@@ -62,19 +62,19 @@ def _all_sound(problem: Problem, schedule: Schedule) -> bool:
     return bool(all_sound(*orders, rank_of_stage, problem.chains.previous, problem.chains.next))
 
 
-def _fail(rule: int, text: str, schedule: Schedule, mark: tuple[int, int]) -> ScheduleError:
-    return ScheduleError(f"schedule {schedule.method!r} breaks rule {rule}: {text}\n{draw_grid(schedule.ranks, mark)}")
+def _fail(text: str, schedule: Schedule, mark: tuple[int, int]) -> ScheduleError:
+    return ScheduleError(f"schedule {schedule.method!r} is not valid: {text}\n{draw_grid(schedule.ranks, mark)}")
 
 
 def _check_shape(problem: Problem, schedule: Schedule) -> None:
     if schedule.num_ranks != problem.num_ranks:
         raise ScheduleError(
-            f"schedule {schedule.method!r} breaks rule 1: it has orders for {schedule.num_ranks} ranks, "
-            f"the problem has {problem.num_ranks}"
+            f"schedule {schedule.method!r} is not for this problem: it has orders for ranks "
+            f"0 to {schedule.num_ranks - 1}, the problem has 0 to {problem.num_ranks - 1}"
         )
     if schedule.num_microbatches != problem.num_microbatches:
         raise ScheduleError(
-            f"schedule {schedule.method!r} breaks rule 1: it is made for {schedule.num_microbatches} "
+            f"schedule {schedule.method!r} is not for this problem: it is made for {schedule.num_microbatches} "
             f"microbatches, the problem has {problem.num_microbatches}"
         )
 
@@ -86,18 +86,24 @@ def _check_rank(problem: Problem, schedule: Schedule, rank: int) -> None:
     for position, action in enumerate(order):
         here = (rank, position)
         if action.stage not in mine:
-            raise _fail(2, f"{action}: stage {action.stage} is not on rank {rank}", schedule, here)
+            raise _fail(_tell_stage(problem, action, rank), schedule, here)
         if action.microbatch >= problem.num_microbatches:
-            text = f"{action}: microbatches are 0 to {problem.num_microbatches - 1}"
-            raise _fail(2, text, schedule, here)
+            text = f"{action}: there is no such microbatch; they are 0 to {problem.num_microbatches - 1}"
+            raise _fail(text, schedule, here)
         if action in place:
-            text = f"{action} is done twice, at positions {place[action]} and {position}"
-            raise _fail(3, text, schedule, here)
+            text = f"{action} is done twice on rank {rank}, at positions {place[action]} and {position}: leave one out"
+            raise _fail(text, schedule, here)
         place[action] = position
         _check_action(schedule, rank, action, place)
         if has_chains:
             _check_slices(problem, schedule, rank, action, place)
     _check_complete(problem, schedule, rank, place)
+
+
+def _tell_stage(problem: Problem, action: Action, rank: int) -> str:
+    if action.stage >= problem.num_stages:
+        return f"{action}: there is no such stage; they are 0 to {problem.num_stages - 1}"
+    return f"{action} is on rank {rank}, but its stage is on rank {problem.stages[action.stage].rank}"
 
 
 def _check_action(schedule: Schedule, rank: int, action: Action, place: dict[Action, int]) -> None:
@@ -110,13 +116,15 @@ def _check_action(schedule: Schedule, rank: int, action: Action, place: dict[Act
 
     forward, input_grad = Action(stage, "F", microbatch), Action(stage, "I", microbatch)
     if kind == "B" and (has("I") or has("W")):
-        raise _fail(3, f"{action}: the backward of {forward} is already done as I or W", schedule, here)
+        raise _fail(f"{action}: the backward of {forward} is already done as I or W", schedule, here)
     if kind in "IW" and has("B"):
-        raise _fail(3, f"{action}: the backward of {forward} is already done as B", schedule, here)
+        raise _fail(f"{action}: the backward of {forward} is already done as B", schedule, here)
     if kind in "IB" and not has("F"):
-        raise _fail(4, f"{action} comes before its forward {forward}", schedule, here)
+        raise _fail(f"{action} comes before its forward {forward} on rank {rank}: move it behind that", schedule, here)
     if kind == "W" and not has("I"):
-        raise _fail(4, f"{action} comes before its input gradient {input_grad}", schedule, here)
+        raise _fail(
+            f"{action} comes before its input gradient {input_grad} on rank {rank}: move it behind that", schedule, here
+        )
 
 
 def _check_slices(problem: Problem, schedule: Schedule, rank: int, action: Action, place: dict[Action, int]) -> None:
@@ -127,10 +135,10 @@ def _check_slices(problem: Problem, schedule: Schedule, rank: int, action: Actio
     if kind == "W" or before == NOBODY:
         return
     if kind == "F" and (stage, "F", before) not in place:
-        raise _fail(4, f"{action} comes before {stage}F{before}, the slice before it of its sequence", schedule, here)
+        raise _fail(f"{action} comes before {stage}F{before}, the slice before it of its sequence", schedule, here)
     if kind != "F" and not {(stage, "I", before), (stage, "B", before)} & place.keys():
         text = f"{action} comes before the backward of {stage}F{before}, the slice after it of its sequence"
-        raise _fail(4, text, schedule, here)
+        raise _fail(text, schedule, here)
 
 
 def _check_complete(problem: Problem, schedule: Schedule, rank: int, place: dict[Action, int]) -> None:
@@ -138,18 +146,17 @@ def _check_complete(problem: Problem, schedule: Schedule, rank: int, place: dict
     for stage in problem.stages_of_rank[rank]:
         for microbatch in range(problem.num_microbatches):
             if (stage, "F", microbatch) not in place:
-                text = f"{Action(stage, 'F', microbatch)} is missing on rank {rank}"
-                raise _fail(3, text, schedule, end)
+                text = f"{Action(stage, 'F', microbatch)} is missing on rank {rank}: every microbatch needs its F"
+                raise _fail(text, schedule, end)
             if (stage, "B", microbatch) in place:
                 continue
             if (stage, "I", microbatch) not in place:
-                text = (
-                    f"{stage}B{microbatch} (or {stage}I{microbatch} and {stage}W{microbatch}) is missing on rank {rank}"
-                )
-                raise _fail(3, text, schedule, (rank, place[Action(stage, "F", microbatch)]))
+                backward = f"{stage}B{microbatch} (or {stage}I{microbatch} and {stage}W{microbatch})"
+                text = f"{backward} is missing on rank {rank}: every forward needs its backward"
+                raise _fail(text, schedule, (rank, place[Action(stage, "F", microbatch)]))
             if (stage, "W", microbatch) not in place:
-                text = f"{Action(stage, 'W', microbatch)} is missing on rank {rank}"
-                raise _fail(3, text, schedule, (rank, place[Action(stage, "I", microbatch)]))
+                text = f"{Action(stage, 'W', microbatch)} is missing on rank {rank}: every I needs its W"
+                raise _fail(text, schedule, (rank, place[Action(stage, "I", microbatch)]))
 
 
 def _check_deadlock(problem: Problem, schedule: Schedule) -> None:
@@ -177,7 +184,7 @@ def _check_deadlock(problem: Problem, schedule: Schedule) -> None:
                 ready.append(waiting.pop(made))
     stuck = [rank for rank in range(problem.num_ranks) if position[rank] < len(schedule.ranks[rank])]
     if stuck:
-        raise _fail(5, _tell_circle(problem, schedule, position, stuck), schedule, (stuck[0], position[stuck[0]]))
+        raise _fail(_tell_circle(problem, schedule, position, stuck), schedule, (stuck[0], position[stuck[0]]))
 
 
 def _tell_circle(problem: Problem, schedule: Schedule, position: list[int], stuck: list[int]) -> str:
@@ -271,7 +278,8 @@ def _check_memory(problem: Problem, schedule: Schedule) -> None:
             place = next(i for i, used in enumerate(curve.tolist()) if exceeds(used, spec.memory_bytes))
             used, limit = float(curve[place]), float(spec.memory_bytes or 0)
             raise InfeasibleError(
-                f"schedule {schedule.method!r} breaks rule 6: rank {rank} would hold {format_bytes(used)} at "
-                f"{schedule.ranks[rank][place]}, {format_bytes(used - limit)} more than its {format_bytes(limit)}\n"
-                + draw_grid(schedule.ranks, (rank, place))
+                f"schedule {schedule.method!r} is out of memory: rank {rank} needs {format_bytes(used)} of "
+                f"{format_bytes(limit)} at {schedule.ranks[rank][place]}, {format_bytes(used - limit)} too much\n"
+                f"{draw_grid(schedule.ranks, (rank, place))}\n"
+                "It would fit with fewer microbatches at once (another schedule), recomputation or fewer layers there."
             )

@@ -35,7 +35,10 @@ def require_v_shape(problem: Problem, method: str) -> list[int]:
     num_ranks = problem.num_ranks
     way = [stage.rank for stage in problem.stages]
     if len(way) != 2 * num_ranks or len(set(way[:num_ranks])) != num_ranks or way != way[::-1]:
-        raise InputError(f"schedule {method!r} needs a V: stages s and 2p - 1 - s on the same one of p ranks")
+        raise InputError(
+            f"schedule {method!r} needs two stages per rank in a V, the first and the last on the same rank "
+            "(in a job: layout.virtual = 2)"
+        )
     return way[:num_ranks]
 
 
