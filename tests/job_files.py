@@ -2,7 +2,21 @@
 
 from hypothesis import strategies as st
 
-from farpipe.spec import Cluster, Data, Device, Job, Link, LocalLink, Measured, Model, Pins, Prices, Site, Training
+from farpipe.spec import (
+    Cluster,
+    Data,
+    Device,
+    Job,
+    Link,
+    LocalLink,
+    Measured,
+    Model,
+    Pins,
+    Prices,
+    Site,
+    Training,
+    Uncertainty,
+)
 
 SMALL_MODEL = """\
 [model]
@@ -146,6 +160,7 @@ def jobs(draw):
             queue_bytes=draw(st.none() | positive),
             loss=draw(st.floats(0, 0.99)),
             jitter_s=draw(st.floats(0, 1)),
+            congestion_control=draw(st.sampled_from(["bbr", "cubic", "reno"])),
             egress_usd_per_gb=draw(st.none() | st.floats(0, 1)),
         )
         for a, b in ends
@@ -161,6 +176,7 @@ def jobs(draw):
         else Pins(),
         schedule=draw(st.none() | st.sampled_from(["1f1b", "greedy"])),
         measured=draw(measurements(places[0].device.name)),
+        uncertainty=Uncertainty(links=draw(st.floats(0, 0.99)), compute=draw(st.sampled_from([0.0, 0.2]))),
     )
 
 

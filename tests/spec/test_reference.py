@@ -7,7 +7,7 @@ import pytest
 
 from farpipe.catalog import device_names, link_names, model_names, region_names
 from farpipe.errors import InputError
-from farpipe.spec import Data, Model, Pins, Prices, Training, parse_job
+from farpipe.spec import Data, Model, Pins, Prices, Training, Uncertainty, parse_job
 from farpipe.spec.measured import WrittenMeasured
 from farpipe.spec.written import WrittenDevice, WrittenLink, WrittenSchedule, WrittenSite
 from farpipe.spec.written_matrices import WrittenMatrices
@@ -39,6 +39,7 @@ def keys_in(*tables):
         ("[layout]", keys_in(Pins)),
         ("[schedule]", keys_in(WrittenSchedule)),
         ("[[measured]]", keys_in(WrittenMeasured)),
+        ("[uncertainty]", keys_in(Uncertainty)),
     ],
 )
 def test_the_reference_has_every_key_and_no_other(heading, keys):

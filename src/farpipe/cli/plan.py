@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from farpipe.spec import Job
 
 
+Shares = Annotated[
+    str | None,
+    typer.Option(
+        metavar="<shares>",
+        help="How far figures may be off, for example links=20%,compute=5%; the plan is chosen by what nine of ten "
+        "steps keep. Default: the job's.",
+    ),
+]
+
+
 def plan(
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the plan.")] = Path("plan.json"),
@@ -50,17 +60,20 @@ def plan(
     compare_arms: Annotated[
         bool, typer.Option("--arms/--no-arms", help="Compare ways to use the sites, and changes that would help.")
     ] = True,
+    uncertainty: Shares = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
     from farpipe.cli.shown import plans_of, show_plan
     from farpipe.plan import refine
-    from farpipe.spec import load_job
+    from farpipe.spec import load_job, parse_uncertainty
     from farpipe.units import format_seconds
 
     check_folder(output)
     expect_replaceable(output, "plan")
     spec = load_job(job)
+    if uncertainty is not None:
+        spec = spec.model_copy(update={"uncertainty": parse_uncertainty(uncertainty)})
     if search_s and spec.schedule is not None:
         raise UsageError(
             f"--search-s: {job} names the schedule {spec.schedule!r} (schedule.method), so there is none to search "
@@ -123,6 +136,7 @@ def _print_as_json(plan: "Plan", searched_s: float) -> None:
     from farpipe.plan.quote import money_data
 
     figures = {"step_s": plan.prediction.step_s, "tokens_per_s": plan.prediction.tokens_per_s}
+    figures |= plan.prediction.spread.to_figures() if plan.prediction.spread else {}
     obstacle, change = plan_obstacle(plan)
     engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
     extra = {"search_s": searched_s, **figures, "step_range_s": list(plan.step_range_s)}

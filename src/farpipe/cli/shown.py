@@ -82,7 +82,8 @@ def show_plan(plan: "Plan", out: "Console", num_tokens: float | None = None) -> 
     from farpipe.cli.efficiency import use_line
     from farpipe.report import to_rich
 
-    out.print(Text(_headline(plan), "bold"), use_line(plan, num_tokens), "", sep="\n")
+    spread = [str(plan.prediction.spread)] if plan.prediction.spread is not None else []
+    out.print(Text(_headline(plan), "bold"), *spread, use_line(plan, num_tokens), "", sep="\n")
     for view in filter(lambda view: view.rows, plan_tables(plan)):
         out.print(to_rich(view))
     if plan.limited_by:

@@ -21,6 +21,7 @@ def simulate(
     """Simulate a plan: step time, bubble, exposed communication, memory, links."""
     from farpipe.cli.efficiency import of_a_device
     from farpipe.cli.shown import load_step, plan_report, step_table
+    from farpipe.plan.step_samples import spread_of
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
     from farpipe.schedule import check
     from farpipe.simulate import data_with_slack
@@ -46,9 +47,12 @@ def simulate(
     if html is not None:
         report = plan_report(source, [view]) if source else RunReport(str(plan), (view,))
         write_report(report, html)
+    spread = spread_of(source, chosen) if source else None
     if as_json:
-        print_json(data_with_slack(timeline))
+        print_json(data_with_slack(timeline) | (spread.to_figures() if spread else {}))
         return
     console().print(step_table([view]))
     counted = f"{problem.num_ranks} ranks, {len(timeline.actions):,} actions, {len(timeline.messages):,} messages"
     console().print(f"makespan {format_seconds(timeline.makespan_s)}: {counted}")
+    if spread is not None:
+        console().print(str(spread))

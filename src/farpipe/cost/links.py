@@ -1,9 +1,11 @@
 """The links of a step's Problem: who sends to whom over what, each with the name that everyone knows it by."""
 
+import math
 from collections.abc import Sequence
 
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement
+from farpipe.cost.lossy_links import lossy_link, mean_lateness_s
 from farpipe.cost.transfer import Way, rank_way
 from farpipe.errors import InfeasibleError
 from farpipe.spec import Cluster, Site
@@ -37,9 +39,9 @@ class StepLinks:
     ring over sites a transfer names the slowest link; the others are in `links` too.
     """
 
-    def __init__(self, cluster: Cluster, layout: Layout, sites: dict[int, Site]) -> None:
-        """`sites`: the site of every rank."""
-        self.cluster, self.layout, self.sites = cluster, layout, sites
+    def __init__(self, cluster: Cluster, layout: Layout, sites: dict[int, Site], pace_s: float = math.inf) -> None:
+        """`sites`: the site of every rank; `pace_s`: how long the slowest rank takes for a microbatch."""
+        self.cluster, self.layout, self.sites, self._pace_s = cluster, layout, sites, pace_s
         self.links: dict[str, Link] = {}
 
     def between(self, source: Placement, target: Placement, num_bytes: float, calibration: Calibration) -> Transfer:
@@ -58,8 +60,7 @@ class StepLinks:
                 f"ranks {source.rank} and {target.rank} must talk, and there is no link from {source.site!r} to "
                 f"{target.site!r}; add it to cluster.links or choose another order of sites"
             )
-        way = Way(link.latency_s, link.bandwidth_bytes_per_s)
-        return self._over(f"{source.site}>{target.site}", way, num_bytes * self.layout.data)
+        return self._between_sites(link, num_bytes * self.layout.data, self._pace_s)
 
     def ring(self, rank: int, way: Way, num_bytes: float) -> Transfer:
         """What every device of `rank` sends in a collective of the replicas."""
@@ -72,16 +73,25 @@ class StepLinks:
         InfeasibleError when two neighbours have no link.
         """
         links = ring_links(self.cluster, self.layout.replica_sites)
-        for link in links:
-            self._over(f"{link.source}>{link.target}", Way(link.latency_s, link.bandwidth_bytes_per_s), num_bytes)
-        slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
-        return Transfer(link=f"{slowest.source}>{slowest.target}", bytes=num_bytes)
+        transfers = {link.name: self._between_sites(link, num_bytes, math.inf) for link in links}
+        return transfers[min(links, key=lambda link: link.bandwidth_bytes_per_s).name]
 
     def seconds(self, transfer: Transfer) -> float:
         """How long a transfer takes on its empty link."""
         assert isinstance(transfer.link, str)
         assert isinstance(transfer.bytes, float)
-        return self.links[transfer.link].travel_s(transfer.bytes)
+        there_s = transfer.arrives_after_s
+        return there_s if isinstance(there_s, float) else self.links[transfer.link].travel_s(transfer.bytes)
+
+    def _between_sites(self, link: SiteLink, num_bytes: float, gap_s: float) -> Transfer:
+        """Over a link that loses packets or jitters a message is there when it is in the mean."""
+        transfer = self._over(link.name, Way(link.latency_s, link.bandwidth_bytes_per_s), num_bytes)
+        lossy = lossy_link(self.cluster, link)
+        if not lossy.is_disturbed:
+            return transfer
+        occupies_s = num_bytes / lossy.goodput_bytes_per_s
+        there_s = occupies_s + link.latency_s + mean_lateness_s(lossy, num_bytes, gap_s)
+        return transfer.model_copy(update={"occupies_s": occupies_s, "arrives_after_s": there_s})
 
     def _over(self, name: str, way: Way, num_bytes: float) -> Transfer:
         link = Link(latency_s=way.latency_s, bandwidth_bytes_per_s=way.bandwidth_bytes_per_s)

@@ -91,7 +91,15 @@ class _Step:
         return self.costs.calibration(site)
 
     def links(self) -> StepLinks:
-        return StepLinks(self.cluster, self.layout, self.sites)
+        return StepLinks(self.cluster, self.layout, self.sites, self.pace_s)
+
+    @cached_property
+    def pace_s(self) -> float:
+        """What the slowest rank computes for a microbatch."""
+        work_s = dict.fromkeys(self.sites, 0.0)
+        for placement, cost in zip(self.placements, self.stage_costs, strict=True):
+            work_s[placement.rank] += cost.forward_s + cost.input_grad_s + cost.weight_grad_s
+        return max(work_s.values())
 
     @cached_property
     def stage_costs(self) -> list[StageCost]:

@@ -141,7 +141,7 @@ def links_of_problem(problem: Problem) -> tuple[Link, ...]:
     for name, link in problem.links.items():
         if problem.between_sites[name]:
             source, target = link.ends(name)
-            speed = {"latency_s": link.latency_s, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s}
+            speed: dict[str, Any] = {"latency_s": link.latency_s, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s}
             found.append(Link(source=source, target=target, **speed))
     return tuple(found)
 

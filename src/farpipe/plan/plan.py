@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from farpipe.cost import Layout, Placement, v_shape
 from farpipe.document import Document
@@ -44,11 +44,29 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
+class Spread(_Part):
+    """The step time as a distribution, of steps over links that lose packets or of figures that may be off."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    """Nine of ten steps take no longer."""
+    num_samples: int
+
+    def to_figures(self) -> dict[str, float]:
+        """As ``--json`` has them: `step_mean_s`, `step_p50_s`, `step_p90_s`."""
+        return {"step_mean_s": self.mean_s, "step_p50_s": self.p50_s, "step_p90_s": self.p90_s}
+
+    def __str__(self) -> str:
+        mean, p50, p90 = map(format_seconds, (self.mean_s, self.p50_s, self.p90_s))
+        return f"step over {self.num_samples} samples: mean {mean}, half within {p50}, nine of ten within {p90}"
+
+
 class Prediction(_Part):
     """What the simulator expects of one step."""
 
     step_s: float
-    """From one step's start to the next one's: makespan and overhead."""
+    """From one step's start to the next one's: makespan and overhead; where links lose packets or jitter, the mean."""
     makespan_s: float
     overhead_s: float
     """Optimizer, clipping, and whatever else is outside the pipeline."""
@@ -60,6 +78,8 @@ class Prediction(_Part):
     peak_memory_bytes: tuple[float, ...]
     """Of one device of every rank."""
     link_bytes: dict[str, float]
+    spread: Spread | None = Field(default=None, exclude_if=lambda spread: spread is None)
+    """None where every step is alike."""
 
 
 class Choice(_Part):

@@ -14,7 +14,9 @@ from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Choice, Plan, Prediction
 from farpipe.plan.quote import CHOSEN_SETTINGS
 from farpipe.plan.refine_recompute import refine_recomputation
+from farpipe.plan.robust import choose_robustly, is_better, rank_robustly
 from farpipe.plan.short_search import improve_order
+from farpipe.plan.step_samples import StepSamples
 from farpipe.plan.suggested_change import explain_infeasible
 from farpipe.plan.trust import trust
 from farpipe.schedule import peak_memory_bytes
@@ -66,6 +68,7 @@ def make_plans(
         costs = JobCosts(job.model, job.training, known)
         evaluated, rejected = search(job, costs, progress)
         if evaluated:
+            evaluated = rank_robustly(job, evaluated)
             break
     else:
         raise InfeasibleError(explain_infeasible(job, rejected, costs))
@@ -85,6 +88,7 @@ def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: li
     """The first of `evaluated` as a plan, its recomputation and its order refined; the others are its runners-up."""
     named = refine_recomputation(job, evaluated[0], costs)
     best = evaluated[0] = improve_order(named) if job.schedule in (None, AUTO) else named
+    best = evaluated[0] = choose_robustly(job, best)
     notes = (*_tell_short_search(named, best), *_tell_settings(job))
     told = (*notes, *advice(job, best, evaluated))
     residual, unmeasured = trust(costs, best.candidate.sites)
@@ -174,9 +178,9 @@ def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Step], None] 
     """
     found = find_order(plan.problem, time_limit_s=time_limit_s, on_progress=on_progress)
     advice = (*plan.advice, _tell_search(plan, found))
-    if found.timeline.makespan_s >= plan.prediction.makespan_s:
-        return plan.model_copy(update={"advice": advice})
     prediction = predict(plan.job, plan.problem, found.schedule, found.timeline, plan.prediction.overhead_s)
+    if not is_better(plan.job, prediction, plan.prediction):
+        return plan.model_copy(update={"advice": advice})
     return plan.model_copy(update={"schedule": found.schedule, "prediction": prediction, "advice": advice})
 
 
@@ -205,7 +209,9 @@ def _tell_short_search(named: Evaluated, best: Evaluated) -> list[str]:
 
 def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> Prediction:
     """What a simulated step says, and what it means for training."""
-    step_s = timeline.makespan_s + overhead_s
+    samples = StepSamples(job, problem)
+    spread = samples.spread(schedule, overhead_s) if samples.differ else None
+    step_s = spread.mean_s if spread is not None and samples.lossy else timeline.makespan_s + overhead_s
     inter_site_s, intra_site_s = timeline.exposed_s.mean(axis=0)
     return Prediction(
         step_s=step_s,
@@ -217,6 +223,7 @@ def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, 
         exposed_intra_site_s=float(intra_site_s),
         peak_memory_bytes=tuple(peak_memory_bytes(problem, schedule)),
         link_bytes=link_bytes(problem, timeline),
+        spread=spread,
     )
 
 

@@ -1,6 +1,6 @@
 """What the user writes: the model, its training, the cluster, and the job that joins them."""
 
-from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
+from farpipe.spec.cluster import Cluster, CongestionControl, Device, Link, LocalLink, Site
 from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import job_of, load_cluster, load_job, load_table, parse_job
 from farpipe.spec.measured import Measured
@@ -8,9 +8,11 @@ from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
 from farpipe.spec.prices import Prices
 from farpipe.spec.training import Data, Matmul, Precision, Rate, Recompute, Training, WireType, Zero
+from farpipe.spec.uncertainty import Uncertainty, parse_uncertainty
 
 __all__ = [
     "Cluster",
+    "CongestionControl",
     "Data",
     "Device",
     "Job",
@@ -28,6 +30,7 @@ __all__ = [
     "RotaryScaling",
     "Site",
     "Training",
+    "Uncertainty",
     "WireType",
     "Zero",
     "job_of",
@@ -35,6 +38,7 @@ __all__ = [
     "load_job",
     "load_table",
     "parse_job",
+    "parse_uncertainty",
     "preset_device",
     "preset_model",
     "preset_site",

@@ -1,7 +1,7 @@
 """Sites with their devices, and the directed links between the sites."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,8 @@ from farpipe.strict import nearest
 from farpipe.units import format_bytes
 
 Place = tuple[str | int, ...]
+
+CongestionControl = Literal["bbr", "cubic", "reno"]
 
 USUAL_MACHINE: Final = 8
 RESERVED_FRACTION: Final = 1 / 16
@@ -97,7 +99,7 @@ class Site(Part):
 class Link(Part):
     """One direction of a connection between two sites.
 
-    Planning knows latency and bandwidth only; queue, loss and jitter are what `farpipe wan` adds to them.
+    Loss and jitter make messages late, see `farpipe.cost.lossy_links`; the queue is known to `farpipe wan` alone.
     """
 
     source: SiteName
@@ -110,6 +112,8 @@ class Link(Part):
     """The share of packets that is lost."""
     jitter_s: LatencySeconds = 0.0
     """The most that a packet is delayed beyond the latency."""
+    congestion_control: CongestionControl = Field(default="bbr", exclude_if=lambda name: bool(name == "bbr"))
+    """What the hosts send with where packets are lost; farpipe takes BBR wherever it is allowed."""
     egress_usd_per_gb: NonNegative | None = None
     """Of 10^9 bytes over this link; None: the price of the site that it leaves."""
 

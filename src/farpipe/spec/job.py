@@ -11,6 +11,7 @@ from farpipe.spec.measured import Measured, check_measured
 from farpipe.spec.model import Model
 from farpipe.spec.part import Count, Name, Natural, Part, SiteName, fault
 from farpipe.spec.training import Data, Training
+from farpipe.spec.uncertainty import Uncertainty
 from farpipe.spec.write import as_toml
 from farpipe.strict import nearest
 from farpipe.units import format_bytes
@@ -57,6 +58,7 @@ class Request(Part):
     layout: Pins = Pins()
     schedule: Annotated[Name | None, BeforeValidator(_none_if_auto)] = None
     measured: tuple[Measured, ...] = ()
+    uncertainty: Uncertainty = Field(default=Uncertainty(), exclude_if=lambda ranges: not ranges)
 
     def on(self, cluster: Cluster) -> "Job":
         """The job of this request on `cluster`; pydantic's ValidationError where they do not fit together."""
@@ -78,6 +80,8 @@ class Job(Part):
     """Name of the order to use; None, or "auto", lets the planner choose."""
     measured: tuple[Measured, ...] = ()
     """Times that take the place of modelled ones."""
+    uncertainty: Uncertainty = Field(default=Uncertainty(), exclude_if=lambda ranges: not ranges)
+    """How far links and devices may be off; the plan is chosen with it in mind."""
     text: Annotated[str, Field(strict=True, min_length=0)] = Field(default="", repr=False)
     """The file this was read from, word for word, for the run directory; empty for a job made in Python."""
 

@@ -10,6 +10,7 @@ from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
 from farpipe.spec.measured import Measured
 from farpipe.spec.model import Model
 from farpipe.spec.training import Data, Training
+from farpipe.spec.uncertainty import Uncertainty
 
 
 class JobParts(Protocol):
@@ -36,6 +37,9 @@ class JobParts(Protocol):
     @property
     def measured(self) -> tuple[Measured, ...]: ...
 
+    @property
+    def uncertainty(self) -> Uncertainty: ...
+
 
 def as_toml(job: JobParts) -> str:
     """`job` in the format that `parse_job` reads, every figure explicit and exact."""
@@ -48,6 +52,7 @@ def as_toml(job: JobParts) -> str:
         _section("[layout]", job.layout.model_dump()),
         _section("[schedule]", {"method": job.schedule or "auto"}),
         *(_section("[[measured]]", _measured(table)) for table in job.measured),
+        _section("[uncertainty]", job.uncertainty.model_dump() if job.uncertainty else {}),
     ]
     return "\n".join(section for section in sections if section)
 
@@ -72,6 +77,8 @@ def _device(device: Device) -> dict[str, Any]:
 def _link(link: Link) -> dict[str, Any]:
     queue = {} if link.queue_bytes is None else {"queue": _quantity(link.queue_bytes, "B")}
     disturbed = {"loss": link.loss or None, "jitter": _quantity(link.jitter_s, "s") if link.jitter_s else None}
+    if link.congestion_control != "bbr":
+        disturbed["congestion_control"] = link.congestion_control
     price = {"egress_usd_per_gb": link.egress_usd_per_gb}
     return {"from": link.source, "to": link.target} | _speed(link) | queue | disturbed | price
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row, price_row
 from farpipe.errors import InputError
-from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Place, Site, check_ends
+from farpipe.spec.cluster import Cluster, CongestionControl, Device, Link, LocalLink, Place, Site, check_ends
 from farpipe.spec.hugging_face import read_model
 from farpipe.spec.job import Job, Pins
 from farpipe.spec.measured import WrittenMeasured
@@ -33,6 +33,7 @@ from farpipe.spec.part import (
 )
 from farpipe.spec.prices import Prices
 from farpipe.spec.training import Data, Rate, Training
+from farpipe.spec.uncertainty import Uncertainty
 from farpipe.spec.windows import SITE_RTT_S, TCP_WINDOW_BYTES, windowed_rate
 from farpipe.spec.written_matrices import Window, WrittenMatrices
 from farpipe.strict import nearest
@@ -251,6 +252,7 @@ class WrittenLink(WrittenSpeed, Written):
     queue: Queue | None = None
     loss: Share = 0.0
     jitter: Latency = 0.0
+    congestion_control: CongestionControl = "bbr"
     egress_usd_per_gb: NonNegative | None = None
     streams: Count | None = None
     window: Window | None = None
@@ -267,7 +269,8 @@ class WrittenLink(WrittenSpeed, Written):
     def resolve(self) -> list[Link]:
         """One directed link, or two."""
         speed = self._within_window(self.speed()).model_dump()
-        figures = speed | {"loss": self.loss, "jitter_s": self.jitter, "egress_usd_per_gb": self.egress_usd_per_gb}
+        disturbed = {"loss": self.loss, "jitter_s": self.jitter, "congestion_control": self.congestion_control}
+        figures = speed | disturbed | {"egress_usd_per_gb": self.egress_usd_per_gb}
         if self.queue is not None:
             length, kind = self.queue
             figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
@@ -334,6 +337,7 @@ class WrittenJob(Written):
     layout: Pins = Pins()
     schedule: WrittenSchedule = WrittenSchedule()
     measured: tuple[WrittenMeasured, ...] = ()
+    uncertainty: Uncertainty = Uncertainty()
 
     def resolve(self) -> Job:
         """The job."""
@@ -345,4 +349,5 @@ class WrittenJob(Written):
             layout=self.layout,
             schedule=self.schedule.method,
             measured=tuple(table.resolve() for table in self.measured),
+            uncertainty=self.uncertainty,
         )

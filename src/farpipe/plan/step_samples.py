@@ -1,0 +1,150 @@
+"""The step of a plan as a distribution: links that lose packets or jitter, and figures that may be off.
+
+A sample is a step whose messages take times of their own (`farpipe.cost.lossy_links`), whose links between sites are
+slower or faster than the job says, and whose ranks compute slower or faster than the cost model says, as far as the
+job's `uncertainty` goes. All orders are played on the same samples (common random numbers), so that their difference is
+theirs and not that of the draw.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.cost.lossy_links import LossyLink, lateness_s, lossy_link
+from farpipe.plan.plan import Plan, Spread
+from farpipe.simulate import makespans_s, simulate
+from farpipe.simulate.lowering import StepArrays, lower
+from farpipe.spec import Job
+from farpipe.step import Messages, Problem, Schedule
+
+Floats = NDArray[np.float64]
+Lateness = dict[tuple[int, int], Floats]
+"""By (kind, stage): [num_samples, messages]"""
+
+NUM_SAMPLES: Final = 100
+SEED: Final = 1
+
+
+def lossy_links(job: Job, problem: Problem) -> dict[int, LossyLink]:
+    """The links of a step that lose packets or jitter, by their place in the Problem."""
+    of_name = {link.name: link for link in job.cluster.links}
+    found = {i: lossy_link(job.cluster, of_name[n]) for i, n in enumerate(problem.links) if n in of_name}
+    return {place: link for place, link in found.items() if link.is_disturbed}
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """Samples of one step, `num_samples` of them, the same for every order of its actions."""
+
+    job: Job
+    problem: Problem
+    num_samples: int = NUM_SAMPLES
+
+    @cached_property
+    def lossy(self) -> dict[int, LossyLink]:
+        """See `lossy_links`."""
+        return lossy_links(self.job, self.problem)
+
+    @property
+    def differ(self) -> bool:
+        """Whether there is any difference between the samples."""
+        return bool(self.job.uncertainty or self.lossy)
+
+    @cached_property
+    def _step(self) -> StepArrays:
+        return lower(self.problem)
+
+    def spread(self, schedule: Schedule, overhead_s: float) -> Spread:
+        """The distribution of the step under `schedule`."""
+        step_s = self.makespans_s(schedule) + overhead_s
+        p50_s, p90_s = np.quantile(step_s, (0.5, 0.9)).tolist()
+        return Spread(mean_s=float(step_s.mean()), p50_s=p50_s, p90_s=p90_s, num_samples=self.num_samples)
+
+    def makespans_s(self, schedule: Schedule) -> Floats:
+        """The makespan of every sample: [num_samples]. Messages follow each other as in the step of mean messages."""
+        gap_s = simulate(self.problem, schedule, checked=True).makespan_s / self.problem.num_microbatches
+        return makespans_s(self._samples(gap_s), schedule)
+
+    def message_quantiles(self, share: float) -> tuple[Floats, Floats]:
+        """What that share of the samples keep, message by message: seconds on the link, and until it is there."""
+        work_s = self._step.duration_s[:3].sum(axis=0).mean(axis=1)
+        gap_s = float(np.bincount(self._step.rank_of_stage, weights=work_s).max())
+        drawn = [sample.messages for sample in self._samples(gap_s)]
+        each = (np.stack([getattr(one, name) for one in drawn]) for name in ("leaves_after_s", "arrives_after_s"))
+        leaves_after_s, arrives_after_s = (np.quantile(values, share, axis=0) for values in each)
+        return leaves_after_s, arrives_after_s
+
+    def _samples(self, gap_s: float) -> Iterator[StepArrays]:
+        step, factors = self._step, self._factors
+        parts = (step.messages, step.collectives)
+        known = [(part, self._way_s(part), self._lateness(part, gap_s)) for part in parts]
+        for sample in range(self.num_samples):
+            links = factors.latency[sample], factors.slowness[sample]
+            messages, collectives = (_resampled(*figures, sample, *links) for figures in known)
+            slower = factors.compute[sample][step.rank_of_stage][:, None]
+            yield replace(step, messages=messages, collectives=collectives, duration_s=step.duration_s * slower)
+
+    @cached_property
+    def _factors(self) -> "_Factors":
+        rng, ranges = np.random.default_rng(SEED), self.job.uncertainty
+        far = np.array([*self.problem.between_sites.values(), False, False])  # NOTHING and FREE
+        shape = (self.num_samples, far.size)
+        latency, bandwidth = (1 + ranges.links * rng.uniform(-1, 1, shape) * far for _ in range(2))
+        compute = 1 + ranges.compute * rng.uniform(-1, 1, (self.num_samples, self.problem.num_ranks))
+        return _Factors(latency, 1 / bandwidth, compute)
+
+    def _way_s(self, part: Messages) -> Floats:
+        """From when a message has left until it is there; over lossy links the latency alone, for that is no mean."""
+        way_s = part.arrives_after_s - part.leaves_after_s
+        for place, lossy in self.lossy.items():
+            way_s[part.link == place] = lossy.latency_s
+        return way_s
+
+    def _lateness(self, part: Messages, gap_s: float) -> Lateness:
+        """By row of messages, or by collective, how late each is in every sample: [num_samples, messages]."""
+        found = {}
+        for at in np.ndindex(*part.link.shape[:2]):
+            link, sizes = np.atleast_1d(part.link[at]), np.atleast_1d(part.bytes[at])
+            if (lossy := self.lossy.get(int(link[0]))) is not None:
+                seed = SEED + 1 + 2 * at[1] + at[0]
+                shape, gap = (self.num_samples, link.size), gap_s if link.size > 1 else np.inf
+                found[at] = lateness_s(lossy, float(sizes.mean()), gap, shape, seed)
+        return found
+
+
+def spread_of(plan: Plan, schedule: Schedule) -> Spread | None:
+    """The distribution of a plan's step under `schedule`; None where every step is alike."""
+    samples = StepSamples(plan.job, plan.problem)
+    return samples.spread(schedule, plan.prediction.overhead_s) if samples.differ else None
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """By what the samples' figures differ from the job's."""
+
+    latency: Floats
+    """[num_samples, links + 2]"""
+    slowness: Floats
+    """[num_samples, links + 2]: of seconds on the link."""
+    compute: Floats
+    """[num_samples, num_ranks]"""
+
+
+def _resampled(
+    part: Messages, way_s: Floats, late_s: Lateness, sample: int, latency: Floats, slowness: Floats
+) -> Messages:
+    """The same messages over other links; `way_s`: from when each has left until it is there, but for its lateness."""
+    way_s = way_s * latency[part.link]
+    for at, late in late_s.items():
+        way_s[at] += late[sample] if way_s.ndim == 3 else late[sample, 0]
+    leaves_s = part.leaves_after_s * slowness[part.link]
+    return replace(
+        part,
+        leaves_after_s=leaves_s,
+        occupies_s=part.occupies_s * slowness[part.link],
+        arrives_after_s=leaves_s + way_s,
+    )

@@ -1,0 +1,34 @@
+"""Makespans of one order when messages and actions take other times, one sample after the other."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from farpipe.errors import ScheduleError
+from farpipe.simulate.lowering import Floats, StepArrays
+from farpipe.step import Schedule
+
+
+def makespans_s(samples: Iterable[StepArrays], schedule: Schedule) -> Floats:
+    """The makespan of `schedule` in every sample of one step: [num_samples].
+
+    The samples are of one shape; what differs are their seconds. ScheduleError when the orders deadlock.
+    """
+    from farpipe.simulate import kernel  # here, for numba takes a third of a second to import
+
+    codes, begin = schedule.codes, schedule.begin
+    play: Any = kernel.makespan
+    found, scratch, out = [], None, None
+    for arrays in samples:
+        if scratch is None:
+            tables, shape = arrays.tables, arrays.messages.link.shape
+            new_scratch: Any = kernel.new_scratch
+            scratch = new_scratch(tables[0], arrays.num_ranks, arrays.shared.size, bool(arrays.shared.any()))
+            sync_start_s = np.zeros(arrays.collectives.link.shape)
+            out = (np.empty(codes.size), np.zeros(np.prod(shape)), np.empty(np.prod(shape)), sync_start_s)
+            patience_s = np.full(arrays.num_ranks, np.inf)
+        found.append(float(play(codes, begin, arrays.tables, out, scratch, patience_s)))
+    if not np.isfinite(found).all():
+        raise ScheduleError("the orders deadlock: not every action can be played")
+    return np.array(found)

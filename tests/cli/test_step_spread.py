@@ -1,0 +1,59 @@
+"""Commands about steps that differ: links that lose packets, figures that may be off."""
+
+import json
+
+from job_files import cluster_text
+
+JOB = """
+[model]
+preset = "gpt3-1.3b"
+[training]
+sequence_length = 2048
+global_batch = 16
+microbatch_size = 1
+recompute = "none"
+[layout]
+pipeline = 4
+data = 1
+tensor = 1
+sites = ["zurich", "lugano"]
+"""
+
+
+def write_job(folder, link=""):
+    """A pipeline over two sites; `link` is more of the table of their link."""
+    text = cluster_text(device="h100", num_devices=(2, 2), latency="20 ms", bandwidth="1 Gbit/s")
+    path = folder / "job.toml"
+    path.write_text(f"{JOB}{text}{link}\n")
+    return path.name
+
+
+def spread(data):
+    return [data[f"step_{name}_s"] for name in ("mean", "p50", "p90")]
+
+
+def test_a_plan_over_lossy_links_shows_its_steps_as_a_distribution(farpipe, tmp_path):
+    job = write_job(tmp_path, "loss = 0.01")
+    planned = farpipe("plan", job, "--json", "--no-arms")
+    assert planned.returncode == 0, planned.stderr
+    data = json.loads(planned.stdout)
+    assert data["step_s"] == data["step_mean_s"] == data["prediction"]["spread"]["mean_s"]
+    assert data["step_p50_s"] < data["step_p90_s"]
+    assert spread(json.loads(farpipe("simulate", "plan.json", "--json").stdout)) == spread(data)
+    assert "nine of ten within" in farpipe("simulate", "plan.json").stdout
+    assert "nine of ten within" in farpipe("plan", job, "--no-arms").stdout
+
+
+def test_uncertainty_is_asked_for_on_the_command_line(farpipe, tmp_path):
+    job = write_job(tmp_path)
+    plain, none, unsure = (
+        json.loads(farpipe("plan", job, "--json", "--no-arms", *options).stdout) | {"search_s": 0}
+        for options in ((), ("--uncertainty", "links=0"), ("--uncertainty", "links=20%,compute=5%"))
+    )
+    assert "step_p90_s" not in plain
+    assert none == plain
+    assert unsure["step_p90_s"] > unsure["step_p50_s"]
+    assert unsure["job"]["uncertainty"] == {"links": 0.2, "compute": 0.05}
+    wrong = farpipe("plan", job, "--uncertainty", "link=1")
+    assert wrong.returncode == 2
+    assert "links=20%,compute=5%" in wrong.stderr
