@@ -15,8 +15,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan against plain 1F1B
 	$(BIN)/python recipes/demo.py
 
-test: $(READY)  ## all tests
-	$(BIN)/python -m pytest --durations=25
+test: test-fast  ## all tests: those that start processes or keep real time have the machine to themselves
+	$(BIN)/python -m pytest -m slow --durations=25
 
 test-fast: $(READY)  ## without the tests that start processes or take long, on all cores
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
