@@ -19,6 +19,8 @@ from farpipe.run.launch import launch
 from farpipe.run.reports import reporting_errors
 from transports import printed
 
+pytestmark = pytest.mark.slow  # starts processes
+
 GRANDCHILDREN = """
 import os, subprocess, sys, time
 same_session = subprocess.Popen(["sleep", "300"])
@@ -30,8 +32,6 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from farpipe.run.launch import launch
-
-pytestmark = pytest.mark.slow  # starts processes
 launch(lambda rank: [sys.executable, "-c", Path(sys.argv[1]).read_text()], 2, log_dir=Path(sys.argv[2]))
 """
 
@@ -226,7 +226,9 @@ def launcher(tmp_path, mark):
     """A launcher process of two ranks with grandchildren in sessions of their own, all of them up."""
     (tmp_path / "rank.py").write_text(GRANDCHILDREN + "print('up', flush=True)\ntime.sleep(300)")
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path / "rank.py"), str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    (tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
         wait_until(lambda: all(log.exists() and "up" in log.read_text() for log in logs), 20, "both ranks were up")
         assert len(marked(mark)) == 1 + 2 * (1 + 1 + 3)  # launcher; guard, rank, three sleeps
@@ -234,9 +236,10 @@ def launcher(tmp_path, mark):
         process.kill()
 
 
-def test_when_the_launcher_is_killed_everything_ends(launcher, mark):
+def test_when_the_launcher_is_killed_everything_ends_and_no_file_stays(launcher, mark, tmp_path):
     launcher.kill()
     wait_until(lambda: marked(mark) == [], 5, "all processes of the run had ended")
+    assert [*(tmp_path / "temporary").iterdir()] == []
 
 
 def test_when_a_guard_is_killed_its_rank_ends_and_the_run_with_it(launcher, mark):
