@@ -2,8 +2,9 @@
 
 python benchmarks/run_all.py [NAME ...]
 
-The page is written after each; sections of benchmarks that are not run stay as they are. One that fails says so in its
-section, the others are run all the same, and the exit code is 1.
+The page is written after each. What is replaced stands between two marks below the heading of its script; everything
+else on the page is written by hand and kept. One that fails says so in its section, the others are run all the same,
+and the exit code is 1.
 """
 
 import argparse
@@ -20,12 +21,8 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "reference" / "benchmarks.md"
 
-HEAD = """\
-# Benchmarks
-
-Written by `make bench`. Run it on your own machine: figures of different machines, or of a busy one, don't compare.
-Each table is one script in `benchmarks/`, whose docstring says what is measured and against which limit.
-"""
+BEGIN, END = "<!-- {}: written by make bench -->", "<!-- {}: end -->"
+"""Around what was written for the script of this name."""
 
 
 def machine() -> str:
@@ -101,13 +98,13 @@ def run(script: Path) -> Run:
     return Run(exit_code or 1, None, last_words)
 
 
-def section(script: Path, found: Run) -> str:
+def block(script: Path, found: Run) -> str:
     """One benchmark's docstring's first paragraph, its picture if it draws one, and its figures as tables."""
     data = dict(found.data or {})
     data.pop("benchmark", None)
     picture = data.pop("picture", None)
     about = script.read_text(encoding="utf-8").split('"""')[1].strip().split("\n\n")[0].replace("\n", " ")
-    text = f"\n## {script.stem}\n\n{about}\n\n    python benchmarks/{script.name}\n\nOn {machine()}.\n"
+    text = f"{about}\n\n    python benchmarks/{script.name}\n\nOn {machine()}.\n"
     if found.exit_code:
         text += f"\n{failure(found)}\n"
     if found.data is None:
@@ -130,13 +127,26 @@ def _is_script(path: Path) -> bool:
     return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 
 
-def sections(page: str) -> dict[str, str]:
-    """The sections of the page as it is, by the names of their scripts."""
-    return {part.split("\n", 1)[0]: f"\n## {part.rstrip()}\n" for part in page.split("\n## ")[1:]}
+def with_block(page: str, name: str, text: str) -> str:
+    """The page with this block of a script: in place of the last one, below its heading, or in a section of its own."""
+    begin, end = BEGIN.format(name), END.format(name)
+    marked, heading = f"{begin}\n\n{text.strip()}\n\n{end}", f"\n## {name}\n"
+    before, begins, rest = page.partition(begin)
+    _, ends, after = rest.partition(end)
+    if begins and not ends:
+        sys.exit(f"{PAGE}: {begin} has no {end} behind it: put that where the figures of {name} end")
+    if begins:
+        return f"{before}{marked}{after}"
+    if heading in page:
+        return page.replace(heading, f"{heading}\n{marked}\n", 1)
+    head, *sections = page.split("\n## ")
+    place = next((index for index, section in enumerate(sections) if section > name), len(sections))
+    sections.insert(place, f"{name}\n\n{marked}\n")
+    return "\n## ".join([head, *sections])
 
 
 def main() -> None:
-    """Run those that are named, or all of them; the sections of the others stay as they are."""
+    """Run those that are named, or all of them."""
     options = argparse.ArgumentParser(description=str(__doc__))
     options.add_argument("names", nargs="*", metavar="NAME", help="such as kernel_speed; default: all")
     scripts = {path.stem: path for path in sorted(HERE.glob("*.py")) if path.name != "run_all.py" and _is_script(path)}
@@ -150,10 +160,10 @@ def main() -> None:
 
 
 def refresh(scripts: dict[str, Path], name: str) -> bool:
-    """Run one benchmark and put its section on the page; whether it went well."""
+    """Run one benchmark and put its block on the page; whether it went well."""
     result = run(scripts[name])
-    found = sections(PAGE.read_text(encoding="utf-8")) | {name: section(scripts[name], result)}
-    PAGE.write_text(HEAD + "".join(found[name] for name in sorted(found) if name in scripts), encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_block(page, name, block(scripts[name], result)), encoding="utf-8")
     return not result.exit_code
 
 

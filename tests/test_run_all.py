@@ -1,4 +1,4 @@
-"""The page of benchmarks: what is not run stays, and what fails says so."""
+"""The page of benchmarks: what is not run and what is written by hand stays, and what fails says so."""
 
 import importlib.util
 import sys
@@ -23,17 +23,37 @@ SCRIPTS = {
 PAGE = """\
 # Benchmarks
 
+By hand.
+
 ## good
+
+<!-- good: written by make bench -->
 
 old
 
-## gone
+<!-- good: end -->
 
-of a script that there is no more
+What `good` means, by hand.
 
 ## never
 
+<!-- never: written by make bench -->
+
 kept
+
+<!-- never: end -->
+
+## strict
+
+Measured by hand.
+
+## Trainings over light paths
+
+By hand too, with a table.
+
+| a |
+|---|
+| 7 |
 """
 
 
@@ -64,11 +84,40 @@ def test_one_section_is_refreshed_and_the_others_are_kept(run_all):
     page, code = run_all("good")
     assert code == 0
     assert "old" not in page
-    assert "## good\n\nWhat good does.\n\n    python benchmarks/good.py\n" in page
+    assert (
+        "## good\n\n<!-- good: written by make bench -->\n\nWhat good does.\n\n    python benchmarks/good.py\n" in page
+    )
     assert "| seconds: first | 1.5 |" in page
     assert "| a |\n|---|\n| 1 |\n| 2 |" in page
-    assert "\n## never\n\nkept\n" in page
-    assert "## gone" not in page
+    head, end = PAGE.index("<!-- good: written"), PAGE.index("<!-- good: end -->")
+    assert page.startswith(PAGE[:head])
+    assert page.endswith(PAGE[end:])
+
+
+def test_a_second_run_replaces_what_the_first_wrote(run_all):
+    first, _ = run_all("good", "broken", "strict")
+    assert run_all("strict", "broken", "good") == (first, "failed: strict, broken")
+
+
+def test_figures_come_above_what_is_written_by_hand(run_all):
+    page, _ = run_all("strict")
+    by_hand = PAGE.index("## strict\n") + len("## strict\n")
+    assert page.startswith(f"{PAGE[:by_hand]}\n<!-- strict: written by make bench -->\n\nWhat strict does.\n")
+    assert page.endswith(f"| grew | 3 |\n\n<!-- strict: end -->\n{PAGE[by_hand:]}")
+
+
+def test_a_new_section_stands_in_its_place(run_all):
+    page, _ = run_all("broken")
+    before, rest = page.split("## broken\n")
+    assert before + rest.partition("<!-- broken: end -->\n\n")[2] == PAGE
+
+
+def test_a_mark_without_its_end_changes_nothing(run_all, tmp_path):
+    damaged = PAGE.replace("<!-- good: end -->", "")
+    (tmp_path / "page.md").write_text(damaged)
+    page, code = run_all("good")
+    assert page == damaged
+    assert "<!-- good: written by make bench --> has no <!-- good: end --> behind it" in code
 
 
 def test_a_benchmark_that_fails_says_so_and_the_next_is_run(run_all):
