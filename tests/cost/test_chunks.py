@@ -97,6 +97,16 @@ def test_devices_that_share_a_chunk_divide_work_activations_and_with_zero1_the_o
     assert four.overhead_s > one.overhead_s
 
 
+def test_whether_devices_send_side_by_side_follows_from_the_kind_of_the_link_not_from_its_name():
+    costs = chunk_costs(context=4)
+    links = {name: link.model_copy(update={"kind": "inter-site"}) for name, link in costs.base.links.items()}
+    far = replace(costs, base=costs.base.model_copy(update={"links": links}))
+    load, layers = whole([4096.0]), np.zeros((2, 1), np.int64)
+    inside, across = (one.problem(load, [None], layers).hops[0].forward.bytes[0] for one in (costs, far))
+    assert across == pytest.approx(4 * inside)
+    assert far.trips(4096.0)[0][0] > costs.trips(4096.0)[0][0]
+
+
 def test_scores_in_memory_are_refused():
     with pytest.raises(InputError, match="flash_attention"):
         chunk_costs(flash_attention=False)

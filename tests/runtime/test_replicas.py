@@ -10,7 +10,7 @@ from farpipe.cost.layout import Layout
 from farpipe.cost.memory import state_bytes
 from farpipe.runtime.data.batches import load_batches
 from farpipe.runtime.executor import Executor
-from farpipe.runtime.replicas.replicas import PipelinePeers
+from farpipe.runtime.replicas.replicas import PipelinePeers, collective_bytes
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import run_step, train_rank
 from farpipe.runtime.work import Trainer
@@ -295,6 +295,13 @@ def test_a_rehearsal_has_the_collectives_in_its_timeline(gather_bytes, tmp_path)
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
         found = json.loads(line)["link_bytes"]
         assert found["a>b"] == found["b>a"] == measured.link_bytes()["a>b"], "though the Problem names one way only"
+
+
+@pytest.mark.parametrize("name", ["a>b", "a:0>a:1", "fibre 7"])
+def test_a_rehearsed_collective_has_the_ring_of_its_links_kind_whatever_the_name(name):
+    reduce, levels = Transfer(link=name, bytes=600.0), ((0, 1), (0, 2, 4, 6))
+    assert collective_bytes(reduce, levels, {name: False}, turns=2) == 600 * 2 / (2 * 1)
+    assert collective_bytes(reduce, levels, {name: True}, turns=2) == 600 * 4 / (2 * 3)
 
 
 def test_a_stage_is_summed_while_its_rank_works_on(tmp_path):

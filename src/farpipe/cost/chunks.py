@@ -7,6 +7,7 @@ when they are needed. `job_chunks` makes these costs from a job.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from farpipe.cost.chunk_laws import Floats, Law, Laws, Load
 from farpipe.document import Document
 from farpipe.errors import InputError
-from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer, is_inter_site
+from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer
 from farpipe.strict import finite
 
 Ints = NDArray[np.int64]
@@ -120,7 +121,7 @@ class ChunkCosts(Document):
     def trips(self, tokens: float) -> tuple[Floats, Floats]:
         """Seconds from a producer's end to the arrival, there and back over every hop, for a chunk of `tokens`."""
         problem = self.base
-        hops = [_hop(hop, np.array([tokens / PROBE_TOKENS]), self.context) for hop in problem.hops]
+        hops = self._hops(np.array([tokens / PROBE_TOKENS]))
         found = [
             (_seconds(problem, hop.forward), _seconds(problem, hop.backward)) if hop else (0.0, 0.0) for hop in hops
         ]
@@ -157,7 +158,7 @@ class ChunkCosts(Document):
                 self._problem_stage(i, load, [t[i] for t in times], recomputed[i]) for i in range(len(times[0]))
             ),
             links=base.links,
-            hops=tuple(_hop(hop, load.tokens / PROBE_TOKENS, self.context) for hop in base.hops),
+            hops=self._hops(load.tokens / PROBE_TOKENS),
             sync=_kept_sync(base.sync, gather, reduce),
             **_chains(follows),
         )
@@ -175,6 +176,20 @@ class ChunkCosts(Document):
             **({"chain_bytes": _row(stage.chain_of(load))} if "chain_bytes" in Stage.model_fields else {}),
         )
 
+    def _hops(self, scale: Floats) -> tuple[Hop | None, ...]:
+        """The messages of chunks that are so many times as long as the one of `base`."""
+        part = partial(self._scaled, scale)
+        return tuple(hop and Hop(forward=part(hop.forward), backward=part(hop.backward)) for hop in self.base.hops)
+
+    def _scaled(self, scale: Floats, transfer: Transfer | None) -> Transfer | None:
+        """The message of every chunk; inside a site the devices that share it send side by side."""
+        if transfer is None:
+            return None
+        assert isinstance(transfer.bytes, float)
+        assert isinstance(transfer.link, str)
+        side_by_side = 1 if self.base.between_sites[transfer.link] else self.context
+        return Transfer(link=transfer.link, bytes=_row(transfer.bytes * scale / side_by_side))
+
     def _ranks(self, working_bytes: Floats) -> tuple[Rank, ...]:
         return tuple(
             Rank(memory_bytes=rank.memory_bytes, static_bytes=rank.static_bytes + float(more))
@@ -191,22 +206,6 @@ def _stage_of(data: dict[str, Any]) -> StageChunks:
 
 def _laws_of(data: Any) -> Laws:
     return Laws(*(Law(**{name: finite(value) for name, value in law.items()}) for law in data))
-
-
-def _hop(hop: Hop | None, scale: Floats, context: int) -> Hop | None:
-    if hop is None:
-        return None
-    return Hop(forward=_scaled(hop.forward, scale, context), backward=_scaled(hop.backward, scale, context))
-
-
-def _scaled(transfer: Transfer | None, scale: Floats, context: int) -> Transfer | None:
-    """The message of every chunk; inside a site the devices that share it send side by side."""
-    if transfer is None:
-        return None
-    assert isinstance(transfer.bytes, float)
-    assert isinstance(transfer.link, str)
-    side_by_side = 1 if is_inter_site(transfer.link) else context
-    return Transfer(link=transfer.link, bytes=_row(transfer.bytes * scale / side_by_side))
 
 
 def _seconds(problem: Problem, transfer: Transfer | None) -> float:

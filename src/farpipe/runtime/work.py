@@ -87,7 +87,8 @@ class SleepTrainer:
         self.stages: dict[int, Stage] = {stage: SleepStage(run.problem, stage) for stage in mine}
         levels, sync = run.places.ring_levels(peers.rank), run.problem.sync
         reduced = [stage for stage in mine if run.has_reduce(stage)]
-        syncs = {s: RehearsedSync((sync and sync[s]) or Sync(), levels, peers.rank) for s in reduced}
+        between_sites = run.problem.between_sites
+        syncs = {s: RehearsedSync((sync and sync[s]) or Sync(), levels, peers.rank, between_sites) for s in reduced}
         self._replicas = ReplicaSync(run, peers, syncs)
         exchange = _exchange(run, pipeline)
         ends = {0, run.problem.num_stages - 1} if exchange is not None else set()

@@ -22,7 +22,7 @@ from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Collective, RunSpec, collective_link, collectives_of
-from farpipe.step import Sync, Transfer, is_inter_site
+from farpipe.step import Sync, Transfer
 from farpipe.transport import ChannelKind, Tag
 
 REDUCE: Final = 0
@@ -91,15 +91,17 @@ class WeightSync:
 class RehearsedSync:
     """Collectives that put as many bytes on their links as the Problem says, and no meaning into them."""
 
-    def __init__(self, spec: Sync, levels: Sequence[tuple[int, ...]], process: int) -> None:
-        """`levels`: see `Places.ring_levels`."""
+    def __init__(
+        self, spec: Sync, levels: Sequence[tuple[int, ...]], process: int, between_sites: Mapping[str, bool]
+    ) -> None:
+        """`levels`: see `Places.ring_levels`; `between_sites`: the Problem's, of every link."""
         self._rings = Rings(levels, process)
         self._scattered = spec.gather is not None
         self._gradient, self._weights = (
             torch.zeros(self._rings.padded(num), dtype=torch.uint8)
             for num in (
-                _collective_bytes(spec.reduce, levels, turns=1 if self._scattered else 2),
-                _collective_bytes(spec.gather, levels, turns=1),
+                collective_bytes(spec.reduce, levels, between_sites, turns=1 if self._scattered else 2),
+                collective_bytes(spec.gather, levels, between_sites, turns=1),
             )
         )
 
@@ -118,13 +120,15 @@ class RehearsedSync:
             self._rings.all_reduce(self._gradient, line)
 
 
-def _collective_bytes(transfer: Transfer | None, levels: Sequence[tuple[int, ...]], turns: int) -> int:
+def collective_bytes(
+    transfer: Transfer | None, levels: Sequence[tuple[int, ...]], between_sites: Mapping[str, bool], turns: int
+) -> int:
     """The tensor of which a ring that goes round `turns` times puts the transfer's bytes on its link."""
     if transfer is None:
         return 0
     assert isinstance(transfer.link, str)
     assert isinstance(transfer.bytes, float)
-    size = len(levels[-1] if is_inter_site(transfer.link) else levels[0])
+    size = len(levels[-1] if between_sites[transfer.link] else levels[0])
     return round(transfer.bytes * size / (turns * (size - 1))) if size > 1 else 0
 
 
