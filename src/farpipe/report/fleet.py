@@ -48,9 +48,10 @@ def _draw_gantt(axis: Any, outcome: Outcome, colours: Mapping[str, Any]) -> None
     for site, job, row, count, begin, end, starting in _bars(outcome):
         style = {"facecolor": colours[job], "edgecolor": "white", "linewidth": 0.3, "alpha": 0.5 if starting else 1.0}
         axis.broken_barh([(begin / HOUR_S, (end - begin) / HOUR_S)], (bases[site] + row, count), **style)
-    for site, low in bases.items():
+    for low in bases.values():
         axis.axhline(low, color="black", linewidth=0.6)
-        axis.text(0.0, low + outcome.num_devices[site] / 2, f" {site}", va="center", fontsize=8)
+    middles = [low + outcome.num_devices[site] / 2 for site, low in bases.items()]
+    axis.set_yticks(middles, [f"{site}: {outcome.num_devices[site]}" for site in bases])
     mean = outcome.to_data()["mean_jct_s"] or 0.0
     axis.set_title(f"{outcome.policy}: mean completion {mean / HOUR_S:.1f} h", loc="left", fontsize=10)
     axis.set_ylim(0, base)
@@ -101,5 +102,5 @@ def _draw_queue(axis: Any, outcome: Outcome) -> None:
         total += change
         times.append(time_s / HOUR_S)
         levels.append(total)
-    axis.fill_between(times, levels, step="post", color="tab:red", alpha=0.6)
-    axis.set_ylabel("wanted")
+    axis.fill_between(times, levels, step="post", color="tab:red", alpha=0.6, linewidth=0)
+    axis.set_ylabel("queued jobs\nwant devices")
