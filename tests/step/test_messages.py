@@ -3,8 +3,10 @@ import pytest
 from hypothesis import given, settings
 
 from farpipe.errors import InputError
+from farpipe.simulate import simulate
+from farpipe.simulate.lowering import GATHER
 from farpipe.step import BACKWARD, FORWARD, FREE, NOTHING, Problem, in_turns, retimed
-from strategies import problems
+from strategies import problems, problems_with_schedules
 from two_sites import two_sites
 
 
@@ -97,3 +99,18 @@ def test_wrong_times_are_named(figure):
     data["hops"][0]["forward"][figure] = -1.0
     with pytest.raises(InputError, match=figure):
         Problem.from_data(data)
+
+
+@given(problems_with_schedules())
+@settings(max_examples=150, deadline=None)
+def test_stages_open_and_links_are_free_after_the_gathers_as_the_simulator_has_them(case):
+    problem, schedule = case
+    opens_s, link_free_s = problem.traffic.opens_s.copy(), np.zeros(len(problem.links))
+    messages = simulate(problem, schedule).messages
+    for gather in messages[messages["kind"] == GATHER]:
+        opens_s[gather["stage"]] += gather["arrival_s"]
+        left_s = gather["start_s"] + problem.traffic.collectives.occupies_s[0, gather["stage"]]
+        link_free_s[gather["link"]] = max(link_free_s[gather["link"]], left_s)
+    found = problem.traffic.after_gathers(len(problem.links))
+    assert found[0] == pytest.approx(opens_s, rel=1e-12)
+    assert found[1] == pytest.approx(link_free_s, rel=1e-12)

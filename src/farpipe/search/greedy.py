@@ -39,10 +39,11 @@ def greedy_orders(
     shape = (*step.shape, len(KINDS))
     memory = (step.taken_bytes.reshape(shape), step.freed_bytes.reshape(shape), step.room_bytes, _reserves(step))
     limits = (step.stages, step.stages_begin, *memory, *sequence)
+    opened = step.problem.traffic.after_gathers(len(step.problem.links))
     for (in_flight, taste), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():
             break
-        orders = compiled(step.tables, step.arrays.num_ranks, limits, in_flight, taste)
+        orders = compiled(step.tables, step.arrays.num_ranks, limits, opened, in_flight, taste)
         if orders[0].size and (key := orders[0].tobytes()) not in found and fits_memory(step, orders):
             found[key] = player.makespan_s(orders), orders
     return sorted(found.values(), key=lambda pair: pair[0])

@@ -7,7 +7,6 @@ import numpy as np
 from numba import njit
 
 _F, _I, _W, _B = 0, 1, 2, 3
-_NOTHING, _FREE = -2, -1
 
 FORWARD_FIRST, DEEP_FORWARDS, MIXED, FREE_BY_WEIGHTS, OVERSHOOT, SPLIT = range(6)
 """Places in a taste. FORWARD_FIRST: prefer F whatever came before. DEEP_FORWARDS: of several stages' forwards the
@@ -18,20 +17,19 @@ W (1) or B (0)."""
 
 @njit(cache=True)
 def greedy(  # type: ignore[no-untyped-def]
-    tables, num_ranks, limits, in_flight, taste
+    tables, num_ranks, limits, opened, in_flight, taste
 ):
     """The orders (codes, begin), at most `in_flight` [S] microbatches between F and the end of W of a stage.
 
     `limits` = (stages [S], where each rank's begin in them [R + 1], bytes taken and freed [S, M, 4] both, room [R],
     reserve [S], microbatches in the order of their backwards [M], how many forwards each of these needs [M], zero
-    without chains).
+    without chains), `opened` = (when every stage may begin [S], when every link is free [L]) after the gathers.
     Stages without room for anything else get their W's done first, and an F only starts when the rank keeps room for
     one microbatch in every later stage of its own: so the oldest microbatch can always go on, and nothing gets stuck
     where one microbatch fits. Returns no codes where even that does not.
     """
     num_stages, num_microbatches = tables[0]
-    gate, link_free = tables[10].copy(), np.zeros(tables[9].size)
-    _gathers(tables, gate, link_free)
+    gate, link_free = opened[0], opened[1].copy()
     done = np.zeros((3, num_stages), np.int32)  # by kind, of every stage; a B counts as I and as W
     arrival = np.full((2, num_stages, num_microbatches), np.inf)
     arrival[0, 0], arrival[1, num_stages - 1] = 0.0, 0.0
@@ -53,16 +51,6 @@ def greedy(  # type: ignore[no-untyped-def]
         if other >= 0 and other != rank:
             stale[1], num_stale = other, 2
     return _by_rank(codes, owner, num_ranks)
-
-
-@njit(cache=True)
-def _gathers(tables, gate, link_free):  # type: ignore[no-untyped-def]
-    sync_link, occupies_s, arrives_after_s = tables[6], tables[7], tables[8]
-    for stage in range(gate.size):
-        link = sync_link[0, stage]
-        if link != _NOTHING:
-            gate[stage] += link_free[link] + arrives_after_s[0, stage]
-            link_free[link] += occupies_s[0, stage]
 
 
 @njit(cache=True)

@@ -36,10 +36,8 @@ class StepArrays:
     @property
     def tables(self) -> tuple[Any, ...]:
         """What the kernel reads, flat."""
-        messages, collectives = self.messages, self.collectives
-        flat = (self.duration_s, self.rank_of_stage, messages.link, messages.occupies_s, messages.arrives_after_s)
-        of_stages = (collectives.link, collectives.occupies_s, collectives.arrives_after_s)
-        return (messages.link.shape[1:], *(a.reshape(-1) for a in flat), *of_stages, self.shared, self.opens_s)
+        shape, flat = self.messages.link.shape[1:], (self.duration_s, self.rank_of_stage, *self.messages.figures)
+        return (shape, *(a.reshape(-1) for a in flat), *self.collectives.figures, self.shared, self.opens_s)
 
 
 def lower(problem: Problem) -> StepArrays:

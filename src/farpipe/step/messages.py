@@ -39,6 +39,11 @@ class Messages:
     arrives_after_s: Floats
     """From its start on the link until it is there."""
 
+    @property
+    def figures(self) -> tuple[Ints, Floats, Floats]:
+        """(link, occupies_s, arrives_after_s): what compiled loops read."""
+        return self.link, self.occupies_s, self.arrives_after_s
+
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
@@ -50,6 +55,18 @@ class Traffic:
     """[S]: from the start of the step, or from the arrival of a stage's gather, until its first forward may begin."""
     turn_s: float
     """By how much a replica lags behind the one before it where they take turns."""
+
+    def after_gathers(self, num_links: int) -> tuple[Floats, Floats]:
+        """(when the first forward of every stage may begin [S], when every link is free [L]).
+
+        Gathers are ready when the step begins and go first, one stage after the other.
+        """
+        link, occupies_s, arrives_after_s = (rows[0] for rows in self.collectives.figures)
+        opens_s, link_free_s = self.opens_s.copy(), np.zeros(num_links)
+        for stage in np.flatnonzero(link >= 0):
+            opens_s[stage] += link_free_s[link[stage]] + arrives_after_s[stage]
+            link_free_s[link[stage]] += occupies_s[stage]
+        return opens_s, link_free_s
 
 
 def traffic(

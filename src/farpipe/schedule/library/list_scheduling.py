@@ -129,7 +129,8 @@ def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> A
     tables = [table.reshape(*duration_s.shape[1:], len(KINDS)) for table in byte_tables(problem)]
     step = (duration_s, *tables, reserve_bytes, room_bytes * (1 + 1e-9))
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
-    return stages, rank_of_stage, step, _sequence(problem), _wires(problem)
+    wires = (*problem.traffic.messages.figures, len(problem.links))
+    return stages, rank_of_stage, step, _sequence(problem), wires
 
 
 def _sequence(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
@@ -148,12 +149,6 @@ def _largest_chains(problem: Problem) -> Floats:
     """What the largest chain's gradients of keys and values take in any one stage of every rank: [R]."""
     largest = problem.chains.sums(problem.table("chain_bytes")).max(axis=1)
     return np.array([largest[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
-
-
-def _wires(problem: Problem) -> tuple[NDArray[np.int32], Floats, Floats, int]:
-    """(link [2, S, M], negative for none, seconds on it and until the arrival [2, S, M], number of links)."""
-    messages = problem.traffic.messages
-    return messages.link, messages.occupies_s, messages.arrives_after_s, len(problem.links)
 
 
 def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, limit_s: float) -> Played:
