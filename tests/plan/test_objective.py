@@ -60,6 +60,32 @@ def test_a_negative_electricity_price_lowers_the_sum(choices):
     assert all(option.money.electricity_usd < 0 for option in choices)
 
 
+def without(place, key):
+    return place.model_copy(update={"prices": place.prices.model_copy(update={key: None})})
+
+
+def test_a_site_whose_region_has_no_rent_is_not_the_cheapest():
+    unknown = without(priced("unknown", 0.0), "rent_usd_per_device_hour")
+    asked = job([unknown, priced("dear", 4.0)], both_ways("unknown", "dear"), tensor=1)
+    best = choose(options(Planner(), asked), "money")
+    assert best.quote.sites == ("dear",)
+    assert best.money.total_usd > 0
+
+
+def test_a_rent_that_nobody_knows_leaves_the_other_prices_to_choose_by():
+    places = [without(priced(name, 0.0), "rent_usd_per_device_hour") for name in ("a", "b")]
+    dear = places[1].prices.model_copy(update={"electricity_usd_per_mwh": 50.0})
+    few = places[1].prices.model_copy(update={"electricity_usd_per_mwh": 5.0})
+    places = [place.model_copy(update={"prices": prices}) for place, prices in zip(places, (dear, few), strict=True)]
+    assert choose(options(Planner(), job(places, tensor=1)), "money").quote.sites == ("b",)
+
+
+def test_negative_electricity_alone_is_no_reason_to_use_more_of_it():
+    paid = without(priced("paid", 0.0), "rent_usd_per_device_hour")
+    with pytest.raises(InfeasibleError, match="objective 'money': there is no figure for rent at paid"):
+        choose(options(Planner(), job([paid], tensor=1)), "money")
+
+
 def test_the_plan_of_a_choice_is_that_choice(choices):
     cheap = choose(choices, "money")
     plan = make_plan(pinned_to(JOB, cheap))

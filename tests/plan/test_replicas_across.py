@@ -15,7 +15,7 @@ from farpipe.plan.inter_site_traffic import inter_site_traffic_s
 from farpipe.plan.placement import differing_keys
 from farpipe.run.spec_of_plan import run_spec_of
 from farpipe.schedule.bounds import lower_bound_s
-from farpipe.spec import load_job
+from farpipe.spec import LocalLink, load_job
 from farpipe.step import is_inter_site
 from job_files import cluster_text
 from plan.jobs import MODEL, TRAINING, both_ways, device, job, site
@@ -165,6 +165,13 @@ def test_machines_larger_than_a_site_do_not_tell_sites_apart():
     assert differing_keys(large, small) == []
     assert differing_keys(large, site("b", 8).model_copy(update={"devices_per_machine": 4})) == [
         "devices_per_machine (8, 4)"
+    ]
+
+
+def test_speeds_that_differ_are_told_with_units():
+    slow = LocalLink(latency_s=5e-6, bandwidth_bytes_per_s=2.5e10)
+    assert differing_keys(site("a"), site("b").model_copy(update={"machine_link": slow})) == [
+        "machine_link (2.40 Tbit/s after 5.00 us, 200 Gbit/s after 5.00 us)"
     ]
 
 

@@ -17,6 +17,6 @@ def advised(plan: Plan, costs: JobCosts, evaluated: Sequence[Evaluated], local_s
         update={
             "arms": tuple(arms),
             "limited_by": limit_of(best),
-            "changes": tuple(improvements(plan.job, best, costs)),
+            "changes": tuple(improvements(plan.job, best, costs, plan.prediction.step_s)),
         }
     )

@@ -11,6 +11,7 @@ from farpipe.plan.evaluate import Evaluated, whole
 from farpipe.plan.guided import kind_of
 from farpipe.plan.plan import Arm, ArmKind
 from farpipe.plan.quick import best_of_uses, quick_search
+from farpipe.plan.refined import refined
 from farpipe.plan.separate_sites import SeparateSites, separate_sites
 from farpipe.spec import Job
 
@@ -59,7 +60,7 @@ def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> list[A
     others = JobCosts(narrow.model, narrow.training, costs.profiles)
     also = [one.candidate for one in pipelines[:1]]
     found = [one for one in quick_search(narrow, others, 1, 1, also) if kind_of(one.candidate) == "pipelines"]
-    return [_arm(narrow, one, NARROW) for one in found[:1]]
+    return [_arm(narrow, refined(narrow, one, others)[1], NARROW) for one in found[:1]]
 
 
 def _separate(job: Job, costs: JobCosts, local_steps: int) -> list[tuple[SeparateSites, int]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InputError
 from farpipe.plan.plan import Plan
-from farpipe.plan.planner import predict
+from farpipe.plan.refined import predict
 from farpipe.sequences import StepPlan, options_of, plan_sequences, shares, step_plan
 from farpipe.sequences.layout import ChunkLayout, Profiles, chunk_layout
 from farpipe.sequences.planner import token_limit

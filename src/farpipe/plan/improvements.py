@@ -13,6 +13,7 @@ from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.guided import placed
 from farpipe.plan.plan import Change
 from farpipe.plan.quick import quick_search
+from farpipe.plan.refined import predicted, refined
 from farpipe.spec import Cluster, Job, Link, Pins, Site, Training
 from farpipe.units import format_rate
 
@@ -28,7 +29,6 @@ _BETTER: Final[tuple[tuple[str, Any, str], ...]] = (
     ("flash_attention", True, "training.flash_attention = true"),
     ("overlap", True, "training.overlap = true"),
     ("recompute", "auto", 'training.recompute = "auto"'),
-    ("microbatch_size", None, "no training.microbatch_size"),
 )
 _FREE_PINS: Final = ("pipeline", "data", "tensor", "virtual", "layers", "num_microbatches", "replicas", "sites")
 
@@ -39,37 +39,78 @@ class _Idea:
     job: Job
     costs: Cost
     training: str = ""
+    freed: str = ""
+    """A key that is left out, if `what` is to tell what the planner chooses instead."""
 
 
-def improvements(job: Job, best: Evaluated, costs: JobCosts, most: int = MAX_CHANGES) -> list[Change]:
+def improvements(job: Job, best: Evaluated, costs: JobCosts, step_s: float, most: int = MAX_CHANGES) -> list[Change]:
     """The `most` cheapest changes that raise tokens per second by WORTH_TELLING at least; of equal cost the best first.
 
-    The job before and after a change is given to the same quick search, which looks at the plan's own layout as well.
+    `best` is what the plan was made of, `step_s` what the plan predicts. All changes go through the quick search, which
+    looks at the plan's own layout as well; those that promise most are refined as the plan was, and compared with it.
     """
-    before = _tokens_per_s(job, costs, best.candidate)
-    if before is None:
-        return []
-    found = []
-    for idea in _ideas(job, best):
-        after = _tokens_per_s(idea.job, _costs(idea.job, job, costs), best.candidate)
-        if after is not None and after / before - 1 >= WORTH_TELLING:
-            step_s = idea.job.training.tokens_per_step / after
-            gain = after / before - 1
-            found.append(Change(what=idea.what, step_s=step_s, gain=gain, costs=idea.costs, training=idea.training))
-    return sorted(found, key=lambda change: (COSTS.index(change.costs), -change.gain))[:most]
+    hopes = sorted(_hopes(job, best, costs), key=lambda hope: (COSTS.index(hope[0].costs), hope[1].step_s))
+    found: list[Change] = []
+    for idea, hope in hopes:
+        if len(found) == most:
+            break
+        found += _worth_it(job, idea, hope, costs, step_s)
+    return sorted(found, key=lambda change: (COSTS.index(change.costs), -change.gain))
+
+
+def still_helping(changes: Sequence[Change], faster: float) -> tuple[Change, ...]:
+    """The changes for a plan whose step takes only `faster` times what it took: those that help that one, too."""
+    told = [change.model_copy(update={"gain": (1 + change.gain) * faster - 1}) for change in changes]
+    return tuple(change for change in told if change.gain >= WORTH_TELLING)
+
+
+def _hopes(job: Job, best: Evaluated, costs: JobCosts) -> Iterator[tuple[_Idea, Evaluated]]:
+    """The changes that help as far as the quick search tells, and the best that it finds of each."""
+    before = _quickly(job, costs, best.candidate)
+    for idea in _ideas(job, best) if before is not None else ():
+        after = _quickly(idea.job, _costs(idea.job, job, costs), best.candidate)
+        if (
+            before is not None
+            and after is not None
+            and _gain(idea.job, after.step_s, job, before.step_s) >= WORTH_TELLING
+        ):
+            yield idea, after
+
+
+def _worth_it(job: Job, idea: _Idea, hope: Evaluated, costs: JobCosts, step_s: float) -> list[Change]:
+    """The change with its figures, if it still helps when both are refined."""
+    best = refined(idea.job, hope, _costs(idea.job, job, costs))[1]
+    changed_s = predicted(idea.job, best).step_s
+    gain = _gain(idea.job, changed_s, job, step_s)
+    what = f"{idea.what} (then {_instead(idea.freed, best)})" if idea.freed else idea.what
+    change = Change(what=what, step_s=changed_s, gain=gain, costs=idea.costs, training=idea.training)
+    return [change] if gain >= WORTH_TELLING else []
+
+
+def _gain(changed: Job, changed_s: float, job: Job, step_s: float) -> float:
+    """Relative, in tokens per second."""
+    return changed.training.tokens_per_step / changed_s / (job.training.tokens_per_step / step_s) - 1
+
+
+def _instead(freed: str, best: Evaluated) -> str:
+    """What the planner chooses where the key, ``layout`` for all of them, is left out."""
+    at, where = best.candidate.layout, best.candidate.where
+    layers = ", ".join(str(placement.num_layers) for placement in best.placements)
+    told = {"microbatch_size": f"microbatches of {at.microbatch_size}", "layers": layers, "sites": where}
+    told |= {"replicas": where, "layout": str(best.candidate), "num_microbatches": str(at.num_microbatches)}
+    return told[freed] if freed in told else str(getattr(at, freed))
 
 
 def _costs(changed: Job, job: Job, costs: JobCosts) -> JobCosts:
     return costs if changed.training == job.training else JobCosts(changed.model, changed.training, costs.profiles)
 
 
-def _tokens_per_s(job: Job, costs: JobCosts, like: Candidate) -> float | None:
-    """Of the best that the quick search finds; None where nothing works."""
+def _quickly(job: Job, costs: JobCosts, like: Candidate) -> Evaluated | None:
+    """The best that the quick search finds; None where nothing works."""
     try:
-        found = quick_search(job, costs, 1, 1, _again(job, like))
+        return next(iter(quick_search(job, costs, 1, 1, _again(job, like))), None)
     except FarpipeError:
         return None
-    return job.training.tokens_per_step / found[0].step_s if found else None
 
 
 def _again(job: Job, like: Candidate) -> list[Candidate]:
@@ -84,10 +125,12 @@ def _again(job: Job, like: Candidate) -> list[Candidate]:
 
 def _ideas(job: Job, best: Evaluated) -> Iterator[_Idea]:
     yield from _settings(job)
+    yield from _fewer_pins(job)
     yield from _narrower(job, best)
     twice = job.training.model_copy(update={"global_batch": 2 * job.training.global_batch})
     if job.layout.num_microbatches is None or job.layout.data is None or job.training.microbatch_size is None:
-        yield _Idea(f"training.global_batch = {twice.global_batch}", _with(job, training=twice), "another batch")
+        words = f"training.global_batch = {twice.global_batch} (twice the tokens a step)"
+        yield _Idea(words, _with(job, training=twice), "another batch")
     yield from _wider(job, best)
     yield from _more_devices(job, best)
 
@@ -96,13 +139,22 @@ def _settings(job: Job) -> Iterator[_Idea]:
     for key, value, words in _BETTER:
         if getattr(job.training, key) != value and (key != "zero" or job.training.zero == 0):
             yield _Idea(words, _with(job, training=job.training.model_copy(update={key: value})), "a setting")
-    pinned = [key for key in _FREE_PINS if getattr(job.layout, key) is not None]
-    for key in pinned:
-        yield _Idea(f"no layout.{key}", _with(job, layout=job.layout.model_copy(update={key: None})), "a setting")
-    if len(pinned) > 1:
-        yield _Idea("no pins in layout", _with(job, layout=Pins()), "a setting")
     if job.schedule is not None:
         yield _Idea('schedule.method = "auto"', _with(job, schedule=None), "a setting")
+
+
+def _fewer_pins(job: Job) -> Iterator[_Idea]:
+    """What the job pins is left to the planner."""
+    size = "microbatch_size"
+    if job.training.microbatch_size is not None:
+        changed = _with(job, training=job.training.model_copy(update={size: None}))
+        yield _Idea(f"leave out training.{size}", changed, "a setting", freed=size)
+    pinned = [key for key in _FREE_PINS if getattr(job.layout, key) is not None]
+    for key in pinned:
+        changed = _with(job, layout=job.layout.model_copy(update={key: None}))
+        yield _Idea(f"leave out layout.{key}", changed, "a setting", freed=key)
+    if len(pinned) > 1:
+        yield _Idea("leave out all of layout", _with(job, layout=Pins()), "a setting", freed="layout")
 
 
 def _narrower(job: Job, best: Evaluated) -> Iterator[_Idea]:

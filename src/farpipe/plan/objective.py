@@ -1,6 +1,6 @@
 """What a plan is chosen by: step time, money, energy or carbon, under limits; and the Pareto front of the choices."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -11,6 +11,12 @@ from farpipe.plan.service import Planner
 from farpipe.spec import Job, Pins
 
 Objective = Literal["time", "money", "energy", "carbon"]
+_NEEDED: Final[Mapping[Objective, tuple[str, ...]]] = {
+    "time": (),
+    "money": ("rent", "electricity", "egress"),
+    "energy": ("power",),
+    "carbon": ("power", "carbon"),
+}
 OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "money", "energy", "carbon")
 USES_PER_SIZE: Final = 12
 
@@ -88,20 +94,26 @@ def pareto(choices: Iterable[Option], objectives: Sequence[Objective] = ("time",
 
 
 def choose(choices: Sequence[Option], objective: Objective) -> Option:
-    """The best choice; InfeasibleError when no choice keeps the limits, or when a price that matters is missing."""
+    """The best choice; InfeasibleError when no choice keeps the limits, or when a price that matters is missing.
+
+    A figure that is not known is not zero: choices of which fewer kinds of figures are missing come first.
+    """
     if not choices:
         raise InfeasibleError("no layout keeps all limits: allow more time, money, devices or sites")
-    best = min(choices, key=lambda option: (option.figure(objective), option.quote.step_s))
-    needed = {
-        "time": (),
-        "money": ("rent", "electricity", "egress"),
-        "energy": ("power",),
-        "carbon": ("power", "carbon"),
-    }
-    missing = [name for name in best.money.unpriced if name.split()[0] in needed[objective]]
-    if objective != "time" and best.figure(objective) == 0.0 and missing:
+    best = min(choices, key=lambda one: (len(_missing(one, objective)), one.figure(objective), one.quote.step_s))
+    missing = [name for names in _missing(best, objective).values() for name in names]
+    if missing and best.figure(objective) <= 0.0:
         raise InfeasibleError(f"objective {objective!r}: there is no figure for {', '.join(missing)}")
     return best
+
+
+def _missing(option: Option, objective: Objective) -> dict[str, list[str]]:
+    """The figures that the objective needs and nobody gave, by kind, each as `Money.unpriced` names it."""
+    found: dict[str, list[str]] = {}
+    for name in option.money.unpriced:
+        if (kind := name.split()[0]) in _NEEDED[objective]:
+            found.setdefault(kind, []).append(name)
+    return found
 
 
 def pinned_to(job: Job, option: Option) -> Job:

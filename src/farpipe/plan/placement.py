@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations
 
 from farpipe.errors import InfeasibleError
-from farpipe.spec import Cluster, Site
-from farpipe.units import format_bytes
+from farpipe.spec import Cluster, LocalLink, Site
+from farpipe.units import format_bytes, format_rate, format_seconds
 
 MAX_SITES = 6
 
@@ -53,12 +53,16 @@ def differing_keys(one: Site, other: Site) -> list[str]:
     pairs = {
         "device": (one.device.name, other.device.name),
         "devices_per_machine": tuple(min(site.devices_per_machine, smaller) for site in (one, other)),
-        "machine_link": (one.machine_link, other.machine_link),
-        "site_link": (one.site_link, other.site_link),
+        "machine_link": (_speed(one.machine_link), _speed(other.machine_link)),
+        "site_link": (_speed(one.site_link), _speed(other.site_link)),
         "memory_reserve": tuple(format_bytes(site.memory_reserve_bytes) for site in (one, other)),
     }
     found = [f"{key} ({a}, {b})" for key, (a, b) in pairs.items() if a != b]
     return found or ([] if one.device == other.device else [f"the figures of device {one.device.name}"])
+
+
+def _speed(link: LocalLink) -> str:
+    return f"{format_rate(link.bandwidth_bytes_per_s)} after {format_seconds(link.latency_s)}"
 
 
 def slowest_rate(cluster: Cluster, ring: Sequence[Site]) -> float:

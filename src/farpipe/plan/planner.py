@@ -6,26 +6,21 @@ from farpipe.cost import JobCosts, Layout, Profile, profiles_of, tell_measured
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, reason
 from farpipe.plan.advisor import advised
-from farpipe.plan.bandwidth import link_bytes
 from farpipe.plan.decided import MAX_PLANNED_SITES, ZERO_STAGES, decided, largest_sites
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.explore import search, shape_of
+from farpipe.plan.improvements import still_helping
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
-from farpipe.plan.plan import Choice, Plan, Prediction
+from farpipe.plan.plan import Choice, Plan
 from farpipe.plan.quote import CHOSEN_SETTINGS
-from farpipe.plan.refine_recompute import refine_recomputation
-from farpipe.plan.robust import choose_robustly, is_better, rank_robustly
-from farpipe.plan.short_search import improve_order
-from farpipe.plan.step_samples import StepSamples
+from farpipe.plan.refined import predict, predicted, refined
+from farpipe.plan.robust import is_better, rank_robustly
 from farpipe.plan.suggested_change import explain_infeasible
 from farpipe.plan.trust import trust
-from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, Found
 from farpipe.search import Progress as Step
-from farpipe.simulate import Timeline
 from farpipe.spec import Job
-from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
 from farpipe.units import format_percent
 
@@ -86,9 +81,8 @@ def make_plans(
 
 def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: list[Rejected]) -> Plan:
     """The first of `evaluated` as a plan, its recomputation and its order refined; the others are its runners-up."""
-    named = refine_recomputation(job, evaluated[0], costs)
-    best = evaluated[0] = improve_order(named) if job.schedule in (None, AUTO) else named
-    best = evaluated[0] = choose_robustly(job, best)
+    named, best = refined(job, evaluated[0], costs)
+    evaluated[0] = best
     notes = (*_tell_short_search(named, best), *_tell_settings(job))
     told = (*notes, *advice(job, best, evaluated))
     residual, unmeasured = trust(costs, best.candidate.sites)
@@ -111,7 +105,7 @@ def as_plan(job: Job, best: Evaluated) -> Plan:
         placements=best.placements,
         problem=best.problem,
         schedule=best.schedule,
-        prediction=predict(job, best.problem, best.schedule, best.timeline, best.overhead_s),
+        prediction=predicted(job, best),
     )
 
 
@@ -181,7 +175,9 @@ def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Step], None] 
     prediction = predict(plan.job, plan.problem, found.schedule, found.timeline, plan.prediction.overhead_s)
     if not is_better(plan.job, prediction, plan.prediction):
         return plan.model_copy(update={"advice": advice})
-    return plan.model_copy(update={"schedule": found.schedule, "prediction": prediction, "advice": advice})
+    changes = still_helping(plan.changes, prediction.step_s / plan.prediction.step_s)
+    update = {"schedule": found.schedule, "prediction": prediction, "advice": advice, "changes": changes}
+    return plan.model_copy(update=update)
 
 
 def _tell_search(plan: Plan, found: Found) -> str:
@@ -205,26 +201,6 @@ def _tell_short_search(named: Evaluated, best: Evaluated) -> list[str]:
     gap = max(best.timeline.makespan_s / lower_bound_s(best.problem) - 1, 0.0)
     told = f"Order: a short search made the best named order, {named.schedule.method}, {format_percent(gain)} faster"
     return [f"{told}; {_tell_gap(gap, is_proven=gap < 1e-9)}."]
-
-
-def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> Prediction:
-    """What a simulated step says, and what it means for training."""
-    samples = StepSamples(job, problem)
-    spread = samples.spread(schedule, overhead_s) if samples.differ else None
-    step_s = spread.mean_s if spread is not None and samples.lossy else timeline.makespan_s + overhead_s
-    inter_site_s, intra_site_s = timeline.exposed_s.mean(axis=0)
-    return Prediction(
-        step_s=step_s,
-        makespan_s=timeline.makespan_s,
-        overhead_s=overhead_s,
-        bubble_ratio=timeline.bubble_ratio,
-        tokens_per_s=job.training.tokens_per_step / step_s,
-        exposed_inter_site_s=float(inter_site_s),
-        exposed_intra_site_s=float(intra_site_s),
-        peak_memory_bytes=tuple(peak_memory_bytes(problem, schedule)),
-        link_bytes=link_bytes(problem, timeline),
-        spread=spread,
-    )
 
 
 def _runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejected]) -> list[Choice]:
