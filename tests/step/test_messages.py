@@ -48,6 +48,8 @@ def test_replicas_in_turns_take_what_the_old_closed_form_says(problem):
         assert messages.occupies_s[at] == pytest.approx(seconds, rel=1e-12)
         assert messages.arrives_after_s[at] == pytest.approx(seconds + latency_s, rel=1e-12)
     assert (problem.traffic.opens_s == lag_s).all()
+    assert problem.traffic.copies == tuple(link.num_turns for link in problem.links.values())
+    assert (problem.traffic.num_staggered == 1) == all(link.num_turns == 1 for link in problem.links.values())
 
 
 @given(problems())

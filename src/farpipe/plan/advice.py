@@ -157,11 +157,11 @@ def _bandwidth_sensitivity(best: Evaluated) -> list[str]:
 
 
 def _turns(best: Evaluated) -> list[str]:
-    turns = max((link.num_turns for link in best.problem.links.values()), default=1)
-    if turns == 1:
+    traffic = best.problem.traffic
+    if traffic.num_staggered == 1:
         return []
     return [
-        f"The {turns} replicas are staggered by {format_seconds(best.problem.traffic.turn_s)} so that they do not "
+        f"The {traffic.num_staggered} replicas are staggered by {format_seconds(traffic.turn_s)} so that they do not "
         "collide on the links between sites."
     ]
 

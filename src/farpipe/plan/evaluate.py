@@ -191,8 +191,7 @@ def staggerings(candidate: Candidate, together: StepCost) -> list[StepCost]:
 
 def staggered_like(best: Evaluated, together: StepCost) -> StepCost:
     """Replicas send as they do in `best`."""
-    in_turns = any(link.num_turns > 1 for link in best.problem.links.values())
-    return staggerings(best.candidate, together)[-1 if in_turns else 0]
+    return staggerings(best.candidate, together)[-1 if best.problem.traffic.num_staggered > 1 else 0]
 
 
 class _Divisions:

@@ -74,6 +74,6 @@ def _told_again_s(plan: Plan, learned: Learned) -> float:
     """The run's own order, with what was learned."""
     costs = JobCosts(plan.job.model, plan.job.training, {profile.device: profile for profile in learned.profiles})
     step = step_cost(costs, plan.layout, plan.placements, with_figures(plan.job.cluster, learned.links))
-    staggered = any(link.num_turns > 1 for link in plan.problem.links.values())
+    staggered = plan.problem.traffic.num_staggered > 1
     problem = in_turns(step.problem, plan.layout.data) if staggered else step.problem
     return simulate(problem, plan.schedule).makespan_s + step.overhead_s

@@ -29,9 +29,8 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
     messages = np.concatenate(
         [_message_rows(arrays, actions, message_start_s), _sync_rows(arrays, actions, sync_start_s)]
     )
-    copies = tuple(link.num_turns for link in problem.links.values())
-    between = tuple(problem.between_sites.values())
-    return Timeline("predicted", problem.num_ranks, tuple(problem.links), actions, messages, copies, between)
+    of_links = (problem.traffic.copies, tuple(problem.between_sites.values()))
+    return Timeline("predicted", problem.num_ranks, tuple(problem.links), actions, messages, *of_links)
 
 
 def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, Floats, Floats]:

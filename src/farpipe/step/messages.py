@@ -55,6 +55,13 @@ class Traffic:
     """[S]: from the start of the step, or from the arrival of a stage's gather, until its first forward may begin."""
     turn_s: float
     """By how much a replica lags behind the one before it where they take turns."""
+    copies: tuple[int, ...]
+    """[L]: how many replicas, this one included, each send messages like these over the link, one after the other."""
+
+    @property
+    def num_staggered(self) -> int:
+        """How many replicas take turns on links; 1: none do, or there is one."""
+        return max(self.copies, default=1)
 
     def after_gathers(self, num_links: int) -> tuple[Floats, Floats]:
         """(when the first forward of every stage may begin [S], when every link is free [L]).
@@ -80,13 +87,14 @@ def traffic(
     table = _Table(links)
     messages = _between_stages(table, hops, rank_of_stage, num_microbatches)
     collectives = _of_stages(table, sync, len(rank_of_stage))
-    num_turns = np.array([link.num_turns for link in links.values()] + [1, 1])  # the last two: NOTHING and FREE
+    copies = tuple(link.num_turns for link in links.values())
+    num_turns = np.array([*copies, 1, 1])  # the last two: NOTHING and FREE
     opens_s = np.zeros(len(rank_of_stage))
     if (num_turns == 1).all():
-        return Traffic(messages, collectives, opens_s, 0.0)
+        return Traffic(messages, collectives, opens_s, 0.0, copies)
     turn_s = float(messages.occupies_s[num_turns[messages.link] > 1].max(initial=0.0))
     messages, collectives = (_in_turns(part, num_turns, turn_s) for part in (messages, collectives))
-    return Traffic(messages, collectives, opens_s + (num_turns.max() - 1) * turn_s, turn_s)
+    return Traffic(messages, collectives, opens_s + (num_turns.max() - 1) * turn_s, turn_s, copies)
 
 
 def _in_turns(messages: Messages, num_turns: NDArray[np.int64], turn_s: float) -> Messages:

@@ -108,7 +108,7 @@ class Assembler:
         self._messages = np.array(rows, MESSAGE_DTYPE)
         self._routes = np.array(routes, np.int64).reshape(-1, 2)
         between = np.array([*run.problem.between_sites.values(), False])  # the last for no link
-        in_turns = np.array([*(link.num_turns > 1 for link in run.problem.links.values()), False])
+        in_turns = np.array([*run.problem.traffic.copies, 1]) > 1
         link, is_collective = self._messages["link"], self._messages["microbatch"] < 0
         self._is_shared = between[link] & (is_collective | ~in_turns[link])
         self._is_in_turns = in_turns[link] & ~is_collective
@@ -129,7 +129,7 @@ class Assembler:
         zero = np.min(stamps) if stamps_ns.size else 0
         actions, messages = self._actions.copy(), self._timed(table, zero)
         actions["start_s"], actions["end_s"] = (stamps_ns - zero).T * 1e-9
-        copies = tuple(link.num_turns for link in self.problem.links.values())
+        copies = self.problem.traffic.copies
         if all_turns and self._is_in_turns.any():
             turns = [self._timed(of_replica, zero)[self._is_in_turns] for of_replica in tables]
             messages, copies = np.concatenate([messages[~self._is_in_turns], *turns]), ()
