@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from farpipe.cost.chunk_laws import Floats, Law, Laws, Load
 from farpipe.document import Document
 from farpipe.errors import InputError
-from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer
+from farpipe.step import BACKWARD, FORWARD, Hop, Problem, Rank, Stage, Sync, Transfer
 from farpipe.strict import finite
 
 Ints = NDArray[np.int64]
@@ -120,13 +120,9 @@ class ChunkCosts(Document):
 
     def trips(self, tokens: float) -> tuple[Floats, Floats]:
         """Seconds from a producer's end to the arrival, there and back over every hop, for a chunk of `tokens`."""
-        problem = self.base
-        hops = self._hops(np.array([tokens / PROBE_TOKENS]))
-        found = [
-            (_seconds(problem, hop.forward), _seconds(problem, hop.backward)) if hop else (0.0, 0.0) for hop in hops
-        ]
-        there, back = zip(*found, strict=True) if found else ((), ())
-        return np.array(there, np.float64), np.array(back, np.float64)
+        chunk = self.base.model_copy(update={"hops": self._hops(np.array([tokens / PROBE_TOKENS]))})
+        there_s = chunk.traffic.messages.arrives_after_s[:, :, 0]
+        return there_s[FORWARD, :-1], there_s[BACKWARD, 1:]
 
     def working_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """What a backward takes for a while on every rank, at most: logits, or a layer computed again: [num_ranks]."""
@@ -206,14 +202,6 @@ def _stage_of(data: dict[str, Any]) -> StageChunks:
 
 def _laws_of(data: Any) -> Laws:
     return Laws(*(Law(**{name: finite(value) for name, value in law.items()}) for law in data))
-
-
-def _seconds(problem: Problem, transfer: Transfer | None) -> float:
-    """One message on its empty link."""
-    if transfer is None:
-        return 0.0
-    assert isinstance(transfer.link, str)
-    return problem.links[transfer.link].travel_s(float(np.max(transfer.bytes)))
 
 
 def _chains(follows: Sequence[int | None]) -> dict[str, Any]:
