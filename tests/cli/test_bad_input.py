@@ -194,6 +194,16 @@ def test_a_folder_that_may_not_be_entered_is_named(without_rights, problem_file,
         closed.chmod(0o700)
 
 
+def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_path, monkeypatch):
+    monkeypatch.delenv("FARPIPE_DATA", raising=False)  # whole tables instead
+    columns = "group,model,num_layers,hidden,num_heads,global_batch,microbatch_size,tensor,data,pipeline,step_s"
+    (tmp_path / "points.csv").write_text(f"{columns}\nvtrain-multi-node,mine,24,2048,16,64,2,2,4,4,1.0\n")
+    run = farpipe("validate", "--points", "points.csv")
+    assert run.returncode == 5
+    assert run.stdout.count("mean error") == 1
+    assert run.stderr == "farpipe: outside tolerance: vtrain-multi-node\n"
+
+
 def test_points_of_a_wrong_kind_are_named(farpipe, folder):
     for name in ("broken.toml", "folder", "absent.csv"):
         expect_error(farpipe("validate", "--points", name), 3, f"farpipe: {name}")
