@@ -87,20 +87,25 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _draw_queue(axis: Any, outcome: Outcome) -> None:
-    """Devices that queued jobs want at least."""
-    wants = {record.job.name: record.job.min_devices for record in outcome.records}
+    times_s, levels = _queue(outcome)
+    hours = [time_s / HOUR_S for time_s in times_s]
+    axis.fill_between(hours, levels, step="post", color="tab:red", alpha=0.6, linewidth=0)
+    axis.set_ylabel("queued jobs\nwant devices")
+
+
+def _queue(outcome: Outcome) -> tuple[list[float], list[int]]:
+    """(times, from each on the devices that queued jobs want at least)."""
     steps: list[tuple[float, int]] = []
     for record in outcome.records:
         waiting = False
         for time_s, state in record.states:
             queued = state == "queued"
             if queued != waiting:
-                steps.append((time_s, wants[record.job.name] if queued else -wants[record.job.name]))
+                steps.append((time_s, record.job.min_devices if queued else -record.job.min_devices))
             waiting = queued
-    total, times, levels = 0, [0.0], [0]
+    total, times_s, levels = 0, [0.0], [0]
     for time_s, change in sorted(steps, key=lambda step: (step[0], -step[1])):
         total += change
-        times.append(time_s / HOUR_S)
+        times_s.append(time_s)
         levels.append(total)
-    axis.fill_between(times, levels, step="post", color="tab:red", alpha=0.6, linewidth=0)
-    axis.set_ylabel("queued jobs\nwant devices")
+    return times_s, levels
