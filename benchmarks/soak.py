@@ -297,17 +297,17 @@ def rank() -> None:
     import typer
 
     from farpipe.run import rank_main
-    from farpipe.transport import Transport
+    from farpipe.transport.dialler import Dialler
 
     sys.argv.remove(RANK_WORD)
-    trouble, dial = Trouble(Path(sys.argv[-1]), int(os.environ["RANK"])), Transport._dial
+    trouble, dial = Trouble(Path(sys.argv[-1]), int(os.environ["RANK"])), Dialler.dial
 
     def dial_unless_cut(self: Any, *arguments: Any) -> Any:
         if time.monotonic() < trouble.until_s:
             raise ConnectionResetError("cut for a moment")
         return dial(self, *arguments)
 
-    Transport._dial = dial_unless_cut  # type: ignore[method-assign]
+    Dialler.dial = dial_unless_cut  # type: ignore[method-assign]
     trouble.start()
     typer.run(rank_main.main)
 
