@@ -28,6 +28,21 @@ ffn_hidden = 64
 vocab_size = 256
 """
 
+MODEL_TO_SWEEP = """\
+[model]
+name = "small"
+num_layers = 4
+hidden = 512
+num_heads = 8
+num_kv_heads = 8
+ffn_hidden = 2048
+vocab_size = 32000
+[training]
+sequence_length = 512
+global_batch = 8
+"""
+"""Model and training of a job whose inputs are varied."""
+
 
 def site_text(name, num_devices=1, *, device="cpu"):
     """The table of a site."""

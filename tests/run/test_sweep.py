@@ -14,20 +14,10 @@ from farpipe.errors import InputError, RunError
 from farpipe.plan.sweep import Axis, grid
 from farpipe.run.sweep import here, on_ray, read_store, run_sweep
 from farpipe.strict import parse_toml
+from job_files import MODEL_TO_SWEEP
 
-JOB = """
-[model]
-name = "small"
-num_layers = 4
-hidden = 512
-num_heads = 8
-num_kv_heads = 8
-ffn_hidden = 2048
-vocab_size = 32000
-[training]
-sequence_length = 512
-global_batch = 8
-[[cluster.sites]]
+JOB = f"""
+{MODEL_TO_SWEEP}[[cluster.sites]]
 name = "a"
 device = "a100-80gb"
 num_devices = 1

@@ -1,6 +1,7 @@
 """``farpipe profile JOB.toml``: measure this machine's stage times."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +14,8 @@ from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
     from farpipe.cost import Profile
+    from farpipe.cost.chunk_profile import ChunkProfile
+    from farpipe.document import Document
     from farpipe.spec import Job
 
 
@@ -60,13 +63,7 @@ def profile(
         num_processes = processes or _num_processes(spec, device)
         with status(f"measuring the parts of the model in {num_processes} processes at once"):
             measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
-    told = keep_earlier(output, "profile")
-    measured.save(output)
-    if as_json:
-        typer.echo(measured.to_json())
-        return
-    console().print(profile_table(measured))
-    typer.echo(f"profile written to {output}{told}")
+    _write(measured, output, as_json=as_json, show=lambda: console().print(profile_table(measured)))
 
 
 def _profile_chunks(
@@ -80,16 +77,25 @@ def _profile_chunks(
     num_processes = processes or _num_processes(job, device)
     with status(f"measuring slices of sequences in {num_processes} processes at once"):
         found = profile_chunks(job.model, job.training, name, device=device, num_processes=num_processes)
+    _write(found, output, as_json=as_json, show=lambda: _show_chunks(found, MARK))
+
+
+def _show_chunks(found: "ChunkProfile", mark: float) -> None:
+    errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.errors.items())
+    typer.echo(f"error on slices that the fit did not see: {errors}")
+    worst = max(error for kind, error in found.errors.items() if kind.endswith("mean"))
+    kept = "kept" if worst <= mark else "missed"
+    typer.echo(f"mark of {mark:.0%} {kept}; a layer holds {found.layer.held_bytes:,.0f} B per token")
+
+
+def _write(found: "Document", output: Path, *, as_json: bool, show: Callable[[], None]) -> None:
+    """Save what was measured beside an earlier one, and print it."""
     told = keep_earlier(output, "profile")
     found.save(output)
     if as_json:
         typer.echo(found.to_json())
         return
-    errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.errors.items())
-    typer.echo(f"error on slices that the fit did not see: {errors}")
-    worst = max(error for kind, error in found.errors.items() if kind.endswith("mean"))
-    kept = "kept" if worst <= MARK else "missed"
-    typer.echo(f"mark of {MARK:.0%} {kept}; a layer holds {found.layer.held_bytes:,.0f} B per token")
+    show()
     typer.echo(f"profile written to {output}{told}")
 
 
