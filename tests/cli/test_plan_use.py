@@ -10,7 +10,10 @@ from farpipe.cli.efficiency import use_line, use_of
 from farpipe.cli.frameworks import megatron_flags, torchtitan_config
 from farpipe.cli.output import check_folder, keep_earlier
 from farpipe.cli.plan import plan as plan_command
+from farpipe.cli.profile import _write as write_profile
 from farpipe.cli.shown import show_plan
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.document import Document
 from farpipe.errors import InputError, RunError
 from farpipe.plan import make_plan
 from farpipe.spec import parse_job
@@ -123,3 +126,21 @@ def test_a_file_that_is_no_plan_is_refused_before_anything_is_planned(tmp_path, 
     with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
         plan_command(job, output=other)
     assert other.read_text() == "{}"
+
+
+def test_a_profile_of_chunks_is_replaced_by_the_next_and_not_by_another_kind(tmp_path, capsys):
+    path, found = tmp_path / "profile.json", ChunkProfileStandIn()
+    for told in ("", f"; the earlier one is now {tmp_path / 'profile.previous.json'}"):
+        write_profile(found, path, as_json=False, show=lambda: None)
+        assert capsys.readouterr().out == f"profile written to {path}{told}\n"
+    with pytest.raises(InputError, match=r"is there already, and no profile of farpipe"):
+        keep_earlier(path, "profile")
+
+
+class ChunkProfileStandIn(Document):
+    """A document of that format with nothing in it."""
+
+    FORMAT = ChunkProfile.FORMAT
+
+    def to_body(self):
+        return {}

@@ -49,7 +49,7 @@ def profile(
     from farpipe.spec import load_job
 
     check_folder(output)
-    expect_replaceable(output, "profile")
+    expect_replaceable(output, "chunk-profile" if sequences else "profile")
     spec = load_job(job)
     called = _device_name(spec, name)
     if sequences:
@@ -90,7 +90,7 @@ def _show_chunks(found: "ChunkProfile", mark: float) -> None:
 
 def _write(found: "Document", output: Path, *, as_json: bool, show: Callable[[], None]) -> None:
     """Save what was measured beside an earlier one, and print it."""
-    told = keep_earlier(output, "profile")
+    told = keep_earlier(output, found.FORMAT.split("/")[1])
     found.save(output)
     if as_json:
         typer.echo(found.to_json())
