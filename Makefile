@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
 .PHONY: demo test test-fast check bench docs format clean
 
 $(READY): pyproject.toml constraints.txt
@@ -15,11 +16,15 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan against plain 1F1B
 	$(BIN)/python recipes/demo.py
 
-test: test-fast  ## all tests: those that start processes or keep real time have the machine to themselves
+# Without the compiled forms of sources and tests every process would compile them again.
+test test-fast: export PYTHONDONTWRITEBYTECODE =
+
+test: $(READY)  ## all tests: those that start processes or keep real time have the machine to themselves
+	$(FAST)
 	$(BIN)/python -m pytest -m slow --durations=25
 
-test-fast: $(READY)  ## without the tests that start processes or take long, on all cores
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
+test-fast: $(READY)  ## without the tests that start processes or take long, and a fifth of the random examples of the others
+	$(FAST) --examples 0.2
 
 check: $(READY)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from hypothesis import settings
 
 # Background jobs of a shell are started with SIGINT ignored, and pass that on to the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -14,3 +15,18 @@ def text_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     return path
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--examples", type=float, default=1.0, help="share of the random examples of property tests to try"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Property tests try a share of their examples, at least five (over a profile, a test's own number would win)."""
+    share = config.getoption("--examples")
+    for test in {item.function for item in items if getattr(item.function, "is_hypothesis_test", False)}:
+        own = getattr(test, "_hypothesis_internal_use_settings", settings())
+        few = min(own.max_examples, max(5, round(share * own.max_examples)))
+        test._hypothesis_internal_use_settings = settings(own, max_examples=few)

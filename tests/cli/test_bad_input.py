@@ -204,6 +204,7 @@ def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_pa
     assert run.stderr == "farpipe: outside tolerance: vtrain-multi-node\n"
 
 
+@pytest.mark.slow
 def test_points_of_a_wrong_kind_are_named(farpipe, folder):
     for name in ("broken.toml", "folder", "absent.csv"):
         expect_error(farpipe("validate", "--points", name), 3, f"farpipe: {name}")

@@ -95,6 +95,7 @@ def test_compare_of_named_methods_takes_orders_and_searches(farpipe, problem_fil
     assert [row["method"] for row in json.loads(run.stdout)["schedules"]] == ["greedy", "1f1b"]
 
 
+@pytest.mark.slow
 def test_compare_of_a_job_counts_what_is_outside_the_pipeline_as_plan_does(farpipe, tmp_path):
     plan = json.loads(farpipe("plan", RECIPES / "two_sites.toml", "--json").stdout)
     data = json.loads(farpipe("compare", "plan.json", "--json").stdout)
@@ -123,6 +124,7 @@ def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
     assert timeline["makespan_s"] == plan["prediction"]["makespan_s"]
 
 
+@pytest.mark.slow
 def test_plan_tells_why_the_others_lost(farpipe):
     run = farpipe("plan", RECIPES / "two_sites.toml")
     assert not [line for line in run.stdout.splitlines() if line.endswith(" ")]

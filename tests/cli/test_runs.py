@@ -52,6 +52,7 @@ def run_dir(plan, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_without_a_trace_gets_one_beside_the_page(farpipe, run_dir):
     run = farpipe("report", run_dir)
     assert (run.returncode, run.stderr) == (0, "")
@@ -60,6 +61,7 @@ def test_a_run_without_a_trace_gets_one_beside_the_page(farpipe, run_dir):
     assert (run_dir / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_table_and_the_summary_leave_out_the_same_steps(run_dir, farpipe):
     """And a rehearsal, which has no optimizer, has none in its prediction either."""
     summary = summary_json(run_dir)
@@ -115,6 +117,7 @@ def test_a_damaged_file_is_still_an_error(farpipe, run_dir):
     assert METRICS_NAME in run.stderr
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_share_a_page(farpipe, run_dir, tmp_path):
     (tmp_path / "both").mkdir()
     run = farpipe("report", run_dir, run_dir, "-o", "both/page.html", "--trace", "t.json")

@@ -45,6 +45,7 @@ def test_questions_and_answers_are_lines(documents):
     assert "does not fit in any number of slices" in second["error"]
 
 
+@pytest.mark.slow
 def test_a_process_plans_and_what_does_not_fit_is_told(planning):
     planning.ask(0, LENGTHS)
     planned = planning.answer(0, patient=True)
@@ -56,6 +57,7 @@ def test_a_process_plans_and_what_does_not_fit_is_told(planning):
         planning.answer(1, patient=True)
 
 
+@pytest.mark.slow
 def test_the_last_good_cut_stands_in_for_a_plan_that_is_late(planning, monkeypatch):
     planning.ask(0, LENGTHS)
     planning.answer(0, patient=True)
@@ -71,6 +73,7 @@ def test_the_last_good_cut_stands_in_for_a_plan_that_is_late(planning, monkeypat
     assert planning.answer(2, patient=True).facts["origin"] == "searched", "the late answer is passed over"
 
 
+@pytest.mark.slow
 def test_a_planner_that_dies_is_replaced(planning):
     planning.ask(0, LENGTHS)
     planning.answer(0, patient=True)
@@ -92,6 +95,7 @@ def test_without_any_plan_the_run_ends_with_the_reason(planning, monkeypatch):
         planning.answer(0, patient=True)
 
 
+@pytest.mark.slow
 def test_what_went_wrong_with_planning_is_in_the_metrics(documents, tmp_path, monkeypatch):
     monkeypatch.setattr(ChunkPlanning, "_searched", late_after(ChunkPlanning._searched, first=1))
     run = make_run(documents)

@@ -40,6 +40,7 @@ def unlike():
     return advised_plan(two_sites(fast=2.0))
 
 
+@pytest.mark.slow
 def test_every_way_to_use_the_sites_is_an_arm_the_fastest_first(unlike):
     kinds = {(arm.kind, arm.where) for arm in unlike.arms}
     assert {("one site", "a"), ("one site", "b")} <= kinds
@@ -137,6 +138,7 @@ def test_sites_without_a_ring_of_links_exchange_nothing(links):
     assert separate_sites(asked, costs_of(asked), 10) is None
 
 
+@pytest.mark.slow
 def test_alike_sites_with_gradients_every_step_are_told_as_replicas_only_once():
     arms = advised_plan(two_sites()).arms
     assert len([arm for arm in arms if arm.kind == "replicas"]) == 1

@@ -26,6 +26,7 @@ def costs_of(request):
     return JobCosts(request.model, request.training)
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_best_of_all_candidates():
     request = two_sites(tensor=2)
     plan = make_plan(request)
@@ -68,6 +69,7 @@ def test_layers_add_up_and_every_stage_is_placed():
     assert set(plan.sites) <= {"a", "b"}
 
 
+@pytest.mark.slow
 def test_a_second_site_over_a_bad_link_does_not_help_and_that_is_said():
     plan = make_plan(two_sites(latency_s=0.5, gbit_per_s=0.1))
     assert set(plan.sites) == {"a"} or set(plan.sites) == {"b"}
@@ -199,6 +201,7 @@ def test_repr_tells_what_runs_where():
     assert "stage 0: rank 0 at" in text
 
 
+@pytest.mark.slow
 def test_auto_is_never_worse_than_any_order_that_fits():
     problem = make_plan(two_sites(latency_s=0.05)).problem
     _, timeline = best_order(problem)

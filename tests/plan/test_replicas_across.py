@@ -141,6 +141,7 @@ def test_the_better_use_of_a_second_site_is_chosen_and_the_other_told():
     assert any(" > " in choice.what and "for the links between sites" in choice.reason for choice in plan.runners_up)
 
 
+@pytest.mark.slow
 def test_only_sites_that_are_alike_have_replicas_and_that_is_said():
     places = [site("a"), site("b", on=device("h100-sxm", flops=989e12))]
     pinned = job(places, both_ways("a", "b"), replicas="across")

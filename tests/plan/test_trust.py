@@ -17,6 +17,7 @@ def test_a_measured_device_has_its_residual_and_no_mark():
     )
 
 
+@pytest.mark.slow
 def test_a_device_that_nobody_compared_is_marked_and_sets_the_range_of_the_whole_step():
     places = [site("a"), site("b", on=device("own chip"))]
     asked = job(places, both_ways("a", "b"))

@@ -55,6 +55,7 @@ def carried():
     return validate()
 
 
+@pytest.mark.slow
 def test_the_carried_points_are_within_tolerance(carried):
     carried.raise_if_failed()
     assert {group.group.name: len(group.results) for group in carried.groups} == {
@@ -68,6 +69,7 @@ def test_the_carried_points_are_within_tolerance(carried):
     }
 
 
+@pytest.mark.slow
 def test_the_tolerances_are_the_marks_that_the_project_set_itself(carried):
     assert [group.group.tolerance for group in carried.groups] == [0.04, 0.08, 0.08, 0.08, 0.08, 0.08, 0.10]
     assert [group.group.memory_tolerance for group in carried.groups[-2:]] == [0.04, 0.08]

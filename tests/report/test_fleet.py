@@ -55,6 +55,7 @@ def test_the_queue_is_never_negative_and_ends_empty(seed):
     assert max(levels) > 0
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_gantt_and_a_queue_for_every_policy(tmp_path):
     draw_fleet([outcome(0, "fcfs"), outcome(0)], tmp_path / "fleet.svg")
     text = (tmp_path / "fleet.svg").read_text()

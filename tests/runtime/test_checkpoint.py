@@ -333,6 +333,7 @@ def test_if_every_checkpoint_is_damaged_nothing_is_begun_anew(text_file, tmp_pat
     assert checkpoints(tmp_path / "run") == [4, 2], "nothing was thrown away"
 
 
+@pytest.mark.slow
 def test_a_manifest_that_one_site_has_counts_for_all(text_file, tmp_path):
     """The crash came when rank 0 knew that all files were written, and rank 1, on another disk, did not."""
     run = make_run(text_file, checkpoint_every_steps=2)
@@ -427,6 +428,7 @@ def small_disk(path, size_kib):
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_the_training_goes_on_to_its_end_and_earlier_checkpoints_stay(text_file, tmp_path):
     run = make_run(text_file, num_steps=6, checkpoint_every_steps=2, keep_checkpoints=9)
     train(run, tmp_path / "roomy")

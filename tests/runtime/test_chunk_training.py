@@ -102,6 +102,7 @@ def test_a_run_leaves_its_figures_and_the_plan_of_the_step_that_it_shows(documen
     assert RunSpec.from_json(run.to_json()).to_json() == run.to_json()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_with_the_documents_that_come_next(documents, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for place, steps in ((whole, (6,)), (parts, (3, 6))):

@@ -206,6 +206,7 @@ class PeersAfterAnOutage(InProcessPeers):
         return min(1.0, time.monotonic() - (self.begin_s or time.monotonic()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_outage", [True, False])
 def test_an_outage_at_the_end_does_not_count_in_the_wait_for_the_last_reports(is_outage, tmp_path):
     run = RUN.model_copy(update={"transport": TransportSettings(timeout_s=0.3)})

@@ -317,6 +317,7 @@ def test_an_array_without_a_header_is_looked_through_once(tmp_path, reads, monke
     assert load_tokens(data).vocab_size == 5
 
 
+@pytest.mark.slow
 def test_no_change_of_a_large_text_goes_unseen(tmp_path, monkeypatch):
     """However far from the blocks that are looked at."""
     text = bytes(2 * SAMPLED_BYTES)

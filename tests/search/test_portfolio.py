@@ -120,6 +120,7 @@ def test_the_clock_is_kept_where_the_step_is_large():
     check(problem, found.schedule)
 
 
+@pytest.mark.slow
 def test_a_large_step_gets_better_than_greedy_and_all_named_orders():
     problem = two_sites((76, 93, 41), (1, 0), num_ranks=16, num_microbatches=32, in_flight=16)
     found = search(problem, 4.0)

@@ -69,6 +69,7 @@ def test_everybody_hears_why_one_gives_up():
     in_parallel(*(transport.close for transport in transports))
 
 
+@pytest.mark.slow
 def test_the_one_that_is_late_is_named():
     transports = connect_all(NUM_RANKS, configs=[config(timeout_s=1.0)] * NUM_RANKS)
     late = 12  # two levels below the leader of its site
@@ -82,6 +83,7 @@ def test_the_one_that_is_late_is_named():
     in_parallel(*(transport.close for transport in transports))
 
 
+@pytest.mark.slow
 def test_a_process_through_which_others_talk_stays_until_they_have_left():
     transports = connect_all(NUM_RANKS, configs=[config()] * NUM_RANKS)
     relays = [transport for transport in transports if transport._control.topology.is_relay]

@@ -28,6 +28,7 @@ def receive_many(transport, peer, count, kind="forward"):
     return times, late_ns
 
 
+@pytest.mark.slow
 def test_messages_follow_each_other_at_the_rate_and_arrive_after_the_latency():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
         start_ns = time.monotonic_ns()
@@ -114,6 +115,7 @@ def test_stamps_of_an_emulated_link_are_on_the_clocks_of_the_ranks():
     assert abs(offsets[1] + 9_000_000_000) < MS, "the emulated latency must not count"
 
 
+@pytest.mark.slow
 def test_what_is_on_the_way_longer_than_the_limit_is_overdue():
     with connected(links=both_ways(0, 1, LinkShape(0.8, 1e9)), timeout_s=0.3, connect_timeout_s=20.0) as (
         first,
@@ -124,13 +126,14 @@ def test_what_is_on_the_way_longer_than_the_limit_is_overdue():
             receive_many(second, 0, 1)
 
 
+@pytest.mark.slow
 def test_latency_does_not_delay_bad_news():
-    with connected(links=both_ways(0, 1, LinkShape(3.0, 1e9))) as (first, second):
+    with connected(links=both_ways(0, 1, LinkShape(1.0, 1e9))) as (first, second):
         start_s = time.monotonic()
         first.abort("the disk is full")
         with pytest.raises(PeerError, match="rank 0 gave up: the disk is full"):
             receive_many(second, 0, 1)
-        assert time.monotonic() - start_s < 2.9, "the latency is 3 s"
+        assert time.monotonic() - start_s < 0.9, "the latency is 1 s"
 
 
 def test_links_without_a_shape_are_only_names():
@@ -145,6 +148,7 @@ def test_one_link_with_two_shapes_is_refused():
         TransportConfig(links={(0, 1): ("a>b", SHAPE), (2, 3): ("a>b", LinkShape(0.5, 1e6))})
 
 
+@pytest.mark.slow
 def test_ranks_that_were_given_different_links_do_not_start():
     configs = [TransportConfig(links=both_ways(0, 1, LinkShape(0.02 * k, 1e6)), connect_timeout_s=1.0) for k in (1, 2)]
     with pytest.raises(InputError, match="the ranks were given different links"), connected(configs=configs):

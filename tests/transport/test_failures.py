@@ -139,6 +139,7 @@ def test_sending_to_a_rank_that_has_left_is_refused():
             second.send(0, "forward", Tag(0, 0, 0), bytes(4))
 
 
+@pytest.mark.slow
 def test_ranks_may_leave_at_different_times_without_a_loss():
     with connected(3) as ranks:
         ranks[1].close()

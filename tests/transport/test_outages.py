@@ -103,6 +103,7 @@ def break_and_talk(proxy, tmp_path, tls, num_cuts):
         proxy.mean_bytes = None
 
 
+@pytest.mark.slow
 def test_an_outage_shorter_than_the_limit_is_survived_even_beyond_the_limit_of_a_wait(proxy, tmp_path):
     with connected(configs=configs(tmp_path, tls=False, timeout_s=0.5, outage_s=10.0)) as (first, second):
         talk(first, second, 3, seed=0)
@@ -123,6 +124,7 @@ def test_an_outage_shorter_than_the_limit_is_survived_even_beyond_the_limit_of_a
         talk(first, second, 3, seed=1)
 
 
+@pytest.mark.slow
 def test_a_third_rank_is_patient_while_two_others_have_an_outage(proxy, tmp_path):
     settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 10.0}
     with connected(3, configs=configs(tmp_path, **settings)) as ranks:
@@ -139,6 +141,7 @@ def test_a_third_rank_is_patient_while_two_others_have_an_outage(proxy, tmp_path
         assert results[1:] == [[b"\0", b"\1", b"\2"]] * 3
 
 
+@pytest.mark.slow
 def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, tmp_path):
     settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 60.0, "streams": 1}
     with connected(3, configs=configs(tmp_path, **settings)) as ranks:
@@ -202,6 +205,7 @@ def test_a_connection_that_ends_while_there_is_no_room_is_noticed_at_once():
     loop.close(time.monotonic() + 5)
 
 
+@pytest.mark.slow
 def test_an_outage_longer_than_the_limit_ends_the_run_with_peer_and_duration(proxy, tmp_path):
     with connected(configs=configs(tmp_path, tls=False, outage_s=1.0)) as (first, second):
         talk(first, second, 1, seed=0)
@@ -221,6 +225,7 @@ def test_an_outage_longer_than_the_limit_ends_the_run_with_peer_and_duration(pro
         assert all("the limit is 1 s (outage_s)" in text for text in errors)
 
 
+@pytest.mark.slow
 def test_a_link_that_swallows_everything_without_a_word_is_noticed(proxy, tmp_path):
     with connected(configs=configs(tmp_path, tls=False, outage_s=2.0)) as (first, second):
         talk(first, second, 1, seed=0)

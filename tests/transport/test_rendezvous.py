@@ -47,6 +47,7 @@ def free_port():
         return sock.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_nobody_at_the_meeting_point_is_an_error_in_time():
     env = ENV | {"RANK": "1", "MASTER_PORT": str(free_port())}
     with pytest.raises(RunError, match=r"rank 1: no meeting point at 127.0.0.1:\d+ .* within 1 s"):
@@ -77,6 +78,7 @@ def meet(rank, text, config):
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_to_the_meeting_but_not_to_the_port_is_named():
     config = TransportConfig(connect_timeout_s=0.5)
     with pytest.raises(RunError, match="rank 0 connecting to the others: no connection with rank 1 in time"):

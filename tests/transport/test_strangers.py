@@ -56,6 +56,7 @@ def test_random_bytes_are_turned_away(pair, num_bytes):
     assert_still_works(pair)
 
 
+@pytest.mark.slow
 def test_silent_and_half_open_connections_hold_nobody_up(pair):
     with ExitStack() as stack:
         strangers = [stack.enter_context(knock(pair[1])) for _ in range(20)]
@@ -67,6 +68,7 @@ def test_silent_and_half_open_connections_hold_nobody_up(pair):
         assert all(was_closed(stranger, within_s=20) for stranger in strangers)
 
 
+@pytest.mark.slow
 def test_more_silent_connections_than_places_only_delay(pair):
     with ExitStack() as stack:
         for _ in range(200):
@@ -74,6 +76,7 @@ def test_more_silent_connections_than_places_only_delay(pair):
         assert_still_works(pair)
 
 
+@pytest.mark.slow
 def test_dripping_bytes_do_not_prolong_the_limit(pair):
     with knock(pair[1]) as stranger:
         deadline_s = time.monotonic() + 20

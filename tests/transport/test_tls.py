@@ -73,6 +73,7 @@ def test_nothing_of_a_message_is_readable_on_the_way(tmp_path, monkeypatch):
     assert seen == [], "something went around TLS"
 
 
+@pytest.mark.slow
 def test_a_certificate_of_another_site_is_refused_on_both_sides(tmp_path):
     zurich, _ = tls_files(tmp_path, SITES)
     acceptor, dialer = both_errors(config(zurich), config(zurich))
@@ -83,6 +84,7 @@ def test_a_certificate_of_another_site_is_refused_on_both_sides(tmp_path):
     assert "connecting to rank 0 (site zurich)" in dialer
 
 
+@pytest.mark.slow
 def test_a_certificate_of_another_authority_is_refused_on_both_sides(tmp_path):
     ours = tls_files(tmp_path / "ours", SITES)
     theirs = tls_files(tmp_path / "theirs", SITES)
@@ -93,6 +95,7 @@ def test_a_certificate_of_another_authority_is_refused_on_both_sides(tmp_path):
     assert "it refused: it does not know the authority" in acceptor
 
 
+@pytest.mark.slow
 def test_an_expired_certificate_is_refused_on_both_sides(tmp_path, monkeypatch):
     zurich, lugano = tls_files(tmp_path, SITES)
     monkeypatch.setattr(authority, "_CLOCKS_DIFFER", datetime.timedelta(days=9))
@@ -105,6 +108,7 @@ def test_an_expired_certificate_is_refused_on_both_sides(tmp_path, monkeypatch):
     assert "farpipe certs issue" in dialer
 
 
+@pytest.mark.slow
 def test_a_side_without_certificates_is_told_so(tmp_path):
     zurich, lugano = tls_files(tmp_path, SITES)
     acceptor, _ = both_errors(config(zurich), config(None))
@@ -132,6 +136,7 @@ def test_a_connection_without_a_certificate_is_turned_away(tmp_path):
         first.send(1, "forward", Tag(0, 0, 0), b"1111")
 
 
+@pytest.mark.slow
 def test_a_certificate_may_be_limited_to_addresses(tmp_path):
     zurich, lugano = tls_files(tmp_path, SITES)
     issue(tmp_path / "authority", "zurich", ips=["192.0.2.7"])
@@ -202,6 +207,7 @@ def test_a_damaged_certificate_is_named(tmp_path):
         zurich.context(server=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [1, 60, 20_000])
 def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, monkeypatch, num_bytes):
     monkeypatch.setattr(handshake, "LIMIT_S", 1.0)

@@ -37,6 +37,7 @@ def test_a_certificate_made_by_a_clock_that_is_seconds_ahead_is_good_at_once(tmp
         assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data == b"1111"
 
 
+@pytest.mark.slow
 def test_one_made_by_a_clock_that_is_a_day_ahead_is_refused_with_the_reason(tmp_path, monkeypatch):
     files = issued_by_a_clock_ahead(tmp_path, datetime.timedelta(days=1), monkeypatch)
     store = MemoryStore()
@@ -50,6 +51,7 @@ def test_one_made_by_a_clock_that_is_a_day_ahead_is_refused_with_the_reason(tmp_
     assert any("its certificate is not accepted here: certificate is not yet valid" in text for text in texts), texts
 
 
+@pytest.mark.slow
 def test_bytes_of_a_tls_hello_that_drip_do_not_prolong_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(handshake, "LIMIT_S", 1.0)
     with connected(configs=configs(tls_files(tmp_path, SITES))) as (first, second):

@@ -162,6 +162,7 @@ def test_polling_in_a_run_that_has_ended_tells_the_reason():
             poll_until_it_raises()
 
 
+@pytest.mark.slow
 def test_a_full_send_buffer_blocks_and_then_says_so():
     with connected(buffer_bytes=MIB, timeout_s=1.0) as (first, _):
         data = bytes(3 * MIB)
