@@ -80,7 +80,7 @@ Change = Callable[[Scenario, list[FleetJob]], tuple[Scenario, list[FleetJob]]]
 
 
 def lost_sites(case: Scenario, jobs: list[FleetJob]) -> tuple[Scenario, list[FleetJob]]:
-    """Every day one site is away for an hour, in turns."""
+    """Every day one site is away for an hour, one after the other."""
     days, names = int(jobs[-1].submit_s / DAY_S), list(REGIONS)
     events: list[Any] = list(case.events)
     for day in range(days):

@@ -9,7 +9,7 @@ The cases of wan_prediction.py (20 ms at 200 Mbit/s, 50 ms at 1 Gbit/s) on hosts
     tuned-cubic  as tuned, where BBR is not allowed: CUBIC
 
 Every figure is (predicted - measured) / measured, except `predicted_s`: of the first step, of the median of the others,
-of the slowest of the others. With several --rounds the settings take turns, and the figures are medians over the
+of the slowest of the others. With several --rounds the settings are measured in rotation, figures are medians over the
 rounds (the slowest: the largest). Needs root and /dev/net/tun.
 """
 

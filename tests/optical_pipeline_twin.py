@@ -45,9 +45,9 @@ class PlainCoupled:
         if got:
             self.post(self.now + traffic.holding_s[request], RELEASE, (got[1], None))
 
-    def step(self, wishes):
+    def step(self, demands):
         problem = self.training.problem
-        self.wishes, self.stages, self.batches = wishes, problem.num_stages, problem.num_microbatches
+        self.demands, self.stages, self.batches = demands, problem.num_stages, problem.num_microbatches
         self.order = [list(order) for order in self.training.schedule.ranks]
         self.left = sum(map(len, self.order))
         self.busy, self.waiting = set(), []
@@ -96,7 +96,7 @@ class PlainCoupled:
                     self.refused.add(message)
                 if served != "served":
                     self.waiting.append(message)
-                    self.waiting.sort(key=lambda m: self.wishes.priority[m])  # keeps the order of asking
+                    self.waiting.sort(key=lambda m: self.demands.priority[m])  # keeps the order of asking
         self.run(rank)
 
     def rank_of(self, stage):
@@ -107,7 +107,7 @@ class PlainCoupled:
         if self.rule.one_at_a_time and self.lit.get(hop, 0):
             return "its hop's turn"
         pair = self.shared.paths.pairs[self.training.hops[hop]]
-        left, least, got = int(self.wishes.want[message]), int(self.wishes.least[message]), []
+        left, least, got = int(self.demands.want[message]), int(self.demands.least[message]), []
         for _ in range(self.rule.max_blocks):
             for units in range(left, least - 1, -1) if left else ():
 

@@ -8,13 +8,13 @@ FIGURES = {"F": "forward_s", "I": "input_grad_s", "W": "weight_grad_s"}
 class Rounds:
     """The orders as far as they are made. Every hop has a link of its own in both directions."""
 
-    def __init__(self, problem, room, bubble_first, input_grads_first, weights_always):
+    def __init__(self, problem, headroom, bubble_first, input_grads_first, weights_always):
         self.problem, self.num_microbatches = problem, problem.num_microbatches
         self.bubble_first, self.input_grads_first, self.weights_always = bubble_first, input_grads_first, weights_always
         self.stages = list(range(problem.num_stages))
         self.orders = [[] for _ in self.stages]
         self.end, self.waited = [0.0 for _ in self.stages], [0.0 for _ in self.stages]
-        self.left = [room[stage.rank] * (1 + 1e-9) for stage in problem.stages]
+        self.left = [headroom[stage.rank] * (1 + 1e-9) for stage in problem.stages]
         self.arrival, self.link_free = {}, {}
         self.tolerance = 1e-9 * max(problem.table(name).max() for name in FIGURES.values())
 

@@ -36,9 +36,9 @@ def problems(
     replicas = draw(st.sampled_from([1, 1, 2, 3]))
 
     def link():
-        turns = replicas if with_sync else draw(st.sampled_from([1, replicas]))
+        num_staggered = replicas if with_sync else draw(st.sampled_from([1, replicas]))
         rate = draw(st.sampled_from([1.0, 2.0]))
-        return Link(latency_s=draw(SECONDS), bandwidth_bytes_per_s=rate, num_turns=turns)
+        return Link(latency_s=draw(SECONDS), bandwidth_bytes_per_s=rate, num_staggered=num_staggered)
 
     links = {name: link() for name in names}
     link_names = st.sampled_from(names)

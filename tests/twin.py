@@ -33,8 +33,10 @@ def play_slowly(problem: Problem, schedule: Schedule):
     link_free = dict.fromkeys(problem.links, 0.0)
     actions, messages, pending = {}, {}, []
     position, free = [0] * problem.num_ranks, [0.0] * problem.num_ranks
-    longest = max((seconds for name, seconds in crossings(problem) if problem.links[name].num_turns > 1), default=0.0)
-    others = {name: (link.num_turns - 1) * longest for name, link in problem.links.items()}
+    longest = max(
+        (seconds for name, seconds in crossings(problem) if problem.links[name].num_staggered > 1), default=0.0
+    )
+    others = {name: (link.num_staggered - 1) * longest for name, link in problem.links.items()}
     begin = max(others.values(), default=0.0)
     arrival = {("forward", 0, j): begin for j in range(num_microbatches)}
     arrival |= {("backward", num_stages - 1, j): begin for j in range(num_microbatches)}

@@ -259,9 +259,9 @@ def test_changes_are_for_emulated_links_of_the_run():
 
 @pytest.mark.slow
 def test_a_link_on_which_replicas_take_turns_is_measured_as_well(tmp_path):
-    """Each replica alone would see the others' turns as a slower link."""
+    """Each replica alone would see the others' messages as a slower link."""
     problem = _small_step(latency_s=0.01, rate=50e6)
-    links = {name: link.model_copy(update={"num_turns": 2}) for name, link in problem.links.items()}
+    links = {name: link.model_copy(update={"num_staggered": 2}) for name, link in problem.links.items()}
     problem = replaced(problem, links=links)
     changes = tuple(LinkChange(step=0, link=name, latency_s=0.04, bandwidth_bytes_per_s=5e6) for name in links)
     settings = ReplanSettings(warm_up_steps=0, gain=0.9)

@@ -93,7 +93,7 @@ def test_devices_that_share_a_chunk_divide_work_activations_and_with_zero1_the_o
     assert four.stages[0].laws.forward.token_s > one.stages[0].laws.forward.token_s / 4
     assert four.stages[0].activation_bytes == pytest.approx(one.stages[0].activation_bytes / 4)
     nothing = whole([0.0]), np.zeros((2, 1), np.int64)
-    assert (four.room_bytes(*nothing) > one.room_bytes(*nothing)).all()
+    assert (four.headroom_bytes(*nothing) > one.headroom_bytes(*nothing)).all()
     assert four.overhead_s > one.overhead_s
 
 

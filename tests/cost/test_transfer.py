@@ -30,11 +30,11 @@ def test_an_all_reduce_moves_what_a_reduce_scatter_and_an_all_gather_move(size, 
     ],
 )
 def test_a_ring_is_as_fast_as_its_slowest_part(size, stride, bandwidth):
-    assert transfer.ring_way(site(), LAW, size, stride).bandwidth_bytes_per_s == pytest.approx(bandwidth)
+    assert transfer.ring_link(site(), LAW, size, stride).bandwidth_bytes_per_s == pytest.approx(bandwidth)
 
 
 def test_a_ring_of_one_has_nothing_to_wait_for():
-    assert transfer.ring_way(site(), LAW, 1).latency_s == 0
+    assert transfer.ring_link(site(), LAW, 1).latency_s == 0
     assert transfer.tensor_collective_s(site(), LAW, layout(), 1e9) == 0
 
 
@@ -55,8 +55,8 @@ def test_tensor_parallelism_across_machines_is_slow():
 )
 def test_ranks_talk_inside_their_machine_where_they_can(tensor, data, ranks, bandwidth):
     for source, target in (ranks, ranks[::-1]):
-        way = transfer.rank_way(site(), LAW, layout(tensor=tensor, data=data), source, target)
-        assert way.bandwidth_bytes_per_s == pytest.approx(bandwidth)
+        effective = transfer.rank_link(site(), LAW, layout(tensor=tensor, data=data), source, target)
+        assert effective.bandwidth_bytes_per_s == pytest.approx(bandwidth)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.network import build_network
 from farpipe.optical.spectrum import Grid
-from farpipe.optical.training import Training, TransferRule, Wishes, pipeline_problem
+from farpipe.optical.training import Demands, Training, TransferRule, pipeline_problem
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from optical_data import BY_KM, LINKS, TRACE, needs_data
@@ -49,7 +49,7 @@ def test_the_frozen_coupled_check(units, seconds, refused, carried):
     shared = Shared(load_paths(BY_KM, network), Grid(100), traffic=load_trace(TRACE, network))
     training = training_of()
     coupled = Coupled(shared, training, TransferRule(), begin_s=300.0)
-    steps = [coupled.step(Wishes.same(training, units)) for _ in range(100)]
+    steps = [coupled.step(Demands.same(training, units)) for _ in range(100)]
     coupled.wait_until(2000.0)
     assert coupled.now_s == 2000.0
     assert round(steps[-1].end_s - 300, 6) == seconds
@@ -79,7 +79,7 @@ def settings_of_a_run(draw):
     )
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     want = random.integers(1, 7, training.num_messages)
-    wishes = Wishes(want, random.integers(1, want + 1), random.integers(0, 2, training.num_messages))
+    demands = Demands(want, random.integers(1, want + 1), random.integers(0, 2, training.num_messages))
     paths = k_shortest(RING, k=draw(st.integers(1, 3)), by=draw(st.sampled_from(["km", "hops"])))
     how = PoissonTraffic(draw(st.sampled_from([1.0, 8.0])), 0.2, 4, 12)
     traffic = how.draw(tuple(paths.of_pair), 300, int(random.integers(1 << 30)))
@@ -88,17 +88,17 @@ def settings_of_a_run(draw):
     if modulation.name == "deeprmsa":  # 6 units of 75 Gbit/s do not fit 14 slots at 1 bit/s/Hz
         grid = Grid(70)
     shared = Shared(paths, grid, modulation, traffic, background_modulation=find_modulation("bpsk"))
-    return shared, training, rule, wishes
+    return shared, training, rule, demands
 
 
 @settings(max_examples=40, deadline=None)
 @given(settings_of_a_run())
 def test_compiled_and_plain_simulator_agree_message_by_message(run):
-    shared, training, rule, wishes = run
+    shared, training, rule, demands = run
     plain, compiled = PlainCoupled(shared, training, rule), Coupled(shared, training, rule)
     for _ in range(2):
-        expected = plain.step(wishes)
-        step = compiled.step(wishes)
+        expected = plain.step(demands)
+        step = compiled.step(demands)
         assert close(step.end_s, expected)
         for message in training.sent:
             assert close(step.out.arrival_s[message], plain.arrival[message])
@@ -117,7 +117,7 @@ def test_a_step_is_what_the_simulator_says_of_its_light_paths(name):
     paths = k_shortest(network)
     traffic = PoissonTraffic(60.0, 0.2, 4, 20).draw(tuple(paths.of_pair), 4000, seed=1)
     shared = Shared(paths, Grid(80), traffic=traffic, background_modulation=find_modulation("bpsk"))
-    step = Coupled(shared, training, TransferRule(), begin_s=1.0).step(Wishes.same(training, 3, 1))
+    step = Coupled(shared, training, TransferRule(), begin_s=1.0).step(Demands.same(training, 3, 1))
     problem = lit_problem(step)
     assert simulate(problem, training.schedule).makespan_s == pytest.approx(step.makespan_s, rel=1e-9)
     assert step.timeline().makespan_s == pytest.approx(step.makespan_s, rel=1e-9)
@@ -131,37 +131,37 @@ def alone(rule, wishes_of, nodes=("a", "b"), num_microbatches=1, slots=20, **opt
 
 
 def test_set_up_time_is_paid_unless_one_asks_ahead():
-    plain, _ = alone(TransferRule(), lambda t: Wishes.same(t, 1))
-    late, _ = alone(TransferRule(setup_s=0.01), lambda t: Wishes.same(t, 1))
-    ahead, _ = alone(TransferRule(setup_s=0.01, ahead=True), lambda t: Wishes.same(t, 1))
+    plain, _ = alone(TransferRule(), lambda t: Demands.same(t, 1))
+    late, _ = alone(TransferRule(setup_s=0.01), lambda t: Demands.same(t, 1))
+    ahead, _ = alone(TransferRule(setup_s=0.01, ahead=True), lambda t: Demands.same(t, 1))
     assert late.makespan_s == pytest.approx(plain.makespan_s + 0.02)
     assert ahead.makespan_s == pytest.approx(plain.makespan_s)
     assert ahead.held_slot_s == pytest.approx(plain.held_slot_s + 0.02)
-    too_long, _ = alone(TransferRule(setup_s=0.1, ahead=True), lambda t: Wishes.same(t, 1))
+    too_long, _ = alone(TransferRule(setup_s=0.1, ahead=True), lambda t: Demands.same(t, 1))
     forward, backward = 0.026, 0.052 * 1.0071  # only the time of the action that makes the message is hidden
     hidden = forward * 1.0 + backward
     assert too_long.makespan_s == pytest.approx(plain.makespan_s + 0.2 - hidden, abs=1e-6)
 
 
 def test_asking_at_a_planned_time_hides_any_set_up():
-    plain, _ = alone(TransferRule(), lambda t: Wishes.same(t, 1))
+    plain, _ = alone(TransferRule(), lambda t: Demands.same(t, 1))
 
     def planned(training):
-        same = Wishes.same(training, 1)
-        return Wishes(same.want, same.least, same.priority, np.maximum(0.0, plain.out.ready_s - 0.1))
+        same = Demands.same(training, 1)
+        return Demands(same.want, same.least, same.priority, np.maximum(0.0, plain.out.ready_s - 0.1))
 
     early, _ = alone(TransferRule(setup_s=0.1), planned)
-    late, _ = alone(TransferRule(setup_s=0.1), lambda t: Wishes.same(t, 1))
+    late, _ = alone(TransferRule(setup_s=0.1), lambda t: Demands.same(t, 1))
     assert plain.makespan_s < early.makespan_s < late.makespan_s - 0.1  # the first has no time to be hidden in
 
 
 def test_a_kept_light_path_is_set_up_once():
     rule = TransferRule(setup_s=0.1, keep_s=10.0)
-    step, coupled = alone(rule, lambda t: Wishes.same(t, 1), num_microbatches=4)
+    step, coupled = alone(rule, lambda t: Demands.same(t, 1), num_microbatches=4)
     assert len(coupled.log) == 2  # one forward, one back
-    each, _ = alone(TransferRule(setup_s=0.1), lambda t: Wishes.same(t, 1), num_microbatches=4)
+    each, _ = alone(TransferRule(setup_s=0.1), lambda t: Demands.same(t, 1), num_microbatches=4)
     assert (each.wait_s > 0.09).all()
-    again = coupled.step(Wishes.same(step.training, 1))
+    again = coupled.step(Demands.same(step.training, 1))
     assert (again.wait_s < 0.3).all()  # they queue, but none is set up
     assert len(coupled.log) == 2
     assert again.held_slot_s == pytest.approx(2 * again.makespan_s)  # one slot each way, all the time
@@ -171,44 +171,44 @@ def test_a_kept_light_path_is_set_up_once():
 
 def test_a_kept_light_path_is_given_back_when_idle():
     rule = TransferRule(keep_s=0.001)
-    _, coupled = alone(rule, lambda t: Wishes.same(t, 6), num_microbatches=3)
+    _, coupled = alone(rule, lambda t: Demands.same(t, 6), num_microbatches=3)
     assert len(coupled.log) > 2
 
 
 def test_one_light_path_at_a_time_makes_the_others_wait():
-    free, _ = alone(TransferRule(), lambda t: Wishes.same(t, 1), num_microbatches=4)
-    one, _ = alone(TransferRule(one_at_a_time=True), lambda t: Wishes.same(t, 1), num_microbatches=4)
+    free, _ = alone(TransferRule(), lambda t: Demands.same(t, 1), num_microbatches=4)
+    one, _ = alone(TransferRule(one_at_a_time=True), lambda t: Demands.same(t, 1), num_microbatches=4)
     assert one.makespan_s > free.makespan_s
     assert one.num_refused == free.num_refused == 0
 
 
 def test_blocks_side_by_side_add_up():
     # Two candidates of 4 slots each: 6 units fit only as 4 + 2.
-    wishes = lambda t: Wishes.same(t, 6, 1)  # noqa: E731
-    one, _ = alone(TransferRule(), wishes, slots=4)
-    two, _ = alone(TransferRule(max_blocks=2), wishes, slots=4)
+    demands = lambda t: Demands.same(t, 6, 1)  # noqa: E731
+    one, _ = alone(TransferRule(), demands, slots=4)
+    two, _ = alone(TransferRule(max_blocks=2), demands, slots=4)
     assert list(one.out.units[one.training.sent]) == [4, 4]
     assert list(two.out.units[two.training.sent]) == [6, 6]
     assert two.makespan_s < one.makespan_s
 
 
 def test_those_who_wait_are_served_by_priority():
-    def wishes(training):
-        same = Wishes.same(training, 4)
+    def demands(training):
+        same = Demands.same(training, 4)
         priority = np.ones(training.num_messages, np.int64)
         priority[3] = 0  # the last forward first
-        return Wishes(same.want, same.least, priority)
+        return Demands(same.want, same.least, priority)
 
     nodes = ("a", "b")
-    step, _ = alone(TransferRule(), wishes, nodes, 4, slots=4, forward=0.001)
-    plain, _ = alone(TransferRule(), lambda t: Wishes.same(t, 4), nodes, 4, slots=4, forward=0.001)
+    step, _ = alone(TransferRule(), demands, nodes, 4, slots=4, forward=0.001)
+    plain, _ = alone(TransferRule(), lambda t: Demands.same(t, 4), nodes, 4, slots=4, forward=0.001)
     assert step.out.grant_s[3] < plain.out.grant_s[3]
     assert step.out.grant_s[2] > plain.out.grant_s[2]
 
 
 def test_more_than_there_is_is_refused_with_the_message():
     with pytest.raises(InfeasibleError, match="a message from a to b never finds 6 units of 75 Gbit/s in 4 slots"):
-        alone(TransferRule(), lambda t: Wishes.same(t, 6), slots=4)
+        alone(TransferRule(), lambda t: Demands.same(t, 6), slots=4)
 
 
 def test_wrong_trainings_are_refused():
@@ -233,7 +233,7 @@ def test_the_earliest_block_weighs_width_against_length():
     paths = k_shortest(RING, k=3, by="hops")
     rules = [TransferRule(earliest=earliest) for earliest in (False, True)]
     plain, earliest = (
-        Coupled(Shared(paths, Grid(20)), training, rule).step(Wishes.same(training, 6, 1)) for rule in rules
+        Coupled(Shared(paths, Grid(20)), training, rule).step(Demands.same(training, 6, 1)) for rule in rules
     )
     assert earliest.out.arrival_s[0] == pytest.approx(plain.out.arrival_s[0] - 100 * 4.9e-6)
     assert paths.km[earliest.out.path[0]] == 800

@@ -48,15 +48,15 @@ def test_bounds_are_in_order():
 def test_cba_labels_what_the_pipeline_waited_for():
     training = training_of("1f1b")
     alone = replace(SCENARIO, background=None)
-    step = Coupled(alone.shared(0, 1.0), training, Fixed(1).rule).step(Fixed(1).wishes(training, None))
+    step = Coupled(alone.shared(0, 1.0), training, Fixed(1).rule).step(Fixed(1).demands(training, None))
     bound = communication_bound(step)
     assert (bound | ~first_microbatch(training)).all()  # microbatch 0 always
     assert bound.sum() > first_microbatch(training).sum()
-    wishes = Cba(start=2, more=2).wishes(training, step)
-    last = step.wishes.want
-    assert (wishes.want[bound] == last[bound] + 2).all()
-    assert (wishes.want[~bound] == last[~bound]).all()
-    assert (wishes.priority[bound] == 0).all()
+    demands = Cba(start=2, more=2).demands(training, step)
+    last = step.demands.want
+    assert (demands.want[bound] == last[bound] + 2).all()
+    assert (demands.want[~bound] == last[~bound]).all()
+    assert (demands.priority[bound] == 0).all()
     assert communication_bound(step, "same").sum() <= bound.sum()
 
 
@@ -64,10 +64,10 @@ def test_cba_asks_for_fewer_where_it_was_refused():
     training = training_of("1f1b")
     strategy = Cba(start=6)
     coupled = Coupled(SCENARIO.shared(1, 60.0), training, strategy.rule, begin_s=2.0)
-    step = coupled.step(strategy.wishes(training, None))
+    step = coupled.step(strategy.demands(training, None))
     assert step.num_refused > 0
     refused = step.out.refused
-    assert (strategy.wishes(training, step).want[refused] == step.wishes.want[refused] - 1).all()
+    assert (strategy.demands(training, step).want[refused] == step.demands.want[refused] - 1).all()
 
 
 def test_the_joint_order_is_no_slower_than_1f1b():
@@ -122,7 +122,7 @@ def test_a_picture_is_drawn(tmp_path):
     training = training_of("1f1b", 4)
     shared = SCENARIO.shared(0, 60.0)
     coupled = Coupled(shared, training, Fixed(6).rule, begin_s=2.0, num_logged=100_000)
-    step = coupled.step(Fixed(6).wishes(training, None))
+    step = coupled.step(Fixed(6).demands(training, None))
     draw_light(tmp_path / "light.svg", step, shared.table, coupled.log, 80)
     text = (tmp_path / "light.svg").read_text()
     assert text.count("<path") > 100

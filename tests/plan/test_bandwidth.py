@@ -1,4 +1,4 @@
-"""The wall, the knee, and replicas that take turns."""
+"""Bandwidth sensitivity, and staggered replicas."""
 
 import math
 
@@ -61,7 +61,7 @@ def test_the_plan_tells_what_bandwidth_is_worth():
 
 def test_replicas_take_turns_where_that_is_faster_and_the_plan_says_so():
     plan = make_plan(two_sites(2.0, 0.01, data=2, pipeline=2, num_microbatches=8, schedule="1f1b"))
-    assert {link.num_turns for name, link in plan.problem.links.items() if ":" not in name} == {2}
+    assert {link.num_staggered for name, link in plan.problem.links.items() if ":" not in name} == {2}
     assert any("2 replicas are staggered" in line for line in plan.advice)
     message = plan.job.model.hidden * plan.job.training.sequence_length * plan.layout.microbatch_size * 2
     assert plan.prediction.link_bytes["a>b"] == 2 * 8 * message
@@ -69,7 +69,7 @@ def test_replicas_take_turns_where_that_is_faster_and_the_plan_says_so():
 
 
 def test_a_collective_is_of_all_replicas_and_counts_once_on_a_link_where_they_take_turns():
-    links = {name: Link(latency_s=1.0, bandwidth_bytes_per_s=1.0, num_turns=3) for name in ("a>b", "b>a")}
+    links = {name: Link(latency_s=1.0, bandwidth_bytes_per_s=1.0, num_staggered=3) for name in ("a>b", "b>a")}
     problem = Problem(
         num_microbatches=4,
         ranks=(Rank(),) * 2,

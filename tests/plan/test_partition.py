@@ -18,14 +18,14 @@ WAYS = st.builds(
 STAGES = st.lists(st.lists(WAYS, min_size=1, max_size=2), min_size=1, max_size=4)
 
 
-def seconds(rooms, num_layers):
-    """The fastest of a stage's ways that holds so many layers; infinity where none does."""
-    fit = [room for room in rooms if room.most_layers is None or num_layers <= room.most_layers]
-    return min((room.extra_s + num_layers * room.layer_s for room in fit), default=math.inf)
+def seconds(options, num_layers):
+    """The fastest of a stage's modes that holds so many layers; infinity where none does."""
+    fit = [option for option in options if option.most_layers is None or num_layers <= option.most_layers]
+    return min((option.extra_s + num_layers * option.layer_s for option in fit), default=math.inf)
 
 
 def slowest(stages, layers):
-    return max(seconds(rooms, n) for rooms, n in zip(stages, layers, strict=True))
+    return max(seconds(options, n) for options, n in zip(stages, layers, strict=True))
 
 
 @given(st.integers(1, 9), STAGES)
@@ -43,9 +43,9 @@ def test_equals_brute_force(num_layers, stages):
     found = divide_layers(num_layers, stages)
     assert found.layers in every
     assert found.slowest_s == slowest(stages, found.layers) == min(slowest(stages, other) for other in every)
-    for rooms, n, way in zip(stages, found.layers, found.recompute, strict=True):
-        same = [room for room in rooms if room.recompute == way]
-        assert seconds(same, n) == seconds(rooms, n)
+    for options, n, mode in zip(stages, found.layers, found.recompute, strict=True):
+        same = [option for option in options if option.recompute == mode]
+        assert seconds(same, n) == seconds(options, n)
 
 
 def test_equal_stages_get_equal_layers():
@@ -53,8 +53,8 @@ def test_equal_stages_get_equal_layers():
 
 
 def test_a_slow_device_and_a_head_get_fewer_layers():
-    rooms = [[StageOption(1.0)], [StageOption(2.0)], [StageOption(1.0, extra_s=3.0)]]
-    assert divide_layers(12, rooms).layers == (6, 3, 3)
+    options = [[StageOption(1.0)], [StageOption(2.0)], [StageOption(1.0, extra_s=3.0)]]
+    assert divide_layers(12, options).layers == (6, 3, 3)
 
 
 def test_only_the_stages_that_lack_memory_recompute():

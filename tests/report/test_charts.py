@@ -90,9 +90,9 @@ def test_a_link_on_which_replicas_take_turns_shows_the_messages_of_all():
     view = run_view(2, 16)
     alone = [chart.curves[0].y for chart in link_charts(view, "l").charts]
     staggered = dataclasses.replace(view.predicted, copies=(3,) * len(view.predicted.links))
-    in_turns = dataclasses.replace(view, predicted=staggered, measured=None)
+    of_staggered = dataclasses.replace(view, predicted=staggered, measured=None)
     used = view.predicted.link_busy_ratio()
-    for chart, before in zip(link_charts(in_turns, "l").charts, alone, strict=True):
+    for chart, before in zip(link_charts(of_staggered, "l").charts, alone, strict=True):
         name = chart.title.replace(" → ", ">")
         assert chart.text.startswith(format_percent(3 * used[name]))
         assert chart.curves[0].y.mean() == pytest.approx(3 * before.mean(), rel=0.1)

@@ -18,7 +18,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer, in_turns
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer, stagger
 from in_process import run_ranks
 from small_models import (
     GPT,
@@ -300,8 +300,8 @@ def test_a_rehearsal_has_the_collectives_in_its_timeline(gather_bytes, tmp_path)
 @pytest.mark.parametrize("name", ["a>b", "a:0>a:1", "fibre 7"])
 def test_a_rehearsed_collective_has_the_ring_of_its_links_kind_whatever_the_name(name):
     reduce, levels = Transfer(link=name, bytes=600.0), ((0, 1), (0, 2, 4, 6))
-    assert collective_bytes(reduce, levels, {name: False}, turns=2) == 600 * 2 / (2 * 1)
-    assert collective_bytes(reduce, levels, {name: True}, turns=2) == 600 * 4 / (2 * 3)
+    assert collective_bytes(reduce, levels, {name: False}, rounds=2) == 600 * 2 / (2 * 1)
+    assert collective_bytes(reduce, levels, {name: True}, rounds=2) == 600 * 4 / (2 * 3)
 
 
 def test_a_stage_is_summed_while_its_rank_works_on(tmp_path):
@@ -323,7 +323,7 @@ def test_replicas_take_turns_where_the_problem_says_so(tmp_path):
     hop = Hop(forward=Transfer(link="a>b", bytes=100_000), backward=Transfer(link="b>a", bytes=0))
     together = Problem.model_validate(dict(placed_problem((0, 1), 2)) | {"links": links, "hops": (hop,)})
     quick = tuple(stage.model_copy(update=FIGURES) for stage in together.stages)
-    problem = in_turns(together.model_copy(update={"stages": quick}), 2)
+    problem = stagger(together.model_copy(update={"stages": quick}), 2)
     assert problem.traffic.opens_s.max() == pytest.approx(0.05)
     body = {"problem": problem, "schedule": order("gpipe", problem), "replicas": (("a", "b"),) * 2, "device": "sleep"}
     run = RunSpec(num_steps=2, sites=("a", "b"), **body)

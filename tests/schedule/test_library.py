@@ -126,7 +126,7 @@ def test_eager_is_never_over_memory_where_1f1b_is_not(num_ranks, num_microbatche
 def steps_over_any_links(draw):
     """Stages that may differ, in any memory that 1F1B fits; hops on links of their own or shared ones, full or not.
 
-    Also replicas in turns and collectives.
+    Also staggered replicas and collectives.
     """
     num_ranks, num_microbatches = draw(st.integers(2, 8)), draw(st.integers(1, 24))
     seconds = st.sampled_from([0.5, 1.0, 1.5, 2.0, 4.0])
@@ -139,11 +139,11 @@ def steps_over_any_links(draw):
     links, hops = {}, []
     latency, size = st.sampled_from([0.0, 0.25, 1.0, 2.0, 5.0, 10.0]), st.sampled_from([0.0, 0.25, 1.0, 3.0, 6.0])
     shared = draw(st.sampled_from([(), ("a>b", "b>a"), ("a>b", "a>b")]))
-    turns = draw(st.sampled_from([1, 1, 2]))
+    num_staggered = draw(st.sampled_from([1, 1, 2]))
     for hop in range(num_ranks - 1):
         names = shared if shared and draw(st.booleans()) else (f"{hop}>{hop + 1}", f"{hop + 1}>{hop}")
         for name in names:
-            links.setdefault(name, Link(latency_s=draw(latency), bandwidth_bytes_per_s=1, num_turns=turns))
+            links.setdefault(name, Link(latency_s=draw(latency), bandwidth_bytes_per_s=1, num_staggered=num_staggered))
         there, back = (Transfer(link=name, bytes=draw(size)) for name in names)
         hops.append(Hop(forward=there, backward=back) if draw(st.booleans()) else None)
     sync = [draw(st.none() | st.sampled_from(sorted(links))) for _ in stages]

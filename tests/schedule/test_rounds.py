@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import order
-from farpipe.schedule.library.list_scheduling import list_schedule, memory_room
+from farpipe.schedule.library.list_scheduling import list_schedule, memory_headroom
 from farpipe.schedule.library.memory_limited import RULES
 from farpipe.schedule.library.rounds import in_rounds
 from farpipe.simulate import simulate
@@ -72,7 +72,7 @@ def steps(draw):
     return with_own_links(stages, hops, draw(st.none() | st.integers(2, 24)), num_microbatches)
 
 
-def arguments(problem, room):
+def arguments(problem, headroom):
     """What list scheduling hands to its rival."""
     caught = []
 
@@ -81,7 +81,7 @@ def arguments(problem, room):
         return best
 
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
-    list_schedule(problem, key, room, RULES[:1], "", rival=catch)
+    list_schedule(problem, key, headroom, RULES[:1], "", rival=catch)
     return caught[0]
 
 
@@ -99,9 +99,9 @@ def as_schedule(problem, codes):
 @given(steps())
 @settings(max_examples=80, deadline=None)
 def test_the_eight_orders_are_those_of_the_plain_twin(problem):
-    room = memory_room(problem)
-    twins = [Rounds(problem, room, *choices).build() for choices in CHOICES]
-    built = list(in_rounds(problem, arguments(problem, room)))
+    headroom = memory_headroom(problem)
+    twins = [Rounds(problem, headroom, *choices).build() for choices in CHOICES]
+    built = list(in_rounds(problem, arguments(problem, headroom)))
     assert [as_schedule(problem, codes) for _, codes in built] == [twin for twin in twins if twin is not None]
     for (makespan_s, longest), codes in built:
         schedule = as_schedule(problem, codes)
@@ -140,10 +140,10 @@ def test_named_orders_are_as_good_as_the_published_heuristic(method, size, gradi
     name, limit = method
     problem = equal_stages(*size, (1.0, *gradients), latency)
     schedule = order(name, problem)
-    room = [8.0 * limit * size[0]] * size[0]
-    twins = [Rounds(problem, room, *choices).build() for choices in CHOICES]
+    headroom = [8.0 * limit * size[0]] * size[0]
+    twins = [Rounds(problem, headroom, *choices).build() for choices in CHOICES]
     assert simulate(problem, schedule).makespan_s <= 1.005 * min(simulate(problem, t).makespan_s for t in twins) + 1e-8
-    assert max(peak_memory_bytes(problem, schedule)) <= room[0] * (1 + 1e-9)
+    assert max(peak_memory_bytes(problem, schedule)) <= headroom[0] * (1 + 1e-9)
     choice = min(twins, key=lambda twin: longest_s(problem, twin))
     if simulate(problem, choice).makespan_s <= 1.004 * simulate(problem, schedule).makespan_s:
         assert longest_s(problem, schedule) <= longest_s(problem, choice) * (1 + 1e-8)

@@ -75,11 +75,11 @@ def with_a_link_each(problem: Problem) -> Problem:
     return problem.model_copy(update={"links": links, "hops": tuple(hops), "sync": None})
 
 
-def with_room(problem, room):
+def with_headroom(problem, headroom):
     """So much memory on every rank, but what one sequence needs; None: unlimited."""
     least = least_activation_bytes(problem).tolist()
-    rooms = [room if room is None else max(room, need) for need in least]
-    ranks = tuple(Rank(memory_bytes=room) for room in rooms)
+    headrooms = [headroom if headroom is None else max(headroom, need) for need in least]
+    ranks = tuple(Rank(memory_bytes=headroom) for headroom in headrooms)
     return problem.model_copy(update={"ranks": ranks})
 
 
@@ -88,8 +88,8 @@ TINY = problems(max_ranks=2, max_stages=1, max_microbatches=2, seconds=POSITIVE_
 
 @given(TINY, st.sampled_from([2.0, 3.0, None]))
 @settings(max_examples=15, deadline=None)
-def test_it_agrees_with_brute_force_where_a_link_serves_one_hop(problem, room):
-    problem = with_room(with_a_link_each(problem), room)
+def test_it_agrees_with_brute_force_where_a_link_serves_one_hop(problem, headroom):
+    problem = with_headroom(with_a_link_each(problem), headroom)
     result = exactly(problem)
     assert result.proven
     assert result.makespan_s == pytest.approx(brute_force_s(problem))
@@ -99,7 +99,7 @@ def test_it_agrees_with_brute_force_where_a_link_serves_one_hop(problem, room):
 @given(TINY, st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_the_sequence_of_microbatches_can_be_asked_for_and_left_open(problem, in_order):
-    problem = with_room(with_a_link_each(problem), 3.0)
+    problem = with_headroom(with_a_link_each(problem), 3.0)
     result, best_s = exactly(problem, in_order=in_order), brute_force_s(problem)
     assert result.makespan_s >= best_s * (1 - 1e-9)
     assert result.lower_bound_s <= best_s * (1 + 1e-9)
@@ -131,7 +131,7 @@ def test_no_bound_is_above_what_the_exact_search_finds(problem, factor):
 @given(problems(max_ranks=2, max_stages=1, max_microbatches=3, seconds=POSITIVE_SECONDS))
 @settings(max_examples=15, deadline=None)
 def test_joined_backwards_agree_with_brute_force(problem):
-    problem = with_room(with_a_link_each(problem), 4.0)
+    problem = with_headroom(with_a_link_each(problem), 4.0)
     result = exactly(problem, split=False)
     assert result.makespan_s == pytest.approx(brute_force_s(problem, "FB"))
     if result.orders is not None:
@@ -144,7 +144,7 @@ def test_joined_backwards_agree_with_brute_force(problem):
 @settings(max_examples=15, deadline=None)
 def test_more_memory_never_makes_the_optimum_worse(problem):
     problem = with_a_link_each(problem)
-    found = [exactly(with_room(problem, room)).makespan_s for room in (2.0, 3.0, 4.0)]
+    found = [exactly(with_headroom(problem, headroom)).makespan_s for headroom in (2.0, 3.0, 4.0)]
     assert found == sorted(found, reverse=True)
 
 

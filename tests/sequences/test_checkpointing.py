@@ -31,7 +31,7 @@ from sequences.test_order import CHAINS, follows_of
 
 
 def tiny(counts, num_stages, seed, tightness):
-    """A memory model of random sizes whose rooms lie between what recomputing everything and nothing needs."""
+    """A memory model of random sizes whose headrooms lie between what recomputing everything and nothing needs."""
     rng = np.random.default_rng(seed)
     follows = follows_of(counts)
     order, shape = chunk_order(follows, (0,) * num_stages), (num_stages, len(follows))
@@ -43,8 +43,8 @@ def tiny(counts, num_stages, seed, tightness):
         order, live, held, held / 3, 0 * held, layers, again, np.zeros(num_stages), np.zeros(num_stages)
     )
     most, least = (model.used(np.full(shape, c)).max(axis=1) for c in (0, 2))
-    room = least + tightness * (most - least)
-    return MemoryModel(order, live, held, held / 3, 0 * held, layers, again, room, room)
+    headroom = least + tightness * (most - least)
+    return MemoryModel(order, live, held, held / 3, 0 * held, layers, again, headroom, headroom)
 
 
 @settings(deadline=None, max_examples=25)
@@ -121,7 +121,7 @@ def test_the_memory_model_is_that_of_the_problem(extra):
 
 def test_what_does_not_fit_says_by_how_much():
     model = tiny([3, 2], 2, 0, 0.5)
-    tight = replace(model, room=model.room / 10, room_without=model.room / 10)
+    tight = replace(model, headroom=model.headroom / 10, headroom_without=model.headroom / 10)
     with pytest.raises(InfeasibleError, match=r"stage \d would hold \d+ chunks at once and be .* over the"):
         choose_layers(tight)
     assert recomputation_bound_s(tight) == np.inf

@@ -8,7 +8,7 @@ from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer, in_turns
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer, stagger
 from strategies import problems_with_schedules
 from two_sites import two_sites
 
@@ -16,7 +16,7 @@ from two_sites import two_sites
 def play_replicas(problem, schedule, num_replicas):
     """The step time of `num_replicas` pipelines, event by event, each with ranks of its own.
 
-    Where `num_turns` is 1 each has a link of its own; the others are one link for all, on which first all replicas
+    Where `num_staggered` is 1 each has a link of its own; the others are one link for all, on which first all replicas
     send their first message, then all their second, ..., in the order of the model. Collectives are done once for all.
     Everything happens as soon as it can: longest paths over edges (before, after), found by going round until nothing
     changes.
@@ -74,7 +74,7 @@ def on_links(problem, schedule, num_replicas, cost):
             left, there = ((r, m["kind"], m["stage"], m["microbatch"], part) for part in ("left", ""))
             cost[left], cost[there] = m["end_s"] - m["start_s"], link.latency_s if link else 0.0
             yield left, there
-            lanes = {m["link"]} if link is None or link.num_turns > 1 else {(m["link"], k) for k in everyone}
+            lanes = {m["link"]} if link is None or link.num_staggered > 1 else {(m["link"], k) for k in everyone}
             for lane in lanes if r == "all" or len(lanes) == 1 else {(m["link"], r)}:
                 if link is not None and lane in last_on:
                     yield last_on[lane], left
@@ -91,7 +91,7 @@ def on_links(problem, schedule, num_replicas, cost):
 @settings(max_examples=80, deadline=None)
 def test_replicas_that_take_turns_never_take_longer_than_the_model_says(pair):
     problem, schedule = pair
-    num_replicas = max((link.num_turns for link in problem.links.values()), default=1)
+    num_replicas = max((link.num_staggered for link in problem.links.values()), default=1)
     real_s = play_replicas(problem, schedule, num_replicas)
     said_s = simulate(problem, schedule).makespan_s
     assert real_s <= said_s + 1e-9
@@ -103,25 +103,25 @@ def test_replicas_that_take_turns_never_take_longer_than_the_model_says(pair):
 @pytest.mark.parametrize("method", ["1f1b", "eager", "zb-h2", "gpipe"])
 def test_where_all_messages_are_alike_the_model_is_exact(num_replicas, method):
     together = two_sites((2, 3, 1), (1, num_replicas), num_ranks=4, num_microbatches=6)
-    problem = in_turns(together, num_replicas)
+    problem = stagger(together, num_replicas)
     schedule = order(method, problem)
     said_s = simulate(problem, schedule).makespan_s
     assert said_s - 2.0 * (num_replicas - 1) <= play_replicas(problem, schedule, num_replicas) <= said_s
 
 
-def test_turns_save_the_others_share_of_each_crossing_and_cost_it_once():
-    """One microbatch, two replicas, 3 s a message: together 6 s each way; in turns 3 s each way and 3 s of lag."""
+def test_a_stagger_saves_the_others_share_of_each_transfer_and_costs_it_once():
+    """One microbatch, two replicas, 3 s a message: together 6 s each way; staggered 3 s each way and 3 s behind."""
     together = two_sites((1, 1, 0), (0, 6), num_ranks=2, num_microbatches=1)
-    turns = in_turns(together, 2)
-    both = [simulate(problem, order("1f1b", problem)) for problem in (together, turns)]
+    staggered = stagger(together, 2)
+    both = [simulate(problem, order("1f1b", problem)) for problem in (together, staggered)]
     assert [timeline.makespan_s for timeline in both] == [4 + 2 * 6, 4 + 2 * 3 + 3]
     assert both[1].actions["start_s"].min() == 3
     assert (both[1].messages["end_s"] - both[1].messages["start_s"]).tolist() == [3, 3]
-    assert lower_bound_s(turns) == pytest.approx(both[1].makespan_s)
+    assert lower_bound_s(staggered) == pytest.approx(both[1].makespan_s)
 
 
 def test_unequal_messages_may_be_better_off_together():
-    """A long message rarely, short ones often: each short one waits for the turn of a long one."""
+    """A long message rarely, short ones often: each short one waits as long as a long one takes."""
     sizes = (20.0,) + (0.2,) * 15
     link = Link(latency_s=0, bandwidth_bytes_per_s=1)
     stages = tuple(Stage(rank=r, forward_s=1, input_grad_s=1, weight_grad_s=1) for r in range(2))
@@ -129,14 +129,14 @@ def test_unequal_messages_may_be_better_off_together():
     together = Problem(
         num_microbatches=16, ranks=(Rank(),) * 2, stages=stages, links={"a>b": link, "b>a": link}, hops=(hop,)
     )
-    turns = in_turns(together, 2)
-    assert turns.traffic.turn_s == 10
-    assert step_s(together) < step_s(turns)
+    staggered = stagger(together, 2)
+    assert staggered.traffic.stagger_s == 10
+    assert step_s(together) < step_s(staggered)
 
 
-def test_equal_messages_are_better_sent_in_turns():
+def test_equal_messages_are_better_staggered():
     together = two_sites(delay=(1, 2), num_ranks=4, num_microbatches=6)
-    assert step_s(in_turns(together, 2)) < step_s(together)
+    assert step_s(stagger(together, 2)) < step_s(together)
 
 
 def step_s(problem):
@@ -149,12 +149,12 @@ def test_links_with_collectives_take_turns_too_where_any_does():
     inside = Hop(forward=Transfer(link="a:0>a:1", bytes=4.0), backward=None)
     sync = (Sync(reduce=Transfer(link="a:0>a:1", bytes=1.0)), None)
     mixed = problem.model_copy(update={"links": problem.links | {"a:0>a:1": link}, "hops": (inside,), "sync": sync})
-    turns = in_turns(mixed, 2)
-    assert {name: link.num_turns for name, link in turns.links.items()} == {"a>b": 2, "b>a": 2, "a:0>a:1": 2}
-    assert turns.hops[0].forward.bytes == 4.0
+    staggered = stagger(mixed, 2)
+    assert {name: link.num_staggered for name, link in staggered.links.items()} == {"a>b": 2, "b>a": 2, "a:0>a:1": 2}
+    assert staggered.hops[0].forward.bytes == 4.0
 
 
 def test_the_problem_survives_a_round_trip_and_says_who_takes_turns():
-    problem = in_turns(two_sites(delay=(1, 2), num_ranks=2, num_microbatches=2), 3)
+    problem = stagger(two_sites(delay=(1, 2), num_ranks=2, num_microbatches=2), 3)
     assert Problem.from_json(problem.to_json()) == problem
-    assert "3 replicas take turns" in repr(problem)
+    assert "3 staggered replicas" in repr(problem)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from farpipe.errors import InputError
 from farpipe.simulate import simulate
 from farpipe.simulate.lowering import GATHER
-from farpipe.step import BACKWARD, FORWARD, FREE, NOTHING, Problem, in_turns, retimed
+from farpipe.step import BACKWARD, FORWARD, FREE, NOTHING, Problem, retimed, stagger
 from strategies import problems, problems_with_schedules
 from two_sites import two_sites
 
@@ -13,8 +13,8 @@ from two_sites import two_sites
 def old_form(problem):
     """{(direction, stage, microbatch): (link, seconds on it, latency)} and when the first action begins.
 
-    As replicas in turns were told before there was one form of a message: the others' turns are added to the time on
-    the link and taken from the latency.
+    As staggered replicas were told before there was one form of a message: the others' messages are added to the time
+    on the link and taken from the latency.
     """
     crossing, link_of = {}, {}
     for index, hop in enumerate(problem.hops):
@@ -24,8 +24,10 @@ def old_form(problem):
                 name = transfer.link if isinstance(transfer.link, str) else transfer.link[j]
                 link_of[kind, stage, j] = name
                 crossing[kind, stage, j] = problem.row(transfer.bytes)[j] / problem.links[name].bandwidth_bytes_per_s
-    turn_s = max((crossing[at] for at, name in link_of.items() if problem.links[name].num_turns > 1), default=0.0)
-    pause_s = {name: (link.num_turns - 1) * turn_s for name, link in problem.links.items()}
+    stagger_s = max(
+        (crossing[at] for at, name in link_of.items() if problem.links[name].num_staggered > 1), default=0.0
+    )
+    pause_s = {name: (link.num_staggered - 1) * stagger_s for name, link in problem.links.items()}
     found = {
         at: (name, crossing[at] + pause_s[name], problem.links[name].latency_s - pause_s[name])
         for at, name in link_of.items()
@@ -48,8 +50,8 @@ def test_replicas_in_turns_take_what_the_old_closed_form_says(problem):
         assert messages.occupies_s[at] == pytest.approx(seconds, rel=1e-12)
         assert messages.arrives_after_s[at] == pytest.approx(seconds + latency_s, rel=1e-12)
     assert (problem.traffic.opens_s == lag_s).all()
-    assert problem.traffic.copies == tuple(link.num_turns for link in problem.links.values())
-    assert (problem.traffic.num_staggered == 1) == all(link.num_turns == 1 for link in problem.links.values())
+    assert problem.traffic.copies == tuple(link.num_staggered for link in problem.links.values())
+    assert (problem.traffic.num_staggered == 1) == all(link.num_staggered == 1 for link in problem.links.values())
 
 
 @given(problems())
@@ -57,7 +59,7 @@ def test_replicas_in_turns_take_what_the_old_closed_form_says(problem):
 def test_a_step_retimed_with_its_own_times_is_the_same_and_nothing_takes_less_than_no_time(problem):
     messages = problem.traffic.messages
     assert min(messages.occupies_s.min(), messages.arrives_after_s.min(), problem.traffic.opens_s.min()) >= 0
-    if any(link.num_turns > 1 for link in problem.links.values()):
+    if any(link.num_staggered > 1 for link in problem.links.values()):
         return
     again = retimed(problem, messages.occupies_s, messages.arrives_after_s)
     assert Problem.from_json(again.to_json()) == again
@@ -84,12 +86,12 @@ def test_given_times_replace_bandwidth_and_latency():
 def test_replicas_in_turns_each_send_their_share_of_given_times():
     problem = two_sites((1, 1, 0), (5, 6), num_ranks=2, num_microbatches=2)
     shape = problem.traffic.messages.link.shape
-    turns = in_turns(retimed(problem, np.full(shape, 6.0), np.full(shape, 7.0)), 3)
-    there = turns.traffic.messages.link >= 0
-    assert turns.traffic.turn_s == 2.0
-    assert (turns.traffic.messages.occupies_s[there] == 3 * 2.0).all()
-    assert (turns.traffic.messages.arrives_after_s[there] == 1.0 + 2.0).all()
-    assert (turns.traffic.opens_s == 2 * 2.0).all()
+    staggered = stagger(retimed(problem, np.full(shape, 6.0), np.full(shape, 7.0)), 3)
+    there = staggered.traffic.messages.link >= 0
+    assert staggered.traffic.stagger_s == 2.0
+    assert (staggered.traffic.messages.occupies_s[there] == 3 * 2.0).all()
+    assert (staggered.traffic.messages.arrives_after_s[there] == 1.0 + 2.0).all()
+    assert (staggered.traffic.opens_s == 2 * 2.0).all()
 
 
 @pytest.mark.parametrize("figure", ["occupies_s", "arrives_after_s"])

@@ -115,8 +115,16 @@ def test_repr_tells_stages_memory_and_links():
         ),
         (["stages", 0, "forward_s"], 1e300, "stages[0].forward_s: must be at most 1e+15 s, found 1e+300"),
         (["hops", 0, "forward", "bytes"], 1e300, "hops[0].forward.bytes: would take more than 1e+15 s on link"),
-        (["links", "zurich>lugano", "num_turns"], 0, "num_turns: input should be greater than or equal to 1, found 0"),
-        (["links", "lugano>zurich", "num_turns"], 3, "links.zurich>lugano.num_turns: where replicas take turns on any"),
+        (
+            ["links", "zurich>lugano", "num_staggered"],
+            0,
+            "num_staggered: input should be greater than or equal to 1, found 0",
+        ),
+        (
+            ["links", "lugano>zurich", "num_staggered"],
+            3,
+            "links.zurich>lugano.num_staggered: where replicas are staggered on any",
+        ),
         (["links", "zurich>lugano", "bandwidth_bytes_per_s"], 0, "bandwidth_bytes_per_s: must be more than 0, found 0"),
         (
             ["hops", 0, "forward", "link"],
@@ -185,3 +193,11 @@ def test_unreadable_files_are_refused(tmp_path, content):
 )
 def test_links_between_sites_are_told_by_their_names(link, inter):
     assert is_inter_site(link) is inter
+
+
+def test_the_earlier_name_of_the_number_of_staggered_replicas_is_read():
+    both = {name: link | {"num_turns": 2} for name, link in EXAMPLE["links"].items()}
+    problem = Problem.from_json(changed(["links"], both))
+    assert {link.num_staggered for link in problem.links.values()} == {2}
+    assert '"num_staggered":2' in problem.to_json()
+    assert "num_turns" not in problem.to_json()

@@ -29,7 +29,7 @@ _FIGURES: Final[dict[Kind, str]] = {"F": "forward_s", "I": "input_grad_s", "W": 
 def as_measured(problem: Problem, window: Sequence[Timeline]) -> Problem:
     """`problem` with the durations and links that the Timelines in `window` show; bytes and memory stay.
 
-    What was not measured, and what the measurements can't tell, stays as it is. Where replicas take turns on a link,
+    What was not measured, and what the measurements can't tell, stays as it is. Where replicas are staggered on a link,
     the Timelines have to show the messages of all of them.
     """
     stages = tuple(_measured_stage(problem, number, window) for number in range(problem.num_stages))

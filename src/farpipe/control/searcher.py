@@ -24,7 +24,7 @@ from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import Found, search
 from farpipe.search.step import (
-    Orders,
+    CodedSchedule,
     Player,
     fits_memory,
     search_step,
@@ -74,7 +74,7 @@ def seek(problem: Problem, samples: Sequence[Problem], search_s: float) -> Itera
             return
 
 
-def _named_orders(problem: Problem, limit_s: float) -> Iterator[tuple[str, Orders]]:
+def _named_orders(problem: Problem, limit_s: float) -> Iterator[tuple[str, CodedSchedule]]:
     """The named orders that can be made in about `limit_s`, each as it is and with split backwards."""
     until_s = time.monotonic() + limit_s
     for name in ORDERS:

@@ -18,7 +18,7 @@ from farpipe.cost import compute, memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout
-from farpipe.cost.transfer import ring_way
+from farpipe.cost.transfer import ring_link
 from farpipe.spec import Model, Site, Training
 
 Floats = NDArray[np.float64]
@@ -155,8 +155,8 @@ def _all_to_all(
     """The exchange of heads for tokens before and after attention, per token of the whole chunk."""
     if context == 1:
         return Law()
-    way = ring_way(site, calibration, context, layout.tensor)
+    effective = ring_link(site, calibration, context, layout.tensor)
     width = 2 * (model.attention_hidden + model.kv_hidden) / layout.tensor * memory.element_bytes(training.precision)
     share = width / context * (context - 1) / context
-    start = calibration.collective_start_s + way.latency_s
-    return Law(token_s=share / way.bandwidth_bytes_per_s, fixed_s=ALL_TO_ALLS * start)
+    start = calibration.collective_start_s + effective.latency_s
+    return Law(token_s=share / effective.bandwidth_bytes_per_s, fixed_s=ALL_TO_ALLS * start)

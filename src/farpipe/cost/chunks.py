@@ -101,7 +101,7 @@ class ChunkCosts(Document):
         """Stages of the pipeline."""
         return len(self.stages)
 
-    def room_bytes(self, load: Load, recomputed: Ints) -> Floats:
+    def headroom_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """What every rank has for activations; infinite where memory is unlimited: [num_ranks]."""
         ranks = self._ranks(self.working_bytes(load, recomputed))
         return np.array([np.inf if r.memory_bytes is None else r.memory_bytes - r.static_bytes for r in ranks])

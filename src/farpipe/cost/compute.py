@@ -20,7 +20,7 @@ from farpipe.cost.layout import Layout
 from farpipe.cost.transfer import (
     context_exchange_s,
     expert_exchange_s,
-    replica_way,
+    replica_link,
     ring_bytes,
     tensor_collective_s,
 )
@@ -164,16 +164,16 @@ def zero_times(
     """
     if training.zero not in (2, 3) or layout.num_shares == 1:
         return Times(0.0, 0.0, 0.0)
-    size, way = layout.num_shares, replica_way(site, calibration, layout)
+    size, effective = layout.num_shares, replica_link(site, calibration, layout)
     num_params = device_layer_params(model, layout)
     weights = ring_bytes("all-gather", num_params * memory.element_bytes(training.precision), size)
     gradients = ring_bytes("reduce-scatter", num_params * memory.gradient_bytes(training.precision), size)
-    gather = way.seconds(weights) if training.zero == 3 else 0.0
+    gather = effective.seconds(weights) if training.zero == 3 else 0.0
     beside = calibration.overlap_fraction if training.overlap else 0.0
     backward = layer.input_grad_s + layer.weight_grad_s
     return Times(
         max(0.0, gather - beside * layer.forward_s),
-        max(0.0, gather + way.seconds(gradients) - beside * backward),
+        max(0.0, gather + effective.seconds(gradients) - beside * backward),
         0.0,
     )
 

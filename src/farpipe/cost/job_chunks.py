@@ -10,7 +10,7 @@ from farpipe.cost.chunks import PROBE_TOKENS, ChunkCosts, StageChunks
 from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.stage import JobCosts
 from farpipe.cost.step import StepCost, step_cost
-from farpipe.cost.transfer import ring_bytes, ring_way
+from farpipe.cost.transfer import ring_bytes, ring_link
 from farpipe.errors import InputError
 from farpipe.spec import Cluster, Site
 from farpipe.step import Problem, Rank
@@ -160,7 +160,7 @@ class _ChunkJob:
             return 0.0
         seconds = []
         for index, site in enumerate(self._sites):
-            way = ring_way(site, self._costs.calibration(site), self.context, self.layout.tensor)
+            effective = ring_link(site, self._costs.calibration(site), self.context, self.layout.tensor)
             gradients = self._num_params(index) / self.layout.tensor * memory.gradient_bytes(self._probe.precision)
-            seconds.append(way.seconds(ring_bytes("all-reduce", gradients, self.context)))
+            seconds.append(effective.seconds(ring_bytes("all-reduce", gradients, self.context)))
         return max(seconds)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.lossy_links import lossy_link, mean_lateness_s
-from farpipe.cost.transfer import Way, rank_way
+from farpipe.cost.transfer import EffectiveLink, rank_link
 from farpipe.errors import InfeasibleError
 from farpipe.spec import Cluster, Site
 from farpipe.spec import Link as SiteLink
@@ -52,8 +52,8 @@ class StepLinks:
         if source.site == target.site:
             site = self.sites[source.rank]
             places = [self._place(rank) for rank in (source.rank, target.rank)]
-            way = rank_way(site, calibration, self.layout, *places)
-            return self._over(f"{site.name}:{source.rank}>{site.name}:{target.rank}", way, num_bytes)
+            effective = rank_link(site, calibration, self.layout, *places)
+            return self._over(f"{site.name}:{source.rank}>{site.name}:{target.rank}", effective, num_bytes)
         link = self.cluster.link(source.site, target.site)
         if link is None:
             raise InfeasibleError(
@@ -62,10 +62,10 @@ class StepLinks:
             )
         return self._between_sites(link, num_bytes * self.layout.data, self._pace_s)
 
-    def ring(self, rank: int, way: Way, num_bytes: float) -> Transfer:
+    def ring(self, rank: int, effective: EffectiveLink, num_bytes: float) -> Transfer:
         """What every device of `rank` sends in a collective of the replicas."""
         site = self.sites[rank].name
-        return self._over(f"{site}:{rank}>{site}:{rank}", way, num_bytes)
+        return self._over(f"{site}:{rank}>{site}:{rank}", effective, num_bytes)
 
     def ring_over_sites(self, num_bytes: float) -> Transfer:
         """What every site of `Layout.replica_sites` sends to the next one in a collective.
@@ -85,7 +85,7 @@ class StepLinks:
 
     def _between_sites(self, link: SiteLink, num_bytes: float, gap_s: float) -> Transfer:
         """Over a link that loses packets or jitters a message is there when it is in the mean."""
-        transfer = self._over(link.name, Way(link.latency_s, link.bandwidth_bytes_per_s), num_bytes)
+        transfer = self._over(link.name, EffectiveLink(link.latency_s, link.bandwidth_bytes_per_s), num_bytes)
         lossy = lossy_link(self.cluster, link)
         if not lossy.is_disturbed:
             return transfer
@@ -93,8 +93,8 @@ class StepLinks:
         there_s = occupies_s + link.latency_s + mean_lateness_s(lossy, num_bytes, gap_s)
         return transfer.model_copy(update={"occupies_s": occupies_s, "arrives_after_s": there_s})
 
-    def _over(self, name: str, way: Way, num_bytes: float) -> Transfer:
-        link = Link(latency_s=way.latency_s, bandwidth_bytes_per_s=way.bandwidth_bytes_per_s)
+    def _over(self, name: str, effective: EffectiveLink, num_bytes: float) -> Transfer:
+        link = Link(latency_s=effective.latency_s, bandwidth_bytes_per_s=effective.bandwidth_bytes_per_s)
         self.links.setdefault(name, link)
         return Transfer(link=name, bytes=num_bytes)
 

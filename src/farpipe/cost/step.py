@@ -10,7 +10,14 @@ from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
 from farpipe.cost.stage import JobCosts, StageCost
-from farpipe.cost.transfer import Collective, Way, narrowed_bytes, replica_way, ring_bytes, site_way
+from farpipe.cost.transfer import (
+    Collective,
+    EffectiveLink,
+    effective_site_link,
+    narrowed_bytes,
+    replica_link,
+    ring_bytes,
+)
 from farpipe.spec import Cluster, Device, Model, Site, Training
 from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer
 
@@ -78,7 +85,7 @@ class _Step:
             self.optimizer_s(self.stage_costs)
             + self.clipping_s()
             + self.late_tied_exchange_s()
-            + self.around_crossing_s()
+            + self.around_inter_site_s()
             + fixed
         )
 
@@ -151,19 +158,19 @@ class _Step:
             return self._sync_over_sites(links, cost)
         if self.layout.num_shares == 1 or self.training.zero in (2, 3):  # those are part of every microbatch
             return None
-        way = self._replica_way(placement)
-        reduce = self._exposed(way, self._gradient_bytes(cost), cost, cost.input_grad_s + cost.weight_grad_s)
+        effective = self._replica_link(placement)
+        reduce = self._exposed(effective, self._gradient_bytes(cost), cost, cost.input_grad_s + cost.weight_grad_s)
         if not self.training.zero1:
-            return Sync(reduce=links.ring(placement.rank, way, reduce))
-        gather = self._exposed(way, self._weight_bytes(cost), cost, cost.forward_s)
+            return Sync(reduce=links.ring(placement.rank, effective, reduce))
+        gather = self._exposed(effective, self._weight_bytes(cost), cost, cost.forward_s)
         return Sync(
-            gather=links.ring(placement.rank, way, gather),
-            reduce=links.ring(placement.rank, way, reduce),
+            gather=links.ring(placement.rank, effective, gather),
+            reduce=links.ring(placement.rank, effective, reduce),
         )
 
-    def _replica_way(self, placement: Placement) -> Way:
+    def _replica_link(self, placement: Placement) -> EffectiveLink:
         site = self.cluster.site(placement.site)
-        return replica_way(site, self.calibration(site), self.layout)
+        return replica_link(site, self.calibration(site), self.layout)
 
     def _gradient_bytes(self, cost: StageCost) -> float:
         """What a device sends to sum the stage's gradients over its replicas, whole or divided."""
@@ -179,7 +186,7 @@ class _Step:
         common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, size)
         return common + ring_bytes(kind, cost.expert_params * width, size // expert)
 
-    def _exposed(self, way: Way, num_bytes: float, cost: StageCost, beside_s: float) -> float:
+    def _exposed(self, effective: EffectiveLink, num_bytes: float, cost: StageCost, beside_s: float) -> float:
         """What of a collective is left when it runs beside the pass of one microbatch that takes `beside_s`.
 
         Gradients are summed in buckets as the last microbatch's backward makes them, and parameters gathered in the
@@ -189,7 +196,7 @@ class _Step:
         site_share = self.overlap_fraction if self.training.overlap else 0.0
         if not site_share:
             return num_bytes
-        left = num_bytes - site_share * beside_s * way.bandwidth_bytes_per_s
+        left = num_bytes - site_share * beside_s * effective.bandwidth_bytes_per_s
         return max(left, num_bytes / max(1, cost.num_buckets))
 
     @cached_property
@@ -208,18 +215,18 @@ class _Step:
             reduce=links.ring_over_sites(ring_bytes("reduce-scatter", gradients, size)),
         )
 
-    def around_crossing_s(self) -> float:
-        """What comes before and after the last exchange between sites: the one inside, and further turns' latencies.
+    def around_inter_site_s(self) -> float:
+        """What comes before and after the last exchange between sites: the one inside, and latencies of further rounds.
 
-        A ring of n sites goes round in 2 (n - 1) turns (two sites sum in one), of which the Problem has the first of
+        A ring of n sites goes round in 2 (n - 1) rounds (two sites sum in one), of which the Problem has the first of
         each collective; bytes are all in the Problem.
         """
         homes = self.layout.replica_sites
         if not homes:
             return 0.0
-        turns = 2 * (len(homes) - 1) - (2 if self.training.zero == 1 else 1) if len(homes) > 2 else 0
+        rounds = 2 * (len(homes) - 1) - (2 if self.training.zero == 1 else 1) if len(homes) > 2 else 0
         latency_s = max(link.latency_s for link in ring_links(self.cluster, homes))
-        return turns * latency_s + max(map(self._inside_s, self.placements, self.stage_costs))
+        return rounds * latency_s + max(map(self._inside_s, self.placements, self.stage_costs))
 
     def _inside_s(self, placement: Placement, cost: StageCost) -> float:
         """The stage's collectives inside a site that has several replicas."""
@@ -229,8 +236,8 @@ class _Step:
         site, num_params = self.sites[placement.rank], cost.device_params
         back = memory.element_bytes(precision) if self.training.zero1 else memory.gradient_bytes(precision)
         num_bytes = ring_bytes("reduce-scatter", num_params * memory.gradient_bytes(precision), size)
-        way = replica_way(site, self.calibration(site), self.layout)
-        return way.seconds(num_bytes + ring_bytes("all-gather", num_params * back, size))
+        effective = replica_link(site, self.calibration(site), self.layout)
+        return effective.seconds(num_bytes + ring_bytes("all-gather", num_params * back, size))
 
     def _tied_exchange(self, links: StepLinks) -> list[Transfer | None]:
         """The gradient of the shared matrix from the first stage to the last and back."""
@@ -271,7 +278,7 @@ class _Step:
         sites = {site.name: site for site in self.sites.values()}
         names = {*sites, *self.layout.replica_sites}
         far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= names]
-        near = max(site_way(site, self.calibration(site)).latency_s for site in sites.values())
+        near = max(effective_site_link(site, self.calibration(site)).latency_s for site in sites.values())
         return max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near
 
 

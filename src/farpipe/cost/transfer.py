@@ -25,7 +25,7 @@ WIRE_HEAD_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
-class Way:
+class EffectiveLink:
     """What one device, or one rank's devices together, can count on: latency and bandwidth as programs see them."""
 
     latency_s: float
@@ -54,29 +54,29 @@ def narrowed_bytes(num_bytes: float, training: Training) -> float:
     return float(wire_bytes(round(num_bytes / item_bytes), item_bytes, training.wire_type))
 
 
-def machine_way(site: Site, calibration: Calibration) -> Way:
+def effective_machine_link(site: Site, calibration: Calibration) -> EffectiveLink:
     """From one device to another of its machine."""
     return _effective(site.machine_link, calibration.machine_link_fraction)
 
 
-def site_way(site: Site, calibration: Calibration) -> Way:
+def effective_site_link(site: Site, calibration: Calibration) -> EffectiveLink:
     """From one device to a device of another machine of the site."""
     return _effective(site.site_link, calibration.site_link_fraction)
 
 
-def _effective(link: LocalLink, fraction: float) -> Way:
-    return Way(link.latency_s, link.bandwidth_bytes_per_s * fraction)
+def _effective(link: LocalLink, fraction: float) -> EffectiveLink:
+    return EffectiveLink(link.latency_s, link.bandwidth_bytes_per_s * fraction)
 
 
-def ring_way(site: Site, calibration: Calibration, size: int, stride: int = 1) -> Way:
+def ring_link(site: Site, calibration: Calibration, size: int, stride: int = 1) -> EffectiveLink:
     """The ring through `size` devices of a site, each `stride` after the one before: latency of a tree, bandwidth."""
-    inside, across = machine_way(site, calibration), site_way(site, calibration)
+    inside, across = effective_machine_link(site, calibration), effective_site_link(site, calibration)
     steps = 2 * math.ceil(math.log2(size)) if size > 1 else 0
     if size * stride <= site.devices_per_machine:
-        return Way(steps * inside.latency_s, inside.bandwidth_bytes_per_s / calibration.crowd(size * stride))
+        return EffectiveLink(steps * inside.latency_s, inside.bandwidth_bytes_per_s / calibration.crowd(size * stride))
     neighbours = max(1, min(size, site.devices_per_machine // stride))
     bandwidth = min(inside.bandwidth_bytes_per_s, neighbours * across.bandwidth_bytes_per_s)
-    return Way(steps * across.latency_s, bandwidth)
+    return EffectiveLink(steps * across.latency_s, bandwidth)
 
 
 def ring_bytes(kind: Collective, num_bytes: float, size: int) -> float:
@@ -89,15 +89,15 @@ def tensor_collective_s(site: Site, calibration: Calibration, layout: Layout, nu
     the all-gather in its place move as much (Korthikanti et al. 2022, section 4.2.2)."""
     if layout.tensor == 1:
         return 0.0
-    way = ring_way(site, calibration, layout.tensor)
-    return calibration.collective_start_s + way.seconds(ring_bytes("all-reduce", num_bytes, layout.tensor))
+    effective = ring_link(site, calibration, layout.tensor)
+    return calibration.collective_start_s + effective.seconds(ring_bytes("all-reduce", num_bytes, layout.tensor))
 
 
 def context_exchange_s(site: Site, calibration: Calibration, layout: Layout, num_bytes: float) -> float:
     """Sending `num_bytes` of keys and values on to every other context-parallel device in turn (ring attention, arXiv
     2310.01889)."""
-    way = ring_way(site, calibration, layout.context, layout.tensor)
-    return calibration.collective_start_s + way.seconds(
+    effective = ring_link(site, calibration, layout.context, layout.tensor)
+    return calibration.collective_start_s + effective.seconds(
         ring_bytes("all-gather", num_bytes * layout.context, layout.context)
     )
 
@@ -106,19 +106,19 @@ def expert_exchange_s(site: Site, calibration: Calibration, layout: Layout, num_
     """One all-to-all of `num_bytes` of each device over the expert-parallel ones; its own share stays."""
     if layout.expert == 1:
         return 0.0
-    way = ring_way(site, calibration, layout.expert, layout.tensor)
-    return calibration.collective_start_s + way.seconds((layout.expert - 1) / layout.expert * num_bytes)
+    effective = ring_link(site, calibration, layout.expert, layout.tensor)
+    return calibration.collective_start_s + effective.seconds((layout.expert - 1) / layout.expert * num_bytes)
 
 
-def replica_way(site: Site, calibration: Calibration, layout: Layout) -> Way:
+def replica_link(site: Site, calibration: Calibration, layout: Layout) -> EffectiveLink:
     """The ring of the devices of a site that hold the same slice of the model."""
-    return ring_way(site, calibration, layout.num_shares, layout.tensor)
+    return ring_link(site, calibration, layout.num_shares, layout.tensor)
 
 
-def rank_way(site: Site, calibration: Calibration, layout: Layout, source: int, target: int) -> Way:
+def rank_link(site: Site, calibration: Calibration, layout: Layout, source: int, target: int) -> EffectiveLink:
     """Between two ranks of one site, given as their places in it; the tensor-parallel devices send side by side."""
     size, machine = layout.devices_per_rank, site.devices_per_machine
     first, last = min(source, target) * size, (max(source, target) + 1) * size - 1
-    way = machine_way if first // machine == last // machine else site_way
-    one = way(site, calibration)
-    return Way(one.latency_s, one.bandwidth_bytes_per_s * layout.tensor * layout.context)
+    effective = effective_machine_link if first // machine == last // machine else effective_site_link
+    one = effective(site, calibration)
+    return EffectiveLink(one.latency_s, one.bandwidth_bytes_per_s * layout.tensor * layout.context)

@@ -1,4 +1,4 @@
-"""What a job takes on given devices of given sites: the planner's quotes, kept, and what a crossing adds to them."""
+"""Step times of a job on given devices of given sites: the planner's quotes, and what inter-site hops add."""
 
 import math
 from collections.abc import Mapping
@@ -45,12 +45,12 @@ class Quotes(Protocol):
         """Size of a checkpoint."""
 
     def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
-        """Bytes/s that a crossing needs each way so that it never slows the job; None if it fits nowhere."""
+        """Bytes/s that an inter-site hop needs in each direction to never slow the job; None if it fits nowhere."""
 
 
 @dataclass(frozen=True)
 class _Base:
-    """A quote inside one site, as far as crossings need it."""
+    """A quote inside one site, as far as inter-site hops need it."""
 
     step_s: float
     num_microbatches: int
@@ -59,7 +59,7 @@ class _Base:
 
 
 class PlannerQuotes:
-    """Quotes of `Planner` for devices of one site, with the closed form of GeoPipe for what crossings add.
+    """Quotes of `Planner` for devices of one site, with the closed form of GeoPipe for what inter-site hops add.
 
     A boundary carries tokens x hidden x 2 bytes a step each way, whatever the number of replicas. A link that takes
     less time for a step's bytes than the step itself costs its latency and one message's time, there and back; a slower
@@ -77,7 +77,7 @@ class PlannerQuotes:
 
     def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
         """As in `Quotes`."""
-        names = _crossings(devices)
+        names = _links_between(devices)
         found = tuple(_stepped(rates.get(name, 0.0)) for name in names)
         if not all(found):
             return None
@@ -142,8 +142,8 @@ def _base_of(kind: Kind, quote: Quote) -> _Base:
     return _Base(quote.step_s, quote.layout.num_microbatches, step_bytes)
 
 
-def _crossings(devices: Devices) -> list[str]:
-    """The directed links that a pipeline over these sites uses, both ways of every crossing."""
+def _links_between(devices: Devices) -> list[str]:
+    """The directed links that a pipeline over these sites uses, both directions of every inter-site hop."""
     return [name for (a, _), (b, _) in pairwise(devices) for name in (f"{a}>{b}", f"{b}>{a}")]
 
 

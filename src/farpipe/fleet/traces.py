@@ -106,7 +106,7 @@ SIZES: Final = {
     128: (Kind("qwen2.5-32b", 4096, 512), Kind("llama-3-70b", 4096, 1024)),
     256: (Kind("llama-3-70b", 4096, 1024),),
 }
-"""What jobs train by requested devices, in turns: the rule of ours that maps sizes to models of 1.3B to 70B."""
+"""What jobs train by requested devices, in rotation: the rule of ours that maps sizes to models of 1.3B to 70B."""
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,13 @@ def as_jobs(
     """Raw jobs as trainings that last as long on what was requested, by `step_s` of a kind on so many devices.
 
     They may have from a part (`shrink`) to a multiple (`grow`) of the requested devices; 1 and 1: rigid. What is
-    trained goes by `SIZES`, in turns; larger requests train what the largest size does.
+    trained goes by `SIZES`, in rotation; larger requests train what the largest size does.
     """
-    jobs, turns = list[FleetJob](), dict.fromkeys(SIZES, 0)
+    jobs, num_of_size = list[FleetJob](), dict.fromkeys(SIZES, 0)
     for index, job in enumerate(raw):
         size = max(size for size in SIZES if size <= max(job.num_devices, min(SIZES)))
-        kind = SIZES[size][turns[size] % len(SIZES[size])]
-        turns[size] += 1
+        kind = SIZES[size][num_of_size[size] % len(SIZES[size])]
+        num_of_size[size] += 1
         steps = max(1, round(job.duration_s / step_s(kind, job.num_devices)))
         bounds = max(1, job.num_devices // shrink), job.num_devices * grow
         jobs.append(FleetJob(f"job{index}", kind, job.submit_s, steps, *bounds, tenant=job.tenant))

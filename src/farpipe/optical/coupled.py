@@ -15,7 +15,7 @@ from farpipe.optical.pipeline_state import LOGGED, NEXT, NUM_COUNTERS, SPARE, Ba
 from farpipe.optical.policies import POLICIES, Policy
 from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, path_arrays
 from farpipe.optical.traffic import Traffic
-from farpipe.optical.training import MAX_BLOCKS, Step, Training, TransferRule, Wishes
+from farpipe.optical.training import MAX_BLOCKS, Demands, Step, Training, TransferRule
 
 _BACKGROUND = ("background",)
 PENDING = -2
@@ -69,27 +69,27 @@ class Coupled:
     def wait_until(self, until_s: float) -> None:
         """Let the background go on alone until `until_s`."""
         if until_s > self.now_s:
-            self.now_s = self._play(Wishes.same(self.training, 1), _out(self.training), float(until_s))
+            self.now_s = self._play(Demands.same(self.training, 1), _out(self.training), float(until_s))
 
-    def step(self, wishes: Wishes) -> Step:
+    def step(self, demands: Demands) -> Step:
         """Play the next step; InfeasibleError when a message can never be sent."""
         out, begin_s, held = _out(self.training), self.now_s, self._held(self.now_s)
         first = int(self._state.counters[NEXT])
-        end_s = self._play(wishes, out, inf)
+        end_s = self._play(demands, out, inf)
         if end_s < 0:
-            raise InfeasibleError(self._stuck(out, wishes))
+            raise InfeasibleError(self._stuck(out, demands))
         self.now_s = end_s
         came = self._background.path[first : int(self._state.counters[NEXT])]
         used = self._held(end_s) - held
         return Step(
-            self.training, begin_s, end_s, out, wishes, self.rule.unit_gbit, used, (len(came), int((came == -1).sum()))
+            self.training, begin_s, end_s, out, demands, self.rule.unit_gbit, used, (len(came), int((came == -1).sum()))
         )
 
-    def _play(self, wishes: Wishes, out: Out, until_s: float) -> float:
+    def _play(self, demands: Demands, out: Out, until_s: float) -> float:
         from farpipe.optical import pipeline_kernel
 
         kernel: Any = pipeline_kernel.play
-        rule = _rule(self.rule, wishes)
+        rule = _rule(self.rule, demands)
         return float(kernel(self._net, self._background, self._pipe, rule, self._state, out, self.now_s, until_s))
 
     def _held(self, now_s: float) -> float:
@@ -119,13 +119,13 @@ class Coupled:
         """
         return self._state.log[: int(self._state.counters[LOGGED])]
 
-    def _stuck(self, out: Out, wishes: Wishes) -> str:
+    def _stuck(self, out: Out, demands: Demands) -> str:
         waiting = np.flatnonzero(np.isfinite(out.ask_s) & ~np.isfinite(out.grant_s))
         if not len(waiting):
             return "the step can't go on: an action waits for something that never comes"
         message = int(waiting[0])
         ends = self.training.hops[message // self.training.problem.num_microbatches]
-        least = int(wishes.least[message])
+        least = int(demands.least[message])
         return (
             f"a message from {ends[0] if ends else '?'} to {ends[1] if ends else '?'} never finds {least} units of "
             f"{self.rule.unit_gbit:g} Gbit/s in {self.shared.grid.num_slots} slots: ask for fewer, or give more slots"
@@ -193,14 +193,14 @@ def _state(shared: Shared, training: Training, num_logged: int) -> State:
     )
 
 
-def _rule(rule: TransferRule, wishes: Wishes) -> Rule:
-    ask_s = np.full(len(wishes.want), inf) if wishes.ask_s is None else wishes.ask_s
-    if (wishes.least < 1).any() or (wishes.least > wishes.want).any():
-        raise InputError("wishes: every message asks for at least one unit, and takes no more than it asks for")
+def _rule(rule: TransferRule, demands: Demands) -> Rule:
+    ask_s = np.full(len(demands.want), inf) if demands.ask_s is None else demands.ask_s
+    if (demands.least < 1).any() or (demands.least > demands.want).any():
+        raise InputError("demands: every message asks for at least one unit, and takes no more than it asks for")
     return Rule(
-        want=wishes.want,
-        least=wishes.least,
-        priority=wishes.priority,
+        want=demands.want,
+        least=demands.least,
+        priority=demands.priority,
         ask_s=ask_s,
         policy=_codes(rule.policy),
         unit_gbit=rule.unit_gbit,

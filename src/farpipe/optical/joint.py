@@ -48,7 +48,7 @@ def play_steps(
     """`num_steps` steps after `skipped` more, in which a strategy that learns from steps settles."""
     coupled, last, steps = Coupled(shared, training, strategy.rule, begin_s=begin_s, num_logged=num_logged), None, []
     for _ in range(skipped + num_steps):
-        last = coupled.step(strategy.wishes(training, last))
+        last = coupled.step(strategy.demands(training, last))
         steps.append(last)
     return Played(training.schedule, tuple(steps[skipped:]), coupled.background_path, coupled.log)
 

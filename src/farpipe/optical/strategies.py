@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from farpipe.errors import UsageError
 from farpipe.optical.policies import POLICIES, Policy
-from farpipe.optical.training import Step, Training, TransferRule, Wishes
+from farpipe.optical.training import Demands, Step, Training, TransferRule
 from farpipe.strict import nearest
 
 _LATER_S: Final = 1e-9
@@ -26,7 +26,7 @@ class Strategy(Protocol):
     def rule(self) -> TransferRule:
         """How they ask."""
 
-    def wishes(self, training: Training, last: Step | None) -> Wishes:
+    def demands(self, training: Training, last: Step | None) -> Demands:
         """What the messages of the next step ask for; `last`: the step before it, if there was one."""
 
 
@@ -38,9 +38,9 @@ class Fixed:
     fewer: bool = False
     rule: TransferRule = field(default_factory=TransferRule)
 
-    def wishes(self, training: Training, last: Step | None) -> Wishes:
+    def demands(self, training: Training, last: Step | None) -> Demands:
         """The same for every message and step."""
-        return Wishes.same(training, self.units, 1 if self.fewer else self.units)
+        return Demands.same(training, self.units, 1 if self.fewer else self.units)
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class Cba:
     """When refused, take fewer units at once instead of waiting."""
     rule: TransferRule = field(default_factory=TransferRule)
 
-    def wishes(self, training: Training, last: Step | None) -> Wishes:
+    def demands(self, training: Training, last: Step | None) -> Demands:
         """From the labels and refusals of the last step."""
         bound = first_microbatch(training) if last is None else communication_bound(last, self.label)
         want = np.full(training.num_messages, self.start, np.int64)
         if last is not None and self.accumulate:
-            want = last.wishes.want.copy()
+            want = last.demands.want.copy()
         refused = np.zeros(len(want), np.bool_) if last is None else last.out.refused
         want = want + np.where(refused, -self.fewer, np.where(bound, self.more, 0))
         want = np.clip(want, self.least, self.most)
         least = np.full_like(want, self.least) if self.fewer_at_once else want
-        return Wishes(want, np.minimum(least, want), np.where(bound, 0, 1))
+        return Demands(want, np.minimum(least, want), np.where(bound, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Widest:
     most: int = 6
     rule: TransferRule = field(default_factory=lambda: TransferRule(policy=POLICIES["last-fit"], max_blocks=2))
 
-    def wishes(self, training: Training, last: Step | None) -> Wishes:
+    def demands(self, training: Training, last: Step | None) -> Demands:
         """The same for every message and step; who waits is served in order of asking."""
-        return Wishes.same(training, self.most, 1)
+        return Demands.same(training, self.most, 1)
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class Slack:
     few: int = 3
     rule: TransferRule = field(default_factory=lambda: TransferRule(policy=POLICIES["last-fit"], max_blocks=2))
 
-    def wishes(self, training: Training, last: Step | None) -> Wishes:
+    def demands(self, training: Training, last: Step | None) -> Demands:
         """From the slack of the last step: a narrower light path must fit into it."""
-        same = Wishes.same(training, self.most, 1)
+        same = Demands.same(training, self.most, 1)
         if last is None:
             return same
         longer = np.zeros(training.num_messages)
@@ -115,7 +115,7 @@ class Slack:
         seconds = last.out.end_s[sent] - last.out.start_s[sent]
         longer[sent] = seconds * last.out.units[sent] / self.few
         idle = arrival_slack_s(last) > longer
-        return Wishes(np.where(idle, min(self.few, self.most), same.want), same.least, np.where(idle, 1, 0))
+        return Demands(np.where(idle, min(self.few, self.most), same.want), same.least, np.where(idle, 1, 0))
 
 
 def first_microbatch(training: Training) -> NDArray[np.bool_]:

@@ -125,7 +125,7 @@ class TransferRule:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Demands:
     """What the messages of one step ask for: units at most and at least, and who is served first (lower first)."""
 
     want: Ints
@@ -135,7 +135,7 @@ class Wishes:
     """When to ask, from the start of the step; infinite: when the producer ends (or `TransferRule.ahead`)."""
 
     @classmethod
-    def same(cls, training: Training, most: int, least: int | None = None) -> "Wishes":
+    def same(cls, training: Training, most: int, least: int | None = None) -> "Demands":
         """Every message asks for `most` units and takes `least` (by default `most`) or more."""
         if not 1 <= (least if least is not None else most) <= most:
             raise UsageError(f"units asked for must be at least 1, the least first, found {least} and {most}")
@@ -152,7 +152,7 @@ class Step:
     begin_s: float
     end_s: float
     out: Out
-    wishes: Wishes
+    demands: Demands
     unit_gbit: float
     held_slot_s: float
     """Slots x fibres x seconds that its messages held."""

@@ -61,7 +61,7 @@ def reason(best: Evaluated, other: Evaluated) -> str:
 def advice(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
     """What to know before renting anything: whether more sites help, which links bound the step, what is left out."""
     sites = [*_second_site(best, evaluated), *_unlinked(job), *_other_use(job, best, evaluated)]
-    return [*sites, *_link_bounds(best), *_bandwidth_sensitivity(best), *_turns(best), *_traffic(job, best)]
+    return [*sites, *_link_bounds(best), *_bandwidth_sensitivity(best), *_stagger(best), *_traffic(job, best)]
 
 
 def _millions(number: float) -> str:
@@ -156,13 +156,13 @@ def _bandwidth_sensitivity(best: Evaluated) -> list[str]:
     return [f"Effect of the inter-site bandwidth: {', '.join(told)}."] if told else []
 
 
-def _turns(best: Evaluated) -> list[str]:
+def _stagger(best: Evaluated) -> list[str]:
     traffic = best.problem.traffic
     if traffic.num_staggered == 1:
         return []
     return [
-        f"The {traffic.num_staggered} replicas are staggered by {format_seconds(traffic.turn_s)} so that they do not "
-        "collide on the links between sites."
+        f"The {traffic.num_staggered} replicas are staggered by {format_seconds(traffic.stagger_s)} so that they do "
+        "not collide on the links between sites."
     ]
 
 

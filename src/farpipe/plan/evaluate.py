@@ -18,7 +18,7 @@ from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline
 from farpipe.spec import Job, Recompute
-from farpipe.step import Problem, Schedule, in_turns
+from farpipe.step import Problem, Schedule, stagger
 from farpipe.units import format_bytes
 
 ROUNDING = 1e-9
@@ -182,11 +182,11 @@ def whole(found: Evaluated) -> Evaluated:
 
 
 def staggerings(candidate: Candidate, together: StepCost) -> list[StepCost]:
-    """Replicas that send together between sites, and replicas that take turns there."""
+    """Replicas that send together between sites, and staggered replicas."""
     data = candidate.layout.data
     if data == 1 or candidate.layout.replica_sites or not any(together.problem.between_sites.values()):
         return [together]
-    return [together, StepCost(in_turns(together.problem, data), together.overhead_s)]
+    return [together, StepCost(stagger(together.problem, data), together.overhead_s)]
 
 
 def staggered_like(best: Evaluated, together: StepCost) -> StepCost:
@@ -201,7 +201,7 @@ class _Divisions:
         self._job, self._candidate, self._costs = job, candidate, costs
         self._method = job.schedule if job.schedule is not None and job.schedule in ORDERS else method
         self._stages = StageModes(costs, candidate)
-        self._ways = self._stages.open
+        self._modes = self._stages.open
         self._first = self._divide(minimum_in_flight(candidate))
 
     def nodes(self, bound_s: float) -> list[Node]:
@@ -235,17 +235,17 @@ class _Divisions:
     def _others(self, hopes: list[InFlight]) -> Iterator[Division]:
         """What does not fit is left out; the first division did.
 
-        Where stages share a rank, memory is shared out for the lightest way; if that is not enough for all of them, it
-        is also shared out for each other way alone.
+        Where stages share a rank, memory is shared out for the lightest mode; if that is not enough for all of them, it
+        is also shared out for each other mode alone.
         """
         for wanted in hopes:
-            for ways in [self._ways, *((way,) for way in self._ways[1:] if self._candidate.layout.virtual > 1)]:
+            for modes in [self._modes, *((mode,) for mode in self._modes[1:] if self._candidate.layout.virtual > 1)]:
                 try:
-                    division = self._divide(wanted, ways)
+                    division = self._divide(wanted, modes)
                 except InfeasibleError:
                     continue
                 yield division
-                if set(division.recompute) == {self._ways[0]}:
+                if set(division.recompute) == {self._modes[0]}:
                     break
 
     def _busiest_s(self, division: Division) -> float:
@@ -257,10 +257,10 @@ class _Divisions:
             work[rank] += part.none.seconds + num_layers * part.layer_s
         return max(work) * self._candidate.layout.num_microbatches
 
-    def _divide(self, in_flight: InFlight, ways: tuple[Recompute, ...] | None = None) -> Division:
-        chosen = ways or (self._ways if self._candidate.layout.virtual == 1 else self._ways[-1:])
-        rooms = stage_options(self._stages, in_flight, chosen)
-        return divide_layers(self._job.model.num_layers, rooms, self._job.layout.layers)
+    def _divide(self, in_flight: InFlight, modes: tuple[Recompute, ...] | None = None) -> Division:
+        chosen = modes or (self._modes if self._candidate.layout.virtual == 1 else self._modes[-1:])
+        options = stage_options(self._stages, in_flight, chosen)
+        return divide_layers(self._job.model.num_layers, options, self._job.layout.layers)
 
     def _costed(self, division: Division) -> tuple[tuple[Placement, ...], StepCost]:
         candidate = self._candidate
@@ -290,8 +290,8 @@ def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, 
 def describe_recompute(recompute: list[Recompute]) -> str:
     """``, stages 0 to 2 recompute all``; empty where none does."""
     words = []
-    for way, what in (("full", "all"), ("selective", "attention")):
-        stages = [index for index, chosen in enumerate(recompute) if chosen == way]
+    for mode, what in (("full", "all"), ("selective", "attention")):
+        stages = [index for index, chosen in enumerate(recompute) if chosen == mode]
         if len(stages) == len(recompute):
             return f", recomputing {what}"
         if stages:

@@ -29,7 +29,7 @@ def _gradients_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> flo
 
 
 def _hops_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
-    """All messages of all replicas but one: that one need not wait for the others' turns."""
+    """All messages of all replicas but one: that one need not wait for the others."""
     layout = candidate.layout
     names = [candidate.sites[rank].name for rank in candidate.ranks]
     ways = Counter(ends for a, b in pairwise(names) if a != b for ends in ((a, b), (b, a)))

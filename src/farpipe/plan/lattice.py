@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.cost import JobCosts, Layout, memory
-from farpipe.cost.transfer import narrowed_bytes, rank_way, replica_way, ring_bytes
+from farpipe.cost.transfer import narrowed_bytes, rank_link, replica_link, ring_bytes
 from farpipe.plan.candidates import data_degrees, microbatches, pipeline_degrees, shapes, tensor_degrees
 from farpipe.plan.site_paths import best_paths
 from farpipe.plan.stage_modes import open_modes
@@ -322,8 +322,8 @@ def _tables(lattice: Lattice) -> tuple[Any, ...]:
                 cost, _ = costs.apart(at, site, modes[kind][0], embedding=embedding, head=head)
                 ends_s[kind, row, end] = cost.seconds - none.seconds
                 ends_bytes[row, end] = cost.activation_bytes - none.activation_bytes
-            way = rank_way(site, costs.calibration(site), at, 0, 1)
-            hop_s[kind, row] = way.seconds(boundary)
+            effective = rank_link(site, costs.calibration(site), at, 0, 1)
+            hop_s[kind, row] = effective.seconds(boundary)
     state = _per_row(rows, lambda at: memory.state_bytes(1.0 / at.tensor, training, at))
     sync = np.stack([_sync(lattice, site) for site in lattice.kinds])
     ends_params = _ends_params(model)
@@ -360,8 +360,8 @@ def _sync(lattice: Lattice, site: Site) -> Floats:
     found = np.zeros((lattice.rows.table.size, 2))
     for index, key in enumerate(zip(lattice.rows.tensor.tolist(), lattice.rows.inside.tolist(), strict=True)):
         if key not in known:
-            way = replica_way(site, calibration, Layout(1, key[1], key[0], 1, 1, 1))
+            effective = replica_link(site, calibration, Layout(1, key[1], key[0], 1, 1, 1))
             size = ring_bytes("all-reduce", memory.gradient_bytes(precision), key[1])
-            known[key] = (way.latency_s, size / way.bandwidth_bytes_per_s)
+            known[key] = (effective.latency_s, size / effective.bandwidth_bytes_per_s)
         found[index] = known[key]
     return found

@@ -7,7 +7,7 @@ stage is as fast as its memory lets it be (bisection), and the step is
 
 pace is the largest of the slowest stage, of the busiest link between sites, and of round trip / microbatches in flight
 on any stage. Fill and drain are (p - 1)(F + I - W) with as many microbatches in flight as 1F1B has, (p - 1)(F + I - 2W)
-with twice as many (arXiv 2401.10241), a share of pace in a V, and the way over all links there and back.
+with twice as many (arXiv 2401.10241), a share of pace in a V, and the round trip over all links.
 """
 
 import numpy as np
@@ -97,15 +97,15 @@ def _slowest_s(extra_s, layer_s, most, num_layers, layers):  # type: ignore[no-u
 @njit(cache=True)
 def _travel(site_of_rank, latency_s, rate, size, travel_s):  # type: ignore[no-untyped-def]
     """The busiest link's seconds for one message of all replicas; `travel_s`: there and back below every rank."""
-    busiest, way = 0.0, 0.0
+    busiest, round_trip_s = 0.0, 0.0
     travel_s[-1] = 0.0
     for rank in range(site_of_rank.size - 2, -1, -1):
         a, b = site_of_rank[rank], site_of_rank[rank + 1]
         if a != b:
             there, back = size / rate[a, b], size / rate[b, a]
             busiest = max(busiest, max(there, back))
-            way += latency_s[a, b] + latency_s[b, a] + there + back
-        travel_s[rank] = way
+            round_trip_s += latency_s[a, b] + latency_s[b, a] + there + back
+        travel_s[rank] = round_trip_s
     return busiest
 
 
@@ -217,8 +217,8 @@ def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
         order, num_sites, best_s = orders[o], sizes[o], best_s if shared else np.inf
         around_s = 0.0
         if times[o] > 1:
-            turns = 2.0 * (times[o] - 1)
-            around_s = turns * ring[o, 0] + turns / times[o] * exchanged_bytes / ring[o, 1]
+            rounds = 2.0 * (times[o] - 1)
+            around_s = rounds * ring[o, 0] + rounds / times[o] * exchanged_bytes / ring[o, 1]
         for v in range(first, rows.shape[0]):
             tensor, inside, m, p, row = rows[v, 0], rows[v, 1], rows[v, 2], rows[v, 3], rows[v, 5]
             fits, fastest_s = rows[v, 4] == inside * times[o], np.inf

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StageOption:
-    """One way for a stage to work: what it takes and holds, by its number of layers."""
+    """One recompute mode of a stage: what it takes and holds, by its number of layers."""
 
     layer_s: float
     """Forward and backward of one layer for one microbatch."""
@@ -44,14 +44,14 @@ def divide_layers(
 ) -> Division:
     """The division that makes the slowest stage as fast as possible, each stage with a layer at least.
 
-    `stages` has the ways that each stage may work; for its number of layers it takes the fastest that holds them.
+    `stages` has the options of every stage; for its number of layers it takes the fastest that holds them.
     `pinned` fixes the number of layers of every stage. Among divisions with the same slowest stage one with the
     smallest sum of squared stage times is taken. Exact, in O(stages x layers^2). Raises InfeasibleError when the stages
     can't hold all layers.
     """
     if pinned is None and len(stages) > num_layers:
         raise InfeasibleError(f"{num_layers} layers are too few for {len(stages)} stages of at least 1")
-    most = [max(room.most_of(num_layers) for room in rooms) for rooms in stages]
+    most = [max(option.most_of(num_layers) for option in options) for options in stages]
     wanted = [1] * len(stages) if pinned is None else pinned
     if sum(most) < num_layers or any(n < w for n, w in zip(most, wanted, strict=True)):
         raise InfeasibleError(_out_of_memory(num_layers, most, wanted))
@@ -62,7 +62,9 @@ def divide_layers(
     slowest = _least_slowest(seconds) if pinned is None else float(seconds[:, pinned].diagonal().max())
     even = np.where(seconds <= slowest * (1 + 1e-9), seconds**2, np.inf)
     layers = _cheapest(even)
-    recompute = tuple(rooms[choice[i, n]].recompute for i, (rooms, n) in enumerate(zip(stages, layers, strict=True)))
+    recompute = tuple(
+        options[choice[i, n]].recompute for i, (options, n) in enumerate(zip(stages, layers, strict=True))
+    )
     return Division(tuple(layers), recompute, slowest)
 
 
@@ -93,14 +95,16 @@ def _least_slowest(seconds: Floats) -> float:
 
 
 def _fastest(stages: Sequence[Sequence[StageOption]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """By stage and number of layers the time of the fastest way that holds them, and which way that is."""
-    num_layers, most_ways = int(counts[-1]), max(map(len, stages))
+    """By stage and number of layers the time of the fastest option that holds them, and which one that is."""
+    num_layers, most_options = int(counts[-1]), max(map(len, stages))
     nothing = StageOption(0.0, most_layers=-1)
-    padded = [[*rooms, *[nothing] * (most_ways - len(rooms))] for rooms in stages]
-    figures = [[(room.extra_s, room.layer_s, room.most_of(num_layers)) for room in rooms] for rooms in padded]
+    padded = [[*options, *[nothing] * (most_options - len(options))] for options in stages]
+    figures = [
+        [(option.extra_s, option.layer_s, option.most_of(num_layers)) for option in options] for options in padded
+    ]
     extra_s, layer_s, most = np.moveaxis(np.array(figures), 2, 0)[:, :, :, None]
-    ways = np.where(counts <= most, extra_s + counts * layer_s, np.inf)
-    return ways.min(axis=1), ways.argmin(axis=1)
+    seconds = np.where(counts <= most, extra_s + counts * layer_s, np.inf)
+    return seconds.min(axis=1), seconds.argmin(axis=1)
 
 
 def _cheapest(price: Floats) -> list[int]:

@@ -17,7 +17,7 @@ MAX_ACTIONS: Final = 20_000
 def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
     """`best`, or the same with other recomputation where that is faster.
 
-    One stage at a time recomputes in another way, as long as that helps: less, where memory has room for it, or more,
+    One stage at a time recomputes in another mode, as long as that helps: less, where memory has room for it, or more,
     so that more microbatches can be under way. What a lower bound rules out is not simulated; steps of more than
     MAX_ACTIONS are left as they are.
     """
@@ -36,7 +36,7 @@ def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluate
 
 def _changed(best: Evaluated, index: int, costs: JobCosts) -> Iterator[tuple[Placement, ...]]:
     before = best.placements[index]
-    for way in open_modes(costs, best.candidate.sites):
-        if way != before.recompute and before.num_layers:
-            other = replace(before, recompute=way)
+    for mode in open_modes(costs, best.candidate.sites):
+        if mode != before.recompute and before.num_layers:
+            other = replace(before, recompute=mode)
             yield (*best.placements[:index], other, *best.placements[index + 1 :])

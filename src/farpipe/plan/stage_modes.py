@@ -16,7 +16,7 @@ EVERY_MODE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class StageMode:
-    """One stage with one way of recomputing; all that it costs is linear in its number of layers."""
+    """One stage with one mode of recomputing; all that it costs is linear in its number of layers."""
 
     recompute: Recompute
     none: StageCost
@@ -35,7 +35,7 @@ class StageMode:
 
 
 def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
-    """The ways of recomputing that the job leaves open; under flash attention there are no scores to select.
+    """The modes of recomputing that the job leaves open; under flash attention there are no scores to select.
 
     Where a device was measured, only those that its profile tells of.
     """
@@ -43,8 +43,8 @@ def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
     if wanted != "auto":
         return (wanted,)
     profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
-    useful = [way for way in EVERY_MODE if way != "selective" or not costs.training.flash_attention]
-    return tuple(way for way in useful if all(profile.tells_of(way) for profile in profiles)) or ("none",)
+    useful = [mode for mode in EVERY_MODE if mode != "selective" or not costs.training.flash_attention]
+    return tuple(mode for mode in useful if all(profile.tells_of(mode) for profile in profiles)) or ("none",)
 
 
 class StageModes:
@@ -53,7 +53,7 @@ class StageModes:
     def __init__(self, costs: JobCosts, candidate: Candidate) -> None:
         self.candidate = candidate
         self.open = open_modes(costs, candidate.sites)
-        """The ways of recomputing that the job leaves open, the lightest first."""
+        """The modes of recomputing that the job leaves open, the lightest first."""
         self._costs, self._last = costs, candidate.layout.num_stages - 1
         self._known: dict[tuple[str, bool, bool, Recompute], StageMode] = {}
 
@@ -72,22 +72,22 @@ class StageModes:
         return [self.of(index, recompute) for index in range(self._last + 1)]
 
 
-def stage_options(stages: StageModes, in_flight: Sequence[int], ways: Sequence[Recompute]) -> list[list[StageOption]]:
-    """For every stage its `ways`, each with as many layers as fit with `in_flight[stage]` microbatches under way.
+def stage_options(stages: StageModes, in_flight: Sequence[int], modes: Sequence[Recompute]) -> list[list[StageOption]]:
+    """For every stage its `modes`, each with as many layers as fit with `in_flight[stage]` microbatches under way.
 
-    Stages of one rank share its memory so that all could hold equally many layers in the first of the ways; so
-    whichever ways they take, together they fit.
+    Stages of one rank share its memory so that all could hold equally many layers in the first of the modes; so
+    whichever modes they take, together they fit.
     """
     candidate = stages.candidate
-    parts = [stages.all(way) for way in ways]
+    parts = [stages.all(mode) for mode in modes]
     shares = _shares(candidate, parts[0], in_flight)
-    rooms: list[list[StageOption]] = [[] for _ in candidate.ranks]
+    options: list[list[StageOption]] = [[] for _ in candidate.ranks]
     for mine in parts:
         free = _free_bytes(candidate, mine if candidate.layout.virtual == 1 else parts[-1], in_flight)
         for index, part in enumerate(mine):
             most = _most_layers(part, shares[index] * free[candidate.ranks[index]], in_flight[index])
-            rooms[index].append(StageOption(part.layer_s, part.none.seconds, most, part.recompute))
-    return rooms
+            options[index].append(StageOption(part.layer_s, part.none.seconds, most, part.recompute))
+    return options
 
 
 def _shares(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
@@ -100,7 +100,7 @@ def _shares(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequenc
 
 
 def _free_bytes(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
-    """What each rank has for layers; of all ways, recomputing most has the largest working memory."""
+    """What each rank has for layers; of all modes, recomputing most has the largest working memory."""
     free = [site.plannable_bytes - part.one.working_bytes for site, part in zip(candidate.sites, parts, strict=False)]
     for part, rank, number in zip(parts, candidate.ranks, in_flight, strict=True):
         free[rank] -= part.none.held_bytes(number)
@@ -135,7 +135,7 @@ def fastest_possible_s(costs: JobCosts, candidate: Candidate) -> float:
     layer_s, extra_s = math.inf, 0.0
     for (name, end), number in alike.items():
         index = end if end >= 0 else names.index(name, 1)
-        parts = [stages.of(index, way) for way in stages.open]
+        parts = [stages.of(index, mode) for mode in stages.open]
         layer_s = min(layer_s, *(part.layer_s for part in parts))
         extra_s += number * min(part.none.seconds for part in parts)
     return layout.num_microbatches * (costs.model.num_layers * layer_s + extra_s) / layout.pipeline

@@ -12,7 +12,7 @@ from farpipe.run.directory import PLAN_NAME
 from farpipe.runtime.figures.metrics import METRICS_NAME, NUM_WARM_UP_STEPS, TIMELINE_NAME, read_metrics
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job
-from farpipe.step import in_turns
+from farpipe.step import stagger
 from farpipe.units import format_change, format_rate, format_seconds
 
 
@@ -75,5 +75,5 @@ def _told_again_s(plan: Plan, learned: Learned) -> float:
     costs = JobCosts(plan.job.model, plan.job.training, {profile.device: profile for profile in learned.profiles})
     step = step_cost(costs, plan.layout, plan.placements, with_figures(plan.job.cluster, learned.links))
     staggered = plan.problem.traffic.num_staggered > 1
-    problem = in_turns(step.problem, plan.layout.data) if staggered else step.problem
+    problem = stagger(step.problem, plan.layout.data) if staggered else step.problem
     return simulate(problem, plan.schedule).makespan_s + step.overhead_s

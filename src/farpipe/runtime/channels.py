@@ -19,7 +19,7 @@ Route = tuple[int, int, ChannelKind]
 
 
 def open_channels(run: RunSpec, transport: Transport) -> None:
-    """Open the channels of `run` that begin at this process, in turns where they share a link."""
+    """Open the channels of `run` that begin at this process, one after the other where they share a link."""
     for number, routes in enumerate(rounds(run)):
         for source, target, kind in routes:
             if source == transport.rank:

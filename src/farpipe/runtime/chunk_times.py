@@ -67,7 +67,7 @@ class ChunkStacks:
         deadline_s, repeats = time.perf_counter() + self._request.seconds, 0
         while repeats < LEAST_REPEATS or time.perf_counter() < deadline_s:
             for number, point in enumerate(self._points):
-                for name, stage in self._stages.items():  # in turns, so that a slow moment meets all of them
+                for name, stage in self._stages.items():  # in rotation, so that a slow moment meets all of them
                     self._run(stage, point, number, forward[name], backward[name])
             repeats += 1
         slices = [chunk for point in self._points for chunk in point.chunks]

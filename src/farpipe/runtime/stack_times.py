@@ -66,7 +66,7 @@ class _Stack:
 
 
 def _stack_times(stacks: list[_Stack], seconds: float) -> list[dict[str, float]]:
-    """Median times of every stack; they take turns, so that a slow moment of the machine meets all of them."""
+    """Median times of every stack, timed in rotation, so that a slow moment of the machine meets all of them."""
     samples: list[list[tuple[float, float, float]]] = [[] for _ in stacks]
     deadline = time.perf_counter() + seconds
     repeat = 0

@@ -181,8 +181,8 @@ def _windows(problem: Problem) -> NDArray[np.int64]:
         earlier = [s for s in problem.stages_of_rank[stage.rank] if s <= index]
         for row, size in enumerate((held[index], kept[index], held[earlier].sum())):
             if memory_bytes is not None and size > 0:
-                room = max((memory_bytes * (1 + 1e-9) - static_bytes) / size, 1.0)
-                most[row, index] = int(min(problem.num_microbatches, room * (1 + 1e-9)))
+                headroom = max((memory_bytes * (1 + 1e-9) - static_bytes) / size, 1.0)
+                most[row, index] = int(min(problem.num_microbatches, headroom * (1 + 1e-9)))
     return most
 
 

@@ -230,7 +230,7 @@ def exceeds(used: float, limit: float | None) -> bool:
     return limit is not None and used > limit and not math.isclose(used, limit, rel_tol=1e-9)
 
 
-def expect_room(problem: Problem) -> None:
+def expect_enough_memory(problem: Problem) -> None:
     """InfeasibleError for the rank that is shortest of memory if one sequence alone does not fit somewhere.
 
     Its stages all hold its microbatches when the last of them does its forwards, whatever the order; where they fit,

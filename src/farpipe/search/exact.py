@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.search.step import Orders, Player, SearchStep, fits_memory
+from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
 from farpipe.search.ticks import Ticks, choose_ticks, durations_s
 from farpipe.simulate.lowering import Ints
 from farpipe.step import BACKWARD, FORWARD
@@ -28,7 +28,7 @@ _MAX_PAIRS: Final = 2_000
 class ExactResult:
     """What the solver found: `orders` None when nothing better than what it was given."""
 
-    orders: Orders | None
+    orders: CodedSchedule | None
     makespan_s: float
     lower_bound_s: float
     proven: bool
@@ -90,7 +90,7 @@ class _Model:
 
 def solve(
     step: SearchStep,
-    best: tuple[float, Orders],
+    best: tuple[float, CodedSchedule],
     lower_bound_s: float,
     *,
     time_limit_s: float,
@@ -98,7 +98,7 @@ def solve(
     seed: int = 0,
     split: bool = True,
     in_order: bool | None = None,
-    on_better: Callable[[float, Orders], None] = lambda makespan_s, orders: None,
+    on_better: Callable[[float, CodedSchedule], None] = lambda makespan_s, orders: None,
 ) -> ExactResult:
     """Look for orders better than `best` (makespan_s, orders), or prove that there are none.
 
@@ -253,7 +253,7 @@ def _add_memory(built: _Model, in_order: bool) -> None:
     step = built.step
     for rank in range(step.arrays.num_ranks):
         stages = step.stages[step.stages_begin[rank] : step.stages_begin[rank + 1]]
-        if sum(float(holding.size[stages].sum()) for holding in step.holdings) > step.room_bytes[rank]:
+        if sum(float(holding.size[stages].sum()) for holding in step.holdings) > step.headroom_bytes[rank]:
             _add_rank_memory(built, rank, stages)
             if in_order:
                 _add_windows(built, rank, stages, step.activation_bytes[stages])
@@ -271,15 +271,15 @@ def _add_rank_memory(built: _Model, rank: int, stages: Ints) -> None:
                 end = built.end(stage, kind_of[holding.freed_by], j)
                 intervals.append(built.model.new_interval_var(begin, size, end, ""))
                 demands.append(part)
-    capacity, units = memory_units(float(built.step.room_bytes[rank]), np.array(demands))
+    capacity, units = memory_units(float(built.step.headroom_bytes[rank]), np.array(demands))
     built.model.add_cumulative(intervals, units, capacity)
 
 
-def memory_units(room: float, demands: Any) -> tuple[int, list[int]]:
+def memory_units(headroom: float, demands: Any) -> tuple[int, list[int]]:
     """(capacity, demands) as whole numbers; exact where all demands are equal, else rounded in favour of fitting."""
     if (demands == demands[0]).all():
-        return int(room / demands[0]), [1] * len(demands)
-    unit = room / _MEMORY_UNITS
+        return int(headroom / demands[0]), [1] * len(demands)
+    unit = headroom / _MEMORY_UNITS
     return _MEMORY_UNITS, np.floor(demands / unit * (1 + 1e-12)).astype(int).tolist()
 
 
@@ -288,7 +288,7 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
     for place, stage in enumerate(stages.tolist()):
         if not held[place].min() > 0:
             continue
-        window = int(min(built.step.room_bytes[rank] / held[place].min(), held.shape[1]))
+        window = int(min(built.step.headroom_bytes[rank] / held[place].min(), held.shape[1]))
         all_stash = (built.step.problem.table("weight_stash_bytes")[stage] >= held[place]).all()
         kind = built.last if all_stash else built.back
         backwards = built.step.problem.chains.backwards
@@ -332,19 +332,19 @@ def _add_ends(built: _Model) -> None:
             built.model.add(built.makespan >= end)
 
 
-def _hint(built: _Model, step: SearchStep, orders: Orders) -> None:
+def _hint(built: _Model, step: SearchStep, orders: CodedSchedule) -> None:
     """Start times of the best known orders."""
     for code, start_s in zip(orders[0].tolist(), Player(step).start_s(orders).tolist(), strict=True):
         if code in built.start:
             built.model.add_hint(built.start[code], int(built.ticks.down(start_s)))
 
 
-def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[float, Orders], None]) -> Any:
+def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[float, CodedSchedule], None]) -> Any:
     """Keeps the best order among the solver's answers, by our simulator's time."""
     player = Player(built.step)
 
     class Watcher(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
-        orders: Orders | None = None
+        orders: CodedSchedule | None = None
         makespan_s = best_s
 
         def on_solution_callback(self) -> None:
@@ -357,7 +357,7 @@ def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[f
     return Watcher()
 
 
-def _orders_of(start: dict[int, int], built: _Model) -> Orders:
+def _orders_of(start: dict[int, int], built: _Model) -> CodedSchedule:
     """The order of start times on every rank; of equal ones what takes no time comes first."""
     num_microbatches = built.step.shape[1]
     of_rank: list[list[int]] = [[] for _ in range(built.step.arrays.num_ranks)]

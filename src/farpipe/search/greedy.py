@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.search.step import Orders, Player, SearchStep, fits_memory
+from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
 from farpipe.simulate.lowering import Floats, Ints
 from farpipe.step import BACKWARD, FORWARD, KINDS
 
 MAX_ACTIONS_IN_ALL = 1_500_000
-"""Over all tries together: one or two seconds' work; of steps larger than that fewer tastes are tried."""
+"""Over all tries together: one or two seconds' work; of steps larger than that fewer combinations are tried."""
 
 
 def greedy_orders(
@@ -20,7 +20,7 @@ def greedy_orders(
     split: bool = True,
     go_on: Callable[[], bool] = lambda: True,
     max_actions: int = MAX_ACTIONS_IN_ALL,
-) -> list[tuple[float, Orders]]:
+) -> list[tuple[float, CodedSchedule]]:
     """(makespan_s, orders) of every greedy try, best first; empty when one microbatch does not fit some rank.
 
     (Or when the stash of a W is larger than the activations, which no rule foresees, and fits nowhere.)
@@ -31,19 +31,19 @@ def greedy_orders(
 
     compiled: Any = greedy_kernel.greedy
     player = Player(step)
-    found: dict[bytes, tuple[float, Orders]] = {}
+    found: dict[bytes, tuple[float, CodedSchedule]] = {}
     chains = step.problem.chains
     nothing = np.zeros(step.shape[1], np.int64)
     sequence = (chains.backwards, chains.forwards_needed() if chains.any else nothing)
     most = max(1, max_actions // step.num_actions)
     shape = (*step.shape, len(KINDS))
-    memory = (step.taken_bytes.reshape(shape), step.freed_bytes.reshape(shape), step.room_bytes, _reserves(step))
+    memory = (step.taken_bytes.reshape(shape), step.freed_bytes.reshape(shape), step.headroom_bytes, _reserves(step))
     limits = (step.stages, step.stages_begin, *memory, *sequence)
     opened = step.problem.traffic.after_gathers(len(step.problem.links))
-    for (in_flight, taste), _ in zip(tries(step, split), range(most), strict=False):
+    for (in_flight, rules), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():
             break
-        orders = compiled(step.tables, step.arrays.num_ranks, limits, opened, in_flight, taste)
+        orders = compiled(step.tables, step.arrays.num_ranks, limits, opened, in_flight, rules)
         if orders[0].size and (key := orders[0].tobytes()) not in found and fits_memory(step, orders):
             found[key] = player.makespan_s(orders), orders
     return sorted(found.values(), key=lambda pair: pair[0])
@@ -62,11 +62,11 @@ def _reserves(step: SearchStep) -> Floats:
 
 
 def tries(step: SearchStep, split: bool) -> Iterator[tuple[Ints, Floats]]:
-    """(most in flight per stage, taste): the likely ones first. The places of a taste are `greedy_kernel`'s."""
-    rules = ((0.0, 1.0), (0.0, 0.0), (1.0, 0.0))  # alternate, backward first, forward first
+    """Pairs (most in flight per stage, rules), the likely ones first. The places of `rules` are `greedy_kernel`'s."""
+    kinds = ((0.0, 1.0), (0.0, 0.0), (1.0, 0.0))  # alternate, backward first, forward first
     deep = (0.0, 1.0) if step.problem.num_stages > step.problem.num_ranks else (0.0,)
     fillers = product((0.0, 1.0), (0.5, 0.0, 1.0)) if split else ((0.0, 0.0),)
-    for (by_weights, overshoot), (first, mixed), deepest in product(fillers, rules, deep):
+    for (by_weights, overshoot), (first, mixed), deepest in product(fillers, kinds, deep):
         for in_flight in depths(step):
             yield in_flight, np.array([first, deepest, mixed, by_weights, overshoot, float(split)])
 

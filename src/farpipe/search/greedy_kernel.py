@@ -1,6 +1,6 @@
 """The compiled greedy: always the rank that can start earliest, and there what its rules prefer.
 
-The order of the rules is CrossPipe's (USENIX ATC 2025, arXiv 2507.00217); what it leaves open is a `taste`.
+The order of the rules is CrossPipe's (USENIX ATC 2025, arXiv 2507.00217); what it leaves open, `rules` says.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from numba import njit
 _F, _I, _W, _B = 0, 1, 2, 3
 
 FORWARD_FIRST, DEEP_FORWARDS, MIXED, FREE_BY_WEIGHTS, OVERSHOOT, SPLIT = range(6)
-"""Places in a taste. FORWARD_FIRST: prefer F whatever came before. DEEP_FORWARDS: of several stages' forwards the
+"""Places in `rules`. FORWARD_FIRST: prefer F whatever came before. DEEP_FORWARDS: of several stages' forwards the
 latest stage's first. MIXED: prefer the kind that did not come last (else always I). FREE_BY_WEIGHTS: when memory
 keeps a forward waiting, W comes before I. OVERSHOOT: the part of a W that may delay what is known to come. SPLIT: I and
 W (1) or B (0)."""
@@ -17,16 +17,16 @@ W (1) or B (0)."""
 
 @njit(cache=True)
 def greedy(  # type: ignore[no-untyped-def]
-    tables, num_ranks, limits, opened, in_flight, taste
+    tables, num_ranks, limits, opened, in_flight, rules
 ):
     """The orders (codes, begin), at most `in_flight` [S] microbatches between F and the end of W of a stage.
 
-    `limits` = (stages [S], where each rank's begin in them [R + 1], bytes taken and freed [S, M, 4] both, room [R],
+    `limits` = (stages [S], where each rank's begin in them [R + 1], bytes taken and freed [S, M, 4] both, headroom [R],
     reserve [S], microbatches in the order of their backwards [M], how many forwards each of these needs [M], zero
     without chains), `opened` = (when every stage may begin [S], when every link is free [L]) after the gathers.
-    Stages without room for anything else get their W's done first, and an F only starts when the rank keeps room for
-    one microbatch in every later stage of its own: so the oldest microbatch can always go on, and nothing gets stuck
-    where one microbatch fits. Returns no codes where even that does not.
+    Stages without headroom for anything else get their W's done first, and an F only starts when the rank keeps
+    headroom for one microbatch in every later stage of its own: so the oldest microbatch can always go on, and nothing
+    gets stuck where one microbatch fits. Returns no codes where even that does not.
     """
     num_stages, num_microbatches = tables[0]
     gate, link_free = opened[0], opened[1].copy()
@@ -36,12 +36,12 @@ def greedy(  # type: ignore[no-untyped-def]
     free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, _I, np.int32)
     state = (done, arrival, free, used, last, gate, link_free)
     next_start, next_code = np.empty(num_ranks), np.empty(num_ranks, np.int64)
-    total = (3 if taste[SPLIT] > 0 else 2) * num_stages * num_microbatches
+    total = (3 if rules[SPLIT] > 0 else 2) * num_stages * num_microbatches
     codes, owner = np.empty(total, np.int32), np.empty(total, np.int32)
     stale, num_stale = np.arange(num_ranks), num_ranks
     for at in range(total):
         for rank in stale[:num_stale]:  # one place, few tables: each call copies all that describes its arrays
-            next_start[rank], next_code[rank] = _choose(rank, tables[1], state, limits, in_flight, taste)
+            next_start[rank], next_code[rank] = _choose(rank, tables[1], state, limits, in_flight, rules)
         rank = int(np.argmin(next_start))
         if next_start[rank] == np.inf:
             return codes[:0], np.zeros(num_ranks + 1, np.int32)
@@ -65,26 +65,26 @@ def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _choose(rank, duration_s, state, limits, in_flight, taste):  # type: ignore[no-untyped-def]
+def _choose(rank, duration_s, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(start, code) of what `rank` does next; an infinite start: nothing is known to come."""
     free = state[2][rank]
-    forward_s, forward, blocked = _next_forward(rank, state, limits, in_flight, taste)
-    backward_s, backward, waits_for_memory = _next_backward(rank, state, limits, taste)
+    forward_s, forward, blocked = _next_forward(rank, state, limits, in_flight, rules)
+    backward_s, backward, waits_for_memory = _next_backward(rank, state, limits, rules)
     blocked |= waits_for_memory
-    weight = _next_weight(rank, state, limits) if taste[SPLIT] > 0 else -1
-    back = _I if taste[SPLIT] > 0 else _B
+    weight = _next_weight(rank, state, limits) if rules[SPLIT] > 0 else -1
+    back = _I if rules[SPLIT] > 0 else _B
     forward_code = 4 * forward + _F
     backward_code = 4 * backward + back
     if weight >= 0:
         weight_s = duration_s[_W * state[1][0].size + weight]
         soonest = min(forward_s, backward_s)
-        if blocked and (taste[FREE_BY_WEIGHTS] > 0 or waits_for_memory):
+        if blocked and (rules[FREE_BY_WEIGHTS] > 0 or waits_for_memory):
             soonest = np.inf
-        if soonest - free > 0 and soonest - free >= weight_s * (1 - taste[OVERSHOOT]):
+        if soonest - free > 0 and soonest - free >= weight_s * (1 - rules[OVERSHOOT]):
             return free, 4 * weight + _W
     if forward_s == np.inf and backward_s == np.inf:
         return np.inf, -1
-    if _prefers_forward(state[4][rank], taste) and forward_s <= max(backward_s, free):
+    if _prefers_forward(state[4][rank], rules) and forward_s <= max(backward_s, free):
         return max(free, forward_s), forward_code
     if backward_s <= max(forward_s, free):
         return max(free, backward_s), backward_code
@@ -92,15 +92,15 @@ def _choose(rank, duration_s, state, limits, in_flight, taste):  # type: ignore[
 
 
 @njit(cache=True, inline="always")
-def _prefers_forward(last, taste):  # type: ignore[no-untyped-def]
-    return taste[FORWARD_FIRST] > 0 or (taste[MIXED] > 0 and last != _F)
+def _prefers_forward(last, rules):  # type: ignore[no-untyped-def]
+    return rules[FORWARD_FIRST] > 0 or (rules[MIXED] > 0 and last != _F)
 
 
 @njit(cache=True)
-def _next_forward(rank, state, limits, in_flight, taste):  # type: ignore[no-untyped-def]
+def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting that has arrived)."""
     done, arrival, free, used, _, gate, _ = state
-    stages, stages_begin, taken, _, room, reserve, _, needed = limits
+    stages, stages_begin, taken, _, headroom, reserve, _, needed = limits
     num_microbatches = arrival.shape[2]
     best_s, best, blocked = np.inf, -1, False
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
@@ -110,22 +110,22 @@ def _next_forward(rank, state, limits, in_flight, taste):  # type: ignore[no-unt
             continue
         start = max(free[rank], arrival[0, stage, microbatch], gate[stage])
         is_needed = microbatch < needed[done[_I, stage]]
-        full = used[rank] + taken[stage, microbatch, _F] + (0.0 if is_needed else reserve[stage]) > room[rank]
+        full = used[rank] + taken[stage, microbatch, _F] + (0.0 if is_needed else reserve[stage]) > headroom[rank]
         if full or (microbatch - done[_W, stage] >= in_flight[stage] and not is_needed):
             blocked |= full and start <= free[rank]
-        elif start < best_s or (start == best_s and taste[DEEP_FORWARDS] > 0):
+        elif start < best_s or (start == best_s and rules[DEEP_FORWARDS] > 0):
             best_s, best = start, stage * num_microbatches + microbatch
     return best_s, best, blocked
 
 
 @njit(cache=True)
-def _next_backward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
+def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting); of several stages the earliest, whose gradient has
     the longest way behind it."""
     done, arrival, free, used = state[0], state[1], state[2], state[3]
-    stages, stages_begin, taken, _, room, _, backwards, _ = limits
+    stages, stages_begin, taken, _, headroom, _, backwards, _ = limits
     num_microbatches = arrival.shape[2]
-    kind = _I if taste[SPLIT] > 0 else _B
+    kind = _I if rules[SPLIT] > 0 else _B
     best_s, best, blocked = np.inf, -1, False
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
         stage = stages[at]
@@ -135,7 +135,7 @@ def _next_backward(rank, state, limits, taste):  # type: ignore[no-untyped-def]
         if microbatch < done[_F, stage]:
             start = max(free[rank], arrival[1, stage, microbatch])
             takes = taken[stage, microbatch, kind]
-            if start < np.inf and takes > 0 and used[rank] + takes > room[rank]:
+            if start < np.inf and takes > 0 and used[rank] + takes > headroom[rank]:
                 blocked = True
             elif start < best_s:
                 best_s, best = start, stage * num_microbatches + microbatch

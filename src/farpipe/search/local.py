@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.search.step import Orders, Player, SearchStep
+from farpipe.search.step import CodedSchedule, Player, SearchStep
 
 NUM_THREADS: Final = 2
 """Annealings side by side. A constant, for the answer must not depend on the machine."""
@@ -21,24 +21,24 @@ LAST: Final = 0.06
 class Walk:
     """One annealing: where it is best, and how good that is."""
 
-    orders: Orders
+    orders: CodedSchedule
     makespan_s: float
 
 
-Report = Callable[[float, Orders], bool]
+Report = Callable[[float, CodedSchedule], bool]
 """Told of (makespan_s, orders) of the best after every round; True: go on."""
 
 
 def improve(
     step: SearchStep,
-    seeds: Sequence[tuple[float, Orders]],
+    seeds: Sequence[tuple[float, CodedSchedule]],
     *,
     num_evaluations: int,
     num_rounds: int = 8,
     seed: int = 0,
     target_s: float = 0.0,
     report: Report = lambda makespan_s, orders: True,
-) -> tuple[float, Orders]:
+) -> tuple[float, CodedSchedule]:
     """The best orders found from `seeds` (makespan_s, orders) with `num_evaluations` in all: (makespan_s, orders).
 
     The first seeds get a walk each; after every second round all go on from the best. The same
@@ -71,7 +71,7 @@ def _anneal(player: Player, walk: Walk, num_evaluations: int, heat: float, targe
     step = player.step
     compiled: Any = local_kernel.anneal
     codes, begin = walk.orders[0].copy(), walk.orders[1]
-    memory = (step.taken_bytes, step.freed_bytes, step.room_bytes)
+    memory = (step.taken_bytes, step.freed_bytes, step.headroom_bytes)
     chains = step.problem.chains
     unit = step.mean_action_s
     temperatures_s = (heat * unit, COLD * unit) if unit else (1e-12, 1e-12)

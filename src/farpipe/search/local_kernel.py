@@ -39,8 +39,8 @@ def anneal(  # type: ignore[no-untyped-def]
 ):
     """Improve `codes` in place into the best orders found; returns (makespan_s, evaluations done).
 
-    `memory` = (taken, freed, both by code, room [R]); `slices` = (the slice before, the one after) [M]; temperatures
-    fall from the first to the second of `temperatures_s`. Stops early at `target_s`.
+    `memory` = (taken, freed, both by code, headroom [R]); `slices` = (the slice before, the one after) [M];
+    temperatures fall from the first to the second of `temperatures_s`. Stops early at `target_s`.
     """
     np.random.seed(seed)
     num_ranks, rank_of_stage = begin.size - 1, tables[2]
@@ -216,16 +216,16 @@ def _keep_sequence(codes, low, high, before, cursor, num_microbatches):  # type:
 def _sound(codes, low, high, memory, level, place, rank, slices):  # type: ignore[no-untyped-def]
     """Whether codes[low:high] keep F before I before W, chains, and memory; brings `level` up to date as far as they
     do."""
-    taken, freed, room = memory[0], memory[1], memory[2][rank]
+    taken, freed, headroom = memory[0], memory[1], memory[2][rank]
     used = level[low]
     for at in range(low, high):
         code = codes[at]
         kind, base = code & 3, code & ~3
         level[at] = used
-        if used + taken[code] > room and taken[code] > 0:
+        if used + taken[code] > headroom and taken[code] > 0:
             return False
         used += taken[code] - freed[code]
-        if used > room and kind == _I:
+        if used > headroom and kind == _I:
             return False
         if not _in_turn(code, kind, base, at, place, slices):
             return False

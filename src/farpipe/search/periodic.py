@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.search.step import Orders, SearchStep
+from farpipe.search.step import CodedSchedule, SearchStep
 from farpipe.simulate.lowering import Floats, Ints
 from farpipe.step import Hop, Problem, Transfer
 
@@ -71,7 +71,7 @@ class Period:
     count: int
 
 
-def find_periods(step: SearchStep, orders: Orders, start_s: Floats) -> list[Period]:
+def find_periods(step: SearchStep, orders: CodedSchedule, start_s: Floats) -> list[Period]:
     """Steady states in the middle half of `orders`, each between two equal moments; the fastest per microbatch first.
 
     Moments are those at which the last stage begins a backward. None in orders that have both B and I.
@@ -111,7 +111,7 @@ def _fastest_pairs(states: NDArray[np.int64], done: NDArray[np.int64], moments: 
     return [best[rate][1:] for rate in sorted(best)[:_MOST_PERIODS]]
 
 
-def extended(step: SearchStep, orders: Orders, period: Period, num_microbatches: int) -> Orders:
+def extended(step: SearchStep, orders: CodedSchedule, period: Period, num_microbatches: int) -> CodedSchedule:
     """`orders` with `period` repeated until `num_microbatches` are done; what is too much at the end is left out."""
     codes, begin = orders
     short = step.shape[1]

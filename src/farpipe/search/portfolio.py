@@ -9,7 +9,7 @@ from typing import Final
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
-from farpipe.schedule.check import expect_room
+from farpipe.schedule.check import expect_enough_memory
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders
@@ -18,7 +18,7 @@ from farpipe.search.one_by_one import one_by_one
 from farpipe.search.periodic import extended, find_periods, short_microbatches, shortened
 from farpipe.search.rank_bound import rank_bound_s
 from farpipe.search.step import (
-    Orders,
+    CodedSchedule,
     Player,
     SearchStep,
     fits_memory,
@@ -110,9 +110,9 @@ class _Best:
     bound_s: float
     on_progress: Callable[[Progress], None]
     makespan_s: float = math.inf
-    orders: Orders | None = None
+    orders: CodedSchedule | None = None
     made_by: str = ""
-    seeds: list[tuple[float, Orders]] = field(default_factory=list)
+    seeds: list[tuple[float, CodedSchedule]] = field(default_factory=list)
     history: list[Progress] = field(default_factory=list)
     cut_by_clock: bool = False
     interrupted: bool = False
@@ -143,7 +143,7 @@ class _Best:
     def proven(self) -> bool:
         return bool(self.makespan_s <= self.bound_s * (1 + _CLOSE))
 
-    def offer(self, method: str, makespan_s: float, orders: Orders) -> None:
+    def offer(self, method: str, makespan_s: float, orders: CodedSchedule) -> None:
         """Keep `orders` if they are better than what there is."""
         if makespan_s < self.makespan_s * (1 - 1e-12):
             self.makespan_s, self.orders, self.made_by = makespan_s, orders, method
@@ -186,7 +186,7 @@ def search(
     unknown methods.
     """
     chosen = _known(methods)
-    expect_room(problem)
+    expect_enough_memory(problem)
     began_s = time.monotonic()
     step = search_step(problem)
     deadline_s = began_s + time_limit_s - _FINISH_S_PER_ACTION * step.num_actions
@@ -281,7 +281,7 @@ def _named(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
                 _offer_seed(best, label, player, variant)
 
 
-def _offer_seed(best: _Best, name: str, player: Player, orders: Orders) -> None:
+def _offer_seed(best: _Best, name: str, player: Player, orders: CodedSchedule) -> None:
     makespan_s = player.makespan_s(orders)
     best.offer(name, makespan_s, orders)
     best.seeds.append((makespan_s, orders))
@@ -300,7 +300,7 @@ def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
     num_actions = best.step.num_actions
     plays = min(share * time_limit_s * _PLAYED_ACTIONS_PER_S / num_actions, _MOST_PLAYS_PER_ACTION * num_actions)
 
-    def report(makespan_s: float, orders: Orders) -> bool:
+    def report(makespan_s: float, orders: CodedSchedule) -> bool:
         best.offer("local", makespan_s, orders)
         return best.go_on()
 
@@ -311,7 +311,7 @@ def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
     )
 
 
-def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, Orders]]:
+def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, CodedSchedule]]:
     """Where the local search begins: the best so far, all backwards in the form that is asked for."""
     if best.orders is None:
         _one_by_one(best)
@@ -320,14 +320,14 @@ def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, Orders]]:
     return sorted((_split(best.step, *pair) for pair in seeds) if split else seeds, key=lambda pair: pair[0])
 
 
-def _split(step: SearchStep, makespan_s: float, orders: Orders) -> tuple[float, Orders]:
+def _split(step: SearchStep, makespan_s: float, orders: CodedSchedule) -> tuple[float, CodedSchedule]:
     """(makespan_s, orders) with every backward as I and W, unless what W needs is more than the activations."""
     parts = split_backwards(orders)
     return (Player(step).makespan_s(parts), parts) if fits_memory(step, parts) else (makespan_s, orders)
 
 
 def _windows(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    def report(makespan_s: float, orders: Orders) -> bool:
+    def report(makespan_s: float, orders: CodedSchedule) -> bool:
         best.offer("windows", makespan_s, orders)
         return best.go_on()
 
@@ -373,7 +373,7 @@ def _raise_by_ranks(best: _Best, time_limit_s: float, seed: int) -> None:
         best.raise_bound("exact", bound_s)
 
 
-def _hint(best: _Best, split: bool) -> tuple[float, Orders]:
+def _hint(best: _Best, split: bool) -> tuple[float, CodedSchedule]:
     """The best so far in the form that the exact search works on."""
     if best.orders is None or not split:
         return _seeds(best, split)[0]

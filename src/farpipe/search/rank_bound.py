@@ -15,7 +15,7 @@ import numpy as np
 
 from farpipe.schedule.bounds import least_times_s
 from farpipe.search.exact import memory_units, run_solver
-from farpipe.search.step import Orders, Player, SearchStep
+from farpipe.search.step import CodedSchedule, Player, SearchStep
 from farpipe.search.ticks import Ticks, choose_ticks
 from farpipe.simulate.lowering import Floats
 
@@ -53,7 +53,7 @@ class _Alone:
 def rank_bound_s(
     step: SearchStep,
     rank: int,
-    best: tuple[float, Orders],
+    best: tuple[float, CodedSchedule],
     lower_bound_s: float,
     *,
     effort: float,
@@ -75,8 +75,8 @@ def rank_bound_s(
     alone.makespan = alone.model.new_int_var(min(alone.down(lower_bound_s), alone.horizon), alone.horizon, "")
     _add_actions(alone)
     _add_ways(alone)
-    if np.isfinite(step.room_bytes[rank]):
-        _add_memory(alone, float(step.room_bytes[rank]))
+    if np.isfinite(step.headroom_bytes[rank]):
+        _add_memory(alone, float(step.headroom_bytes[rank]))
     _hint(alone, best[1])
     alone.model.minimize(alone.makespan)
     solver = cp_model.CpSolver()
@@ -123,7 +123,7 @@ def _add_ways(alone: _Alone) -> None:
             alone.model.add(alone.start[_W, stage, j] >= alone.end(_I, stage, j))
 
 
-def _add_memory(alone: _Alone, room_bytes: float) -> None:
+def _add_memory(alone: _Alone, headroom_bytes: float) -> None:
     """An interval for every holding of every stage and microbatch."""
     intervals, demands = [], []
     for holding, stage in product(alone.step.holdings, alone.stages):
@@ -134,12 +134,12 @@ def _add_memory(alone: _Alone, room_bytes: float) -> None:
                 end = alone.end(holding.freed_by, stage, j)
                 intervals.append(alone.model.new_interval_var(begin, size, end, ""))
                 demands.append(part)
-    if sum(demands) > room_bytes:
-        capacity, units = memory_units(room_bytes, np.array(demands))
+    if sum(demands) > headroom_bytes:
+        capacity, units = memory_units(headroom_bytes, np.array(demands))
         alone.model.add_cumulative(intervals, units, capacity)
 
 
-def _hint(alone: _Alone, orders: Orders) -> None:
+def _hint(alone: _Alone, orders: CodedSchedule) -> None:
     """The times of the best known orders."""
     codes, _ = orders
     for code, start_s in zip(codes.tolist(), Player(alone.step).start_s(orders).tolist(), strict=True):

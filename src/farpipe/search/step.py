@@ -11,7 +11,7 @@ from farpipe.step import KINDS, Holding, Problem, Schedule, byte_tables, holding
 
 _I, _W, _B = map(KINDS.index, "IWB")
 
-Orders = tuple[Ints, Ints]
+CodedSchedule = tuple[Ints, Ints]
 """The orders of all ranks as codes, and where each rank's begins: as `Schedule` has them."""
 
 
@@ -23,7 +23,7 @@ class SearchStep:
     arrays: StepArrays
     tables: tuple[Any, ...]
     """What `farpipe.simulate.kernel.run` reads."""
-    room_bytes: Floats
+    headroom_bytes: Floats
     """[R]: what a rank has for activations; infinite where memory is unlimited."""
     taken_bytes: Floats
     freed_bytes: Floats
@@ -77,7 +77,7 @@ def search_step(problem: Problem) -> SearchStep:
         problem=problem,
         arrays=arrays,
         tables=arrays.tables,
-        room_bytes=np.array([_room_bytes(problem, rank) for rank in range(problem.num_ranks)]),
+        headroom_bytes=np.array([_headroom_bytes(problem, rank) for rank in range(problem.num_ranks)]),
         taken_bytes=taken_bytes,
         freed_bytes=freed_bytes,
         holdings=holdings(problem),
@@ -88,7 +88,7 @@ def search_step(problem: Problem) -> SearchStep:
     )
 
 
-def _room_bytes(problem: Problem, rank: int) -> float:
+def _headroom_bytes(problem: Problem, rank: int) -> float:
     """Rounded up by half of what `check` forgives."""
     spec = problem.ranks[rank]
     if spec.memory_bytes is None:
@@ -96,14 +96,14 @@ def _room_bytes(problem: Problem, rank: int) -> float:
     return spec.memory_bytes * (1 + 5e-10) - spec.static_bytes
 
 
-def fits_memory(step: SearchStep, orders: Orders) -> bool:
+def fits_memory(step: SearchStep, orders: CodedSchedule) -> bool:
     """Whether no rank ever holds more than its memory."""
     codes, begin = orders
     taken, given = step.taken_bytes[codes], step.freed_bytes[codes]
-    for rank, room in enumerate(step.room_bytes):
+    for rank, headroom in enumerate(step.headroom_bytes):
         mine = slice(begin[rank], begin[rank + 1])
         in_use = np.cumsum(taken[mine]) - (np.cumsum(given[mine]) - given[mine])
-        if in_use.max(initial=0.0) > room:
+        if in_use.max(initial=0.0) > headroom:
             return False
     return True
 
@@ -126,27 +126,27 @@ class Player:
         size, collectives = self.step.arrays.messages.link.size, self.step.arrays.collectives
         return np.empty(num_actions), np.zeros(size), np.empty(size), np.zeros(collectives.link.shape)
 
-    def makespan_s(self, orders: Orders) -> float:
+    def makespan_s(self, orders: CodedSchedule) -> float:
         """The step time of `orders`; infinite when they deadlock. Memory is not looked at."""
         return self.play(orders)[0]
 
-    def start_s(self, orders: Orders) -> Floats:
+    def start_s(self, orders: CodedSchedule) -> Floats:
         """When every action starts: [num_actions]."""
         return np.asarray(self.play(orders)[1][0])
 
-    def play(self, orders: Orders) -> tuple[float, tuple[NDArray[Any], ...]]:
+    def play(self, orders: CodedSchedule) -> tuple[float, tuple[NDArray[Any], ...]]:
         """(step time, what the kernel wrote: starts of actions, of messages, arrivals, starts of collectives)."""
         codes, begin = orders
         out = self.out(codes.size)
         return float(self._kernel.makespan(codes, begin, self.step.tables, out, self.scratch, self._no_limit)), out
 
 
-def to_schedule(orders: Orders, num_microbatches: int, method: str) -> Schedule:
+def to_schedule(orders: CodedSchedule, num_microbatches: int, method: str) -> Schedule:
     """The Schedule that `orders` encode."""
     return Schedule.from_codes(num_microbatches, *orders, method)
 
 
-def split_backwards(orders: Orders) -> Orders:
+def split_backwards(orders: CodedSchedule) -> CodedSchedule:
     """Every B as I and W.
 
     Never slower: the gradient leaves at the end of I instead of B, and the same memory is free at the end of W.
@@ -160,6 +160,6 @@ def split_backwards(orders: Orders) -> Orders:
     return parts, np.concatenate(([0], np.cumsum(1 + joined)))[begin].astype(np.int32)
 
 
-def to_orders(schedule: Schedule) -> Orders:
+def to_orders(schedule: Schedule) -> CodedSchedule:
     """The codes of a Schedule."""
     return schedule.codes, schedule.begin

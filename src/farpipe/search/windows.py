@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from farpipe.search.exact import memory_units, run_solver
-from farpipe.search.step import Orders, Player, SearchStep, fits_memory
+from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
 from farpipe.search.ticks import Ticks, choose_ticks, durations_s
 from farpipe.simulate.lowering import Floats, Ints
 from farpipe.step import BACKWARD, FORWARD
@@ -52,14 +52,14 @@ class _Played:
 
 def improve_windows(
     step: SearchStep,
-    best: tuple[float, Orders],
+    best: tuple[float, CodedSchedule],
     *,
     num_windows: int,
     target_s: float,
     seed: int = 0,
     deadline_s: float = math.inf,
-    report: Callable[[float, Orders], bool] = lambda makespan_s, orders: True,
-) -> tuple[float, Orders]:
+    report: Callable[[float, CodedSchedule], bool] = lambda makespan_s, orders: True,
+) -> tuple[float, CodedSchedule]:
     """The best orders after `num_windows` windows, from `best` (makespan_s, orders), which must fit memory.
 
     Windows are as long as a microbatch takes through the pipeline, if that is not too much. The first ones go through
@@ -97,7 +97,7 @@ def _wanted_s(makespan_s: float, target_s: float) -> float:
     return max(target_s, makespan_s * (1 - _SOON))
 
 
-def _play(player: Player, orders: Orders, target_s: float) -> _Played:
+def _play(player: Player, orders: CodedSchedule, target_s: float) -> _Played:
     from farpipe.search import window_kernel  # here, for numba takes a third of a second to import
 
     kernel: Any = window_kernel
@@ -138,7 +138,7 @@ class _Window:
 
 def _order_window(
     step: SearchStep, now: _Played, ticks: Ticks, stretch_s: tuple[float, float], seed: int, limit_s: float
-) -> Orders:
+) -> CodedSchedule:
     """The orders with the actions that begin in `stretch_s` put as CP-SAT likes them best."""
     from ortools.sat.python import cp_model  # here, for it takes most of a second to import
 
@@ -148,7 +148,7 @@ def _order_window(
     _add_actions(window)
     _add_messages(window)
     _add_sequences(window)
-    for rank in np.flatnonzero(np.isfinite(step.room_bytes) & (high > low)):
+    for rank in np.flatnonzero(np.isfinite(step.headroom_bytes) & (high > low)):
         _add_memory(window, int(rank))
     most = window.model.new_int_var(0, window.horizon, "")
     window.model.add_max_equality(most, window.late)
@@ -286,8 +286,8 @@ def _add_memory(window: _Window, rank: int) -> None:
         end = window.end.get(given, 2 * window.horizon)
         intervals.append(model.new_interval_var(begin, size, end, ""))
         demands.append(part)
-    if sum(demands) > step.room_bytes[rank] - base:
-        capacity, units = memory_units(float(step.room_bytes[rank] - base), np.array(demands))
+    if sum(demands) > step.headroom_bytes[rank] - base:
+        capacity, units = memory_units(float(step.headroom_bytes[rank] - base), np.array(demands))
         model.add_cumulative(intervals, units, capacity)
 
 

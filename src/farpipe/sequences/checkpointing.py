@@ -42,9 +42,9 @@ class MemoryModel:
     chains: Floats
     num_layers: Ints
     again_s: Floats
-    room: Floats
+    headroom: Floats
     """[p]: bytes for all that."""
-    room_without: Floats
+    headroom_without: Floats
     """[p]: the same where nothing is computed again."""
 
     @property
@@ -58,8 +58,8 @@ class MemoryModel:
         return np.asarray(np.einsum("pkj,pj->pk", self.live, each) + self.chains)
 
     def fits(self, recomputed: Ints) -> bool:
-        """Whether no stage ever exceeds its room."""
-        return bool((self.used(recomputed) <= self.room[:, None] * (1 + _TOLERANCE)).all())
+        """Whether no stage ever exceeds its headroom."""
+        return bool((self.used(recomputed) <= self.headroom[:, None] * (1 + _TOLERANCE)).all())
 
     def layers_of(self, counts: Floats) -> Ints:
         """Layers that every stage recomputes of every chunk, given the count of every diagonal for the deepest stage.
@@ -72,7 +72,7 @@ class MemoryModel:
 
 
 def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryModel:
-    """The memory of one pipeline of chunks, stage p on rank p; room is left for what a backward needs for a while."""
+    """The memory of one pipeline of chunks, stage p on rank p, less what a backward needs for a while."""
     places, count = np.arange(order.num_chunks), order.num_chunks
     warm_up = np.minimum(np.array(order.warm_up), count)
     first = np.maximum(places[None, :] - warm_up[:, None], 0)
@@ -89,8 +89,8 @@ def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryMode
         np.asarray(chain_bytes @ chain_live.T),
         np.array([stage.num_layers for stage in costs.stages], np.int64),
         costs.again_s(load),
-        costs.room_bytes(load, nothing + 1),
-        costs.room_bytes(load, nothing),
+        costs.headroom_bytes(load, nothing + 1),
+        costs.headroom_bytes(load, nothing),
     )
 
 
@@ -110,7 +110,7 @@ def choose_layers(model: MemoryModel, rule: CheckpointRule = "chunk", limit_s: f
     InfeasibleError, with what is missing, when even recomputing everything is not enough.
     """
     nothing = np.zeros_like(model.held, np.int64)
-    if rule != "full" and bool((model.used(nothing) <= model.room_without[:, None] * (1 + _TOLERANCE)).all()):
+    if rule != "full" and bool((model.used(nothing) <= model.headroom_without[:, None] * (1 + _TOLERANCE)).all()):
         return nothing
     everything = np.broadcast_to(model.num_layers[:, None], nothing.shape)
     if rule == "none" or not model.fits(everything):
@@ -133,12 +133,12 @@ def _uniform(model: MemoryModel) -> Ints:
 
 
 def _shortage(model: MemoryModel, recomputed: Ints) -> InfeasibleError:
-    over = model.used(recomputed) - model.room[:, None]
+    over = model.used(recomputed) - model.headroom[:, None]
     stage, place = np.unravel_index(int(over.argmax()), over.shape)
     live = int(model.live[stage, place].sum())
     return InfeasibleError(
         f"stage {stage} would hold {live} chunks at once and be {format_bytes(float(over[stage, place]))} over the "
-        f"{format_bytes(float(model.room[stage]))} that it has for activations, though it recomputes "
+        f"{format_bytes(float(model.headroom[stage]))} that it has for activations, though it recomputes "
         + ("nothing" if not recomputed.any() else "every layer")
     )
 
@@ -152,10 +152,10 @@ def diagonal_program(model: MemoryModel) -> tuple[Floats, Floats, Floats, Floats
     share = model.num_layers / max(1, int(model.num_layers.max()))
     price = np.zeros(num)
     np.maximum.at(price, diagonals, model.again_s * share[:, None])
-    least = model.used(np.zeros_like(model.held, np.int64)) - model.room[:, None]
+    least = model.used(np.zeros_like(model.held, np.int64)) - model.headroom[:, None]
     rows, needs = [], []
     for stage in range(model.held.shape[0]):
-        needed = np.flatnonzero(least[stage] > _TOLERANCE * model.room[stage])
+        needed = np.flatnonzero(least[stage] > _TOLERANCE * model.headroom[stage])
         block = np.zeros((needed.size, num))
         block[:, diagonals[stage]] = model.live[stage, needed] * (model.saved[stage] * share[stage])
         rows.append(block)
@@ -246,7 +246,7 @@ def recomputation_bound_s(model: MemoryModel) -> float:
     Infinite where memory is not enough.
     """
     nothing = np.zeros_like(model.held, np.int64)
-    if bool((model.used(nothing) <= model.room_without[:, None] * (1 + _TOLERANCE)).all()):
+    if bool((model.used(nothing) <= model.headroom_without[:, None] * (1 + _TOLERANCE)).all()):
         return 0.0
     if not model.fits(np.broadcast_to(model.num_layers[:, None], nothing.shape)):
         return np.inf

@@ -237,31 +237,32 @@ def token_limit(costs: ChunkCosts, longest: int) -> int:
     one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False)))
     split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False)))
     limits, tightest = [], (math.inf, 0, 0.0, 0.0)
-    rooms = costs.room_bytes(one, np.zeros((costs.num_stages, 1), np.int64)).tolist()
-    for rank, (stage, room) in enumerate(zip(costs.stages, rooms, strict=True)):
+    headrooms = costs.headroom_bytes(one, np.zeros((costs.num_stages, 1), np.int64)).tolist()
+    for rank, (stage, headroom) in enumerate(zip(costs.stages, headrooms, strict=True)):
         whole = float(stage.held_bytes(one, stage.num_layers)[0]) + max(stage.working_bytes, stage.logit_bytes)
         slices = float(stage.held_bytes(split, stage.num_layers)[0] + stage.chain_of(split)[0])
-        limits.append(room / whole)
-        tightest = min(tightest, (room / min(slices, whole), rank, room, min(slices, whole)))
+        limits.append(headroom / whole)
+        tightest = min(tightest, (headroom / min(slices, whole), rank, headroom, min(slices, whole)))
     if tightest[0] < longest:
         raise _too_long(costs, *tightest[1:], longest)
     return int(min(*limits, 1 << 50))
 
 
-def _too_long(costs: ChunkCosts, rank: int, room: float, per_token: float, longest: int) -> InfeasibleError:
-    if room <= 0:
+def _too_long(costs: ChunkCosts, rank: int, headroom: float, per_token: float, longest: int) -> InfeasibleError:
+    if headroom <= 0:
         return InfeasibleError(
-            f"rank {rank} has no memory left for activations: its layers' state is {format_bytes(-room)} too large; "
-            "more stages, tensor parallelism or ZeRO-1 would help"
+            f"rank {rank} has no memory left for activations: its layers' state is {format_bytes(-headroom)} too "
+            "large; more stages, tensor parallelism or ZeRO-1 would help"
         )
-    layers, fits = costs.stages[rank].num_layers, max(0, int(room / per_token))
+    layers, fits = costs.stages[rank].num_layers, max(0, int(headroom / per_token))
     needed = per_token * longest
-    stages = math.ceil(costs.num_stages * needed / room)
+    stages = math.ceil(costs.num_stages * needed / headroom)
     return InfeasibleError(
         f"a sequence of {longest} tokens does not fit in any number of slices: rank {rank} must hold at least "
         f"{format_bytes(needed)} of it for {layers} layers (inputs, keys, values and their gradients, all else "
-        f"recomputed) and has {format_bytes(room)}; at most {fits} tokens fit. About {stages} stages instead of "
-        f"{costs.num_stages}, {needed / room:.1f} times as many devices for each stage, or cutting at {fits} would help"
+        f"recomputed) and has {format_bytes(headroom)}; at most {fits} tokens fit. About {stages} stages instead of "
+        f"{costs.num_stages}, {needed / headroom:.1f} times as many devices for each stage, or cutting at {fits} "
+        "would help"
     )
 
 

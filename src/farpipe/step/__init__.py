@@ -8,7 +8,7 @@ from farpipe.step.links import Hop, Link, Sync, Transfer, is_inter_site, site_of
 from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
 from farpipe.step.messages import BACKWARD, FORWARD, FREE, NOTHING, Messages, Traffic
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
-from farpipe.step.replicas import in_turns
+from farpipe.step.replicas import stagger
 from farpipe.step.retimed import retimed
 from farpipe.step.schedule import RankOrder, Schedule
 
@@ -40,9 +40,9 @@ __all__ = [
     "draw_grid",
     "handed_to",
     "holdings",
-    "in_turns",
     "is_inter_site",
     "least_activation_bytes",
     "retimed",
     "site_of",
+    "stagger",
 ]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from farpipe.step.figures import LinkNames, Part, PerMicrobatch, Positive, Seconds, SecondsPerMicrobatch
 
@@ -20,8 +20,9 @@ class Link(Part):
 
     latency_s: Seconds
     bandwidth_bytes_per_s: Positive
-    num_turns: Annotated[int, Field(ge=1)] = 1
-    """How many replicas of the pipeline, this one included, take turns on it; see `farpipe.step.messages`."""
+    num_staggered: Annotated[int, Field(ge=1, validation_alias=AliasChoices("num_staggered", "num_turns"))] = 1
+    """The number of replicas of the pipeline, this one included, that send one after the other over it, each
+    `Traffic.stagger_s` behind the one before; earlier documents say `num_turns`."""
     source: str | None = Field(default=None, exclude_if=_is_none)
     """Where it begins: a site, or inside one ``site:rank``; None: what its name says."""
     target: str | None = Field(default=None, exclude_if=_is_none)

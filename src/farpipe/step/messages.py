@@ -1,8 +1,8 @@
 """The one form of a message: its link, how long it occupies that, and after how long it is there.
 
 For a plain link these are bytes/bandwidth, and that plus the latency. A `Transfer` may give other figures per
-microbatch (light paths, windows of RDMA, links that lose packets); replicas that take turns on a link
-(`Link.num_turns`) occupy it together. Whatever reads a step (simulator, searches, bounds) reads only this form.
+microbatch (light paths, windows of RDMA, links that lose packets); staggered replicas
+(`Link.num_staggered`) occupy a link together. Whatever reads a step (simulator, searches, bounds) reads only this form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,14 +53,14 @@ class Traffic:
     collectives: Messages
     opens_s: Floats
     """[S]: from the start of the step, or from the arrival of a stage's gather, until its first forward may begin."""
-    turn_s: float
-    """By how much a replica lags behind the one before it where they take turns."""
+    stagger_s: float
+    """By how much a replica is behind the one before it where they are staggered."""
     copies: tuple[int, ...]
     """[L]: how many replicas, this one included, each send messages like these over the link, one after the other."""
 
     @property
     def num_staggered(self) -> int:
-        """How many replicas take turns on links; 1: none do, or there is one."""
+        """The number of staggered replicas; 1: there is one, or they send together."""
         return max(self.copies, default=1)
 
     def after_gathers(self, num_links: int) -> tuple[Floats, Floats]:
@@ -87,26 +87,26 @@ def traffic(
     table = _Table(links)
     messages = _between_stages(table, hops, rank_of_stage, num_microbatches)
     collectives = _of_stages(table, sync, len(rank_of_stage))
-    copies = tuple(link.num_turns for link in links.values())
-    num_turns = np.array([*copies, 1, 1])  # the last two: NOTHING and FREE
+    copies = tuple(link.num_staggered for link in links.values())
+    num_staggered = np.array([*copies, 1, 1])  # the last two: NOTHING and FREE
     opens_s = np.zeros(len(rank_of_stage))
-    if (num_turns == 1).all():
+    if (num_staggered == 1).all():
         return Traffic(messages, collectives, opens_s, 0.0, copies)
-    turn_s = float(messages.occupies_s[num_turns[messages.link] > 1].max(initial=0.0))
-    messages, collectives = (_in_turns(part, num_turns, turn_s) for part in (messages, collectives))
-    return Traffic(messages, collectives, opens_s + (num_turns.max() - 1) * turn_s, turn_s, copies)
+    stagger_s = float(messages.occupies_s[num_staggered[messages.link] > 1].max(initial=0.0))
+    messages, collectives = (_followed(part, num_staggered, stagger_s) for part in (messages, collectives))
+    return Traffic(messages, collectives, opens_s + (num_staggered.max() - 1) * stagger_s, stagger_s, copies)
 
 
-def _in_turns(messages: Messages, num_turns: NDArray[np.int64], turn_s: float) -> Messages:
-    """The messages of replicas that take turns: on their links each is followed by the other replicas'.
+def _followed(messages: Messages, num_staggered: NDArray[np.int64], stagger_s: float) -> Messages:
+    """The messages of staggered replicas: on their links each is followed by the other replicas'.
 
-    With a lag of one turn (the longest message there) from replica to replica, k replicas can all do what this one
-    does: when it puts a message on the link at t, the others' follow at t + turn, t + 2 turns, ..., so the link is
-    free again (k - 1) turns after the message has left. Collectives are all replicas' together: a reduce is ready when
+    When each replica is d = `stagger_s` (the longest message there) behind the one before it, k replicas can all do
+    what this one does: when it puts a message on the link at t, the others' follow at t + d, t + 2 d, ..., so the link
+    is free again (k - 1) d after the message has left. Collectives are all replicas' together: a reduce is ready when
     the last of them is, a gather when the first begins, and each is followed by the same pause. The step is the last
-    replica's, which begins k - 1 turns after the first (`Traffic.opens_s`).
+    replica's, which begins (k - 1) d after the first (`Traffic.opens_s`).
     """
-    return replace(messages, occupies_s=messages.occupies_s + (num_turns[messages.link] - 1) * turn_s)
+    return replace(messages, occupies_s=messages.occupies_s + (num_staggered[messages.link] - 1) * stagger_s)
 
 
 class _Table:

@@ -51,8 +51,8 @@ class Problem(Document, Part):
     """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`.
 
     Of several replicas of the pipeline it describes one, for they are alike. On a link that they share, either they
-    send together: then a message carries the bytes of all of them; or they take turns (`Link.num_turns`): then it
-    carries this replica's bytes at the full rate, and the link is taken for the others' turns as well.
+    send together: then a message carries the bytes of all of them; or they are staggered (`Link.num_staggered`): then
+    it carries this replica's bytes at the full rate, and the link is taken for the others' messages as well.
     """
 
     FORMAT: ClassVar[str] = "farpipe/problem/1"
@@ -91,7 +91,7 @@ class Problem(Document, Part):
             for name in _STAGE_FIGURES:
                 self._expect_length(getattr(stage, name), f"stages[{index}].{name}")
         self._expect_transfers()
-        self._expect_turns()
+        self._expect_equal_stagger()
         return self
 
     def _expect_transfers(self) -> None:
@@ -105,17 +105,19 @@ class Problem(Document, Part):
                 if not float(share.max()) <= MAX_SECONDS * self.links[name].bandwidth_bytes_per_s:
                     raise ValueError(f"{place}.bytes: would take more than {MAX_SECONDS:g} s on link {name!r}")
 
-    def _expect_turns(self) -> None:
-        """The same replicas take turns everywhere; a collective, which they share, would upset private links."""
-        counts = {name: link.num_turns for name, link in self.links.items() if link.num_turns > 1}
+    def _expect_equal_stagger(self) -> None:
+        """The same replicas are staggered everywhere; a collective, which they share, would upset private links."""
+        counts = {name: link.num_staggered for name, link in self.links.items() if link.num_staggered > 1}
         if len(set(counts.values())) > 1:
-            raise ValueError(f"links: the same replicas take turns everywhere: num_turns must be equal, found {counts}")
+            raise ValueError(
+                f"links: the same replicas are staggered everywhere: num_staggered must be equal, found {counts}"
+            )
         if counts:
             for name in self.mixed_links:
                 if name not in counts:
                     raise ValueError(
-                        f"links.{name}.num_turns: where replicas take turns on any link, they must on those that "
-                        f"carry both messages and collectives; expected {max(counts.values())}, found 1"
+                        f"links.{name}.num_staggered: where replicas are staggered on any link, they must be on those "
+                        f"that carry both messages and collectives; expected {max(counts.values())}, found 1"
                     )
 
     @property
@@ -246,9 +248,9 @@ class Problem(Document, Part):
                 free = rank.memory_bytes - rank.static_bytes
                 lines.append(f"  rank {index}: {format_bytes(rank.memory_bytes)}, {format_bytes(free)} for activations")
         for name, link in self.links.items():
-            turns = f", {link.num_turns} replicas take turns" if link.num_turns > 1 else ""
+            staggered = f", {link.num_staggered} staggered replicas" if link.num_staggered > 1 else ""
             rate = format_rate(link.bandwidth_bytes_per_s)
-            lines.append(f"  {name}: {format_seconds(link.latency_s)}, {rate}{turns}")
+            lines.append(f"  {name}: {format_seconds(link.latency_s)}, {rate}{staggered}")
         return "\n".join(lines)
 
     __str__ = __repr__

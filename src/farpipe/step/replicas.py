@@ -1,4 +1,4 @@
-"""Replicas of the pipeline that share links: they send together, or they take turns."""
+"""Replicas of the pipeline that share links: they send together, or staggered."""
 
 from collections.abc import Iterable
 
@@ -9,31 +9,31 @@ from farpipe.step.problem import Problem
 from farpipe.step.retimed import retimed
 
 
-def in_turns(problem: Problem, num_replicas: int, links: Iterable[str] | None = None) -> Problem:
-    """The step of replicas that take turns on `links`, given that of replicas that send together there.
+def stagger(problem: Problem, num_replicas: int, links: Iterable[str] | None = None) -> Problem:
+    """The step of staggered replicas, given that of replicas that send together on `links`.
 
-    Together, a message carries the bytes of all `num_replicas`, and all arrive when the last byte has crossed. In
-    turns, each replica's message crosses at the full rate, and the replicas run one message apart from each other
-    (`Traffic.turn_s`). So turns save the others' share of every crossing that somebody waits for, and cost it once, at
-    the beginning of the step: they are better where the step waits for more than one crossing, unless messages differ
-    so much in size that the turn of the longest is too long for the others. Neither is better everywhere.
+    Together, a message carries the bytes of all `num_replicas`, and all arrive when the last byte has. Staggered, each
+    replica's message is sent at the full rate, and the replicas run one message apart from each other
+    (`Traffic.stagger_s`). That saves the others' share of every transfer that somebody waits for, and costs it once, at
+    the beginning of the step: it is better where the step waits for more than one transfer, unless messages differ so
+    much in size that the stagger, which is the longest, is too long for the others. Neither is better everywhere.
 
-    `links` None: those between sites. Links that carry collectives as well as messages take turns too.
+    `links` None: those between sites. On links that carry collectives as well as messages replicas are staggered too.
     """
     chosen = frozenset(filter(problem.between_sites.get, problem.links) if links is None else links)
-    turning = chosen | set(problem.mixed_links)
+    all_links = chosen | set(problem.mixed_links)
     changed = {
-        name: link.model_copy(update={"num_turns": num_replicas}) if name in turning else link
+        name: link.model_copy(update={"num_staggered": num_replicas}) if name in all_links else link
         for name, link in problem.links.items()
     }
     hops = tuple(hop and _one_replicas_hop(problem, hop, num_replicas, chosen) for hop in problem.hops)
     rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "sync", "follows")}
-    turns = Problem(**rest, links=changed, hops=hops)
+    staggered = Problem(**rest, links=changed, hops=hops)
     if not any(transfer.has_times for _, transfer in problem.transfers()):
-        return turns
+        return staggered
     messages, of_link = problem.traffic.messages, [num_replicas if name in chosen else 1 for name in problem.links]
     occupies_s = messages.occupies_s / np.array([*of_link, 1, 1])[messages.link]  # the last two: NOTHING and FREE
-    return retimed(turns, occupies_s, messages.arrives_after_s - messages.occupies_s + occupies_s)
+    return retimed(staggered, occupies_s, messages.arrives_after_s - messages.occupies_s + occupies_s)
 
 
 def _one_replicas_hop(problem: Problem, hop: Hop, num_replicas: int, chosen: frozenset[str]) -> Hop:

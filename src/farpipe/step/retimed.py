@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 def retimed(problem: Problem, occupies_s: Floats, arrives_after_s: Floats) -> Problem:
     """The same step with other times of its messages: both [2, S, M], as in `Messages`, of what hops there are.
 
-    Where replicas take turns, these are the times of one replica's messages, as if it were alone.
+    Where replicas are staggered, these are the times of one replica's messages, as if it were alone.
     """
 
     def timed(transfer: Transfer | None, at: tuple[int, int]) -> Transfer | None:

@@ -55,7 +55,7 @@ def enumerated(question: Question, best: Placement | None) -> Placement | None:
 
 
 def _bound(question: Question, shares: Devices) -> float:
-    """Electricity of a step is not less on any path: no crossing makes it shorter, and a dear step is a long one."""
+    """The least electricity of a step on any path: no inter-site hop makes it shorter; a dear step is a long one."""
     hourly = sum(units * question.usd_per_h[site] for site, units in shares)
     return hourly * question.best_step_s / 3600 if hourly >= 0 else -math.inf
 
@@ -67,20 +67,20 @@ def _divisions(question: Question) -> Iterator[Devices]:
         return
     for count in range(2, len(question.usd_per_h) + 1):
         for sites in combinations(sorted(question.usd_per_h), count):
-            rooms = [question.room(site) for site in sites]
-            for units in _compositions(total, rooms):
+            free = [question.free_units(site) for site in sites]
+            for units in _compositions(total, free):
                 yield tuple(zip(sites, units, strict=True))
 
 
-def _compositions(total: int, rooms: list[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write `total` as a sum of one number from 1 to each of `rooms`."""
-    if not rooms:
+def _compositions(total: int, free: list[int]) -> Iterator[tuple[int, ...]]:
+    """All ways to write `total` as a sum of one number from 1 to each of `free`."""
+    if not free:
         if total == 0:
             yield ()
         return
-    others = sum(rooms[1:])
-    for first in range(max(1, total - others), min(rooms[0], total - len(rooms) + 1) + 1):
-        for rest in _compositions(total - first, rooms[1:]):
+    others = sum(free[1:])
+    for first in range(max(1, total - others), min(free[0], total - len(free) + 1) + 1):
+        for rest in _compositions(total - first, free[1:]):
             yield (first, *rest)
 
 

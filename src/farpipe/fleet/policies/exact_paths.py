@@ -1,6 +1,6 @@
 """The exact place of one job over more sites than can be enumerated: a path and a division by CP-SAT.
 
-Electricity of a step is (sum of the sites' hourly cost) x (step time), and every crossing adds its own seconds. What
+Electricity of a step is (sum of the sites' hourly cost) x (step time), and every hop adds its own seconds. What
 the model does not know (devices of several kinds, a checkpoint on its way) the quote does: each solution is quoted, and
 as long as the model promises something better than the best quote it is solved again without that path and division.
 """
@@ -24,7 +24,7 @@ FINE: Final = 1_000_000
 
 def solved(question: Question, best: Placement | None) -> Placement | None:
     """The best of `best` and all pipelines over several sites."""
-    if sum(question.room(site) for site in question.usd_per_h) * question.unit < question.num_devices:
+    if sum(question.free_units(site) for site in question.usd_per_h) * question.unit < question.num_devices:
         return best
     model = _Model(question)
     for _ in range(MAX_ROUNDS):
@@ -45,7 +45,9 @@ class _Model:
         self._cp, self._question = cp_model, question
         self._model = cp_model.CpModel()
         self._sites = sorted(question.usd_per_h)
-        self._units = {site: self._model.new_int_var(0, max(0, question.room(site)), site) for site in self._sites}
+        self._units = {
+            site: self._model.new_int_var(0, max(0, question.free_units(site)), site) for site in self._sites
+        }
         self._arcs: dict[tuple[str, str], cp_model.IntVar] = {}
         self._path()
         self._model.add(sum(self._units.values()) == question.num_devices // question.unit)
@@ -87,7 +89,7 @@ class _Model:
         return cost, most_usd * most_s / 3600 / FINE / FINE
 
     def _extra_s(self) -> Mapping[tuple[str, str], float]:
-        """What each crossing adds to the step, as the quote over it alone says."""
+        """What each hop between sites adds to the step, as the quote over it alone says."""
         q, half = self._question, self._question.num_devices // 2
         found = {}
         for a, b in self._arcs:

@@ -75,7 +75,7 @@ def _bace(view: View, jobs: Sequence[JobState], ageing_s: float) -> list[float]:
 
 
 def _demands(view: View, jobs: Sequence[JobState]) -> list[float]:
-    """What each job's crossings need over what the links have left on average; 0 where a free site can hold it."""
+    """Each job's need of inter-site rate over what the links have left on average; 0 where a free site can hold it."""
     space = view.space()
     largest = max(space.devices.values(), default=0)
     left = max(sum(space.rates.values()) / max(len(space.rates), 1), 1.0)

@@ -58,13 +58,13 @@ def _widest(view: View, space: Space, sites: Sequence[str]) -> tuple[str, ...]:
 
 
 def narrowest(space: Space, path: Sequence[str]) -> float:
-    """Bytes/s left on the narrowest link of a path, both directions of every crossing counted."""
+    """Bytes/s left on the narrowest link of a path, both directions of every hop counted."""
     names = (name for a, b in pairwise(path) for name in (f"{a}>{b}", f"{b}>{a}"))
     return min((space.rates.get(name, 0.0) for name in names), default=float("inf"))
 
 
 def is_stall_free(view: View, space: Space, job: JobState, devices: Devices) -> bool:
-    """Whether no crossing is slower than the job's computation (A / B <= tau in the words of BACE-Pipe)."""
+    """Whether no inter-site hop is slower than the job's computation (A / B <= tau in the words of BACE-Pipe)."""
     if len(devices) == 1:
         return True
     needed = view.quotes.needed_rate(job.job.kind, sum(number for _, number in devices))

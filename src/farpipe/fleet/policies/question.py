@@ -23,17 +23,17 @@ class Question:
     unit: int
     """Every site has a multiple of so many devices."""
     usd_per_h: Mapping[str, float]
-    """Electricity of one unit, by site that has room for one."""
+    """Electricity of one unit, by site that has one free."""
     best_step_s: float
     """No placement is faster than the whole job at its fastest site."""
     needed_rate: float
 
-    def room(self, site: str) -> int:
+    def free_units(self, site: str) -> int:
         """Units that are free at a site."""
         return self.space.devices[site] // self.unit
 
     def linked(self, a: str, b: str) -> bool:
-        """Whether a crossing between two sites never slows the job."""
+        """Whether a hop between two sites never slows the job."""
         rates = self.space.rates
         return min(rates.get(f"{a}>{b}", 0.0), rates.get(f"{b}>{a}", 0.0)) >= max(self.needed_rate, 1e-9)
 

@@ -60,7 +60,7 @@ class Recorder:
     ) -> None:
         """`first_step`: where this attempt begins; what is recorded of earlier steps stays.
 
-        `on_timeline` gets every step's Timeline, with the messages of all replicas where they take turns, in the
+        `on_timeline` gets every step's Timeline, with the messages of all replicas where they are staggered, in the
         recorder's thread, as soon as the reports are there: the next step is then still going on.
         """
         self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
@@ -227,7 +227,7 @@ class _Writer:
         assembler = era.assemblers[late]
         timeline = assembler.timeline(reports, self._offsets())
         if self._on_timeline is not None:
-            self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_turns=True))
+            self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_replicas=True))
         tokens = self._run.tokens_per_step if era.planned is None else num_tokens(era.planned.plans)
         figures = step_metrics(timeline, reports, tokens)
         line = figures | self._further(reports, era.planned, late)

@@ -108,18 +108,18 @@ class Assembler:
         self._messages = np.array(rows, MESSAGE_DTYPE)
         self._routes = np.array(routes, np.int64).reshape(-1, 2)
         between = np.array([*run.problem.between_sites.values(), False])  # the last for no link
-        in_turns = np.array([*run.problem.traffic.copies, 1]) > 1
+        staggered = np.array([*run.problem.traffic.copies, 1]) > 1
         link, is_collective = self._messages["link"], self._messages["microbatch"] < 0
-        self._is_shared = between[link] & (is_collective | ~in_turns[link])
-        self._is_in_turns = in_turns[link] & ~is_collective
+        self._is_shared = between[link] & (is_collective | ~staggered[link])
+        self._is_staggered = staggered[link] & ~is_collective
 
     def timeline(
-        self, reports: Sequence[StepReport], offsets_ns: Sequence[int], *, all_turns: bool = False
+        self, reports: Sequence[StepReport], offsets_ns: Sequence[int], *, all_replicas: bool = False
     ) -> Timeline:
         """`reports` by process; `offsets_ns` is subtracted from each one's stamps. Time 0: the first of all actions.
 
-        `all_turns`: where replicas take turns on a link, with the messages of all of them, to learn from them what the
-        link does.
+        `all_replicas`: where replicas are staggered on a link, with the messages of all of them, to learn from them
+        what the link does.
         """
         offsets = np.asarray(offsets_ns, np.int64)
         stamps, tables = zip(*(self._replica(r, reports, offsets) for r in self._replicas), strict=True)
@@ -130,9 +130,9 @@ class Assembler:
         actions, messages = self._actions.copy(), self._timed(table, zero)
         actions["start_s"], actions["end_s"] = (stamps_ns - zero).T * 1e-9
         copies = self.problem.traffic.copies
-        if all_turns and self._is_in_turns.any():
-            turns = [self._timed(of_replica, zero)[self._is_in_turns] for of_replica in tables]
-            messages, copies = np.concatenate([messages[~self._is_in_turns], *turns]), ()
+        if all_replicas and self._is_staggered.any():
+            replicas = [self._timed(of_replica, zero)[self._is_staggered] for of_replica in tables]
+            messages, copies = np.concatenate([messages[~self._is_staggered], *replicas]), ()
         between = tuple(self.problem.between_sites.values())
         return Timeline(
             "measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages, copies, between

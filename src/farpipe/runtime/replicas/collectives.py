@@ -1,6 +1,6 @@
 """Sums and gathers over the replicas of a stage, as rings of eager messages over farpipe's own transport.
 
-A ring goes round in n - 1 turns: a member sends a chunk to the next one, takes one from the one before, adds it to its
+A ring goes round in n - 1 rounds: a member sends a chunk to the next one, takes one from the one before, adds it to its
 own and passes the sum on (Patarasuk and Yuan 2009). Who adds what to what is fixed, and everybody gets the finished sum
 from the one member that made it, so all replicas have the same bits, in every run.
 
@@ -73,8 +73,8 @@ class Ring:
         chunks = self._chunks(flat)
 
         def take(number: int, received: Tensor) -> Tensor:
-            turn, piece = divmod(number, len(chunks[0]))
-            mine = chunks[(self.place - 2 - turn) % self.size][piece]
+            round_, piece = divmod(number, len(chunks[0]))
+            mine = chunks[(self.place - 2 - round_) % self.size][piece]
             return mine.add_(received.to(mine.device))
 
         self._go_round(chunks[self.place - 1], take, line)
@@ -85,8 +85,8 @@ class Ring:
         chunks = self._chunks(flat)
 
         def take(number: int, received: Tensor) -> Tensor:
-            turn, piece = divmod(number, len(chunks[0]))
-            chunks[(self.place - 1 - turn) % self.size][piece].copy_(received)
+            round_, piece = divmod(number, len(chunks[0]))
+            chunks[(self.place - 1 - round_) % self.size][piece].copy_(received)
             return received
 
         self._go_round(chunks[self.place], take, line)
@@ -96,7 +96,7 @@ class Ring:
         return [pieces(chunk) for chunk in flat.tensor_split(self.size)]
 
     def _go_round(self, first: Sequence[Tensor], take: Callable[[int, Tensor], Tensor], line: Line) -> None:
-        """Send the pieces of `first`; ``take(number, received)`` gives what is to be passed on in the next turn."""
+        """Send the pieces of `first`; ``take(number, received)`` gives what is to be passed on in the next round."""
         waiting = deque(first)
         num_all, num_sent = len(first) * (self.size - 1), 0
         for number in range(num_all):

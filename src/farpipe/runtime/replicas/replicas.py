@@ -100,8 +100,8 @@ class RehearsedSync:
         self._gradient, self._weights = (
             torch.zeros(self._rings.padded(num), dtype=torch.uint8)
             for num in (
-                collective_bytes(spec.reduce, levels, between_sites, turns=1 if self._scattered else 2),
-                collective_bytes(spec.gather, levels, between_sites, turns=1),
+                collective_bytes(spec.reduce, levels, between_sites, rounds=1 if self._scattered else 2),
+                collective_bytes(spec.gather, levels, between_sites, rounds=1),
             )
         )
 
@@ -121,15 +121,15 @@ class RehearsedSync:
 
 
 def collective_bytes(
-    transfer: Transfer | None, levels: Sequence[tuple[int, ...]], between_sites: Mapping[str, bool], turns: int
+    transfer: Transfer | None, levels: Sequence[tuple[int, ...]], between_sites: Mapping[str, bool], rounds: int
 ) -> int:
-    """The tensor of which a ring that goes round `turns` times puts the transfer's bytes on its link."""
+    """The tensor of which a ring that goes round `rounds` times puts the transfer's bytes on its link."""
     if transfer is None:
         return 0
     assert isinstance(transfer.link, str)
     assert isinstance(transfer.bytes, float)
     size = len(levels[-1] if between_sites[transfer.link] else levels[0])
-    return round(transfer.bytes * size / (turns * (size - 1))) if size > 1 else 0
+    return round(transfer.bytes * size / (rounds * (size - 1))) if size > 1 else 0
 
 
 class ReplicaSync:
@@ -149,7 +149,7 @@ class ReplicaSync:
         """[num links of the Problem]: what this process has sent in the step over links between sites."""
         self._counts_for = {item: self._counted(run, collective_link(run.problem, item)) for item in self._collectives}
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
-        self._lag_s = place.replica * run.problem.traffic.turn_s
+        self._stagger_s = place.replica * run.problem.traffic.stagger_s
         self._background = Background(f"farpipe replicas of {peers.rank}")
         self._jobs: dict[Collective, Job[MessageRow]] = {}
 
@@ -169,15 +169,15 @@ class ReplicaSync:
             self.link_bytes[self._places[self._link_from[process]]] += num_bytes
 
     def begin_step(self, step: int) -> None:
-        """Start the gathers; wait for this replica's turn where replicas take turns on a link."""
+        """Start the gathers; wait for as long as this replica is behind the first where they are staggered."""
         self.link_bytes = self._no_bytes()
         for sync in self._stages.values():
             sync.begin_step()
         for item in self._collectives:
             if item.kind == "gather":
                 self._start(step, item, self._stages[item.stage].gather, GATHER)
-        if self._lag_s > 0:
-            time.sleep(self._lag_s)
+        if self._stagger_s > 0:
+            time.sleep(self._stagger_s)
 
     def stage_begins(self, step: int, stage: int) -> None:
         """Before the first forward of a stage: its weights have to be there."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Final
 
-from farpipe.schedule.library.list_scheduling import fill_weights, memory_room
+from farpipe.schedule.library.list_scheduling import fill_weights, memory_headroom
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
 from farpipe.step import Action, Problem, Schedule
 
@@ -39,7 +39,7 @@ def v_min(problem: Problem) -> Schedule:
 def _repeat_block(problem: Problem, slopes: Slots, num_in_flight: int, method: str) -> Schedule:
     block = building_block(problem.num_ranks, slopes)
     passes = [_passes(block, stages, problem.num_microbatches) for stages in problem.stages_of_rank]
-    return fill_weights(problem, passes, memory_room(problem, num_in_flight * microbatch_bytes(problem)), method)
+    return fill_weights(problem, passes, memory_headroom(problem, num_in_flight * microbatch_bytes(problem)), method)
 
 
 def building_block(num_ranks: int, slopes: Slots) -> dict[tuple[int, str], int]:

@@ -28,7 +28,7 @@ def _goes_first(start, seconds, fit, key, other_start, other_seconds, other_fit,
 @njit(cache=True, inline="always")
 def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore[no-untyped-def]  # noqa: C901
     """The F or I that the rank would do next: (start, kind, stage, whether something lacks memory)."""
-    duration, taken, _, reserve, room = step
+    duration, taken, _, reserve, headroom = step
     backwards, needed, left_to_chains = sequence
     done, arrival, free, used, last = state
     strict, alternate, warm_up_fit, reserved, most = rules
@@ -50,7 +50,7 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
             spare = 0.0
             if k == F and not strict and j >= needed[done[I, s]]:
                 spare = reserved * reserve[s] + left_to_chains[rank]
-            if at < _NEVER and taken[s, j, k] > 0 and used[rank] + taken[s, j, k] + spare > room[rank]:
+            if at < _NEVER and taken[s, j, k] > 0 and used[rank] + taken[s, j, k] + spare > headroom[rank]:
                 blocked, at = True, _NEVER
             its_key = key[k, s, j]
             if alternate and k == last[rank]:

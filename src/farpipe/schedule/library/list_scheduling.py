@@ -53,7 +53,7 @@ class Rules:
 def list_schedule(
     problem: Problem,
     key: Floats,
-    room_bytes: Floats,
+    headroom_bytes: Floats,
     rules: Sequence[Rules],
     method: str,
     reserve_bytes: Floats | None = None,
@@ -62,14 +62,14 @@ def list_schedule(
 ) -> Schedule:
     """The best (least makespan, then least time of the busiest rank) of the schedules that `rules`, best first, give.
 
-    `key` [2, S, M] are the priorities of F and I, the least first; `room_bytes` [R] is what the activations of every
-    rank may take, `reserve_bytes` [S] what a forward of every stage leaves of it, zero if not given. Messages take
-    their links in the order in which they are made; collectives are not looked at. Of use is only what is faster than
-    `limit_s`: where the first few rules are far above, the others, which seldom differ by much, are not tried.
+    `key` [2, S, M] are the priorities of F and I, the least first; `headroom_bytes` [R] is what the activations of
+    every rank may take, `reserve_bytes` [S] what a forward of every stage leaves of it, zero if not given. Messages
+    take their links in the order in which they are made; collectives are not looked at. Of use is only what is faster
+    than `limit_s`: where the first few rules are far above, the others, which seldom differ by much, are not tried.
     `rival` may replace the best one. InfeasibleError when memory leaves nothing to start.
     """
     reserve_bytes = np.zeros(problem.num_stages) if reserve_bytes is None else reserve_bytes
-    arguments = _arguments(problem, room_bytes, reserve_bytes)
+    arguments = _arguments(problem, headroom_bytes, reserve_bytes)
     affordable = max(1, MOST_ACTIONS_TO_PLAY // _num_actions(problem))
     best = (np.inf, np.inf), np.empty(0, np.int64)
     for tried, rule in enumerate(rules[:affordable]):
@@ -79,26 +79,26 @@ def list_schedule(
         if codes.size == _num_actions(problem) and seconds < best[0]:
             best = seconds, codes
     if not best[1].size:
-        raise _stuck(problem, room_bytes, method)
+        raise _stuck(problem, headroom_bytes, method)
     if rival is not None and best[0][0] <= FAR_ABOVE * limit_s:
         best = rival(problem, arguments, best)
     return _decode(problem, best[1], method)
 
 
-def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], room_bytes: Floats, method: str) -> Schedule:
+def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], headroom_bytes: Floats, method: str) -> Schedule:
     """The F and I of every rank in the order given, and W where there is time, or where memory calls for it.
 
-    A rank whose passes need more than its room gets that much: `check` then tells what is missing.
+    A rank whose passes need more than its headroom gets that much: `check` then tells what is missing.
     """
     passes = chained_ranks(problem, passes)
     tables = byte_tables(problem)
-    room_bytes = np.maximum(room_bytes, [_least_bytes(problem, order, tables) for order in passes])
+    headroom_bytes = np.maximum(headroom_bytes, [_least_bytes(problem, order, tables) for order in passes])
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     for order in passes:
         for place, (stage, kind, microbatch) in enumerate(order):
             key[KINDS.index(kind), stage, microbatch] = place
     rules = (Rules(strict=True), Rules(strict=True, weight_fit=0.5))
-    return list_schedule(problem, key, room_bytes, rules, method)
+    return list_schedule(problem, key, headroom_bytes, rules, method)
 
 
 def _least_bytes(problem: Problem, passes: Sequence[Action], tables: tuple[Floats, Floats]) -> float:
@@ -111,7 +111,7 @@ def _least_bytes(problem: Problem, passes: Sequence[Action], tables: tuple[Float
     return float((np.cumsum(taken) - np.cumsum(freed) + freed).max(initial=0.0))
 
 
-def memory_room(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:
+def memory_headroom(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:
     """What the activations of every rank may take: what the order wants, but no more than the rank has: [R]."""
     has = [np.inf if rank.memory_bytes is None else rank.memory_bytes - rank.static_bytes for rank in problem.ranks]
     return np.asarray(np.minimum(has, wanted_bytes), np.float64)
@@ -121,13 +121,13 @@ def _num_actions(problem: Problem) -> int:
     return 3 * problem.num_stages * problem.num_microbatches
 
 
-def _arguments(problem: Problem, room_bytes: Floats, reserve_bytes: Floats) -> Arguments:
+def _arguments(problem: Problem, headroom_bytes: Floats, reserve_bytes: Floats) -> Arguments:
     stages = np.full((problem.num_ranks, problem.num_stages), -1)
     for rank, mine in enumerate(problem.stages_of_rank):
         stages[rank, : len(mine)] = mine
     duration_s = np.stack([problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")])
     tables = [table.reshape(*duration_s.shape[1:], len(KINDS)) for table in byte_tables(problem)]
-    step = (duration_s, *tables, reserve_bytes, room_bytes * (1 + 1e-9))
+    step = (duration_s, *tables, reserve_bytes, headroom_bytes * (1 + 1e-9))
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
     wires = (*problem.traffic.messages.figures, len(problem.links))
     return stages, rank_of_stage, step, _sequence(problem), wires
@@ -172,11 +172,11 @@ def _decode(problem: Problem, codes: NDArray[np.int64], method: str) -> Schedule
     return Schedule.from_codes(problem.num_microbatches, codes[np.argsort(ranks, kind="stable")], begin, method)
 
 
-def _stuck(problem: Problem, room_bytes: Floats, method: str) -> InfeasibleError:
+def _stuck(problem: Problem, headroom_bytes: Floats, method: str) -> InfeasibleError:
     """The rank that is shortest of memory for one microbatch in all its stages."""
     needs = microbatch_bytes(problem)
-    rank = int(np.argmax(needs - room_bytes))
+    rank = int(np.argmax(needs - headroom_bytes))
     return InfeasibleError(
-        f"schedule {method!r} finds nothing to start: rank {rank} has {format_bytes(float(room_bytes[rank]))} for "
+        f"schedule {method!r} finds nothing to start: rank {rank} has {format_bytes(float(headroom_bytes[rank]))} for "
         f"activations, one microbatch takes {format_bytes(float(needs[rank]))} there"
     )

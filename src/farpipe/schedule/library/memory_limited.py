@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from farpipe.errors import UsageError
 from farpipe.schedule.check import peak_memory_bytes
-from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_room
+from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_headroom
 from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.library.rounds import or_in_rounds
@@ -46,7 +46,7 @@ def memory_limited(problem: Problem, limit: float, method: str, limit_s: float =
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     key[0] = 1.0
     options: dict[str, Any] = {} if has_chains else {"rival": or_in_rounds}
-    return list_schedule(problem, key, memory_room(problem, wanted), RULES, method, limit_s=limit_s, **options)
+    return list_schedule(problem, key, memory_headroom(problem, wanted), RULES, method, limit_s=limit_s, **options)
 
 
 def _of_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:

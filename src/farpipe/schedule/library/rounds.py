@@ -49,10 +49,10 @@ def in_rounds(problem: Problem, arguments: Arguments) -> Iterator[Played]:
     from farpipe.schedule.library import rounds_kernel  # here, for numba takes a third of a second to import
 
     build: Any = rounds_kernel.build
-    _, rank_of_stage, (duration_s, taken, freed, _, room), _, wires = arguments
+    _, rank_of_stage, (duration_s, taken, freed, _, headroom), _, wires = arguments
     tolerance_s = 1e-9 * float(duration_s.max())
     for choices in product((True, False), repeat=3):
         codes = np.empty((problem.num_stages, 3 * problem.num_microbatches), np.int64)
-        seconds = build((duration_s, taken, freed, room[rank_of_stage]), wires, *choices, tolerance_s, codes)
+        seconds = build((duration_s, taken, freed, headroom[rank_of_stage]), wires, *choices, tolerance_s, codes)
         if np.isfinite(seconds[0]):
             yield (float(f"{seconds[0]:.9g}"), float(f"{seconds[1]:.9g}")), codes.reshape(-1)

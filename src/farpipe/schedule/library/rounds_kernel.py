@@ -30,11 +30,11 @@ def _put(stage, kind, step, wires, state):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _make_room(stage, kind, step, wires, state):  # type: ignore[no-untyped-def]
     """Do W's until the next action of this kind fits memory; whether it does."""
-    taken, freed, room = step[1:]
+    taken, freed, headroom = step[1:]
     done, used = state[0], state[3]
     j = done[kind, stage]
     needed = taken[stage, j, kind] - min(freed[stage, j, kind], 0.0)
-    while used[stage] + needed > room[stage]:
+    while used[stage] + needed > headroom[stage]:
         if done[W, stage] == done[I, stage]:
             return False
         _put(stage, W, step, wires, state)
@@ -64,7 +64,7 @@ def _hop_s(kind, stage, j, wires):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _warm_up(step, wires, state, bubble_first, tolerance_s):  # type: ignore[no-untyped-def]
     """How many more forwards than one every stage does before its first I: [S]."""
-    duration, taken, _, room = step
+    duration, taken, _, headroom = step
     free, used = state[2], state[3]
     num_stages, num_microbatches = duration.shape[1:]
     more = np.zeros(num_stages, np.int64)
@@ -73,7 +73,7 @@ def _warm_up(step, wires, state, bubble_first, tolerance_s):  # type: ignore[no-
         arrival, end, held = first_end + _hop_s(I, stage + 1, 0, wires), free[stage], used[stage]
         for j in range(1, num_microbatches):
             late = end + duration[F, stage, j] > arrival + tolerance_s if bubble_first else end >= arrival - tolerance_s
-            if late or held + taken[stage, j, F] > room[stage]:
+            if late or held + taken[stage, j, F] > headroom[stage]:
                 break
             end, held = end + duration[F, stage, j], held + taken[stage, j, F]
             more[stage] += 1
@@ -87,7 +87,7 @@ def _warm_up(step, wires, state, bubble_first, tolerance_s):  # type: ignore[no-
 @njit(cache=True)
 def _waits(stage, step, wires, state, tolerance_s):  # type: ignore[no-untyped-def]
     """Whether a stage that is two forwards ahead of the next rather leaves out the next one."""
-    duration, taken, freed, room = step
+    duration, taken, freed, headroom = step
     done, free, used, idle = state[0], state[2], state[3], state[4]
     if done[F, stage] < done[F, stage + 1] + 2:
         return False
@@ -97,7 +97,7 @@ def _waits(stage, step, wires, state, tolerance_s):  # type: ignore[no-untyped-d
         return True
     j, w = done[F, stage], done[W, stage]
     end, held = free[stage] + duration[F, stage, j], used[stage] + taken[stage, j, F]
-    while held > room[stage] and w < done[I, stage]:
+    while held > headroom[stage] and w < done[I, stage]:
         end, held, w = end + duration[W, stage, w], held - freed[stage, w, W], w + 1
     return end > due + tolerance_s and due - free[stage] <= idle.max() - idle[stage] + tolerance_s
 
@@ -141,7 +141,7 @@ def _round(forwards, step, wires, state, greedy, tolerance_s):  # type: ignore[n
 def build(step, wires, bubble_first, prioritize, greedy, tolerance_s, codes):  # type: ignore[no-untyped-def]
     """Write the orders of the stages into `codes` [S, 3M]; (makespan, longest time of any stage), or infinity.
 
-    `step` = (duration_s [3, S, M], taken and freed bytes [S, M, 4], room bytes of the stages [S]).
+    `step` = (duration_s [3, S, M], taken and freed bytes [S, M, 4], headroom bytes of the stages [S]).
     """
     num_stages, num_microbatches = step[0].shape[1:]
     done, arrival = np.zeros((3, num_stages), np.int64), np.full((2, num_stages, num_microbatches), np.inf)

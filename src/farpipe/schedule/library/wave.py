@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from farpipe.schedule.library.eager import round_trip_s
-from farpipe.schedule.library.list_scheduling import Floats, Rules, list_schedule, memory_room
+from farpipe.schedule.library.list_scheduling import Floats, Rules, list_schedule, memory_headroom
 from farpipe.schedule.library.placement import require_v_shape
 from farpipe.step import Problem, Schedule
 
@@ -34,27 +34,27 @@ def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
     key[0] += problem.num_stages
     held = problem.chains.sums(problem.table("activation_bytes")).max(axis=1)
     reserve = np.concatenate((held[: down - 1 : -1], np.zeros(down)))
-    room = memory_room(problem)
-    return list_schedule(problem, key, room, _rules(problem, room), "wave", reserve, limit_s)
+    headroom = memory_headroom(problem)
+    return list_schedule(problem, key, headroom, _rules(problem, headroom), "wave", reserve, limit_s)
 
 
-def _rules(problem: Problem, room: Floats) -> tuple[Rules, ...]:
+def _rules(problem: Problem, headroom: Floats) -> tuple[Rules, ...]:
     """Both kinds in turn, so that the first few tell how good the order will be."""
-    if np.isinf(room).all() or problem.chains.any:
+    if np.isinf(headroom).all() or problem.chains.any:
         return RULES
-    shares = dict.fromkeys(_shares(problem, room, paces) for paces in PACES)
+    shares = dict.fromkeys(_shares(problem, headroom, paces) for paces in PACES)
     sharing = [replace(rules, most_in_flight=most) for most in shares for rules in SHARING]
     return tuple(rules for rules in chain(*zip_longest(RULES, sharing)) if rules is not None)
 
 
-def _shares(problem: Problem, room: Floats, paces: float) -> tuple[int, ...]:
+def _shares(problem: Problem, headroom: Floats, paces: float) -> tuple[int, ...]:
     """How many microbatches every stage down may hold, that both stages of its rank can hold them as long as they need.
 
     By Little's law the two need memory as bytes times seconds; a stage up is not limited but by memory.
     """
     seconds, held = _holding_s(problem, paces), problem.table("activation_bytes").max(axis=1)
     most = [problem.num_microbatches + 1] * problem.num_stages
-    for (down, up), bytes_ in zip(problem.stages_of_rank, room.tolist(), strict=True):
+    for (down, up), bytes_ in zip(problem.stages_of_rank, headroom.tolist(), strict=True):
         needed = float(seconds[down] * held[down] + seconds[up] * held[up])
         if np.isfinite(bytes_) and needed > 0 and held[down] > 0:
             beside_one_up = int((bytes_ - held[up]) / held[down] + 1e-9)

@@ -4,7 +4,7 @@ With F = I = W, no delay and 2p - 1 microbatches or more, no rank waits between 
 holds more than p microbatches.
 """
 
-from farpipe.schedule.library.list_scheduling import fill_weights, memory_room
+from farpipe.schedule.library.list_scheduling import fill_weights, memory_headroom
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
 from farpipe.step import Action, Kind, Problem, Schedule
 
@@ -15,8 +15,8 @@ def zbv(problem: Problem) -> Schedule:
     passes: list[list[Action]] = [[] for _ in ranks]
     for position, rank in enumerate(ranks):
         passes[rank] = _passes(position, len(ranks), problem.num_microbatches)
-    room = memory_room(problem, len(ranks) * microbatch_bytes(problem))
-    return fill_weights(problem, passes, room, "zbv")
+    headroom = memory_headroom(problem, len(ranks) * microbatch_bytes(problem))
+    return fill_weights(problem, passes, headroom, "zbv")
 
 
 def _passes(position: int, num_ranks: int, num_microbatches: int) -> list[Action]:
