@@ -1,14 +1,18 @@
 """How fast blocking is simulated: requests per second on one core by policy, network and load.
 
     python benchmarks/optical_blocking.py [--requests 100000]
+    python benchmarks/optical_blocking.py --sizes            a million requests per network and load, KSP-FF, k = 5
 
-Compares with a plain Python loop over whole numbers as bit masks in the same process. Prints Markdown.
+Compares with a plain Python loop over whole numbers as bit masks in the same process. With --sizes every row is a
+process of its own, so that its peak of memory is its own. Prints Markdown.
 """
 
 import argparse
 import heapq
 import math
 import resource
+import subprocess
+import sys
 import time
 
 from farpipe.optical import POLICIES, Grid, PoissonTraffic, find_modulation, find_network, k_shortest, play_traffic
@@ -62,7 +66,13 @@ def timed(work, repeats=3):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
-    count = parser.parse_args().requests
+    parser.add_argument("--sizes", action="store_true")
+    parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sizes or options.row:
+        size_row(*options.row) if options.row else size_table()
+        return
+    count = options.requests
     print("| network | k | policy | load | requests | CPU s | requests/s | peak RSS MiB |")
     print("|---" * 8 + "|")
     grid, how = Grid(), PoissonTraffic(250.0, truncate_at=2.0)
@@ -87,6 +97,40 @@ def main():
     assert accepted == play_traffic(few, paths, POLICIES["ksp-ff"], grid, DEEPRMSA).accepted
     show("nsfnet", 5, "ksp-ff, plain Python", 250.0, 10_000, seconds)
     print(f"\nblocking over a million requests: {outcome.blocking_ratio:.3%}")
+
+
+SIZES = (
+    *(("nsfnet", load) for load in (125, 250, 500)),
+    *(("topohub:sndlib/germany50", load) for load in (500, 1000, 2000)),
+    *(("topohub:topozoo/Uninett2010", load) for load in (250, 500)),
+    ("gnpy:coronet-conus", 500),
+)
+
+
+def size_table():
+    print("| network | nodes | fibres | paths | Erlang | blocked | finding paths s | CPU s | requests/s | peak MiB |")
+    print("|---" * 10 + "|", flush=True)
+    for network, load in SIZES:
+        command = [sys.executable, __file__, "--row", network, str(load)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        print(done.stdout.strip() or f"| {network} | {done.stderr.strip().splitlines()[-1]} |", flush=True)
+
+
+def size_row(network, load, count=1_000_000):
+    net = find_network(network)
+    begin = time.process_time()
+    paths = k_shortest(net)
+    paths_s = time.process_time() - begin
+    how = PoissonTraffic(float(load), truncate_at=2.0)
+    grid, policy = Grid(), POLICIES["ksp-ff"]
+    play_traffic(how.draw(tuple(paths.of_pair), 1000, seed=2), paths, policy, grid, DEEPRMSA)  # compiles
+    traffic = how.draw(tuple(paths.of_pair), count, seed=1)
+    seconds, outcome = timed(lambda: play_traffic(traffic, paths, policy, grid, DEEPRMSA), repeats=2)
+    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"| {network} | {len(net.nodes)} | {net.num_fibres} | {len(paths.paths)} | {load} | "
+        f"{outcome.blocking_ratio:.3%} | {paths_s:.1f} | {seconds:.2f} | {count / seconds:,.0f} | {mib:.0f} |"
+    )
 
 
 def show(network, k, policy, load, count, seconds):

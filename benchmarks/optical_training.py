@@ -1,11 +1,12 @@
 """Trainings over light paths, compared fairly: CBA, CD-CBA, fixed baselines, ours, on paired backgrounds.
 
-    python benchmarks/optical_training.py [main|loads|setup|published|networks] [--seeds 10]
+    python benchmarks/optical_training.py [main|setup|published] [--seeds 10]
 
 CBA's setting as far as it is public: NSFNET, 80 slots of 12.5 GHz, 75 Gbit/s per slot, 1 to 6 slots and a guard
 per message, 8 stages on 6 sites, background requests of 4 to 20 slots. All settings of a table share the background
 streams, the background's candidates (4 by km), the placement, the order, the limit of 6 units per message and the
-rule for refused messages (they wait and try again). Prints Markdown.
+rule for refused messages (they wait and try again). Prints Markdown. Other loads, models, orders and networks are in
+optical_grid.py.
 """
 
 import argparse
@@ -72,21 +73,17 @@ def show(title, where, settings, seeds, baselines=(), num_steps=3):
     return found
 
 
-def settings_of(paths, hops8, one, short=False):
-    fixed = {f"ksp-ff {n}": Fixed(n) for n in ((3, 6) if short else (1, 2, 3, 4, 6))}
-    fewer = {f"ksp-ff {n}, fewer": Fixed(n, True) for n in ((6,) if short else (3, 6))}
-    others = {} if short else {name: STRATEGIES[name] for name in ("sd-ff", "cd", "cba", "cba-sd-ff")}
-    theirs = {name: STRATEGIES[name] for name in ("cd-cba", "cd-cba-fewer")}
+def settings_of(one, hops8):
+    fixed = {f"ksp-ff {n}": Fixed(n) for n in (1, 2, 3, 4, 6)}
+    fewer = {f"ksp-ff {n}, fewer": Fixed(n, True) for n in (3, 6)}
+    theirs = {name: STRATEGIES[name] for name in ("sd-ff", "cd", "cba", "cba-sd-ff", "cd-cba", "cd-cba-fewer")}
     same = {"cd-cba, 8 by hops": STRATEGIES["cd-cba"], "ksp-ff 6, fewer, 8 by hops": Fixed(6, True)}
-    ours = {name: STRATEGIES[name] for name in (("earliest",) if short else ("widest", "slack", "earliest"))}
-    if not short:
-        ours["earliest, first fit"] = Widest(rule=TransferRule(max_blocks=2, earliest=True))
-        ours["earliest, one block"] = Widest(rule=TransferRule(policy=POLICIES["last-fit"], earliest=True))
-        ours["earliest, 4 by km"] = STRATEGIES["earliest"]
-    named = {**fixed, **fewer, **others, **theirs}
-    found = {name: (one, strategy, None) for name, strategy in named.items()}
-    if not short:
-        found |= {name: (one, strategy, hops8) for name, strategy in same.items()}
+    ours = {name: STRATEGIES[name] for name in ("widest", "slack", "earliest")}
+    ours["earliest, first fit"] = Widest(rule=TransferRule(max_blocks=2, earliest=True))
+    ours["earliest, one block"] = Widest(rule=TransferRule(policy=POLICIES["last-fit"], earliest=True))
+    ours["earliest, 4 by km"] = STRATEGIES["earliest"]
+    found = {name: (one, strategy, None) for name, strategy in (fixed | fewer | theirs).items()}
+    found |= {name: (one, strategy, hops8) for name, strategy in same.items()}
     return found | {name: (one, s, None if name.endswith("by km") else hops8) for name, s in ours.items()}
 
 
@@ -98,34 +95,10 @@ def main_tables(seeds):
         show(
             f"{name}, 60 E on shared fibres",
             where,
-            settings_of(where.paths, hops8, one),
+            settings_of(one, hops8),
             seeds,
             ("ksp-ff 6, fewer", "cd-cba"),
         )
-    plain, joint = training(where.paths, "1f1b"), training(where.paths, "eager+1")
-    settings = {
-        "1f1b, ksp-ff 3": (plain, Fixed(3), None),
-        "1f1b, cd-cba": (plain, STRATEGIES["cd-cba"], None),
-        "eager+1, ksp-ff 3": (joint, Fixed(3), None),
-        "eager+1, earliest": (joint, STRATEGIES["earliest"], hops8),
-    }
-    show("The order first", where, settings, seeds, ("1f1b, ksp-ff 3", "1f1b, cd-cba"))
-
-
-def load_tables(seeds):
-    for title, where, size, microbatches in (
-        ("30 E, shared", scenario(30.0), 512e6, 64),
-        ("90 E, shared", scenario(90.0), 512e6, 64),
-        ("60 E, directed fibres", scenario(60.0, shared=False), 512e6, 64),
-        ("60 E, holding 10 s", scenario(60.0, 10.0), 512e6, 64),
-        ("512 Mbit", scenario(), 64e6, 64),
-        ("m = 16", scenario(), 512e6, 16),
-        ("m = 128", scenario(), 512e6, 128),
-    ):
-        hops8 = k_shortest(where.paths.network, k=8, by="hops")
-        for name in ("1f1b", "eager+1"):
-            one = training(where.paths, name, microbatches=microbatches, num_bytes=size)
-            show(f"{name}, {title}", where, settings_of(where.paths, hops8, one, short=True), seeds, ("cd-cba",))
 
 
 def setup_tables(seeds):
@@ -175,29 +148,10 @@ def published_tables(seeds):
     show("CD-CBA's parameters, 1f1b", where, {n: (one, s, None) for n, s in kinds.items()}, seeds, ("published guess",))
 
 
-def network_tables(seeds):
-    for network, nodes, load, modulation in (
-        ("topohub:sndlib/nobel-us", None, 60.0, "64qam"),
-        ("topohub:sndlib/germany50", None, 60.0, "64qam"),
-        ("topohub:topozoo/Uninett2010", None, 60.0, "64qam"),
-        ("nsfnet", NODES, 60.0, "deeprmsa"),
-    ):
-        where = scenario(load, network=network, modulation=modulation)
-        names = where.paths.network.nodes
-        at = nodes or tuple(names[i * len(names) // 8] for i in (0, 1, 1, 3, 3, 5, 6, 7))
-        hops8 = k_shortest(where.paths.network, k=8, by="hops")
-        for name in ("1f1b", "eager+1"):
-            one = training(where.paths, name, at)
-            title = f"{name}, {network}, {len(names)} nodes, {modulation}"
-            show(title, where, settings_of(where.paths, hops8, one, short=True), seeds, ("cd-cba",))
-
-
 TABLES = {
     "main": main_tables,
-    "loads": load_tables,
     "setup": setup_tables,
     "published": published_tables,
-    "networks": network_tables,
 }
 
 

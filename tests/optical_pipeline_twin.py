@@ -3,7 +3,7 @@
 import heapq
 import math
 
-from optical_twin import PlainSpectrum, choose, slots_on
+from optical_twin import PlainSpectrum, block_start, choose, slots_on
 
 RELEASE, REQUEST, ACTION, ARRIVAL = range(4)
 
@@ -108,7 +108,9 @@ class PlainCoupled:
             return "its hop's turn"
         pair = self.shared.paths.pairs[self.training.hops[hop]]
         left, least, got = int(self.demands.want[message]), int(self.demands.least[message]), []
-        for _ in range(self.rule.max_blocks):
+        if self.rule.earliest:
+            got = self.earliest(message, pair, left, least)
+        for _ in range(0 if self.rule.earliest else self.rule.max_blocks):
             for units in range(left, least - 1, -1) if left else ():
 
                 def need(index, units=units):
@@ -126,6 +128,37 @@ class PlainCoupled:
             return "refused"
         self.send(message, hop, got)
         return "served"
+
+    def blocks_on(self, index, most):
+        """(units, slots) of the blocks that a message would take on a candidate, longest run first."""
+        shared, found = self.shared, []
+        rate = shared.modulation.efficiency(float(shared.paths.km[index])) * shared.grid.slot_ghz
+        runs = sorted(self.spectrum.blocks(shared.paths._fibres_of(*shared.paths.paths[index])), key=lambda b: -b[1])
+        for _, length in runs[: self.rule.max_blocks]:
+            units = min(most, math.floor((length - shared.grid.guard) * rate / self.rule.unit_gbit + 1e-9))
+            if units > 0:
+                found.append((units, math.ceil(units * self.rule.unit_gbit / rate - 1e-9) + shared.grid.guard))
+                most -= units
+        return found
+
+    def earliest(self, message, pair, most, least):
+        paths, best, soonest = self.shared.paths, None, math.inf
+        for index in range(paths.first[pair], paths.first[pair + 1]):
+            blocks = self.blocks_on(index, most)
+            units = sum(units for units, _ in blocks)
+            if units >= max(1, least):
+                arrival = self.gbit(message) / (units * self.rule.unit_gbit) + float(paths.latency_s[index])
+                if arrival < soonest:
+                    best, soonest = (index, blocks), arrival
+        if best is None:
+            return []
+        index, got = best[0], []
+        fibres = paths._fibres_of(*paths.paths[index])
+        for units, count in best[1]:
+            start = block_start(self.spectrum, self.rule.policy.slots, fibres, count)
+            self.spectrum.take(fibres, start, count)
+            got.append((units, index, (fibres, start, count)))
+        return got
 
     def send(self, message, hop, got):
         total = sum(units for units, _, _ in got)

@@ -19,6 +19,7 @@ from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.network import build_network
 from farpipe.optical.spectrum import Grid
+from farpipe.optical.traffic import Traffic
 from farpipe.optical.training import Demands, Training, TransferRule, pipeline_problem
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
@@ -76,6 +77,7 @@ def settings_of_a_run(draw):
         max_blocks=draw(st.integers(1, 2)),
         setup_s=draw(st.sampled_from([0.0, 0.003])),
         one_at_a_time=draw(st.booleans()),
+        earliest=draw(st.booleans()),
     )
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     want = random.integers(1, 7, training.num_messages)
@@ -238,6 +240,23 @@ def test_the_earliest_block_weighs_width_against_length():
     assert earliest.out.arrival_s[0] == pytest.approx(plain.out.arrival_s[0] - 100 * 4.9e-6)
     assert paths.km[earliest.out.path[0]] == 800
     assert (earliest.out.units[earliest.training.sent] == 6).all()
+
+
+def test_two_blocks_of_a_short_path_beat_one_of_a_long_one():
+    # From a to c over b, 800 km, slots 5 to 8 of 12 are someone else's: 4 + 2 units there arrive before 6 straight.
+    training = training_of("gpipe", ("a", "c"), 1, 75e9 / 8 * 0.02)
+    paths, flat = k_shortest(RING, k=3), find_modulation("bpsk")
+    times, pair = np.array([0.0, 0.1]), np.zeros(2, np.int32)
+    taken = Traffic((("b", "c"),), times, pair, np.array([4.0, 3.0]) * 12.5, np.array([0.5, 9.0]))  # the first leaves
+    arrivals = []
+    for blocks in (1, 2):
+        shared = Shared(paths, Grid(12), traffic=taken, background_modulation=flat)
+        rule = TransferRule(earliest=True, max_blocks=blocks)
+        step = Coupled(shared, training, rule, begin_s=1.0).step(Demands.same(training, 6, 1))
+        arrivals.append(step.out.arrival_s[0] - step.out.ready_s[0])
+        assert paths.km[step.out.path[0]] == (900 if blocks == 1 else 800)
+        assert step.out.units[0] == 6
+    assert arrivals[1] == pytest.approx(arrivals[0] - 100 * 4.9e-6)
 
 
 def test_the_background_may_have_candidates_of_its_own():

@@ -73,6 +73,8 @@ def test_a_grid_of_a_thousand_nodes_is_no_trouble_for_a_few_pairs():
     shortest = networkx.Graph((edge.a, edge.b, {"km": edge.km}) for edge in network.edges)
     assert lengths[0] == networkx.shortest_path_length(shortest, "n0", "n500", weight="km")
     assert lengths == sorted(lengths)
+    with pytest.raises(InputError, match="all pairs of 1000 nodes would take too long to find"):
+        k_shortest(network)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from farpipe.optical.joint import in_flight, joint_order, nominal_problem
 from farpipe.optical.strategies import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
 from farpipe.optical.study import Scenario, bound_s, compare, no_network_s, run_once
 from farpipe.optical.training import Training, pipeline_problem
-from farpipe.report.light import draw_light
+from farpipe.report.light import draw_light, write_light_page
 from farpipe.schedule.library import order
 
 NODES = ("1", "4", "4", "10")
@@ -126,5 +126,9 @@ def test_a_picture_is_drawn(tmp_path):
     draw_light(tmp_path / "light.svg", step, shared.table, coupled.log, 80)
     text = (tmp_path / "light.svg").read_text()
     assert text.count("<path") > 100
+    write_light_page(tmp_path / "light.html", step, shared.table, coupled.log, 80, title="on nsfnet")
+    page = (tmp_path / "light.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 1
+    assert "<h1>on nsfnet</h1>" in page
     with pytest.raises(UsageError, match=r"as \.svg or \.png"):
         draw_light(tmp_path / "light.gif", step, shared.table, coupled.log, 80)

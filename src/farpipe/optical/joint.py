@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
 from farpipe.step import Problem, Schedule
+
+ZERO_BUBBLE: Final = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,12 @@ def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gb
 def candidate_orders(problem: Problem, nodes: Sequence[str], *, most_extra: int = 3) -> list[Schedule]:
     """Orders worth trying on a network, without those that memory forbids.
 
-    GPipe, 1F1B, eager by its closed form, and 1F1B with one, two, ... more forwards in flight per hop between nodes.
+    GPipe, 1F1B, eager by its closed form, 1F1B with one, two, ... more forwards in flight per hop between nodes, and
+    the zero-bubble orders where the backward can be split.
     """
     between = [int(a != b) for a, b in itertools.pairwise(nodes)]
-    orders = [order(name, problem) for name in ("gpipe", "1f1b", "eager")]
+    splits = ZERO_BUBBLE if all(np.min(stage.weight_grad_s) > 0 for stage in problem.stages) else ()
+    orders = [order(name, problem) for name in ("gpipe", "1f1b", "eager", *splits)]
     for extra in range(1, most_extra + 1):
         of_stage = [extra * sum(between[stage:]) for stage in range(problem.num_stages)]
         orders.append(eager(problem, of_stage))

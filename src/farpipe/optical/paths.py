@@ -21,6 +21,8 @@ Nodes = tuple[str, ...]
 
 PATH_ORDERS: Final = ("km", "hops", "efficiency")
 MAX_K: Final = 1000
+MAX_PAIRS: Final = 50_000
+"""Pairs of nodes whose paths are found when all are asked for: minutes; those of 1,000 nodes would take hours."""
 _MAX_CYCLES: Final = 12
 """Up to so many independent cycles every simple path of a pair is listed: at most a few thousand."""
 
@@ -124,8 +126,15 @@ def k_shortest(
         raise UsageError("paths by efficiency need a modulation table")
     if not 1 <= k <= MAX_K:
         raise UsageError(f"the number of paths must be from 1 to {MAX_K}, found {k}")
+    asked = tuple(pairs) if pairs is not None else None
+    num_nodes = len(network.nodes)
+    if not asked and num_nodes * (num_nodes - 1) > MAX_PAIRS:
+        raise InputError(
+            f"{network.name}: the paths of all pairs of {num_nodes} nodes would take too long to find (at most "
+            f"{MAX_PAIRS} pairs); give a trace, whose pairs alone are needed, or a table of paths"
+        )
     candidates = _Candidates(network, k, by, modulation)
-    return PathTable(network, {pair: candidates.of(pair) for pair in (pairs or all_pairs(network))})
+    return PathTable(network, {pair: candidates.of(pair) for pair in (asked or all_pairs(network))})
 
 
 class _Candidates:

@@ -12,7 +12,7 @@ from farpipe.optical.assign_kernel import choose, find_block, occupy, slots_need
 from farpipe.optical.compiled import inner
 from farpipe.optical.heap_kernel import pop, push
 from farpipe.optical.pipeline_state import AT_ONCE, LOGGED, NEXT, NOTHING, POSTED, SPARE, WAITING
-from farpipe.optical.spectrum_kernel import common, largest_block
+from farpipe.optical.spectrum_kernel import common, flip, longest_run
 
 _RELEASE, _REQUEST, _ACTION, _ARRIVAL, _ASK, _IDLE = range(6)
 _F, _W = 0, 2
@@ -72,23 +72,55 @@ def _widest(net, rule, pair, most, least):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _earliest(net, rule, pair, most, least, gbit):  # type: ignore[no-untyped-def]
-    """Like `_widest`, but of the block over which `gbit` arrive first: wide counts, and so does a short path."""
-    found, soonest_s, num_slots = (0, -1, -1, 0), np.inf, net.spectrum[2].size
+def _units_of_run(net, rule, path, length, most):  # type: ignore[no-untyped-def]
+    """Units, at most `most`, that a run of `length` free slots of a path carries beside its guard."""
+    return max(0, min(most, np.int64((length - net.guard) * net.per_slot[path] / rule.unit_gbit + 1e-9)))
+
+
+@inner
+def _units_on(net, rule, path, most):  # type: ignore[no-untyped-def]
+    """Units, at most `most`, that `max_blocks` blocks on one path carry now."""
+    if net.per_slot[path] <= 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
+        return 0
+    total = np.int64(0)
+    for _ in range(rule.max_blocks):
+        start, length = longest_run(net.mask, net.spectrum[2].size)
+        units = _units_of_run(net, rule, path, length, most - total)
+        total += units
+        if units == 0 or total == most:
+            break
+        flip(net.mask, start, length)
+    return total
+
+
+@inner
+def _soonest(net, rule, pair, most, least, gbit):  # type: ignore[no-untyped-def]
+    """The candidate over which `gbit` arrive first, on up to `max_blocks` blocks of it, or -1: none has `least` units.
+
+    Width counts, and so does a short path.
+    """
+    found, soonest_s = -1, np.inf
     for path in range(np.int64(net.first[pair]), np.int64(net.first[pair + 1])):
-        rate = net.per_slot[path]
-        if rate <= 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
-            continue
-        run, _, _ = largest_block(net.mask, num_slots)
-        units = min(most, np.int64((run - net.guard) * rate / rule.unit_gbit + 1e-9))
-        if units < least or units < 1:
+        units = _units_on(net, rule, path, most)
+        if units < max(1, least):
             continue
         arrival_s = gbit / (units * rule.unit_gbit) + net.latency_s[path]
         if arrival_s < soonest_s:
-            count = np.int64(np.ceil(units * rule.unit_gbit / rate - 1e-9)) + net.guard
-            start = find_block(net.spectrum, net.table, rule.policy[1], path, count, net.mask)
-            found, soonest_s = (units, path, start, count), arrival_s
+            found, soonest_s = path, arrival_s
     return found
+
+
+@inner
+def _block_on(net, rule, path, most):  # type: ignore[no-untyped-def]
+    """(units, path, start, slots) of the widest block of at most `most` units on one path; units 0: none fits."""
+    if path < 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
+        return 0, -1, -1, 0
+    _, length = longest_run(net.mask, net.spectrum[2].size)
+    units = _units_of_run(net, rule, path, length, most)
+    if units == 0:
+        return 0, -1, -1, 0
+    count = np.int64(np.ceil(units * rule.unit_gbit / net.per_slot[path] - 1e-9)) + net.guard
+    return units, path, find_block(net.spectrum, net.table, rule.policy[1], path, count, net.mask), count
 
 
 @inner
@@ -136,12 +168,14 @@ def _reuse(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-unty
 def _light_message(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Light up to `max_blocks` paths for a message; whether there is one."""
     hop = message // pipe.num_microbatches
-    most, least, total = rule.want[message], rule.least[message], 0
+    most, least, total, best = rule.want[message], rule.least[message], 0, -1
+    if rule.earliest:
+        best = _soonest(net, rule, pipe.pair_of_hop[hop], most, least, pipe.gbit[message])
     for block in range(rule.max_blocks if rule.keep_s < 0 else 1):
         if most == 0:
             break
         if rule.earliest:
-            units, path, start, count = _earliest(net, rule, pipe.pair_of_hop[hop], most, least, pipe.gbit[message])
+            units, path, start, count = _block_on(net, rule, best, most)
         else:
             units, path, start, count = _widest(net, rule, pipe.pair_of_hop[hop], most, least)
         if units == 0:

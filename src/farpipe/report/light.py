@@ -1,5 +1,8 @@
 """One picture of a step over light paths: the pipeline above, its busiest fibres below, one time axis."""
 
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -7,16 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import UsageError
+from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.paths import PathTable
 from farpipe.optical.training import Step
+from farpipe.report.page import write_report
+from farpipe.report.views import Picture, RunReport, RunView
 
-_COLOURS: Final = {0: "#4c78a8", 1: "#f2a65a", 2: "#b0b0b0", 3: "#e07b39"}
+_COLOURS: Final = {0: "#4c78a8", 1: "#f2a65a", 2: "#e3d2a4", 3: "#e07b39"}
 _FORWARD, _BACKWARD, _BACKGROUND, _LATE = "#2a9d5c", "#8e44ad", "#d9d9d9", "#d62728"
 MAX_FIBRES: Final = 4
+WINDOW_S: Final = 1.5
+_NOTE: Final = (
+    "Above the pipeline with its messages, below the fibres that these hold most, on one time axis: a box is a light "
+    "path, so many slots for so long; grey ones are other people's. A red line is a message that waited for spectrum."
+)
 
 
 def draw_light(
-    path: Path | str, step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float = 1.5
+    path: Path | str, step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float = WINDOW_S
 ) -> None:
     """Draw the first `window_s` seconds of a step to an SVG or PNG file.
 
@@ -25,6 +36,23 @@ def draw_light(
     """
     if Path(path).suffix not in (".svg", ".png"):
         raise UsageError(f"{path}: pictures are written as .svg or .png")
+    with _figure(step, table, log, num_slots, window_s) as figure:
+        figure.savefig(path, dpi=110)
+
+
+def write_light_page(
+    path: Path | str, step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, *, title: str
+) -> None:
+    """Write a report page about a step over light paths: its picture, its timeline, and what its links did."""
+    with _figure(step, table, log, num_slots, WINDOW_S) as figure, io.BytesIO() as text:
+        figure.savefig(text, format="svg", metadata={"Date": None})
+        picture = Picture("Light paths", text.getvalue().decode(), _NOTE)
+    view = RunView(f"order {step.training.schedule.method}", lit_problem(step), step.timeline())
+    write_report(RunReport(title, (view,), pictures=(picture,)), path)
+
+
+@contextmanager
+def _figure(step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float) -> Iterator[Any]:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -34,17 +62,25 @@ def draw_light(
     fibres = _busiest(rows, table)
     heights = [3.2] + [1.5] * len(fibres)
     figure, axes = pyplot.subplots(
-        len(heights), 1, sharex=True, figsize=(12, 1.0 + sum(heights)), gridspec_kw={"height_ratios": heights}
+        len(heights),
+        1,
+        sharex=True,
+        squeeze=False,
+        figsize=(12, 1.0 + sum(heights)),
+        gridspec_kw={"height_ratios": heights},
     )
-    _draw_pipeline(axes[0], step, window_s)
+    pipeline, *below = axes[:, 0]
+    _draw_pipeline(pipeline, step, window_s)
     names = table.network.fibre_names()
-    for axis, fibre in zip(axes[1:], fibres, strict=True):
+    for axis, fibre in zip(below, fibres, strict=True):
         _draw_fibre(axis, step, rows, table, fibre)
         axis.set(ylim=(0, num_slots), ylabel=f"{names[fibre]}\nslot")
-    axes[-1].set_xlabel("seconds since the step began")
+    axes[-1, 0].set_xlabel("seconds since the step began")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    try:
+        yield figure
+    finally:
+        pyplot.close(figure)
 
 
 def _fibres_of(table: PathTable, candidate: float) -> NDArray[np.int32]:
@@ -76,6 +112,7 @@ def _draw_pipeline(axis: Any, step: Step, window_s: float) -> None:
                     ha="center",
                     va="center",
                     fontsize=7,
+                    clip_on=True,
                 )
     for message in timeline.messages[timeline.messages["ready_s"] < window_s]:
         waited = message["start_s"] - message["ready_s"] > 1e-9
@@ -88,15 +125,16 @@ def _draw_pipeline(axis: Any, step: Step, window_s: float) -> None:
     )
     axis.invert_yaxis()
     axis.set_ylabel("rank at node")
-    axis.legend(handles=_legend(), ncols=6, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
+    axis.legend(handles=_legend(), ncols=8, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
 
 
 def _legend() -> list[Any]:
     from matplotlib.patches import Patch
 
-    named = (("forward", _COLOURS[0]), ("backward", _COLOURS[3]), ("message forward", _FORWARD))
+    named = (("forward", _COLOURS[0]), ("backward", _COLOURS[3]), ("its gradient of inputs", _COLOURS[1]))
+    split = (("of weights", _COLOURS[2]), ("message forward", _FORWARD))
     more = (("message backward", _BACKWARD), ("waited for spectrum", _LATE), ("background", _BACKGROUND))
-    return [Patch(color=colour, label=name) for name, colour in (*named, *more)]
+    return [Patch(color=colour, label=name) for name, colour in (*named, *split, *more)]
 
 
 def _draw_fibre(axis: Any, step: Step, rows: NDArray[np.float64], table: PathTable, fibre: int) -> None:

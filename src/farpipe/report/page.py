@@ -1,5 +1,6 @@
 """The report page: one HTML file that needs nothing else, neither scripts nor a network."""
 
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,7 @@ from farpipe.report.link_events import link_event_view
 from farpipe.report.markup import Markup, join, tag
 from farpipe.report.summary import StepRow, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, turned
-from farpipe.report.views import RunReport, RunView, TableView
+from farpipe.report.views import Picture, RunReport, RunView, TableView
 from farpipe.simulate.timeline import Timeline
 from farpipe.strict import write_text
 from farpipe.units import format_change, format_percent, format_seconds
@@ -42,6 +43,7 @@ def render(report: RunReport) -> str:
     rows = [step_row(view) for view in report.runs]
     sections = [
         _section("Step time", list(_step_time(rows))),
+        *(_section(picture.title, list(_picture(picture))) for picture in report.pictures),
         _section("Plan", list(_plan(report))),
         _section("Chunks", list(_chunks(report.runs))),
         _section("Timeline", list(_timelines(report.runs))),
@@ -128,6 +130,14 @@ def _plan(report: RunReport) -> Iterator[Markup]:
         yield _table(view)
     if report.plan_text:
         yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
+
+
+def _picture(picture: Picture) -> Iterator[Markup]:
+    data = b64encode(picture.svg.encode()).decode()
+    image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=picture.title)
+    yield tag("figure", _scrolling(image, picture.title), class_="wide picture")
+    if picture.note:
+        yield tag("p", picture.note, class_="note")
 
 
 def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:

@@ -54,6 +54,15 @@ class RunView:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture that others drew, as SVG text; `note` says what is to be seen."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class RunReport:
     """Everything on the page: what it is about, the plan as facts, tables and text, and the runs, the chosen first."""
 
@@ -66,3 +75,4 @@ class RunReport:
     """One paragraph per line."""
     notices: tuple[str, ...] = ()
     """What a reader has to know before all else, such as that a run did not end well."""
+    pictures: tuple[Picture, ...] = ()

@@ -1,0 +1,244 @@
+"""Trainings over light paths over a grid of settings, a row per setting and order, printed as it comes.
+
+    python benchmarks/optical_grid.py [loads|cross|orders|networks|harm] [--seeds 10] [--rows FROM UNTIL]
+
+The setting of optical_training.py with one figure changed at a time (`loads`: load, holding, set-up, fibres, size of
+messages, microbatches, 70B), all of load x holding x set-up x fibres for 1F1B (`cross`), orders at equal memory
+(`orders`), other networks (`networks`), and harm to the background over more seeds (`harm`). Per row: CD-CBA with 4
+candidates by km as published and with ours, the best fixed number of units, and ours, on the same backgrounds. Ours
+takes the light path on which the message arrives first; with a set-up time it asks ahead, and "kept" keeps one light
+path per hop for 1 s.
+"""
+
+import argparse
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+from farpipe.optical import k_shortest
+from farpipe.optical.joint import in_flight
+from farpipe.optical.strategies import STRATEGIES, Fixed, find_strategy
+from farpipe.optical.study import bound_s, compare, no_network_s
+from optical_training import NODES, scenario, training
+
+FIXED = {"3 units": Fixed(3), "4 units": Fixed(4), "6 units": Fixed(6), "6, fewer": Fixed(6, True)}
+HEADS = (
+    "setting",
+    "order",
+    "bound s",
+    "cd-cba s",
+    "refused",
+    "best fixed",
+    "ours s",
+    "refused",
+    "over bound",
+    "against cd-cba",
+    "against cd-cba, our candidates",
+    "against best fixed",
+    "harm cd-cba",
+    "harm ours",
+)
+ORDER_HEADS = (
+    *("order", "in flight", "until W", "no network s", "bound s", "cd-cba s", "ours s", "refused", "over bound"),
+    *("against cd-cba on 1f1b", "against cd-cba on this order"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row but for its order."""
+
+    load: float = 60.0
+    holding: float = 0.2
+    setup_s: float = 0.0
+    shared: bool = True
+    network: str = "nsfnet"
+    modulation: str = "64qam"
+    model: str = "8B"
+    num_bytes: float = 512e6
+    microbatches: int = 64
+
+    def __str__(self) -> str:
+        usual, words = Setting(), []
+        for name, word in {
+            "load": f"{self.load:g} E",
+            "holding": f"holding {self.holding:g} s",
+            "setup_s": f"set-up {1000 * self.setup_s:g} ms",
+            "shared": "directed fibres",
+            "network": self.network,
+            "modulation": self.modulation,
+            "model": self.model,
+            "num_bytes": f"{8e-6 * self.num_bytes:g} Mbit",
+            "microbatches": f"m = {self.microbatches}",
+        }.items():
+            if getattr(self, name) != getattr(usual, name):
+                words.append(word)
+        return ", ".join(words) or "as in the main table"
+
+
+def model_of(setting: Setting) -> dict[str, Any]:
+    """8 stages of a Llama-3 8B, or of the 70B: 8.8 times the work per token and messages of twice the size."""
+    if setting.model == "8B":
+        return {"num_bytes": setting.num_bytes}
+    return {"num_bytes": 2 * setting.num_bytes, "forward": 0.026 * 8.8, "backward": 0.052 * 8.8}
+
+
+def policies(setting: Setting, paths: Any, ours: Any) -> dict[str, tuple[Any, Any]]:
+    rule = {"setup_s": setting.setup_s}
+    fixed = {name: replace(one, rule=replace(one.rule, **rule)) for name, one in FIXED.items()}
+    found = {
+        "cd-cba": (find_strategy("cd-cba", **rule), None),
+        "cd-cba, our candidates": (find_strategy("cd-cba", **rule), ours),
+        "ours": (find_strategy("earliest", ahead=setting.setup_s > 0, **rule), ours),
+    }
+    if setting.setup_s:
+        found["ours, kept"] = (find_strategy("earliest", keep_s=1.0, **rule), ours)
+    return found | {name: (one, None) for name, one in fixed.items()}
+
+
+def nodes_of(where: Any, network: str) -> tuple[str, ...]:
+    names = where.paths.network.nodes
+    return NODES if network == "nsfnet" else tuple(names[i * len(names) // 8] for i in (0, 1, 1, 3, 3, 5, 6, 7))
+
+
+def rows(setting: Setting, order: str, seeds: int, cache: dict[str, Any]) -> list[list[str]]:
+    where = scenario(setting.load, setting.holding, setting.shared, setting.network, setting.modulation)
+    key = f"{setting.network}, {setting.shared}"
+    ours = cache.setdefault(key, k_shortest(where.paths.network, k=8, by="hops"))
+    one = training(
+        where.paths, order, nodes_of(where, setting.network), microbatches=setting.microbatches, **model_of(setting)
+    )
+    settings = {name: (one, *rest) for name, rest in policies(setting, where.paths, ours).items()}
+    found = compare(where, settings, range(seeds), num_steps=3, skipped=2)
+    fixed = min(FIXED, key=lambda name: found.mean(name, "step_s").mean)
+    bound = bound_s(where, one, ours)
+    return [row(found, name, setting, order, bound, fixed) for name in ("ours", "ours, kept") if name in settings]
+
+
+def row(found: Any, name: str, setting: Setting, order: str, bound: float, fixed: str) -> list[str]:
+    def of(which: str, figure: str, scale: float = 1.0, form: str = "{:.3f} ± {:.3f}") -> str:
+        interval = found.mean(which, figure)
+        return form.format(scale * interval.mean, scale * interval.half_width)
+
+    def against(which: str) -> str:
+        change = found.change(name, which)
+        return f"{100 * change.mean:+.1f} ± {100 * change.half_width:.1f} %"
+
+    kept = name.removeprefix("ours")
+    return [
+        f"{setting}{kept}",
+        order,
+        f"{bound:.3f}",
+        of("cd-cba", "step_s"),
+        of("cd-cba", "refused_ratio", 100, "{:.2f} %"),
+        fixed,
+        of(name, "step_s"),
+        of(name, "refused_ratio", 100, "{:.2f} %"),
+        f"{100 * (found.mean(name, 'step_s').mean / bound - 1):+.1f} %",
+        against("cd-cba"),
+        against("cd-cba, our candidates"),
+        against(fixed),
+        of("cd-cba", "harm", 100, "{:+.2f} ± {:.2f}"),
+        of(name, "harm", 100, "{:+.2f} ± {:.2f}"),
+    ]
+
+
+def one_at_a_time() -> list[tuple[Setting, str]]:
+    usual = Setting()
+    changed = [
+        replace(usual, **change)
+        for change in (
+            {"load": 30.0},
+            {"load": 90.0},
+            {"holding": 10.0},
+            {"setup_s": 0.01},
+            {"setup_s": 0.1},
+            {"shared": False},
+            {"num_bytes": 64e6},
+            {"microbatches": 16},
+            {"microbatches": 128},
+            {"model": "70B"},
+        )
+    ]
+    return [(one, name) for one in (usual, *changed) for name in ("1f1b", "zb-h2", "gpipe")]
+
+
+def crossed() -> list[tuple[Setting, str]]:
+    grid = itertools.product((30.0, 60.0, 90.0), (0.2, 10.0), (0.0, 0.01, 0.1), (True, False))
+    return [(Setting(*figures), "1f1b") for figures in grid]
+
+
+def networks() -> list[tuple[Setting, str]]:
+    usual = Setting()
+    changed = [
+        replace(usual, modulation="deeprmsa"),
+        replace(usual, network="topohub:sndlib/nobel-us"),
+        replace(usual, network="topohub:sndlib/nobel-eu"),
+        replace(usual, network="topohub:topozoo/Uninett2010", load=120.0),
+    ]
+    return [(one, name) for one in changed for name in ("1f1b", "zb-h2")]
+
+
+TABLES = {
+    "loads": one_at_a_time,
+    "cross": crossed,
+    "networks": networks,
+    "harm": lambda: [(Setting(), name) for name in ("1f1b", "zb-h2", "gpipe")],
+}
+
+
+def held_until_w(one: Any) -> float:
+    """Microbatches in flight if all that a forward leaves stays until its weight gradient is done."""
+    data = one.problem.to_data()
+    for stage in data["stages"]:
+        stage["weight_stash_bytes"] = stage["activation_bytes"]
+    return in_flight(type(one.problem).from_data(data), one.schedule)
+
+
+def order_rows(seeds: int) -> None:
+    """Orders by the microbatches in flight that they need, under ours; and what CD-CBA makes of the same order."""
+    where = scenario()
+    ours = k_shortest(where.paths.network, k=8, by="hops")
+    settings: dict[str, Any] = {}
+    for name in ("1f1b", "zb-h1", "zb-1p", "eager+1", "zb-h2", "zb-2p", "eager+2", "gpipe"):
+        one = training(where.paths, name)
+        settings[f"{name}, cd-cba"] = (one, STRATEGIES["cd-cba"], None)
+        settings[f"{name}, ours"] = (one, STRATEGIES["earliest"], ours)
+    print("| " + " | ".join(ORDER_HEADS) + " |\n|" + "---|" * len(ORDER_HEADS), flush=True)
+    found = compare(where, settings, range(seeds), num_steps=3, skipped=2)
+    for name in settings:
+        order, _, who = name.partition(", ")
+        if who == "cd-cba":
+            continue
+        one = settings[name][0]
+        bound, time_s = bound_s(where, one, ours), found.mean(name, "step_s")
+        first, same = found.change(name, "1f1b, cd-cba"), found.change(name, f"{order}, cd-cba")
+        print(
+            f"| {order} | {in_flight(one.problem, one.schedule):.0f} | {held_until_w(one):.0f} | "
+            f"{no_network_s(one):.3f} | {bound:.3f} | "
+            f"{found.mean(f'{order}, cd-cba', 'step_s').mean:.3f} | {time_s.mean:.3f} ± {time_s.half_width:.3f} | "
+            f"{100 * found.mean(name, 'refused_ratio').mean:.2f} % | {100 * (time_s.mean / bound - 1):+.2f} % | "
+            f"{100 * first.mean:+.1f} ± {100 * first.half_width:.1f} % | "
+            f"{100 * same.mean:+.1f} ± {100 * same.half_width:.1f} % |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", nargs="?", choices=(*TABLES, "orders"), default="loads")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--rows", type=int, nargs=2, metavar=("FROM", "UNTIL"), help="of the table, from 0")
+    args = parser.parse_args()
+    if args.table == "orders":
+        order_rows(args.seeds)
+        return
+    print("| " + " | ".join(HEADS) + " |\n|" + "---|" * len(HEADS), flush=True)
+    cache: dict[str, Any] = {}
+    for setting, order in TABLES[args.table]()[slice(*(args.rows or (None,)))]:
+        for one in rows(setting, order, args.seeds, cache):
+            print("| " + " | ".join(one) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
