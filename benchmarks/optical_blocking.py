@@ -103,7 +103,6 @@ SIZES = (
     *(("nsfnet", load) for load in (125, 250, 500)),
     *(("topohub:sndlib/germany50", load) for load in (500, 1000, 2000)),
     *(("topohub:topozoo/Uninett2010", load) for load in (250, 500)),
-    ("gnpy:coronet-conus", 500),
 )
 
 
