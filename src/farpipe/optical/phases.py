@@ -54,9 +54,9 @@ def light_phases(
     rule = replace(strategy.rule, keep_s=_KEEP_S, max_blocks=1)
     coupled, phases = Coupled(shared, training, rule, begin_s=begin_s), []
     for _ in range(num_phases):
-        wishes = strategy.wishes(training, None)
-        lit = coupled.step(wishes)  # in the first step of a phase messages wait until light paths are there
-        phases.append(Phase(dict(_links(shared, lit)), coupled.step(wishes).makespan_s))
+        demands = strategy.demands(training, None)
+        lit = coupled.step(demands)  # in the first step of a phase messages wait until light paths are there
+        phases.append(Phase(dict(_links(shared, lit)), coupled.step(demands).makespan_s))
         coupled.wait_until(coupled.now_s + _KEEP_S + pause_s)
     return tuple(phases)
 
