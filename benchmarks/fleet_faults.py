@@ -4,13 +4,18 @@ The case of fleet_comparison.py at load 0.9, `bace` and `farpipe` for JCT and el
 believes that every job has 0.5 to 2 times its steps (drawn per job, log-uniform). Late prices: it sees those of so many
 minutes ago, while the bill follows the present ones. A site is lost for an hour every day; 60 jobs come at once; every
 link is at a tenth for the first half. Changes are in percent against the same policy without the fault.
+
+Late rates of links (`--links`): the case of fleet_wide.py with links at 4 times what was measured, each of which has
+between half and all of that, drawn anew every ten minutes; the policy sees the rates of so many minutes ago.
 """
 
 import argparse
 import json
+import random
 import statistics
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +29,7 @@ from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import Scenario
 from fleet_case import REGIONS, StepTimes, jobs_of, philly, scenario
+from fleet_wide import row, trace
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 
@@ -76,6 +82,32 @@ class Late:
         return replace(tariff, price=price, recent=tariff.recent[:-1])
 
 
+@dataclass(frozen=True)
+class LateLinks:
+    """A policy that sees the links' rates as they were some minutes ago."""
+
+    policy: Policy
+    minutes: float
+    history: Mapping[str, Sequence[tuple[float, float]]]
+    """(time, rate) of every link, by time."""
+
+    @property
+    def name(self) -> str:
+        """That of the policy."""
+        return self.policy.name
+
+    def decide(self, view: View) -> Iterable[Decision]:
+        """As in `Policy`."""
+        seen_s = view.now_s - 60 * self.minutes
+        return self.policy.decide(
+            View(replace(view.state, rates={link: self._at(link, seen_s) for link in view.rates}))
+        )
+
+    def _at(self, link: str, time_s: float) -> float:
+        rows = self.history[link]
+        return rows[max(0, bisect_right(rows, (time_s, float("inf"))) - 1)][1]
+
+
 Change = Callable[[Scenario, list[FleetJob]], tuple[Scenario, list[FleetJob]]]
 
 
@@ -111,6 +143,34 @@ def ticking(case: Scenario, minutes: float) -> Scenario:
     return replace(case, events=sorted([*case.events, *again], key=lambda event: event.time_s))
 
 
+def changing(case: Scenario, until_s: float, every_s: float = 600.0) -> tuple[Scenario, dict[str, list[Any]]]:
+    """Every link at a share from a half to one of its rate, drawn anew so often; and that as a history."""
+    draw, history = random.Random(1), dict[str, list[Any]]()
+    for link in case.cluster.links:
+        times = [every_s * turn for turn in range(int(until_s / every_s))]
+        history[link.name] = [(time_s, draw.uniform(0.5, 1.0) * link.bandwidth_bytes_per_s) for time_s in times]
+    events = [LinkChanged(time_s, link, rate) for link, rows in history.items() for time_s, rate in rows]
+    return replace(case, events=sorted([*case.events, *events], key=lambda event: event.time_s)), history
+
+
+def late_links(starts: int) -> list[dict[str, Any]]:
+    """Lines of the table of late rates."""
+    steps, quotes, lines = StepTimes(), PlannerQuotes(scenario(0, 4.0).cluster), []
+    for policy in (policy_of("bace"), OwnPolicy()):
+        found: dict[float, list[dict[str, float]]] = {}
+        for start in range(starts):
+            jobs = trace(start, steps)
+            case, history = changing(scenario(start, 4.0), 2 * jobs[-1].submit_s)
+            for minutes in (0.0, 1.0, 5.0, 30.0):
+                outcome = play(case, jobs, LateLinks(policy, minutes, history), quotes=quotes, tick_s=0.0)
+                found.setdefault(minutes, []).append(row(outcome, steps) | {"refused": outcome.num_refused})
+        for minutes, rows in found.items():
+            mean = {key: round(statistics.fmean(row[key] for row in rows), 2) for key in rows[0]}
+            lines.append({"policy": policy.name, "rates late by min": minutes, "starts": starts} | mean)
+            print(json.dumps(lines[-1]), flush=True)
+    return lines
+
+
 def faults(policy: Policy) -> Sequence[tuple[str, Policy, Change]]:
     """Every fault by name: the policy under it, and what changes."""
 
@@ -131,7 +191,11 @@ def faults(policy: Policy) -> Sequence[tuple[str, Policy, Change]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--starts", type=int, default=2)
+    parser.add_argument("--links", action="store_true", help="late rates of links alone")
     given = parser.parse_args()
+    if given.links:
+        late_links(given.starts)
+        return
     steps, quotes, lines = StepTimes(), PlannerQuotes(scenario(0).cluster), []
     for policy in (policy_of("bace"), OwnPolicy(electricity_only=True)):
         found: dict[str, list[tuple[float, float, float]]] = {}

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from farpipe.cli.app import app
+from farpipe.fleet.scenario import load_scenario
 from farpipe.plan.reference_points import load_points
 from farpipe.run import rank_main
 from farpipe.spec import parse_job
@@ -184,6 +185,9 @@ def test_every_toml_block_loads(page, index, body, tmp_path):
     if data.get("format", "").startswith("farpipe/points/"):
         (tmp_path / "points.toml").write_text(body, encoding="utf-8")
         assert load_points(tmp_path / "points.toml")
+    elif "clock" in data:
+        (tmp_path / "fleet.toml").write_text(body, encoding="utf-8")
+        assert load_scenario(tmp_path / "fleet.toml")
     else:
         assert parse_job(body if "model" in data else completed(page, index, body))
 

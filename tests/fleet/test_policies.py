@@ -128,6 +128,50 @@ def test_own_policy_moves_to_the_cheaper_site_when_that_repays_the_stop():
     assert short.final.num_moves == 0
 
 
+def test_a_job_is_stopped_only_if_the_wait_costs_more():
+    """`long` would run for 16 h, `nearly` ends in minutes: only the first one's devices are worth a stop."""
+    first = job("long", 0.0, 9000)
+    nearly = job("nearly", 0.0, 9000)
+    short = job("short", 4000.0, 100)
+    swapped = run("farpipe", [first, short], cluster(8))
+    assert swapped["long"].final.num_preemptions == 1
+    assert swapped["short"].jct_s < 1500
+    at_end = replace(short, submit_s=run("farpipe", [nearly], cluster(8))["nearly"].finished_s - 300.0)
+    waited = run(OwnPolicy(factor=0.01), [nearly, at_end], cluster(8))
+    assert waited["nearly"].final.num_preemptions == 0
+
+
+def test_own_policy_runs_what_is_wider_than_a_site_even_where_every_link_slows_it():
+    wide = job("wide", 0.0, 10, 16, 16)
+    found = run("farpipe", [wide], cluster(8, 8, rate=1000.0))["wide"]
+    assert set(found.final.spent.device_s) == {"s0", "s1"}
+    assert found.finished_s is not None
+    assert run("bace", [wide], cluster(8, 8, rate=1000.0))["wide"].finished_s is None
+
+
+def test_keys_are_those_of_the_plain_rule():
+    """The quick look at who is urgent against the rule for every job."""
+    policy = OwnPolicy(max_queued_s=5000.0)
+    jobs = [
+        replace(job(f"j{i}", 100.0 * i, 50 + 37 * i % 90), deadline_s=40_000.0 if i % 3 else None) for i in range(40)
+    ]
+    seen = []
+
+    class Watched:
+        name = "watched"
+
+        def decide(self, view):
+            for of in (view.queue, view.active):
+                plain = [j.left_at(view.now_s) * view.best_step_s(j.job) * j.job.max_devices for j in of]
+                plain = [policy._urgency(view, j) or key for key, j in zip(plain, of, strict=True)]
+                assert policy.keys(view, of) == plain
+                seen.extend(plain)
+            return policy.decide(view)
+
+    assert all(record.finished_s for record in run(Watched(), jobs, cluster(8)).values())
+    assert min(seen) < 0 < max(seen)
+
+
 def crowd(num_jobs=120, every_s=400.0):
     """Short jobs that take more than one site of 8 has, and a long one that came with the first."""
     jobs = [job(f"short{index}", 1.0 + every_s * index, 40) for index in range(num_jobs)]

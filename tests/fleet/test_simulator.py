@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from farpipe.fleet.conformance import SimpleQuotes, random_cluster, random_event
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind, Placement
 from farpipe.fleet.policies import POLICIES
-from farpipe.fleet.quotes import StopCosts
+from farpipe.fleet.quotes import PlannerQuotes, StopCosts
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
 from farpipe.spec import Cluster, Prices, preset_site
@@ -120,11 +121,41 @@ def test_an_empty_trace_is_an_empty_outcome():
     assert data["jobs"] == []
 
 
-def test_an_impossible_job_is_refused_at_submission_with_what_would_help():
-    log = io.StringIO()
-    site = preset_site("only", "a100-80gb", 8)
-    state = first_state(Cluster(sites=(site,)), POLICIES["fcfs"], OneSecond())
-    Simulator(state, log=log).run([FleetJob("giant", KIND, 0.0, 10, 64, 64)])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"min_devices": 64, "max_devices": 64}, "min_devices 64 is more than the 24 devices of all sites; ask for 16"),
+        ({"min_devices": 20, "max_devices": 64}, "min_devices 20 is more than linked sites have together; ask for 16"),
+        ({"kind": Kind("llama-3-70b", 512, 64)}, "does not fit 4 devices of any site; max_devices 16 would do"),
+        ({"kind": Kind("llama-3-405b", 512, 64)}, "it needs devices with more memory"),
+    ],
+)
+def test_an_impossible_job_is_refused_at_submission_with_what_would_help(change, why):
+    """Two sites of 16 and 8 devices without a link."""
+    log, sites = io.StringIO(), tuple(preset_site(f"s{n}", "a100-80gb", n) for n in (16, 8))
+    cluster = Cluster(sites=sites)
+    state = first_state(cluster, POLICIES["fcfs"], PlannerQuotes(cluster))
+    job = replace(FleetJob("giant", Kind("llama-3-8b", 512, 64), 0.0, 10, 4, 4), **change)
+    data = Simulator(state, log=log).run([job]).to_data()
     refused = [json.loads(line) for line in log.getvalue().splitlines()][-1]
     assert refused["event"] == "refuse"
-    assert "min_devices 64 is more than the 8 devices" in refused["why"]
+    assert why in refused["why"]
+    assert data["jobs"][0]["refused"] == refused["why"]
+
+
+def test_what_a_policy_asks_for_and_does_not_get_is_in_the_event_log():
+    class Failing:
+        name = "failing"
+
+        def decide(self, view):
+            if view.now_s < 100.0:
+                raise ZeroDivisionError("no luck")
+            return POLICIES["fcfs"].decide(view)
+
+    log = io.StringIO()
+    state = first_state(random_cluster(random.Random(0)), Failing(), SimpleQuotes())
+    outcome = Simulator(state, log=log).run([FleetJob("j", KIND, 0.0, 10, 4, 4)], tick_s=60.0)
+    rejects = [line for line in map(json.loads, log.getvalue().splitlines()) if line["event"] == "reject"]
+    assert "failing failed: ZeroDivisionError: no luck" in rejects[0]["why"]
+    assert outcome.num_refused == len(rejects) > 0
+    assert outcome.records[0].finished_s is not None, "the next decision counts"

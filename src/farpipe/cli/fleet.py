@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_args_is_help=True)
 
+MAX_REFUSED = 5
+"""Jobs that were not taken, named one by one."""
+
 Fleet = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw who has which devices, and who waits, to this PNG or SVG.")]
@@ -44,6 +47,7 @@ def simulate(
         print_json(outcome.to_data())
     else:
         console().print(_table([outcome]))
+        _print_refused(outcome)
 
 
 @fleet.command()
@@ -77,6 +81,7 @@ def compare(
         print_json([_without_jobs(outcome.to_data()) for outcome in outcomes])
     else:
         console().print(_table(outcomes))
+        _print_refused(outcomes[0])
 
 
 fleet.command()(sweep)
@@ -115,6 +120,19 @@ def _table(outcomes: "list[Outcome]") -> Any:
     rows = [_row(outcome) for outcome in outcomes]
     title = f"{len(outcomes[0].records)} jobs on {sum(outcomes[0].num_devices.values())} devices"
     return to_rich(TableView(title, head, tuple(rows), frozenset(range(1, len(head))), expendable=(6, 1, 3, 9)))
+
+
+def _print_refused(outcome: "Outcome") -> None:
+    """Jobs that can never run, with what would help; and decisions of the policy that were not possible."""
+    refused = [record.refused for record in outcome.records if record.refused]
+    for why in refused[:MAX_REFUSED]:
+        typer.echo(f"not taken: {why}", err=True)
+    if (more := len(refused) - MAX_REFUSED) > 0:
+        typer.echo(f"not taken: {more} more jobs; --events names each with its reason", err=True)
+    if outcome.num_refused:
+        typer.echo(
+            f"{outcome.num_refused} decisions of {outcome.policy} were not possible; --events names them", err=True
+        )
 
 
 def _row(outcome: "Outcome") -> tuple[str, ...]:

@@ -19,6 +19,8 @@ class JobRecord:
     """As it was when it ended."""
     finished_s: float | None = None
     """None: it did not finish."""
+    refused: str = ""
+    """Why it was not taken at its submission; empty: it was."""
 
     @property
     def jct_s(self) -> float | None:
@@ -38,6 +40,7 @@ class JobRecord:
             "num_preemptions": final.num_preemptions if final else 0,
             "num_moves": final.num_moves if final else 0,
             "cost_usd": final.spent.total_usd if final else 0.0,
+            "refused": self.refused or None,
             "states": [{"time_s": time_s, "state": state} for time_s, state in self.states],
         }
 

@@ -26,6 +26,7 @@ NAMES: Final[Mapping[type[Command], str]] = {
 }
 MAX_IDLE_S: Final = 60 * 86400.0
 """For so long a fleet that does nothing is watched for somebody to start."""
+ENDS: Final = ("finish", "fail", "cancel", "refuse")
 STATES: Final = {"start": "starting", "resize": "starting", "migrate": "starting", "preempt": "queued"}
 
 
@@ -101,6 +102,8 @@ class Simulator:
         self._free = self.state.space().devices
         self.num_refused += len(self.state.refusals)
         self._write_fact(event)
+        for why in self.state.refusals:
+            self._write_line(self.state.now_s, "reject", "", None, why=why)
         for command in commands:
             self._write_command(command)
         for name in {getattr(event, "name", ""), *(command.name for command in commands)}:
@@ -174,6 +177,7 @@ class Simulator:
         if command.name in self.records and isinstance(command, Cancel):
             if not self.state.closed:
                 self.records[command.name].states.append((self.state.now_s, "refused"))
+                self.records[command.name].refused = command.why
                 self._write(self.state.now_s, "refuse", command.name, None, why=command.why)
             return
         self._note(command.name, what, STATES.get(what, "running"))
@@ -183,17 +187,22 @@ class Simulator:
         self._write(self.state.now_s, what, name, self.state.jobs.get(name))
 
     def _write(self, time_s: float, what: str, name: str, job: JobState | None, **more: Any) -> None:
-        """A line of OUT.jsonl: what begins for this job."""
+        """What begins for this job, kept and written to OUT.jsonl."""
         placement = job.placement if job else None
         phase: Phase = job.phase if job else "queued"
         self.changes.append(Change(time_s, name, dict(placement.devices) if placement else {}, phase == "starting"))
+        self._write_line(time_s, what, name, job, **more)
+
+    def _write_line(self, time_s: float, what: str, name: str, job: JobState | None, **more: Any) -> None:
         if self.log is None:
             return
+        placement = job.placement if job else None
+        phase: Phase = job.phase if job else "queued"
         line = {
             "time_s": time_s,
             "event": what,
             "job": name,
-            "phase": phase if job else "ended" if what in ("finish", "fail", "cancel", "refuse") else "queued",
+            "phase": phase if job else "ended" if what in ENDS else "queued",
             "devices": dict(placement.devices) if placement else {},
             "reserved_bytes_per_s": dict(placement.links(phase)) if placement else {},
             "step_s": placement.step_s if placement and phase == "running" else None,

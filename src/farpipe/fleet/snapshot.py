@@ -1,6 +1,6 @@
 """The state of a fleet as plain values, never changed in place; what moves it on is in `state.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
@@ -98,14 +98,38 @@ class Snapshot:
 def smallest_change(state: Snapshot, job: FleetJob) -> str:
     """Why `job` can never run in this fleet, and what would help; empty if it can."""
     total = sum(site.num_devices for site in state.sites.values())
-    if job.min_devices > total:
-        return f"min_devices {job.min_devices} is more than the {total} devices of all sites; ask for {total} at most"
-    if state.world.quotes.needed_rate(job.kind, job.max_devices) is None:
+    together = _most_linked(state)
+    if job.min_devices > together:
+        ask = f"ask for {together} at most"
+        if job.min_devices > total:
+            return f"min_devices {job.min_devices} is more than the {total} devices of all sites; {ask}"
+        return f"min_devices {job.min_devices} is more than linked sites have together; {ask}, or link the others"
+    fits = state.world.quotes.needed_rate
+    if fits(job.kind, job.max_devices) is None and fits(job.kind, job.min_devices) is None:
+        enough = next((n for n in _doubled(job.max_devices, together) if fits(job.kind, n) is not None), None)
+        remedy = f"max_devices {enough} would do" if enough else "it needs devices with more memory"
         return (
             f"{job.kind.model} with global_batch {job.kind.global_batch} does not fit {job.max_devices} devices of any "
-            "site; raise max_devices, or the devices' memory"
+            f"site; {remedy}"
         )
     return ""
+
+
+def _most_linked(state: Snapshot) -> int:
+    """Devices of the largest group of sites that links join both ways."""
+    groups = [{site} for site in state.sites]
+    for link in state.rates:
+        a, _, b = link.partition(">")
+        if f"{b}>{a}" in state.rates:
+            joined = [group for group in groups if a in group or b in group]
+            groups = [*(group for group in groups if group not in joined), set[str]().union(*joined)]
+    return max(sum(state.sites[site].num_devices for site in group) for group in groups)
+
+
+def _doubled(number: int, most: int) -> Iterator[int]:
+    """Twice `number`, and on, up to `most`."""
+    while (number := 2 * number) <= most:
+        yield number
 
 
 State = TypeVar("State", bound=Snapshot)

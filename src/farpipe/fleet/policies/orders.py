@@ -27,7 +27,12 @@ def by_what_is_left(view: View, jobs: Sequence[JobState]) -> list[float]:
 
 def by_work_left(view: View, jobs: Sequence[JobState]) -> list[float]:
     """Device-seconds that the rest of it takes on the most devices that it may have."""
-    return [job.left_at(view.now_s) * view.best_step_s(job.job) * job.job.max_devices for job in jobs]
+    return [
+        (job.job.num_steps - job.num_done if job.placement is None else job.left_at(view.now_s))
+        * view.best_step_s(job.job)
+        * job.job.max_devices
+        for job in jobs
+    ]
 
 
 def tenants_excess(view: View) -> dict[str, float]:

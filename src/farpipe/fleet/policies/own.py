@@ -82,7 +82,7 @@ class OwnPolicy:
             if place < LOOKED_AT and victims:
                 least = max(key, self.factor * key)
                 late = [other for other_key, other in victims if other_key > least + _stop_device_s(view, other)]
-                if seats.make_room(job, late):
+                if seats.make_room(job, late, at_any_cost=key < 0):
                     victims = [(k, other) for k, other in victims if other.name not in seats.changed]
             elif place >= LOOKED_AT and seats.num_free <= 0:
                 break
@@ -102,7 +102,14 @@ class OwnPolicy:
             keys = [
                 key * (1 + self.fairness * excess.get(job.job.tenant, 0.0)) for key, job in zip(keys, jobs, strict=True)
             ]
-        return [self._urgency(view, job) or key for key, job in zip(keys, jobs, strict=True)]
+        return [
+            (self._urgency(view, job) or key) if self._may_be_urgent(view, job) else key
+            for key, job in zip(keys, jobs, strict=True)
+        ]
+
+    def _may_be_urgent(self, view: View, job: JobState) -> bool:
+        """False for most jobs; the queue is long."""
+        return job.job.deadline_s is not None or view.now_s - job.since_s + job.queued_s > self.max_queued_s
 
     def _urgency(self, view: View, job: JobState) -> float | None:
         """The key of a job that goes before others: it has waited for too long, or its deadline is near."""

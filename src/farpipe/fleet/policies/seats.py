@@ -1,6 +1,9 @@
 """Seats: who gets which devices in one decision of farpipe's policy, while it is being made."""
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobState, Kind, Placement
@@ -83,12 +86,25 @@ class Seats:
         return (job.job.kind, number) in self._failed and job.stored_at is None
 
     def _wide(self, space: Space, job: JobState, number: int) -> Iterator[Placement]:
+        """Pipelines over sites; those that links slow only if there is no link that would not."""
+        stalls = not self._can_flow(job.job.kind, number)
         for devices in across(self._view, space, number, MAX_SITES, self._view.usd_per_mwh):
-            if is_stall_free(self._view, space, job, devices) and (p := self._view.start(space, job, devices)):
-                yield p
+            if stalls or is_stall_free(self._view, space, job, devices):
+                placement = self._view.start(space, job, devices)
+                if placement is not None:
+                    yield placement
 
-    def make_room(self, job: JobState, victims: Sequence[JobState]) -> bool:
-        """Stop as few of `victims`, from the first on, as let `job` start; each goes on smaller if there is room."""
+    def _can_flow(self, kind: Kind, number: int) -> bool:
+        """Whether any link, were it all its own, is wide enough both ways that a crossing never slows the job."""
+        needed, rates = self._view.quotes.needed_rate(kind, number), self._view.rates
+        both = (min(rate, rates.get(">".join(reversed(link.split(">"))), 0.0)) for link, rate in rates.items())
+        return needed is not None and max(both, default=0.0) >= needed
+
+    def make_room(self, job: JobState, victims: Sequence[JobState], *, at_any_cost: bool = False) -> bool:
+        """Stop as few of `victims`, from the first on, as let `job` start; each goes on smaller if there is room.
+
+        Nobody is stopped if waiting for the next devices costs less, unless `at_any_cost`.
+        """
         least, kind = job.job.min_devices, job.job.kind
         if least >= self._no_room.get(kind, least + 1):
             return False  # it failed for one with more to stop
@@ -102,20 +118,70 @@ class Seats:
             found = self.best(trial, job, sizes(job.job))
             if found is not None:
                 needed = [o for o in stopped if o.placement and set(found.sites) & set(o.placement.sites)]
-                self._replace(job, found, needed)
-                return True
+                swap = self._swapped(found, needed)
+                if at_any_cost or self._repays(job, swap):
+                    self._accept(job, swap)
+                    return True
+                return False
         self._no_room[kind] = least
         return False
 
-    def _replace(self, job: JobState, found: Placement, stopped: Sequence[JobState]) -> None:
-        for victim in stopped:
+    def _swapped(self, found: Placement, victims: Sequence[JobState]) -> "_Swap":
+        """What is left, and where the victims go, once the placement `found` has taken what they had."""
+        space = self.space.copy()
+        for victim in victims:
             assert victim.placement is not None
-            self.space.give(victim.placement, victim.phase)
-        self.space.take(found, "starting")
-        self._failed.clear()
-        for victim in stopped:
-            smaller = self.best(self.space, victim, sizes(victim.job))
+            space.give(victim.placement, victim.phase)
+        space.take(found, "starting")
+        after = list[tuple[JobState, Placement | None]]()
+        for victim in victims:
+            smaller = self.best(space, victim, sizes(victim.job))
             if smaller is not None:
-                self.space.take(smaller, "starting")
+                space.take(smaller, "starting")
+            after.append((victim, smaller))
+        return _Swap(space, found, after)
+
+    def _accept(self, job: JobState, swap: "_Swap") -> None:
+        self.space = swap.space
+        self._failed.clear()
+        for victim, smaller in swap.after:
             self.decide(victim, smaller.devices if smaller else None, f"for {job.name}")
-        self.decide(job, found.devices)
+        self.decide(job, swap.found.devices)
+
+    def _repays(self, job: JobState, swap: "_Swap") -> bool:
+        """Whether the wait that `job` is spared is worth more than the stops of the others cost."""
+        usd, worth = 0.0, self._worth
+        for victim, after in swap.after:
+            here = victim.placement
+            assert here is not None
+            stop_s = after.startup_s if after else self._view.stop_s(victim, here)
+            usd += stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(after or here) + worth.hour_usd)
+            usd += worth.transfer_usd(after) if after else 0.0
+        return self._wait_s(job) / SECONDS_PER_HOUR * worth.hour_usd > usd
+
+    def _wait_s(self, job: JobState) -> float:
+        """Seconds until running jobs have ended whose devices, at one site, are enough for `job`: it waits no less."""
+        least = min(job.job.min_devices, self._largest_site)
+        free = dict(self.space.devices)
+        for end_s, name, devices in self._ends:
+            for site, number in devices if name not in self.changed else ():
+                free[site] += number
+                if free[site] >= least:
+                    return end_s - self._view.now_s
+        return math.inf
+
+    @cached_property
+    def _ends(self) -> list[tuple[float, str, Devices]]:
+        """When the devices of running jobs get free, the first first."""
+        return sorted(
+            (job.end_s() or 0.0, job.name, job.placement.devices) for job in self._view.active if job.placement
+        )
+
+
+class _Swap(NamedTuple):
+    """A queued job in the place of running ones."""
+
+    space: Space
+    found: Placement
+    after: Sequence[tuple[JobState, Placement | None]]
+    """The jobs that are stopped, and on what they go on; None: in the queue."""
