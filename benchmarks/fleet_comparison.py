@@ -33,7 +33,7 @@ LOADS = (0.6, 0.9, 1.2)
 LIKE_BACE = "farpipe for JCT and electricity"
 OWN = OwnPolicy()
 DAY_S = 86400.0
-CROSSING = ("bace", "atlas", "single-region", LIKE_BACE)
+BY_RATE = ("bace", "atlas", "single-region", LIKE_BACE)
 """Those for which rates of links are varied."""
 MAIN = ("bace", LIKE_BACE, "farpipe", "srtf", "easy")
 
@@ -86,7 +86,7 @@ def cells() -> Iterator[Cell]:
         ("ageing", aged, LOADS, range(2), (1.0,), False),
         ("ablation", without, (0.6, 1.2), range(2), (1.0,), False),
         ("main", MAIN, LOADS, range(4, 12), (1.0,), False),
-        ("bandwidth", CROSSING, (0.9,), range(2), (0.25, 1.0, 4.0), False),
+        ("bandwidth", BY_RATE, (0.9,), range(2), (0.25, 1.0, 4.0), False),
         ("places", placed, LOADS, range(2), (1.0,), False),
         ("rigid", ("bace", LIKE_BACE, "srtf"), LOADS, range(4, 12), (1.0,), True),
         ("main", rest, LOADS, range(2, 12), (1.0,), False),
@@ -223,7 +223,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found[f"load {load}, rigid sizes"] = table([r for r in rows if r["rigid"] and r["load"] == load])
     for rate in (0.25, 1.0, 4.0):
         at = [r for r in rows if r["load"] == 0.9 and r["bandwidth"] == rate and not r["rigid"]]
-        at = [r for r in at if r["policy"] in CROSSING]
+        at = [r for r in at if r["policy"] in BY_RATE]
         found[f"load 0.9, links x {rate:g}"] = table(at)
     return found
 

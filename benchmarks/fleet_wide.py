@@ -55,6 +55,7 @@ def row(outcome: Outcome, steps: StepTimes) -> dict[str, float]:
     needed = sum(record.job.num_steps * steps(WIDE, MOST) * MOST for record in done)
     data = outcome.to_data()
     return {
+        "finished": data["num_finished"],
         "wide_finished": len(done),
         "wide": len(wide),
         "wide_h": statistics.fmean(r.jct_s or 0.0 for r in done) / HOUR_S if done else float("nan"),

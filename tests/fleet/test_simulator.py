@@ -10,12 +10,15 @@ import pytest
 
 from farpipe.fleet.conformance import SimpleQuotes, random_cluster, random_events, random_jobs
 from farpipe.fleet.events import Price, PriceChanged
+from farpipe.fleet.hops import request_of
 from farpipe.fleet.job import FleetJob, Kind, Placement
 from farpipe.fleet.policies import POLICIES
-from farpipe.fleet.quotes import PlannerQuotes, StopCosts
+from farpipe.fleet.quotes import RATE_STEP, PlannerQuotes, StopCosts
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
+from farpipe.plan.service import Planner
 from farpipe.spec import Cluster, Prices, preset_site
+from farpipe.spec.cluster import Link
 
 KIND = Kind("llama-3-8b", 512, 64)
 NO_STOPS = StopCosts(restart_s=0.0)
@@ -159,3 +162,20 @@ def test_what_a_policy_asks_for_and_does_not_get_is_in_the_event_log():
     assert "failing failed: ZeroDivisionError: no luck" in rejects[0]["why"]
     assert outcome.num_refused == len(rejects) > 0
     assert outcome.records[0].finished_s is not None, "the next decision counts"
+
+
+def test_a_hop_between_sites_is_quoted_by_the_planner_on_just_its_devices_and_links():
+    """Beside Planner.quote itself; the closed form, which keeps the layout of one site, is never faster."""
+    sites = tuple(preset_site(name, "a100-80gb", 32) for name in "abc")
+    pairs = [(a, b) for a in "abc" for b in "abc" if a != b]
+    links = tuple(Link(source=a, target=b, latency_s=0.02, bandwidth_bytes_per_s=4e9) for a, b in pairs)
+    cluster, kind = Cluster(sites=sites, links=links), Kind("llama-2-13b", 4096, 512)
+    devices, rates = (("a", 16), ("b", 16)), {"a>b": 1e9, "b>a": 1e9, "a>c": 9e9}
+    planned = PlannerQuotes(cluster, hop_quotes="planner").placement(kind, devices, rates)
+    formula = PlannerQuotes(cluster).placement(kind, devices, rates)
+    rate = RATE_STEP ** math.ceil(math.log(1e9) / math.log(RATE_STEP))
+    only = {"c": 0, "a": 16, "b": 16}, {link.name: rate if "c" not in link.name else 0.0 for link in links}
+    quote = Planner().quote(request_of(kind), cluster, devices=only[0], bytes_per_s=only[1])
+    assert planned.step_s == quote.step_s <= formula.step_s
+    assert planned.link_bytes_per_s == pytest.approx(dict(quote.link_bytes_per_s))
+    assert PlannerQuotes(cluster, hop_quotes="planner").placement(kind, devices, {"a>b": 1e9}) is None

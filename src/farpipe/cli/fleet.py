@@ -59,9 +59,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Simulate the same trace under several policies, side by side."""
-    from farpipe.fleet.play import play
+    from farpipe.fleet.play import play, quotes_of
     from farpipe.fleet.policies import POLICIES, policy_of
-    from farpipe.fleet.quotes import PlannerQuotes
     from farpipe.fleet.scenario import load_scenario
     from farpipe.fleet.traces import read_jobs
 
@@ -69,7 +68,7 @@ def compare(
     for name in names:
         policy_of(name)
     scenario, trace = load_scenario(path), read_jobs(jobs)
-    quotes, outcomes = PlannerQuotes(scenario.cluster), []
+    quotes, outcomes = quotes_of(scenario), []
     for name in names:
         with status(f"simulating {len(trace)} jobs under {name}"):
             outcomes.append(play(scenario, trace, name, quotes=quotes))

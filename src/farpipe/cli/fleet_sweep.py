@@ -126,12 +126,12 @@ def _row(path: Path, jobs: Path, point: "Point") -> Row:
 @cache
 def _case(path: Path, jobs: Path) -> Any:
     """Scenario, trace and quotes, read once in every process."""
-    from farpipe.fleet.quotes import PlannerQuotes
+    from farpipe.fleet.play import quotes_of
     from farpipe.fleet.scenario import load_scenario
     from farpipe.fleet.traces import read_jobs
 
     scenario = load_scenario(path)
-    return scenario, read_jobs(jobs), PlannerQuotes(scenario.cluster)
+    return scenario, read_jobs(jobs), quotes_of(scenario)
 
 
 def _table(rows: Sequence[Row]) -> Any:

@@ -34,9 +34,15 @@ def play(
     be shared between calls on the same cluster. The same arguments give the same outcome.
     """
     chosen = with_parameters(policy_of(policy), scenario.policy_parameters) if isinstance(policy, str) else policy
-    state = first_state(scenario.cluster, chosen, quotes or PlannerQuotes(scenario.cluster), scenario.stops)
+    quotes = quotes or quotes_of(scenario)
+    state = first_state(scenario.cluster, chosen, quotes, scenario.stops)
     simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
     return simulator.run(jobs, scenario.events, tick_s=tick_s)
+
+
+def quotes_of(scenario: Scenario) -> PlannerQuotes:
+    """Speeds of jobs in `scenario`; to be shared by what is played in it."""
+    return PlannerQuotes(scenario.cluster, hop_quotes=scenario.hop_quotes)
 
 
 def with_parameters(policy: Policy, parameters: Mapping[str, Any]) -> Policy:

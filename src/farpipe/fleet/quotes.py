@@ -4,16 +4,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from farpipe.errors import InfeasibleError
+from farpipe.fleet.hops import Devices, PlannedHops, request_of
 from farpipe.fleet.job import Kind, Placement
 from farpipe.plan.quote import Quote
 from farpipe.plan.service import Planner
-from farpipe.spec import Cluster, Request, Site, Training, preset_model
+from farpipe.spec import Cluster, Site, preset_model
 
-Devices = tuple[tuple[str, int], ...]
-"""(site, number of devices) in pipeline order."""
+__all__ = ["Devices", "HopQuotes", "PlannerQuotes", "Quotes", "StopCosts"]
+
+HopQuotes = Literal["closed-form", "planner"]
+"""Where the speed of a job over several sites comes from."""
 
 STATE_BYTES_PER_PARAM: Final = 14.0
 """Of a checkpoint: a 16-bit weight, and master weight and two moments in float32 (ZeRO, arXiv 1910.02054)."""
@@ -63,13 +66,15 @@ class PlannerQuotes:
 
     A boundary carries tokens x hidden x 2 bytes a step each way, whatever the number of replicas. A link that takes
     less time for a step's bytes than the step itself costs its latency and one message's time, there and back; a slower
-    one sets the pace (arXiv 2510.12064). Devices of several kinds work in proportion to their speed.
+    one sets the pace (arXiv 2510.12064). Devices of several kinds work in proportion to their speed. With `hop_quotes`
+    the planner is asked for these too.
     """
 
-    def __init__(self, cluster: Cluster, planner: Planner | None = None) -> None:
+    def __init__(self, cluster: Cluster, planner: Planner | None = None, hop_quotes: HopQuotes = "closed-form") -> None:
         self._sites = {site.name: site for site in cluster.sites}
         self._latency_s = {link.name: link.latency_s for link in cluster.links}
         self._planner = planner or Planner()
+        self._hops = PlannedHops(cluster, self._planner) if hop_quotes == "planner" else None
         self._inside: dict[tuple[Kind, str, int], _Base | None] = {}
         self._placed: dict[tuple[Kind, Devices, tuple[float, ...]], Placement | None] = {}
         self._params: dict[str, int] = {}
@@ -101,6 +106,8 @@ class PlannerQuotes:
         return self._needed[kind, num_devices]
 
     def _quote(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
+        if rates and self._hops is not None:
+            return self._hops.placement(kind, devices, rates)
         num_devices = sum(number for _, number in devices)
         bases = [(self._base(kind, self._sites[name], num_devices), number) for name, number in devices]
         if any(base is None for base, _ in bases):
@@ -125,15 +132,10 @@ class PlannerQuotes:
         update = {"num_devices": num_devices, "devices_per_machine": machine if num_devices % machine == 0 else 1}
         alone = Cluster.model_construct(sites=(site.model_copy(update=update),), links=())
         try:
-            quote = self._planner.quote(_request(kind), alone)
+            quote = self._planner.quote(request_of(kind), alone)
         except InfeasibleError:
             return None
         return _base_of(kind, quote)
-
-
-def _request(kind: Kind) -> Request:
-    training = Training(sequence_length=kind.sequence_length, global_batch=kind.global_batch)
-    return Request(model=preset_model(kind.model), training=training)
 
 
 def _base_of(kind: Kind, quote: Quote) -> _Base:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from farpipe.errors import InputError
 from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
-from farpipe.fleet.quotes import StopCosts
+from farpipe.fleet.quotes import HopQuotes, StopCosts
 from farpipe.fleet.series import Series, as_utc, read_series
 from farpipe.fleet.simulator import Failures
 from farpipe.spec import Cluster, Prices, Site
@@ -132,6 +132,8 @@ class FleetFile(Part):
     failures: FailureTable = FailureTable()
     policy: dict[str, float] = Field(default_factory=dict)
     """Parameters of the policy `farpipe`."""
+    hop_quotes: HopQuotes = "closed-form"
+    """Who says what a job over several sites takes: a formula, or the planner, more exactly and much later."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class Scenario:
     failures: Failures
     idle_power_w: dict[str, float]
     policy_parameters: dict[str, float]
+    hop_quotes: HopQuotes = "closed-form"
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -171,6 +174,7 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
         failures=Failures(**written.failures.model_dump()),
         idle_power_w={site.name: _idle_w(table, site) for table, site in zip(written.sites, sites, strict=True)},
         policy_parameters=dict(written.policy),
+        hop_quotes=written.hop_quotes,
     )
 
 

@@ -107,10 +107,10 @@ def smallest_change(state: Snapshot, job: FleetJob) -> str:
     fits = state.world.quotes.needed_rate
     if fits(job.kind, job.max_devices) is None and fits(job.kind, job.min_devices) is None:
         enough = next((n for n in _doubled(job.max_devices, together) if fits(job.kind, n) is not None), None)
-        remedy = f"max_devices {enough} would do" if enough else "it needs devices with more memory"
+        helps = f"max_devices {enough} would do" if enough else "it needs devices with more memory"
         return (
             f"{job.kind.model} with global_batch {job.kind.global_batch} does not fit {job.max_devices} devices of any "
-            f"site; {remedy}"
+            f"site; {helps}"
         )
     return ""
 

@@ -54,6 +54,7 @@ def key_of(scenario: Scenario, jobs: Sequence[FleetJob], version: str) -> str:
     digest = hashlib.sha256(version.encode())
     for part in (scenario.cluster, scenario.events, scenario.stops, scenario.failures, scenario.idle_power_w):
         digest.update(repr(part).encode())
+    digest.update(scenario.hop_quotes.encode())
     digest.update(repr((sorted(scenario.policy_parameters.items()), list(jobs))).encode())
     return digest.hexdigest()[:16]
 

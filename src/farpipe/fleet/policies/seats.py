@@ -95,7 +95,7 @@ class Seats:
                     yield placement
 
     def _can_flow(self, kind: Kind, number: int) -> bool:
-        """Whether any link, were it all its own, is wide enough both ways that a crossing never slows the job."""
+        """Whether any link, were it all its own, is wide enough both ways that a hop never slows the job."""
         needed, rates = self._view.quotes.needed_rate(kind, number), self._view.rates
         both = (min(rate, rates.get(">".join(reversed(link.split(">"))), 0.0)) for link, rate in rates.items())
         return needed is not None and max(both, default=0.0) >= needed
