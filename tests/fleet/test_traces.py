@@ -38,6 +38,7 @@ def test_jobs_survive_a_round_trip(tmp_path):
         (f"{HEADER}\na,0,llama-3-8b,4096,64,0,8,16,,\n", "num_steps: expected 1 or more"),
         (f"{HEADER}\na,0,llama-3-8b,4096,64,1,32,16,,\n", "min_devices 32 is more than"),
         (f"{HEADER}\na,0,llama-3-8b,4096\n", "columns"),
+        (f"{HEADER}\na,9,llama-3-8b,4096,64,1,8,16,,8\n", "deadline_s 8 is before submit_s 9"),
         (f"{HEADER}\n,0,llama-3-8b,4096,64,1,8,16,,\n", "a name of its own"),
     ],
 )

@@ -139,10 +139,15 @@ def _row(outcome: "Outcome") -> tuple[str, ...]:
 
     data = outcome.to_data()
     hours = [_hours(data[key]) for key in ("mean_jct_s", "p95_jct_s", "p99_wait_s")]
-    money = [f"${sum(data['money'][kind].values()):,.0f}" for kind in ("electricity", "rent", "egress")]
+    money = [_usd(sum(data["money"][kind].values())) for kind in ("electricity", "rent", "egress")]
     energy = f"{sum(data['energy_kwh']['jobs'].values()) / 1000:,.1f} MWh"
     finished = f"{data['num_finished']} of {data['num_jobs']}"
     return (outcome.policy, finished, *hours, format_percent(data["utilization"], 0), energy, *money)
+
+
+def _usd(amount: float) -> str:
+    """Whole dollars; energy may have a negative price."""
+    return f"{'-' if round(amount) < 0 else ''}${abs(amount):,.0f}"
 
 
 def _hours(seconds: float | None) -> str:

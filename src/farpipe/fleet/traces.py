@@ -53,16 +53,20 @@ def _read_row(row: dict[str, str], place: str) -> FleetJob:
         model = model_row(row["model"].strip()).name
     except ValueError as error:
         raise InputError(f"{place}: model: {error}") from None
-    deadline = row.get("deadline_s") or ""
+    submit_s = _seconds(row["submit_s"], f"{place}: submit_s")
+    deadline = (row.get("deadline_s") or "").strip()
+    deadline_s = _seconds(deadline, f"{place}: deadline_s") if deadline else None
+    if deadline_s is not None and deadline_s < submit_s:
+        raise InputError(f"{place}: deadline_s {deadline_s:g} is before submit_s {submit_s:g}; both are on one clock")
     return FleetJob(
         name=name,
         kind=Kind(model, counts["sequence_length"], counts["global_batch"]),
-        submit_s=_seconds(row["submit_s"], f"{place}: submit_s"),
+        submit_s=submit_s,
         num_steps=counts["num_steps"],
         min_devices=counts["min_devices"],
         max_devices=counts["max_devices"],
         tenant=(row.get("tenant") or "").strip(),
-        deadline_s=_seconds(deadline, f"{place}: deadline_s") if deadline.strip() else None,
+        deadline_s=deadline_s,
     )
 
 
