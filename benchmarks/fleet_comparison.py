@@ -25,7 +25,7 @@ from farpipe.fleet.policies import POLICIES, orders, places, policy_of
 from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.policies.queueing import QueuePolicy
-from farpipe.fleet.quotes import PlannerQuotes
+from farpipe.fleet.quotes import HopQuotes, PlannerQuotes
 from farpipe.fleet.scenario import Scenario
 from fleet_case import StepTimes, jobs_of, philly, scenario
 
@@ -101,16 +101,15 @@ def cells() -> Iterator[Cell]:
 class Bench:
     """Runs cells; what cells share is made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, hop_quotes: HopQuotes = "closed-form") -> None:
         self._steps = StepTimes()
-        self._quotes: PlannerQuotes | None = None
+        self._quotes = PlannerQuotes(scenario().cluster, hop_quotes=hop_quotes)
         self._policies = variants()
         self.scenario: Callable[[int, float], Scenario] = cache(scenario)
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """The row of one cell."""
         case = self.scenario(cell.start, cell.bandwidth)
-        self._quotes = self._quotes or PlannerQuotes(case.cluster)
         jobs = jobs_of(philly(cell.start, cell.load), self._steps, rigid=cell.rigid)
         outcome = play(case, jobs, self._policies[cell.policy], quotes=self._quotes, tick_s=0.0)
         alone = [job.num_steps * self._steps(job.kind, job.max_devices) + case.stops.restart_s for job in jobs]
@@ -238,11 +237,12 @@ def main() -> None:
     parser.add_argument("--parts", default="", help="only these, with commas between them")
     parser.add_argument("--policies", default="", help="only these, with commas between them")
     parser.add_argument("--starts", type=int, default=12, help="only the first so many")
+    parser.add_argument("--hop-quotes", default="closed-form", choices=("closed-form", "planner"))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "farpipe_fleet_comparison")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    path = given.folder / "rows.jsonl"
-    rows, bench, end = load_rows(path), Bench(), time.monotonic() + given.seconds
+    path = given.folder / ("rows.jsonl" if given.hop_quotes == "closed-form" else "rows_planner.jsonl")
+    rows, bench, end = load_rows(path), Bench(given.hop_quotes), time.monotonic() + given.seconds
     wanted = [cell for cell in cells() if not given.parts or cell.part in given.parts.split(",")]
     wanted = [cell for cell in wanted if not given.policies or cell.policy in given.policies.split(",")]
     missing = [cell for cell in wanted if cell.start < given.starts and cell.key not in rows]

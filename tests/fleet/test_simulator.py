@@ -178,4 +178,5 @@ def test_a_hop_between_sites_is_quoted_by_the_planner_on_just_its_devices_and_li
     quote = Planner().quote(request_of(kind), cluster, devices=only[0], bytes_per_s=only[1])
     assert planned.step_s == quote.step_s <= formula.step_s
     assert planned.link_bytes_per_s == pytest.approx(dict(quote.link_bytes_per_s))
+    assert max(planned.link_bytes_per_s.values()) <= rate, "no link is reserved beyond its rate"
     assert PlannerQuotes(cluster, hop_quotes="planner").placement(kind, devices, {"a>b": 1e9}) is None
