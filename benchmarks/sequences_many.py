@@ -1,12 +1,13 @@
 """Many batches, one after the other, planned under memory that is short: does any find no plan where another number of
 slices or another grouping has one? Limit: none. As many batches as fit the time are planned, each with little of it.
 
-    FARPIPE_DATA=... python benchmarks/sequences_many.py [--seconds 120] [--first 0]
+    FARPIPE_DATA=... python benchmarks/sequences_many.py [--seconds 120] [--first 0] [--batches 100000] [--rows FILE]
 
 Code files and Wikipedia articles, cut at 16K to 96K tokens, 32 to 512 sequences a step, Llama 13B on 4 and 8 stages of
-A100 whose memory is made smaller, from what holds the longest sequence up to all. A batch that finds no plan is tried
-again with every number of slices from 1 to 64, and as several pipelines and as one: `avoidable` counts those where that
-finds one. `impossible` are those whose longest sequence fits in no number of slices, by the closed bound.
+A100 whose memory is made smaller, from what holds the longest sequence up to all. Of every plan the memory of all ranks
+is held against what they have. A batch that finds no plan is tried again with 1 to 2,048 slices of equal time and of
+equal tokens, as several pipelines and as one: `avoidable` counts those where that finds one. `impossible` are those
+whose longest sequence fits in no number of slices, by the closed bound. `--rows` gets a line every 500 batches.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import time
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ MEMORY = (0.15, 0.2, 0.3, 0.6, 1.0)
 """Of an A100's 80 GiB."""
 COUNTS = (32, 128, 512)
 BUDGET_S = 0.02
-MOST_SLICES = 64
+SLICES = (*range(1, 65), 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+REPORT_EVERY = 500
 CORPORA = {"code": "code_gpt2_tokens_half.csv", "wikipedia": "wikipedia_first_half.txt"}
 
 
@@ -59,16 +62,14 @@ def batch(corpora: dict[str, Any], seed: int) -> tuple[ChunkCosts, Any]:
 
 
 def is_avoidable(of: ChunkCosts, lengths: Any) -> bool:
-    """Whether any number of slices has a plan, in one pipeline or in several."""
-    for count in range(1, MOST_SLICES + 1):
-        for several in (True, False):
-            try:
-                plan_sequences(
-                    of, lengths, BatchOptions(num_slices=count, several_pipelines=several, budget_s=BUDGET_S)
-                )
-            except InfeasibleError:
-                continue
-            return True
+    """Whether any number of slices has a plan, of equal time or tokens, in one pipeline or in several."""
+    for count, equal, several in product(SLICES, ("time", "tokens"), (True, False)):
+        options = BatchOptions(count, equal=equal, several_pipelines=several, budget_s=BUDGET_S)  # type: ignore[arg-type]
+        try:
+            plan_sequences(of, lengths, options)
+        except InfeasibleError:
+            continue
+        return True
     return False
 
 
@@ -82,6 +83,9 @@ def fate(of: ChunkCosts, lengths: Any) -> str:
         plan = plan_sequences(of, lengths, BatchOptions(budget_s=BUDGET_S))
     except InfeasibleError:
         return "avoidable" if is_avoidable(of, lengths) else "infeasible"
+    for pipeline in plan.pipelines:
+        for peak, rank in zip(pipeline.peak_memory_bytes, pipeline.problem.ranks, strict=True):
+            assert rank.memory_bytes is None or peak <= rank.memory_bytes * (1 + 1e-9)
     return "recomputing" if any(pipeline.recomputed.any() for pipeline in plan.pipelines) else "planned"
 
 
@@ -90,6 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--first", type=int, default=0, help="Number of the first batch.")
+    parser.add_argument("--batches", type=int, default=1 << 40, help="At most.")
+    parser.add_argument("--rows", type=Path, help="File that gets a line with the counts so far.")
     arguments = parser.parse_args()
     if "FARPIPE_DATA" not in os.environ:
         print(json.dumps({"skipped": "FARPIPE_DATA is not set: the folder with lengths/"}))
@@ -97,15 +103,23 @@ def main() -> None:
     folder = Path(os.environ["FARPIPE_DATA"]) / "lengths"
     corpora = {name: read_lengths(folder / file) for name, file in CORPORA.items()}
     counts = dict.fromkeys(("planned", "recomputing", "impossible", "infeasible", "avoidable"), 0)
-    seed, until_s = arguments.first, time.monotonic() + arguments.seconds
-    failed = []
-    while time.monotonic() < until_s:
+    until_s, failed, longest_s = time.monotonic() + arguments.seconds, [], 0.0
+    line: dict[str, Any] = {}
+    for seed in range(arguments.first, arguments.first + arguments.batches):
         of, lengths = batch(corpora, seed)
+        began_s = time.process_time()
         found = fate(of, lengths)
+        longest_s = max(longest_s, time.process_time() - began_s)
         counts[found] += 1
         failed += [seed] if found in ("infeasible", "avoidable") else []
-        seed += 1
-    print(json.dumps({"first": arguments.first, "batches": seed - arguments.first, **counts, "failed": failed[:20]}))
+        done = seed + 1 - arguments.first
+        line = {"first": arguments.first, "batches": done, **counts, "failed": failed[:20], "longest CPU s": longest_s}
+        if arguments.rows is not None and done % REPORT_EVERY == 0:
+            with arguments.rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        if time.monotonic() > until_s:
+            break
+    print(json.dumps(line))
 
 
 if __name__ == "__main__":

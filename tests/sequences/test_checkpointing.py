@@ -36,15 +36,14 @@ def tiny(counts, num_stages, seed, tightness):
     follows = follows_of(counts)
     order, shape = chunk_order(follows, (0,) * num_stages), (num_stages, len(follows))
     held, again = rng.uniform(4, 8, shape), rng.uniform(0.5, 2, shape)
-    places, first = np.arange(len(follows)), np.maximum(np.arange(len(follows)) - np.array(order.warm_up)[:, None], 0)
-    live = (first[:, None, :] <= places[None, :, None]) & (places[None, :, None] <= order.backward_place)
+    since = np.maximum(np.arange(len(follows)) - np.array(order.warm_up)[:, None], 0)
     layers = np.full(num_stages, 2)
     model = MemoryModel(
-        order, live, held, held / 3, 0 * held, layers, again, np.zeros(num_stages), np.zeros(num_stages)
+        order, since, held, held / 3, 0 * held, layers, again, np.zeros(num_stages), np.zeros(num_stages)
     )
     most, least = (model.used(np.full(shape, c)).max(axis=1) for c in (0, 2))
     headroom = least + tightness * (most - least)
-    return MemoryModel(order, live, held, held / 3, 0 * held, layers, again, headroom, headroom)
+    return MemoryModel(order, since, held, held / 3, 0 * held, layers, again, headroom, headroom)
 
 
 @settings(deadline=None, max_examples=25)

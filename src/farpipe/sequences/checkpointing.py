@@ -25,18 +25,20 @@ _GAP: Final = 0.005
 _TOLERANCE: Final = 1e-9
 _MOST_ROWS: Final = 150
 """Constraints that a bound looks at, about; neighbours hardly differ."""
+_MOST_ENTRIES: Final = 2_000_000
+"""Of a program's constraints times its diagonals; beyond, every stage and chunk recomputes equally much."""
 
 
 @dataclass(frozen=True)
 class MemoryModel:
     """Bytes of every stage at every backward as a function of what is recomputed.
 
-    At the start of backward k stage p holds the chunks `live` [p, k, j]; each takes `held` [p, j] less `saved` [p, j]
-    for every recomputed layer, beside `chains` [p, k].
+    At the start of backward k stage p holds the chunks j with `since` [p, j] <= k <= their own backward; each takes
+    `held` [p, j] less `saved` [p, j] for every recomputed layer, beside `chains` [p, k].
     """
 
     order: ChunkOrder
-    live: NDArray[np.bool_]
+    since: Ints
     held: Floats
     saved: Floats
     chains: Floats
@@ -55,7 +57,11 @@ class MemoryModel:
     def used(self, recomputed: Ints) -> Floats:
         """Bytes at every backward: [num_stages, num_backwards]."""
         each = self.held - recomputed * self.saved
-        return np.asarray(np.einsum("pkj,pj->pk", self.live, each) + self.chains)
+        return _summed(each, self.since, self.order.backward_place) + self.chains
+
+    def live(self, stages: Ints, places: Ints) -> NDArray[np.bool_]:
+        """Whether each chunk is held on these stages at these backwards, pairwise: [num_pairs, num_chunks]."""
+        return np.asarray((self.since[stages] <= places[:, None]) & (places[:, None] <= self.order.backward_place))
 
     def fits(self, recomputed: Ints) -> bool:
         """Whether no stage ever exceeds its headroom."""
@@ -73,25 +79,32 @@ class MemoryModel:
 
 def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryModel:
     """The memory of one pipeline of chunks, stage p on rank p, less what a backward needs for a while."""
-    places, count = np.arange(order.num_chunks), order.num_chunks
+    count = order.num_chunks
     warm_up = np.minimum(np.array(order.warm_up), count)
-    first = np.maximum(places[None, :] - warm_up[:, None], 0)
-    live = (first[:, None, :] <= places[None, :, None]) & (places[None, :, None] <= order.backward_place)
-    chain_live = _chain_start(order)[None, :] <= places[:, None]
-    chain_live &= places[:, None] <= order.backward_place[None, :]
     chain_bytes = np.stack([stage.chain_of(load) for stage in costs.stages])
+    chain_since = np.broadcast_to(_chain_start(order), chain_bytes.shape)
     nothing = np.zeros((costs.num_stages, count), np.int64)
     return MemoryModel(
         order,
-        live,
+        np.maximum(np.arange(count) - warm_up[:, None], 0),
         np.stack([stage.held_bytes(load, 0) for stage in costs.stages]),
         np.stack([stage.saved_of(load) for stage in costs.stages]),
-        np.asarray(chain_bytes @ chain_live.T),
+        _summed(chain_bytes, chain_since, order.backward_place),
         np.array([stage.num_layers for stage in costs.stages], np.int64),
         costs.again_s(load),
         costs.headroom_bytes(load, nothing + 1),
         costs.headroom_bytes(load, nothing),
     )
+
+
+def _summed(each: Floats, since: Ints, until: Ints) -> Floats:
+    """Sums over the chunks of `each` [p, j] at every place k with since [p, j] <= k <= until [j]: [p, k]."""
+    num_stages, count = each.shape
+    first = np.arange(num_stages)[:, None] * (count + 1)
+    size = num_stages * (count + 1)
+    comes = np.bincount((first + since).ravel(), each.ravel(), size)
+    goes = np.bincount((first + until + 1).ravel(), each.ravel(), size)
+    return np.asarray((comes - goes).reshape(num_stages, count + 1).cumsum(axis=1)[:, :-1])
 
 
 def _chain_start(order: ChunkOrder) -> Ints:
@@ -135,7 +148,7 @@ def _uniform(model: MemoryModel) -> Ints:
 def _shortage(model: MemoryModel, recomputed: Ints) -> InfeasibleError:
     over = model.used(recomputed) - model.headroom[:, None]
     stage, place = np.unravel_index(int(over.argmax()), over.shape)
-    live = int(model.live[stage, place].sum())
+    live = int(model.live(np.array([stage]), np.array([place])).sum())
     return InfeasibleError(
         f"stage {stage} would hold {live} chunks at once and be {format_bytes(float(over[stage, place]))} over the "
         f"{format_bytes(float(model.headroom[stage]))} that it has for activations, though it recomputes "
@@ -143,28 +156,36 @@ def _shortage(model: MemoryModel, recomputed: Ints) -> InfeasibleError:
     )
 
 
-def diagonal_program(model: MemoryModel) -> tuple[Floats, Floats, Floats, Floats]:
+def diagonal_program(model: MemoryModel, most_rows: int | None = None) -> tuple[Floats, Floats, Floats, Floats]:
     """(price of every diagonal, rows of the constraints, what each must save at least, upper bounds).
 
-    Minimise price @ c subject to rows @ c >= least, 0 <= c <= bound. Rows that hold without recomputation are left out.
+    Minimise price @ c subject to rows @ c >= least, 0 <= c <= bound. Rows that hold without recomputation are left out,
+    and of more than about `most_rows` all but evenly spread ones.
     """
     diagonals, num = model.diagonals, int(model.diagonals.max()) + 1
     share = model.num_layers / max(1, int(model.num_layers.max()))
     price = np.zeros(num)
     np.maximum.at(price, diagonals, model.again_s * share[:, None])
+    stages, places, least = _binding(model)
+    chosen = slice(None, None, 1 if most_rows is None else max(1, least.size // most_rows))
+    stages, places, least = stages[chosen], places[chosen], least[chosen]
+    rows = np.zeros((least.size, num))
+    values = model.live(stages, places) * (model.saved * share[:, None])[stages]
+    np.put_along_axis(rows, diagonals[stages], values, axis=1)
+    return price, rows, least, np.full(num, float(model.num_layers.max()))
+
+
+def _binding(model: MemoryModel) -> tuple[Ints, Ints, Floats]:
+    """Stages and backwards at which something must be recomputed, and the bytes that it must save."""
     least = model.used(np.zeros_like(model.held, np.int64)) - model.headroom[:, None]
-    rows, needs = [], []
-    for stage in range(model.held.shape[0]):
-        needed = np.flatnonzero(least[stage] > _TOLERANCE * model.headroom[stage])
-        block = np.zeros((needed.size, num))
-        block[:, diagonals[stage]] = model.live[stage, needed] * (model.saved[stage] * share[stage])
-        rows.append(block)
-        needs.append(least[stage, needed])
-    return price, np.concatenate(rows), np.concatenate(needs), np.full(num, float(model.num_layers.max()))
+    stages, places = np.nonzero(least > _TOLERANCE * model.headroom[:, None])
+    return stages, places, least[stages, places]
 
 
 def _solve(model: MemoryModel, limit_s: float) -> Ints:
     """The integer program within `limit_s`, or its relaxation rounded up and refined, whichever costs less."""
+    if _binding(model)[0].size * (int(model.diagonals.max()) + 1) > _MOST_ENTRIES:
+        return _uniform(model)
     price, rows, least, bound = diagonal_program(model)
     if not least.size:  # only what recomputing itself takes is too much: one layer of the dearest diagonal is enough
         least, rows = np.zeros(1), np.zeros((1, price.size))
@@ -250,13 +271,8 @@ def recomputation_bound_s(model: MemoryModel) -> float:
         return 0.0
     if not model.fits(np.broadcast_to(model.num_layers[:, None], nothing.shape)):
         return np.inf
-    price, rows, least, bound = diagonal_program(model)
-    chosen = slice(None, None, max(1, least.size // _MOST_ROWS))
-    found = (
-        solve_program(price, rows[chosen], least[chosen], bound, integer=False, limit_s=1.0)
-        if least.size
-        else 0 * price
-    )
+    price, rows, least, bound = diagonal_program(model, _MOST_ROWS)
+    found = solve_program(price, rows, least, bound, integer=False, limit_s=1.0) if least.size else 0 * price
     return float(price @ (bound if found is None else found))
 
 

@@ -114,11 +114,13 @@ def group(
     memory is not enough.
 
     One pipeline is best if its recomputation costs no more than filling and draining another one. Behind the deadline
-    (of `time.perf_counter`) one pipeline is taken if it fits.
+    (of `time.perf_counter`) one pipeline is taken if it fits; where it does not, recomputing everything is the price of
+    the others.
     """
 
     def price(begin: int, end: int) -> float:
-        return _recomputation_s(_Part(costs, batch, grouping, begin, end))
+        late = time.perf_counter() > deadline_s and grouping.rule == "chunk"
+        return _recomputation_s(_Part(costs, batch, grouping, begin, end), "full" if late else grouping.rule)
 
     whole_s, refill_s = price(0, batch.num_chunks), _refill_s(costs, batch.load, grouping)
     if not grouping.several or whole_s <= refill_s:
@@ -169,13 +171,13 @@ def _shortest_path(
     return best[-1] - refill_s, found[::-1]
 
 
-def _recomputation_s(part: _Part) -> float:
+def _recomputation_s(part: _Part, rule: CheckpointRule) -> float:
     """What recomputation costs if these chunks are a pipeline; infinite where memory is not enough."""
     model = part.memory()
-    if part.grouping.rule == "chunk":
+    if rule == "chunk":
         return recomputation_bound_s(model)
     try:
-        return recomputation_s(model, choose_layers(model, part.grouping.rule))
+        return recomputation_s(model, choose_layers(model, rule))
     except InfeasibleError:
         return np.inf
 

@@ -13,7 +13,7 @@ from farpipe.cost.chunk_laws import Law, Load
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.checkpointing import CheckpointRule
-from farpipe.sequences.chunk import Chunk, Ints, SliceTable
+from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 from farpipe.sequences.cut import Cut, PackRule, cut_batch, num_slices_within, slice_offsets
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.sequences.pipelines import Grouping, Pipeline, group, make_pipelines
@@ -23,7 +23,8 @@ MOST_CHUNKS_PER_STAGE: Final = 40
 """More only add fixed times, by the experience of all batches tried."""
 MOST_SLICES: Final = 2048
 """Of the longest sequence, where nothing coarser fits memory."""
-MOST_CHUNKS: Final = 4096
+MOST_CHUNKS: Final = 1 << 17
+"""Of a batch, where nothing coarser fits memory."""
 _TARGETS_PER_DOUBLING: Final = 3
 _MOST_PLANNED: Final = 3
 """Cuts that are planned to the end: those that look best by the estimate."""
@@ -89,6 +90,8 @@ class _Estimated(NamedTuple):
     seconds: float
     cut: Cut
     batch: SliceTable
+    trips: tuple[Floats, Floats]
+    """Of a mean chunk over every hop, there and back."""
 
 
 class _Grouped(NamedTuple):
@@ -117,7 +120,7 @@ def plan_sequences(
     ranked = sorted(_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
     grouped = _grouped(costs, ranked, options, began_s + options.budget_s / 2)
     if not grouped and options.num_slices is None:
-        grouped = _finer(costs, sizes, limit, options, ranked)
+        grouped = _finer(costs, sizes, limit, options, ranked, began_s + options.budget_s / 2)
     if not grouped:
         raise _infeasible(costs, ranked, options)
     plans: list[SequencePlan] = []
@@ -142,7 +145,7 @@ def plan_as_before(
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
     law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
-    ranked = [_Estimated(0.0, cut, batch)]
+    ranked = [_fallback(costs, cut, batch)]
     grouped = _grouped(costs, ranked, replace(options, several_pipelines=False), began_s)
     if not grouped:
         raise _infeasible(costs, ranked, options)
@@ -158,18 +161,23 @@ def _grouped(
         best_s = min((each.seconds for each in found), default=math.inf)
         if one.seconds >= best_s or (found and time.perf_counter() > deadline_s):
             break
-        for extra in _ways_to_hide(costs, one.batch.load, options):
+        for extra in _ways_to_hide(costs, one.batch.load, one.trips, options):
             grouping = Grouping(extra, options.checkpointing, options.several_pipelines)
             more_s, ends = group(costs, one.batch, grouping, deadline_s)
             if more_s < math.inf:
-                found.append(_Grouped(estimate_s(costs, one.batch, extra) + more_s, one, grouping, ends))
+                found.append(_Grouped(estimate_s(costs, one.batch, extra, one.trips) + more_s, one, grouping, ends))
             if more_s == 0 or (found and time.perf_counter() > deadline_s):
                 break
     return sorted(found, key=lambda each: each.seconds)
 
 
 def _finer(
-    costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, ranked: Sequence[_Estimated]
+    costs: ChunkCosts,
+    sizes: Ints,
+    limit: int,
+    options: BatchOptions,
+    ranked: Sequence[_Estimated],
+    deadline_s: float,
 ) -> list[_Grouped]:
     """What memory makes of more and more slices, where no cut that is fast fits: the first that does.
 
@@ -186,20 +194,31 @@ def _finer(
         batch = cut_batch(sizes, cut, law)
         if batch.num_chunks > MOST_CHUNKS:
             break
-        found = _grouped(costs, [_Estimated(0.0, cut, batch)], replace(options, hide_links=False), math.inf)
+        found = _grouped(costs, [_fallback(costs, cut, batch)], replace(options, hide_links=False), deadline_s)
         if found:
             return found
         slices *= 2
     return []
 
 
-def _ways_to_hide(costs: ChunkCosts, load: Load, options: BatchOptions) -> list[tuple[int, ...]]:
+def _fallback(costs: ChunkCosts, cut: Cut, batch: SliceTable) -> _Estimated:
+    """A cut that competes with no other."""
+    return _Estimated(0.0, cut, batch, _trips(costs, batch))
+
+
+def _trips(costs: ChunkCosts, batch: SliceTable) -> tuple[Floats, Floats]:
+    return costs.trips(float(batch.length.sum()) / batch.num_chunks)
+
+
+def _ways_to_hide(
+    costs: ChunkCosts, load: Load, trips: tuple[Floats, Floats], options: BatchOptions
+) -> list[tuple[int, ...]]:
     """Extra warm-up that hides links wholly, by half, not at all: the less, the less memory."""
     nothing = (0,) * costs.num_stages
     if not options.hide_links:
         return [nothing]
     pace_s = float(sum(costs.seconds(load)).mean(axis=1).max())  # type: ignore[union-attr]
-    whole = extra_forwards(*costs.trips(float(load.tokens.mean())), pace_s, load.tokens.size)
+    whole = extra_forwards(*trips, pace_s, load.tokens.size)
     return list(dict.fromkeys([whole, tuple(-(-more // 2) for more in whole), nothing]))
 
 
@@ -276,8 +295,9 @@ def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> 
         if key in seen:
             continue
         seen.add(key)
-        extra = _ways_to_hide(costs, batch.load, options)[0]
-        yield _Estimated(estimate_s(costs, batch, extra), cut, batch)
+        trips = _trips(costs, batch)
+        extra = _ways_to_hide(costs, batch.load, trips, options)[0]
+        yield _Estimated(estimate_s(costs, batch, extra, trips), cut, batch, trips)
 
 
 def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
@@ -312,11 +332,10 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
         yield cut if slices == 1 else Cut(longest_s / slices, limit, options.rule)
 
 
-def estimate_s(costs: ChunkCosts, batch: SliceTable, extra: tuple[int, ...]) -> float:
+def estimate_s(costs: ChunkCosts, batch: SliceTable, extra: tuple[int, ...], trips: tuple[Floats, Floats]) -> float:
     """The step in one pipeline that recomputes nothing, if no message waits for its link."""
     load, order = batch.load, chunk_order(batch.follows, extra)
     forward, input_grad, weight_grad = costs.seconds(load)
-    trips = costs.trips(float(load.tokens.mean()))
     return makespan_s(order, forward, input_grad + weight_grad, *trips) + costs.overhead_s
 
 
