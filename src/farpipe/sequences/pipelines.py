@@ -115,18 +115,45 @@ def group(
 
     One pipeline is best if its recomputation costs no more than filling and draining another one. Behind the deadline
     (of `time.perf_counter`) one pipeline is taken if it fits; where it does not, recomputing everything is the price of
-    the others.
+    the others. Where no group of the dynamic program fits, pipelines get as many sequences as fit.
     """
 
     def price(begin: int, end: int) -> float:
         late = time.perf_counter() > deadline_s and grouping.rule == "chunk"
         return _recomputation_s(_Part(costs, batch, grouping, begin, end), "full" if late else grouping.rule)
 
+    def most(begin: int, end: int) -> float:
+        rule = "full" if grouping.rule == "chunk" else grouping.rule
+        return _recomputation_s(_Part(costs, batch, grouping, begin, end), rule)
+
     whole_s, refill_s = price(0, batch.num_chunks), _refill_s(costs, batch.load, grouping)
     if not grouping.several or whole_s <= refill_s:
         return whole_s, [batch.num_chunks]
     found = _shortest_path(_blocks(batch.follows), price, refill_s, deadline_s if whole_s < math.inf else math.inf)
+    if whole_s == np.inf and found is not None and found[0] == np.inf:
+        found = _as_many_as_fit(_borders(batch.follows), most, refill_s)
     return found or (whole_s, [batch.num_chunks])
+
+
+def _borders(follows: Sequence[int | None]) -> Ints:
+    """Where pipelines may begin and end: between sequences."""
+    return np.array([index for index, before in enumerate(follows) if before is None] + [len(follows)])
+
+
+def _as_many_as_fit(borders: Ints, price: Callable[[int, int], float], refill_s: float) -> tuple[float, list[int]]:
+    """Every pipeline gets as many sequences as fit, which finds a grouping if there is one at all."""
+    total_s, ends, at = -refill_s, [], 0
+    while at < borders.size - 1:
+        low, high, low_s, step = at, borders.size, np.inf, 1
+        while high - low > 1:  # low fits, high does not; first in growing steps
+            middle = min(low + step, high - 1) if high == borders.size else (low + high) // 2
+            seconds = price(int(borders[at]), int(borders[middle]))
+            low, high, low_s, step = (middle, high, seconds, 2 * step) if seconds < np.inf else (low, middle, low_s, 1)
+        if low == at:
+            return np.inf, [int(borders[-1])]
+        total_s, at = total_s + low_s + refill_s, low
+        ends.append(int(borders[low]))
+    return total_s, ends
 
 
 def _blocks(follows: Sequence[int | None]) -> list[int]:
@@ -134,7 +161,7 @@ def _blocks(follows: Sequence[int | None]) -> list[int]:
 
     The others are evenly over the chunks, but between sequences.
     """
-    borders = np.array([index for index, before in enumerate(follows) if before is None] + [len(follows)])
+    borders = _borders(follows)
     wanted = np.linspace(0, len(follows), MAX_BLOCKS - 1)[1:-1]
     near = borders[np.abs(borders[:, None] - wanted).argmin(axis=0)]
     single = np.flatnonzero(np.diff(borders) == 1)

@@ -314,12 +314,15 @@ def _as_load(sizes: Ints) -> Load:
 
 
 def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, law: Law) -> Iterator[Cut]:
-    """Targets from as many chunks as stages to many times that, as equal slices of the longest sequence."""
+    """Targets from as many chunks as stages to many times that, as equal slices of the longest sequence.
+
+    Before them the fewest slices: a whole sequence has no keys and values to wait for, and may fit where slices don't.
+    """
     seconds = law.pair_s * sizes.astype(np.float64) ** 2 / 2 + law.token_s * sizes
     total_s, longest_s, longest = float(seconds.sum()), float(seconds.max()), int(sizes.max())
     counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MOST_CHUNKS_PER_STAGE)) + 1)
-    for power in counts:
-        wanted_s = total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING))
+    targets = [total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING)) for power in counts]
+    for wanted_s in (longest_s, *targets):
         slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
         cut = Cut(max(wanted_s, longest_s) if slices == 1 else longest_s / slices, limit, options.rule)
         slices = num_slices_within(longest, cut, law)
