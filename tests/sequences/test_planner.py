@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
-from farpipe.sequences import BatchOptions, Chunk, check_chunks, followed, plan_sequences, planner
+from farpipe.sequences import BatchOptions, Chunk, check_chunks, chunk_costs, followed, plan_sequences, planner
 from farpipe.sequences.document import plan_data
 from farpipe.sequences.planner import token_limit
 from farpipe.simulate import simulate
+from farpipe.spec import Cluster, Job, Pins, Training, preset_model, preset_site
 from farpipe.step import Problem, Schedule
 from sequences.batches import costs, mixed
 
@@ -172,3 +173,26 @@ def test_where_no_slices_of_equal_time_fit_slices_of_equal_tokens_do(monkeypatch
     monkeypatch.setattr(planner, "_finer", lambda *_: [])
     with pytest.raises(InfeasibleError, match="it recomputes every layer"):
         plan_sequences(short, lengths, options)
+
+
+def short_of_memory():
+    """Llama 13B on eight stages of four A100 with 30 % of their memory."""
+    site = preset_site("a", "a100-80gb", 32)
+    device = site.device.model_copy(update={"memory_bytes": 0.3 * site.device.memory_bytes})
+    job = Job(
+        model=preset_model("llama-2-13b"),
+        training=Training(sequence_length=98304, global_batch=512, zero1=True),
+        cluster=Cluster(sites=(site.model_copy(update={"device": device}),)),
+        layout=Pins(pipeline=8),
+    )
+    return chunk_costs(job, 98304, 4)
+
+
+def test_a_sequence_that_fits_whole_but_in_no_slices_stays_whole():
+    """Slices keep keys, values and their gradients although they recompute; a whole sequence keeps inputs only."""
+    lengths = [51402, 13197]
+    plan = plan_sequences(short_of_memory(), lengths)
+    sound(plan, lengths)
+    assert plan.num_slices == 1
+    with pytest.raises(InfeasibleError):
+        plan_sequences(short_of_memory(), lengths, BatchOptions(num_slices=8))
