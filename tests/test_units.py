@@ -12,6 +12,7 @@ from farpipe.units import (
     FLOPS,
     SECONDS,
     WATTS,
+    counted,
     format_bytes,
     format_change,
     format_count,
@@ -162,3 +163,16 @@ def test_figures_are_shown_as_a_person_would_write_them(text, expected):
 )
 def test_shares_changes_and_counts_are_written_in_one_way(write, value, text):
     assert write(value) == text
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (counted(1, "point"), "1 point"),
+        (counted(0, "point"), "0 points"),
+        (counted(1024, "microbatch"), "1,024 microbatches"),
+        (counted(1, "microbatch"), "1 microbatch"),
+    ],
+)
+def test_numbers_of_things_are_in_their_grammatical_number(told, expected):
+    assert told == expected

@@ -122,6 +122,12 @@ def format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things: ``1 point``, ``1,024 points``, ``2 microbatches``."""
+    plural = thing + ("es" if thing.endswith("ch") else "s")
+    return f"{number:,} {thing if number == 1 else plural}"
+
+
 def _scaled(value: float, steps: tuple[tuple[str, float], ...], *, whole: bool = False) -> str:
     """`value` in three digits; where `whole`, one that is whole in its unit goes without its zeros."""
     if not math.isfinite(value):

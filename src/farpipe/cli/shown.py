@@ -104,14 +104,14 @@ def engine_lines(plan: "Plan") -> tuple[str, ...]:
 
 
 def _headline(plan: "Plan") -> str:
-    from farpipe.units import format_count, format_percent, format_seconds
+    from farpipe.units import counted, format_count, format_percent, format_seconds
 
     at, expected = plan.layout, plan.prediction
     return (
         f"{plan.job.model.name}{_sites(plan)}: step {format_seconds(expected.step_s)}, "
         f"{format_count(expected.tokens_per_s)} tokens/s, bubble {format_percent(expected.bubble_ratio)}\n"
         f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}{plan.shape}, "
-        f"{at.num_microbatches} microbatches of {at.microbatch_size}, schedule {plan.schedule.method}"
+        f"{counted(at.num_microbatches, 'microbatch')} of {at.microbatch_size}, schedule {plan.schedule.method}"
     )
 
 

@@ -13,6 +13,7 @@ from farpipe.plan.orders import V_ORDERS
 from farpipe.plan.placement import differing_keys, missing_link, place_ranks, replica_sites, site_orders
 from farpipe.search import SEARCHES
 from farpipe.spec import Job, Site
+from farpipe.units import counted
 
 MICROBATCH_SIZES: Final = (1, 2, 4, 8, 16)
 """Tried when neither the job nor its number of microbatches says."""
@@ -65,7 +66,8 @@ class Candidate:
         at = self.layout
         degrees = f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}"
         virtual = f", {at.virtual} stages per rank{' in a V' if self.in_v else ''}" if at.virtual > 1 else ""
-        return f"{self.where}: {degrees}{virtual}, {at.num_microbatches} microbatches of {at.microbatch_size}"
+        cut = f"{counted(at.num_microbatches, 'microbatch')} of {at.microbatch_size}"
+        return f"{self.where}: {degrees}{virtual}, {cut}"
 
 
 def candidates(job: Job) -> list[Candidate]:

@@ -71,7 +71,8 @@ def divide_layers(
 def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) -> str:
     short = [index for index, (n, w) in enumerate(zip(most, wanted, strict=True)) if n < w]
     if not short:
-        return f"out of memory: all {len(most)} stages together hold {sum(most)} of {num_layers} layers"
+        all_stages = f"all {len(most)} stages together hold" if len(most) > 1 else "its only stage holds"
+        return f"out of memory: {all_stages} {sum(most)} of {num_layers} layers"
     first = short[0]
     holds = f"{most[first]} of its {wanted[first]} layers" if most[first] > 0 else "not a single layer"
     others = f", nor do {len(short) - 1} others what they should" if len(short) > 1 else ""

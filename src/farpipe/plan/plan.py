@@ -12,7 +12,7 @@ from farpipe.schedule import check
 from farpipe.spec import Job, Recompute
 from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, validate
-from farpipe.units import format_bytes, format_percent, format_seconds
+from farpipe.units import counted, format_bytes, format_percent, format_seconds
 
 ArmKind = Literal["one site", "pipeline", "replicas", "local steps"]
 
@@ -205,8 +205,8 @@ class Plan(Document, _Part):
         at, expected = self.layout, self.prediction
         lines = [
             f"Plan for {self.job.model.name} over {self.where}: pipeline {at.pipeline} x data {at.data} x tensor "
-            f"{at.tensor}{self.shape}, {at.num_microbatches} microbatches of {at.microbatch_size}, order "
-            f"{self.schedule.method}",
+            f"{at.tensor}{self.shape}, {counted(at.num_microbatches, 'microbatch')} of {at.microbatch_size}, "
+            f"order {self.schedule.method}",
             f"  step {format_seconds(expected.step_s)}, bubble {format_percent(expected.bubble_ratio)}, "
             f"{expected.tokens_per_s:,.0f} tokens/s",
         ]

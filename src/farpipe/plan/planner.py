@@ -185,7 +185,7 @@ def _tell_search(plan: Plan, found: Found) -> str:
     gain = 1 - makespan_s / plan.prediction.makespan_s
     gap = max(makespan_s / found.lower_bound_s - 1, 0.0) if found.lower_bound_s else 0.0
     end = "Search stopped at the time limit" if found.cut_by_clock else "Search finished"
-    result = f"found an order that is {format_percent(gain)} faster" if gain > 0 else "no faster order found"
+    result = f"found an order that is {_tell_gain(gain)} faster" if gain > 0 else "no faster order found"
     return f"{end}: {result}; {_tell_gap(gap, is_proven=found.proven)}."
 
 
@@ -194,12 +194,16 @@ def _tell_gap(gap: float, *, is_proven: bool) -> str:
     return f"none can be faster (gap {share})" if is_proven else f"none can be more than {share} faster"
 
 
+def _tell_gain(share: float) -> str:
+    return format_percent(share) if share >= 0.0005 else "less than 0.1 %"
+
+
 def _tell_short_search(named: Evaluated, best: Evaluated) -> list[str]:
     if best is named:
         return []
     gain = 1 - best.timeline.makespan_s / named.timeline.makespan_s
     gap = max(best.timeline.makespan_s / lower_bound_s(best.problem) - 1, 0.0)
-    told = f"Order: a short search made the best named order, {named.schedule.method}, {format_percent(gain)} faster"
+    told = f"Order: a short search made the best named order, {named.schedule.method}, {_tell_gain(gain)} faster"
     return [f"{told}; {_tell_gap(gap, is_proven=gap < 1e-9)}."]
 
 

@@ -17,7 +17,7 @@ from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Problem
-from farpipe.units import format_change, format_percent
+from farpipe.units import counted, format_change, format_percent
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,10 @@ def _tell_failure(group: GroupResult) -> str:
     worst = max(group.results, key=lambda result: abs(result.error))
     memory = ", memory {} of {}".format(*_memory_figures(group)) if _has_memory(group) else ""
     return (
-        f"  {group.group.name}: mean error {format_percent(group.mean_absolute_error)} over {len(group.results)} "
-        f"points, tolerance {format_percent(group.group.tolerance)}{memory}; worst: {worst.point}, measured "
-        f"{worst.point.step_s:.4g} s, predicted {worst.predicted_s:.4g} s ({format_change(worst.error)})"
+        f"  {group.group.name}: mean error {format_percent(group.mean_absolute_error)} over "
+        f"{counted(len(group.results), 'point')}, tolerance {format_percent(group.group.tolerance)}{memory}; worst: "
+        f"{worst.point}, measured {worst.point.step_s:.4g} s, predicted {worst.predicted_s:.4g} s "
+        f"({format_change(worst.error)})"
     )
 
 
@@ -210,7 +211,7 @@ def _summary(group: GroupResult) -> str:
     parts = [
         f"mean error {format_percent(group.mean_absolute_error)} (bias {format_change(group.bias)})",
         f"tolerance {format_percent(group.group.tolerance)}",
-        f"{len(group.results)} points",
+        counted(len(group.results), "point"),
     ]
     if _has_memory(group):
         parts.append("memory {}, tolerance {}".format(*_memory_figures(group)))
