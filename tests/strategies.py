@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from farpipe.step import Action, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer, awaited
+from farpipe.step import Action, Exchange, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer, awaited
 
 # Halves are exact in binary, so sums of them are too, and ties really are ties.
 SECONDS = st.integers(0, 12).map(lambda n: n / 2)
@@ -73,6 +73,11 @@ def problems(
     )
     hops = tuple(Hop(forward=transfer(), backward=transfer()) for _ in range(num_stages - 1))
     sync = tuple(Sync(gather=collective(), reduce=collective()) for _ in range(num_stages)) if with_sync else None
+    ends = draw(st.permutations(range(num_stages)))[:2] if with_sync and num_stages > 1 and draw(st.booleans()) else ()
+    exchanges = tuple(
+        Exchange(link=draw(link_names), bytes=draw(SECONDS), source_stage=a, target_stage=b)
+        for a, b in ((ends, ends[::-1]) if ends else ())
+    )
     return Problem(
         num_microbatches=num_microbatches,
         ranks=(Rank(),) * num_ranks,
@@ -80,6 +85,7 @@ def problems(
         links=links,
         hops=hops,
         sync=sync,
+        exchanges=exchanges,
         follows=draw(follows(num_microbatches)) if with_chains else None,
     )
 

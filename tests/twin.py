@@ -98,6 +98,9 @@ def play_slowly(problem: Problem, schedule: Schedule):
             left[stage] -= 1
             if left[stage] == 0 and problem.sync and problem.sync[stage] and problem.sync[stage].reduce:
                 pending.append((end, stage, num_microbatches, "reduce", problem.sync[stage].reduce))
+            for place, exchange in enumerate(problem.exchanges if left[stage] == 0 else ()):
+                if exchange.source_stage == stage:
+                    pending.append((end, stage, num_microbatches + 1 + place, "exchange", exchange))
         return True
 
     for stage, sync in enumerate(problem.sync or ()):
@@ -111,4 +114,4 @@ def play_slowly(problem: Problem, schedule: Schedule):
         first = min(pending, key=lambda message: message[:3])
         pending.remove(first)
         ready, stage, j, kind, transfer = first
-        deliver(kind, stage, 0 if kind == "reduce" else j, ready, transfer)
+        deliver(kind, stage, j if kind in ("forward", "backward") else 0, ready, transfer)

@@ -141,10 +141,11 @@ def test_zero_1_gathers_parameters_and_scatters_gradients():
 def test_tied_embeddings_are_exchanged_between_the_first_and_the_last_stage():
     model = llama(tied_embeddings=True)
     problem = problem_of(model, layout(pipeline=4), two_sites(), ("a", "b"))
-    assert [sync is None for sync in problem.sync] == [False, True, True, False]
-    assert (problem.sync[0].reduce.link, problem.sync[3].reduce.link) == ("a>b", "b>a")
-    assert problem.sync[0].reduce.bytes == 1000 * 512 * 4
-    assert problem_of(model, layout(pipeline=1)).sync is None
+    assert problem.sync is None
+    found = [(one.kind, one.after, one.before, one.target, one.transfer.link) for one in problem.collectives]
+    assert found == [("exchange", 0, None, 3, "a>b"), ("exchange", 3, None, 0, "b>a")]
+    assert problem.exchanges[0].bytes == 1000 * 512 * 4
+    assert not problem_of(model, layout(pipeline=1)).collectives
 
 
 def test_behind_the_reduction_of_replicas_the_tied_exchange_is_overhead():

@@ -7,7 +7,7 @@ from farpipe.errors import InputError, ScheduleError
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.spec import Training
-from farpipe.step import Hop, Link, Problem, Schedule, Sync, Transfer
+from farpipe.step import Exchange, Hop, Link, Problem, Schedule, Sync, Transfer
 from small_models import LLAMA, TIED, even_partition, placed_problem
 
 TRAINING = Training(sequence_length=6, global_batch=8, microbatch_size=2, precision="fp32")
@@ -121,11 +121,29 @@ def test_tied_weights_are_exchanged_between_the_ends():
 
 def test_data_parallel_collectives_need_replicas():
     reduce = Sync(reduce=Transfer(link="a>b", bytes=8))
-    tied = make_problem(sync=(reduce, None, reduce))
+    with pytest.raises(ValueError, match="it has data-parallel collectives, but there is one replica"):
+        make_run(make_problem(sync=(reduce,) * 3), model=TIED)
+
+
+def exchange(source_stage, target_stage):
+    return Exchange(link="a>b", bytes=8, source_stage=source_stage, target_stage=target_stage)
+
+
+def test_only_what_is_tied_is_exchanged():
+    tied, other = (make_problem(exchanges=(exchange(0, s), exchange(s, 0))) for s in (2, 1))
     assert make_run(tied, model=TIED).ends is not None
-    for problem, model in ((tied, LLAMA), (make_problem(sync=(reduce,) * 3), TIED)):
-        with pytest.raises(ValueError, match="it has data-parallel collectives, but there is one replica"):
+    for problem, model in ((tied, LLAMA), (other, TIED)):
+        with pytest.raises(ValueError, match="exchanges that are not those of a matrix tied between the ends"):
             make_run(problem, model=model)
+
+
+def test_an_older_run_whose_exchange_is_a_reduce_of_both_ends_is_read():
+    tied = make_problem(exchanges=(exchange(0, 2), exchange(2, 0)))
+    data = make_run(tied, model=TIED).to_data()
+    end = {"gather": None, "reduce": {"link": "a>b", "bytes": 8}}
+    data["problem"]["sync"] = [end, None, end]
+    del data["problem"]["exchanges"]
+    assert RunSpec.from_data(data).problem == tied
 
 
 SITES = ("a", "a", "b")

@@ -12,7 +12,7 @@ from farpipe.runtime.work import Trainer
 from farpipe.schedule.library import order
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
-from farpipe.step import Link, Problem, Sync, Transfer
+from farpipe.step import Exchange, Link, Problem
 from in_process import run_ranks
 from small_models import LLAMA, TIED, even_partition, placed_problem, relative_error
 from trainings import train_in_one_process
@@ -140,18 +140,19 @@ def test_the_exchange_of_tied_weights_is_part_of_the_measured_step(text_file, tm
     run = make_run(text_file, model=TIED, num_steps=2)
     run_ranks(2, lambda peers: train_rank(run, peers, tmp_path))
     messages = Timeline.load(tmp_path / "timeline.json").messages
-    reduces = messages[messages["microbatch"] < 0]
-    assert reduces["stage"].tolist() == [1, 0]
-    assert reduces["source"].tolist() == [1, 0]
-    assert reduces["bytes"].tolist() == [256 * 16 * 4] * 2
+    exchanges = messages[messages["microbatch"] < 0]
+    assert exchanges["stage"].tolist() == exchanges["source"].tolist() == [1, 0]
+    assert exchanges["target"].tolist() == [0, 1]
+    assert exchanges["bytes"].tolist() == [256 * 16 * 4] * 2
 
 
 def test_a_rehearsal_exchanges_what_a_training_would(tmp_path):
     links = {name: Link(latency_s=0, bandwidth_bytes_per_s=1e9) for name in ("a>b", "b>a")}
     problem = placed_problem((0, 1), 2)
     stages = tuple(stage.model_copy(update=dict.fromkeys(_FIGURES, 0.001)) for stage in problem.stages)
-    there, back = Sync(reduce=Transfer(link="a>b", bytes=5000)), Sync(reduce=Transfer(link="b>a", bytes=5000))
-    problem = Problem.model_validate(dict(problem) | {"stages": stages, "links": links, "sync": (there, back)})
+    pairs = (("a>b", 0, 1), ("b>a", 1, 0))
+    exchanges = [Exchange(link=n, bytes=5000, source_stage=a, target_stage=b) for n, a, b in pairs]
+    problem = Problem.model_validate(dict(problem) | {"stages": stages, "links": links, "exchanges": exchanges})
     run = RunSpec(problem=problem, schedule=order("gpipe", problem), sites=("a", "b"), num_steps=2, device="sleep")
     run_ranks(2, lambda peers: train_rank(run, peers, tmp_path))
     assert Timeline.load(tmp_path / "timeline.json").link_bytes() == {"a>b": 5000, "b>a": 5000}

@@ -72,7 +72,7 @@ def with_a_link_each(problem: Problem) -> Problem:
                 links[f"{way} {index}"] = problem.links[name]
                 ways[way] = transfer.model_copy(update={"link": f"{way} {index}"})
         hops.append(type(hop)(**ways))
-    return problem.model_copy(update={"links": links, "hops": tuple(hops), "sync": None})
+    return problem.model_copy(update={"links": links, "hops": tuple(hops), "sync": None, "exchanges": ()})
 
 
 def with_headroom(problem, headroom):

@@ -67,7 +67,8 @@ def on_links(problem, schedule, num_replicas, cost):
     messages = [dict(zip(fields, row, strict=True)) for row in timeline.messages.tolist()]
     for m in messages:
         m["kind"] = MESSAGE_KINDS[m["kind"]]
-        m["tie"] = m["kind"] != "gather", m["stage"], m["microbatch"] if m["microbatch"] >= 0 else last
+        place = {"reduce": 0, "exchange": 1}.get(m["kind"], 0)
+        m["tie"] = m["kind"] != "gather", m["stage"], m["microbatch"] if m["microbatch"] >= 0 else last + place
     for m in sorted(messages, key=lambda m: (m["start_s"], m["ready_s"], m["tie"])):
         link = problem.links[timeline.links[m["link"]]] if m["link"] >= 0 else None
         for r in everyone if m["microbatch"] >= 0 else ("all",):
@@ -82,7 +83,7 @@ def on_links(problem, schedule, num_replicas, cost):
             for action in (a for row in schedule.ranks for a in row if a.stage == m["stage"] and r == "all"):
                 if m["kind"] == "gather" and action.kind == "F":
                     yield from ((there, (k, action)) for k in everyone)
-                if m["kind"] == "reduce" and action.kind in "WB":
+                if m["kind"] in ("reduce", "exchange") and action.kind in "WB":
                     yield from (((k, action), left) for k in everyone)
 
 

@@ -22,7 +22,7 @@ def plainly(timeline):
         kind, stage, microbatch = MESSAGE_KINDS[message["kind"]], int(message["stage"]), int(message["microbatch"])
         if kind == "gather":
             gathers[stage] = message
-        elif kind == "reduce":
+        elif kind in ("reduce", "exchange"):
             reduces.append(message)
         else:
             used[(stage + 1, "F", microbatch) if kind == "forward" else (stage - 1, "back", microbatch)] = message
@@ -43,7 +43,7 @@ def plainly(timeline):
                 wait(rank, message, min(action["start_s"], message["arrival_s"]))
         free[rank] = action["end_s"]
     for message in sorted(reduces, key=lambda message: message["arrival_s"]):
-        wait(int(message["source"]), message, message["arrival_s"])
+        wait(int(message["target"]), message, message["arrival_s"])
     return exposed
 
 
@@ -77,7 +77,11 @@ def test_messages_are_tied_to_the_actions_that_made_and_used_them(step):
     made, used = makers(timeline), users(timeline)
     assert (made[own] >= 0).all()
     assert (used[own] >= 0).all()
-    assert (made[~own] == -1).all()
+    gathers = messages["kind"] == MESSAGE_KINDS.index("gather")
+    assert (made[gathers] == -1).all()
+    assert actions["end_s"][made[~gathers & ~own]] == pytest.approx(messages["ready_s"][~gathers & ~own])
+    assert (actions["stage"][used[gathers]] == messages["stage"][gathers]).all()
+    assert (used[~gathers & ~own] == -1).all()
     assert actions["end_s"][made[own]] == pytest.approx(messages["ready_s"][own])
     assert (actions["start_s"][used[own]] >= messages["arrival_s"][own] - 1e-9).all()
     assert (inputs(timeline)[used[own]] == np.flatnonzero(own)).all()

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 
 from farpipe.errors import InputError
 from farpipe.simulate import simulate
-from farpipe.simulate.lowering import GATHER
+from farpipe.simulate.timeline import MESSAGE_KINDS
 from farpipe.step import BACKWARD, FORWARD, FREE, NOTHING, Problem, retimed, stagger
 from strategies import problems, problems_with_schedules
 from two_sites import two_sites
@@ -111,10 +111,12 @@ def test_stages_open_and_links_are_free_after_the_gathers_as_the_simulator_has_t
     problem, schedule = case
     opens_s, link_free_s = problem.traffic.opens_s.copy(), np.zeros(len(problem.links))
     messages = simulate(problem, schedule).messages
-    for gather in messages[messages["kind"] == GATHER]:
+    times = zip(problem.collectives, problem.traffic.collectives.occupies_s, strict=True)
+    occupies_s = {one.stage: seconds for one, seconds in times if one.kind == "gather"}
+    for gather in messages[messages["kind"] == MESSAGE_KINDS.index("gather")]:
         opens_s[gather["stage"]] += gather["arrival_s"]
-        left_s = gather["start_s"] + problem.traffic.collectives.occupies_s[0, gather["stage"]]
+        left_s = gather["start_s"] + occupies_s[gather["stage"]]
         link_free_s[gather["link"]] = max(link_free_s[gather["link"]], left_s)
-    found = problem.traffic.after_gathers(len(problem.links))
-    assert found[0] == pytest.approx(opens_s, rel=1e-12)
-    assert found[1] == pytest.approx(link_free_s, rel=1e-12)
+    found = problem.traffic.opening
+    assert found.stage_s == pytest.approx(opens_s, rel=1e-12)
+    assert found.link_s == pytest.approx(link_free_s, rel=1e-12)

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -68,6 +69,31 @@ def test_the_documented_example_is_read():
     assert problem.table("input_grad_s").tolist() == [[1, 2, 3], [1, 2, 3]]
     assert problem.ranks[1].memory_bytes is None
     assert [place for place, _ in problem.transfers()] == ["hops[0].forward", "hops[0].backward", "sync[1].reduce"]
+
+
+def test_exchanges_are_optional_and_read_as_documented():
+    exchange = {"link": "zurich>lugano", "bytes": 3, "source_stage": 0, "target_stage": 1}
+    problem = Problem.from_json(changed(["exchanges"], [exchange]))
+    assert Problem.from_json(problem.to_json()) == problem
+    found = [(one.kind, one.place, one.after, one.before, one.target) for one in problem.collectives]
+    assert found == [("exchange", "exchanges[0]", 0, None, 1), ("reduce", "sync[1].reduce", 1, None, 1)]
+    assert "exchanges" not in Problem.from_json(json.dumps(EXAMPLE)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_stage": 2}, "exchanges[0].target_stage: there is no stage 2; stages: 2"),
+        ({"target_stage": 0}, "exchanges[0].target_stage: must be another stage than source_stage"),
+        ({"link": "a>b"}, "exchanges[0].link: there is no link 'a>b'"),
+        ({"bytes": [1, 2, 3]}, "exchanges[0]: a collective has no microbatches"),
+        ({"occupies_s": [1, 2, 3]}, "exchanges[0]: a collective has no microbatches"),
+    ],
+)
+def test_wrong_exchanges_are_named(changes, message):
+    exchange = {"link": "zurich>lugano", "bytes": 3, "source_stage": 0, "target_stage": 1}
+    with pytest.raises(InputError, match=re.escape(message)):
+        Problem.from_json(changed(["exchanges"], [exchange | changes]))
 
 
 def test_chains_are_optional_and_read_as_documented():

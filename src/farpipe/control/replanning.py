@@ -344,7 +344,8 @@ def _known_data(known: RememberedOrder) -> dict[str, Any]:
 def _expect_alike(limits: Problem, problem: Problem, source: str) -> None:
     """InputError when `problem` is of another pipeline than the run's."""
     shapes = [
-        (p.num_microbatches, [s.rank for s in p.stages], p.ranks, [*p.links], p.hops, p.sync) for p in (limits, problem)
+        (p.num_microbatches, [s.rank for s in p.stages], p.ranks, [*p.links], p.hops, p.collectives)
+        for p in (limits, problem)
     ]
     if shapes[0] != shapes[1]:
         raise InputError(f"{source}: is of another pipeline")

@@ -143,7 +143,7 @@ class ChunkCosts(Document):
     ) -> Problem:
         """One pipeline of chunks as a Problem; `recomputed`: layers of every stage and chunk, [S, M].
 
-        Where a step is several pipelines, only the first has the gathers of the replicas and only the last the reduces.
+        Where a step is several pipelines, only the first has what comes before it and only the last what comes after.
         """
         base, count = self.base, load.tokens.size
         times = self.seconds(load, recomputed)
@@ -156,6 +156,7 @@ class ChunkCosts(Document):
             links=base.links,
             hops=self._hops(load.tokens / PROBE_TOKENS),
             sync=_kept_sync(base.sync, gather, reduce),
+            exchanges=base.exchanges if reduce else (),
             **_chains(follows),
         )
 

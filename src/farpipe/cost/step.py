@@ -11,15 +11,15 @@ from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
 from farpipe.cost.stage import JobCosts, StageCost
 from farpipe.cost.transfer import (
-    Collective,
     EffectiveLink,
+    RingKind,
     effective_site_link,
     narrowed_bytes,
     replica_link,
     ring_bytes,
 )
 from farpipe.spec import Cluster, Device, Model, Site, Training
-from farpipe.step import Hop, Problem, Rank, Stage, Sync, Transfer
+from farpipe.step import Collective, Exchange, Hop, Problem, Rank, Stage, Sync, Transfer, collectives
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class _Step:
             links=links.links,
             hops=tuple(hops),
             sync=tuple(sync) if any(sync) else None,
+            exchanges=self.exchanges(links),
         )
 
     def overhead_s(self) -> float:
@@ -145,12 +146,15 @@ class _Step:
         return [links.between(a, b, num_bytes, calibration) for a, b in ((one, other), (other, one))]
 
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
-        found = [self._replica_sync(links, p, cost) for p, cost in zip(self.placements, costs, strict=True)]
-        if not self.layout.replica_sites and self.layout.num_shares == 1:
-            there, back = self._tied_exchange(links)
-            if there is not None and back is not None:
-                found[0], found[-1] = Sync(reduce=there), Sync(reduce=back)
-        return found
+        return [self._replica_sync(links, p, cost) for p, cost in zip(self.placements, costs, strict=True)]
+
+    def exchanges(self, links: StepLinks) -> tuple[Exchange, ...]:
+        """Of the matrix that the first and the last stage share; with replicas it is no part of the Problem."""
+        if self.layout.replica_sites or self.layout.num_shares > 1:
+            return ()
+        last = len(self.placements) - 1
+        pairs = zip(((0, last), (last, 0)), self._tied_exchange(links), strict=True)
+        return tuple(Exchange(**dict(t), source_stage=a, target_stage=b) for (a, b), t in pairs if t is not None)
 
     def _replica_sync(self, links: StepLinks, placement: Placement, cost: StageCost) -> Sync | None:
         """The collectives of the stage's replicas on one site, or of their sites."""
@@ -159,14 +163,11 @@ class _Step:
         if self.layout.num_shares == 1 or self.training.zero in (2, 3):  # those are part of every microbatch
             return None
         effective = self._replica_link(placement)
-        reduce = self._exposed(effective, self._gradient_bytes(cost), cost, cost.input_grad_s + cost.weight_grad_s)
-        if not self.training.zero1:
-            return Sync(reduce=links.ring(placement.rank, effective, reduce))
-        gather = self._exposed(effective, self._weight_bytes(cost), cost, cost.forward_s)
-        return Sync(
-            gather=links.ring(placement.rank, effective, gather),
-            reduce=links.ring(placement.rank, effective, reduce),
+        whole = Sync(
+            gather=links.ring(placement.rank, effective, self._weight_bytes(cost)) if self.training.zero1 else None,
+            reduce=links.ring(placement.rank, effective, self._gradient_bytes(cost)),
         )
+        return Sync(**{one.kind: self._exposed(one, effective, cost) for one in collectives([whole])})
 
     def _replica_link(self, placement: Placement) -> EffectiveLink:
         site = self.cluster.site(placement.site)
@@ -174,20 +175,20 @@ class _Step:
 
     def _gradient_bytes(self, cost: StageCost) -> float:
         """What a device sends to sum the stage's gradients over its replicas, whole or divided."""
-        kind: Collective = "reduce-scatter" if self.training.zero1 else "all-reduce"
+        kind: RingKind = "reduce-scatter" if self.training.zero1 else "all-reduce"
         return self._ring_bytes(kind, cost, memory.gradient_bytes(self.training.precision))
 
     def _weight_bytes(self, cost: StageCost) -> float:
         return self._ring_bytes("all-gather", cost, memory.element_bytes(self.training.precision))
 
-    def _ring_bytes(self, kind: Collective, cost: StageCost, width: int) -> float:
+    def _ring_bytes(self, kind: RingKind, cost: StageCost, width: int) -> float:
         """Experts are the same on fewer devices than all else."""
         size, expert = self.layout.num_shares, self.layout.expert
         common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, size)
         return common + ring_bytes(kind, cost.expert_params * width, size // expert)
 
-    def _exposed(self, effective: EffectiveLink, num_bytes: float, cost: StageCost, beside_s: float) -> float:
-        """What of a collective is left when it runs beside the pass of one microbatch that takes `beside_s`.
+    def _exposed(self, whole: Collective, effective: EffectiveLink, cost: StageCost) -> Transfer:
+        """What of a collective is left when it runs beside the pass that waits for it, or that it waits for.
 
         Gradients are summed in buckets as the last microbatch's backward makes them, and parameters gathered in the
         order in which the first forward needs them (Megatron-LM's distributed optimizer, FSDP); one bucket, here a
@@ -195,9 +196,12 @@ class _Step:
         """
         site_share = self.overlap_fraction if self.training.overlap else 0.0
         if not site_share:
-            return num_bytes
+            return whole.transfer
+        assert isinstance(whole.transfer.bytes, float)
+        num_bytes = whole.transfer.bytes
+        beside_s = cost.forward_s if whole.before is not None else cost.input_grad_s + cost.weight_grad_s
         left = num_bytes - site_share * beside_s * effective.bandwidth_bytes_per_s
-        return max(left, num_bytes / max(1, cost.num_buckets))
+        return whole.transfer.model_copy(update={"bytes": max(left, num_bytes / max(1, cost.num_buckets))})
 
     @cached_property
     def overlap_fraction(self) -> float:

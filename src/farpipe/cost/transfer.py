@@ -16,7 +16,7 @@ from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout
 from farpipe.spec import LocalLink, Site, Training, WireType
 
-Collective = Literal["all-reduce", "reduce-scatter", "all-gather"]
+RingKind = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
 WIRE_ITEM_BYTES: Final[dict[WireType, int]] = {"bf16": 2, "fp8": 1, "int8": 1}
 WIRE_BLOCK: Final = 128
@@ -79,7 +79,7 @@ def ring_link(site: Site, calibration: Calibration, size: int, stride: int = 1) 
     return EffectiveLink(steps * across.latency_s, bandwidth)
 
 
-def ring_bytes(kind: Collective, num_bytes: float, size: int) -> float:
+def ring_bytes(kind: RingKind, num_bytes: float, size: int) -> float:
     """Bytes that every device of a ring sends for a buffer of `num_bytes`."""
     return (2 if kind == "all-reduce" else 1) * (size - 1) / size * num_bytes
 

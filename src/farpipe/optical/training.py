@@ -37,8 +37,11 @@ class Training:
     def __post_init__(self) -> None:
         if len(self.nodes) != self.problem.num_ranks:
             raise InputError(f"nodes: expected one per rank, {self.problem.num_ranks}, found {len(self.nodes)}")
-        if self.problem.sync:
-            raise InputError("sync: collectives over light paths are not simulated; take a problem with one replica")
+        if self.problem.collectives:
+            place = self.problem.collectives[0].place
+            raise InputError(
+                f"{place}: collectives over light paths are not simulated; take a problem with one replica"
+            )
         check(self.problem, self.schedule, memory=False)
 
     def expect_in(self, network: Network) -> None:

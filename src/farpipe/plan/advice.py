@@ -44,7 +44,8 @@ def _without_links_s(result: Evaluated, keep_inside: bool) -> float:
     problem = result.problem
     hops = [hop and Hop(forward=stays(hop.forward), backward=stays(hop.backward)) for hop in problem.hops]
     sync = [s and Sync(gather=stays(s.gather), reduce=stays(s.reduce)) for s in problem.sync or ()]
-    free = problem.model_copy(update={"hops": tuple(hops), "sync": tuple(sync) or None})
+    exchanges = tuple(exchange for exchange in problem.exchanges if stays(exchange))
+    free = problem.model_copy(update={"hops": tuple(hops), "sync": tuple(sync) or None, "exchanges": exchanges})
     return simulate(free, result.schedule, checked=True).makespan_s
 
 

@@ -9,7 +9,7 @@ theirs and not that of the draw.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,12 @@ from farpipe.plan.plan import Plan, Spread
 from farpipe.simulate import makespans_s, simulate
 from farpipe.simulate.lowering import StepArrays, lower
 from farpipe.spec import Job
-from farpipe.step import Messages, Problem, Schedule
+from farpipe.step import Collectives, Messages, Problem, Schedule
 
 Floats = NDArray[np.float64]
-Lateness = dict[tuple[int, int], Floats]
-"""By (kind, stage): [num_samples, messages]"""
+Lateness = dict[tuple[int, ...], Floats]
+"""By (direction, stage) of messages, by place of collectives: [num_samples, messages]"""
+AnyMessages = TypeVar("AnyMessages", bound=Messages)
 
 NUM_SAMPLES: Final = 100
 SEED: Final = 1
@@ -80,11 +81,11 @@ class StepSamples:
 
     def _samples(self, gap_s: float) -> Iterator[StepArrays]:
         step, factors = self._step, self._factors
-        parts = (step.messages, step.collectives)
-        known = [(part, self._way_s(part), self._lateness(part, gap_s)) for part in parts]
+        known = [(self._way_s(part), self._lateness(part, gap_s)) for part in (step.messages, step.collectives)]
         for sample in range(self.num_samples):
             links = factors.latency[sample], factors.slowness[sample]
-            messages, collectives = (_resampled(*figures, sample, *links) for figures in known)
+            messages = _resampled(step.messages, *known[0], sample, *links)
+            collectives = _resampled(step.collectives, *known[1], sample, *links)
             slower = factors.compute[sample][step.rank_of_stage][:, None]
             yield replace(step, messages=messages, collectives=collectives, duration_s=step.duration_s * slower)
 
@@ -110,7 +111,8 @@ class StepSamples:
         for at in np.ndindex(*part.link.shape[:2]):
             link, sizes = np.atleast_1d(part.link[at]), np.atleast_1d(part.bytes[at])
             if (lossy := self.lossy.get(int(link[0]))) is not None:
-                seed = SEED + 1 + 2 * at[1] + at[0]
+                way, stage = (at[0] >= part.begin[0], part.stage[at]) if isinstance(part, Collectives) else at
+                seed = SEED + 1 + 2 * int(stage) + int(way)
                 shape, gap = (self.num_samples, link.size), gap_s if link.size > 1 else np.inf
                 found[at] = lateness_s(lossy, float(sizes.mean()), gap, shape, seed)
         return found
@@ -135,8 +137,8 @@ class _Factors:
 
 
 def _resampled(
-    part: Messages, way_s: Floats, late_s: Lateness, sample: int, latency: Floats, slowness: Floats
-) -> Messages:
+    part: AnyMessages, way_s: Floats, late_s: Lateness, sample: int, latency: Floats, slowness: Floats
+) -> AnyMessages:
     """The same messages over other links; `way_s`: from when each has left until it is there, but for its lateness."""
     way_s = way_s * latency[part.link]
     for at, late in late_s.items():

@@ -23,6 +23,7 @@ _MESSAGES: Final = {
     "backward": "gradient on its link",
     "gather": "parameters gathered",
     "reduce": "gradients reduced",
+    "exchange": "gradients of a tied matrix exchanged",
 }
 _SLACK: Final = {CRITICAL: "no slack: the step waits for it", SPARE: "slack: it could take twice as long"}
 _SWATCH_PX: Final = 14.0

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from farpipe.report.gantt_rows import link_name
 from farpipe.report.intervals import lanes
-from farpipe.simulate.causes import first_actions, last_actions, makers, users
+from farpipe.simulate.causes import makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.simulate.waits import waits
 from farpipe.step import KINDS
@@ -151,7 +151,7 @@ class _Tracks:
 
     def arrows(self, first: int) -> Iterator[Event]:
         """Start, step and finish of the arrow of every message; its number is `first` plus the message's."""
-        ends = zip(self._ends(makers(self.timeline), "reduce"), self._ends(users(self.timeline), "gather"), strict=True)
+        ends = zip(self._ends(makers(self.timeline)), self._ends(users(self.timeline)), strict=True)
         for index, (maker, user) in enumerate(ends):
             anchor = self._message_anchors[index]
             stops = [stop for stop in (maker, anchor if anchor[0] else None, user) if stop is not None]
@@ -168,13 +168,9 @@ class _Tracks:
             bind = {"bp": "e"} if phase == "f" else {}
             yield {"ph": phase, "name": "message", "cat": "message", "id": number, **place, **bind}
 
-    def _ends(self, actions: NDArray[np.intp], collective: str) -> list[Anchor | None]:
-        """The slices at one end of the arrows; a `collective` is tied to the first or last action of its stage."""
-        tied = (last_actions if collective == "reduce" else first_actions)(self.timeline)
-        found = actions.copy()
-        for index in np.flatnonzero(self.timeline.messages["kind"] == MESSAGE_KINDS.index(collective)):
-            found[index] = tied.get(int(self.timeline.messages["stage"][index]), -1)
-        return [self._action_anchors[index] if index >= 0 else None for index in found.tolist()]
+    def _ends(self, actions: NDArray[np.intp]) -> list[Anchor | None]:
+        """The slices at one end of the arrows."""
+        return [self._action_anchors[index] if index >= 0 else None for index in actions.tolist()]
 
     @cached_property
     def _action_anchors(self) -> list[Anchor]:

@@ -89,7 +89,6 @@ def _reclaimable_bytes(path: Path) -> int:
 
 def _least_exchanged_bytes(spec: "RunSpec") -> float:
     """Lower bound of what a rehearsal's collectives hold: a ring sends a tensor once or twice, each process has one."""
-    if spec.num_replicas == 1 or spec.problem.sync is None:
+    if spec.num_replicas == 1:
         return 0.0
-    transfers = [t for sync in spec.problem.sync if sync for t in (sync.gather, sync.reduce) if t is not None]
-    return spec.num_replicas * sum(float(spec.problem.row(transfer.bytes).max()) for transfer in transfers) / 2
+    return spec.num_replicas * float(spec.problem.traffic.collectives.bytes.sum()) / 2

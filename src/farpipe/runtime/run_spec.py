@@ -15,7 +15,7 @@ from farpipe.spec import Data, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.replanning import ReplanSettings
 from farpipe.spec.training import Recompute
-from farpipe.step import Problem, Schedule, Sync, Transfer
+from farpipe.step import Exchange, Problem, Schedule, Transfer
 from farpipe.step import Stage as ProblemStage
 from farpipe.strict import expect_format, validate
 
@@ -101,6 +101,14 @@ class RunSpec(Document, Part):
     replicas: tuple[tuple[SiteName, ...], ...] = ()
     """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_exchanges(cls, data: Any) -> Any:
+        """Older plans and runs say the exchange of a tied matrix as a reduce of both ends of one replica."""
+        if not isinstance(data, dict) or data.get("replicas") or not isinstance(data.get("problem"), Problem):
+            return data
+        return data | {"problem": _with_exchanges(data["problem"])}
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         check(self.problem, self.schedule, memory=False)
@@ -119,16 +127,21 @@ class RunSpec(Document, Part):
         return self
 
     def _check_sync(self) -> None:
-        """One replica: only the ends' tied weights are reduced. Several: every stage is, and gathered with ZeRO-1."""
-        sync = self.problem.sync or ()
-        reduced = [stage for stage, spec in enumerate(sync) if spec and spec.reduce]
-        gathered = [stage for stage, spec in enumerate(sync) if spec and spec.gather]
+        """One replica: only the ends' tied weights are exchanged. Several: every stage is summed, and gathered with
+        ZeRO-1."""
+        found = self.problem.collectives
+        gathered, reduced, exchanged = (
+            [one.stage for one in found if one.kind == kind] for kind in ("gather", "reduce", "exchange")
+        )
         if self.num_replicas == 1:
-            allowed = [0, len(sync) - 1] if self.ends is not None else []
-            if gathered or reduced not in ([], allowed):
+            if gathered or reduced:
                 raise fault("it has data-parallel collectives, but there is one replica", "problem")
-        elif sync and self.device != "sleep" and self.training is not None:
-            stages = [*range(len(sync))]
+            if exchanged not in ([], [0, self.problem.num_stages - 1]) or (exchanged and self.ends is None):
+                raise fault("it has exchanges that are not those of a matrix tied between the ends", "problem")
+        elif exchanged:
+            raise fault("several replicas exchange what is tied after the step; it must not have exchanges", "problem")
+        elif found and self.device != "sleep" and self.training is not None:
+            stages = [*range(self.problem.num_stages)]
             if reduced != stages or gathered != (stages if self.training.zero1 else []):
                 wanted = "a reduce and a gather" if self.training.zero1 else "a reduce and no gather"
                 raise fault(
@@ -181,15 +194,13 @@ class RunSpec(Document, Part):
     def has_gather(self, stage: int) -> bool:
         """Whether the replicas of `stage` gather its weights when a step begins."""
         if self.num_replicas == 1 or self.device == "sleep":
-            return self.num_replicas > 1 and self._sync(stage).gather is not None
+            return self.num_replicas > 1 and transfer_of(self.problem, "gather", stage) is not None
         return self.training is not None and self.training.zero1
 
     def has_reduce(self, stage: int) -> bool:
         """Whether the replicas of `stage` sum its gradient."""
-        return self.num_replicas > 1 and (self.device != "sleep" or self._sync(stage).reduce is not None)
-
-    def _sync(self, stage: int) -> Sync:
-        return (self.problem.sync[stage] if self.problem.sync else None) or Sync()
+        planned = self.device != "sleep" or transfer_of(self.problem, "reduce", stage) is not None
+        return self.num_replicas > 1 and planned
 
     @property
     def tokens_per_step(self) -> int:
@@ -203,8 +214,7 @@ class RunSpec(Document, Part):
         With replicas it comes after their sums, when the Timeline has ended: a rehearsal leaves it out.
         """
         first, last = self.problem.stages[0].rank, self.problem.stages[-1].rank
-        sync = self.problem.sync or (None,)
-        planned = self.num_replicas == 1 and all(spec and spec.reduce for spec in (sync[0], sync[-1]))
+        planned = bool(self.problem.exchanges)
         tied = planned if self.model is None or self.device == "sleep" else self.model.tied_embeddings
         if first == last or not tied:
             return None
@@ -256,27 +266,40 @@ class RunSpec(Document, Part):
         return validate(cls, body, source)
 
 
-class Collective(NamedTuple):
-    """One collective of a stage in one step."""
+def _with_exchanges(problem: Problem) -> Problem:
+    """The problem of one replica whose only collectives, reduces of both ends, are said as exchanges."""
+    ends, last = [*problem.collectives], problem.num_stages - 1
+    if last == 0 or [(one.kind, one.stage) for one in ends] != [("reduce", 0), ("reduce", last)]:
+        return problem
+    exchanges = [Exchange(**dict(one.transfer), source_stage=one.stage, target_stage=last - one.stage) for one in ends]
+    return problem.model_copy(update={"sync": None, "exchanges": tuple(exchanges)})
+
+
+class ReplicaCollective(NamedTuple):
+    """One collective of the replicas of a stage in one step."""
 
     kind: Literal["gather", "reduce"]
     stage: int
 
 
-def collectives_of(run: RunSpec, rank: int) -> list[Collective]:
+def collectives_of(run: RunSpec, rank: int) -> list[ReplicaCollective]:
     """What the ranks at position `rank` do together in every step, in the order in which they report it."""
     if run.places.num_replicas == 1:
         return []
     stages = run.problem.stages_of_rank[rank]
-    gathers = [Collective("gather", stage) for stage in stages if run.has_gather(stage)]
-    return gathers + [Collective("reduce", stage) for stage in stages if run.has_reduce(stage)]
+    gathers = [ReplicaCollective("gather", stage) for stage in stages if run.has_gather(stage)]
+    return gathers + [ReplicaCollective("reduce", stage) for stage in stages if run.has_reduce(stage)]
 
 
-def collective_link(problem: Problem, collective: Collective) -> str:
+def collective_link(problem: Problem, collective: ReplicaCollective) -> str:
     """The link that the Problem names for it, "" if none."""
-    spec = problem.sync[collective.stage] if problem.sync else None
-    transfer = spec and (spec.gather if collective.kind == "gather" else spec.reduce)
+    transfer = transfer_of(problem, collective.kind, collective.stage)
     return str(transfer.link) if transfer else ""
+
+
+def transfer_of(problem: Problem, kind: str, stage: int) -> Transfer | None:
+    """What the Problem says of a collective of a stage, None if there is none."""
+    return next((one.transfer for one in problem.collectives if (one.kind, one.stage) == (kind, stage)), None)
 
 
 def _check_partition(partition: tuple[tuple[int, int], ...], model: Model, stages: tuple[ProblemStage, ...]) -> None:

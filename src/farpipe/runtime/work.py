@@ -25,12 +25,11 @@ from farpipe.runtime.peers import Messenger, Peers, TensorMessage
 from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat, Shard, whole_shards
 from farpipe.runtime.replicas.replicas import COMPLETE, PipelinePeers, RehearsedSync, ReplicaSync, WeightSync
-from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.run_spec import RunSpec, transfer_of
 from farpipe.runtime.stage import Boundary, SleepStage, Stage, TorchStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.spec import Model, Training
 from farpipe.spec.training import Recompute
-from farpipe.step import Sync
 
 
 class Work(Protocol):
@@ -85,10 +84,12 @@ class SleepTrainer:
         pipeline = PipelinePeers(peers, run.places)
         mine = run.problem.stages_of_rank[pipeline.rank]
         self.stages: dict[int, Stage] = {stage: SleepStage(run.problem, stage) for stage in mine}
-        levels, sync = run.places.ring_levels(peers.rank), run.problem.sync
+        levels = run.places.ring_levels(peers.rank)
         reduced = [stage for stage in mine if run.has_reduce(stage)]
         between_sites = run.problem.between_sites
-        syncs = {s: RehearsedSync((sync and sync[s]) or Sync(), levels, peers.rank, between_sites) for s in reduced}
+        rings = levels, peers.rank, between_sites
+        gather, reduce = (partial(transfer_of, run.problem, kind) for kind in ("gather", "reduce"))
+        syncs = {s: RehearsedSync(gather(s), reduce(s), *rings) for s in reduced}
         self._replicas = ReplicaSync(run, peers, syncs)
         exchange = _exchange(run, pipeline)
         ends = {0, run.problem.num_stages - 1} if exchange is not None else set()
@@ -121,10 +122,9 @@ class SleepTrainer:
         return global_norm(0.0, self._peers, step), np.concatenate([rows, _rows(messages)])
 
     def _exchanged_bytes(self, stage: int) -> int:
-        sync = (self._problem.sync or ())[stage]
-        assert sync is not None
-        assert sync.reduce is not None
-        return round(float(self._problem.row(sync.reduce.bytes)[0]))
+        transfer = transfer_of(self._problem, "exchange", stage)
+        assert transfer is not None
+        return round(float(self._problem.row(transfer.bytes)[0]))
 
     def state(self) -> Sequence[Piece]:
         """See Work: a rehearsal has none."""

@@ -113,10 +113,16 @@ def least_times_s(problem: Problem) -> tuple[NDArray[np.float64], ...]:
     durations = np.stack([problem.table(name).min(axis=1) for name in names])
     travel = problem.traffic.messages.arrives_after_s.min(axis=2)
     limits: tuple[Any, ...] = (_windows(problem), problem.num_microbatches)
-    gather_s, reduce_s = problem.traffic.collectives.arrives_after_s
-    head = bound_kernel.heads(durations, travel, gather_s + problem.traffic.opens_s, *limits)
-    tail = bound_kernel.tails(durations, travel, reduce_s, *limits)
+    head = bound_kernel.heads(durations, travel, problem.traffic.opening.stage_s, *limits)
+    tail = bound_kernel.tails(durations, travel, _ends_s(problem), *limits)
     return durations, travel, head, tail
+
+
+def _ends_s(problem: Problem) -> NDArray[np.float64]:
+    """[S]: how long the longest collective takes that waits for the stage's last backward."""
+    collectives, found = problem.traffic.collectives, np.zeros(problem.num_stages)
+    np.maximum.at(found, collectives.stage[collectives.begin[0] :], collectives.arrives_after_s[collectives.begin[0] :])
+    return found
 
 
 Queues = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
@@ -151,14 +157,13 @@ def _link_queues(
         rows.setdefault(link, []).append((ready, rest, float(messages.occupies_s[chosen].min()), count))
     everything, collectives = np.ones(last), problem.traffic.collectives
     after_s = _after_link_s(collectives)
-    for kind, stage in np.argwhere(collectives.link >= 0).tolist():
-        opening = problem.traffic.opens_s[stage] + durations[0, stage] + tail[0, stage, 0]
-        closing = head[2, stage, last - 1] + durations[2, stage]
-        ready_s, rest_s = ((0.0, opening), (closing, 0.0))[kind]
-        times = (everything * ready_s, everything * (rest_s + after_s[kind, stage]))
-        rows.setdefault(int(collectives.link[kind, stage]), []).append(
-            (*times, float(collectives.occupies_s[kind, stage]), 1)
-        )
+    for at, one in enumerate(problem.collectives):
+        ready_s = 0.0 if one.after is None else head[2, one.after, last - 1] + durations[2, one.after]
+        rest_s = 0.0
+        if one.before is not None:
+            rest_s = problem.traffic.opens_s[one.before] + durations[0, one.before] + tail[0, one.before, 0]
+        times = (everything * ready_s, everything * (rest_s + after_s[at]))
+        rows.setdefault(int(collectives.link[at]), []).append((*times, float(collectives.occupies_s[at]), 1))
     return [
         (np.stack(heads), np.stack(tails), np.array(times), np.array(counts))
         for heads, tails, times, counts in (zip(*of_link, strict=True) for of_link in rows.values())

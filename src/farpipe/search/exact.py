@@ -151,7 +151,7 @@ def _build(
     _add_first_come(built, in_order)
     _add_precedence(built, in_order)
     _add_memory(built, in_order)
-    _add_gathers(built)
+    _add_opening(built)
     floor = min(int(ticks.down(lower_bound_s)), built.horizon)
     built.makespan = model.new_int_var(floor, built.horizon, "makespan")
     _add_ends(built)
@@ -169,7 +169,7 @@ def _cells(step: SearchStep) -> Iterator[tuple[int, int]]:
 def _add_actions(built: _Model) -> None:
     """An interval per action; a rank does one thing at a time."""
     step, model = built.step, built.model
-    sizes, opens = built.ticks.down(step.arrays.duration_s), built.ticks.down(step.arrays.opens_s)
+    sizes, opens = built.ticks.down(step.arrays.duration_s), built.ticks.down(step.problem.traffic.opening.stage_s)
     of_rank: list[list[Any]] = [[] for _ in range(step.arrays.num_ranks)]
     for stage, j in _cells(step):
         for kind in built.kinds:
@@ -296,19 +296,16 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
             built.model.add(built.begin(stage, 0, j) >= built.end(stage, kind, int(backwards[j - window])))
 
 
-def _add_gathers(built: _Model) -> None:
-    """Gathers before the first forward."""
-    model, opens = built.model, built.ticks.down(built.step.arrays.opens_s)
-    num_stages, num_microbatches = built.step.shape
-    for stage in range(num_stages):
-        if built.step.arrays.collectives.link[0, stage] >= 0:
-            done = _collective(built, (0, stage), []) + int(opens[stage])
-            for j in range(num_microbatches):
-                model.add(built.begin(stage, 0, j) >= done)
+def _add_opening(built: _Model) -> None:
+    """Links that gathers take when the step begins."""
+    link_s = built.step.problem.traffic.opening.link_s
+    for link in np.flatnonzero(link_s > 0).tolist():
+        taken = built.model.new_fixed_size_interval_var(0, int(built.ticks.down(float(link_s[link]))), "")
+        built.link_intervals.setdefault(link, []).append(taken)
 
 
-def _collective(built: _Model, at: tuple[int, int], ready: list[Any]) -> Any:
-    """The gather or reduce of a stage on its link, once all is `ready`; returns its arrival."""
+def _collective(built: _Model, at: int, ready: list[Any]) -> Any:
+    """A collective on its link, once all is `ready`; returns its arrival."""
     collectives = built.step.arrays.collectives
     size, there = (
         int(built.ticks.down(float(seconds[at]))) for seconds in (collectives.occupies_s, collectives.arrives_after_s)
@@ -326,9 +323,8 @@ def _add_ends(built: _Model) -> None:
     num_stages, num_microbatches = built.step.shape
     for stage in range(num_stages):
         ends = [built.end(stage, built.last, j) for j in range(num_microbatches)]
-        if built.step.arrays.collectives.link[1, stage] >= 0:
-            ends = [*ends, _collective(built, (1, stage), ends)]
-        for end in ends:
+        after = built.step.arrays.collectives.begin[stage : stage + 2]
+        for end in [*ends, *(_collective(built, at, ends) for at in range(*after))]:
             built.model.add(built.makespan >= end)
 
 

@@ -39,7 +39,7 @@ def greedy_orders(
     shape = (*step.shape, len(KINDS))
     memory = (step.taken_bytes.reshape(shape), step.freed_bytes.reshape(shape), step.headroom_bytes, _reserves(step))
     limits = (step.stages, step.stages_begin, *memory, *sequence)
-    opened = step.problem.traffic.after_gathers(len(step.problem.links))
+    opened = step.problem.traffic.opening[:2]
     for (in_flight, rules), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():
             break

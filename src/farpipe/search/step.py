@@ -118,13 +118,14 @@ class Player:
         self._kernel: Any = kernel
         arrays = step.arrays
         num_links, any_shared = arrays.shared.size, bool(arrays.shared.any())
-        self.scratch = self._kernel.new_scratch(step.tables[0], arrays.num_ranks, num_links, any_shared)
+        sizes = (arrays.num_ranks, num_links, any_shared, arrays.collectives.link.size)
+        self.scratch = self._kernel.new_scratch(step.tables[0], *sizes)
         self._no_limit = np.full(arrays.num_ranks, np.inf)
 
     def out(self, num_actions: int) -> tuple[NDArray[Any], ...]:
         """New memory for what a play finds."""
-        size, collectives = self.step.arrays.messages.link.size, self.step.arrays.collectives
-        return np.empty(num_actions), np.zeros(size), np.empty(size), np.zeros(collectives.link.shape)
+        size, num_collectives = self.step.arrays.messages.link.size, self.step.arrays.collectives.link.size
+        return np.empty(num_actions), np.zeros(size), np.empty(size), np.empty(num_collectives)
 
     def makespan_s(self, orders: CodedSchedule) -> float:
         """The step time of `orders`; infinite when they deadlock. Memory is not looked at."""

@@ -34,20 +34,20 @@ def latest_starts(codes, begin, tables, place, last_first, end_s):  # type: igno
 
     Longest paths backwards in time, actions in the sequence `last_first` of their ends; links keep theirs as well.
     """
-    shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, sync_link, _, sync_after_s = tables[:9]
+    shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, _, _, other_after_s, after = tables[:10]
     per_kind = shape[0] * shape[1]
-    due, link_due = np.empty(codes.size), np.full(tables[9].size, np.inf)
+    due, link_due = np.empty(codes.size), np.full(tables[10].size, np.inf)
     for at in last_first:
         kind, slot = codes[at] & 3, codes[at] >> 2
         stage = slot // shape[1]
         end = end_s if at + 1 == begin[rank_of_stage[stage] + 1] else due[at + 1]
-        reduce = sync_link[1, stage]
-        if kind >= _W and reduce >= 0:
-            end = min(end, end_s - sync_after_s[1, stage])
-        other = consumer(codes[at], place, shape)
-        if other >= 0:
+        if kind >= _W:
+            for other in range(after[stage], after[stage + 1]):
+                end = min(end, end_s - other_after_s[other])
+        user = consumer(codes[at], place, shape)
+        if user >= 0:
             sent = (0 if kind == _F else per_kind) + slot
-            name, there = link[sent], due[other]
+            name, there = link[sent], due[user]
             if name >= 0:
                 there = min(there - arrives_after_s[sent], link_due[name] - occupies_s[sent])
                 link_due[name] = there

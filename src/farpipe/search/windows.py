@@ -43,7 +43,6 @@ class _Played:
     end_s: Floats
     message_start_s: Floats
     arrival_s: Floats
-    sync_start_s: Floats
     place: Any
     due_s: Floats
     """By when every action has to begin for the step to end at `target_s`."""
@@ -102,11 +101,11 @@ def _play(player: Player, orders: CodedSchedule, target_s: float) -> _Played:
 
     kernel: Any = window_kernel
     (codes, begin), tables = orders, player.step.tables
-    makespan_s, (start_s, message_start_s, arrival_s, sync_start_s) = player.play(orders)
+    makespan_s, (start_s, message_start_s, arrival_s, _) = player.play(orders)
     place = kernel.places(codes, player.step.taken_bytes.size)
     end_s = start_s + player.step.arrays.duration_s.reshape(4, -1)[codes & 3, codes >> 2]
     due_s = kernel.latest_starts(codes, begin, tables, place, np.argsort(end_s, kind="stable")[::-1], target_s)
-    times = (start_s, end_s, message_start_s, arrival_s, sync_start_s)
+    times = (start_s, end_s, message_start_s, arrival_s)
     return _Played(codes, begin, makespan_s, *times, place, due_s, target_s)
 
 
@@ -238,16 +237,14 @@ def _links_free_s(window: _Window) -> Floats:
 
 def _add_arrivals(window: _Window, awaited: set[int]) -> None:
     """Free actions whose message was sent before the window, and forwards that a gather holds up."""
-    now, arrays, size = window.now, window.step.arrays, window.step.activation_bytes.size
+    now, size = window.now, window.step.activation_bytes.size
+    opens_s = window.step.problem.traffic.opening.stage_s
     for at, start in window.start.items():
         kind, slot = int(now.codes[at]) & 3, int(now.codes[at]) >> 2
         if kind != _W and at not in awaited:
             window.model.add(start >= window.down(now.arrival_s[(0 if kind == _F else size) + slot]))
-        stage = slot // window.step.shape[1]
         if kind == _F:
-            gathers = arrays.collectives.link[0, stage] >= 0
-            gathered_s = now.sync_start_s[0, stage] + arrays.collectives.arrives_after_s[0, stage] if gathers else 0.0
-            window.model.add(start >= window.down(gathered_s + arrays.opens_s[stage]))
+            window.model.add(start >= window.down(float(opens_s[slot // window.step.shape[1]])))
 
 
 def _add_sequences(window: _Window) -> None:

@@ -12,6 +12,7 @@ Indices = NDArray[np.intp]
 Keys = NDArray[np.int64]
 
 _FORWARD: Final = MESSAGE_KINDS.index("forward")
+_GATHER: Final = MESSAGE_KINDS.index("gather")
 _F, _W = KINDS.index("F"), KINDS.index("W")
 _NOTHING = -1
 
@@ -22,13 +23,19 @@ def inputs(timeline: Events) -> Indices:
 
 
 def makers(timeline: Events) -> Indices:
-    """For every message the action whose result it carries; -1: none (collectives)."""
-    return _find(_message_keys(timeline, of_user=False), _action_keys(timeline))
+    """For every message the action that it waits for: a collective for its stage's last one; -1: none (gathers)."""
+    found, last = _find(_message_keys(timeline, of_user=False), _action_keys(timeline)), last_actions(timeline)
+    for index in np.flatnonzero(timeline.messages["kind"] > _GATHER):
+        found[index] = last.get(int(timeline.messages["stage"][index]), -1)
+    return found
 
 
 def users(timeline: Events) -> Indices:
-    """For every message the action that needs it; -1: none (collectives)."""
-    return _find(_message_keys(timeline, of_user=True), _action_keys(timeline))
+    """For every message the action that waits for it, for a gather its stage's first; -1: none (other collectives)."""
+    found, first = _find(_message_keys(timeline, of_user=True), _action_keys(timeline)), first_actions(timeline)
+    for index in np.flatnonzero(timeline.messages["kind"] == _GATHER):
+        found[index] = first.get(int(timeline.messages["stage"][index]), -1)
+    return found
 
 
 def first_actions(timeline: Events) -> dict[int, int]:

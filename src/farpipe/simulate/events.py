@@ -6,7 +6,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-MESSAGE_KINDS: Final = ("forward", "backward", "gather", "reduce")
+from farpipe.step import COLLECTIVE_KINDS
+
+MESSAGE_KINDS: Final = ("forward", "backward", *COLLECTIVE_KINDS)
 
 ACTION_DTYPE: Final = np.dtype(
     [
@@ -38,7 +40,8 @@ MESSAGE_DTYPE: Final = np.dtype(
 """One message: `stage` is its producer's, `link` an index into `links` (-1: a hop without a link).
 
 It was ready when its producer ended, was on the link from `start_s` to `end_s` and reached the consumer at
-`arrival_s`. Collectives have microbatch -1, and their own rank as source and target.
+`arrival_s`. Collectives have microbatch -1; gathers and reduces, which are of several
+replicas, have their own rank as source and target.
 """
 
 

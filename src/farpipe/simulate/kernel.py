@@ -15,18 +15,6 @@ _NOTHING, _FREE = -2, -1
 
 
 @njit(cache=True, inline="always")
-def _gather(collectives, opens_s, link_free_s, sync_start_s, gate_s):  # type: ignore[no-untyped-def]
-    """All gathers are ready at time zero and go first, lower stages before higher."""
-    link, occupies_s, arrives_after_s = collectives
-    gate_s[:] = opens_s
-    for stage in range(gate_s.size):
-        if link[0, stage] != _NOTHING:
-            start_s = _put(link[0, stage], 0.0, occupies_s[0, stage], link_free_s)
-            sync_start_s[0, stage] = start_s
-            gate_s[stage] += start_s + arrives_after_s[0, stage]
-
-
-@njit(cache=True, inline="always")
 def _put(link, ready, occupies_s, link_free_s):  # type: ignore[no-untyped-def]
     """Put a message that is ready on its link: its start there."""
     if link == _FREE:
@@ -73,16 +61,16 @@ def _pop(heap, size, ready_s, tie):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def new_scratch(shape, num_ranks, num_links, any_shared):  # type: ignore[no-untyped-def]
-    """What a play works in, to be used again: (link_free_s, gate_s, idle_s, left, position, free_s, waits_for, stack,
-    heap, ready_s, tie)."""
+def new_scratch(shape, num_ranks, num_links, any_shared, num_collectives):  # type: ignore[no-untyped-def]
+    """What a play works in, to be used again: (link_free_s, idle_s, left, position, free_s, waits_for, stack, heap,
+    ready_s, tie)."""
     num_stages, num_microbatches = shape
-    capacity = 2 * num_stages * num_microbatches + num_stages if any_shared else 0
-    clocks = (np.empty(num_links), np.empty(num_stages), np.empty(num_ranks))
+    capacity = 2 * num_stages * num_microbatches + num_collectives if any_shared else 0
+    clocks = (np.empty(num_links), np.empty(num_ranks))
     left, position = np.empty(num_stages, np.int32), np.empty(num_ranks, np.int32)
     ranks = (np.empty(num_ranks), np.empty(num_ranks, np.int32), np.empty(num_ranks, np.int64))
     heap, ready_s, tie = np.empty(capacity, np.int64), np.empty(capacity), np.empty(capacity, np.int64)
-    return (clocks[0], clocks[1], clocks[2], left, position, ranks[0], ranks[1], ranks[2], heap, ready_s, tie)
+    return (clocks[0], clocks[1], left, position, ranks[0], ranks[1], ranks[2], heap, ready_s, tie)
 
 
 @njit(cache=True)
@@ -90,11 +78,11 @@ def play(codes, begin, tables, num_links, out):  # type: ignore[no-untyped-def]
     """Play the orders; returns the number of actions that could be played.
 
     `codes` are as `lowering.encode` makes them; `tables` as `StepArrays.tables` does. They are flat: a message's place
-    is ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a reduce's ``2 * S * M + stage``. `out` =
-    (start_s [A], message_start_s [2SM], arrival_s [2SM], sync_start_s [2, S]).
+    is ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a collective's ``2 * S * M`` and its own.
+    `out` = (start_s [A], message_start_s [2SM], arrival_s [2SM], starts of the collectives [C]).
     """
     num_ranks = begin.size - 1
-    scratch = new_scratch(tables[0], num_ranks, num_links, tables[9].any())
+    scratch = new_scratch(tables[0], num_ranks, num_links, tables[10].any(), tables[6].size)
     return run(codes, begin, tables, out, scratch, np.full(num_ranks, np.inf))
 
 
@@ -103,28 +91,28 @@ def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[
     """The end of the last action or collective; infinite when the orders deadlock or a rank idles too long."""
     if run(codes, begin, tables, out, scratch, idle_limit_s) < codes.size:
         return np.inf
-    sync_link, arrives_after_s = tables[6], tables[8]
-    end_s = scratch[5].max()
-    for stage in range(sync_link.shape[1]):
-        if sync_link[1, stage] != _NOTHING:
-            end_s = max(end_s, out[3][1, stage] + arrives_after_s[1, stage])
+    arrives_after_s, first = tables[8], tables[9][0]
+    end_s = scratch[4].max()
+    for at in range(first, arrives_after_s.size):
+        end_s = max(end_s, out[3][at] + arrives_after_s[at])
     return end_s
 
 
 @njit(cache=True)
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """What `play` does, in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
-    shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, sync_link, sync_s, sync_after_s = tables[:9]
-    shared, opens_s = tables[9], tables[10]
-    start_s, message_start_s, arrival_s, sync_start_s = out
-    link_free_s, gate_s, idle_s, left, position, free_s, waits_for, stack, heap, ready_s, tie = scratch
+    shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, other_link, other_s, _, after = tables[:10]
+    shared, gate_s, link_opens_s, gather_s = tables[10:14]
+    start_s, message_start_s, arrival_s, other_start_s = out
+    link_free_s, idle_s, left, position, free_s, waits_for, stack, heap, ready_s, tie = scratch
     num_stages, num_microbatches = shape
     per_kind = num_stages * num_microbatches
     num_ranks = begin.size - 1
     arrival_s[:] = -1.0  # not there yet, but for what needs no message: the first forwards, the last backwards
     arrival_s[:num_microbatches] = arrival_s[2 * per_kind - num_microbatches :] = 0.0
-    link_free_s[:], idle_s[:], free_s[:] = 0.0, 0.0, 0.0
-    _gather((sync_link, sync_s, sync_after_s), opens_s, link_free_s, sync_start_s, gate_s)
+    link_free_s[:], idle_s[:], free_s[:] = link_opens_s, 0.0, 0.0
+    other_start_s[: gather_s.size] = gather_s
+    num_ties = num_microbatches + other_link.size
     left[:], waits_for[:], position[:] = num_microbatches, -1, begin[:-1]
     for rank in range(num_ranks):
         stack[rank] = rank
@@ -134,9 +122,8 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
             item = _pop(heap, pending, ready_s, tie)
             pending -= 1
             if item >= 2 * per_kind:
-                stage = item - 2 * per_kind
-                name = sync_link[1, stage]
-                sync_start_s[1, stage] = _put(name, ready_s[item], sync_s[1, stage], link_free_s)
+                other = item - 2 * per_kind
+                other_start_s[other] = _put(other_link[other], ready_s[item], other_s[other], link_free_s)
                 continue
             way = item // per_kind
             target = item + num_microbatches - 2 * way * num_microbatches
@@ -174,29 +161,29 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
                 sent = way * per_kind + slot
                 name = link[sent]
                 if name >= 0 and shared[name]:
-                    ready_s[sent], tie[sent] = now, stage * (num_microbatches + 1) + slot % num_microbatches
+                    ready_s[sent], tie[sent] = now, stage * num_ties + slot % num_microbatches
                     _push(heap, pending, sent, ready_s, tie)
                     pending += 1
                 elif name != _NOTHING:
                     target = sent + num_microbatches - 2 * way * num_microbatches
                     start = _put(name, now, occupies_s[sent], link_free_s)
                     message_start_s[sent], arrival_s[target] = start, start + arrives_after_s[sent]
-                    other = rank_of_stage[stage + 1 - 2 * way]
-                    if waits_for[other] == target:
-                        waits_for[other] = -1
-                        stack[top] = other
+                    receiver = rank_of_stage[stage + 1 - 2 * way]
+                    if waits_for[receiver] == target:
+                        waits_for[receiver] = -1
+                        stack[top] = receiver
                         top += 1
             if kind >= _W:
                 left[stage] -= 1
-                name = sync_link[1, stage]
-                if left[stage] == 0 and name != _NOTHING:
-                    if shared[name]:
-                        item = 2 * per_kind + stage
-                        ready_s[item], tie[item] = now, stage * (num_microbatches + 1) + num_microbatches
-                        _push(heap, pending, item, ready_s, tie)
-                        pending += 1
-                    else:
-                        sync_start_s[1, stage] = _put(name, now, sync_s[1, stage], link_free_s)
+                if left[stage] == 0:
+                    for other in range(after[stage], after[stage + 1]):
+                        if shared[other_link[other]]:
+                            item = 2 * per_kind + other
+                            ready_s[item], tie[item] = now, stage * num_ties + num_microbatches + other
+                            _push(heap, pending, item, ready_s, tie)
+                            pending += 1
+                        else:
+                            other_start_s[other] = _put(other_link[other], now, other_s[other], link_free_s)
         played += at - position[rank]
         position[rank], free_s[rank] = at, now
     return played

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.step import Messages, Problem
+from farpipe.step import Collectives, Messages, Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
-
-_, _, GATHER, REDUCE = range(len(MESSAGE_KINDS))
 
 
 @dataclass(frozen=True)
@@ -25,8 +22,8 @@ class StepArrays:
     """[S]"""
     messages: Messages
     """[2, S, M]: what stage s sends forward or backward."""
-    collectives: Messages
-    """[2, S]: the gather and the reduce of a stage."""
+    collectives: Collectives
+    """[C]"""
     opens_s: Floats
     """[S]: see `farpipe.step.Traffic`."""
     shared: NDArray[np.bool_]
@@ -35,9 +32,11 @@ class StepArrays:
 
     @property
     def tables(self) -> tuple[Any, ...]:
-        """What the kernel reads, flat."""
+        """What the kernel reads, flat: its places are named in `kernel`."""
         shape, flat = self.messages.link.shape[1:], (self.duration_s, self.rank_of_stage, *self.messages.figures)
-        return (shape, *(a.reshape(-1) for a in flat), *self.collectives.figures, self.shared, self.opens_s)
+        opening = self.collectives.opening(self.opens_s, self.shared.size)
+        collectives = (*self.collectives.figures, self.collectives.begin)
+        return (shape, *(a.reshape(-1) for a in flat), *collectives, self.shared, *opening)
 
 
 def lower(problem: Problem) -> StepArrays:
@@ -52,17 +51,19 @@ def lower(problem: Problem) -> StepArrays:
         messages=messages,
         collectives=collectives,
         opens_s=problem.traffic.opens_s,
-        shared=_shared(rank_of_stage, messages.link, collectives.link, duration_s, len(problem.links)),
+        shared=_shared(rank_of_stage, messages.link, collectives, duration_s, len(problem.links)),
         num_ranks=problem.num_ranks,
     )
 
 
-def _shared(rank_of_stage: Ints, link: Ints, sync_link: Ints, duration_s: Floats, num_links: int) -> NDArray[np.bool_]:
+def _shared(
+    rank_of_stage: Ints, link: Ints, collectives: Collectives, duration_s: Floats, num_links: int
+) -> NDArray[np.bool_]:
     """Links that several ranks feed, and those of stages with empty actions, whose messages can be ready together."""
     feeders: list[set[int]] = [set() for _ in range(num_links)]
     shared = np.zeros(num_links, np.bool_)
     for stage, rank in enumerate(rank_of_stage):
-        used = np.unique(np.concatenate([link[:, stage].ravel(), sync_link[:, stage]]))
+        used = np.unique(np.concatenate([link[:, stage].ravel(), collectives.link[collectives.stage == stage]]))
         for name in used[used >= 0]:
             feeders[name].add(int(rank))
             shared[name] |= not duration_s[:, stage].all()

@@ -24,9 +24,9 @@ def makespans_s(samples: Iterable[StepArrays], schedule: Schedule) -> Floats:
         if scratch is None:
             tables, shape = arrays.tables, arrays.messages.link.shape
             new_scratch: Any = kernel.new_scratch
-            scratch = new_scratch(tables[0], arrays.num_ranks, arrays.shared.size, bool(arrays.shared.any()))
-            sync_start_s = np.zeros(arrays.collectives.link.shape)
-            out = (np.empty(codes.size), np.zeros(np.prod(shape)), np.empty(np.prod(shape)), sync_start_s)
+            sizes, num_collectives = (arrays.num_ranks, arrays.shared.size), arrays.collectives.link.size
+            scratch = new_scratch(tables[0], *sizes, bool(arrays.shared.any()), num_collectives)
+            out = (np.empty(codes.size), np.zeros(np.prod(shape)), np.empty(np.prod(shape)), np.empty(num_collectives))
             patience_s = np.full(arrays.num_ranks, np.inf)
         found.append(float(play(codes, begin, arrays.tables, out, scratch, patience_s)))
     if not np.isfinite(found).all():

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from farpipe.errors import ScheduleError
 from farpipe.schedule import check
-from farpipe.simulate.lowering import GATHER, REDUCE, Floats, Ints, StepArrays, lower
-from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, Timeline
+from farpipe.simulate.lowering import Floats, Ints, StepArrays, lower
+from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import BACKWARD, FORWARD, KINDS, NOTHING, Messages, Problem, Schedule
 
 
@@ -24,17 +24,17 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
         check(problem, schedule, memory=False)
     arrays = lower(problem)
     codes, begin = schedule.codes, schedule.begin
-    start_s, message_start_s, _, sync_start_s = play(arrays, codes, begin)
+    start_s, message_start_s, _, others_start_s = play(arrays, codes, begin)
     actions = _action_rows(arrays, codes, begin, start_s)
     messages = np.concatenate(
-        [_message_rows(arrays, actions, message_start_s), _sync_rows(arrays, actions, sync_start_s)]
+        [_message_rows(arrays, actions, message_start_s), _collective_rows(problem, arrays, actions, others_start_s)]
     )
     of_links = (problem.traffic.copies, tuple(problem.between_sites.values()))
     return Timeline("predicted", problem.num_ranks, tuple(problem.links), actions, messages, *of_links)
 
 
 def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-    """Run the compiled kernel: starts of actions [A], of messages and their arrivals [2, S, M], of collectives [2, S].
+    """Run the compiled kernel: starts of actions [A], of messages and their arrivals [2, S, M], of collectives [C].
 
     ScheduleError when not every action could be played.
     """
@@ -81,14 +81,16 @@ def _message_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats
     return rows
 
 
-def _sync_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -> NDArray[np.void]:
-    way, stage = np.nonzero(arrays.collectives.link != NOTHING)
-    rows = _rows(arrays.collectives, (way, stage), start_s)
-    rows["kind"], rows["stage"], rows["microbatch"] = np.where(way == 0, GATHER, REDUCE), stage, -1
-    rows["source"] = rows["target"] = arrays.rank_of_stage[stage]
+def _collective_rows(
+    problem: Problem, arrays: StepArrays, actions: NDArray[np.void], start_s: Floats
+) -> NDArray[np.void]:
+    rows, found = _rows(arrays.collectives, (np.arange(start_s.size),), start_s), problem.collectives
+    rows["kind"], rows["microbatch"] = [MESSAGE_KINDS.index(one.kind) for one in found], -1
+    rows["stage"], target = arrays.collectives.stage, np.array([one.target for one in found], np.intp)
+    rows["source"], rows["target"] = arrays.rank_of_stage[rows["stage"]], arrays.rank_of_stage[target]
     done_s = np.zeros(arrays.rank_of_stage.size)
     np.maximum.at(done_s, actions["stage"], actions["end_s"])
-    rows["ready_s"] = np.where(way == 0, 0.0, done_s[stage])
+    rows["ready_s"] = [0.0 if one.after is None else done_s[one.after] for one in found]
     return rows
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.simulate.causes import first_actions, last_actions, makers, users
-from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.simulate.causes import makers, users
+from farpipe.simulate.timeline import Timeline
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -22,7 +22,6 @@ Edges = tuple[Indices, Indices, Floats]
 
 ROUNDING: Final = 1e-9
 """A part of the makespan: less slack than that is none."""
-_GATHER, _REDUCE = MESSAGE_KINDS.index("gather"), MESSAGE_KINDS.index("reduce")
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _edges(timeline: Timeline) -> Iterator[Edges]:
     follows = np.flatnonzero(ranks[1:] == ranks[:-1]) + 1
     yield follows - 1, follows, np.zeros(follows.size)
     yield _on_links(timeline, count)
-    for earlier, later in ((_all_makers(timeline), own), (own, _all_users(timeline))):
+    for earlier, later in ((makers(timeline), own), (own, users(timeline))):
         known = (earlier >= 0) & (later >= 0)
         yield earlier[known], later[known], np.zeros(int(known.sum()))
 
@@ -103,19 +102,3 @@ def _on_links(timeline: Timeline, count: int) -> Edges:
     one, other = rows[same], rows[same + 1]
     pause_s = np.where(other["start_s"] > other["ready_s"], np.maximum(other["start_s"] - one["end_s"], 0.0), 0.0)
     return order[same] + count, order[same + 1] + count, pause_s - (one["arrival_s"] - one["end_s"])
-
-
-def _all_makers(timeline: Timeline) -> Indices:
-    """For every message the action that it waits for, or -1; a reduce waits for its stage's last one."""
-    found, last = makers(timeline).astype(np.int64), last_actions(timeline)
-    for index in np.flatnonzero(timeline.messages["kind"] == _REDUCE):
-        found[index] = last.get(int(timeline.messages["stage"][index]), -1)
-    return found
-
-
-def _all_users(timeline: Timeline) -> Indices:
-    """For every message the action that waits for it, or -1; the first of a stage waits for its gather."""
-    found, first = users(timeline).astype(np.int64), first_actions(timeline)
-    for index in np.flatnonzero(timeline.messages["kind"] == _GATHER):
-        found[index] = first.get(int(timeline.messages["stage"][index]), -1)
-    return found

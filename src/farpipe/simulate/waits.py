@@ -11,7 +11,7 @@ from farpipe.simulate.events import MESSAGE_KINDS, Events
 WAIT_DTYPE: Final = np.dtype([("rank", "i4"), ("link", "i4"), ("start_s", "f8"), ("end_s", "f8")])
 """One wait of a rank for a message on `link` (an index into the timeline's links; -1: a hop without a link)."""
 
-_GATHER, _REDUCE = MESSAGE_KINDS.index("gather"), MESSAGE_KINDS.index("reduce")
+_GATHER = MESSAGE_KINDS.index("gather")
 
 
 def waits(timeline: Events) -> NDArray[np.void]:
@@ -23,7 +23,7 @@ def waits(timeline: Events) -> NDArray[np.void]:
     before = np.zeros(len(actions))
     same_rank = actions["rank"][1:] == actions["rank"][:-1]
     before[1:] = np.where(same_rank, actions["end_s"][:-1], 0.0)
-    found = [_for_inputs(timeline, before), *_for_gathers(timeline, before), *_for_reduces(timeline)]
+    found = [_for_inputs(timeline, before), *_for_gathers(timeline, before), *_for_the_end(timeline)]
     rows = np.concatenate(found)
     return rows[np.lexsort((rows["start_s"], rows["rank"]))]
 
@@ -66,15 +66,15 @@ def _free_after(message: np.void, free: float, start_s: float) -> float:
     return until if until > max(free, float(message["ready_s"])) else free
 
 
-def _for_reduces(timeline: Events) -> list[NDArray[np.void]]:
-    """After its last action a rank waits for its collectives, one after the other."""
+def _for_the_end(timeline: Events) -> list[NDArray[np.void]]:
+    """After its last action a rank waits for the collectives that end with it, one after the other."""
     free = np.zeros(timeline.num_ranks)
     np.maximum.at(free, timeline.actions["rank"], timeline.actions["end_s"])
     found = []
-    for reduce in np.sort(timeline.messages[timeline.messages["kind"] == _REDUCE], order="arrival_s"):
-        rank = reduce["source"]
-        found.append(_one(rank, reduce["link"], max(free[rank], reduce["ready_s"]), reduce["arrival_s"]))
-        free[rank] = max(free[rank], reduce["arrival_s"])
+    for one in np.sort(timeline.messages[timeline.messages["kind"] > _GATHER], order="arrival_s"):
+        rank = one["target"]
+        found.append(_one(rank, one["link"], max(free[rank], one["ready_s"]), one["arrival_s"]))
+        free[rank] = max(free[rank], one["arrival_s"])
     return found
 
 

@@ -2,11 +2,12 @@
 
 from farpipe.step.action import KINDS, Action, Kind, awaited, handed_to
 from farpipe.step.chains import Chains
+from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, CollectiveKind, collectives
 from farpipe.step.figures import MAX_SECONDS
 from farpipe.step.grid import draw_grid
-from farpipe.step.links import Hop, Link, Sync, Transfer, is_inter_site, site_of
+from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, site_of
 from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
-from farpipe.step.messages import BACKWARD, FORWARD, FREE, NOTHING, Messages, Traffic
+from farpipe.step.messages import BACKWARD, FORWARD, FREE, NOTHING, Collectives, Messages, Opening, Traffic
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
 from farpipe.step.replicas import stagger
 from farpipe.step.retimed import retimed
@@ -14,6 +15,7 @@ from farpipe.step.schedule import RankOrder, Schedule
 
 __all__ = [
     "BACKWARD",
+    "COLLECTIVE_KINDS",
     "FORWARD",
     "FREE",
     "KINDS",
@@ -22,11 +24,16 @@ __all__ = [
     "NOTHING",
     "Action",
     "Chains",
+    "Collective",
+    "CollectiveKind",
+    "Collectives",
+    "Exchange",
     "Holding",
     "Hop",
     "Kind",
     "Link",
     "Messages",
+    "Opening",
     "Problem",
     "Rank",
     "RankOrder",
@@ -37,6 +44,7 @@ __all__ = [
     "Transfer",
     "awaited",
     "byte_tables",
+    "collectives",
     "draw_grid",
     "handed_to",
     "holdings",

@@ -80,6 +80,14 @@ class Sync(Part):
     reduce: Transfer | None = None
 
 
+class Exchange(Transfer):
+    """What one stage gives another after its last W or B, and only the other's optimizer waits for: the gradient of a
+    matrix that both have."""
+
+    source_stage: Annotated[int, Field(ge=0)]
+    target_stage: Annotated[int, Field(ge=0)]
+
+
 def site_of(end: str) -> str:
     """The site in one end of a link's name: ``zurich`` in ``zurich`` and in ``zurich:3``."""
     return end.partition(":")[0]

@@ -7,12 +7,13 @@ microbatch (light paths, windows of RDMA, links that lose packets); staggered re
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.step.links import Figure, Hop, Link, Sync, Transfer
+from farpipe.step.collectives import Collective
+from farpipe.step.links import Figure, Hop, Link, Transfer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -27,7 +28,7 @@ FORWARD, BACKWARD = range(2)
 
 @dataclass(frozen=True, eq=False)  # arrays: Problems are compared by their fields
 class Messages:
-    """Arrays of one shape: [2, S, M] for what stage s sends forward and backward, [2, S] for gather and reduce."""
+    """Arrays of one shape: [2, S, M] for what stage s sends forward and backward, [C] for collectives."""
 
     link: Ints
     """Place in the Problem's links, or FREE, or NOTHING."""
@@ -45,12 +46,46 @@ class Messages:
         return self.link, self.occupies_s, self.arrives_after_s
 
 
+class Opening(NamedTuple):
+    """What stages and links have to wait for when a step begins."""
+
+    stage_s: Floats
+    """[S]: when the first forward of every stage may begin."""
+    link_s: Floats
+    """[L]: when every link takes its first message."""
+    gather_s: Floats
+    """[number of gathers]: when each has its start on its link."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives(Messages):
+    """The arrays of `Problem.collectives`, in its order: what waits for nothing, then by what it waits for."""
+
+    stage: Ints
+    """[C]: see `Collective`; of the first `begin[0]` the stage whose first forward waits for it."""
+    begin: NDArray[np.int64]
+    """[S + 1]: those that wait for the last backward of stage s are at `begin[s]` to `begin[s + 1]`."""
+
+    def opening(self, opens_s: Floats, num_links: int) -> Opening:
+        """When stages and links open; `opens_s`: see `Traffic`.
+
+        Collectives that wait for nothing are ready when the step begins and go first, one after the other. This is the
+        one place that knows it.
+        """
+        stage_s, link_s, gather_s = opens_s.copy(), np.zeros(num_links), np.zeros(int(self.begin[0]))
+        for at, (link, stage) in enumerate(zip(self.link[: gather_s.size], self.stage, strict=False)):
+            gather_s[at] = link_s[link]
+            stage_s[stage] = max(stage_s[stage], opens_s[stage] + gather_s[at] + self.arrives_after_s[at])
+            link_s[link] += self.occupies_s[at]
+        return Opening(stage_s, link_s, gather_s)
+
+
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """What a step puts on its links."""
 
     messages: Messages
-    collectives: Messages
+    collectives: Collectives
     opens_s: Floats
     """[S]: from the start of the step, or from the arrival of a stage's gather, until its first forward may begin."""
     stagger_s: float
@@ -63,41 +98,37 @@ class Traffic:
         """The number of staggered replicas; 1: there is one, or they send together."""
         return max(self.copies, default=1)
 
-    def after_gathers(self, num_links: int) -> tuple[Floats, Floats]:
-        """(when the first forward of every stage may begin [S], when every link is free [L]).
-
-        Gathers are ready when the step begins and go first, one stage after the other.
-        """
-        link, occupies_s, arrives_after_s = (rows[0] for rows in self.collectives.figures)
-        opens_s, link_free_s = self.opens_s.copy(), np.zeros(num_links)
-        for stage in np.flatnonzero(link >= 0):
-            opens_s[stage] += link_free_s[link[stage]] + arrives_after_s[stage]
-            link_free_s[link[stage]] += occupies_s[stage]
-        return opens_s, link_free_s
+    @property
+    def opening(self) -> Opening:
+        """See `Collectives.opening`."""
+        return self.collectives.opening(self.opens_s, len(self.copies))
 
 
 def traffic(
     links: Mapping[str, Link],
     hops: Sequence[Hop | None],
-    sync: Sequence[Sync | None],
+    collectives: Sequence[Collective],
     rank_of_stage: Sequence[int],
     num_microbatches: int,
 ) -> Traffic:
     """The messages and collectives of a Problem with these parts."""
     table = _Table(links)
     messages = _between_stages(table, hops, rank_of_stage, num_microbatches)
-    collectives = _of_stages(table, sync, len(rank_of_stage))
+    others = _collectives(table, collectives, len(rank_of_stage))
     copies = tuple(link.num_staggered for link in links.values())
     num_staggered = np.array([*copies, 1, 1])  # the last two: NOTHING and FREE
     opens_s = np.zeros(len(rank_of_stage))
     if (num_staggered == 1).all():
-        return Traffic(messages, collectives, opens_s, 0.0, copies)
+        return Traffic(messages, others, opens_s, 0.0, copies)
     stagger_s = float(messages.occupies_s[num_staggered[messages.link] > 1].max(initial=0.0))
-    messages, collectives = (_followed(part, num_staggered, stagger_s) for part in (messages, collectives))
-    return Traffic(messages, collectives, opens_s + (num_staggered.max() - 1) * stagger_s, stagger_s, copies)
+    messages, others = _followed(messages, num_staggered, stagger_s), _followed(others, num_staggered, stagger_s)
+    return Traffic(messages, others, opens_s + (num_staggered.max() - 1) * stagger_s, stagger_s, copies)
 
 
-def _followed(messages: Messages, num_staggered: NDArray[np.int64], stagger_s: float) -> Messages:
+AnyMessages = TypeVar("AnyMessages", bound=Messages)
+
+
+def _followed(messages: AnyMessages, num_staggered: NDArray[np.int64], stagger_s: float) -> AnyMessages:
     """The messages of staggered replicas: on their links each is followed by the other replicas'.
 
     When each replica is d = `stagger_s` (the longest message there) behind the one before it, k replicas can all do
@@ -119,7 +150,7 @@ class _Table:
         """Nothing on any link."""
         return Messages(np.full(shape, NOTHING, np.int32), *(np.zeros(shape) for _ in range(4)))
 
-    def put(self, rows: Messages, at: tuple[int, int], transfer: Transfer | None) -> None:
+    def put(self, rows: Messages, at: tuple[int, ...], transfer: Transfer | None) -> None:
         """Write a transfer into the row (or the one place) `at`; None: the tensor is there at once."""
         if transfer is None:
             rows.link[at] = FREE
@@ -154,10 +185,11 @@ def _between_stages(
     return rows
 
 
-def _of_stages(table: _Table, sync: Sequence[Sync | None], num_stages: int) -> Messages:
-    rows = table.empty((2, num_stages))
-    for stage, of_stage in enumerate(sync):
-        for row, transfer in enumerate((of_stage.gather, of_stage.reduce) if of_stage else ()):
-            if transfer is not None:
-                table.put(rows, (row, stage), transfer)
-    return rows
+def _collectives(table: _Table, collectives: Sequence[Collective], num_stages: int) -> Collectives:
+    rows = table.empty((len(collectives),))
+    for index, one in enumerate(collectives):
+        table.put(rows, (index,), one.transfer)
+    after = [-1 if one.after is None else one.after for one in collectives]
+    begin = np.searchsorted(after, np.arange(num_stages + 1)).astype(np.int64)
+    stage = np.array([one.stage for one in collectives], np.int32)
+    return Collectives(**vars(rows), stage=stage, begin=begin)

@@ -15,8 +15,9 @@ from pydantic import Field, model_validator
 
 from farpipe.document import Document
 from farpipe.step.chains import Chains, chains, expect_chains
+from farpipe.step.collectives import Collective, collectives
 from farpipe.step.figures import MAX_SECONDS, NonNegative, Part, PerMicrobatch, SecondsPerMicrobatch
-from farpipe.step.links import Hop, Link, Sync, Transfer
+from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer
 from farpipe.step.messages import Traffic, traffic
 from farpipe.strict import nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
@@ -63,6 +64,8 @@ class Problem(Document, Part):
     links: dict[str, Link] = Field(default_factory=dict)
     hops: tuple[Hop | None, ...] = ()
     sync: tuple[Sync | None, ...] | None = None
+    exchanges: Annotated[tuple[Exchange, ...], Field(exclude_if=lambda exchanges: not exchanges)] = ()
+    """Between stages, after the last backward of each; with `sync` they make `collectives`."""
     follows: tuple[int | None, ...] | None = None
     """For every microbatch the one that is the slice before it of the same sequence, if any; None: no chains."""
 
@@ -72,7 +75,7 @@ class Problem(Document, Part):
         """JSON has lists where Python has tuples; strict mode would tell them apart."""
         if not isinstance(data, dict):
             return data
-        keys = ("ranks", "stages", "hops", "sync", "follows")
+        keys = ("ranks", "stages", "hops", "sync", "exchanges", "follows")
         return data | {key: tuple(data[key]) for key in keys if isinstance(data.get(key), list)}
 
     @model_validator(mode="after")
@@ -90,13 +93,24 @@ class Problem(Document, Part):
                 raise ValueError(f"stages[{index}].rank: there is no rank {stage.rank}; ranks: {len(self.ranks)}")
             for name in _STAGE_FIGURES:
                 self._expect_length(getattr(stage, name), f"stages[{index}].{name}")
+        self._expect_exchanges()
         self._expect_transfers()
         self._expect_equal_stagger()
         return self
 
+    def _expect_exchanges(self) -> None:
+        count = len(self.stages)
+        for index, exchange in enumerate(self.exchanges):
+            for name in ("source_stage", "target_stage"):
+                if (stage := getattr(exchange, name)) >= count:
+                    raise ValueError(f"exchanges[{index}].{name}: there is no stage {stage}; stages: {count}")
+            if exchange.source_stage == exchange.target_stage:
+                raise ValueError(f"exchanges[{index}].target_stage: must be another stage than source_stage")
+
     def _expect_transfers(self) -> None:
         for place, transfer in self.transfers():
-            if place.startswith("sync") and not (isinstance(transfer.link, str) and isinstance(transfer.bytes, float)):
+            figures = (transfer.link, transfer.bytes, transfer.occupies_s, transfer.arrives_after_s)
+            if not place.startswith("hops") and any(isinstance(figure, tuple) for figure in figures):
                 raise ValueError(f"{place}: a collective has no microbatches: give one link and one number of bytes")
             for name in ("bytes", "occupies_s", "arrives_after_s"):
                 self._expect_length(getattr(transfer, name), f"{place}.{name}")
@@ -145,9 +159,7 @@ class Problem(Document, Part):
         for index, hop in enumerate(self.hops):
             if hop is not None:
                 found += [(f"hops[{index}].forward", hop.forward), (f"hops[{index}].backward", hop.backward)]
-        for index, sync in enumerate(self.sync or ()):
-            if sync is not None:
-                found += [(f"sync[{index}].gather", sync.gather), (f"sync[{index}].reduce", sync.reduce)]
+        found += [(one.place, one.transfer) for one in self.collectives]
         return [(place, transfer) for place, transfer in found if transfer is not None]
 
     @property
@@ -173,6 +185,11 @@ class Problem(Document, Part):
         """Which microbatches are slices of one sequence."""
         return chains(self.follows, self.num_microbatches)
 
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """All collectives, with what they wait for and what waits for them: see `farpipe.step.collectives`."""
+        return collectives(self.sync or (), self.exchanges)
+
     @cached_property
     def between_sites(self) -> dict[str, bool]:
         """For every link whether it joins two sites."""
@@ -182,7 +199,7 @@ class Problem(Document, Part):
     def traffic(self) -> Traffic:
         """All messages and collectives: link, seconds on it, seconds until they are there."""
         return traffic(
-            self.links, self.hops, self.sync or (), [stage.rank for stage in self.stages], self.num_microbatches
+            self.links, self.hops, self.collectives, [stage.rank for stage in self.stages], self.num_microbatches
         )
 
     def shares(self, transfer: Transfer) -> list[tuple[str, NDArray[np.float64]]]:

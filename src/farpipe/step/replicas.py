@@ -27,7 +27,8 @@ def stagger(problem: Problem, num_replicas: int, links: Iterable[str] | None = N
         for name, link in problem.links.items()
     }
     hops = tuple(hop and _one_replicas_hop(problem, hop, num_replicas, chosen) for hop in problem.hops)
-    rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "sync", "follows")}
+    kept = ("num_microbatches", "ranks", "stages", "sync", "exchanges", "follows")
+    rest = {name: getattr(problem, name) for name in kept}
     staggered = Problem(**rest, links=changed, hops=hops)
     if not any(transfer.has_times for _, transfer in problem.transfers()):
         return staggered

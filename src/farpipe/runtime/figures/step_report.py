@@ -207,14 +207,14 @@ def _collective_rows(run: RunSpec, rank: int) -> Iterator[tuple[tuple[int, ...],
 
 
 def _tied_rows(problem: Problem, rank: int, ends: Ends | None) -> Iterator[tuple[tuple[int, ...], int]]:
-    """The tied weights' gradient that `rank` receives: in a Timeline it is the reduce of the stage that sends it."""
+    """The tied weights' gradient that `rank` receives: in a Timeline it is the exchange of the stage that sends it."""
     if ends is None or rank not in (ends.first_rank, ends.last_rank):
         return
     to_first = rank == ends.first_rank
     source, link = (ends.last_rank, ends.link_back) if to_first else (ends.first_rank, ends.link_there)
     stage = problem.num_stages - 1 if to_first else 0
-    kind = MESSAGE_KINDS.index("reduce")
-    yield (_link(problem, link), kind, stage, -1, source, source, 0, 0, 0, 0, 0), source
+    kind = MESSAGE_KINDS.index("exchange")
+    yield (_link(problem, link), kind, stage, -1, source, rank, 0, 0, 0, 0, 0), source
 
 
 def _link(problem: Problem, name: str | None) -> int:

@@ -21,8 +21,8 @@ from farpipe.runtime.replicas.background import Background, Job
 from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat
 from farpipe.runtime.replicas.places import Places
-from farpipe.runtime.run_spec import Collective, RunSpec, collective_link, collectives_of
-from farpipe.step import Sync, Transfer
+from farpipe.runtime.run_spec import ReplicaCollective, RunSpec, collective_link, collectives_of
+from farpipe.step import Transfer
 from farpipe.transport import ChannelKind, Tag
 
 REDUCE: Final = 0
@@ -92,16 +92,21 @@ class RehearsedSync:
     """Collectives that put as many bytes on their links as the Problem says, and no meaning into them."""
 
     def __init__(
-        self, spec: Sync, levels: Sequence[tuple[int, ...]], process: int, between_sites: Mapping[str, bool]
+        self,
+        gather: Transfer | None,
+        reduce: Transfer | None,
+        levels: Sequence[tuple[int, ...]],
+        process: int,
+        between_sites: Mapping[str, bool],
     ) -> None:
         """`levels`: see `Places.ring_levels`; `between_sites`: the Problem's, of every link."""
         self._rings = Rings(levels, process)
-        self._scattered = spec.gather is not None
+        self._scattered = gather is not None
         self._gradient, self._weights = (
             torch.zeros(self._rings.padded(num), dtype=torch.uint8)
             for num in (
-                collective_bytes(spec.reduce, levels, between_sites, rounds=1 if self._scattered else 2),
-                collective_bytes(spec.gather, levels, between_sites, rounds=1),
+                collective_bytes(reduce, levels, between_sites, rounds=1 if self._scattered else 2),
+                collective_bytes(gather, levels, between_sites, rounds=1),
             )
         )
 
@@ -151,7 +156,7 @@ class ReplicaSync:
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
         self._stagger_s = place.replica * run.problem.traffic.stagger_s
         self._background = Background(f"farpipe replicas of {peers.rank}")
-        self._jobs: dict[Collective, Job[MessageRow]] = {}
+        self._jobs: dict[ReplicaCollective, Job[MessageRow]] = {}
 
     def _no_bytes(self) -> NDArray[np.int64]:
         return np.zeros(len(self._places) if self._stages else 0, np.int64)
@@ -181,16 +186,16 @@ class ReplicaSync:
 
     def stage_begins(self, step: int, stage: int) -> None:
         """Before the first forward of a stage: its weights have to be there."""
-        if job := self._jobs.get(Collective("gather", stage)):
+        if job := self._jobs.get(ReplicaCollective("gather", stage)):
             job.wait()
 
     def stage_done(self, step: int, stage: int) -> None:
         """Start the stage's reduce."""
-        item = Collective("reduce", stage)
+        item = ReplicaCollective("reduce", stage)
         if item in self._counts_for:
             self._start(step, item, self._stages[stage].reduce, REDUCE)
 
-    def _start(self, step: int, item: Collective, work: Callable[[Line], None], first_number: int) -> None:
+    def _start(self, step: int, item: ReplicaCollective, work: Callable[[Line], None], first_number: int) -> None:
         what = "the replicas' weights" if item.kind == "gather" else "the replicas' gradient"
         line = Line(self._peers, step, item.stage, what, first_number)
         timed = partial(self._timed, work, line, self._peers.clock.now_ns(), self._counts_for[item])

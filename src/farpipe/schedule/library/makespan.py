@@ -17,5 +17,5 @@ def makespan_s(problem: Problem, schedule: Schedule) -> float:
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
     traffic = problem.traffic
     orders = (schedule.codes, schedule.begin, duration_s, rank_of_stage)
-    opened = traffic.after_gathers(len(problem.links))
-    return float(last_end(*orders, traffic.messages.figures, traffic.collectives.figures, *opened))
+    collectives = (*traffic.collectives.figures, traffic.collectives.begin)
+    return float(last_end(*orders, traffic.messages.figures, collectives, *traffic.opening[:2]))

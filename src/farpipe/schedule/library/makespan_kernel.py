@@ -13,7 +13,8 @@ def last_end(codes, begin, duration, rank_of_stage, messages, collectives, opens
     """When the last action or reduce is over; infinite where ranks wait for each other in a circle.
 
     `messages` and `collectives` = (link or below zero for none, seconds on it, seconds until the arrival) [2, S, M] and
-    [2, S]; `opens` [S] when a stage may begin; `link_free` [L] when the gathers have left the links.
+    [C], and where those begin that wait for each stage [S + 1]; `opens` [S] when a stage may begin; `link_free` [L]
+    when a link is free.
     """
     link, occupies, arrives = messages
     num_stages, num_microbatches = link.shape[1:]
@@ -23,18 +24,19 @@ def last_end(codes, begin, duration, rank_of_stage, messages, collectives, opens
         arrival[0, 0, j] = arrival[1, num_stages - 1, j] = 0.0
     free, place, left = np.zeros(num_ranks), begin[:-1].copy(), np.full(num_stages, num_microbatches)
     runnable, last, num_played = list(range(num_ranks)), 0.0, 0
-    pending = [(0.0, 0, 0, 0)]  # ready, place among those ready together, direction (2: reduce), stage * M + microbatch
+    after, num_ties = collectives[3], num_microbatches + collectives[0].size
+    pending = [(0.0, 0, 0, 0)]  # ready, place among those ready together, direction, stage * M + microbatch
     pending.clear()
     while len(runnable) > 0 or len(pending) > 0:
         if len(runnable) == 0:  # nobody can go on: nothing can be ready before the earliest message
             ready, _, way, slot = heappop(pending)
-            stage, j = slot // num_microbatches, slot % num_microbatches
-            if way == 2:
-                name = collectives[0][1, stage]
+            if way == 2:  # a collective, `slot` is its place
+                name = collectives[0][slot]
                 start = max(ready, link_free[name])
-                link_free[name] = start + collectives[1][1, stage]
-                last = max(last, start + collectives[2][1, stage])
+                link_free[name] = start + collectives[1][slot]
+                last = max(last, start + collectives[2][slot])
                 continue
+            stage, j = slot // num_microbatches, slot % num_microbatches
             name, target = link[way, stage, j], stage + 1 - 2 * way
             there = ready
             if name >= 0:
@@ -58,12 +60,13 @@ def last_end(codes, begin, duration, rank_of_stage, messages, collectives, opens
             free[rank] += duration[kind, stage, j]
             place[rank] += 1
             num_played += 1
-            target, tie = stage + 1 - 2 * way, stage * (num_microbatches + 1)
+            target, tie = stage + 1 - 2 * way, stage * num_ties
             if kind != _W and 0 <= target < num_stages:
                 heappush(pending, (free[rank], tie + j, way, slot))
             if kind >= _W:
                 left[stage] -= 1
-                if left[stage] == 0 and collectives[0][1, stage] >= 0:
-                    heappush(pending, (free[rank], tie + num_microbatches, 2, slot))
+                if left[stage] == 0:
+                    for at in range(after[stage], after[stage + 1]):
+                        heappush(pending, (free[rank], tie + num_microbatches + at, 2, at))
         last = max(last, free[rank])
     return last if num_played == codes.size else np.inf
