@@ -125,14 +125,23 @@ def _draw_pipeline(axis: Any, step: Step, window_s: float) -> None:
     )
     axis.invert_yaxis()
     axis.set_ylabel("rank at node")
-    axis.legend(handles=_legend(), ncols=8, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False)
+    axis.legend(
+        handles=_legend(),
+        ncols=8,
+        fontsize=8,
+        columnspacing=1.1,
+        handlelength=1.2,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        frameon=False,
+    )
 
 
 def _legend() -> list[Any]:
     from matplotlib.patches import Patch
 
-    named = (("forward", _COLOURS[0]), ("backward", _COLOURS[3]), ("its gradient of inputs", _COLOURS[1]))
-    split = (("of weights", _COLOURS[2]), ("message forward", _FORWARD))
+    named = (("forward", _COLOURS[0]), ("backward", _COLOURS[3]), ("inputs' gradient", _COLOURS[1]))
+    split = (("weights' gradient", _COLOURS[2]), ("message forward", _FORWARD))
     more = (("message backward", _BACKWARD), ("waited for spectrum", _LATE), ("background", _BACKGROUND))
     return [Patch(color=colour, label=name) for name, colour in (*named, *split, *more)]
 
