@@ -125,3 +125,4 @@ def test_runs_side_by_side_share_a_page(farpipe, run_dir, tmp_path):
     assert (tmp_path / "both" / "page.html").exists()
     assert (tmp_path / "t.json").exists()
     assert not (tmp_path / "both" / "trace.json").exists()
+    assert f", {run_dir}" in (tmp_path / "both" / "page.html").read_text(), "runs of one order are told apart"

@@ -17,11 +17,11 @@ def report(
     trace: Annotated[Path | None, typer.Option(help="Of the first run. Default: trace.json beside the page.")] = None,
 ) -> None:
     """Put runs side by side on one HTML page, write the trace of the first, and show their step times."""
-    from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_run, write_pages
+    from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_runs, write_pages
     from farpipe.cli.shown import link_event_tables, step_table
 
     check_folder(output, trace)
-    runs = [load_run(path) for path in run_dir]
+    runs = load_runs(run_dir)
     page = output or run_dir[0] / PAGE_NAME
     trace = trace or page.with_name(TRACE_NAME)
     write_pages(runs, page, trace)

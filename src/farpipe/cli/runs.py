@@ -1,6 +1,7 @@
 """From a run directory to what can be shown of it."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,16 @@ def load_run(run_dir: Path) -> LoadedRun:
     view = view if plan.job.data.packing is None else _on_chunks(view, run_dir)
     whole = (run_dir / SUMMARY_NAME).exists()
     return LoadedRun(plan, view, "" if whole else how_it_ended(run_dir, len(metrics)))
+
+
+def load_runs(run_dirs: "Sequence[Path]") -> list[LoadedRun]:
+    """Several run directories; runs of one order have their folder in their name, so that they can be told apart."""
+    runs = [load_run(run_dir) for run_dir in run_dirs]
+    of_order = Counter(run.view.name for run in runs)
+    return [
+        run if of_order[run.view.name] == 1 else replace(run, view=replace(run.view, name=f"{run.view.name}, {folder}"))
+        for run, folder in zip(runs, run_dirs, strict=True)
+    ]
 
 
 def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
