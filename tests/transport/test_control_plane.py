@@ -104,7 +104,9 @@ def test_a_process_through_which_others_talk_stays_until_they_have_left():
         others[-1].close()
         return sorted(rank for rank, _ in found)
 
+    start_s = time.monotonic()
     results = in_parallel(
         listen, *(transport.close for transport in relays), *(partial(post_and_leave, t) for t in others)
     )
     assert results[0] == [transport.rank for transport in others]
+    assert time.monotonic() - start_s < 15, "a farewell was lost: somebody waited for it until the limit, 20 s"

@@ -32,6 +32,18 @@ def test_a_message_reaches_its_target_along_few_hops(sites, data):
 
 
 @given(SITES, st.data())
+def test_the_farthest_come_before_those_on_the_way_to_them(sites, data):
+    ranks = all_of(sites)
+    source = data.draw(st.integers(0, len(sites) - 1))
+    order = ranks[source].farthest_first()
+    assert sorted([*order, source]) == list(range(len(sites)))
+    for place, target in enumerate(order):
+        at = source
+        while (at := ranks[at].next_hop(target)) != target:
+            assert order.index(at) > place, (source, target, at)
+
+
+@given(SITES, st.data())
 def test_a_message_for_all_comes_to_everybody_once_and_between_sites_once(sites, data):
     ranks = all_of(sites)
     origin = data.draw(st.integers(0, len(sites) - 1))

@@ -154,8 +154,11 @@ class ControlPlane:
         self._pass_to_all(ControlMessage(ControlFrame.ABORT, self._rank, EVERYBODY, payload=payload))
 
     def goodbye(self, num_messages: Callable[[int], Mapping[ChannelKind, int]]) -> None:
-        """Tell all peers that this rank has ended its work, and how many messages (by peer) they should have got."""
-        for peer in self._others():
+        """Tell all peers that this rank has ended its work, and how many messages (by peer) they should have got.
+
+        Those that pass farewells on hear of it last: they may leave as soon as they have heard it from everybody.
+        """
+        for peer in self.topology.farthest_first():
             counts = num_messages(peer)
             self._send(peer, ControlFrame.GOODBYE, payload=_GOODBYE.pack(*(counts.get(k, 0) for k in CHANNEL_KINDS)))
 

@@ -58,6 +58,23 @@ class ControlTopology:
         """The neighbour to which a message for `target` goes."""
         return self._next[target]
 
+    def farthest_first(self) -> list[int]:
+        """All other ranks, each before those through which this process reaches it.
+
+        Below a leader the lower ranks pass on to the higher ones; from here up to the own leader it is the other way.
+        """
+        above = self._above()
+        return [*(rank for rank in sorted(self._next, reverse=True) if rank not in above), *sorted(above)]
+
+    def _above(self) -> set[int]:
+        """The processes from the parent up to the leader of this site."""
+        members = [other for other, site in enumerate(self._sites) if site == self._sites[self.rank]]
+        place, found = members.index(self.rank), set()
+        while place:
+            place = (place - 1) // FAN_OUT
+            found.add(members[place])
+        return found
+
     def _next_to(self, target: int) -> int:
         child = next((child for child, ranks in self._below.items() if target in ranks), None)
         if child is not None:
