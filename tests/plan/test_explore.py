@@ -1,5 +1,7 @@
 """The search against brute force, and clusters with more sites than can be looked at."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,10 +10,12 @@ from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
 from farpipe.plan.candidates import candidates
 from farpipe.plan.decided import MAX_PLANNED_SITES
-from farpipe.plan.evaluate import Evaluated, evaluate
+from farpipe.plan.evaluate import Evaluated, evaluate, whole
 from farpipe.plan.explore import search
 from farpipe.plan.guided import GuidedSearch
 from farpipe.plan.lattice import Lattice
+from farpipe.schedule import peak_memory_bytes
+from farpipe.schedule.library import order
 from farpipe.spec import Link
 from plan.jobs import TRAINING, both_ways, device, job, site
 
@@ -64,6 +68,21 @@ def test_of_very_many_sites_the_largest_are_planned_and_that_is_said():
     plan = make_plan(job(sites, ring, tensor=1, data=1, num_microbatches=4, virtual=1))
     assert plan.placements[0].site.endswith("7")
     assert plan.advice[0].startswith(f"Of 10,000 sites the {MAX_PLANNED_SITES} that compute most were looked at")
+
+
+def test_a_long_step_gets_a_plan_where_the_shorter_ones_order_is_out_of_memory():
+    request = job([site("a", 2)], [], tensor=1, data=1, pipeline=2, virtual=1, num_microbatches=4)
+    found = evaluate(request, candidates(request)[0], JobCosts(request.model, request.training), method="quick")
+    assert isinstance(found, Evaluated)
+    tight = found.problem.model_copy(update={"ranks": tuple(_just_for_1f1b(found.problem))})
+    told = replace(found, problem=tight, schedule=order("gpipe", found.problem), extrapolated_s=1.0)
+    assert whole(told).schedule.method in ("1f1b", "zb-1p")
+    assert whole(told).extrapolated_s is None
+
+
+def _just_for_1f1b(problem):
+    peaks = peak_memory_bytes(problem, order("1f1b", problem))
+    return [rank.model_copy(update={"memory_bytes": peak}) for rank, peak in zip(problem.ranks, peaks, strict=True)]
 
 
 def test_a_link_in_one_direction_joins_nothing():

@@ -77,6 +77,17 @@ class JobCosts:
         self._settled: dict[tuple[object, ...], Training] = {}
         self._known: dict[tuple[object, ...], StageCost] = {}
         self._apart: dict[tuple[object, ...], tuple[StageCost, StageCost]] = {}
+        self._kinds: list[Site] = []
+        self._kind_of: dict[str, int] = {}
+
+    def _kind(self, site: Site) -> int:
+        """Equal for sites that differ in name, number of devices and prices alone: stages cost the same there."""
+        if site.name not in self._kind_of:
+            bare = site.model_copy(update={"name": "", "num_devices": 0, "prices": None})
+            if bare not in self._kinds:
+                self._kinds.append(bare)
+            self._kind_of[site.name] = self._kinds.index(bare)
+        return self._kind_of[site.name]
 
     def calibration(self, site: Site) -> Calibration:
         """The constants of a site's devices."""
@@ -102,7 +113,7 @@ class JobCosts:
         self, layout: Layout, site: Site, num_layers: int, recompute: Recompute, *, embedding: bool, head: bool
     ) -> StageCost:
         """What one stage at `site` costs that recomputes so; errors as for `stage_cost`."""
-        key = (site.name, num_layers, recompute, embedding, head, *self._shape(layout))
+        key = (self._kind(site), num_layers, recompute, embedding, head, *self._shape(layout))
         if key not in self._known:
             self._known[key] = stage_cost(
                 self.model,
@@ -119,7 +130,7 @@ class JobCosts:
         self, layout: Layout, site: Site, recompute: Recompute, *, embedding: bool, head: bool
     ) -> tuple[StageCost, StageCost]:
         """The same stage with no layer, and with one: what it costs is linear in their number."""
-        key = (site.name, recompute, embedding, head, *self._shape(layout))
+        key = (self._kind(site), recompute, embedding, head, *self._shape(layout))
         if key not in self._apart:
             none, one = (self.stage(layout, site, n, recompute, embedding=embedding, head=head) for n in (0, 1))
             self._apart[key] = none, one

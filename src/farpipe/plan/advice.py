@@ -1,6 +1,7 @@
 """Why a candidate lost, and what a user should know about the one that won."""
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 from farpipe.cost import memory
@@ -49,9 +50,9 @@ def _without_links_s(result: Evaluated, keep_inside: bool) -> float:
     return simulate(free, result.schedule, checked=True).makespan_s
 
 
-def reason(best: Evaluated, other: Evaluated) -> str:
-    """Why `other` is slower than `best`: where most of the difference is."""
-    mine, theirs = breakdown_s(best), breakdown_s(other)
+def reason(best: Evaluated, mine: Mapping[str, float], other: Evaluated) -> str:
+    """Why `other` is slower than `best`, whose parts (`breakdown_s`) are `mine`: where most of the difference is."""
+    theirs = breakdown_s(other)
     name = max(mine, key=lambda part: theirs[part] - mine[part])
     percent = other.step_s / best.step_s - 1
     if percent < 0.0005:

@@ -174,10 +174,16 @@ def _extrapolated(candidate: Candidate, placements: tuple[Placement, ...], step:
 
 
 def whole(found: Evaluated) -> Evaluated:
-    """The same with the order and the timeline of the whole step, by the same named order."""
+    """The same with the order and the timeline of the whole step, by the same named order.
+
+    Where that order fits the shorter step alone, by the best of the quick orders; InfeasibleError where none fits.
+    """
     if found.extrapolated_s is None:
         return found
-    schedule, timeline = best_order(found.problem, found.schedule.method)
+    try:
+        schedule, timeline = best_order(found.problem, found.schedule.method)
+    except InfeasibleError:
+        schedule, timeline = best_order(found.problem, QUICK)
     return replace(found, schedule=schedule, timeline=timeline, extrapolated_s=None)
 
 
@@ -225,7 +231,7 @@ class _Divisions:
         placements, together = self._costed(division)
         return [
             Node(
-                lower_bound_s(step.problem) + step.overhead_s,
+                lower_bound_s(step.problem, limit_s - step.overhead_s) + step.overhead_s,
                 self._candidate,
                 partial(finish, self._candidate, placements, step, self._method),
             )
@@ -238,6 +244,9 @@ class _Divisions:
         Where stages share a rank, memory is shared out for the lightest mode; if that is not enough for all of them, it
         is also shared out for each other mode alone.
         """
+        if (only := self._same_for_all(hopes)) is not None:
+            yield only
+            return
         for wanted in hopes:
             for modes in [self._modes, *((mode,) for mode in self._modes[1:] if self._candidate.layout.virtual > 1)]:
                 try:
@@ -247,6 +256,19 @@ class _Divisions:
                 yield division
                 if set(division.recompute) == {self._modes[0]}:
                     break
+
+    def _same_for_all(self, hopes: list[InFlight]) -> Division | None:
+        """The division of all of `hopes` where the fewest and the most in flight of any of them have the same.
+
+        More in flight only takes divisions away, so what is best with few and still fits with many is best between.
+        """
+        fewest, most = (tuple(map(choose, zip(*hopes, strict=True))) for choose in (min, max))
+        try:
+            many = self._divide(most, self._ways)
+        except InfeasibleError:
+            return None
+        alone = self._candidate.layout.virtual == 1 or set(many.recompute) == {self._ways[0]}
+        return many if alone and self._divide(fewest, self._ways) == many else None
 
     def _busiest_s(self, division: Division) -> float:
         """All that the busiest rank computes in a step."""

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Final
 
 from farpipe.cost import JobCosts, Layout
+from farpipe.errors import InfeasibleError
 from farpipe.plan.candidates import Candidate, shapes
-from farpipe.plan.evaluate import Evaluated, Rejected, evaluate, whole
-from farpipe.plan.lattice import Lattice, Promise
+from farpipe.plan.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
+from farpipe.plan.lattice import Lattice, Promise, Use
 from farpipe.plan.orders import QUICK, best_order
 from farpipe.plan.placement import missing_link, place_ranks
 from farpipe.spec import Job, Site
@@ -36,6 +37,8 @@ MAX_FINISHED_ACTIONS: Final = 20_000
 """Of steps that are played in every named order."""
 MAX_USES: Final = 8
 """Sets of sites of each kind that are told of."""
+MAX_ALIKE: Final = 2
+"""Of them, those that differ in names and links alone."""
 
 
 class GuidedSearch:
@@ -64,37 +67,44 @@ class GuidedSearch:
         self._finish()
 
     def _told_of(self, uses: list[list[Promise]]) -> list[list[Promise]]:
-        """The best uses of each kind; of sites that are alike one stands for all."""
-        ranked = sorted(uses, key=lambda promises: promises[0].step_s)
+        """The best uses of each kind; of sets of sites that are alike but for their links the best MAX_ALIKE."""
         chosen: list[list[Promise]] = []
         count: Counter[str] = Counter()
-        for promises in ranked:
-            kind = promises[0].use.kind
-            most = MAX_USES if kind != "replicas" else 2
-            if count[kind] < most:
-                count[kind] += 1
+        alike: Counter[object] = Counter()
+        for promises in sorted(uses, key=lambda promises: promises[0].step_s):
+            use = promises[0].use
+            sites = (use.kind, *sorted(map(self.lattice.likeness, use.homes or use.order)))
+            if alike[sites] < MAX_ALIKE and count[use.kind] < (MAX_USES if use.kind != "replicas" else MAX_ALIKE):
+                alike[sites] += 1
+                count[use.kind] += 1
                 chosen.append(promises)
         return chosen
 
     def _near(self, promises: Sequence[Promise]) -> None:
-        """Estimates are compared with the estimate of the best, whose error others are likely to share."""
+        """Estimates of one use of sites err alike, so each is corrected by what was simulated of its use."""
         looked = 0
-        scale = self._scale(promises)
+        scales, scale = self._scales(promises), self._scale(promises)
         for promise in promises:
             if promise.step_s * scale > self.best_s * (1 + MARGIN) or looked >= MAX_LOOKED_INTO:
                 break
+            if promise.step_s * scales.get(promise.use, scale) > self.best_s * (1 + MARGIN):
+                continue
             if self._work > MAX_WORK:
                 break
             looked += self._try(self._candidate(promise), self.best_s) is not None
 
     def _scale(self, promises: Sequence[Promise]) -> float:
         """The most by which a step that was simulated is faster than its estimate."""
-        ratios = [1.0]
+        return min(1.0, *self._scales(promises).values(), 1.0)
+
+    def _scales(self, promises: Sequence[Promise]) -> dict[Use, float]:
+        """Step over estimate, the least of what was simulated of every use of sites."""
+        ratios: dict[Use, float] = {}
         for promise in promises:
             candidate = self._candidate(promise)
             if candidate is not None and (found := self.evaluated.get(_key(candidate))) is not None:
-                ratios.append(found.step_s / promise.step_s)
-        return min(ratios)
+                ratios[promise.use] = min(ratios.get(promise.use, math.inf), found.step_s / promise.step_s)
+        return ratios
 
     def _alone(self, uses: Sequence[Sequence[Promise]]) -> None:
         """What the best single site can do is what more sites are measured by, so a few more of it are looked into."""
@@ -105,22 +115,33 @@ class GuidedSearch:
                 self._try(self._candidate(promise), min(found, default=math.inf))
 
     def _neighbours(self) -> None:
-        """The reverse order of the best's sites, its other shapes and sizes; of the next best the other shapes."""
+        """The best's other shapes and sizes, the same on the reverse order of its sites if that is faster with the
+        best's own; of the next best the other shapes."""
         ranked = sorted(self.evaluated.values(), key=lambda e: e.step_s)[:MAX_VARIED]
         for index, found in enumerate(ranked):
-            for other in _variants(self._job, found.candidate, everything=not index):
-                self._try(other, self.best_s)
+            self._vary(found.candidate, everything=not index)
+            other = None if index or self._job.layout.sites is not None else reverse(self._job, found.candidate)
+            before_s = self.best_s
+            if other is not None and self._try(other, before_s) is not None and self.best_s < before_s * (1 - ROUNDING):
+                self._vary(other, everything=True)
+
+    def _vary(self, candidate: Candidate, everything: bool) -> None:
+        for other in _variants(self._job, candidate, everything):
+            self._try(other, self.best_s)
 
     def _finish(self) -> None:
         """Every named order for the best ones, which so far were given a few; the whole step of those that are told."""
         ranked = sorted(self.evaluated, key=lambda key: self.evaluated[key].step_s)
         told = {kind_of(self.evaluated[key].candidate): key for key in reversed(ranked)}.values()
         for key in dict.fromkeys([*ranked[:MAX_FINISHED], *told]):
-            self.evaluated[key] = whole(self.evaluated[key])
+            try:
+                self.evaluated[key] = whole(self.evaluated[key])
+            except InfeasibleError as error:
+                self.rejected.append(reject(self.evaluated[key].candidate, self._costs, error))
         self.evaluated = {key: found for key, found in self.evaluated.items() if found.extrapolated_s is None}
         for key in ranked[:MAX_FINISHED] if self._job.schedule is None else []:
-            found = self.evaluated[key]
-            if 3 * found.problem.num_stages * found.problem.num_microbatches > MAX_FINISHED_ACTIONS:
+            found = self.evaluated.get(key)
+            if found is None or 3 * found.problem.num_stages * found.problem.num_microbatches > MAX_FINISHED_ACTIONS:
                 continue
             schedule, timeline = best_order(found.problem)
             if timeline.makespan_s < found.timeline.makespan_s:
@@ -174,17 +195,23 @@ def placed(job: Job, order: Sequence[Site], layout: Layout, in_v: bool, linked: 
     return None if sites is None else Candidate(layout, tuple(sites), in_v)
 
 
+def reverse(job: Job, candidate: Candidate) -> Candidate | None:
+    """The same on the reverse order of its sites; None for a single one, for replicas, and where it does not fit."""
+    order = [job.cluster.site(name) for name in reversed(candidate.order)]
+    if len(order) == 1 or candidate.layout.replica_sites:
+        return None
+    return placed(job, order, candidate.layout, candidate.in_v)
+
+
 def _variants(job: Job, best: Candidate, everything: bool) -> Iterator[Candidate]:
-    """Its other shapes; with `everything` the reverse order of sites and microbatches of half and twice the size."""
+    """Its other shapes; with `everything` microbatches of half and twice the size too."""
     order = [job.cluster.site(name) for name in best.order] if not best.layout.replica_sites else list(best.sites[:1])
-    orders = [order, order[::-1]] if everything and job.layout.sites is None and len(order) > 1 else [order]
-    for sites in orders:
-        for virtual, in_v in shapes(job):
-            same = replace(best.layout, virtual=virtual)
-            for layout in _resized(job, same) if everything else [same]:
-                candidate = placed(job, sites, layout, in_v)
-                if candidate is not None and (layout.pipeline > 1 or virtual == 1):
-                    yield candidate
+    for virtual, in_v in shapes(job):
+        same = replace(best.layout, virtual=virtual)
+        for layout in _resized(job, same) if everything else [same]:
+            candidate = placed(job, order, layout, in_v)
+            if candidate is not None and (layout.pipeline > 1 or virtual == 1):
+                yield candidate
 
 
 def _resized(job: Job, layout: Layout) -> Iterator[Layout]:

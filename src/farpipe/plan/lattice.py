@@ -137,6 +137,10 @@ class Lattice:
         """One site of each kind."""
         return self._kinds
 
+    def likeness(self, site: int) -> tuple[int, int]:
+        """Equal for sites that differ in name, prices and links alone."""
+        return int(self.kind_of_site[site]), self.sites[site].num_devices
+
     @property
     def allow(self) -> tuple[bool, bool]:
         """Whether one stage per rank, and two in a V, are open."""

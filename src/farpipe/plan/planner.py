@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from farpipe.cost import JobCosts, Layout, Profile, profiles_of, tell_measured
 from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.plan.advice import advice, reason
+from farpipe.plan.advice import advice, breakdown_s, reason
 from farpipe.plan.advisor import advised
 from farpipe.plan.decided import MAX_PLANNED_SITES, ZERO_STAGES, decided, largest_sites
 from farpipe.plan.evaluate import Evaluated, Rejected
@@ -217,7 +217,10 @@ def _runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Reje
             others.append(other)
             told_of.add(other.candidate.where)
             told.add(_likeness(other))
-    choices = [Choice(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, o)) for o in others]
+    mine = breakdown_s(best) if others else {}
+    choices = [
+        Choice(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, mine, o)) for o in others
+    ]
     nearest = sorted(rejected, key=lambda r: r.missing_bytes)[: max(0, MAX_RUNNERS_UP - len(choices))]
     return choices + [Choice(what=str(r.candidate), method="", step_s=0.0, reason=r.reason) for r in nearest]
 

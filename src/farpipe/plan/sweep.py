@@ -21,6 +21,7 @@ from farpipe.cost import JobCosts, profiles_of
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.arms import LOCAL_STEPS, arms_of
 from farpipe.plan.decided import ZERO_STAGES, decided, largest_sites
+from farpipe.plan.explore import search
 from farpipe.plan.plan import Arm
 from farpipe.spec import Job, job_of
 from farpipe.strict import key_path
@@ -186,11 +187,12 @@ def play(point: Point) -> Result:
 
 
 def arms_of_job(job: Job, local_steps: int = LOCAL_STEPS) -> list[Arm]:
-    """The arms of a job as `arms_of` finds them by a quick search; InfeasibleError where no layout fits."""
+    """The arms of a job as the search of `make_plan` finds them; InfeasibleError where no layout fits."""
     asked, profiles = largest_sites(job), {profile.device: profile for profile in profiles_of(job)}
     for zero in ZERO_STAGES if asked.training.zero == "auto" else ZERO_STAGES[:1]:
         settled = decided(asked, zero)
-        arms = arms_of(settled, JobCosts(settled.model, settled.training, profiles), (), local_steps)
-        if arms:
-            return arms
+        costs = JobCosts(settled.model, settled.training, profiles)
+        found, _ = search(settled, costs)
+        if found:
+            return arms_of(settled, costs, found, local_steps)
     raise InfeasibleError("no layout of this job fits")

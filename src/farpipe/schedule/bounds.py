@@ -1,5 +1,6 @@
 """Lower bounds: no schedule of a Problem can be faster. Each with the sketch of its proof."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -11,13 +12,15 @@ from farpipe.step import Messages, Problem
 ROUNDING: Final = 1e-12
 
 
-def lower_bound_s(problem: Problem) -> float:
+def lower_bound_s(problem: Problem, enough_s: float = math.inf) -> float:
     """The largest of the bounds below, seconds; a hair less, for sums in another order round differently.
 
-    Those that know of actions only are for a step whose stages open at once (`farpipe.step.Traffic.opens_s`).
+    With `enough_s` the dearest of them is left out where the others reach that. Those that know of actions only are for
+    a step whose stages open at once (`farpipe.step.Traffic.opens_s`).
     """
     of_actions = max(*busiest_rank_bounds_s(problem), critical_path_s(problem)) + float(problem.traffic.opens_s.min())
-    return max(of_actions, link_work_s(problem), relaxation_s(problem)) * (1 - ROUNDING)
+    bound_s = max(of_actions, link_work_s(problem)) * (1 - ROUNDING)
+    return bound_s if bound_s >= enough_s else max(bound_s, relaxation_s(problem) * (1 - ROUNDING))
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
