@@ -14,6 +14,7 @@ from farpipe.cli.import_ import import_
 from farpipe.cli.lengths import lengths
 from farpipe.cli.list_ import list_
 from farpipe.cli.optical import optical
+from farpipe.cli.pareto import pareto
 from farpipe.cli.plan import plan
 from farpipe.cli.probe import probe
 from farpipe.cli.profile import profile
@@ -34,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for command in (plan, sweep, schedule, compare, simulate, profile, train, report, validate):
+for command in (plan, pareto, sweep, schedule, compare, simulate, profile, train, report, validate):
     app.command()(command)
 app.command()(export)
 app.command("list")(list_)

@@ -264,11 +264,11 @@ class _Divisions:
         """
         fewest, most = (tuple(map(choose, zip(*hopes, strict=True))) for choose in (min, max))
         try:
-            many = self._divide(most, self._ways)
+            many = self._divide(most, self._modes)
         except InfeasibleError:
             return None
-        alone = self._candidate.layout.virtual == 1 or set(many.recompute) == {self._ways[0]}
-        return many if alone and self._divide(fewest, self._ways) == many else None
+        alone = self._candidate.layout.virtual == 1 or set(many.recompute) == {self._modes[0]}
+        return many if alone and self._divide(fewest, self._modes) == many else None
 
     def _busiest_s(self, division: Division) -> float:
         """All that the busiest rank computes in a step."""

@@ -19,6 +19,7 @@ _NEEDED: Final[Mapping[Objective, tuple[str, ...]]] = {
 }
 OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "money", "energy", "carbon")
 USES_PER_SIZE: Final = 12
+NOTHING_LEFT: Final = "no layout keeps all limits: allow more time, money, devices or sites"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,23 @@ def _keeps(option: Option, limits: Limits) -> bool:
     return not dear and not slow
 
 
+def is_known(option: Option, objective: Objective) -> bool:
+    """Whether nothing is missing in the figure that the objective looks at."""
+    return not _missing(option, objective)
+
+
+def known(choices: Sequence[Option], objectives: Sequence[Objective]) -> list[Option]:
+    """The choices of which all figures that the objectives need are known; InfeasibleError, with what is missing, where
+    there are none."""
+    if not choices:
+        raise InfeasibleError(NOTHING_LEFT)
+    whole = [option for option in choices if all(is_known(option, name) for name in objectives)]
+    if not whole:
+        lacks = sorted({name for one in objectives for names in _missing(choices[0], one).values() for name in names})
+        raise InfeasibleError(f"objectives {', '.join(objectives)}: there is no figure for {', '.join(lacks)}")
+    return whole
+
+
 def pareto(choices: Iterable[Option], objectives: Sequence[Objective] = ("time", "money")) -> list[Option]:
     """The choices that no other beats in one objective without losing in another, the fastest first."""
     every = sorted(choices, key=lambda option: [option.figure(name) for name in objectives])
@@ -99,7 +117,7 @@ def choose(choices: Sequence[Option], objective: Objective) -> Option:
     A figure that is not known is not zero: choices of which fewer kinds of figures are missing come first.
     """
     if not choices:
-        raise InfeasibleError("no layout keeps all limits: allow more time, money, devices or sites")
+        raise InfeasibleError(NOTHING_LEFT)
     best = min(choices, key=lambda one: (len(_missing(one, objective)), one.figure(objective), one.quote.step_s))
     missing = [name for names in _missing(best, objective).values() for name in names]
     if missing and best.figure(objective) <= 0.0:

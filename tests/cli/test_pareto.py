@@ -1,0 +1,99 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden" / "pareto.txt"
+JOB = """
+[model]
+num_layers = 8
+hidden = 1024
+num_heads = 16
+ffn_hidden = 4096
+vocab_size = 32000
+[training]
+sequence_length = 1024
+global_batch = 16
+"""
+SITE = """
+[[cluster.sites]]
+name = "{name}"
+device = "a100-80gb"
+num_devices = 8
+{prices}
+"""
+PRICES = "prices = {{ rent_usd_per_device_hour = {rent}, electricity_usd_per_mwh = 40, egress_usd_per_gb = 0.02 }}"
+LINK = '\n[[cluster.links]]\nbetween = ["dear", "cheap"]\nlatency = "1 ms"\nbandwidth = "400 Gbit/s"\n'
+
+
+DEAR, CHEAP = PRICES.format(rent=4.0), PRICES.format(rent=1.0)
+
+
+def job_text(dear=DEAR, cheap=CHEAP):
+    return JOB + SITE.format(name="dear", prices=dear) + SITE.format(name="cheap", prices=cheap) + LINK
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(job_text())
+    return path
+
+
+def test_the_front_is_shown_as_a_table(farpipe, job_file):
+    text = farpipe("pareto", job_file).stdout
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_json_has_every_choice_and_says_which_no_other_beats(farpipe, job_file):
+    data = json.loads(farpipe("pareto", job_file, "--json").stdout)
+    assert (data["format"], data["objectives"]) == ("farpipe/pareto/1", ["time", "money"])
+    figures = [(row["step_s"], row["per_million_tokens"]["total_usd"], row["on_front"]) for row in data["options"]]
+    front = [(step_s, usd) for step_s, usd, on_front in figures if on_front]
+    assert 1 < len(front) < len(figures)
+    for step_s, usd, on_front in figures:
+        beaten = any(a <= step_s and b <= usd and (a, b) != (step_s, usd) for a, b in front)
+        assert not (on_front and beaten)
+        assert on_front or any(a <= step_s and b <= usd for a, b in front)
+
+
+def test_limits_leave_choices_out(farpipe, job_file):
+    data = json.loads(farpipe("pareto", job_file, "--json", "--sites", "dear", "--max-devices", "4").stdout)
+    assert {(*row["sites"], row["num_devices"] <= 4) for row in data["options"]} == {("dear", True)}
+    assert farpipe("pareto", job_file, "--max-step", "1 us").returncode == 4
+
+
+def test_a_picture_is_drawn(farpipe, job_file, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert farpipe("pareto", job_file, "--plot", tmp_path / "front.svg").returncode == 0
+    assert "dear" in (tmp_path / "front.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--objectives", "time,mony"), 2, "there is no 'mony'; did you mean 'money'?"),
+        (("--objectives", "time"), 2, "expected two or more different ones"),
+        (("--sites", "dera"), 2, "there is no site 'dera'; did you mean 'dear'?"),
+        (("--max-step", "20"), 2, "--max-step: "),
+        (("--plot", "front.pdf"), 2, "pictures are written as .svg or .png"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said(farpipe, job_file, options, code, message):
+    run = farpipe("pareto", job_file, *options)
+    assert run.returncode == code
+    assert message in run.stderr
+
+
+def test_sites_without_a_price_are_no_bargain(farpipe, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(job_text(cheap=""))
+    data = json.loads(farpipe("pareto", path, "--json").stdout)
+    assert {tuple(row["sites"]) for row in data["options"]} == {("dear",)}
+    path.write_text(job_text("", ""))
+    run = farpipe("pareto", path)
+    assert run.returncode == 4
+    assert "there is no figure for" in run.stderr
