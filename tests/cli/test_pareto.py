@@ -97,3 +97,10 @@ def test_sites_without_a_price_are_no_bargain(farpipe, tmp_path):
     run = farpipe("pareto", path)
     assert run.returncode == 4
     assert "there is no figure for" in run.stderr
+
+
+def test_of_very_many_sites_those_that_compute_most_are_looked_at_and_that_is_said(farpipe, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "".join(SITE.format(name=f"s{index}", prices=DEAR) for index in range(40)))
+    text = " ".join(farpipe("pareto", path).stdout.split())
+    assert "Of 40 sites the 16 that compute most were looked at" in text

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from farpipe.cost import JobCosts
 from farpipe.plan import Plan, make_plan
-from farpipe.plan.arms import limit_of
+from farpipe.plan.arms import arms_of, limit_of
 from farpipe.plan.decided import decided
 from farpipe.plan.improvements import COSTS, WORTH_TELLING, improvements, still_helping
+from farpipe.plan.mixtures import mixture
 from farpipe.plan.plan import Change
 from farpipe.plan.planner import make_plans
 from farpipe.plan.quick import quick_search
 from farpipe.plan.refined import predicted, refined
-from farpipe.plan.separate_sites import _shares, separate_sites
+from farpipe.plan.separate_sites import separate_sites, shares_of_batch
 from plan.jobs import TRAINING, both_ways, device, job, site
 
 
@@ -126,7 +127,7 @@ def test_a_faster_site_gets_the_larger_share_and_none_is_lost():
 
 @given(batch=st.integers(1, 512), times=st.lists(st.floats(0.1, 10), min_size=2, max_size=4))
 def test_shares_add_up_and_are_within_a_part_of_what_speed_asks_for(batch, times):
-    shares, part = _shares(batch, times), math.ceil(batch / 16)
+    shares, part = shares_of_batch(batch, times), math.ceil(batch / 16)
     assert sum(shares) == batch
     for share, seconds in zip(shares, times, strict=True):
         assert abs(share - batch / seconds / sum(1 / s for s in times)) <= part
@@ -227,3 +228,53 @@ def test_a_switched_off_setting_that_costs_time_comes_first():
     found = quick_search(asked, costs_of(asked))
     step_s = refined_step_s(asked, found[0], costs_of(asked))
     assert improvements(asked, found[0], costs_of(asked), step_s)[0].what == "training.flash_attention = true"
+
+
+def two_pairs(apart_gbit=400.0, **link):
+    """Two pairs of near sites, far from each other."""
+    names = "abcd"
+    links = [
+        *both_ways("a", "b", latency_s=1e-4, gbit_per_s=800.0),
+        *both_ways("c", "d", latency_s=1e-4, gbit_per_s=800.0),
+    ]
+    far = [
+        pair for one in "ab" for other in "cd" for pair in both_ways(one, other, latency_s=0.02, gbit_per_s=apart_gbit)
+    ]
+    training = TRAINING.model_copy(update={"global_batch": 64})
+    return decided(job([site(name, 2) for name in names], [*links, *far], training=training, **link))
+
+
+@pytest.mark.slow
+def test_a_mixture_is_a_pipeline_over_each_pair_and_an_exchange_between_them():
+    asked = two_pairs()
+    one = mixture(asked, costs_of(asked))
+    groups = [set(found.candidate.order) for found in one.found]
+    assert sorted(map(sorted, groups)) == [["a", "b"], ["c", "d"]]
+    assert sum(one.shares) == asked.training.global_batch
+    assert one.step_s == max(found.step_s for found in one.found) + one.exchange_s
+    width, model = 4, asked.model  # gradients of bf16 training are summed in 32 bit
+    each_way = sum(size for name, size in one.exchanged_bytes.items() if name[0] in "ab")
+    assert each_way == pytest.approx(model.num_params * width)
+    slowest = max(one.exchanged_bytes.values()) / (400e9 / 8)
+    assert one.exchange_s == pytest.approx(slowest + 2 * 0.02)
+
+
+@pytest.mark.slow
+def test_a_faster_link_between_groups_never_hurts_a_mixture_and_without_links_there_is_none():
+    times = [mixture(two_pairs(rate), costs_of(two_pairs(rate))).step_s for rate in (1.0, 10.0, 100.0)]
+    assert times == sorted(times, reverse=True)
+    three = decided(job([site(name, 2) for name in "abc"], both_ways("a", "b")))
+    assert mixture(three, costs_of(three)) is None
+
+
+def test_two_sites_or_a_pinned_degree_leave_no_mixture():
+    assert mixture(decided(two_sites()), costs_of(two_sites())) is None
+    pinned = two_pairs(data=1)
+    assert mixture(pinned, costs_of(pinned)) is None
+
+
+def test_a_long_exchange_after_local_steps_is_also_told_in_8_bits():
+    asked = decided(two_sites(gbit_per_s=0.2))
+    told = {arm.training: arm.inter_site_bytes for arm in arms_of(asked, costs_of(asked)) if arm.kind == "local steps"}
+    whole, narrow = told["100 local steps between exchanges"], told["100 local steps between 8-bit exchanges"]
+    assert narrow == pytest.approx(whole / 4)

@@ -37,6 +37,7 @@ def pareto(
 ) -> None:
     """Show the layouts that no other beats in one objective without losing in another."""
     from farpipe.plan import objective
+    from farpipe.plan.decided import tell_left_out
     from farpipe.plan.service import Planner
     from farpipe.report import to_rich
     from farpipe.report.pareto import draw_front, front_data, front_table
@@ -56,7 +57,7 @@ def pareto(
     if as_json:
         print_json({"format": FORMAT, "objectives": list(names), "options": front_data(choices, front)})
         return
-    console().print(to_rich(front_table(front, len(choices))))
+    console().print(to_rich(front_table(front, len(choices), tell_left_out(len(allowed or spec.cluster.sites)))))
 
 
 def _objectives(text: str) -> "tuple[Objective, ...]":

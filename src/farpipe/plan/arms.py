@@ -1,6 +1,6 @@
 """Arms: every way to use sites and links at its best, on one cost model, and what limits each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from farpipe.cost import JobCosts
@@ -9,6 +9,7 @@ from farpipe.plan.advice import breakdown_s
 from farpipe.plan.bandwidth import link_bounds, link_bytes, replayed
 from farpipe.plan.evaluate import Evaluated, whole
 from farpipe.plan.guided import kind_of
+from farpipe.plan.mixtures import Mixture, mixture
 from farpipe.plan.plan import Arm, ArmKind
 from farpipe.plan.quick import best_of_uses, quick_search
 from farpipe.plan.refined import refined
@@ -20,6 +21,8 @@ PER_KIND: Final = 3
 NARROW: Final = "int8 or fp8 messages"
 LOCAL_STEPS: Final = 100
 """Steps between two exchanges of the arm with local steps; DiLoCo's authors use 50 to 500 (arXiv 2311.08105)."""
+NARROW_BYTES: Final = 1
+"""Of a parameter's difference in 8 bits; exchanges of 4 were seen to train as well (arXiv 2501.18512)."""
 WORTH_TELLING: Final = 0.05
 """Share of the step below which a part does not limit it."""
 _KINDS: Final[dict[str, ArmKind]] = {"alone": "one site", "pipelines": "pipeline", "replicas": "replicas"}
@@ -42,6 +45,7 @@ def arms_of(
     arms = [_arm(job, one) for one in _chosen(best_of_uses(found), per_kind)]
     arms += _narrow(job, costs, [one for one in found if kind_of(one.candidate) == "pipelines"])
     arms += [_separate_arm(job, *pair) for pair in _separate(job, costs, local_steps)]
+    arms += [_mixture_arm(job, one) for one in (mixture(job, costs),) if one is not None]
     return sorted(arms, key=lambda arm: arm.step_s)
 
 
@@ -63,33 +67,66 @@ def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> list[A
     return [_arm(narrow, refined(narrow, one, others)[1], NARROW) for one in found[:1]]
 
 
-def _separate(job: Job, costs: JobCosts, local_steps: int) -> list[tuple[SeparateSites, int]]:
-    """Sites with layouts of their own that exchange gradients, and the same with local steps.
+def _separate(job: Job, costs: JobCosts, local_steps: int) -> list[tuple[SeparateSites, int, str]]:
+    """Sites with layouts of their own that exchange gradients, and the same with local steps; what is exchanged then
+    also in 8 bits, where it takes WORTH_TELLING of the step.
 
     Where the sites are alike, replicas at each are an arm already.
     """
     every_step, rarely = (separate_sites(job, costs, number) for number in (1, local_steps))
-    found = [(one, number) for one, number in ((every_step, 1), (rarely, local_steps)) if one is not None]
-    return [(one, number) for one, number in found if number > 1 or not one.alike]
+    found = []
+    if every_step is not None and not every_step.alike:
+        found.append((every_step, 1, ""))
+    if rarely is None:
+        return found
+    found.append((rarely, local_steps, f"{local_steps} local steps between exchanges"))
+    if rarely.exchange_s > WORTH_TELLING * rarely.step_s:
+        narrow = separate_sites(job, costs, local_steps, NARROW_BYTES)
+        told = f"{local_steps} local steps between {8 * NARROW_BYTES}-bit exchanges"
+        found += [(narrow, local_steps, told)] if narrow is not None else []
+    return found
 
 
-def _separate_arm(job: Job, one: SeparateSites, local_steps: int) -> Arm:
+def _separate_arm(job: Job, one: SeparateSites, local_steps: int, training: str) -> Arm:
     sent = dict.fromkeys(one.ring, one.exchanged_bytes / local_steps)
+    kind: ArmKind = "replicas" if local_steps == 1 else "local steps"
+    return _side_by_side(job, kind, one, sent, " + ".join(one.sites), one.describe(), training)
+
+
+def _mixture_arm(job: Job, one: Mixture) -> Arm:
+    return _side_by_side(job, "mixture", one, one.exchanged_bytes, one.where, one.describe(), "")
+
+
+def _side_by_side(
+    job: Job,
+    kind: ArmKind,
+    one: SeparateSites | Mixture,
+    exchanged: Mapping[str, float],
+    where: str,
+    what: str,
+    training: str,
+) -> Arm:
+    """What a step sends is what is exchanged, and what each of `one.found` sends between its own sites."""
+    sent = dict(exchanged)
+    for part in one.found:
+        part = whole(part)
+        for name, size in link_bytes(part.problem, part.timeline).items():
+            if part.problem.between_sites[name]:
+                sent[name] = sent.get(name, 0.0) + size
     money = money_of_step(job.cluster, one.devices, one.step_s, sent)
     tokens = job.training.tokens_per_step
-    per_million = money.per_million_tokens(tokens)
     return Arm(
-        kind="replicas" if local_steps == 1 else "local steps",
-        where=" + ".join(one.sites),
-        what=one.describe(),
+        kind=kind,
+        where=where,
+        what=what,
         step_s=one.step_s,
         tokens_per_s=tokens / one.step_s,
         num_devices=sum(one.devices.values()),
         inter_site_bytes=sum(sent.values()),
-        usd_per_million_tokens=per_million.total_usd,
+        usd_per_million_tokens=money.per_million_tokens(tokens).total_usd,
         unpriced=money.unpriced,
         limited_by=one.limited_by,
-        training="" if local_steps == 1 else f"{local_steps} local steps between exchanges",
+        training=training,
     )
 
 

@@ -35,3 +35,13 @@ def largest_sites(job: Job) -> Job:
     links = tuple(link for link in job.cluster.links if link.source in names and link.target in names)
     cluster = job.cluster.model_copy(update={"sites": tuple(sites[index] for index in kept), "links": links})
     return job.model_copy(update={"cluster": cluster})
+
+
+def tell_left_out(num_sites: int) -> str:
+    """How many of so many sites are not looked at, and how to have others looked at; empty where all are."""
+    if num_sites <= MAX_PLANNED_SITES:
+        return ""
+    return (
+        f"Of {num_sites:,} sites the {MAX_PLANNED_SITES} that compute most were looked at; layout.sites pins others. A "
+        "plan with others may be better."
+    )

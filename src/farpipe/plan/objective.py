@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from farpipe.cost.money import Money, money_of_step
 from farpipe.errors import InfeasibleError
+from farpipe.plan.decided import largest_sites
 from farpipe.plan.quote import Quote
 from farpipe.plan.service import Planner
 from farpipe.spec import Job, Pins
@@ -19,6 +20,8 @@ _NEEDED: Final[Mapping[Objective, tuple[str, ...]]] = {
 }
 OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "money", "energy", "carbon")
 USES_PER_SIZE: Final = 12
+MAX_LACKS_TOLD: Final = 4
+"""Missing figures that a message names."""
 NOTHING_LEFT: Final = "no layout keeps all limits: allow more time, money, devices or sites"
 
 
@@ -57,18 +60,27 @@ class Option:
 def options(planner: Planner, job: Job, limits: Limits | None = None) -> list[Option]:
     """The best layout of every use of sites for all devices, half of them, a quarter and so on, as far as limits allow.
 
-    The fastest first.
+    The fastest first. Of very many sites that limits allow those that compute most are looked at (`largest_sites`).
     """
     limits = limits or Limits()
+    job = largest_sites(_within(job, limits.sites))
     most = min(job.cluster.num_devices, limits.devices or job.cluster.num_devices)
-    closed = {} if limits.sites is None else {s.name: 0 for s in job.cluster.sites if s.name not in limits.sites}
     request, found = job.request, dict[tuple[object, ...], Option]()
     while most:
-        quotes = planner.quotes(request, job.cluster, devices=closed, max_devices=most, most=USES_PER_SIZE)
+        quotes = planner.quotes(request, job.cluster, max_devices=most, most=USES_PER_SIZE)
         found |= {(quote.where, quote.layout, quote.in_v): _option(job, quote) for quote in quotes}
         most //= 2
     allowed = [option for option in found.values() if _keeps(option, limits)]
     return sorted(allowed, key=lambda option: option.quote.step_s)
+
+
+def _within(job: Job, names: Sequence[str] | None) -> Job:
+    """The job with these sites alone; all of them with None."""
+    if names is None:
+        return job
+    sites = tuple(site for site in job.cluster.sites if site.name in names)
+    links = tuple(link for link in job.cluster.links if link.source in names and link.target in names)
+    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"sites": sites, "links": links})})
 
 
 def _option(job: Job, quote: Quote) -> Option:
@@ -96,7 +108,9 @@ def known(choices: Sequence[Option], objectives: Sequence[Objective]) -> list[Op
     whole = [option for option in choices if all(is_known(option, name) for name in objectives)]
     if not whole:
         lacks = sorted({name for one in objectives for names in _missing(choices[0], one).values() for name in names})
-        raise InfeasibleError(f"objectives {', '.join(objectives)}: there is no figure for {', '.join(lacks)}")
+        more = f" and {len(lacks) - MAX_LACKS_TOLD} others" if len(lacks) > MAX_LACKS_TOLD else ""
+        told = ", ".join(lacks[:MAX_LACKS_TOLD])
+        raise InfeasibleError(f"objectives {', '.join(objectives)}: there is no figure for {told}{more}")
     return whole
 
 

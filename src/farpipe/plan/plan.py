@@ -14,7 +14,7 @@ from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, validate
 from farpipe.units import counted, format_bytes, format_percent, format_seconds
 
-ArmKind = Literal["one site", "pipeline", "replicas", "local steps"]
+ArmKind = Literal["one site", "pipeline", "replicas", "mixture", "local steps"]
 
 
 def _read_problem(value: Any) -> Any:
@@ -96,7 +96,7 @@ class Arm(_Part):
 
     kind: ArmKind
     where: str
-    """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
+    """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them, ``a > b + c > d`` for both."""
     what: str
     """Its layout in words."""
     step_s: float

@@ -6,7 +6,7 @@ from farpipe.cost import JobCosts, Layout, Profile, profiles_of, tell_measured
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.advice import advice, breakdown_s, reason
 from farpipe.plan.advisor import advised
-from farpipe.plan.decided import MAX_PLANNED_SITES, ZERO_STAGES, decided, largest_sites
+from farpipe.plan.decided import ZERO_STAGES, decided, largest_sites, tell_left_out
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.explore import search, shape_of
 from farpipe.plan.improvements import still_helping
@@ -75,7 +75,8 @@ def make_plans(
     plans = [plan for plan, _ in pairs]
     if local_steps is not None:
         plans[0] = advised(plans[0], costs, pairs[0][1], local_steps)
-    told = (*_tell_left_out(whole_job, asked), *tell_measured(whole_job, [profile.device for profile in profiles]))
+    left_out = [] if asked is whole_job else [tell_left_out(len(whole_job.cluster.sites))]
+    told = (*left_out, *tell_measured(whole_job, [profile.device for profile in profiles]))
     return [plan.model_copy(update={"advice": (*told, *plan.advice)}) for plan in plans]
 
 
@@ -107,17 +108,6 @@ def as_plan(job: Job, best: Evaluated) -> Plan:
         schedule=best.schedule,
         prediction=predicted(job, best),
     )
-
-
-def _tell_left_out(asked: Job, job: Job) -> list[str]:
-    """How many sites were not looked at, and how to have others looked at."""
-    number = len(asked.cluster.sites)
-    if number == len(job.cluster.sites):
-        return []
-    return [
-        f"Of {number:,} sites the {MAX_PLANNED_SITES} that compute most were looked at; layout.sites pins others. A "
-        "plan with others may be better."
-    ]
 
 
 def _tell_settings(job: Job) -> list[str]:

@@ -70,29 +70,34 @@ class SeparateSites:
 
     def describe(self) -> str:
         """Every site's layout and its share of the batch."""
-        return "; ".join(_described(one, share) for one, share in zip(self.found, self.shares, strict=True))
+        return "; ".join(describe_share(one, share) for one, share in zip(self.found, self.shares, strict=True))
 
 
-def _described(one: Evaluated, share: int) -> str:
+def describe_share(one: Evaluated, share: int) -> str:
+    """Sites, layout and share of the batch of one of several that train side by side."""
     at = one.candidate.layout
-    return f"{one.candidate.order[0]}: p{at.pipeline} d{at.data} t{at.tensor}, {share} sequences"
+    return f"{one.candidate.where}: p{at.pipeline} d{at.data} t{at.tensor}, {share} sequences"
 
 
-def separate_sites(job: Job, costs: JobCosts, steps_between: int) -> SeparateSites | None:
-    """The best set of sites for it; None where no two sites can: no memory, no ring of links, or pins in the way."""
+def separate_sites(
+    job: Job, costs: JobCosts, steps_between: int, outer_bytes: int = OUTER_BYTES
+) -> SeparateSites | None:
+    """The best set of sites for it; None where no two sites can: no memory, no ring of links, or pins in the way.
+
+    `outer_bytes`: of a parameter's difference as it is exchanged after several local steps.
+    """
     pins = job.layout
     if any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites)):
         return None
-    alone = {
-        site.name: best for site in _strongest(job.cluster.sites) if (best := _alone(job, costs, site)) is not None
-    }
+    alone = {site.name: best for site in strongest(job.cluster.sites) if (best := _alone(job, costs, site)) is not None}
     ranked = sorted(alone, key=lambda name: alone[name].step_s)
     sets = [ranked[:size] for size in range(2, len(ranked) + 1)]
-    found = [_joined(job, costs, {name: alone[name] for name in names}, steps_between) for names in sets]
+    found = [_joined(job, costs, {n: alone[n] for n in names}, steps_between, outer_bytes) for names in sets]
     return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
 
 
-def _strongest(sites: Sequence[Site]) -> list[Site]:
+def strongest(sites: Sequence[Site]) -> list[Site]:
+    """The MAX_SITES sites that compute most."""
     return sorted(sites, key=lambda site: -site.num_devices * max(site.device.peak_flops.values()))[:MAX_SITES]
 
 
@@ -108,18 +113,22 @@ def _alone(job: Job, costs: JobCosts, site: Site, batch: int | None = None) -> E
         return None
 
 
-def _joined(job: Job, costs: JobCosts, alone: dict[str, Evaluated], steps_between: int) -> SeparateSites | None:
+def _joined(
+    job: Job, costs: JobCosts, alone: dict[str, Evaluated], steps_between: int, outer_bytes: int
+) -> SeparateSites | None:
     ring = _fastest_ring(job.cluster, list(alone))
     if ring is None:
         return None
-    shares = dict(zip(alone, _shares(job.training.global_batch, [one.step_s for one in alone.values()]), strict=True))
+    shares = dict(
+        zip(alone, shares_of_batch(job.training.global_batch, [one.step_s for one in alone.values()]), strict=True)
+    )
     if min(shares.values()) == 0:
         return None
     found = [_alone(job, costs, site, shares[site.name]) for site in ring]
     if any(one is None for one in found):
         return None
     links = ring_links(job.cluster, [site.name for site in ring])
-    width = OUTER_BYTES if steps_between > 1 else memory.gradient_bytes(job.training.precision)
+    width = outer_bytes if steps_between > 1 else memory.gradient_bytes(job.training.precision)
     sent = ring_bytes("all-reduce", job.model.num_params * width, len(ring))
     once = sent / min(link.bandwidth_bytes_per_s for link in links)
     once += 2 * (len(ring) - 1) * max(link.latency_s for link in links)
@@ -140,7 +149,7 @@ def _fastest_ring(cluster: Cluster, names: Sequence[str]) -> tuple[Site, ...] | 
     return best if slowest_rate(cluster, best) else None
 
 
-def _shares(batch: int, times: Sequence[float]) -> list[int]:
+def shares_of_batch(batch: int, times: Sequence[float]) -> list[int]:
     """`batch` divided in proportion to speed, in parts that are a divisor of it, so that layouts find replicas."""
     part = max(d for d in range(1, ceil(batch / NUM_PARTS) + 1) if batch % d == 0)
     speeds = [1 / seconds for seconds in times]

@@ -17,12 +17,12 @@ AXES: Final[Mapping[Objective, str]] = {
 }
 
 
-def front_table(front: Sequence[Option], num_choices: int) -> TableView:
-    """One row for every choice of the front, the fastest first."""
+def front_table(front: Sequence[Option], num_choices: int, left_out: str = "") -> TableView:
+    """One row for every choice of the front, the fastest first; `left_out` says what was not looked at."""
     columns = ("sites", "layout", "devices", "step", "tokens/s", "$/Mtok", "kWh/Mtok", "gCO2/Mtok")
     note = (
         f"{len(front)} of {num_choices:,} choices. Estimates by closed forms: pin one ([layout]) for `farpipe plan` to "
-        "simulate it."
+        f"simulate it.{left_out and ' '}{left_out}"
     )
     return TableView(
         "Pareto front", columns, tuple(map(_row, front)), frozenset(range(2, 8)), note=note, expendable=(7, 6, 4)

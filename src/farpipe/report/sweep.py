@@ -14,6 +14,7 @@ COLOURS: Final = {
     "one site": "#c7ccd6",
     "pipeline": "#5b8fd9",
     "replicas": "#5fb38a",
+    "mixture": "#9a78c9",
     "local steps": "#e8b04b",
     "nothing fits": "#ffffff",
 }
