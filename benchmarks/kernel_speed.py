@@ -15,9 +15,9 @@ import numpy as np
 
 from farpipe.schedule import check
 from farpipe.schedule.library import order
-from farpipe.simulate.lowering import lower
 from farpipe.simulate.simulate import play
 from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
+from farpipe.step.lowering import lower
 
 LOAD = """
 import time; begin = time.perf_counter()

@@ -4,10 +4,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from farpipe.simulate import simulate
-from farpipe.simulate.lowering import lower
 from farpipe.simulate.slack import data_with_slack, slack
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import KINDS, Hop, Link, Problem, Rank, Schedule, Stage, Transfer
+from farpipe.step.lowering import lower
 from strategies import POSITIVE_SECONDS, problems_with_schedules
 
 FIGURES = {"F": "forward_s", "I": "input_grad_s", "W": "weight_grad_s", "B": "weight_grad_s"}

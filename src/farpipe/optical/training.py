@@ -15,9 +15,9 @@ from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Out, 
 from farpipe.optical.policies import POLICIES, Policy
 from farpipe.schedule import check
 from farpipe.simulate import Timeline
-from farpipe.simulate.lowering import lower
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE
 from farpipe.step import Problem, Schedule
+from farpipe.step.lowering import lower
 
 MAX_BLOCKS = 2
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from farpipe.cost.lossy_links import LossyLink, lateness_s, lossy_link
 from farpipe.plan.plan import Plan, Spread
 from farpipe.simulate import makespans_s, simulate
-from farpipe.simulate.lowering import StepArrays, lower
 from farpipe.spec import Job
 from farpipe.step import Collectives, Messages, Problem, Schedule
+from farpipe.step.lowering import StepArrays, lower
 
 Floats = NDArray[np.float64]
 Lateness = dict[tuple[int, ...], Floats]

@@ -16,9 +16,9 @@ import numpy as np
 
 from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
 from farpipe.search.ticks import Ticks, choose_ticks, durations_s
-from farpipe.simulate.lowering import Ints
 from farpipe.step import BACKWARD, FORWARD
 from farpipe.step.chains import NOBODY
+from farpipe.step.lowering import Ints
 
 _MEMORY_UNITS: Final = 1_000_000
 _MAX_PAIRS: Final = 2_000

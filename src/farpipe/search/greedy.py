@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
-from farpipe.simulate.lowering import Floats, Ints
 from farpipe.step import BACKWARD, FORWARD, KINDS
+from farpipe.step.lowering import Floats, Ints
 
 MAX_ACTIONS_IN_ALL = 1_500_000
 """Over all tries together: one or two seconds' work; of steps larger than that fewer combinations are tried."""

@@ -3,7 +3,7 @@
 A move swaps two neighbouring blocks of a rank's order (a block of one action is a shift); a chained move shifts the
 same microbatch on several ranks in a row. Where microbatches are alike, those of one stage and kind keep their
 sequence: what a move carries past its like is renumbered. The rules on a rank and its memory are checked over the
-changed stretch only, the rest (deadlock, time) by the simulator's kernel.
+changed stretch only, the rest (deadlock, time) by the compiled player.
 
 There is no move that joins I and W into B: in our model B is never faster than I at once followed by W.
 """
@@ -11,7 +11,7 @@ There is no move that joins I and W into B: in our model B is never faster than 
 import numpy as np
 from numba import njit
 
-from farpipe.simulate.kernel import makespan
+from farpipe.step.player import makespan
 
 _F, _I, _W, _B = 0, 1, 2, 3
 MAX_STRETCH = 64

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.search.step import CodedSchedule, SearchStep
-from farpipe.simulate.lowering import Floats, Ints
 from farpipe.step import Hop, Problem, Transfer
+from farpipe.step.lowering import Floats, Ints
 
 LONG_ACTIONS: Final = 400_000
 """Steps with more actions than that are extended from shorter ones."""

@@ -17,7 +17,7 @@ from farpipe.schedule.bounds import least_times_s
 from farpipe.search.exact import memory_units, run_solver
 from farpipe.search.step import CodedSchedule, Player, SearchStep
 from farpipe.search.ticks import Ticks, choose_ticks
-from farpipe.simulate.lowering import Floats
+from farpipe.step.lowering import Floats
 
 _F, _I, _W = 0, 1, 2
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.simulate.lowering import Floats, Ints, StepArrays, lower
 from farpipe.step import KINDS, Holding, Problem, Schedule, byte_tables, holdings
+from farpipe.step.lowering import Floats, Ints, StepArrays, lower
 
 _I, _W, _B = map(KINDS.index, "IWB")
 
@@ -22,7 +22,7 @@ class SearchStep:
     problem: Problem
     arrays: StepArrays
     tables: tuple[Any, ...]
-    """What `farpipe.simulate.kernel.run` reads."""
+    """What `farpipe.step.player.run` reads."""
     headroom_bytes: Floats
     """[R]: what a rank has for activations; infinite where memory is unlimited."""
     taken_bytes: Floats
@@ -112,14 +112,14 @@ class Player:
     """Plays orders of one step again and again in the same memory; not to be used by two threads at once."""
 
     def __init__(self, step: SearchStep):
-        from farpipe.simulate import kernel  # here, for numba takes a third of a second to import
+        from farpipe.step import player  # here, for numba takes a third of a second to import
 
         self.step = step
-        self._kernel: Any = kernel
+        self._compiled: Any = player
         arrays = step.arrays
         num_links, any_shared = arrays.shared.size, bool(arrays.shared.any())
         sizes = (arrays.num_ranks, num_links, any_shared, arrays.collectives.link.size)
-        self.scratch = self._kernel.new_scratch(step.tables[0], *sizes)
+        self.scratch = self._compiled.new_scratch(step.tables[0], *sizes)
         self._no_limit = np.full(arrays.num_ranks, np.inf)
 
     def out(self, num_actions: int) -> tuple[NDArray[Any], ...]:
@@ -136,10 +136,10 @@ class Player:
         return np.asarray(self.play(orders)[1][0])
 
     def play(self, orders: CodedSchedule) -> tuple[float, tuple[NDArray[Any], ...]]:
-        """(step time, what the kernel wrote: starts of actions, of messages, arrivals, starts of collectives)."""
+        """(step time, what the player wrote: starts of actions, of messages, arrivals, starts of collectives)."""
         codes, begin = orders
         out = self.out(codes.size)
-        return float(self._kernel.makespan(codes, begin, self.step.tables, out, self.scratch, self._no_limit)), out
+        return float(self._compiled.makespan(codes, begin, self.step.tables, out, self.scratch, self._no_limit)), out
 
 
 def to_schedule(orders: CodedSchedule, num_microbatches: int, method: str) -> Schedule:

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.simulate.lowering import Floats, Ints, StepArrays
+from farpipe.step.lowering import Floats, Ints, StepArrays
 
 _MAX_TICKS: Final = 1_000_000
 _CLOSE: Final = 1e-9

@@ -18,9 +18,9 @@ import numpy as np
 from farpipe.search.exact import memory_units, run_solver
 from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
 from farpipe.search.ticks import Ticks, choose_ticks, durations_s
-from farpipe.simulate.lowering import Floats, Ints
 from farpipe.step import BACKWARD, FORWARD
 from farpipe.step.chains import NOBODY
+from farpipe.step.lowering import Floats, Ints
 
 MOST_ACTIONS: Final = 1_200
 """In one window: about what CP-SAT orders in a second."""

@@ -1,4 +1,4 @@
-"""Predict a step: the compiled kernel, timelines, memory curves."""
+"""Predict a step: timelines, waits, slack, memory curves."""
 
 from farpipe.simulate.samples import makespans_s
 from farpipe.simulate.simulate import simulate

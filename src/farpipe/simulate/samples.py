@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from farpipe.errors import ScheduleError
-from farpipe.simulate.lowering import Floats, StepArrays
 from farpipe.step import Schedule
+from farpipe.step.lowering import Floats, StepArrays
 
 
 def makespans_s(samples: Iterable[StepArrays], schedule: Schedule) -> Floats:
@@ -15,15 +15,15 @@ def makespans_s(samples: Iterable[StepArrays], schedule: Schedule) -> Floats:
 
     The samples are of one shape; what differs are their seconds. ScheduleError when the orders deadlock.
     """
-    from farpipe.simulate import kernel  # here, for numba takes a third of a second to import
+    from farpipe.step import player  # here, for numba takes a third of a second to import
 
     codes, begin = schedule.codes, schedule.begin
-    play: Any = kernel.makespan
+    play: Any = player.makespan
     found, scratch, out = [], None, None
     for arrays in samples:
         if scratch is None:
             tables, shape = arrays.tables, arrays.messages.link.shape
-            new_scratch: Any = kernel.new_scratch
+            new_scratch: Any = player.new_scratch
             sizes, num_collectives = (arrays.num_ranks, arrays.shared.size), arrays.collectives.link.size
             scratch = new_scratch(tables[0], *sizes, bool(arrays.shared.any()), num_collectives)
             out = (np.empty(codes.size), np.zeros(np.prod(shape)), np.empty(np.prod(shape)), np.empty(num_collectives))

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from farpipe.errors import ScheduleError
 from farpipe.schedule import check
-from farpipe.simulate.lowering import Floats, Ints, StepArrays, lower
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import BACKWARD, FORWARD, KINDS, NOTHING, Messages, Problem, Schedule
+from farpipe.step.lowering import Floats, Ints, StepArrays, lower
 
 
 def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> Timeline:
@@ -34,15 +34,15 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
 
 
 def play(arrays: StepArrays, codes: Ints, begin: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-    """Run the compiled kernel: starts of actions [A], of messages and their arrivals [2, S, M], of collectives [C].
+    """Run the compiled player: starts of actions [A], of messages and their arrivals [2, S, M], of collectives [C].
 
     ScheduleError when not every action could be played.
     """
-    from farpipe.simulate import kernel  # here, for numba takes a third of a second to import
+    from farpipe.step import player  # here, for numba takes a third of a second to import
 
     out = _outputs(arrays, codes.size)
     flat_out = (out[0], out[1].reshape(-1), out[2].reshape(-1), out[3])
-    play_compiled: Any = kernel.play
+    play_compiled: Any = player.play
     played = play_compiled(codes, begin, arrays.tables, arrays.shared.size, flat_out)
     if played < codes.size:
         raise ScheduleError(f"the orders deadlock: only {played} of {codes.size} actions can be played")

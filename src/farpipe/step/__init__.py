@@ -6,6 +6,7 @@ from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, CollectiveKin
 from farpipe.step.figures import MAX_SECONDS
 from farpipe.step.grid import draw_grid
 from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, site_of
+from farpipe.step.lowering import StepArrays, lower
 from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
 from farpipe.step.messages import BACKWARD, FORWARD, FREE, NOTHING, Collectives, Messages, Opening, Traffic
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
@@ -39,6 +40,7 @@ __all__ = [
     "RankOrder",
     "Schedule",
     "Stage",
+    "StepArrays",
     "Sync",
     "Traffic",
     "Transfer",
@@ -50,6 +52,7 @@ __all__ = [
     "holdings",
     "is_inter_site",
     "least_activation_bytes",
+    "lower",
     "retimed",
     "site_of",
     "stagger",

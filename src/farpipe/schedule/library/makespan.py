@@ -4,18 +4,19 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.step import Problem, Schedule
+from farpipe.step import Problem, Schedule, lower
 
 
 def makespan_s(problem: Problem, schedule: Schedule) -> float:
     """The end of the last action or collective, as `simulate` has it; infinite where ranks wait for each other."""
-    from farpipe.schedule.library import makespan_kernel  # here, for numba takes a third of a second to import
+    from farpipe.step import player  # here, for numba takes a third of a second to import
 
-    last_end: Any = makespan_kernel.last_end
-    forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
-    duration_s = np.stack([forward, inputs, weights, inputs + weights])
-    rank_of_stage = np.array([stage.rank for stage in problem.stages])
-    traffic = problem.traffic
-    orders = (schedule.codes, schedule.begin, duration_s, rank_of_stage)
-    collectives = (*traffic.collectives.figures, traffic.collectives.begin)
-    return float(last_end(*orders, traffic.messages.figures, collectives, *traffic.opening[:2]))
+    new_scratch: Any = player.new_scratch
+    makespan: Any = player.makespan
+    arrays = lower(problem)
+    size, num_collectives = arrays.messages.link.size, arrays.collectives.link.size
+    sizes = (problem.num_ranks, len(problem.links), bool(arrays.shared.any()), num_collectives)
+    scratch = new_scratch(arrays.tables[0], *sizes)
+    out = (np.empty(schedule.codes.size), np.empty(size), np.empty(size), np.empty(num_collectives))
+    never = np.full(problem.num_ranks, np.inf)
+    return float(makespan(schedule.codes, schedule.begin, arrays.tables, out, scratch, never))

@@ -1,4 +1,4 @@
-"""A Problem as flat arrays: what the compiled kernel reads besides the codes of a Schedule."""
+"""A Problem as flat arrays: what the compiled player reads besides the codes of a Schedule."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.step import Collectives, Messages, Problem
+from farpipe.step.messages import Collectives, Messages
+from farpipe.step.problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -32,7 +33,7 @@ class StepArrays:
 
     @property
     def tables(self) -> tuple[Any, ...]:
-        """What the kernel reads, flat: its places are named in `kernel`."""
+        """What the player reads, flat."""
         shape, flat = self.messages.link.shape[1:], (self.duration_s, self.rank_of_stage, *self.messages.figures)
         opening = self.collectives.opening(self.opens_s, self.shared.size)
         collectives = (*self.collectives.figures, self.collectives.begin)
