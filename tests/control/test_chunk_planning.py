@@ -2,18 +2,28 @@
 
 import io
 import json
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
-from chunk_runs import make_run, train_whole, write_documents
+from chunk_runs import PlanningHere, make_run, train_whole, write_documents
 from farpipe.control import chunk_planning
-from farpipe.control.chunk_planner import question, serve, setting
+from farpipe.control.chunk_orders import OrderSearch
+from farpipe.control.chunk_planner import ordered, plan_step, question, serve, setting
 from farpipe.control.chunk_planning import ChunkPlanning
 from farpipe.errors import InfeasibleError, RunError
 from farpipe.run.run import run as run_here
+from farpipe.runtime.step_plans import PlannedStep
 from farpipe.runtime.train import train_rank
+from farpipe.schedule import check
 from farpipe.sequences import StepPlan, check_chunks
+from farpipe.simulate import simulate
+from farpipe.step import Schedule
 from in_process import run_ranks
 from trainings import metrics
 
@@ -121,6 +131,73 @@ def late_after(searched, first):
     return late
 
 
+def test_faster_orders_keep_chains_and_memory_and_what_is_not_ready_is_not_waited_for(documents):
+    run, orders = make_run(documents, ranks=4), OrderSearch(priority=None)
+    told = plan_step(run.chunk_costs, "elastic", LENGTHS, 1, 0.1) | {"step": 3}
+    orders._ready = Future()
+    assert ordered(orders, run.chunk_costs, told, 0.2) is None, "nothing is loaded yet"
+    orders = OrderSearch(priority=None)
+    orders.wait()
+    assert ordered(orders, run.chunk_costs, told, 0.0) is None, "no time is left"
+    found = ordered(orders, run.chunk_costs, told, 0.3)
+    plan = StepPlan.from_data(told["plans"][0], "plan")
+    problem, order = plan.problem(run.chunk_costs), Schedule.from_data(found["schedules"][0], "order")
+    check(problem, order)
+    pattern_s = simulate(problem, plan.schedule).makespan_s
+    assert found["facts"]["predicted_makespan_s"] == simulate(problem, order).makespan_s < 0.995 * pattern_s
+    assert found["facts"]["pattern_makespan_s"] == pattern_s
+
+
+def test_an_order_that_is_found_in_time_is_taken_and_otherwise_the_pattern_runs(documents, monkeypatch):
+    monkeypatch.setattr(chunk_planning, "SEARCH_SHARE", 1e6)  # such small steps are predicted to take milliseconds
+    monkeypatch.setattr(chunk_planning, "MOST_SEARCH_S", 3.0)
+    planning = ChunkPlanning(make_run(documents, ranks=4))
+    try:
+        planning.ask(0, LENGTHS)
+        first = planning.answer(0, patient=True)
+        assert first.facts["order"] == "chunk-1f1b", "no step waits for an order"
+        found = first
+        for step in range(1, 20):
+            planning.ask(step, LENGTHS)
+            time.sleep(1.0)
+            found = planning.answer(step, patient=False)
+            if "pattern_makespan_s" in found.facts:
+                break
+        assert found.facts["predicted_makespan_s"] < found.facts["pattern_makespan_s"]
+        assert found.facts["order"] == found.plans[0].schedule.method != "chunk-1f1b"
+        check(found.plans[0].problem(planning._costs), found.plans[0].schedule)
+    finally:
+        planning.close()
+
+
+def test_training_in_searched_orders_is_training_on_whole_documents(documents, tmp_path):
+    run, place, orders = make_run(documents, ranks=4), tmp_path / "run", OrderSearch(priority=None)
+    orders.wait()
+    place.mkdir()
+    run_ranks(4, lambda peers: train_rank(run, peers, place, make_planner=partial(SearchingHere, orders=orders)))
+    lines = metrics(place)
+    assert all(line["chunks"]["order"] != "chunk-1f1b" for line in lines)
+    losses, norms, _ = train_whole(run, torch.float32)
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
+    assert [line["grad_norm"] for line in lines] == pytest.approx(norms, rel=1e-3)
+
+
+class SearchingHere(PlanningHere):
+    """The same with an order that is sought when the answer is asked for."""
+
+    def __init__(self, run, run_dir=None, *, orders):
+        super().__init__(run, run_dir)
+        self.orders = orders
+
+    def answer(self, step, *, patient):
+        planned = super().answer(step, patient=patient)
+        told = {"step": step, "plans": [plan.to_data() for plan in planned.plans], "facts": planned.facts}
+        found = ordered(self.orders, self.run.chunk_costs, told, 0.3)
+        schedules = [Schedule.from_data(order, "order") for order in found["schedules"]]
+        plans = tuple(replace(plan, schedule=order) for plan, order in zip(planned.plans, schedules, strict=True))
+        return PlannedStep(plans, planned.facts | found["facts"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "sleep"])
 def test_real_processes_over_an_emulated_wan(documents, tmp_path, device):
@@ -130,7 +207,5 @@ def test_real_processes_over_an_emulated_wan(documents, tmp_path, device):
     lines = metrics(tmp_path / "run")
     assert all(line["chunks"]["origin"] == "searched" for line in lines)
     if device == "cpu":
-        import torch
-
         losses, _, _ = train_whole(run, torch.float32)
         assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)

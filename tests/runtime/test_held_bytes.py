@@ -1,9 +1,15 @@
 """What forwards hold for their backwards is counted once, however many share it, until nobody needs it."""
 
+import pytest
 import torch
 
-from farpipe.runtime.chunk_stage import chunk_batch
+from chunk_runs import make_run, write_documents
+from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
 from farpipe.runtime.held_bytes import HeldBytes
+from farpipe.runtime.model.decoder import slices as slices_of
+from farpipe.runtime.work import make_stage, numerics_of
+from farpipe.sequences import Chunk, Slice
+from farpipe.sequences.chunk import load_of
 from farpipe.sequences.cut import Cut, make_chunks
 from runtime.test_chunk_stage import LAW, MODELS, documents_of, make_stages
 
@@ -39,3 +45,35 @@ def test_a_stage_holds_more_with_every_chunk_and_nothing_after_the_last_backward
         assert stage.held.now == 0
         peaks.append(stage.held.peak)
     assert peaks[1] < 0.7 * peaks[0], "layers that are computed again hold their input, keys and values only"
+
+
+CHUNKINGS = {
+    "whole": [[Slice(0, 0, 64, 64)], [Slice(1, 0, 48, 48)]],
+    "packed": [[Slice(index, 0, 16, 16) for index in range(4)]],
+    "split": [[Slice(0, 0, 32, 64)], [Slice(0, 32, 32, 64)]],
+    "hybrid": [[Slice(0, 0, 32, 64)], [Slice(0, 32, 32, 64), Slice(1, 0, 20, 20), Slice(2, 0, 3, 3)]],
+}
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    return write_documents(tmp_path_factory.mktemp("text") / "text")
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+@pytest.mark.parametrize("name", CHUNKINGS)
+def test_every_chunk_holds_what_the_costs_say(documents, name, layers):
+    """On a CPU: on each of four stages, the ends among them, computed again or not."""
+    run = make_run(documents, ranks=4)
+    chunks = tuple(Chunk(tuple(slices)) for slices in CHUNKINGS[name])
+    ids = tuple(torch.zeros((1, chunk.num_tokens), dtype=torch.int64) for chunk in chunks)
+    for part, costs in zip(slices_of(run.partition), run.chunk_costs.stages, strict=True):
+        numerics = numerics_of(run.training, recompute="none")
+        stage = make_stage(run.model, run.training, part, numerics, "cpu", ChunkStage)
+        stage.begin_chunks(ChunkBatch(chunks, ids, ids), [layers] * len(chunks))
+        before, measured = 0, []
+        for index, chunk in enumerate(chunks):
+            stage.forward(index, torch.zeros((1, chunk.num_tokens, run.model.hidden)))
+            measured.append(stage.held.now - before)
+            before = stage.held.now
+        assert measured == pytest.approx(costs.held_bytes(load_of(chunks), layers).tolist(), rel=0.01)

@@ -1,11 +1,13 @@
 """Rank 0's part in planning every step of a training on chunks: asks a process of its own, and never waits for long.
 
 Where the plan of the next step is not there when this one ends, the cut that served the last planned step is taken for
-the next batch as well, without a search; the run says so, and goes on to ask.
+the next batch as well, without a search; the run says so, and goes on to ask. Orders that are faster than token-level
+1F1B are taken where they have been found by then, and never waited for.
 """
 
 import queue
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from farpipe.runtime.step_plans import PlannedStep
 from farpipe.sequences import StepPlan, options_of, plan_as_before, shares, step_plan
 from farpipe.sequences.chunk import Ints
 from farpipe.sequences.cut import Cut
+from farpipe.step import Schedule
 from farpipe.strict import parse_json
 
 BUDGET_S: Final = 1.5
@@ -24,6 +27,9 @@ BUDGET_S: Final = 1.5
 SHARE: Final = 0.5
 """Of the last step's predicted time that planning the next may take, or LEAST_S."""
 LEAST_S: Final = 0.1
+SEARCH_SHARE: Final = 0.75
+"""Of the same time, after which the search for a faster order of the next step ends."""
+MOST_SEARCH_S: Final = 5.0
 PATIENCE_S: Final = 0.25
 """For so long the end of a step waits for a plan that is late."""
 LATE_S: Final = 60.0
@@ -41,12 +47,13 @@ class ChunkPlanning:
         self._lengths: dict[int, Ints] = {}
         self._cuts: list[Cut] = []
         """Of every replica, from the last plan that was searched."""
-        self._predicted_s = BUDGET_S / SHARE
+        self._predicted_s, self._seeks_orders = BUDGET_S / SHARE, run.seeks_orders
         self._start()
 
     def _start(self) -> None:
         self.beside = Beside(_MODULE)
-        self.beside.send(setting(self._costs, self._packing, self._num_replicas))
+        head = setting(self._costs, self._packing, self._num_replicas, seeks_orders=self._seeks_orders)
+        self.beside.send(head)
 
     def ask(self, step: int, lengths: Ints) -> None:
         """See StepPlanner."""
@@ -54,7 +61,8 @@ class ChunkPlanning:
             self.beside.close()
             self._start()
         self._lengths[step] = lengths
-        self.beside.send(question(step, lengths, min(BUDGET_S, max(LEAST_S, SHARE * self._predicted_s))))
+        budget_s = min(BUDGET_S, max(LEAST_S, SHARE * self._predicted_s))
+        self.beside.send(question(step, lengths, budget_s, min(MOST_SEARCH_S, SEARCH_SHARE * self._predicted_s)))
 
     def answer(self, step: int, *, patient: bool) -> PlannedStep:
         """See StepPlanner."""
@@ -84,8 +92,8 @@ class ChunkPlanning:
             if line is None:
                 return None
             body = self._read(line)
-            if body is not None and body["step"] == step:
-                return self._planned(body, step)
+            if body is not None and body["step"] == step and "schedules" not in body:
+                return self._ordered(self._planned(body, step), step)
 
     def _read(self, line: str) -> dict[str, Any] | None:
         """An answer, whose cuts are remembered; None for nonsense, after which the process is ended."""
@@ -107,6 +115,20 @@ class ChunkPlanning:
         plans = tuple(StepPlan.from_data(plan, f"plan of step {step}") for plan in body["plans"])
         self._predicted_s = body["facts"]["predicted_makespan_s"]
         return PlannedStep(plans, body["facts"])
+
+    def _ordered(self, planned: PlannedStep, step: int) -> PlannedStep:
+        """The same in a faster order, if one has been found by now."""
+        try:
+            line = self.beside.receive()
+        except queue.Empty:
+            return planned
+        body = None if line is None else self._read(line)
+        if body is None or body["step"] != step or "schedules" not in body:
+            return planned
+        self._predicted_s = body["facts"]["predicted_makespan_s"]
+        orders = [Schedule.from_data(order, f"order of step {step}") for order in body["schedules"]]
+        plans = tuple(replace(plan, schedule=order) for plan, order in zip(planned.plans, orders, strict=True))
+        return PlannedStep(plans, planned.facts | body["facts"])
 
     def _as_before(self, step: int, lengths: Ints, why: str) -> PlannedStep:
         """The last good cut for this batch."""

@@ -46,6 +46,8 @@ class StageChunks:
     """One layer's activations while it is computed again."""
     logit_bytes: float
     """Logits and their gradients, in 32 bit, while the backward of the last stage begins."""
+    whole_bytes: float = 0.0
+    """What one layer keeps besides for tokens of whole sequences: attention's output where it is not the next input."""
 
     @property
     def layer_forward(self) -> Law:
@@ -54,11 +56,13 @@ class StageChunks:
 
     def held_bytes(self, load: Load, recomputed: Ints | int) -> Floats:
         """From F to the end of the backward, when `recomputed` layers are: [num_chunks]."""
-        return np.asarray(self.activation_bytes * load.tokens - recomputed * self.saved_of(load))
+        whole = self.num_layers * self.whole_bytes * (load.tokens - load.split_tokens)
+        return np.asarray(self.activation_bytes * load.tokens + whole - recomputed * self.saved_of(load))
 
     def saved_of(self, load: Load) -> Floats:
         """Bytes that one recomputed layer saves: [num_chunks]."""
-        return np.asarray(self.saved_bytes * load.tokens - self.key_bytes * load.split_tokens)
+        whole = self.whole_bytes * (load.tokens - load.split_tokens)
+        return np.asarray(self.saved_bytes * load.tokens + whole - self.key_bytes * load.split_tokens)
 
     def chain_of(self, load: Load) -> Floats:
         """Gradients of keys and values that wait for a chunk's own backward: [num_chunks]."""

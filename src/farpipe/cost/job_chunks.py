@@ -86,7 +86,10 @@ class _ChunkJob:
         late_head = Laws(Law(), head.forward + head.input_grad, head.weight_grad)
         for part in [embedding] * (index == 0) + [late_head] * (index == last):
             laws = laws.plus(part)
-        return StageChunks(laws, layer, num_layers, **self._bytes(num_layers, index == 0, index == last))
+        held = self._bytes(num_layers, index == 0, index == last)
+        if self._sites[index].device.name == "cpu":
+            held = self._eager_bytes(held, num_layers, index == 0, index == last)
+        return StageChunks(laws, layer, num_layers, **held)
 
     def _measured(self, index: int, profile: ChunkProfile) -> StageChunks:
         num_layers, ends = self.placements[index].num_layers, (index == 0, index == len(self.placements) - 1)
@@ -125,6 +128,24 @@ class _ChunkJob:
             "chain_bytes": num_layers * keys * memory.gradient_bytes(self._probe.precision),
             "working_bytes": layer / share,
             "logit_bytes": is_last * logits / share,
+        }
+
+    def _eager_bytes(self, held: dict[str, float], num_layers: int, is_first: bool, is_last: bool) -> dict[str, float]:
+        """The same with what PyTorch's kernels on a CPU and farpipe's engine keep beside the formulas' fused kernels.
+
+        Of each norm what the gain multiplies, and a scale in 32 bit; of a whole sequence's attention its output beside
+        the copy that the next product takes, and the logarithms of its sums; of a chunk the angles of its positions
+        and what the stage has sent.
+        """
+        element = memory.element_bytes(self._probe.precision)
+        norms = 2 * (self.model.hidden * element + 4 if self.model.norm == "rmsnorm" else 8)
+        ends = self.model.head_dim * element * (self.model.positions == "rotary")
+        ends += 8 * is_first + self.model.hidden * element * (not is_last)
+        return held | {
+            "activation_bytes": held["activation_bytes"] + num_layers * norms + ends,
+            "saved_bytes": held["saved_bytes"] + norms,
+            "working_bytes": held["working_bytes"] + norms,
+            "whole_bytes": self.model.attention_hidden * element + 4 * self.model.num_heads,
         }
 
     def base(self) -> Problem:

@@ -34,6 +34,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
         partition=tuple((p.first_layer, p.end_layer) for p in plan.placements),
         recompute=plan.recompute,
         replicas=plan.replicas,
+        seeks_orders=plan.job.schedule is None,
         peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
         **settings,
     )

@@ -98,7 +98,7 @@ class ChunkStage(TorchStage):
         return x.grad
 
     def _note(self) -> None:
-        self.held.note(self.keys_and_values.grad_bytes)
+        self.held.note(self.keys_and_values.grad_bytes + self.store.num_bytes)
 
     def _head_grad(self, microbatch: int, y: Tensor) -> Tensor:
         """The loss of a chunk from what the layers have made of it, and its gradient there."""
@@ -124,11 +124,14 @@ class ChunkStage(TorchStage):
         positions = torch.cat([torch.arange(part.start, part.end, device=x.device) for part in chunk.slices])
         x = module.embed(x, positions) if module.part.has_embedding else x
         rotary = None if module.rotary is None else self._angles(module.rotary, positions)
+        if rotary is not None:  # which layers that are computed again keep unseen by autograd
+            self._counted[microbatch].append(Held(self.held, rotary))
         for index, (name, layer) in enumerate(module.layers.items()):
             assert isinstance(layer, Layer)
-            mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped)
+            is_again = index < self._again[microbatch]
+            mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped, is_again)
             work = partial(layer, rotary=rotary, mix=mix)
-            if index < self._again[microbatch]:
+            if is_again:
                 self._counted[microbatch].append(Held(self.held, x))
                 x = again(work, x)
             else:

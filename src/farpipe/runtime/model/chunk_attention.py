@@ -49,10 +49,14 @@ class KeyValueStore:
     counter: HeldBytes | None = None
     """Counts the keys and values as well."""
 
-    def of(self, layer: str, part: Slice, key: Tensor, value: Tensor) -> list[Kept]:
-        """The slices of `part`'s sequence up to `part` itself, which is kept unless it is there (recomputation)."""
+    def of(self, layer: str, part: Slice, key: Tensor, value: Tensor, *, is_copied: bool = False) -> list[Kept]:
+        """The slices of `part`'s sequence up to `part` itself, which is kept unless it is there (recomputation).
+
+        A copy is kept where nobody else keeps the rest of the tensors that `key` and `value` are parts of.
+        """
         found = self.kept.setdefault((layer, part.sequence), [])
         if sum(one.key.shape[-2] for one in found) == part.start:
+            key, value = (key.clone(), value.clone()) if is_copied else (key, value)
             counted = () if self.counter is None else (Held(self.counter, key), Held(self.counter, value))
             found.append(Kept(key.detach(), value.detach(), counted=counted))
         return found
@@ -102,7 +106,8 @@ class _SplitAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, at: "ChunkAttention") -> Tensor:
         ctx.at = at
         ctx.save_for_backward(query)
-        kept = at.store.of(at.layer, at.part, key, value)
+        is_copied = at.is_recomputed and len(at.chunk.slices) > 1
+        kept = at.store.of(at.layer, at.part, key, value, is_copied=is_copied)
         return attend(query, *_joined(kept), is_grouped=at.is_grouped)
 
     @staticmethod
@@ -136,6 +141,8 @@ class ChunkAttention:
     layer: str
     chunk: Chunk
     is_grouped: bool
+    is_recomputed: bool = False
+    """Whether the layer is computed again, so that the store alone keeps keys and values until then."""
 
     @property
     def part(self) -> Slice:
