@@ -132,11 +132,11 @@ def late_after(searched, first):
 
 
 def test_faster_orders_keep_chains_and_memory_and_what_is_not_ready_is_not_waited_for(documents):
-    run, orders = make_run(documents, ranks=4), OrderSearch(priority=None)
+    run, orders = make_run(documents, ranks=4), OrderSearch()
     told = plan_step(run.chunk_costs, "elastic", LENGTHS, 1, 0.1) | {"step": 3}
     orders._ready = Future()
     assert ordered(orders, run.chunk_costs, told, 0.2) is None, "nothing is loaded yet"
-    orders = OrderSearch(priority=None)
+    orders = OrderSearch()
     orders.wait()
     assert ordered(orders, run.chunk_costs, told, 0.0) is None, "no time is left"
     found = ordered(orders, run.chunk_costs, told, 0.3)
@@ -171,7 +171,7 @@ def test_an_order_that_is_found_in_time_is_taken_and_otherwise_the_pattern_runs(
 
 
 def test_training_in_searched_orders_is_training_on_whole_documents(documents, tmp_path):
-    run, place, orders = make_run(documents, ranks=4), tmp_path / "run", OrderSearch(priority=None)
+    run, place, orders = make_run(documents, ranks=4), tmp_path / "run", OrderSearch()
     orders.wait()
     place.mkdir()
     run_ranks(4, lambda peers: train_rank(run, peers, place, make_planner=partial(SearchingHere, orders=orders)))

@@ -1,17 +1,14 @@
 """The search for orders in the process that plans the steps of a training on chunks: what beats token-level 1F1B.
 
-It runs in a thread of the lowest priority, so that it takes no core from the ranks, and begins when the step's plan has
-been told: whoever waits for the plan does not wait for the search.
+It begins when the step's plan has been told, so nobody waits for it but the next question; so it tries only the methods
+that take hundredths of a second (on chunks, local search has never found anything better than zero-bubble orders).
 """
 
-import os
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
-from farpipe.control.beside import LOWEST_PRIORITY
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import FarpipeError
 from farpipe.search import search
@@ -19,7 +16,7 @@ from farpipe.sequences import StepPlan
 from farpipe.simulate import simulate
 from farpipe.step import Problem, Rank, Stage
 
-METHODS: Final = ("named", "greedy", "local")
+METHODS: Final = ("named", "greedy")
 WORTH: Final = 0.005
 """By how much an order has to be faster than the plan's."""
 LEAST_S: Final = 0.02
@@ -29,10 +26,9 @@ LEAST_S: Final = 0.02
 class OrderSearch:
     """Seeks orders for planned steps, when it has loaded what it needs."""
 
-    def __init__(self, priority: int | None = LOWEST_PRIORITY) -> None:
-        """`priority`: of the search's thread; None: as it is."""
+    def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "orders")
-        self._ready: Future[None] = self._pool.submit(_get_ready, priority)
+        self._ready: Future[None] = self._pool.submit(_get_ready)
 
     def wait(self) -> None:
         """Until everything is loaded; `better` finds nothing before."""
@@ -46,7 +42,7 @@ class OrderSearch:
         if limit_s < LEAST_S or not self._ready.done():
             return None
         each_s = limit_s / len(plans)
-        found = [self._pool.submit(_better, plan, plan.problem(costs), each_s).result() for plan in plans]
+        found = [_better(plan, plan.problem(costs), each_s) for plan in plans]
         return found if any(new is not old for new, old in zip(found, plans, strict=True)) else None
 
 
@@ -60,8 +56,8 @@ def _better(plan: StepPlan, problem: Problem, limit_s: float) -> StepPlan:
     return replace(plan, schedule=found.schedule) if is_worth else plan
 
 
-def _get_ready(priority: int | None) -> None:
-    """Load all that a search needs, in one that is soon over; then give way to everybody else."""
+def _get_ready() -> None:
+    """Load all that a search needs, in one that is soon over."""
     stages = tuple(
         Stage(rank=rank, forward_s=2, input_grad_s=3, weight_grad_s=1, activation_bytes=1) for rank in range(2)
     )
@@ -69,5 +65,3 @@ def _get_ready(priority: int | None) -> None:
         num_microbatches=3, ranks=(Rank(memory_bytes=9.0),) * 2, stages=stages, hops=(None,), follows=(None, 0, None)
     )
     search(problem, 0.1, methods=METHODS)
-    if priority is not None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)

@@ -29,7 +29,7 @@ SHARE: Final = 0.5
 LEAST_S: Final = 0.1
 SEARCH_SHARE: Final = 0.75
 """Of the same time, after which the search for a faster order of the next step ends."""
-MOST_SEARCH_S: Final = 5.0
+MOST_SEARCH_S: Final = 1.0
 PATIENCE_S: Final = 0.25
 """For so long the end of a step waits for a plan that is late."""
 LATE_S: Final = 60.0
