@@ -1,12 +1,11 @@
 """Steps of a training on chunks, predicted and executed: makespan of rehearsed steps (stages that sleep) and of a small
 model that computes on this CPU, and what stages hold for their backwards. Limit: 5 %.
 
-    python benchmarks/chunk_prediction.py [--steps 8] [--device sleep|cpu] [--hidden 160] [--profile FILE] [--pattern]
+    python benchmarks/chunk_prediction.py [--steps 8] [--device sleep|cpu] [--hidden 160] [--profile FILE] [--search]
 
 Two ranks at two emulated sites, 20 ms and 200 Mbit/s apart, on whole files of Python's standard library cut at 2048
 bytes, six a step, every step with a plan of its own. Medians over the steps without the first half, at most three; an
-error is (predicted - measured) / measured. `--pattern` keeps all steps in token-level 1F1B, which is otherwise left
-where the search beside the run finds a faster order.
+error is (predicted - measured) / measured. `--search` asks for faster orders than token-level 1F1B beside the run.
 """
 
 import argparse
@@ -59,10 +58,10 @@ bandwidth = "200 Mbit/s"
 """
 
 
-def lines_of(steps: int, device: str, profile: str | None, hidden: int, *, pattern: bool) -> list[dict[str, Any]]:
+def lines_of(steps: int, device: str, profile: str | None, hidden: int, *, search: bool) -> list[dict[str, Any]]:
     """The metrics of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        schedule = 'schedule = "chunk-1f1b"' if pattern else ""
+        schedule = '[schedule]\nmethod = "chunk-search"' if search else ""
         job, place = Path(folder, "job.toml"), Path(folder, "run")
         job.write_text(JOB.format(steps=steps, hidden=hidden, schedule=schedule), encoding="utf-8")
         command = [sys.executable, "-m", "farpipe", "train", str(job), "--run-dir", str(place), "--device", device]
@@ -111,10 +110,10 @@ def main() -> None:
     parser.add_argument("--device", choices=["sleep", "cpu"], default="sleep")
     parser.add_argument("--hidden", type=int, default=64, help="Of the model: the larger, the longer every chunk.")
     parser.add_argument("--profile")
-    parser.add_argument("--pattern", action="store_true")
+    parser.add_argument("--search", action="store_true")
     arguments = parser.parse_args()
     given = (arguments.steps, arguments.device, arguments.profile, arguments.hidden)
-    print(json.dumps(errors(lines_of(*given, pattern=arguments.pattern))))
+    print(json.dumps(errors(lines_of(*given, search=arguments.search))))
 
 
 if __name__ == "__main__":

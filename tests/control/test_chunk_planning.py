@@ -2,7 +2,7 @@
 
 import io
 import json
-import time
+import queue
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -148,26 +148,35 @@ def test_faster_orders_keep_chains_and_memory_and_what_is_not_ready_is_not_waite
     assert found["facts"]["pattern_makespan_s"] == pattern_s
 
 
-def test_an_order_that_is_found_in_time_is_taken_and_otherwise_the_pattern_runs(documents, monkeypatch):
-    monkeypatch.setattr(chunk_planning, "SEARCH_SHARE", 1e6)  # such small steps are predicted to take milliseconds
-    monkeypatch.setattr(chunk_planning, "MOST_SEARCH_S", 3.0)
-    planning = ChunkPlanning(make_run(documents, ranks=4))
-    try:
-        planning.ask(0, LENGTHS)
-        first = planning.answer(0, patient=True)
-        assert first.facts["order"] == "chunk-1f1b", "no step waits for an order"
-        found = first
-        for step in range(1, 20):
-            planning.ask(step, LENGTHS)
-            time.sleep(1.0)
-            found = planning.answer(step, patient=False)
-            if "pattern_makespan_s" in found.facts:
-                break
-        assert found.facts["predicted_makespan_s"] < found.facts["pattern_makespan_s"]
-        assert found.facts["order"] == found.plans[0].schedule.method != "chunk-1f1b"
-        check(found.plans[0].problem(planning._costs), found.plans[0].schedule)
-    finally:
-        planning.close()
+def test_an_order_that_is_found_in_time_is_taken_and_otherwise_the_pattern_runs(documents, planning, monkeypatch):
+    costs, orders = make_run(documents, ranks=4).chunk_costs, OrderSearch()
+    orders.wait()
+    first = plan_step(costs, "elastic", LENGTHS, 1, 0.1) | {"step": 1}
+    second = ordered(orders, costs, first, 0.3)
+    for lines, is_faster in (([first, second], True), ([first], False), ([first, second | {"step": 0}], False)):
+        monkeypatch.setattr(planning, "beside", Lines(lines))
+        planning._lengths[1] = LENGTHS
+        planned = planning.answer(1, patient=False)
+        assert (planned.facts["order"] != "chunk-1f1b") == is_faster
+        assert planned.facts["order"] == planned.plans[0].schedule.method
+        problem = planned.plans[0].problem(costs)
+        check(problem, planned.plans[0].schedule)
+        makespan_s = simulate(problem, planned.plans[0].schedule).makespan_s
+        assert planned.facts["predicted_makespan_s"] == makespan_s == planning._predicted_s
+
+
+class Lines:
+    """A process beside the run that has written these lines."""
+
+    has_ended = False
+
+    def __init__(self, lines):
+        self.lines = list(map(json.dumps, lines))
+
+    def receive(self, wait_s=0.0):
+        if not self.lines:
+            raise queue.Empty
+        return self.lines.pop(0)
 
 
 def test_training_in_searched_orders_is_training_on_whole_documents(documents, tmp_path):

@@ -17,6 +17,8 @@ from farpipe.simulate import simulate
 from farpipe.spec import Job
 
 METHOD: Final = "chunk-1f1b"
+SEARCHED: Final = "chunk-search"
+"""The same, or what a search beside the run finds for a step."""
 
 
 def plan_on_chunks(
@@ -28,9 +30,10 @@ def plan_on_chunks(
     the longest of the text, fits in no number of slices, or there are too few devices.
     """
     assert job.data.packing is not None
-    if job.schedule not in (None, METHOD):
+    if job.schedule not in (None, METHOD, SEARCHED):
         raise InputError(
-            f"schedule: chunks of sequences have an order of their own, not {job.schedule!r}; leave it out"
+            f"schedule: chunks of sequences have an order of their own, not {job.schedule!r}; leave it out, or take "
+            f"{SEARCHED!r} for faster ones that are sought beside the run"
         )
     found = chunk_layout(job, max(longest, 2), profiles=profiles)
     token_limit(found.costs, longest)

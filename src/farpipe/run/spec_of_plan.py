@@ -16,6 +16,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     InputError for what the engine can't run yet: tensor-parallel plans, mixtures of experts, dropout.
     """
     from farpipe.cost import settle
+    from farpipe.plan.chunked import SEARCHED
     from farpipe.runtime.run_spec import RunSpec
 
     layout = plan.layout
@@ -34,7 +35,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
         partition=tuple((p.first_layer, p.end_layer) for p in plan.placements),
         recompute=plan.recompute,
         replicas=plan.replicas,
-        seeks_orders=plan.job.schedule is None,
+        seeks_orders=plan.job.schedule == SEARCHED,
         peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
         **settings,
     )

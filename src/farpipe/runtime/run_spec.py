@@ -98,7 +98,7 @@ class RunSpec(Document, Part):
     chunk_costs: InstanceOf[ChunkCosts] | None = None
     """What chunks cost on the stages; with it (`data.packing`) every step has a plan of its own, `problem` and
     `schedule` being those of the first batch."""
-    seeks_orders: bool = True
+    seeks_orders: bool = False
     """Whether faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
     replicas: tuple[tuple[SiteName, ...], ...] = ()
     """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
