@@ -49,8 +49,7 @@ def test_a_second_authority_in_one_place_is_refused(farpipe, certs):
 def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(CLUSTER)
-    context = TlsFiles.find(certs / "lugano", "lugano").context(server=True)
-    server = ProbeServer("127.0.0.1", 0, Sides(context, b""))
+    server = ProbeServer("127.0.0.1", 0, Sides(TlsFiles.find(certs / "lugano", "lugano"), b""))
     try:
         options = ["--certs", certs / "zurich", "--seconds", "0.2", "--streams", "2", "--json"]
         write = ["--write", cluster, "--from", "zurich", "--to", "lugano"]

@@ -1,13 +1,18 @@
+import json
 import random
 import socket
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
-from farpipe.transport import link_probe
-from farpipe.transport.link_probe import ProbeServer, Sides, measure, sustained_rate
-from transports import tls_files
+from farpipe.transport import Tag, TransportConfig, handshake, link_figures, link_probe
+from farpipe.transport.link_figures import answer, arrival_rate, ask
+from farpipe.transport.link_probe import ProbeServer, Sides, measure
+from transports import connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan
 
 TOKEN = b"between the two of us"
@@ -44,13 +49,13 @@ def test_both_directions_are_measured(server):
 def test_within_tls_both_certificates_are_checked(tmp_path):
     ours, theirs = tls_files(tmp_path / "a", ["here", "there"]), tls_files(tmp_path / "b", ["here"])
     events = []
-    server = ProbeServer("127.0.0.1", 0, Sides(ours[1].context(server=True), b""), events.append)
+    server = ProbeServer("127.0.0.1", 0, Sides(ours[1], b""), events.append)
     try:
         address = ("127.0.0.1", server.port)
-        found = measure(address, Sides(ours[0].context(server=False), b""), seconds=0.2, num_streams=2)
+        found = measure(address, Sides(ours[0], b""), seconds=0.2, num_streams=2)
         assert found.streams_there > 0
         with pytest.raises(RunError, match=r"127.0.0.1:\d+: its certificate is not accepted here"):
-            measure(address, Sides(theirs[0].context(server=False), b""), seconds=0.2)
+            measure(address, Sides(theirs[0], b""), seconds=0.2)
         with pytest.raises(RunError):
             measure(address, PLAIN, seconds=0.2)
     finally:
@@ -58,15 +63,17 @@ def test_within_tls_both_certificates_are_checked(tmp_path):
     assert any("turned away 127.0.0.1" in event for event in events)
 
 
-def test_a_wrong_token_is_turned_away_by_both_sides(server):
+def test_a_wrong_token_is_turned_away_and_the_next_one_is_measured(server):
+    address = ("127.0.0.1", server.port)
     with pytest.raises(RunError, match="it has another token"):
-        measure(("127.0.0.1", server.port), Sides(None, b"guess"), seconds=0.2)
-    assert said(server, "turned away 127.0.0.1: it does not know this probe's token")
+        measure(address, Sides(None, b"guess"), seconds=0.2)
+    assert said(server, "127.0.0.1: it was closed"), "the other side hung up at another token"
+    assert measure(address, PLAIN, seconds=0.1, num_streams=2).streams_there > 0
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 57, 10_000])
 def test_strangers_are_turned_away_and_hold_nobody_up(server, monkeypatch, num_bytes):
-    monkeypatch.setattr(link_probe, "LIMIT_S", 0.5)
+    monkeypatch.setattr(handshake, "LIMIT_S", 0.5)
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
         stranger.sendall(random.Random(num_bytes).randbytes(num_bytes))
         assert measure(("127.0.0.1", server.port), PLAIN, seconds=0.1, num_streams=2).streams_there > 0
@@ -77,58 +84,48 @@ def test_strangers_are_turned_away_and_hold_nobody_up(server, monkeypatch, num_b
             raise StopIteration
 
 
-def test_more_strangers_than_places_are_closed_at_once(server, monkeypatch):
-    strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(link_probe.MAX_CONNECTIONS + 5)]
-    try:
-        strangers[-1].settimeout(5)
-        assert strangers[-1].recv(100) == b""
-    finally:
-        for stranger in strangers:
-            stranger.close()
+def test_several_at_once_are_measured_or_told_why_not(server):
+    def one():
+        try:
+            return measure(("127.0.0.1", server.port), PLAIN, seconds=0.1, num_streams=2).num_streams
+        except RunError as error:
+            return str(error)
+
+    found = in_parallel(one, one, one)
+    assert 2 in found
+    assert all(text == 2 or "start the other side" in text or "measuring for somebody else" in text for text in found)
+    assert measure(("127.0.0.1", server.port), PLAIN, seconds=0.1, num_streams=2).num_streams == 2
 
 
-def test_a_connection_that_can_not_be_accepted_ends_nothing(server, monkeypatch):
-    accept, failures = socket.socket.accept, [OSError(24, "Too many open files")]
-
-    def failing(sock):
-        connection = accept(sock)
-        if failures:
-            connection[0].close()
-            raise failures.pop()
-        return connection
-
-    monkeypatch.setattr(socket.socket, "accept", failing)
-    for _ in range(2):  # the server may be in an accept of before
-        socket.create_connection(("127.0.0.1", server.port)).close()
-    assert measure(("127.0.0.1", server.port), PLAIN, seconds=0.2, num_streams=2).one_stream_there > 0
-    assert not failures
+def test_a_side_that_dies_in_the_middle_is_told_and_the_next_one_is_measured(server):
+    with link_probe._dial(("127.0.0.1", server.port), PLAIN) as sock:
+        link_probe._send(sock, {"nonce": "00", "introduction": "{}"})
+        assert said(server, "what rank 1 says of itself makes no sense")
+    assert measure(("127.0.0.1", server.port), PLAIN, seconds=0.1, num_streams=2).streams_there > 0
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        *(b"", b"no JSON", b"[]", b"{}", b'{"1": -1}', b'{"1": "x"}', b'{"x": 1}', b'{"1": 1e999}', b"[" * 100_000),
-        *(b'{"1": 1%s}' % (b"0" * 400), b'{"%s": 1}' % (b"1" * 5000)),
-    ],
-    ids=lambda answer: repr(answer[:12]),
+    "text", [b"no JSON", b"[]", b"{}", b'{"do": "take", "bytes": -1}', b'{"do": 1}', b"[" * 100_000]
 )
-def test_an_answer_that_makes_no_sense_is_an_error(server, monkeypatch, answer):
-    serve = link_probe._serve
+def test_a_command_that_makes_no_sense_is_an_error(text):
+    with pytest.raises(RunError, match="asks for what is not offered; are both sides of the same version"):
+        link_figures._parse(text)
 
-    def serve_nonsense(sock, mode, seconds):
-        if mode == link_probe._UP:
-            link_probe._count_blocks(sock, time.monotonic() + 10)
-            sock.sendall(link_probe._LENGTH.pack(len(answer)) + answer)
-        else:
-            serve(sock, mode, seconds)
 
-    monkeypatch.setattr(link_probe, "_serve", serve_nonsense)
+@pytest.mark.parametrize("text", [b"", b"no JSON", b"[]", b"0", b"-1", b"1e999", b"true", b"[" * 100_000, b"1" * 5000])
+def test_an_answer_that_makes_no_sense_is_an_error(server, monkeypatch, text):
+    monkeypatch.setattr(link_figures, "_take_batch", lambda *_: 1.0)
+    monkeypatch.setattr(link_figures, "_send_batch", lambda *_: None)
+
+    def nonsense(transport):
+        for number in range(1, 100):
+            message = transport.receive(1, "control", Tag(number, 0, 0), waiting_for="a command")
+            done = json.loads(bytes(message.data))["do"]
+            transport.send(1, "control", Tag(number, 0, 0), text if done == "take" else b"1.0")
+
+    monkeypatch.setattr(link_probe, "answer", nonsense)
     with pytest.raises(RunError, match=r"127\.0\.0\.1:\d+: its answer makes no sense; are both sides of the same"):
         measure(("127.0.0.1", server.port), PLAIN, seconds=0.05, num_streams=2)
-
-
-def test_counts_far_apart_take_no_time():
-    assert sustained_rate({0: 5, 1 << 60: 5}) == 0
 
 
 def test_nobody_there_names_the_remedy():
@@ -145,10 +142,32 @@ def test_a_port_that_is_taken_is_named(server):
         ProbeServer("127.0.0.1", server.port, PLAIN)
 
 
-def test_the_rate_is_that_of_the_second_half_without_its_ragged_end():
-    slots = {10: 1, 11: 50, 12: 100, 13: 100, 14: 100, 15: 3}
-    assert sustained_rate(slots) == pytest.approx(100 / link_probe.SLOT_S)
-    assert sustained_rate({7: 40}) == pytest.approx(40 / link_probe.SLOT_S)
+def test_the_rate_is_that_from_the_first_arrival_to_the_last():
+    assert arrival_rate([0, 10**9, 2 * 10**9, 4 * 10**9], 100) == pytest.approx(75)
+    assert arrival_rate([4 * 10**9, 0, 2 * 10**9, 10**9], 100) == pytest.approx(75)
+
+
+@given(st.integers(1, 1 << 44))
+def test_a_batch_has_about_its_bytes_in_messages_of_bounded_size(num_bytes):
+    count, size = link_figures._sizes(num_bytes)
+    assert count >= link_figures.LEAST_MESSAGES
+    assert size <= link_figures.MESSAGE_BYTES
+    assert count * size <= max(num_bytes, link_figures.LEAST_MESSAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_streams", [2, 8])
+def test_an_emulated_link_is_measured_as_it_is(num_streams):
+    """The emulation in the transport knows no headers and no TCP: what is left is the machine."""
+    there, back = LinkShape(0.010, 12.5e6), LinkShape(0.015, 5e6)
+    config = TransportConfig(links={(1, 0): ("there", there), (0, 1): ("back", back)}, timeout_s=20)
+    with connected(configs=[config] * 2) as (serving, asking):
+        found = in_parallel(lambda: answer(serving), lambda: ask(asking, seconds=0.5, num_streams=num_streams))[1]
+    assert found.round_trip_s == pytest.approx(0.025, rel=0.05)
+    assert found.one_stream_there == pytest.approx(12.5e6, rel=0.03)
+    assert found.one_stream_back == pytest.approx(5e6, rel=0.03)
+    assert found.streams_there == pytest.approx(12.5e6, rel=0.03)
+    assert found.streams_back == pytest.approx(5e6, rel=0.03)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from farpipe.cli.output import console, print_json, status
 from farpipe.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from farpipe.transport.link_probe import LinkFigures, Sides
+    from farpipe.transport.link_figures import LinkFigures
+    from farpipe.transport.link_probe import Sides
 
 
 def probe(
@@ -46,7 +47,7 @@ def probe(
         return
     from farpipe.transport.link_probe import measure
 
-    sides = _sides(host, certs, allow_plaintext, token, server=False)
+    sides = _sides(host, certs, allow_plaintext, token)
     if write is not None:
         _check_sites(write, str(source), str(target))
     with status(f"measuring the link to {host}, about {4 * seconds:.0f} s"):
@@ -68,13 +69,13 @@ def _split(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | None, *, server: bool) -> "Sides":
+def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | None) -> "Sides":
     """How the connection is to be secured; UsageError where that is not said."""
     from farpipe.transport.link_probe import Sides
     from farpipe.transport.security.tls import TlsFiles
 
     if certs is not None:
-        return Sides(TlsFiles.find(certs, "").context(server=server), (token or "").encode())
+        return Sides(TlsFiles.find(certs, ""), (token or "").encode())
     if not allow_plaintext and host not in ("127.0.0.1", "::1", "localhost"):
         raise UsageError(
             f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or say "
@@ -93,7 +94,7 @@ def _listen(host: str, port: int, certs: Path | None, allow_plaintext: bool, tok
     if certs is None and not token:
         token = secrets.token_hex(8)
         typer.echo(f"token: {token}", err=True)
-    sides = _sides(host, certs, allow_plaintext, token, server=True)
+    sides = _sides(host, certs, allow_plaintext, token)
     server = ProbeServer(host, port, sides, lambda text: typer.echo(text, err=True))
     typer.echo(f"listening on {host}:{server.port}; Ctrl-C to end", err=True)
     try:

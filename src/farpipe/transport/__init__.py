@@ -23,7 +23,7 @@ Around it:
     control   control_plane.py (exchanges, posts, pings, outages, farewells), control_topology.py (between whom),
               control_link.py and control_inbox.py (a neighbour's connection, and what has come)
     measure   clock.py (offsets between machines), link_events.py (outages, reconnections, retransmissions),
-              link_probe.py (`farpipe probe`)
+              link_probe.py and link_figures.py (`farpipe probe`: a run of two ranks)
 """
 
 from farpipe.transport.config import TransportConfig

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from farpipe.emulate import EmulatedLinks
 from farpipe.errors import InputError, RunError
 from farpipe.transport.config import TransportConfig, resolve
-from farpipe.transport.rendezvous import Rendezvous
+from farpipe.transport.rendezvous import Meeting
 
 
 class Introduction(NamedTuple):
@@ -24,7 +24,7 @@ class Introduction(NamedTuple):
 
 
 def introduce(
-    rank: int, listener: socket.socket, config: TransportConfig, rendezvous: Rendezvous, links: EmulatedLinks | None
+    rank: int, listener: socket.socket, config: TransportConfig, rendezvous: Meeting, links: EmulatedLinks | None
 ) -> list[Introduction]:
     """Tell the others about this rank and learn about them; RunError when some don't come in time."""
     own = {

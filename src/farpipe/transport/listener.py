@@ -25,11 +25,20 @@ to be closed. RefusedError for one that is not to be let in."""
 class Listener:
     """Brings connections to `sock`, a listening socket, to `serve`, within TLS if there are certificates.
 
-    Whatever else comes to the port, in whatever number, takes a thread for a few seconds and no more.
+    Whatever else comes to the port, in whatever number, takes a thread for a few seconds and no more. `on_event` hears
+    of it.
     """
 
-    def __init__(self, sock: socket.socket, token: bytes, credentials: Credentials, serve: Serve) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        token: bytes,
+        credentials: Credentials,
+        serve: Serve,
+        on_event: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._sock, self._token, self._credentials, self._serve = sock, token, credentials, serve
+        self._on_event = on_event
         self._lock = threading.Lock()
         self._closing = False
         self._connections: dict[threading.Thread, socket.socket] = {}
@@ -70,8 +79,9 @@ class Listener:
             adopted = self._admit(connection)
         except (RefusedError, handshake.HandshakeError) as error:
             self._turned_away.append(f"{host}: {error}")
-        except OSError:
-            pass  # a port scan, a rank that gave up
+            self._on_event(f"turned away {host}: {error}")
+        except OSError as error:  # a port scan, a rank that gave up
+            self._on_event(f"{host}: {error}")
         finally:
             with self._lock:
                 del self._connections[threading.current_thread()]
@@ -87,13 +97,17 @@ class Listener:
                 handshake.refuse(connection, str(error))
             raise
 
-    def close(self, deadline_s: float) -> None:
-        """Stop listening, break off the connections that are being checked, wait until `deadline_s` (monotonic)."""
+    def close(self, deadline_s: float, *, but: socket.socket | None = None) -> None:
+        """Stop listening, break off the connections that are being checked, wait until `deadline_s` (monotonic).
+
+        `but` is one that `serve` has just taken over.
+        """
         with self._lock:
             self._closing = True
             threads = [self._acceptor, *self._connections]
             for connection in self._connections.values():
-                interrupt(connection)
+                if connection is not but:
+                    interrupt(connection)
         interrupt(self._sock)
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -16,6 +16,17 @@ _MEETING: Final = "meeting"
 _POLL_S: Final = 0.02
 
 
+class Meeting(Protocol):
+    """What brings the ranks of a run together: a `Rendezvous`, or the two sides of a probe."""
+
+    def introduce(self, introduction: str, timeout_s: float) -> list[str]:
+        """Hand in where and what this rank is; everybody's introduction by rank, RunError after `timeout_s`."""
+
+    @property
+    def token(self) -> bytes:
+        """The secret of the run, the same on all ranks; known once they have met."""
+
+
 class Store(Protocol):
     """A key-value store that all ranks reach, such as torch's TCPStore; OSError when it is lost."""
 

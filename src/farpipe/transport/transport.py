@@ -30,7 +30,7 @@ from farpipe.transport.loop import Loop
 from farpipe.transport.message import Channel, ChannelKind, Message, Tag, as_bytes
 from farpipe.transport.outbox import Outbox
 from farpipe.transport.reconnector import Dial, Reconnector
-from farpipe.transport.rendezvous import Rendezvous
+from farpipe.transport.rendezvous import Meeting
 from farpipe.transport.security.tls import Credentials, RefusedError, check_site
 from farpipe.transport.sockets import listen
 from farpipe.transport.tcp_ramp import TcpRamp
@@ -162,9 +162,12 @@ class Transport:
         reserve = partial(self._links.slip_in, name) if self._links and name else None
         return ControlLink(peer, self._health, self.clock, self._control.on_message, reserve)
 
-    def open(self, peer: int, kind: ChannelKind) -> None:
-        """Open the channel to `peer` now and not with the first message; does not wait."""
-        self._outbox(peer, kind)
+    def open(self, peer: int, kind: ChannelKind, streams: int | None = None) -> None:
+        """Open the channel to `peer` now and not with the first message; does not wait.
+
+        `streams` None: as many as the configuration says, or the link needs. It counts for a channel that is new.
+        """
+        self._outbox(peer, kind, streams)
 
     def await_channels(self, limit_s: float) -> bool:
         """Wait until all open channels are connected and up to their rate, `limit_s` at most; whether they are."""
@@ -176,7 +179,7 @@ class Transport:
             time.sleep(_POLL_S)
         return ready
 
-    def _outbox(self, peer: int, kind: ChannelKind) -> Outbox:
+    def _outbox(self, peer: int, kind: ChannelKind, streams: int | None = None) -> Outbox:
         if peer == self.rank or not 0 <= peer < self.world_size:
             raise ValueError(f"rank {self.rank} can't send to rank {peer} of {self.world_size}")
         channel = Channel(peer, kind)
@@ -184,16 +187,16 @@ class Transport:
             return outbox
         with self._lock:
             if channel not in self._outboxes:
-                self._outboxes[channel] = self._make_outbox(channel)
+                self._outboxes[channel] = self._make_outbox(channel, streams)
             return self._outboxes[channel]
 
-    def _make_outbox(self, channel: Channel) -> Outbox:
+    def _make_outbox(self, channel: Channel, streams: int | None) -> Outbox:
         config, (peer, kind) = self._config, channel
         name = config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve, name) if self._links and name else None
         distance_s, bytes_per_s = self._dialler.round_trip_s(peer), config.bandwidths.get((self.rank, peer))
         most_bytes_per_s = None if bytes_per_s is None else config.headroom * bytes_per_s
-        num_streams = config.streams or choose_streams(distance_s, most_bytes_per_s)
+        num_streams = streams or config.streams or choose_streams(distance_s, most_bytes_per_s)
         limit = pacing_rate(distance_s, most_bytes_per_s, num_streams) if name is None else None
         outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
         what = f"sending {kind} messages"
@@ -359,7 +362,7 @@ def connect(
     rank: int,
     world_size: int,
     config: TransportConfig,
-    rendezvous: Rendezvous,
+    rendezvous: Meeting,
     clock: Clock | None = None,
     allocate: Allocate = allocate_bytes,
 ) -> Transport:
