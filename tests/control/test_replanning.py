@@ -21,10 +21,11 @@ FARTHEST = real_problem(latency_s=0.2, rate=50e6 / 8)
 SETTINGS = ReplanSettings(warm_up_steps=0, watch_steps=3, pause_steps=5)
 
 
-def play(worlds, find, *, start=NEAR, method="1f1b", settings=SETTINGS, delay=0, replanner=None):
+def play(worlds, find, *, start=NEAR, method="1f1b", settings=SETTINGS, delay=0, replanner=None, every=1):
     """Run through `worlds`, one Problem per step; `find(problem)` is the search. The Replanner and all makespans.
 
     A swap is in force from the second step after the one that led to it: that one is over when its Timeline is known.
+    Of `every` steps one is recorded.
     """
     replanner = replanner or Replanner(start, order(method, start), settings)
     running, makespans, pending, coming = replanner.schedule, [], None, None
@@ -33,6 +34,8 @@ def play(worlds, find, *, start=NEAR, method="1f1b", settings=SETTINGS, delay=0,
         if coming is not None:
             running, coming = coming, None
             replanner.swapped(step)
+        if (step + 1) % every:
+            continue
         timeline = noisy(simulate(world, replanner.schedule), step, outliers=0.0)
         for item in replanner.observe(step, timeline):
             if isinstance(item, Search):
@@ -81,6 +84,17 @@ def test_a_link_that_gets_worse_leads_to_another_order_that_is_kept():
     assert makespans[7] == makespans[6] > makespans[8] / 0.8
     assert swap["expected_s"] == pytest.approx(makespans[-1], rel=0.05)
     assert judge["gain"] == pytest.approx(judge["expected_gain"], abs=0.05)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_records_of_every_few_steps_lead_to_the_same_order_somewhat_later(every):
+    whole, _ = play([NEAR] * 5 + [FAR] * 40, eager)
+    replanner, makespans = play([NEAR] * 5 + [FAR] * 40, eager, every=every)
+    assert told(replanner) == ["search", "swap", "judge"]
+    assert 5 + every <= replanner.events[0]["step"] < 5 + 3 * every, "two recorded steps in a row that are far off"
+    assert replanner.schedule.ranks == whole.schedule.ranks
+    assert replanner.events[-1]["gain"] == pytest.approx(replanner.events[-1]["expected_gain"], abs=0.05)
+    assert makespans[-1] < 0.8 * makespans[6]
 
 
 def test_there_and_back_again():

@@ -1,6 +1,7 @@
 """What a run's directory teaches the next plan."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -81,6 +82,15 @@ def test_the_next_plan_of_the_same_machines_is_told_within_three_percent(run_dir
     measured_s = simulate(step.problem, plan.schedule).makespan_s + step.overhead_s
     assert plan.prediction.step_s == pytest.approx(measured_s, rel=0.03)
     assert "Learned from" in told[0]
+
+
+def test_steps_that_were_not_recorded_teach_as_much(run_dir, tmp_path):
+    shutil.copytree(run_dir, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[:-1]:
+        line |= {"makespan_s": None, "is_recorded": False}
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert learned_from(tmp_path / "run")[0] == learned_from(run_dir)[0]
 
 
 def test_links_of_other_names_stay_and_the_file_no_longer_stands_for_the_job(run_dir):

@@ -31,6 +31,8 @@ class StepRow:
     device_peak: float = 0.0
     """FLOP/s that a device could do; 0: not known."""
     device_hours: float | None = None
+    num_recorded: tuple[int, int] | None = None
+    """(steps of which actions and messages were recorded, all steps), where these differ."""
     """Hours of one device that all steps of the run took together."""
 
     @property
@@ -75,7 +77,13 @@ def step_row(view: RunView) -> StepRow:
         view.device_flops,
         view.device_peak,
         _device_hours(view),
+        _num_recorded(view),
     )
+
+
+def _num_recorded(view: RunView) -> tuple[int, int] | None:
+    left_out = sum(line.get("is_recorded") is False for line in view.metrics)
+    return (len(view.metrics) - left_out, len(view.metrics)) if left_out else None
 
 
 def _device_hours(view: RunView) -> float | None:
@@ -118,6 +126,10 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
             f" Measured: medians over the steps without the first {NUM_WARM_UP_STEPS} (at most half of them). Error: "
             "(predicted - measured) / measured."
         )
+    for row in rows:
+        if row.num_recorded is not None:
+            some, all_steps = row.num_recorded
+            note += f" Bubble and exposed times of {row.name}: of the {some} of {all_steps} steps that were recorded."
     names = tuple(name for name, _ in filled)
     return TableView("Step time", names, cells, frozenset(range(1, len(names))), note=note)
 

@@ -38,7 +38,7 @@ def learned_from(run_dir: Path) -> tuple[Learned, tuple[str, ...]]:
         placements=plan.placements,
         problem=plan.problem,
         timeline=timeline,
-        overhead_s=median(step["step_s"] - step["makespan_s"] for step in settled),
+        overhead_s=median(step["step_s"] - step["makespan_s"] for step in settled if step["makespan_s"] is not None),
     )
     try:
         learned = learn(run)

@@ -27,6 +27,7 @@ from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import SUMMARY_NAME, Summary
 from farpipe.runtime.figures.recorder import BOX, Recorder
+from farpipe.runtime.figures.sampling import is_recorded, record_every
 from farpipe.runtime.figures.step_report import StepReport
 from farpipe.runtime.lock import only_run
 from farpipe.runtime.peers import Messenger, Peers
@@ -142,7 +143,7 @@ class _Loop:
 
     def run(self, first_step: int) -> None:
         """All steps from `first_step` on, and the last checkpoint."""
-        self._num_done = first_step
+        self._num_done, self._record_every = first_step, record_every(self._run)
         self._go_over(first_step, None if self._replanning is None else self._replanning.first())
         if self._plans is not None:
             self._take_plan(first_step, self._plans.first(first_step))
@@ -204,6 +205,8 @@ class _Loop:
         held = {"held_bytes": self._work.held_bytes} if isinstance(self._work, ChunkTrainer) else {}
         sizes = memory(self._run.device) | held
         report = dataclasses.replace(report, **further, **sizes, link_events=events)  # type: ignore[arg-type]
+        if not is_recorded(report.step, self._record_every, self._run.num_steps):
+            report = report.without_record()
         self._peers.post(0, BOX, report.pack())
         if self._recorder is not None:
             self._recorder.collect()

@@ -209,18 +209,22 @@ def summarise(lines: Iterable[Mapping[str, Any]], timeline_step: int) -> Summary
         for name, column in columns.items():
             column.extend(of_attempt[name][num_warm_up_steps(len(of_attempt[name])) :])
     assert first is not None
-    utilisations = [value for value in columns[_UTILISATION] if not math.isnan(value)]
     return Summary(
         num_steps=num_steps,
         num_warm_up_steps=num_steps - len(columns[_UTILISATION]),
         first_loss=first["loss"],
         last_loss=last["loss"],
-        **{name: float(median(columns[name])) for name in _MEDIANS},
+        **{name: _median(columns[name]) for name in _MEDIANS},
         num_attempts=num_attempts,
-        model_flops_utilisation=median(utilisations) if utilisations else None,
+        model_flops_utilisation=None if all(map(math.isnan, columns[_UTILISATION])) else _median(columns[_UTILISATION]),
         last_evaluation_loss=evaluation_loss,
         timeline_step=timeline_step,
     )
+
+
+def _median(values: Iterable[float]) -> float:
+    """Of the steps that have the figure."""
+    return float(median(value for value in values if not math.isnan(value)))
 
 
 def _attempt(line: Mapping[str, Any]) -> int:

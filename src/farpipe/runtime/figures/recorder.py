@@ -28,6 +28,7 @@ from farpipe.runtime.figures.metrics import (
     read_metrics,
     summarise,
 )
+from farpipe.runtime.figures.sampling import is_recorded, record_every
 from farpipe.runtime.figures.sinks import open_sinks
 from farpipe.runtime.figures.step_report import Assembler, StepReport, latest_replica, step_metrics
 from farpipe.runtime.learning_rate import learning_rate
@@ -60,8 +61,9 @@ class Recorder:
     ) -> None:
         """`first_step`: where this attempt begins; what is recorded of earlier steps stays.
 
-        `on_timeline` gets every step's Timeline, with the messages of all replicas where they are staggered, in the
-        recorder's thread, as soon as the reports are there: the next step is then still going on.
+        `on_timeline` gets the Timeline of every recorded step (see `sampling`), with the messages of all replicas
+        where they are staggered, in the recorder's thread, as soon as the reports are there: the next step is then
+        still going on.
         """
         self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
         self._writer = _Writer(run, run_dir, peers, first_step, on_timeline)
@@ -190,6 +192,7 @@ class _Writer:
         on_timeline: Callable[[int, Timeline], None] | None,
     ) -> None:
         self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
+        self._record_every = record_every(run)
         self.eras = deque([_Era(0, (Assembler(run),))])
         """Of steps that are not written yet."""
         self._on_timeline = on_timeline
@@ -224,9 +227,11 @@ class _Writer:
         era, late = self.eras[0], 0
         if len(era.assemblers) > 1:
             late = latest_replica(self._run.places, reports, self._offsets())
-        assembler = era.assemblers[late]
-        timeline = assembler.timeline(reports, self._offsets())
-        if self._on_timeline is not None:
+        assembler, step = era.assemblers[late], reports[0].step
+        timeline = None
+        if is_recorded(step, self._record_every, self._run.num_steps):
+            timeline = assembler.timeline(reports, self._offsets())
+        if timeline is not None and self._on_timeline is not None:
             self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_replicas=True))
         tokens = self._run.tokens_per_step if era.planned is None else num_tokens(era.planned.plans)
         figures = step_metrics(timeline, reports, tokens)
@@ -238,10 +243,11 @@ class _Writer:
             with suppress(OSError):  # the log's disk may be full
                 print(log_line(line, self._run.num_steps), flush=True)
         self._num_steps = reports[0].step + 1
-        if reports[0].step >= self._first_step + num_warm_up_steps(self._run.num_steps - self._first_step):
-            self._keep(reports[0].step, timeline)
-            if era.planned is not None and reports[0].step in self._kept:
-                self._kept_plans[reports[0].step] = era.planned.plans[late]
+        num_warm_up = num_warm_up_steps(self._run.num_steps - self._first_step)
+        if timeline is not None and step >= self._first_step + num_warm_up:
+            self._keep(step, timeline)
+            if era.planned is not None and step in self._kept:
+                self._kept_plans[step] = era.planned.plans[late]
 
     @property
     def num_steps(self) -> int:

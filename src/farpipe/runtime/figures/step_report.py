@@ -4,7 +4,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -66,6 +66,11 @@ class StepReport:
             + self.link_bytes.tobytes()
             + link_events
         )
+
+    def without_record(self) -> Self:
+        """The same without actions and messages, for steps that are left out (see `sampling`)."""
+        events = StepEvents(_NONE.reshape(0, 2), _NONE.reshape(0, 5))
+        return replace(self, events=events, sync=_NONE.reshape(0, 5))
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
@@ -222,29 +227,42 @@ def _link(problem: Problem, name: str | None) -> int:
     return [*problem.links].index(name) if name in problem.links else -1
 
 
-def step_metrics(timeline: Timeline, reports: Sequence[StepReport], tokens: int) -> dict[str, Any]:
-    """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's."""
+def step_metrics(timeline: Timeline | None, reports: Sequence[StepReport], tokens: int) -> dict[str, Any]:
+    """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's.
+
+    `timeline` None: actions and messages were left out; then what follows from them is null, and `is_recorded` false.
+    """
     step_s = (reports[0].end_ns - reports[0].begin_ns) * 1e-9
     loss, evaluation_loss = (_sum_of_finite(getattr(r, name) for r in reports) for name in ("loss", "evaluation_loss"))
-    inter, intra = timeline.exposed_s.T
     return {
         "step": reports[0].step,
         "loss": loss,
         "evaluation_loss": evaluation_loss,
         "grad_norm": None if loss is None else reports[0].grad_norm,
-        "makespan_s": timeline.makespan_s,
+        "makespan_s": None if timeline is None else timeline.makespan_s,
         "step_s": step_s,
         "pause_s": reports[0].pause_ns * 1e-9,
         "tokens_per_s": tokens / step_s,
-        "bubble": timeline.bubble_ratio,
-        "exposed_inter_site_s": float(inter.mean()),
-        "exposed_inter_site_max_s": float(inter.max()),
-        "exposed_intra_site_s": float(intra.mean()),
-        "exposed_intra_site_max_s": float(intra.max()),
-        "link_bytes": _link_bytes(timeline, reports),
+        **(dict.fromkeys(_OF_TIMELINE) | {"is_recorded": False} if timeline is None else _of_timeline(timeline)),
+        "link_bytes": {} if timeline is None else _link_bytes(timeline, reports),
         "rss_max_bytes": max(report.rss_bytes for report in reports),
         "cuda_peak_max_bytes": max(report.cuda_peak_bytes for report in reports) or None,
     }
+
+
+_OF_TIMELINE: Final = (
+    "bubble",
+    "exposed_inter_site_s",
+    "exposed_inter_site_max_s",
+    "exposed_intra_site_s",
+    "exposed_intra_site_max_s",
+)
+
+
+def _of_timeline(timeline: Timeline) -> dict[str, float]:
+    inter, intra = timeline.exposed_s.T
+    waits = (inter.mean(), inter.max(), intra.mean(), intra.max())
+    return dict(zip(_OF_TIMELINE, map(float, (timeline.bubble_ratio, *waits)), strict=True))
 
 
 def _link_bytes(timeline: Timeline, reports: Sequence[StepReport]) -> dict[str, float]:
