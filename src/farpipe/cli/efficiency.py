@@ -1,4 +1,4 @@
-"""How well a plan uses its devices, and what a number of tokens takes with it."""
+"""Use of a plan's devices (FLOP/s, MFU), and what a number of tokens takes with it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""How commands show what they found: tables for eyes, JSON for machines, progress on stderr."""
+"""Output of commands: tables for eyes, JSON for machines, progress on stderr."""
 
 import io
 import json

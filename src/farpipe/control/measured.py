@@ -122,7 +122,7 @@ class Passages(NamedTuple):
     arrival_s: NDArray[np.float64]
     bytes: NDArray[np.float64]
     on_link_s: NDArray[np.float64]
-    """How long each was on the link as its sender saw it: too short where buffers took it in."""
+    """Time of each on the link as its sender saw it: too short where buffers took it in."""
 
 
 def _measured_link(believed: Link, name: str, window: Sequence[Timeline]) -> Link:

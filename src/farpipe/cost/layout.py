@@ -1,4 +1,4 @@
-"""How a job is spread: degrees of parallelism, and which site has which layers."""
+"""Layout of a job: degrees of parallelism, and which site has which layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

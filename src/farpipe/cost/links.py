@@ -77,7 +77,7 @@ class StepLinks:
         return transfers[min(links, key=lambda link: link.bandwidth_bytes_per_s).name]
 
     def seconds(self, transfer: Transfer) -> float:
-        """How long a transfer takes on its empty link."""
+        """Time of a transfer on its empty link."""
         assert isinstance(transfer.link, str)
         assert isinstance(transfer.bytes, float)
         there_s = transfer.arrives_after_s

@@ -1,4 +1,4 @@
-"""How late lost packets and jitter make messages between two sites, and how much of a link's rate they leave.
+"""Lateness of messages by lost packets and jitter, and what these leave of a link's rate.
 
 TCP as farpipe's transport uses it, in as many connections as `num_connections` says; each packet is lost with the same
 chance:
@@ -80,7 +80,7 @@ class LossyLink:
         return min(rate, self.num_connections * window * SEGMENT_BYTES / max(self.round_trip_s, 1e-9))
 
     def connections_of(self, num_bytes: float) -> int:
-        """How many connections carry a message: it is cut into chunks, which are not too small and not too large."""
+        """The number of connections that carry a message: it is cut into chunks, neither too small nor too large."""
         share = math.ceil(num_bytes / self.num_connections)
         chunk_bytes = min(max(share, _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)
         return min(self.num_connections, max(1, math.ceil(num_bytes / chunk_bytes)))

@@ -32,7 +32,7 @@ STATES: Final = {"start": "starting", "resize": "starting", "migrate": "starting
 
 @dataclass(frozen=True)
 class Failures:
-    """How jobs break; nothing by default."""
+    """Failures of jobs; none by default."""
 
     device_hours: float | None = None
     """Mean device-hours between two faults, each of which stops a job; None: there are none."""

@@ -1,4 +1,4 @@
-"""How the kernels of this room are compiled."""
+"""Compilation of the kernels of `optical`."""
 
 from typing import Any, Final
 

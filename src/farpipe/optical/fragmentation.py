@@ -1,4 +1,4 @@
-"""How broken up the free spectrum is."""
+"""Measures of fragmentation of the free spectrum."""
 
 from dataclasses import dataclass
 from math import log

@@ -65,7 +65,7 @@ class Pipe(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How messages ask for light paths."""
+    """Rules by which messages ask for light paths."""
 
     want: Ints
     """[M]: most units of rate asked for."""

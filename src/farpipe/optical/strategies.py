@@ -24,7 +24,7 @@ class Strategy(Protocol):
 
     @property
     def rule(self) -> TransferRule:
-        """How they ask."""
+        """Rules by which they ask."""
 
     def demands(self, training: Training, last: Step | None) -> Demands:
         """What the messages of the next step ask for; `last`: the step before it, if there was one."""

@@ -38,7 +38,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class PoissonTraffic:
-    """How random traffic is drawn: Poisson arrivals over uniform pairs, exponential holding times.
+    """Random traffic: Poisson arrivals over uniform pairs, exponential holding times.
 
     `load_erlang` is arrival rate times `mean_holding_s`. `truncate_at` cuts the holding times off at so many means by
     drawing anew, as DeepRMSA's code does (2.0); the load that remains is the given one times `truncation_factor`.

@@ -97,7 +97,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TransferRule:
-    """How messages ask for light paths; the same for all messages of a training."""
+    """Rules by which messages ask for light paths; the same for all messages of a training."""
 
     policy: Policy = POLICIES["ksp-ff"]
     unit_gbit: float = 75.0
@@ -164,7 +164,7 @@ class Step:
 
     @property
     def makespan_s(self) -> float:
-        """How long the step took."""
+        """Time of the step."""
         return self.end_s - self.begin_s
 
     @property

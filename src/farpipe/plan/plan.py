@@ -109,7 +109,7 @@ class Arm(_Part):
     """What is missing in the price, as `Money.unpriced`."""
     limited_by: str = ""
     training: str = ""
-    """How training differs from what the job asks for; empty where losses are those of the job, but for rounding."""
+    """Differences from the training that the job asks for; empty where losses are the same but for rounding."""
 
     @property
     def same_training(self) -> bool:
@@ -126,7 +126,7 @@ class Change(_Part):
     """Relative gain in tokens per second."""
     costs: Literal["a setting", "other numbers", "another batch", "bandwidth", "devices"]
     training: str = ""
-    """How training would differ; empty where it would not."""
+    """Differences of the training; empty where it would not."""
 
 
 class Plan(Document, _Part):

@@ -112,7 +112,7 @@ def _most_layers(part: StageMode, free_bytes: float, in_flight: int) -> int:
 
 
 def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int]) -> float:
-    """How much all ranks together lack for the layers, recomputing most; bytes of one tensor-parallel device each.
+    """Memory that all ranks together lack for the layers, recomputing most; bytes of one tensor-parallel device each.
 
     Zero where every stage holds a layer and all of them together all layers.
     """

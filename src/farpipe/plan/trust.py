@@ -1,4 +1,4 @@
-"""How far a predicted step may be off: the residual of the least known device in use."""
+"""Uncertainty of a predicted step: the residual of the least known device in use."""
 
 from collections.abc import Collection
 

@@ -91,7 +91,7 @@ class GroupResult:
 
 @dataclass(frozen=True, repr=False)
 class ValidationReport:
-    """How far the model is from every point."""
+    """Error of the model at every point."""
 
     groups: tuple[GroupResult, ...]
 

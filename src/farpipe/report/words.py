@@ -1,4 +1,4 @@
-"""How the report writes times."""
+"""Times as the report writes them."""
 
 import math
 

@@ -141,7 +141,7 @@ def newest_logs(run_dir: Path) -> list[Path]:
 
 
 def how_it_ended(run_dir: Path, num_steps: int) -> str:
-    """How far a run without an end came, and the last line of each of its logs, the earliest first."""
+    """Progress of a run without an end, and the last line of each of its logs, the earliest first."""
     lines = [
         (log, log.read_text(encoding="utf-8", errors="replace").strip().splitlines()) for log in newest_logs(run_dir)
     ]
@@ -151,7 +151,7 @@ def how_it_ended(run_dir: Path, num_steps: int) -> str:
 
 
 def what_is_left(run_dir: Path) -> str:
-    """How far a run that was interrupted came and how to go on, as "Interrupted" is followed by."""
+    """Progress of a run that was interrupted, and the command to go on, as "Interrupted" is followed by."""
     last = last_line(run_dir / METRICS_NAME)
     at = "before the first step" if last is None else f"at step {last['step'] + 1}"
     steps = whole_checkpoints(run_dir / CHECKPOINTS_NAME)

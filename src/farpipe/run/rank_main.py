@@ -78,7 +78,7 @@ def _how_to_go_on(error: FarpipeError) -> str:
 def transport_config(
     run: RunSpec, host: str, port: int, advertise_host: str | None, certs: Path | None, allow_plaintext: bool
 ) -> TransportConfig:
-    """How this process, whose RANK and LOCAL_RANK are in the environment, talks to the others of `run`."""
+    """Configuration of the transport of this process, whose RANK and LOCAL_RANK are in the environment."""
     settings, sites = run.transport, tuple(run.places.site(process) for process in range(run.num_processes))
     rank = int(os.environ.get("RANK", "0"))
     links = run.links()

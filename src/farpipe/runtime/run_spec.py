@@ -24,7 +24,7 @@ DeviceKind = Literal["cpu", "cuda", "sleep"]
 
 
 class TransportSettings(Part):
-    """How the ranks talk."""
+    """Settings of the transport between the ranks."""
 
     streams: Count | None = None
     """TCP connections per channel; None: as many as the link's round trip and rate ask for."""

@@ -72,7 +72,7 @@ def tries(step: SearchStep, split: bool) -> Iterator[tuple[Ints, Floats]]:
 
 
 def depths(step: SearchStep) -> Iterator[Ints]:
-    """How many microbatches may be in flight per stage: any that fit; then what hides the round trip, and around it."""
+    """Microbatches that may be in flight per stage: any that fit; then what hides the round trip, and around it."""
     num_stages, num_microbatches = step.shape
     everything = np.full(num_stages, num_microbatches, np.int32)
     yield everything

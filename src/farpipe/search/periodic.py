@@ -37,7 +37,7 @@ _STAGE_FIGURES: Final = (
 
 
 def short_microbatches(step: SearchStep) -> int | None:
-    """How many microbatches show the steady state of a long step; None: it is not long, or they are not alike."""
+    """The number of microbatches that show the steady state of a long step; None: not long, or they are not alike."""
     problem = step.problem
     count = max(_SHORT_MICROBATCHES, _SHORT_PER_STAGE * problem.num_stages)
     long = step.num_actions > LONG_ACTIONS and problem.num_microbatches > _WORTH_IT * count

@@ -72,7 +72,7 @@ _MAX_EXACT_ACTIONS: Final = 1500
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search has come; `makespan_s` is infinite as long as there is no order."""
+    """Progress of a search; `makespan_s` is infinite as long as there is no order."""
 
     method: str
     elapsed_s: float
@@ -156,7 +156,7 @@ class _Best:
             self._tell(method)
 
     def news(self, method: str) -> Progress:
-        """How far the search has come, now that it is at `method`."""
+        """Progress of the search, now that it is at `method`."""
         return Progress(method, time.monotonic() - self.began_s, self.makespan_s, self.bound_s)
 
     def _tell(self, method: str) -> None:

@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True)
 class Cut:
-    """How a batch is cut: chunks take at most about `target_s` and have at most `token_limit` tokens."""
+    """Limits by which a batch is cut: chunks take at most about `target_s` and have at most `token_limit` tokens."""
 
     target_s: float
     token_limit: int

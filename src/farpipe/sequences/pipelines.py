@@ -58,7 +58,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How pipelines are made: which rule recomputes, extra forwards per stage, whether there may be several."""
+    """Options of making pipelines: which rule recomputes, extra forwards per stage, whether there may be several."""
 
     extra: tuple[int, ...]
     rule: CheckpointRule = "chunk"

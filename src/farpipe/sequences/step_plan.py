@@ -21,7 +21,7 @@ Packing = Literal["elastic", "fixed", "none"]
 
 
 def options_of(packing: Packing, budget_s: float = 1.5) -> BatchOptions:
-    """How batches are planned: ``elastic``; ``fixed``, slices and chunks of equal tokens with equal recomputation
+    """Options of planning batches: ``elastic``; ``fixed``, slices and chunks of equal tokens with equal recomputation
     (Seq1F1B, arXiv 2406.03488); ``none``, every sequence whole in a chunk of its own."""
     if packing == "fixed":
         return BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=budget_s)

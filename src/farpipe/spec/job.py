@@ -81,7 +81,7 @@ class Job(Part):
     measured: tuple[Measured, ...] = ()
     """Times that take the place of modelled ones."""
     uncertainty: Uncertainty = Field(default=Uncertainty(), exclude_if=lambda ranges: not ranges)
-    """How far links and devices may be off; the plan is chosen with it in mind."""
+    """Uncertainty of links and devices; the plan is chosen with it in mind."""
     text: Annotated[str, Field(strict=True, min_length=0)] = Field(default="", repr=False)
     """The file this was read from, word for word, for the run directory; empty for a job made in Python."""
 

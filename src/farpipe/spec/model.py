@@ -20,7 +20,7 @@ def _turns_of_high(known: dict[str, Any]) -> float:
 
 
 class RotaryScaling(Part):
-    """How rotary positions are stretched beyond the length that a model was first trained with."""
+    """Stretching of rotary positions beyond the length that a model was first trained with."""
 
     kind: Literal["linear", "llama3", "yarn"]
     """``linear``: all frequencies are divided by the factor (arXiv 2306.15595); ``llama3``: the low ones are, the high

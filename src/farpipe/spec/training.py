@@ -1,4 +1,4 @@
-"""How the model is trained, on which data."""
+"""Training of the model: batches, precision, optimizer, data."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self

@@ -1,4 +1,4 @@
-"""How far figures may be off: ranges around what a job says of links and what the cost model says of devices."""
+"""Uncertainty of figures: ranges around what a job says of links and what the cost model says of devices."""
 
 from farpipe.errors import UsageError
 from farpipe.spec.part import Part, Share

@@ -42,7 +42,7 @@ class Link(Part):
         return source != target or not source
 
     def occupied_s(self, num_bytes: Figure) -> Figure:
-        """How long a message occupies it, unless its Transfer says otherwise."""
+        """Time for which a message occupies it, unless its Transfer says otherwise."""
         return num_bytes / self.bandwidth_bytes_per_s
 
     def travel_s(self, num_bytes: Figure) -> Figure:

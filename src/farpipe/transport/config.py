@@ -1,4 +1,4 @@
-"""How a transport is set up: streams, limits, addresses and emulated links."""
+"""Settings of a transport: streams, limits, addresses and emulated links."""
 
 import ipaddress
 import math

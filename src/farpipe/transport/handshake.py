@@ -1,4 +1,4 @@
-"""How a connection begins: each side proves that it knows the run's token, without sending it.
+"""Beginning of a connection: each side proves that it knows the run's token, without sending it.
 
     connector -> acceptor    hello: version, which stream the connection is for, the connector's nonce
     acceptor -> connector    the acceptor's nonce, MAC over both

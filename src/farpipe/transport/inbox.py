@@ -68,7 +68,7 @@ class _ChannelQueue:
     num_bytes: int = 0
     num_complete: int = 0
     stopped: list[Callable[[], None]] = field(default_factory=list)
-    """How to go on with the streams whose next message found no space."""
+    """Callbacks to go on with the streams whose next message found no space."""
     num_announced: float = math.inf
     """Number of messages that the peer has sent in all; known once it has said goodbye."""
 

@@ -1,4 +1,4 @@
-"""How ranks find each other: every rank says where it listens and learns where the others do."""
+"""Meeting of the ranks: every rank says where it listens and learns where the others do."""
 
 import json
 import secrets

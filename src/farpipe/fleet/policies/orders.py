@@ -36,7 +36,7 @@ def by_work_left(view: View, jobs: Sequence[JobState]) -> list[float]:
 
 
 def tenants_excess(view: View) -> dict[str, float]:
-    """How far each tenant's devices in use are above an equal share of them, as a part of that share; at least 0."""
+    """Excess of each tenant's devices in use over an equal share of them, as a part of that share; at least 0."""
     held = {job.job.tenant: 0 for job in view.state.jobs.values()}
     for job in view.active:
         held[job.job.tenant] += job.placement.num_devices if job.placement else 0

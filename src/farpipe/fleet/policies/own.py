@@ -51,7 +51,7 @@ class OwnPolicy:
     wait_share: float = 0.1
     """Of its run time a job may wait for cheap hours; 0: it never does."""
     fairness: float = 0.0
-    """How much later jobs come whose tenant holds more than an equal share of the devices in use; 0: not at all."""
+    """Weight by which jobs of a tenant with more than an equal share of devices in use come later; 0: not at all."""
     max_queued_s: float = 30 * 24 * 3600.0
     """Who has waited for so long in all goes first."""
 

@@ -27,12 +27,12 @@ Played = tuple[tuple[float, float], NDArray[np.int64]]
 MOST_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
 FIRST_RULES, FAR_ABOVE = 4, 1.1
-"""How many rules tell that an order is too slow, and what is; they seldom differ by more than a few percent."""
+"""The number of rules that tell that an order is too slow, and what is; they seldom differ by more than a few %."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a rank chooses."""
+    """Rules by which a rank chooses."""
 
     alternate: bool = False
     """After an F the I's before the F's, and after an I the F's before the I's, whatever the keys."""
@@ -43,7 +43,7 @@ class Rules:
     level_idle: bool = True
     """Do a W that does not fit if the rank would otherwise come to have waited longest of all."""
     reserve: float = 1.0
-    """How many times the reserve of its stage an F leaves free."""
+    """Multiple of the reserve of its stage that an F leaves free."""
     strict: bool = False
     """F and I exactly in the order of their keys; otherwise the key decides between those that can start."""
     most_in_flight: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""How long an order takes, to choose between orders that a formula makes; `farpipe.simulate` tells all about one."""
+"""Makespan of an order, to choose between orders that a formula makes; `farpipe.simulate` tells all about one."""
 
 from typing import Any
 

@@ -17,7 +17,7 @@ _SHARING_FLAGS: Final = product((False,), (0.0,), (0.5, 1.0), (True, False), (0,
 SHARING: Final = tuple(Rules(*flags) for flags in _SHARING_FLAGS)
 """Of use where the stages of a rank share its memory by how long each holds a microbatch."""
 PACES: Final = (0.5, 1.0, 2.0)
-"""How much longer than alone a stage holds a microbatch, as its rank has others to do: in F + I + W of a rank."""
+"""Time by which a stage holds a microbatch longer than alone, as its rank has others to do: in F + I + W of a rank."""
 
 
 def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:

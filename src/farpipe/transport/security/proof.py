@@ -1,4 +1,4 @@
-"""How both sides of a connection prove that they know a secret, without sending it, and before a deadline.
+"""Mutual proof of a secret between the sides of a connection, without sending it, before a deadline.
 
 Needs no torch. Each side draws a nonce; a proof is a MAC (HMAC-SHA256 under the secret) over the role of the side that
 makes it and all that was said so far, nonces included, so nobody can use it in another conversation or the other role.
