@@ -158,16 +158,16 @@ def test_a_batch_has_about_its_bytes_in_messages_of_bounded_size(num_bytes):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_streams", [2, 8])
 def test_an_emulated_link_is_measured_as_it_is(num_streams):
-    """The emulation in the transport knows no headers and no TCP: what is left is the machine."""
+    """The emulation in the transport knows no headers and no TCP: what is left is how busy the machine is."""
     there, back = LinkShape(0.010, 12.5e6), LinkShape(0.015, 5e6)
     config = TransportConfig(links={(1, 0): ("there", there), (0, 1): ("back", back)}, timeout_s=20)
     with connected(configs=[config] * 2) as (serving, asking):
-        found = in_parallel(lambda: answer(serving), lambda: ask(asking, seconds=0.5, num_streams=num_streams))[1]
-    assert found.round_trip_s == pytest.approx(0.025, rel=0.05)
-    assert found.one_stream_there == pytest.approx(12.5e6, rel=0.03)
-    assert found.one_stream_back == pytest.approx(5e6, rel=0.03)
-    assert found.streams_there == pytest.approx(12.5e6, rel=0.03)
-    assert found.streams_back == pytest.approx(5e6, rel=0.03)
+        found = in_parallel(lambda: answer(serving), lambda: ask(asking, seconds=1.0, num_streams=num_streams))[1]
+    assert found.round_trip_s == pytest.approx(0.025, rel=0.1)
+    assert found.one_stream_there == pytest.approx(12.5e6, rel=0.1)
+    assert found.one_stream_back == pytest.approx(5e6, rel=0.1)
+    assert found.streams_there == pytest.approx(12.5e6, rel=0.1)
+    assert found.streams_back == pytest.approx(5e6, rel=0.1)
 
 
 @pytest.mark.slow
