@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.emulate.burst import parse_burst, without
+from farpipe.emulate.burst import parse_burst, without_packets
 
 HEADER_BYTES = 10
 IP_BYTES, TCP_BYTES = 20, 32
@@ -77,7 +77,7 @@ def test_what_is_left_of_a_burst_are_the_other_packets_as_they_were(num_bytes, l
     payload = bytes(number % 251 for number in range(num_bytes))
     burst = parse_burst(as_read(payload, segment_bytes=SEGMENT_BYTES, sequence=sequence, identity=identity))
     lost = {place for place in lost if place < burst.num_packets}
-    left = list(without(burst, lost))
+    left = list(without_packets(burst, lost))
     kept = [packet for place, packet in enumerate(cut(burst)) if place not in lost]
     assert [packet for part in left for packet in cut(part)] == kept
     assert sum(part.num_packets for part in left) == burst.num_packets - len(lost)
@@ -85,7 +85,7 @@ def test_what_is_left_of_a_burst_are_the_other_packets_as_they_were(num_bytes, l
 
 def test_the_headers_of_what_is_left_have_correct_checksums():
     burst = parse_burst(as_read(bytes(5 * SEGMENT_BYTES), segment_bytes=SEGMENT_BYTES))
-    for part in without(burst, {1}):
+    for part in without_packets(burst, {1}):
         ip = part.data[HEADER_BYTES:]
         pseudo = ip[12:20] + struct.pack("!HH", 6, len(ip) - IP_BYTES)
         assert words_sum(ip[:IP_BYTES]) == 0xFFFF
@@ -95,4 +95,4 @@ def test_the_headers_of_what_is_left_have_correct_checksums():
 @pytest.mark.parametrize("lost", [[], [0, 1, 2]])
 def test_nothing_lost_is_everything_and_all_lost_is_nothing(lost):
     burst = parse_burst(as_read(bytes(3 * SEGMENT_BYTES), segment_bytes=SEGMENT_BYTES))
-    assert list(without(burst, lost)) == ([] if lost else [burst])
+    assert list(without_packets(burst, lost)) == ([] if lost else [burst])

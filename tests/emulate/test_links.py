@@ -45,7 +45,7 @@ def test_directions_and_other_links_do_not_share(links):
 
 def test_control_slips_in_but_takes_its_share_of_the_rate(links):
     data = links.reserve("a>b", 2_500_000)
-    control = links.slip_in("a>b", 250_000)
+    control = links.reserve_beside("a>b", 250_000)
     assert control.start_ns < data.end_ns
     assert control.end_ns - control.start_ns == 10_000_000
     assert links.reserve("a>b", 0).start_ns == data.end_ns + 10_000_000

@@ -48,7 +48,7 @@ def _header_bytes(data: bytes) -> int:
     return ip_bytes + (data[IP + ip_bytes + 12] >> 4) * 4
 
 
-def without(burst: Burst, lost: Collection[int]) -> Iterator[Burst]:
+def without_packets(burst: Burst, lost: Collection[int]) -> Iterator[Burst]:
     """What is left of `burst` when the packets at the places `lost` (from 0) are: bursts again."""
     if not lost:
         yield burst

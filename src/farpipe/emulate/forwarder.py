@@ -1,9 +1,9 @@
 """The process that is the WAN: carries packets between the sites' TUNs, each link with its own delay and rate.
 
 ``python -m farpipe.emulate.forwarder STATE_DIR TELL [PARENT]``, started by `Wan.up`. It makes the namespaces and says
-on the descriptor TELL that it works, or why not. It takes orders on the socket STATE_DIR/control, one JSON object each,
-and answers with one. PARENT is the reading end of a pipe: when that closes, it takes down the WAN and ends; without,
-it stays. Whoever started it may die at any moment: nothing is left then.
+on the descriptor TELL that it works, or why not. It takes commands on the socket STATE_DIR/control, one JSON object
+each, and answers with one. PARENT is the reading end of a pipe: when that closes, it takes down the WAN and ends;
+without, it stays. Whoever started it may die at any moment: nothing is left then.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.emulate import namespace, tun
-from farpipe.emulate.burst import Burst, parse_burst, without
+from farpipe.emulate.burst import Burst, parse_burst, without_packets
 from farpipe.emulate.pipe import Pipe, queue_limit_bytes
-from farpipe.emulate.routes import next_links, partners
-from farpipe.emulate.state import CONTROL_NAME, MAX_ORDER_BYTES, READY, WanState, take_down
+from farpipe.emulate.routes import connected_sites, next_links
+from farpipe.emulate.state import CONTROL_NAME, MAX_COMMAND_BYTES, READY, WanState, take_down
 from farpipe.errors import FarpipeError, InputError
 from farpipe.spec import Link
 from farpipe.strict import nearest, parse_json, validate
@@ -37,7 +37,7 @@ _OPEN_ENDED_S: Final = 60.0
 
 
 class Forwarder:
-    """Packets in, packets out, and orders between them."""
+    """Packets in, packets out, and commands between them."""
 
     def __init__(self, state: WanState, tuns: Mapping[str, int]) -> None:
         self._tuns = dict(tuns)
@@ -58,7 +58,7 @@ class Forwarder:
         pipe = self._routes.get((site, self._site_of.get(burst.target, "")))
         if pipe is not None:
             now_ns = time.monotonic_ns()
-            for left in without(burst, pipe.lose(burst.num_packets)):
+            for left in without_packets(burst, pipe.lose(burst.num_packets)):
                 pipe.offer(left.data, left.num_bytes, left.num_packets, now_ns)
 
     def carry_out(self) -> float:
@@ -81,45 +81,45 @@ class Forwarder:
         with contextlib.suppress(OSError):  # an interface that somebody has shut, or no memory: lost, as on a real way
             os.write(self._tuns[site], data)
 
-    def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one order and answer it; InputError when it makes no sense."""
+    def execute(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one command and answer it; InputError when it makes no sense."""
         known: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "status": self._status,
             "set": self._set,
             "cut": self._cut,
             "mend": self._mend,
         }
-        kind = str(order.get("order"))
+        kind = str(command.get("command"))
         if kind not in known:
-            raise InputError(f"the WAN knows no order {kind!r}{nearest(kind, known)}")
-        return known[kind](order)
+            raise InputError(f"the WAN knows no command {kind!r}{nearest(kind, known)}")
+        return known[kind](command)
 
     def _status(self, _: Mapping[str, Any]) -> dict[str, Any]:
         links = {name: _shown(pipe) for name, pipe in self._pipes.items()}
         realtime = os.sched_getscheduler(0) == os.SCHED_FIFO
         return {"links": links, "cpu_s": time.process_time(), "realtime": realtime}
 
-    def _set(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        pipe = self._pipe(order)
-        figures = {name: value for name, value in order.items() if name not in ("order", "link")}
+    def _set(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        pipe = self._pipe(command)
+        figures = {name: value for name, value in command.items() if name not in ("command", "link")}
         link = validate(Link, pipe.link.model_dump() | figures, f"link {pipe.link.name}")
         if link.name != pipe.link.name:
             raise InputError(f"link {pipe.link.name}: its ends can't be changed")
         pipe.change(link, time.monotonic_ns())
         return _shown(pipe)
 
-    def _cut(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        pipe = self._pipe(order)
+    def _cut(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        pipe = self._pipe(command)
         pipe.cut()
         return _shown(pipe)
 
-    def _mend(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        pipe = self._pipe(order)
+    def _mend(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        pipe = self._pipe(command)
         pipe.mend()
         return _shown(pipe)
 
-    def _pipe(self, order: Mapping[str, Any]) -> Pipe:
-        name = str(order.get("link"))
+    def _pipe(self, command: Mapping[str, Any]) -> Pipe:
+        name = str(command.get("link"))
         if name not in self._pipes:
             raise InputError(f"the WAN has no link {name!r}{nearest(name, self._pipes)}")
         return self._pipes[name]
@@ -132,11 +132,11 @@ def _shown(pipe: Pipe) -> dict[str, Any]:
     return pipe.link.model_dump() | asdict(pipe.counters) | queue | {"cut": pipe.is_cut}
 
 
-class _Orders:
+class _CommandSocket:
     """The control socket: any number of clients, none of which can make the packets wait."""
 
-    def __init__(self, path: Path, obey: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-        self._obey = obey
+    def __init__(self, path: Path, execute: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+        self._execute = execute
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._door.bind(str(path))
         self._door.listen()
@@ -147,7 +147,7 @@ class _Orders:
         return [self._door.fileno(), *self._clients]
 
     def serve(self, descriptor: int) -> None:
-        """Something has come on `descriptor`: a client, or an order of one."""
+        """Something has come on `descriptor`: a client, or a command of one."""
         if descriptor == self._door.fileno():
             with contextlib.suppress(OSError):
                 client = self._door.accept()[0]
@@ -156,7 +156,7 @@ class _Orders:
             return
         client = self._clients[descriptor]
         try:
-            text = client.recv(MAX_ORDER_BYTES)
+            text = client.recv(MAX_COMMAND_BYTES)
             if text:
                 client.send(json.dumps(self._answer(text)).encode())
                 return
@@ -167,15 +167,15 @@ class _Orders:
 
     def _answer(self, text: bytes) -> dict[str, Any]:
         try:
-            order = parse_json(text.decode(errors="replace"), "order")
-            if not isinstance(order, dict):
-                raise InputError("an order to the WAN is an object")
-            return {"answer": self._obey(order)}
+            command = parse_json(text.decode(errors="replace"), "command")
+            if not isinstance(command, dict):
+                raise InputError("a command to the WAN is an object")
+            return {"answer": self._execute(command)}
         except FarpipeError as error:
             return {"error": str(error)}
 
 
-def _first_in_line() -> None:
+def _take_real_time_priority() -> None:
     """Come before everything that computes, where that is allowed."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
@@ -185,7 +185,7 @@ def _first_in_line() -> None:
 
 def _make_sites(state: WanState) -> dict[str, int]:
     """Make the namespaces, each with its TUN, whose descriptors are returned by site."""
-    own, talking = state.namespaces(), partners(state.sites, state.links)
+    own, talking = state.namespaces(), connected_sites(state.sites, state.links)
     namespace.create(own)
     tuns = {site: tun.open_tun(inside.name) for site, inside in own.items()}
     for site, inside in own.items():
@@ -201,8 +201,8 @@ def main() -> None:
     try:
         tuns = _make_sites(state)
         forwarder = Forwarder(state, tuns)
-        orders = _Orders(folder / CONTROL_NAME, forwarder.obey)
-        _first_in_line()
+        commands = _CommandSocket(folder / CONTROL_NAME, forwarder.execute)
+        _take_real_time_priority()
         os.write(tell, READY.encode())
     except (OSError, FarpipeError) as error:  # a broken pipe: nobody waits for it any more
         take_down(state.name)
@@ -210,16 +210,16 @@ def main() -> None:
             os.write(tell, str(error).encode())
         return
     os.close(tell)
-    _carry(state.name, forwarder, orders, {descriptor: site for site, descriptor in tuns.items()}, parent_pipe)
+    _carry(state.name, forwarder, commands, {descriptor: site for site, descriptor in tuns.items()}, parent_pipe)
 
 
 def _carry(
-    name: str, forwarder: Forwarder, orders: _Orders, sites: Mapping[int, str], parent_pipe: Sequence[int]
+    name: str, forwarder: Forwarder, commands: _CommandSocket, sites: Mapping[int, str], parent_pipe: Sequence[int]
 ) -> None:
-    """Carry packets and orders until the pipe to its parent closes."""
+    """Carry packets and commands until the pipe to its parent closes."""
     while True:
         wait_s = forwarder.carry_out()
-        readable = select.select([*sites, *orders.descriptors(), *parent_pipe], [], [], wait_s)[0]
+        readable = select.select([*sites, *commands.descriptors(), *parent_pipe], [], [], wait_s)[0]
         for descriptor in readable:
             if descriptor in sites:
                 forwarder.carry_in(sites[descriptor])
@@ -227,7 +227,7 @@ def _carry(
                 take_down(name)
                 return
             else:
-                orders.serve(descriptor)
+                commands.serve(descriptor)
 
 
 if __name__ == "__main__":

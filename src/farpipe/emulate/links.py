@@ -129,7 +129,7 @@ class EmulatedLinks:
             self._write(name, end_ns, shape)
         return Passage(start_ns, end_ns, end_ns + shape.latency_ns)
 
-    def slip_in(self, name: str, num_bytes: int) -> Passage:
+    def reserve_beside(self, name: str, num_bytes: int) -> Passage:
         """Put a small control message on the link beside the queue, as a TCP connection of its own would.
 
         It starts now whatever else is on the link, and what it takes of the rate is taken from those behind it.

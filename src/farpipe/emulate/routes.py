@@ -1,4 +1,4 @@
-"""Which way packets go where two sites have no link of their own: over as few others as possible."""
+"""Routes of packets where two sites have no link of their own: over as few others as possible."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Sequence
 from farpipe.spec import Link
 
 
-def partners(sites: Sequence[str], links: Iterable[Link]) -> dict[str, list[str]]:
-    """The sites that each site can talk with: there is a way there, and one back for TCP's acknowledgements."""
+def connected_sites(sites: Sequence[str], links: Iterable[Link]) -> dict[str, list[str]]:
+    """The sites that each site can talk with: there is a route there, and one back for TCP's acknowledgements."""
     routes = next_links(sites, links)
     return {a: [b for b in sites if a != b and {(a, b), (b, a)} <= routes.keys()] for a in sites}
 
 
 def next_links(sites: Sequence[str], links: Iterable[Link]) -> dict[tuple[str, str], Link]:
-    """(where a packet is, where it goes) -> the link that it takes next; pairs without a way are missing.
+    """(where a packet is, where it goes) -> the link that it takes next; pairs without a route are missing.
 
-    Of several ways over equally many links it is the one with the least latency.
+    Of several routes over equally many links it is the one with the least latency.
     """
-    ways = {(a, b): (0.0, 0.0) if a == b else (math.inf, math.inf) for a in sites for b in sites}  # links, seconds
+    distances = {(a, b): (0.0, 0.0) if a == b else (math.inf, math.inf) for a in sites for b in sites}  # links, seconds
     first: dict[tuple[str, str], Link] = {}
     for link in links:
-        ways[link.source, link.target], first[link.source, link.target] = (1.0, link.latency_s), link
+        distances[link.source, link.target], first[link.source, link.target] = (1.0, link.latency_s), link
     for middle in sites:  # Floyd and Warshall
         for source in sites:
             for target in sites:
-                (links_there, there_s), (links_on, on_s) = ways[source, middle], ways[middle, target]
-                if (links_there + links_on, there_s + on_s) < ways[source, target]:
-                    ways[source, target] = (links_there + links_on, there_s + on_s)
+                (links_there, there_s), (links_on, on_s) = distances[source, middle], distances[middle, target]
+                if (links_there + links_on, there_s + on_s) < distances[source, target]:
+                    distances[source, target] = (links_there + links_on, there_s + on_s)
                     first[source, target] = first[source, middle]
     return first

@@ -23,7 +23,7 @@ FOLDER: Final = Path("/run/farpipe")
 STATE_NAME: Final = "wan.json"
 CONTROL_NAME: Final = "control"
 LOG_NAME: Final = "forwarder.log"
-MAX_ORDER_BYTES: Final = 1 << 20
+MAX_COMMAND_BYTES: Final = 1 << 20
 READY: Final = "ready"
 _END_LIMIT_S: Final = 5.0
 

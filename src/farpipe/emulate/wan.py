@@ -20,8 +20,8 @@ from typing import Any, Final, Self
 
 from farpipe.emulate import namespace, state
 from farpipe.emulate.namespace import Namespace
-from farpipe.emulate.routes import partners
-from farpipe.emulate.state import CONTROL_NAME, LOG_NAME, MAX_ORDER_BYTES, READY, WanState, folder_of
+from farpipe.emulate.routes import connected_sites
+from farpipe.emulate.state import CONTROL_NAME, LOG_NAME, MAX_COMMAND_BYTES, READY, WanState, folder_of
 from farpipe.errors import InputError, RunError
 from farpipe.spec import Cluster, Link
 from farpipe.step import Problem
@@ -55,7 +55,7 @@ class Wan:
         """
         namespace.check_possible()
         known = validate(WanState, {"name": name, "sites": tuple(sites), "links": tuple(links)}, "WAN")
-        _check_ways_back(known)
+        _check_links_back(known)
         _take_name(name)
         try:
             known.save(folder_of(name))
@@ -93,35 +93,35 @@ class Wan:
     def status(self) -> dict[str, Any]:
         """Figures of all ``links`` by name (as set, counters since the start, queue), the forwarder's ``cpu_s`` and
         whether it has ``realtime`` priority."""
-        return self._ask({"order": "status"})
+        return self._ask({"command": "status"})
 
     def set(self, link: str, **figures: float | None) -> None:
         """Change fields of `Link` for ``a>b``, or ``a<>b`` for both directions; from now on, see `Pipe.change`.
 
         A queue that was not given goes with latency and bandwidth.
         """
-        self._order_for(link, {"order": "set", **figures})
+        self._command(link, {"command": "set", **figures})
 
     def cut(self, link: str) -> None:
         """Drop everything on ``a>b``, or ``a<>b``, until `mend`."""
-        self._order_for(link, {"order": "cut"})
+        self._command(link, {"command": "cut"})
 
     def mend(self, link: str) -> None:
         """Carry packets on ``a>b``, or ``a<>b``, again. TCP tries again after a while, as after any outage."""
-        self._order_for(link, {"order": "mend"})
+        self._command(link, {"command": "mend"})
 
-    def _order_for(self, link: str, order: Mapping[str, Any]) -> None:
+    def _command(self, link: str, command: Mapping[str, Any]) -> None:
         for name in _directions(link):
-            self._ask({"link": name, **order})
+            self._ask({"link": name, **command})
 
-    def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
         path = self.folder / CONTROL_NAME
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
                 control.settimeout(ANSWER_LIMIT_S)
                 control.connect(str(path))
-                control.send(json.dumps(order).encode())
-                reply = json.loads(control.recv(MAX_ORDER_BYTES))
+                control.send(json.dumps(command).encode())
+                reply = json.loads(control.recv(MAX_COMMAND_BYTES))
         except (OSError, ValueError) as error:
             raise RunError(f"the WAN {self.name!r} does not answer ({path}: {error}); is it up?") from None
         if "error" in reply:
@@ -155,9 +155,9 @@ def _name_option(name: str) -> str:
     return "" if name == USUAL_NAME else f" --name {name}"
 
 
-def _check_ways_back(known: WanState) -> None:
+def _check_links_back(known: WanState) -> None:
     """InputError for a link without a way back, over which TCP can't work."""
-    talking = partners(known.sites, known.links)
+    talking = connected_sites(known.sites, known.links)
     for link in known.links:
         if link.target not in talking[link.source]:
             raise InputError(
@@ -215,7 +215,7 @@ def _start_forwarder(name: str, keep: bool) -> _Forwarder | None:
         for descriptor in theirs:
             os.close(descriptor)
     in_time = bool(select.select([ready], [], [], START_LIMIT_S)[0])
-    told = os.read(ready, MAX_ORDER_BYTES).decode() if in_time else f"its forwarder took more than {START_LIMIT_S:g} s"
+    told = os.read(ready, MAX_COMMAND_BYTES).decode() if in_time else f"its forwarder took over {START_LIMIT_S:g} s"
     os.close(ready)
     forwarder = _Forwarder(process, our_end)
     if told != READY:

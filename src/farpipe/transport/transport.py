@@ -159,7 +159,7 @@ class Transport:
 
     def _make_link(self, peer: int) -> ControlLink:
         name = self._config.emulated_link(self.rank, peer)
-        reserve = partial(self._links.slip_in, name) if self._links and name else None
+        reserve = partial(self._links.reserve_beside, name) if self._links and name else None
         return ControlLink(peer, self._health, self.clock, self._control.on_message, reserve)
 
     def open(self, peer: int, kind: ChannelKind, streams: int | None = None) -> None:
