@@ -187,8 +187,8 @@ def test_a_kernel_link_is_measured_as_it_is():
         found = in_namespace(namespaces["west"].name, lambda: _measure_here(address))
         listening.close()
     assert 0.019 < found.round_trip_s < 0.030
-    assert 0.7 * 12.5e6 < found.streams_there < 12.5e6, "headers take 4 %, a busy machine more"
-    assert 0.7 * 5e6 < found.streams_back < 5e6
+    assert 0.7 * 12.5e6 < found.streams_there < 1.1 * 12.5e6, "headers take 4 %; a busy machine, some more"
+    assert 0.7 * 5e6 < found.streams_back < 1.1 * 5e6
 
 
 def _measure_here(address):
