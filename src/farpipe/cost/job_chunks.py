@@ -145,7 +145,7 @@ class _ChunkJob:
             "activation_bytes": held["activation_bytes"] + num_layers * norms + ends,
             "saved_bytes": held["saved_bytes"] + norms,
             "working_bytes": held["working_bytes"] + norms,
-            "whole_bytes": self.model.attention_hidden * element + 4 * self.model.num_heads,
+            "whole_bytes": float(self.model.attention_hidden * element + 4 * self.model.num_heads),
         }
 
     def base(self) -> Problem:
