@@ -87,6 +87,7 @@ def test_a_grid_is_checked():
         grid(["bace"], [0.0], [1.0], [0])
 
 
+@pytest.mark.slow
 def test_a_sweep_keeps_its_rows_and_computes_only_what_is_missing(files, tmp_path):
     rows, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
     command = ["fleet", "sweep", str(files[0]), "--jobs", str(files[1]), "--policies", "fcfs,farpipe", "--json"]

@@ -62,6 +62,7 @@ def test_erlang_b_has_its_known_values():
 
 # Loads of the field's standard setting with what three independent programs found, each in runs of 10,000 requests; the
 # interval of ten of our runs must reach theirs, two standard errors of such a run given.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "low", "high"), [(150, 0.0056, 0.0056), (168, 0.0095, 0.0102), (200, 0.021, 0.024), (250, 0.045, 0.055)]
 )

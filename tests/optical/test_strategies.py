@@ -118,6 +118,7 @@ def test_unknown_strategies_are_refused(name, says):
         find_strategy(name)
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path):
     training = training_of("1f1b", 4)
     shared = SCENARIO.shared(0, 60.0)

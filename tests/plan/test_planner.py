@@ -167,6 +167,7 @@ def test_sites_without_a_link_are_used_one_at_a_time():
     assert set(plan.sites) == {"b"}
 
 
+@pytest.mark.slow
 def test_every_order_of_sites_is_told_of():
     evaluated, rejected = search(two_sites(), costs_of(two_sites()))
     assert {e.candidate.order for e in evaluated} == {("a",), ("b",), ("a", "b"), ("b", "a")}
@@ -283,6 +284,7 @@ def test_the_least_memory_that_is_enough_is_found():
         make_plan(smaller)
 
 
+@pytest.mark.slow
 def test_progress_is_told():
     calls = []
     make_plan(two_sites(), progress=lambda done, total: calls.append((done, total)))

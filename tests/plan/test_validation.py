@@ -75,6 +75,7 @@ def test_the_tolerances_are_the_marks_that_the_project_set_itself(carried):
     assert [group.group.memory_tolerance for group in carried.groups[-2:]] == [0.04, 0.08]
 
 
+@pytest.mark.slow
 def test_every_group_names_its_source(carried):
     assert all(len(group.group.source) > 20 for group in carried.groups)
 
@@ -102,6 +103,7 @@ def test_one_group_outside_tolerance_is_enough_to_fail():
         report.raise_if_failed()
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_point_with_its_error(carried):
     table = carried.table()
     for group in carried.groups:
@@ -110,6 +112,7 @@ def test_the_table_shows_every_point_with_its_error(carried):
             assert format_change(result.error) in table
 
 
+@pytest.mark.slow
 def test_the_data_is_json_and_agrees_with_the_report(carried):
     data = json.loads(json.dumps(carried.to_data()))
     assert data["passed"] is True

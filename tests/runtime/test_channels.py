@@ -30,6 +30,7 @@ def test_so_are_those_between_the_copies_of_tied_weights(tmp_path):
     assert opened(run) == sorted([*BETWEEN_STAGES, (0, 2, "sync"), (2, 0, "sync")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero1", [False, True])
 @pytest.mark.parametrize(("placement", "num_replicas"), [((0, 1), 1), ((0, 1), 2), ((0, 1, 1, 0), 2), ((0,), 4)])
 def test_exactly_the_channels_that_a_training_sends_on_are_opened(

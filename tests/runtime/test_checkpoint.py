@@ -134,6 +134,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_are_kept_and_the_last_step_has_one(text_file, tmp_path):
     run = make_run(text_file, num_steps=7, checkpoint_every_steps=2, keep_checkpoints=3)
     train(run, tmp_path / "run")

@@ -67,6 +67,7 @@ def assert_learns_the_same(run):
         assert relative_error(weights[name], parameter) < 1e-8, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["elastic", "fixed", "none"])
 @pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_packing_learns_what_whole_documents_teach(documents, packing, ranks):

@@ -140,6 +140,7 @@ def test_replicas_inside_and_across_sites(replicas, zero1, text_file):
     assert_equals_whole(make_run(text_file, (0,), replicas, zero1=zero1), torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero1", [False, True], ids=["whole", "zero1"])
 @pytest.mark.parametrize("model", [TIED, GPT], ids=["llama", "gpt"])
 @pytest.mark.parametrize("placement", [(0, 1), V_SHAPE])

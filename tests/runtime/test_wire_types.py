@@ -132,6 +132,7 @@ sites = ["zurich", "lugano"]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wire_type", "precision"), [("none", "fp32"), ("bf16", "fp32"), ("fp8", "fp32"), ("int8", "bf16")]
 )

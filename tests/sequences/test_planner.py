@@ -119,6 +119,7 @@ def test_odd_batches(roomy, lengths):
     sound(plan_sequences(roomy, lengths), lengths)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_tiny_sequences(roomy):
     lengths = np.full(100_000, 3)
     plan = plan_sequences(roomy, lengths)

@@ -131,6 +131,7 @@ def group(store, *names, start_last=None):
     return heard, ranks[0].token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_last", [0, 1, 2])
 def test_ranks_never_hear_of_those_of_an_earlier_group_in_the_same_store(start_last):
     """As under torchrun when a machine comes: the store stays, and no count grows."""

@@ -33,6 +33,8 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""
+    from farpipe.units import counted
+
     check_folder(plot, report)
     scenario, strategy = options.scenario(), options.strategy(policy)
     training = options.training(job, scenario, strategy)
@@ -42,7 +44,9 @@ def simulate(
     if as_json:
         print_json(facts)
         return
-    typer.echo(f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {seeds} backgrounds")
+    typer.echo(
+        f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {counted(seeds, 'background')}"
+    )
     typer.echo(f"bound of this order {facts['bound_s']:.4g} s, without a network {facts['no_network_s']:.4g} s")
     console().print(_table([{"policy": policy, **facts}]))
 
@@ -58,6 +62,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare policies for a training's light paths on the same background traffic, order and candidate paths."""
+    from farpipe.units import counted
+
     scenario, names = options.scenario(), [name.strip() for name in policies.split(",")]
     strategies = {name: options.strategy(name) for name in names}
     training = options.training(job, scenario, strategies[names[0]])
@@ -65,7 +71,7 @@ def compare(
     if as_json:
         print_json({"order": training.schedule.method, "seeds": seeds, "policies": rows})
         return
-    typer.echo(f"order {training.schedule.method}, {seeds} backgrounds; change against {names[0]}")
+    typer.echo(f"order {training.schedule.method}, {counted(seeds, 'background')}; change against {names[0]}")
     console().print(_table(rows))
 
 

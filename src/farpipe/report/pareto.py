@@ -77,7 +77,7 @@ def draw_front(path: Path, choices: Sequence[Option], front: Sequence[Option], o
     except ImportError:
         raise InputError("--plot needs matplotlib: pip install 'farpipe[plot]'") from None
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     first, second = objectives[:2]
     figure, place = pyplot.subplots(figsize=(7.2, 4.4))
@@ -89,6 +89,8 @@ def draw_front(path: Path, choices: Sequence[Option], front: Sequence[Option], o
     )
     _name_corners(place, corners, first, second)
     place.set(xlabel=AXES[first], ylabel=AXES[second], xscale="log")
+    for kind in (place.xaxis.set_major_formatter, place.xaxis.set_minor_formatter):
+        kind(ticker.StrMethodFormatter("{x:g}"))
     place.grid(color="#e3e6ec", linewidth=0.6)
     place.legend(frameon=False, fontsize=8)
     figure.tight_layout()
