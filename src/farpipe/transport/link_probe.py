@@ -150,18 +150,22 @@ def _reaching(address: tuple[str, int]) -> Iterator[None]:
         raise RunError(f"{where}: {error}; start the other side with `farpipe probe --listen {where}`") from None
 
 
+class _NotAdmittedError(RefusedError):
+    """The other side knows another token, or is at the end of a measurement, whose run has a token of its own."""
+
+
 def _reach(address: tuple[str, int], sides: Sides) -> socket.socket:
-    """As `_dial`, tried again for a moment: between two measurements the port of the other side is shut."""
-    deadline_s = time.monotonic() + RETRY_S
+    """As `_dial`, tried again for a moment: a measurement before this one may still be ending."""
+    deadline_s, pause_s = time.monotonic() + RETRY_S, _PAUSE_S
     while True:
         try:
             return _dial(address, sides)
-        except RefusedError:
-            raise
-        except OSError:
-            if time.monotonic() > deadline_s:
+        except OSError as error:
+            is_final = isinstance(error, RefusedError) and not isinstance(error, _NotAdmittedError)
+            if is_final or time.monotonic() + pause_s > deadline_s:
                 raise
-            time.sleep(_PAUSE_S)
+            time.sleep(pause_s)
+            pause_s *= 2
 
 
 def _dial(address: tuple[str, int], sides: Sides) -> socket.socket:
@@ -176,7 +180,7 @@ def _dial(address: tuple[str, int], sides: Sides) -> socket.socket:
         handshake.offer(sock, Purpose(CLIENT, SERVER, None), sides.token, 0)
     except HandshakeError:
         sock.close()
-        raise RefusedError(
+        raise _NotAdmittedError(
             "it has another token (give the one that it shows with --token), or is measuring for somebody else"
         ) from None
     except BaseException:
