@@ -45,7 +45,5 @@ class PlannedHops:
     def _joined(self, names: frozenset[str]) -> Cluster:
         """The cluster of these sites and what links them."""
         if names not in self._clusters:
-            sites = tuple(site for site in self._cluster.sites if site.name in names)
-            links = tuple(link for link in self._cluster.links if {link.source, link.target} <= names)
-            self._clusters[names] = Cluster.model_construct(sites=sites, links=links)
+            self._clusters[names] = self._cluster.within(names)
         return self._clusters[names]

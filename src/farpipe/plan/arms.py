@@ -13,7 +13,7 @@ from farpipe.plan.mixtures import Mixture, mixture
 from farpipe.plan.plan import Arm, ArmKind
 from farpipe.plan.quick import best_of_uses, quick_search
 from farpipe.plan.refined import refined
-from farpipe.plan.separate_sites import SeparateSites, separate_sites
+from farpipe.plan.separate_sites import SeparateSites, SideBySide, separate_sites
 from farpipe.spec import Job
 
 PER_KIND: Final = 3
@@ -88,22 +88,20 @@ def _separate(job: Job, costs: JobCosts, local_steps: int) -> list[tuple[Separat
 
 
 def _separate_arm(job: Job, one: SeparateSites, local_steps: int, training: str) -> Arm:
-    sent = dict.fromkeys(one.ring, one.exchanged_bytes / local_steps)
+    sent = dict.fromkeys(one.links, one.exchanged_bytes / local_steps)
     kind: ArmKind = "replicas" if local_steps == 1 else "local steps"
-    return _side_by_side(job, kind, one, sent, " + ".join(one.sites), one.describe(), training)
+    return _side_by_side(job, kind, one, sent, training)
 
 
 def _mixture_arm(job: Job, one: Mixture) -> Arm:
-    return _side_by_side(job, "mixture", one, one.exchanged_bytes, one.where, one.describe(), "")
+    return _side_by_side(job, "mixture", one, one.exchanged_bytes, "")
 
 
 def _side_by_side(
     job: Job,
     kind: ArmKind,
-    one: SeparateSites | Mixture,
+    one: SideBySide,
     exchanged: Mapping[str, float],
-    where: str,
-    what: str,
     training: str,
 ) -> Arm:
     """What a step sends is what is exchanged, and what each of `one.found` sends between its own sites."""
@@ -117,8 +115,8 @@ def _side_by_side(
     tokens = job.training.tokens_per_step
     return Arm(
         kind=kind,
-        where=where,
-        what=what,
+        where=one.where,
+        what=one.describe(),
         step_s=one.step_s,
         tokens_per_s=tokens / one.step_s,
         num_devices=sum(one.devices.values()),

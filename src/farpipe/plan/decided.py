@@ -30,11 +30,8 @@ def largest_sites(job: Job) -> Job:
     if len(sites) <= MAX_PLANNED_SITES or job.layout.sites is not None:
         return job
     power = [site.num_devices * max(site.device.peak_flops.values()) for site in sites]
-    kept = sorted(sorted(range(len(sites)), key=lambda index: -power[index])[:MAX_PLANNED_SITES])
-    names = {sites[index].name for index in kept}
-    links = tuple(link for link in job.cluster.links if link.source in names and link.target in names)
-    cluster = job.cluster.model_copy(update={"sites": tuple(sites[index] for index in kept), "links": links})
-    return job.model_copy(update={"cluster": cluster})
+    kept = sorted(range(len(sites)), key=lambda index: -power[index])[:MAX_PLANNED_SITES]
+    return job.model_copy(update={"cluster": job.cluster.within([sites[index].name for index in kept])})
 
 
 def tell_left_out(num_sites: int) -> str:

@@ -11,13 +11,11 @@ from typing import Final
 
 from farpipe.cost import JobCosts, memory
 from farpipe.cost.transfer import ring_bytes
-from farpipe.errors import FarpipeError
 from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.guided import kind_of
 from farpipe.plan.lattice import Lattice
-from farpipe.plan.quick import quick_search
-from farpipe.plan.separate_sites import describe_share, shares_of_batch, strongest
-from farpipe.spec import Cluster, Job
+from farpipe.plan.separate_sites import SideBySide, best_for_share, pins_one_layout, shares_of_batch, strongest
+from farpipe.spec import Job
 
 MAX_GROUP: Final = 2
 """Sites in a group."""
@@ -25,42 +23,11 @@ Group = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(SideBySide):
     """Two groups of sites side by side, one step of the whole batch."""
 
-    found: tuple[Evaluated, Evaluated]
-    """The best of each group for its share."""
-    shares: tuple[int, ...]
-    """Sequences of a step of each."""
     exchanged_bytes: Mapping[str, float]
     """Of one step, by directed link between the groups."""
-    exchange_s: float
-
-    @property
-    def where(self) -> str:
-        """``a > b + c > d``."""
-        return " + ".join(one.candidate.where for one in self.found)
-
-    @property
-    def step_s(self) -> float:
-        """From one step's start to the next one's: the slower group's, and the exchange."""
-        return max(one.step_s for one in self.found) + self.exchange_s
-
-    @property
-    def devices(self) -> dict[str, int]:
-        """Devices in use by site."""
-        return {name: number for one in self.found for name, number in one.candidate.devices.items()}
-
-    def describe(self) -> str:
-        """Every group's layout and its share of the batch."""
-        return "; ".join(describe_share(one, share) for one, share in zip(self.found, self.shares, strict=True))
-
-    @property
-    def limited_by(self) -> str:
-        """The exchange where it takes more than a tenth of the step, else the slower group."""
-        if self.exchange_s > self.step_s / 10:
-            return f"the exchange over {', '.join(self.exchanged_bytes)}"
-        return f"computing at {max(self.found, key=lambda one: one.step_s).candidate.where}"
 
 
 def mixture(job: Job, costs: JobCosts) -> Mixture | None:
@@ -68,16 +35,14 @@ def mixture(job: Job, costs: JobCosts) -> Mixture | None:
 
     None as well with fewer than three sites and with pins on what would differ between the groups.
     """
-    pins = job.layout
-    pinned = any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites))
-    if pinned or pins.replicas == "inside" or len(job.cluster.sites) < 3:
+    if pins_one_layout(job) or job.layout.replicas == "inside" or len(job.cluster.sites) < 3:
         return None
     times = _estimates_s(job, costs)
     pairs = [pair for pair in _pairs(job) if all(frozenset(group) in times for group in pair)]
-    ranked = sorted(pairs, key=lambda pair: -sum(1 / times[frozenset(group)] for group in pair))
-    for pair in ranked[:1]:
-        return _joined(job, costs, pair, [times[frozenset(group)] for group in pair])
-    return None
+    if not pairs:
+        return None
+    best = max(pairs, key=lambda pair: sum(1 / times[frozenset(group)] for group in pair))
+    return _joined(job, costs, best, [times[frozenset(group)] for group in best])
 
 
 def _pairs(job: Job) -> Iterator[tuple[Group, Group]]:
@@ -108,22 +73,12 @@ def _joined(job: Job, costs: JobCosts, pair: Sequence[Group], times: Sequence[fl
     if not set(sent) <= set(links):
         return None
     seconds = (sent[name] / links[name].bandwidth_bytes_per_s + 2 * links[name].latency_s for name in sent)
-    return Mixture((found[0], found[1]), tuple(shares), sent, max(seconds))
+    return Mixture((found[0], found[1]), tuple(shares), tuple(sent), max(seconds), sent)
 
 
 def _alone(job: Job, costs: JobCosts, group: Group, batch: int) -> Evaluated | None:
     """The best pipeline over all sites of a group for so many sequences of a step; None: it does not fit."""
-    training = job.training.model_copy(update={"global_batch": batch})
-    sites = tuple(job.cluster.site(name) for name in group)
-    links = tuple(link for link in job.cluster.links if {link.source, link.target} <= set(group))
-    part = job.model_copy(
-        update={"training": training, "cluster": Cluster.model_construct(sites=sites, links=links)}
-        | {"layout": job.layout.model_copy(update={"replicas": "inside"})}
-    )
-    try:
-        found = quick_search(part, JobCosts(job.model, training, costs.profiles), 2)
-    except FarpipeError:
-        return None
+    found = best_for_share(job, costs, group, batch, "inside", 2)
     wanted = "alone" if len(group) == 1 else "pipelines"
     return next((one for one in found if kind_of(one.candidate) == wanted), None)
 

@@ -63,7 +63,9 @@ def options(planner: Planner, job: Job, limits: Limits | None = None) -> list[Op
     The fastest first. Of very many sites that limits allow those that compute most are looked at (`largest_sites`).
     """
     limits = limits or Limits()
-    job = largest_sites(_within(job, limits.sites))
+    if limits.sites is not None:
+        job = job.model_copy(update={"cluster": job.cluster.within(limits.sites)})
+    job = largest_sites(job)
     most = min(job.cluster.num_devices, limits.devices or job.cluster.num_devices)
     request, found = job.request, dict[tuple[object, ...], Option]()
     while most:
@@ -72,15 +74,6 @@ def options(planner: Planner, job: Job, limits: Limits | None = None) -> list[Op
         most //= 2
     allowed = [option for option in found.values() if _keeps(option, limits)]
     return sorted(allowed, key=lambda option: option.quote.step_s)
-
-
-def _within(job: Job, names: Sequence[str] | None) -> Job:
-    """The job with these sites alone; all of them with None."""
-    if names is None:
-        return job
-    sites = tuple(site for site in job.cluster.sites if site.name in names)
-    links = tuple(link for link in job.cluster.links if link.source in names and link.target in names)
-    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"sites": sites, "links": links})})
 
 
 def _option(job: Job, quote: Quote) -> Option:

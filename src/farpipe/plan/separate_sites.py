@@ -6,11 +6,11 @@ differences of parameters are averaged and an outer optimizer applies them. Clos
 exchange is a ring over the sites and is not hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import ceil
-from typing import Final
+from typing import Final, Literal
 
 from farpipe.cost import JobCosts, memory
 from farpipe.cost.links import ring_links
@@ -30,30 +30,26 @@ OUTER_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
-class SeparateSites:
-    """Sites that train side by side, one step of the whole batch on average."""
+class SideBySide:
+    """Sites, or groups of sites, that each train a share of the batch in a layout of their own, and exchange."""
 
     found: tuple[Evaluated, ...]
-    """The best of each site for its share."""
+    """The best of each for its share."""
     shares: tuple[int, ...]
-    """Sequences of a step at each site."""
-    ring: tuple[str, ...]
-    """The links of the exchange."""
-    exchanged_bytes: float
-    """Of one exchange, over each of these links."""
+    """Sequences of a step of each."""
+    links: tuple[str, ...]
+    """Those of the exchange."""
     exchange_s: float
     """Of one step, on average."""
-    alike: bool
-    """Whether the sites are alike and have equal shares."""
 
     @property
-    def sites(self) -> tuple[str, ...]:
-        """Names, in the order of the ring."""
-        return tuple(one.candidate.order[0] for one in self.found)
+    def where(self) -> str:
+        """``a + b``; where groups of sites train, ``a > b + c > d``."""
+        return " + ".join(one.candidate.where for one in self.found)
 
     @property
     def step_s(self) -> float:
-        """From one step's start to the next one's: the slowest site's, and the exchange."""
+        """From one step's start to the next one's: the slowest one's, and the exchange."""
         return max(one.step_s for one in self.found) + self.exchange_s
 
     @property
@@ -63,17 +59,32 @@ class SeparateSites:
 
     @property
     def limited_by(self) -> str:
-        """The exchange where it takes more than a tenth of the step, else the slowest site."""
+        """The exchange where it takes more than a tenth of the step, else the slowest one."""
         if self.exchange_s > self.step_s / 10:
-            return f"the exchange over {', '.join(self.ring)}"
-        return f"computing at {max(self.found, key=lambda one: one.step_s).candidate.order[0]}"
+            return f"the exchange over {', '.join(self.links)}"
+        return f"computing at {max(self.found, key=lambda one: one.step_s).candidate.where}"
 
     def describe(self) -> str:
-        """Every site's layout and its share of the batch."""
-        return "; ".join(describe_share(one, share) for one, share in zip(self.found, self.shares, strict=True))
+        """Each one's layout and its share of the batch."""
+        return "; ".join(_describe_share(one, share) for one, share in zip(self.found, self.shares, strict=True))
 
 
-def describe_share(one: Evaluated, share: int) -> str:
+@dataclass(frozen=True)
+class SeparateSites(SideBySide):
+    """Single sites side by side, one step of the whole batch on average; the links are a ring over them."""
+
+    exchanged_bytes: float
+    """Of one exchange, over each of the links."""
+    alike: bool
+    """Whether the sites are alike and have equal shares."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names, in the order of the ring."""
+        return tuple(one.candidate.order[0] for one in self.found)
+
+
+def _describe_share(one: Evaluated, share: int) -> str:
     """Sites, layout and share of the batch of one of several that train side by side."""
     at = one.candidate.layout
     return f"{one.candidate.where}: p{at.pipeline} d{at.data} t{at.tensor}, {share} sequences"
@@ -86,14 +97,19 @@ def separate_sites(
 
     `outer_bytes`: of a parameter's difference as it is exchanged after several local steps.
     """
-    pins = job.layout
-    if any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites)):
+    if pins_one_layout(job):
         return None
     alone = {site.name: best for site in strongest(job.cluster.sites) if (best := _alone(job, costs, site)) is not None}
     ranked = sorted(alone, key=lambda name: alone[name].step_s)
     sets = [ranked[:size] for size in range(2, len(ranked) + 1)]
     found = [_joined(job, costs, {n: alone[n] for n in names}, steps_between, outer_bytes) for names in sets]
     return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
+
+
+def pins_one_layout(job: Job) -> bool:
+    """Whether the job pins what would differ between those that train side by side."""
+    pins = job.layout
+    return any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites))
 
 
 def strongest(sites: Sequence[Site]) -> list[Site]:
@@ -103,14 +119,20 @@ def strongest(sites: Sequence[Site]) -> list[Site]:
 
 def _alone(job: Job, costs: JobCosts, site: Site, batch: int | None = None) -> Evaluated | None:
     """The best of one site alone for so many sequences of a step; None: it does not fit."""
-    training = job.training.model_copy(update={"global_batch": batch or job.training.global_batch})
-    cluster = Cluster.model_construct(sites=(site,), links=())
-    pins = job.layout.model_copy(update={"replicas": None})
-    part = job.model_copy(update={"training": training, "cluster": cluster, "layout": pins})
+    return next(iter(best_for_share(job, costs, [site.name], batch or job.training.global_batch, None, 1)), None)
+
+
+def best_for_share(
+    job: Job, costs: JobCosts, names: Collection[str], batch: int, replicas: Literal["inside"] | None, most: int
+) -> list[Evaluated]:
+    """The best `most` layouts on these sites alone for so many sequences of a step; empty where none fits."""
+    training = job.training.model_copy(update={"global_batch": batch})
+    pins = job.layout.model_copy(update={"replicas": replicas})
+    part = job.model_copy(update={"training": training, "cluster": job.cluster.within(names), "layout": pins})
     try:
-        return next(iter(quick_search(part, JobCosts(job.model, training, costs.profiles), 1)), None)
+        return quick_search(part, JobCosts(job.model, training, costs.profiles), most)
     except FarpipeError:
-        return None
+        return []
 
 
 def _joined(
@@ -135,7 +157,7 @@ def _joined(
     return SeparateSites(
         found=tuple(one for one in found if one is not None),
         shares=tuple(shares[site.name] for site in ring),
-        ring=tuple(link.name for link in links),
+        links=tuple(link.name for link in links),
         exchanged_bytes=sent,
         exchange_s=once / steps_between,
         alike=len(set(shares.values())) == 1 and not any(differing_keys(ring[0], site) for site in ring[1:]),

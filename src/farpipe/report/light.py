@@ -14,6 +14,7 @@ from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.paths import PathTable
 from farpipe.optical.training import Step
 from farpipe.report.page import write_report
+from farpipe.report.pyplot import load_pyplot
 from farpipe.report.views import Picture, RunReport, RunView
 
 _COLOURS: Final = {0: "#4c78a8", 1: "#f2a65a", 2: "#e3d2a4", 3: "#e07b39"}
@@ -53,11 +54,7 @@ def write_light_page(
 
 @contextmanager
 def _figure(step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float) -> Iterator[Any]:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     rows = log[(log[:, 4] < step.begin_s + window_s) & (log[:, 5] > step.begin_s)]
     fibres = _busiest(rows, table)
     heights = [3.2] + [1.5] * len(fibres)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
 from farpipe.plan.objective import Objective, Option, is_known
+from farpipe.report.pyplot import load_pyplot
 from farpipe.report.views import TableView
 from farpipe.units import format_count, format_seconds
 
@@ -72,12 +72,8 @@ def draw_front(path: Path, choices: Sequence[Option], front: Sequence[Option], o
 
     InputError without matplotlib.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise InputError("--plot needs matplotlib: pip install 'farpipe[plot]'") from None
-    mpl.use("Agg")
-    from matplotlib import pyplot, ticker
+    pyplot = load_pyplot()
+    from matplotlib import ticker
 
     first, second = objectives[:2]
     figure, place = pyplot.subplots(figsize=(7.2, 4.4))

@@ -31,9 +31,9 @@ class StepRow:
     device_peak: float = 0.0
     """FLOP/s that a device could do; 0: not known."""
     device_hours: float | None = None
+    """Hours of one device that all steps of the run took together."""
     num_recorded: tuple[int, int] | None = None
     """(steps of which actions and messages were recorded, all steps), where these differ."""
-    """Hours of one device that all steps of the run took together."""
 
     @property
     def device_flops_per_s(self) -> float | None:

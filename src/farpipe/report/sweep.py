@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
 from farpipe.plan.plan import Arm
 from farpipe.plan.sweep import Axis, Result
+from farpipe.report.pyplot import load_pyplot
 from farpipe.report.views import TableView
 from farpipe.units import format_count, format_seconds
 
@@ -48,13 +48,7 @@ def draw_map(path: Path, axes: Sequence[Axis], results: Sequence[Result], any_tr
 
     InputError without matplotlib.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise InputError("--plot needs matplotlib: pip install 'farpipe[plot]'") from None
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     height, width = len(axes[0].values), len(axes[1].values) if len(axes) > 1 else 1
     panels = _panels(axes, results)
     size = (1.2 + len(panels) * max(2.4, 0.72 * width + 0.6), 1.9 + max(1.0, 0.45 * height))

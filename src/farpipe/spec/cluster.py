@@ -1,6 +1,6 @@
 """Sites with their devices, and the directed links between the sites."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -160,6 +160,13 @@ class Cluster(Part):
     def site(self, name: str) -> Site:
         """The site called `name`; KeyError if there is none."""
         return {site.name: site for site in self.sites}[name]
+
+    def within(self, names: Collection[str]) -> Self:
+        """The cluster of these sites alone, in its own order, and of the links among them."""
+        kept = set(names)
+        sites = tuple(site for site in self.sites if site.name in kept)
+        links = tuple(link for link in self.links if {link.source, link.target} <= kept)
+        return self.model_copy(update={"sites": sites, "links": links})
 
     def link(self, source: str, target: str) -> Link | None:
         """The link from `source` to `target`, None if there is none."""
