@@ -1,4 +1,4 @@
-"""Which layers every stage recomputes for every chunk: stage-aware chunk-level checkpointing.
+"""Stage-aware chunk-level checkpointing: the layers that every stage recomputes for every chunk.
 
 Recomputing a chunk on one stage makes its neighbours wait on the same diagonal of the schedule, so all of a diagonal
 recompute equally much, and one integer per diagonal says it all (InfiniPipe, arXiv 2509.21275, section 5):
@@ -60,11 +60,11 @@ class MemoryModel:
         return _summed(each, self.since, self.order.backward_place) + self.chains
 
     def live(self, stages: Ints, places: Ints) -> NDArray[np.bool_]:
-        """Whether each chunk is held on these stages at these backwards, pairwise: [num_pairs, num_chunks]."""
+        """True where a chunk is held on these stages at these backwards, pairwise: [num_pairs, num_chunks]."""
         return np.asarray((self.since[stages] <= places[:, None]) & (places[:, None] <= self.order.backward_place))
 
     def fits(self, recomputed: Ints) -> bool:
-        """Whether no stage ever exceeds its headroom."""
+        """True if no stage ever exceeds its headroom."""
         return bool((self.used(recomputed) <= self.headroom[:, None] * (1 + _TOLERANCE)).all())
 
     def layers_of(self, counts: Floats) -> Ints:
@@ -277,7 +277,7 @@ def recomputation_bound_s(model: MemoryModel) -> float:
 
 
 def recomputation_s(model: MemoryModel, recomputed: Ints) -> float:
-    """What recomputation adds to a step: on every diagonal the slowest stage's, summed."""
+    """Time that recomputation adds to a step: on every diagonal the slowest stage's, summed."""
     longest = np.zeros(int(model.diagonals.max()) + 1)
     np.maximum.at(longest, model.diagonals, recomputed * model.again_s)
     return float(longest.sum())

@@ -36,12 +36,12 @@ class Slice(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its sequence."""
+        """True if it is all of its sequence."""
         return self.length == self.sequence_length
 
     @property
     def is_tail(self) -> bool:
-        """Whether it is the last slice of a split sequence."""
+        """True if it is the last slice of a split sequence."""
         return self.start > 0 and self.end == self.sequence_length
 
 
@@ -141,7 +141,7 @@ def check_chunks(chunks: Iterable[Chunk], lengths: Sequence[int]) -> None:
 
 
 def load_of(chunks: Sequence[Chunk]) -> Load:
-    """What chunks make a device do."""
+    """Load that chunks put on a device."""
     firsts = [chunk.slices[0] for chunk in chunks]
     is_split = np.array([not first.is_whole for first in firsts], bool)
     return Load(
@@ -180,7 +180,7 @@ class SliceTable:
 
     @cached_property
     def load(self) -> Load:
-        """What the chunks make a device do."""
+        """Load that the chunks put on a device."""
         start, length = self.start.astype(np.float64), self.length.astype(np.float64)
         first = self.first
         is_split = self.length[first] != self.sequence_length[first]

@@ -32,7 +32,7 @@ class Cut:
 
 
 def slice_offsets(length: int, num_slices: int, law: Law) -> Ints:
-    """Where `num_slices` slices of equal time end in a sequence of `length` tokens: ascending, the last is `length`.
+    """Ends of `num_slices` slices of equal time in a sequence of `length` tokens: ascending, the last is `length`.
 
     The time up to x tokens is ``pair_s x^2/2 + token_s x``: solved for x. Slices are at least one token long.
     """
@@ -144,6 +144,6 @@ def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
 
 
 def chunk_seconds(chunks: Sequence[Chunk], law: Law) -> Floats:
-    """What every chunk takes under one law."""
+    """Time of every chunk under one law."""
     tokens = np.array([chunk.num_tokens for chunk in chunks], np.float64)
     return law.seconds(tokens, np.array([chunk.num_pairs for chunk in chunks], np.float64))

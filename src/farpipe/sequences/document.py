@@ -6,7 +6,7 @@ from farpipe.sequences.planner import SequencePlan
 
 
 def plan_data(plan: SequencePlan) -> dict[str, Any]:
-    """What ``farpipe sequences plan --json`` prints.
+    """Document that ``farpipe sequences plan --json`` prints.
 
     `pipelines`: numbers of the chunks in the order of their forwards; microbatch j of `problems` and `schedules` [i] is
     the j-th of pipeline i. `recomputed_layers` [pipeline][stage][chunk of the pipeline].

@@ -1,4 +1,4 @@
-"""Where the stages of a job are when it trains on chunks: ranks over sites, layers so that no stage is slow."""
+"""Layout of a job that trains on chunks: ranks over sites, layers so that no stage is slow."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from farpipe.spec import Job, Site
 
 
 class ChunkLayout(NamedTuple):
-    """Where the stages are, and what chunks cost there."""
+    """Ranks of the stages, and costs of chunks there."""
 
     layout: Layout
     placements: tuple[Placement, ...]

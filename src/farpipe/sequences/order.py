@@ -39,7 +39,7 @@ class ChunkOrder:
 
     @cached_property
     def backward_place(self) -> Ints:
-        """When every chunk has its backward: the inverse of `backwards`."""
+        """Place of every chunk's backward: the inverse of `backwards`."""
         return np.argsort(self.backwards)
 
     @property

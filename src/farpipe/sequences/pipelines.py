@@ -136,7 +136,7 @@ def group(
 
 
 def _borders(follows: Sequence[int | None]) -> Ints:
-    """Where pipelines may begin and end: between sequences."""
+    """Places at which pipelines may begin and end: between sequences."""
     return np.array([index for index, before in enumerate(follows) if before is None] + [len(follows)])
 
 
@@ -157,7 +157,7 @@ def _as_many_as_fit(borders: Ints, price: Callable[[int, int], float], refill_s:
 
 
 def _blocks(follows: Sequence[int | None]) -> list[int]:
-    """Where groups may begin and end: 0, behind the first sequence, where chunks are not split any more, and so on.
+    """Places at which groups may begin and end: 0, behind the first sequence, where chunks are split no more, ...
 
     The others are evenly over the chunks, but between sequences.
     """
@@ -199,7 +199,7 @@ def _shortest_path(
 
 
 def _recomputation_s(part: _Part, rule: CheckpointRule) -> float:
-    """What recomputation costs if these chunks are a pipeline; infinite where memory is not enough."""
+    """Time of recomputation if these chunks are a pipeline; infinite where memory is not enough."""
     model = part.memory()
     if rule == "chunk":
         return recomputation_bound_s(model)

@@ -34,13 +34,13 @@ _NOT_WORTH: Final = 1.02
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What the user pins of a batch's plan; the rest is searched."""
+    """Pins of a batch's plan by the user; the rest is searched."""
 
     num_slices: int | None = None
     """Slices of the longest sequence."""
     rule: PackRule = "best-fit"
     equal: Literal["time", "tokens"] = "time"
-    """What the slices of a sequence have in common, and what chunks are filled up to; tokens is Seq1F1B's."""
+    """Measure that the slices of a sequence have in common and that chunks are filled up to; tokens is Seq1F1B's."""
     checkpointing: CheckpointRule = "chunk"
     several_pipelines: bool = True
     hide_links: bool = True
@@ -85,7 +85,7 @@ class SequencePlan:
 
 
 class _Estimated(NamedTuple):
-    """A way to cut, and about how long its step takes if memory does not matter."""
+    """A cut of the batch, and about how long its step takes if memory does not matter."""
 
     seconds: float
     cut: Cut
@@ -155,7 +155,7 @@ def plan_as_before(
 def _grouped(
     costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions, deadline_s: float
 ) -> list[_Grouped]:
-    """What memory makes of the cuts, the best first; of those that can't win or come too late nothing."""
+    """Groups that memory makes of the cuts, the best first; none of those that can't win or come too late."""
     found: list[_Grouped] = []
     for one in ranked:
         best_s = min((each.seconds for each in found), default=math.inf)
@@ -179,7 +179,7 @@ def _finer(
     ranked: Sequence[_Estimated],
     deadline_s: float,
 ) -> list[_Grouped]:
-    """What memory makes of more and more slices, where no cut that is fast fits: the first that does.
+    """Groups of the first cut that fits, of more and more slices, where no cut that is fast fits.
 
     Slices of equal tokens: the more of them, the less is held beside the longest sequence, down to what `token_limit`
     has found to fit. Of equal time, the first slices of the next sequence come in longer than the last ones of the one
@@ -223,7 +223,7 @@ def _ways_to_hide(
 
 
 def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions) -> InfeasibleError:
-    """Why the cut fails that is nearest to fitting: the one with the shortest chunks."""
+    """Error of the cut that is nearest to fitting: the one with the shortest chunks."""
     one = max(ranked, key=lambda each: each.batch.num_chunks)
     grouping = Grouping((0,) * costs.num_stages, options.checkpointing, False)
     try:
@@ -301,7 +301,7 @@ def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> 
 
 
 def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
-    """What slices and chunks are measured by: time, or tokens at the time of the batch's mean token."""
+    """Law that measures slices and chunks: time, or tokens at the time of the batch's mean token."""
     if options.equal == "time":
         return law
     load = _as_load(sizes)

@@ -1,4 +1,4 @@
-"""Which replica takes which sequences of a batch: balanced by time, not by count."""
+"""Sequences of a batch shared out over replicas: balanced by time, not by count."""
 
 import heapq
 

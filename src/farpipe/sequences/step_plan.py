@@ -1,4 +1,4 @@
-"""What all ranks are told of one step on chunks: its chunks, what each recomputes, and the order of actions.
+"""Message to all ranks about one step on chunks: its chunks, what each recomputes, and the order of actions.
 
 Lengths and slices travel, not tensors: a rank finds the tokens by the numbers of the sequences, and makes the step's
 Problem from the costs that it has.

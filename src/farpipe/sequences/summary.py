@@ -1,4 +1,4 @@
-"""What the lengths of a corpus mean: tokens beyond each length, slices, what chunks would gain on a job's cluster."""
+"""Summary of a corpus' lengths: tokens beyond each length, slices, what chunks would gain on a job's cluster."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -17,7 +17,7 @@ _FIRST_POWER: Final = 9
 
 @dataclass(frozen=True)
 class Beyond:
-    """What is longer than `tokens`."""
+    """Sequences that are longer than `tokens`."""
 
     tokens: int
     num_sequences: int
@@ -95,7 +95,7 @@ class Gain:
 
 
 def gain_of_chunks(costs: ChunkCosts, batch: Ints) -> Gain:
-    """What cutting long sequences gains for one batch; errors as for `plan_sequences`."""
+    """Gain of cutting long sequences for one batch; errors as for `plan_sequences`."""
     best = plan_sequences(costs, batch)
     try:
         whole_s, obstacle = plan_sequences(costs, batch, BatchOptions(num_slices=1)).step_s, ""
