@@ -1,4 +1,4 @@
-"""What things cost: seconds and bytes of a stage, and the Problem of a whole step."""
+"""Cost model: seconds and bytes of a stage, and the Problem of a whole step."""
 
 from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times

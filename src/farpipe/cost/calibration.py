@@ -13,7 +13,7 @@ from farpipe.spec import Device, Rate
 REFERENCE: Final = "a100-80gb"
 """The device that the law was fitted on."""
 UNMEASURED: Final[dict[str, Any]] = {"measured": False, "residual": 0.36, "num_rows": 0}
-"""What holds for a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
+"""Calibration of a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
 device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
 
 
@@ -56,7 +56,7 @@ class Calibration:
     layer_launch_s: float
     """The host's time to launch one layer's forward; its backward takes twice that."""
     collective_launch_s: float
-    """What one collective adds to it."""
+    """Overhead of one collective, in addition to it."""
     action_overhead_s: float
     """Fixed time of one F or I besides its computation."""
     step_overhead_s: float
@@ -64,7 +64,7 @@ class Calibration:
     loss_passes: float
     """Number of times that the loss reads or writes the 32-bit logits, in each direction."""
     measured: bool
-    """Whether steps or layers measured on this very device were compared with what the constants predict."""
+    """True if steps or layers measured on this very device were compared with what the constants predict."""
     residual: float
     """Mean relative error, without sign, on devices of the same class: the range to print beside a prediction."""
     num_rows: int
@@ -82,7 +82,7 @@ class Calibration:
         return max(1.0, num_devices / self.machine_link_devices) if self.machine_link_devices else 1.0
 
     def range_of(self, seconds: float) -> tuple[float, float]:
-        """Where a measurement is expected that is predicted as `seconds`: the residual to both sides."""
+        """The range in which a measurement predicted as `seconds` is expected: the residual to both sides."""
         return seconds / (1 + self.residual), seconds * (1 + self.residual)
 
 

@@ -31,17 +31,17 @@ _NUM_POINTS: Final = 17
 
 
 class Load(NamedTuple):
-    """What every chunk makes a device do, as arrays [num_chunks]."""
+    """Work of every chunk on a device, as arrays [num_chunks]."""
 
     tokens: Floats
     pairs: Floats
     """Pairs of a query and a key, as areas: (C + s)^2/2 - C^2/2 for a slice of s tokens behind C."""
     is_split: NDArray[np.bool_]
-    """Whether it has a slice of a split sequence, so that keys and values are used by other chunks."""
+    """True if it has a slice of a split sequence, so that keys and values are used by other chunks."""
     split_tokens: Floats
     """Tokens of that slice."""
     is_last: NDArray[np.bool_]
-    """Whether that slice is its sequence's last, whose keys and values get no gradient from other chunks."""
+    """True if that slice is its sequence's last, whose keys and values get no gradient from other chunks."""
 
     def part(self, begin: int, end: int) -> "Load":
         """That of chunks `begin` up to, not including, `end`."""

@@ -15,7 +15,7 @@ from farpipe.spec import Device, Model, Precision, Training
 from farpipe.strict import validate
 
 MARK: Final = 0.05
-"""What the mean error on points that a fit did not see should stay below."""
+"""The largest mean error that a fit should have on points that it did not see."""
 
 
 class _Part(BaseModel):
@@ -59,7 +59,7 @@ class PartCosts(_Part):
 
 
 class ChunkProfile(_Part, Document):
-    """What chunks cost on one device for one shape of model."""
+    """Measured costs of chunks on one device for one shape of model."""
 
     FORMAT: ClassVar[str] = "farpipe/chunk-profile/1"
     INDENT: ClassVar[int | None] = 1

@@ -27,7 +27,7 @@ PROBE_TOKENS: Final = 4096
 
 @dataclass(frozen=True)
 class StageChunks:
-    """What one stage costs for a chunk; bytes are those of one device, per token of the chunk."""
+    """Costs of a chunk on one stage; bytes are those of one device, per token of the chunk."""
 
     laws: Laws
     """With nothing recomputed; embedding, head and the fixed time of an action included."""
@@ -37,7 +37,7 @@ class StageChunks:
     activation_bytes: float
     stash_bytes: float
     saved_bytes: float
-    """What each recomputed layer keeps less."""
+    """Bytes that each recomputed layer keeps less."""
     key_bytes: float
     """Keys and values of one layer, which a split sequence's slice keeps though it recomputes."""
     chain_bytes: float
@@ -47,11 +47,11 @@ class StageChunks:
     logit_bytes: float
     """Logits and their gradients, in 32 bit, while the backward of the last stage begins."""
     whole_bytes: float = 0.0
-    """What one layer keeps besides for tokens of whole sequences: attention's output where it is not the next input."""
+    """Bytes one layer keeps besides for tokens of whole sequences: attention's output unless it is the next input."""
 
     @property
     def layer_forward(self) -> Law:
-        """What each recomputed layer adds to the backward."""
+        """Seconds that each recomputed layer adds to the backward."""
         return self.layer.forward
 
     def held_bytes(self, load: Load, recomputed: Ints | int) -> Floats:
@@ -71,7 +71,7 @@ class StageChunks:
 
 @dataclass(frozen=True)
 class ChunkCosts(Document):
-    """What chunks of sequences cost on the stages of one job, as numbers only: ``farpipe/chunk-costs/1``."""
+    """Costs of chunks of sequences on the stages of one job, as numbers only: ``farpipe/chunk-costs/1``."""
 
     FORMAT: ClassVar[str] = "farpipe/chunk-costs/1"
 
@@ -106,7 +106,7 @@ class ChunkCosts(Document):
         return len(self.stages)
 
     def headroom_bytes(self, load: Load, recomputed: Ints) -> Floats:
-        """What every rank has for activations; infinite where memory is unlimited: [num_ranks]."""
+        """Memory of every rank for activations; infinite where memory is unlimited: [num_ranks]."""
         ranks = self._ranks(self.working_bytes(load, recomputed))
         return np.array([np.inf if r.memory_bytes is None else r.memory_bytes - r.static_bytes for r in ranks])
 
@@ -129,7 +129,7 @@ class ChunkCosts(Document):
         return there_s[FORWARD, :-1], there_s[BACKWARD, 1:]
 
     def working_bytes(self, load: Load, recomputed: Ints) -> Floats:
-        """What a backward takes for a while on every rank, at most: logits, or a layer computed again: [num_ranks]."""
+        """Working memory of a backward on every rank, at most: logits, or a layer computed again: [num_ranks]."""
         found = np.zeros(len(self.base.ranks))
         for spec, stage, layers in zip(self.base.stages, self.stages, recomputed, strict=True):
             needed = np.maximum(stage.working_bytes * (layers > 0), stage.logit_bytes) * load.tokens

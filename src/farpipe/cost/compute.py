@@ -57,7 +57,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Speed:
-    """What one device really does in a second, in one precision."""
+    """Rates that one device reaches, in one precision."""
 
     calibration: Calibration
     flops_per_s: float
@@ -143,7 +143,7 @@ def _exchange_times(model: Model, training: Training, layout: Layout, site: Site
 
 
 def _context_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed") -> Times:
-    """What of the ring of keys and values does not run beside attention; in the backward their gradients go as well."""
+    """Exposed seconds of the ring of keys and values, beyond attention; the backward sends their gradients as well."""
     if layout.context == 1:
         return Times(0.0, 0.0, 0.0)
     tokens, width = memory.microbatch_tokens(training, layout), 2 * model.kv_hidden / layout.tensor
@@ -157,7 +157,7 @@ def _context_times(model: Model, training: Training, layout: Layout, site: Site,
 def zero_times(
     model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, layer: Times
 ) -> Times:
-    """What of ZeRO's collectives of one layer does not run beside `layer`.
+    """Exposed seconds of ZeRO's collectives of one layer, beyond those of `layer`.
 
     Stage 3 gathers parameters for the forward and again for the backward, 2 and 3 scatter the sum of gradients in every
     backward (FSDP2 with ``reshard_after_forward``).

@@ -51,7 +51,7 @@ def attention_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Prod
 
 
 def _latent_linear(model: Model, at: LatentAttention, tokens: float, tensor: int) -> tuple[Product, ...]:
-    """What is narrow is made by every device, what has heads is divided (DeepSeek-V2, arXiv 2405.04434)."""
+    """Linear maps of latent attention (DeepSeek-V2, arXiv 2405.04434): narrow ones whole, those with heads divided."""
     heads = model.num_heads / tensor
     width = heads * (at.nope_dim + at.rope_dim)
     query = (

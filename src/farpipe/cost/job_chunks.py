@@ -25,7 +25,7 @@ def job_chunk_costs(
     context: int = 1,
     profiles: Mapping[str, ChunkProfile] | None = None,
 ) -> ChunkCosts:
-    """What chunks of sequences cost on the stages of one job.
+    """Costs of chunks of sequences on the stages of one job.
 
     `context` devices share every chunk of a stage (Ulysses): activations, work, and with ZeRO-1 the optimizer's state.
     `longest` is the longest sequence that laws have to hold for; `profiles`, by device, take the place of modelled
@@ -158,7 +158,7 @@ class _ChunkJob:
         return problem.model_copy(update={"ranks": ranks})
 
     def _state_shared_bytes(self) -> list[float]:
-        """What ZeRO-1 over the context-parallel devices takes off every rank."""
+        """Bytes of state that ZeRO-1 over the context-parallel devices saves on every rank."""
         shared = [0.0] * len(self.step.problem.ranks)
         if self.context == 1 or not self._probe.zero1:
             return shared

@@ -36,7 +36,7 @@ class Layout:
     zero: Zero | None = None
     """Stage of ZeRO that the planner chose; None: what the training says."""
     sequence_parallel: bool | None = None
-    """Whether it divides norms over the tensor-parallel devices; None: what the training says."""
+    """True if norms are divided over the tensor-parallel devices; None: what the training says."""
 
     @property
     def data_inside(self) -> int:
@@ -61,14 +61,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one stage is, and its slice of the model: layers `first_layer` up to, not including, `end_layer`."""
+    """Site of one stage, and its slice of the model: layers `first_layer` up to, not including, `end_layer`."""
 
     rank: int
     site: str
     first_layer: int
     end_layer: int
     recompute: Recompute = "none"
-    """What its backward pass computes again."""
+    """Operations that its backward pass computes again."""
 
     @property
     def num_layers(self) -> int:

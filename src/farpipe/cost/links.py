@@ -63,12 +63,12 @@ class StepLinks:
         return self._between_sites(link, num_bytes * self.layout.data, self._pace_s)
 
     def ring(self, rank: int, effective: EffectiveLink, num_bytes: float) -> Transfer:
-        """What every device of `rank` sends in a collective of the replicas."""
+        """Link over which every device of `rank` sends in a collective of the replicas."""
         site = self.sites[rank].name
         return self._over(f"{site}:{rank}>{site}:{rank}", effective, num_bytes)
 
     def ring_over_sites(self, num_bytes: float) -> Transfer:
-        """What every site of `Layout.replica_sites` sends to the next one in a collective.
+        """Link from every site of `Layout.replica_sites` to the next one in a collective.
 
         InfeasibleError when two neighbours have no link.
         """
@@ -99,5 +99,5 @@ class StepLinks:
         return Transfer(link=name, bytes=num_bytes)
 
     def _place(self, rank: int) -> int:
-        """How many ranks are before `rank` on its site."""
+        """The number of ranks before `rank` on its site."""
         return sum(self.sites[other].name == self.sites[rank].name for other in range(rank))

@@ -61,7 +61,7 @@ class LossyLink:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether messages are late at all."""
+        """True if messages are late at all."""
         return self.loss > 0 or self.jitter_s > 0
 
     @property
@@ -72,7 +72,7 @@ class LossyLink:
 
     @property
     def goodput_bytes_per_s(self) -> float:
-        """What it carries of messages."""
+        """Rate at which it carries messages."""
         rate = self.bandwidth_bytes_per_s * (1 - self.loss)
         if self.congestion_control == "bbr" or not self.loss:
             return rate
@@ -99,7 +99,7 @@ def window_packets(congestion_control: CongestionControl, loss: float, round_tri
 
 
 def lossy_link(cluster: Cluster, link: SiteLink) -> LossyLink:
-    """What TCP meets on `link`; the way back is as long where no link leads back."""
+    """`link` as TCP meets it; the path back is as long where no link leads back."""
     back = cluster.link(link.target, link.source) or link
     return LossyLink(
         latency_s=link.latency_s,

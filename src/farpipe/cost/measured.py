@@ -26,7 +26,7 @@ def profiles_of(job: Job) -> tuple[Profile, ...]:
 
 
 def tell_measured(job: Job, replaced: Collection[str] = ()) -> Iterator[str]:
-    """What was assumed about the measured times of `job`, for people; `replaced` devices are left out."""
+    """Assumptions about the measured times of `job`, for people; `replaced` devices are left out."""
     for device in (device for device in _devices(job) if device.site.device.name not in replaced):
         for part, table in device.tables.items():
             if table.backward_s is not None:

@@ -26,8 +26,8 @@ def gradient_bytes(precision: Precision) -> int:
 
 
 def adam_bytes(precision: Precision) -> float:
-    """What one parameter's update moves: state and weight are read and written, the gradient is read for the norm and
-    for the update, and written in between by clipping."""
+    """Bytes that one parameter's update moves: state and weight are read and written, the gradient is read for the
+    norm and for the update, and written in between by clipping."""
     traffic = 2 * optimizer_bytes(precision) + 3 * gradient_bytes(precision)
     return traffic + element_bytes(precision) * (2 if precision == "fp32" else 1)
 
@@ -95,21 +95,21 @@ def score_width_bytes(model: Model, training: Training) -> float:
 
 
 def linear_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """What one layer keeps for one microbatch besides the matrix of scores."""
+    """Bytes that one layer keeps for one microbatch besides the matrix of scores."""
     shared = shared_width_bytes(model, training) / (layout.tensor if training.sequence_parallel is True else 1)
     split = split_width_bytes(model, training) / layout.tensor
     return microbatch_tokens(training, layout) * (shared + split)
 
 
 def score_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """What one layer keeps of the matrix of scores when nothing is recomputed; flash attention keeps none."""
+    """Bytes that one layer keeps of the matrix of scores when nothing is recomputed; flash attention keeps none."""
     if training.flash_attention:
         return 0.0
     return microbatch_tokens(training, layout) * score_width_bytes(model, training) / layout.tensor
 
 
 def layer_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """What one layer keeps for one microbatch from its forward to its backward."""
+    """Bytes that one layer keeps for one microbatch from its forward to its backward."""
     if training.recompute == "full":
         return _residual_bytes(model, training, layout)
     scores = 0.0 if training.recompute == "selective" else score_activation_bytes(model, training, layout)
@@ -129,7 +129,7 @@ def head_activation_bytes(model: Model, training: Training, layout: Layout) -> f
 
 
 def working_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """What the backward of one layer needs for a while: under recomputation, what is computed again.
+    """Working memory of the backward of one layer: under recomputation, all that is computed again.
 
     It does not grow with the number of microbatches in flight, so it counts once per device.
     """
@@ -140,7 +140,7 @@ def working_bytes(model: Model, training: Training, layout: Layout) -> float:
 
 
 def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """What remains of one layer between I and W: inputs and output gradients of its linear maps."""
+    """Bytes that remain of one layer between I and W: inputs and output gradients of its linear maps."""
     at = model.experts
     inner = (at.per_token * at.ffn_hidden + at.shared_ffn_hidden if at else model.ffn_hidden) / layout.tensor
     heads, keys = model.attention_hidden / layout.tensor, model.kv_hidden / layout.tensor
@@ -150,13 +150,13 @@ def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float
 
 
 def head_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """What remains of the head between I and W: its input and the gradient of the logits."""
+    """Bytes that remain of the head between I and W: its input and the gradient of the logits."""
     width = model.hidden + model.vocab_size / layout.tensor
     return microbatch_tokens(training, layout) * width * element_bytes(training.precision)
 
 
 def embedding_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """What remains of the embedding between I and W: the gradient of its output."""
+    """Bytes that remain of the embedding between I and W: the gradient of its output."""
     return microbatch_tokens(training, layout) * model.hidden * element_bytes(training.precision)
 
 
@@ -174,7 +174,7 @@ def state_bytes(device_params: float, training: Training, layout: Layout) -> flo
 
 
 def gathered_bytes(layer_params: float, training: Training) -> float:
-    """What ZeRO-3 has of whole parameters and gradients at a time: two layers, for the next is gathered ahead."""
+    """Bytes of whole parameters and gradients under ZeRO-3 at a time: two layers, for the next is gathered ahead."""
     width = element_bytes(training.precision)
     return layer_params * (2 * width + gradient_bytes(training.precision)) if training.zero == 3 else 0.0
 

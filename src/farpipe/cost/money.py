@@ -22,14 +22,14 @@ MILLION: Final = 1e6
 
 @dataclass(frozen=True)
 class Tariff:
-    """What one site's devices cost: its prices, and the power of one device."""
+    """Tariff of one site: its prices, and the power of one device."""
 
     prices: Prices
     power_w: float | None
     """Board power; None where it is not known."""
 
     def energy_kwh(self, num_devices: float, seconds: float, load: float = 1.0) -> float | None:
-        """What the site draws for `num_devices` at `load` of their board power; None without a power."""
+        """Energy that the site draws for `num_devices` at `load` of their board power; None without a power."""
         if self.power_w is None:
             return None
         return num_devices * self.power_w * load * self.prices.pue * seconds / SECONDS_PER_HOUR / 1000
@@ -45,7 +45,7 @@ class Money:
     energy_kwh: float
     carbon_g: float
     unpriced: tuple[str, ...] = ()
-    """What is missing in the figures, ``rent at zurich`` or ``egress zurich>lugano``; empty if they are whole."""
+    """Prices missing in the figures, ``rent at zurich`` or ``egress zurich>lugano``; empty if they are whole."""
 
     @property
     def total_usd(self) -> float:
@@ -93,7 +93,7 @@ def money_of_step(
     link_bytes: Mapping[str, float],
     kinds: Collection[Kind] = KINDS,
 ) -> Money:
-    """What one step of `step_s` seconds costs on so many `devices` per site, with so many bytes per directed link.
+    """Money of one step of `step_s` seconds on so many `devices` per site, with so many bytes per directed link.
 
     `link_bytes` is by names such as ``a>b``; traffic inside a site, whose names have a colon, is free.
     """
@@ -110,7 +110,7 @@ def money(
     kinds: Collection[Kind] = KINDS,
     load: float = 1.0,
 ) -> Money:
-    """What `seconds` on so many `devices` per site and so many bytes per directed link cost.
+    """Money for `seconds` on so many `devices` per site and so many bytes per directed link.
 
     `load` is the share of the board power that the devices draw. Energy and carbon are told whatever `kinds` has.
     """

@@ -35,7 +35,7 @@ class PartTimes(_Part):
 
 
 class Profile(Document, _Part):
-    """What was measured on one device for one shape of model; times of other microbatch sizes are proportional."""
+    """Times and bytes measured on one device for one shape of model; other microbatch sizes take proportional times."""
 
     FORMAT: ClassVar[str] = "farpipe/profile/1"
 
@@ -82,7 +82,7 @@ class Profile(Document, _Part):
             )
 
     def tells_of(self, recompute: str) -> bool:
-        """Whether times under `recompute` follow from this measurement."""
+        """True if times under `recompute` follow from this measurement."""
         return recompute == self.recompute or (self.recompute, recompute) == ("none", "full")
 
     def to_body(self) -> dict[str, Any]:

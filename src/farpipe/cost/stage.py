@@ -1,4 +1,4 @@
-"""What one stage costs: a slice of the layers, with or without the embedding and the head."""
+"""Costs of one stage: a slice of the layers, with or without the embedding and the head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class StageCost:
         return self.forward_s + self.input_grad_s + self.weight_grad_s
 
     def held_bytes(self, in_flight: int) -> float:
-        """What is there all the time, and the activations of so many microbatches."""
+        """Bytes that are there all the time, and the activations of so many microbatches."""
         return self.static_bytes + in_flight * self.activation_bytes
 
 
@@ -60,7 +60,7 @@ class _Slice:
 
 
 class JobCosts:
-    """What the stages of one job cost, under any layout; a planner asks often, so equal ones are computed once.
+    """Costs of the stages of one job, under any layout; a planner asks often, so equal ones are computed once.
 
     `profiles` and `calibrations` are by device name; what is missing comes from the model and from the catalogue.
     """
@@ -112,7 +112,7 @@ class JobCosts:
     def stage(
         self, layout: Layout, site: Site, num_layers: int, recompute: Recompute, *, embedding: bool, head: bool
     ) -> StageCost:
-        """What one stage at `site` costs that recomputes so; errors as for `stage_cost`."""
+        """Costs of one stage at `site` that recomputes so; errors as for `stage_cost`."""
         key = (self._kind(site), num_layers, recompute, embedding, head, *self._shape(layout))
         if key not in self._known:
             self._known[key] = stage_cost(
@@ -149,7 +149,7 @@ def stage_cost(
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> StageCost:
-    """What `num_layers` layers at `site` cost, with the embedding and the head where asked for.
+    """Costs of `num_layers` layers at `site`, with the embedding and the head where asked for.
 
     What they recompute is `training.recompute`, for which ``auto`` counts as none. `profile` gives measured times in
     place of modelled ones; `calibration` is that of the catalogue if not given.

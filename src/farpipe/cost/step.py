@@ -103,7 +103,7 @@ class _Step:
 
     @cached_property
     def pace_s(self) -> float:
-        """What the slowest rank computes for a microbatch."""
+        """Seconds that the slowest rank computes for a microbatch."""
         work_s = dict.fromkeys(self.sites, 0.0)
         for placement, cost in zip(self.placements, self.stage_costs, strict=True):
             work_s[placement.rank] += cost.forward_s + cost.input_grad_s + cost.weight_grad_s
@@ -174,7 +174,7 @@ class _Step:
         return replica_link(site, self.calibration(site), self.layout)
 
     def _gradient_bytes(self, cost: StageCost) -> float:
-        """What a device sends to sum the stage's gradients over its replicas, whole or divided."""
+        """Bytes that a device sends to sum the stage's gradients over its replicas, whole or divided."""
         kind: RingKind = "reduce-scatter" if self.training.zero1 else "all-reduce"
         return self._ring_bytes(kind, cost, memory.gradient_bytes(self.training.precision))
 
@@ -188,7 +188,7 @@ class _Step:
         return common + ring_bytes(kind, cost.expert_params * width, size // expert)
 
     def _exposed(self, whole: Collective, effective: EffectiveLink, cost: StageCost) -> Transfer:
-        """What of a collective is left when it runs beside the pass that waits for it, or that it waits for.
+        """Exposed seconds of a collective that runs beside the pass that waits for it, or that it waits for.
 
         Gradients are summed in buckets as the last microbatch's backward makes them, and parameters gathered in the
         order in which the first forward needs them (Megatron-LM's distributed optimizer, FSDP); one bucket, here a
@@ -220,7 +220,7 @@ class _Step:
         )
 
     def around_inter_site_s(self) -> float:
-        """What comes before and after the last exchange between sites: the one inside, and latencies of further rounds.
+        """Seconds before and after the last exchange between sites: the one inside, and latencies of further rounds.
 
         A ring of n sites goes round in 2 (n - 1) rounds (two sites sum in one), of which the Problem has the first of
         each collective; bytes are all in the Problem.

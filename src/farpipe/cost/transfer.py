@@ -26,7 +26,7 @@ WIRE_HEAD_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class EffectiveLink:
-    """What one device, or one rank's devices together, can count on: latency and bandwidth as programs see them."""
+    """Link as one device, or one rank's devices together, can count on: latency and bandwidth as programs see them."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -49,7 +49,7 @@ def wire_bytes(count: int, item_bytes: int, wire_type: WireType, num_dimensions:
 
 
 def narrowed_bytes(num_bytes: float, training: Training) -> float:
-    """What `num_bytes` of activations are on their way to another site."""
+    """Bytes on the link that `num_bytes` of activations become between sites."""
     item_bytes = memory.element_bytes(training.precision)
     return float(wire_bytes(round(num_bytes / item_bytes), item_bytes, training.wire_type))
 

@@ -1,4 +1,4 @@
-"""Why a candidate lost, and what a user should know about the one that won."""
+"""Advice: reasons why candidates lost, and facts that a user should know about the one that won."""
 
 import math
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def _without_links_s(result: Evaluated, keep_inside: bool) -> float:
 
 
 def reason(best: Evaluated, mine: Mapping[str, float], other: Evaluated) -> str:
-    """Why `other` is slower than `best`, whose parts (`breakdown_s`) are `mine`: where most of the difference is."""
+    """Reason why `other` is slower than `best`, with parts `mine`: the largest part of the difference."""
     theirs = breakdown_s(other)
     name = max(mine, key=lambda part: theirs[part] - mine[part])
     percent = other.step_s / best.step_s - 1
@@ -61,7 +61,7 @@ def reason(best: Evaluated, mine: Mapping[str, float], other: Evaluated) -> str:
 
 
 def advice(job: Job, best: Evaluated, evaluated: list[Evaluated]) -> list[str]:
-    """What to know before renting anything: whether more sites help, which links bound the step, what is left out."""
+    """Advice before renting anything: the use of more sites, the links that bound the step, the costs left out."""
     sites = [*_second_site(best, evaluated), *_unlinked(job), *_other_use(job, best, evaluated)]
     return [*sites, *_link_bounds(best), *_bandwidth_sensitivity(best), *_stagger(best), *_traffic(job, best)]
 
@@ -142,7 +142,7 @@ def _link_bounds(best: Evaluated) -> list[str]:
 
 
 def _bandwidth_sensitivity(best: Evaluated) -> list[str]:
-    """What half and twice the bandwidth between sites would change, and what no bandwidth can."""
+    """Effect of half, twice and unlimited bandwidth between sites on the step."""
     if not any(best.problem.between_sites.values()):
         return []
     if best.schedule.method in ORDERS:

@@ -104,7 +104,7 @@ def _side_by_side(
     exchanged: Mapping[str, float],
     training: str,
 ) -> Arm:
-    """What a step sends is what is exchanged, and what each of `one.found` sends between its own sites."""
+    """The arm of sites that train side by side; its bytes: those exchanged and those that each of `one.found` sends."""
     sent = dict(exchanged)
     for part in one.found:
         part = whole(part)
@@ -151,7 +151,7 @@ def _arm(job: Job, found: Evaluated, training: str = "") -> Arm:
 
 
 def limit_of(found: Evaluated) -> str:
-    """What takes most of the step besides computing: a link's bandwidth or latency, the pipeline, or overhead.
+    """The longest part of the step besides computing: a link's bandwidth or latency, the pipeline, or overhead.
 
     ``computing`` where nothing else takes WORTH_TELLING of the step.
     """

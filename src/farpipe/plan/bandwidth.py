@@ -35,7 +35,7 @@ class SensitivityPoint:
 
 
 def link_bytes(problem: Problem, timeline: Timeline) -> dict[str, float]:
-    """What all replicas together send over each link in a step.
+    """Bytes that all replicas together send over each link in a step.
 
     A link between sites that nothing names is one of the ring that a collective there goes round, all with the same
     bytes.

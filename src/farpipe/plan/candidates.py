@@ -31,7 +31,7 @@ class Candidate:
     layout: Layout
     sites: tuple[Site, ...]
     in_v: bool = False
-    """Whether the stages go down the ranks and up again, instead of round and round."""
+    """True if the stages go down the ranks and up again, instead of round and round."""
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ def _layouts(job: Job, order: tuple[Site, ...], times: int = 1) -> Iterator[tupl
 
 
 def shapes(job: Job) -> list[Shape]:
-    """One stage per rank and two in a V, or as many as are pinned: two of them in both ways."""
+    """One stage per rank and two in a V, or as many as are pinned: two of them with both placements."""
     pinned, method = job.layout.virtual, job.schedule
     every: list[Shape] = [(1, False), (2, True), (2, False)]
     shapes = every if pinned is None else [shape for shape in every if shape[0] == pinned] or [(pinned, False)]
@@ -194,7 +194,7 @@ def _why_none(job: Job) -> str:
 
 
 def why_no_replicas(job: Job) -> str:
-    """Which key or link keeps the job's sites from having a whole pipeline each; empty if nothing does."""
+    """The key or link that keeps the job's sites from having a whole pipeline each; empty if nothing does."""
     pairs = list(combinations([site for _, site in job.used_sites()], 2))
     if not pairs:
         return "replicas at each of several sites need two sites at least"

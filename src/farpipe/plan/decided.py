@@ -1,4 +1,4 @@
-"""What the planner settles before it searches: ZeRO's stage, sequence parallelism, and which of very many sites."""
+"""Choices made before the search: ZeRO's stage, sequence parallelism, and which of very many sites."""
 
 from typing import Final
 
@@ -35,7 +35,7 @@ def largest_sites(job: Job) -> Job:
 
 
 def tell_left_out(num_sites: int) -> str:
-    """How many of so many sites are not looked at, and how to have others looked at; empty where all are."""
+    """Sentence on the sites that are not looked at and how to have others looked at; empty where all are."""
     if num_sites <= MAX_PLANNED_SITES:
         return ""
     return (

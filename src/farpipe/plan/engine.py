@@ -1,4 +1,4 @@
-"""What farpipe's own engine can run, stated once: `plan` tells it, `train` plans under it."""
+"""Limits of farpipe's own engine, stated once: `plan` tells it, `train` plans under it."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ PLANNED_ONLY: Final = ("experts", "latent_attention", "attention_bias", "qk_norm
 
 
 def training_obstacles(training: Training) -> dict[str, str]:
-    """What of a training the engine can't run, as ``training.dropout = true``, and what to say instead."""
+    """The part of a training that the engine can't run, as ``training.dropout = true``, and what to say instead."""
     found = {}
     if training.precision not in TRAINABLE:
         found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
@@ -34,7 +34,7 @@ def training_obstacles(training: Training) -> dict[str, str]:
 
 
 def plan_obstacle(plan: "Plan") -> tuple[str, str]:
-    """What of a plan the engine can't run, and what of the job to change; both empty where it can run all of it.
+    """The part of a plan that the engine can't run, and the key of the job to change; both empty where it can run all.
 
     There is nothing to change where only the cost model knows the model.
     """

@@ -1,4 +1,4 @@
-"""What one candidate would do: its layers and recomputation, its Problem, its best order, its step time."""
+"""Evaluation of one candidate: its layers and recomputation, its Problem, its best order, its step time."""
 
 import heapq
 import math
@@ -123,7 +123,7 @@ class Frontier:
 
 
 def node(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0, method: str = AUTO) -> Node:
-    """All that can become of a candidate: its divisions of layers, these in every way to send, and each of them played.
+    """Evaluations of a candidate: its divisions of layers, each with every method of sending, and each of them played.
 
     From `bound_s`, which is told at once, every node that it comes to has a higher bound, and takes longer to follow.
     """
@@ -131,7 +131,7 @@ def node(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0, 
 
 
 def reject(candidate: Candidate, costs: JobCosts, error: InfeasibleError | InputError) -> Rejected:
-    """What to tell of a candidate that came to nothing."""
+    """Rejection of a candidate that came to nothing, with its reason."""
     missing = (
         max(1.0, missing_bytes(costs, candidate, minimum_in_flight(candidate)))
         if isinstance(error, InfeasibleError)
@@ -239,7 +239,7 @@ class _Divisions:
         ]
 
     def _others(self, hopes: list[InFlight]) -> Iterator[Division]:
-        """What does not fit is left out; the first division did.
+        """The other divisions of layers that fit; the first one did.
 
         Where stages share a rank, memory is shared out for the lightest mode; if that is not enough for all of them, it
         is also shared out for each other mode alone.
@@ -292,7 +292,7 @@ class _Divisions:
 
 
 def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, float]:
-    """What the fullest rank holds under 1F1B and what it may hold, bytes of one device each.
+    """Bytes that the fullest rank holds under 1F1B and that it may hold, each of one device.
 
     InfeasibleError when the layers do not fit.
     """
@@ -324,7 +324,7 @@ def describe_recompute(recompute: list[Recompute]) -> str:
 
 
 def describe_shortfall(rejected: Rejected) -> str:
-    """What a rejected candidate lacks, in words."""
+    """The shortfall of a rejected candidate, in words."""
     devices = sorted({site.device.name for site in rejected.candidate.sites})
     lack = f"about {format_bytes(rejected.missing_bytes)} short over its ranks" if rejected.missing_bytes > 1 else ""
     return f"{rejected.candidate} on {', '.join(devices)}: {rejected.reason}" + (f" ({lack})" if lack else "")

@@ -46,7 +46,7 @@ def search(job: Job, costs: JobCosts, progress: Progress | None = None) -> tuple
 
 
 def _few(lattice: Lattice) -> bool:
-    """Whether all candidates can be looked into, as far as bounds do not exclude them."""
+    """True if all candidates that bounds do not exclude can be looked into."""
     pins = lattice.job.layout
     if (pins.context or 1) > 1 or (pins.expert or 1) > 1:
         return True  # the estimates know nothing of them
@@ -107,7 +107,7 @@ class _Search:
         return left
 
     def _narrow(self, one: Node) -> list[Node]:
-        """What a node comes to; where that is a result, it is kept, and where it is nothing, why."""
+        """Outcome of a node: a result is kept, and the reason where there is none."""
         try:
             found = one.follow(self._limit_s(one.candidate))
         except (InfeasibleError, InputError) as error:
@@ -134,7 +134,7 @@ class _Search:
         self.best_of[where] = min(self.best_of.get(where, found), found, key=by_time)
 
     def _limit_s(self, candidate: Candidate) -> float:
-        """What it has to beat: the best of its kind, or of all if many of its kind were looked into; the first at its
+        """The step to beat: the best of its kind, or of all if many of its kind were looked into; the first at its
         sites has no limit.
 
         Kinds are each site alone, pipelines over several, and replicas at several: the user is told how they compare.
@@ -176,7 +176,7 @@ def _alike(job: Job, known: Sequence[Candidate]) -> list[list[str]]:
 
 
 def _transferred(job: Job, costs: JobCosts, known: Sequence[Candidate], best: Evaluated, where: str) -> list[Evaluated]:
-    """What `best` does at other sites that are alike."""
+    """`best` transferred to other sites that are alike."""
     same = [c for c in known if c.where == where and shape_of(c) == shape_of(best.candidate)]
     found = []
     for candidate in same[:1]:

@@ -107,7 +107,7 @@ class GuidedSearch:
         return ratios
 
     def _alone(self, uses: Sequence[Sequence[Promise]]) -> None:
-        """What the best single site can do is what more sites are measured by, so a few more of it are looked into."""
+        """Candidates of the best single site, a few more than of others, as several sites are compared with it."""
         alone = [promises for promises in uses if len(promises[0].use.order) == 1 and not promises[0].use.homes]
         for promises in alone[:1]:
             for promise in promises[1:4]:

@@ -21,7 +21,7 @@ MAX_CHANGES: Final = 3
 WORTH_TELLING: Final = 0.02
 """Relative gain in tokens per second."""
 COSTS: Final = ("a setting", "other numbers", "another batch", "bandwidth", "devices")
-"""What changes cost, the cheapest first."""
+"""Classes of cost of a change, the cheapest first."""
 Cost = Literal["a setting", "other numbers", "another batch", "bandwidth", "devices"]
 _BETTER: Final[tuple[tuple[str, Any, str], ...]] = (
     ("sequence_parallel", True, "training.sequence_parallel = true"),
@@ -93,7 +93,7 @@ def _gain(changed: Job, changed_s: float, job: Job, step_s: float) -> float:
 
 
 def _instead(freed: str, best: Evaluated) -> str:
-    """What the planner chooses where the key, ``layout`` for all of them, is left out."""
+    """The planner's choice where the key, ``layout`` for all of them, is left out."""
     at, where = best.candidate.layout, best.candidate.where
     layers = ", ".join(str(placement.num_layers) for placement in best.placements)
     told = {"microbatch_size": f"microbatches of {at.microbatch_size}", "layers": layers, "sites": where}
@@ -144,7 +144,7 @@ def _settings(job: Job) -> Iterator[_Idea]:
 
 
 def _fewer_pins(job: Job) -> Iterator[_Idea]:
-    """What the job pins is left to the planner."""
+    """Changes that leave to the planner a key that the job pins."""
     size = "microbatch_size"
     if job.training.microbatch_size is not None:
         changed = _with(job, training=job.training.model_copy(update={size: None}))
@@ -171,7 +171,7 @@ def _narrower(job: Job, best: Evaluated) -> Iterator[_Idea]:
 
 
 def _wider(job: Job, best: Evaluated) -> Iterator[_Idea]:
-    """Twice the bandwidth of the busiest pair of sites, one way and both ways."""
+    """Twice the bandwidth of the busiest pair of sites, in one direction and in both."""
     sent = {
         name: size for name, size in link_bytes(best.problem, best.timeline).items() if best.problem.between_sites[name]
     }

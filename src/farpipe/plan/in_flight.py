@@ -18,7 +18,7 @@ InFlight = tuple[int, ...]
 
 
 def minimum_in_flight(candidate: Candidate) -> InFlight:
-    """What the most frugal named order needs: 1F1B, interleaved 1F1B, or V-Min (arXiv 2405.15362) with two in a V."""
+    """The number that the most frugal named order needs: (interleaved) 1F1B, or V-Min (arXiv 2405.15362) in a V."""
     full = _filling(candidate.layout)
     return _scaled(full, candidate.layout, 1 / 3, 1) if candidate.in_v else full
 
@@ -52,7 +52,7 @@ def _hiding(layout: Layout, problem: Problem) -> list[int]:
 
 
 def _pace_s(problem: Problem) -> float:
-    """What the slowest rank computes for one microbatch."""
+    """Seconds that the slowest rank computes for one microbatch."""
     seconds = sum(problem.table(name).mean(axis=1) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
     return max(float(np.take(seconds, stages).sum()) for stages in problem.stages_of_rank)
 

@@ -1,4 +1,4 @@
-"""What has to cross between sites whatever the order: a bound that needs neither a partition nor a Problem."""
+"""Traffic between sites that no order avoids: a bound that needs neither a partition nor a Problem."""
 
 from collections import Counter
 from itertools import pairwise
@@ -20,7 +20,7 @@ def inter_site_traffic_s(costs: JobCosts, candidate: Candidate, cluster: Cluster
 
 
 def _gradients_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
-    """What every site sends to the next one."""
+    """Seconds of the gradients that every site sends to the next one."""
     homes, precision, num_params = candidate.layout.replica_sites, costs.training.precision, costs.model.num_params
     num_bytes = ring_bytes("all-reduce", num_params * memory.gradient_bytes(precision), len(homes))
     if costs.training.zero1:
@@ -32,10 +32,10 @@ def _hops_s(costs: JobCosts, candidate: Candidate, cluster: Cluster) -> float:
     """All messages of all replicas but one: that one need not wait for the others."""
     layout = candidate.layout
     names = [candidate.sites[rank].name for rank in candidate.ranks]
-    ways = Counter(ends for a, b in pairwise(names) if a != b for ends in ((a, b), (b, a)))
+    directions = Counter(ends for a, b in pairwise(names) if a != b for ends in ((a, b), (b, a)))
     size = layout.data * narrowed_bytes(memory.boundary_bytes(costs.model, costs.training, layout), costs.training)
     found = [0.0]
-    for ends, number in ways.items():
+    for ends, number in directions.items():
         link = cluster.link(*ends)
         if link is not None:
             found.append((number * layout.num_microbatches - 1) * size / link.bandwidth_bytes_per_s)

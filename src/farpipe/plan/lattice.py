@@ -66,7 +66,7 @@ class Promise(NamedTuple):
 
 @dataclass(frozen=True)
 class Left:
-    """What is left of a cluster: devices per site and bytes per second per directed link, by the sites' numbers."""
+    """The rest of a cluster: devices per site and bytes per second per directed link, by the sites' numbers."""
 
     num_devices: Ints
     rate: Floats
@@ -100,7 +100,7 @@ class Lattice:
         return Left(np.array([site.num_devices for site in self.sites]), rate)
 
     def left(self, devices: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> Left:
-        """What is left where these figures take the place of the cluster's; names of sites and of links (``a>b``)."""
+        """The rest of a cluster where these figures replace its own; names of sites and of links (``a>b``)."""
         num_devices, rate = self.whole.num_devices.copy(), self.whole.rate.copy()
         for name, number in devices.items():
             if name in self.number:
@@ -143,7 +143,7 @@ class Lattice:
 
     @property
     def allow(self) -> tuple[bool, bool]:
-        """Whether one stage per rank, and two in a V, are open."""
+        """True for each of one stage per rank and two in a V that is open."""
         open_shapes = shapes(self.job)
         return any(not in_v for _, in_v in open_shapes), any(in_v for _, in_v in open_shapes)
 

@@ -55,7 +55,7 @@ def _place(order, num_sites, num_devices, per_rank, pipeline, site_of_rank):  # 
 
 @njit(cache=True, inline="always")
 def _capacity(limit_s, extra_s, layer_s, most, num_layers, layers):  # type: ignore[no-untyped-def]
-    """How many layers all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
+    """The number of layers that all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
     total = 0
     for i in range(extra_s.size):
         held = 0
@@ -136,7 +136,7 @@ def _limits(kinds, row, state, flights, last, tables, most):  # type: ignore[no-
 
 @njit(cache=True)
 def _exchange_s(kinds, layers, last, tensor, v, sync, layer_params, ends_params, beside_s):  # type: ignore[no-untyped-def]
-    """What is left of the slowest rank's exchange beside `beside_s` of computing, at least a layer's."""
+    """Exposed seconds of the slowest rank's exchange beside `beside_s` of computing, at least a layer's."""
     longest = 0.0
     for i in range(kinds.size):
         params = layers[i] * layer_params

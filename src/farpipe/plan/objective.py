@@ -1,4 +1,4 @@
-"""What a plan is chosen by: step time, money, energy or carbon, under limits; and the Pareto front of the choices."""
+"""Objectives of a plan: step time, money, energy or carbon, under limits; and the Pareto front of the choices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ NOTHING_LEFT: Final = "no layout keeps all limits: allow more time, money, devic
 
 @dataclass(frozen=True)
 class Limits:
-    """What a choice must keep; None: no limit."""
+    """Limits that a choice must keep; None: no limit."""
 
     step_s: float | None = None
     """Longest step, for a deadline: the deadline over the number of steps."""
@@ -47,7 +47,7 @@ class Option:
     """Of a million tokens; `unpriced` names what no price was given for."""
 
     def figure(self, objective: Objective) -> float:
-        """What `objective` wants small: seconds of a step, or USD, kWh or grams of carbon of a million tokens."""
+        """Figure minimized by `objective`: seconds of a step, or USD, kWh or grams of carbon per million tokens."""
         figures = {
             "time": self.quote.step_s,
             "money": self.money.total_usd,
@@ -89,7 +89,7 @@ def _keeps(option: Option, limits: Limits) -> bool:
 
 
 def is_known(option: Option, objective: Objective) -> bool:
-    """Whether nothing is missing in the figure that the objective looks at."""
+    """True if nothing is missing in the figure that the objective looks at."""
     return not _missing(option, objective)
 
 

@@ -29,7 +29,7 @@ QUICK_ORDERS: Final = ("1f1b", "zb-1p", "zb-2p", "zbv", "v-half")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one order: a timeline, or the reason why there is none."""
+    """Outcome of one order: a timeline, or the reason why there is none."""
 
     method: str
     schedule: Schedule | None = None

@@ -1,4 +1,4 @@
-"""Which layers each stage gets, and how each recomputes: exact, by dynamic programming."""
+"""Partition of the layers into stages, each with its recomputation: exact, by dynamic programming."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class StageOption:
 
 
 class Division(NamedTuple):
-    """What every stage gets."""
+    """Layers and recomputation of every stage."""
 
     layers: tuple[int, ...]
     recompute: tuple[Recompute, ...]

@@ -1,4 +1,4 @@
-"""Which site each pipeline rank is on: every order of every set of sites, each site one unbroken run of ranks.
+"""Placement of pipeline ranks on sites: every order of every set of sites, each site one unbroken run of ranks.
 
 Or which sites have whole replicas of the pipeline, and exchange gradients.
 """
@@ -15,7 +15,7 @@ MAX_SITES = 6
 
 
 def site_orders(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tuple[Site, ...]]:
-    """Every order of every set of up to MAX_SITES sites whose neighbours are linked both ways; fewer sites first."""
+    """Every order of every set of up to MAX_SITES sites with neighbours linked in both directions; fewer first."""
     if pinned is not None:
         order = tuple(cluster.site(name) for name in pinned)
         _require_links(cluster, order)

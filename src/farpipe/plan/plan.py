@@ -63,7 +63,7 @@ class Spread(_Part):
 
 
 class Prediction(_Part):
-    """What the simulator expects of one step."""
+    """Figures that the simulator expects of one step."""
 
     step_s: float
     """From one step's start to the next one's: makespan and overhead; where links lose packets or jitter, the mean."""
@@ -83,7 +83,7 @@ class Prediction(_Part):
 
 
 class Choice(_Part):
-    """One way that was looked at: what it would take, and why it was not taken."""
+    """One alternative that was looked at: what it would take, and why it was not taken."""
 
     what: str
     method: str
@@ -92,7 +92,7 @@ class Choice(_Part):
 
 
 class Arm(_Part):
-    """One way to use sites and links, at its best under the cost model that all arms share."""
+    """One use of sites and links, at its best under the cost model that all arms share."""
 
     kind: ArmKind
     where: str
@@ -106,14 +106,14 @@ class Arm(_Part):
     """Per step, over all links between sites together."""
     usd_per_million_tokens: float
     unpriced: tuple[str, ...] = ()
-    """What is missing in the price, as `Money.unpriced`."""
+    """Prices missing in the price, as `Money.unpriced`."""
     limited_by: str = ""
     training: str = ""
     """Differences from the training that the job asks for; empty where losses are the same but for rounding."""
 
     @property
     def same_training(self) -> bool:
-        """Whether it trains as the job says."""
+        """True if it trains as the job says."""
         return not self.training
 
 
@@ -144,18 +144,18 @@ class Plan(Document, _Part):
     runners_up: tuple[Choice, ...] = ()
     advice: tuple[str, ...] = ()
     arms: tuple[Arm, ...] = ()
-    """The other ways to use the sites beside this one, the fastest first; empty where nobody asked for them."""
+    """The other uses of the sites beside this one, the fastest first; empty where nobody asked for them."""
     limited_by: str = ""
     residual: float = 0.0
     """Mean relative error of predictions for the least known device in use; 0 where all times are measured ones."""
     unmeasured: tuple[str, ...] = ()
     """Devices in use whose times nobody has compared with a measurement."""
     changes: tuple[Change, ...] = ()
-    """What would help, from what costs nothing to what costs most."""
+    """Changes that would help, from those that cost nothing to those that cost most."""
 
     @property
     def step_range_s(self) -> tuple[float, float]:
-        """Where the step is to be expected: the residual to both sides."""
+        """The range in which the step is expected: the residual to both sides."""
         return self.prediction.step_s / (1 + self.residual), self.prediction.step_s * (1 + self.residual)
 
     @property
@@ -187,7 +187,7 @@ class Plan(Document, _Part):
 
     @property
     def recompute(self) -> tuple[Recompute, ...]:
-        """What every stage computes again in its backward pass."""
+        """Operations that every stage computes again in its backward pass."""
         return tuple(placement.recompute for placement in self.placements)
 
     def to_body(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: li
 
 
 def as_plan(job: Job, best: Evaluated) -> Plan:
-    """What was evaluated, as a plan without runners-up and advice."""
+    """The plan of an evaluated candidate, without runners-up and advice."""
     return Plan(
         job=job,
         layout=best.candidate.layout,

@@ -79,7 +79,7 @@ def _counts(**values: float) -> dict[str, int]:
 
 
 def _megatron(row: Row) -> dict[str, Any]:
-    """What rows of Megatron's publications have in common."""
+    """Keys that rows of Megatron's publications have in common."""
     layers, hidden, heads, length = (int(row[key]) for key in ("layers", "hidden", "heads", "seq"))
     virtual = int(row["VPP"]) if row["VPP"].isdigit() else None
     size = int(row["mbs"]) if row["mbs"].isdigit() else None

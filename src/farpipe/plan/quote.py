@@ -32,7 +32,7 @@ class Quote:
     memory_bytes: float
     """Peak of one device, on the rank that comes nearest to its limit."""
     memory_limit_bytes: float
-    """What a plan may fill of that device."""
+    """Bytes of that device that a plan may fill."""
     link_bytes_per_s: Mapping[str, float]
     """Average demand on every directed link between sites (``a>b``): bytes of a step over the step time."""
     power_w: Mapping[str, float]
@@ -42,9 +42,9 @@ class Quote:
     settings: Mapping[str, object] = field(default_factory=dict)
     """Keys of [training] that the planner chose where the request left them open."""
     in_v: bool = False
-    """Whether the two stages of every rank lie in a V."""
+    """True if the two stages of every rank lie in a V."""
     exact: bool = False
-    """Whether the step was simulated; else `step_s` and `memory_bytes` are estimates from closed forms."""
+    """True if the step was simulated; else `step_s` and `memory_bytes` are estimates from closed forms."""
 
     @property
     def num_devices(self) -> int:

@@ -87,7 +87,7 @@ class ReferencePoint(Part):
     memory_bytes: Positive | None = None
     """The most that a device had allocated."""
     context_bytes: NonNegative = 0.0
-    """What of it no model accounts for: the driver's context and buffers of libraries."""
+    """Bytes of it that no model accounts for: the driver's context and buffers of libraries."""
 
     def __str__(self) -> str:
         degrees = f"t{self.tensor} d{self.data} p{self.pipeline}"
@@ -119,7 +119,7 @@ class ReferencePoint(Part):
         yield from product(self.microbatch_size, self.virtual)
 
     def _fits(self, size: int, virtual: int) -> bool:
-        """Whether the batch and the layers can be divided so; interleaving needs whole rounds of microbatches."""
+        """True if the batch and the layers can be divided so; interleaving needs whole rounds of microbatches."""
         count, rest = divmod(self.global_batch, self.data * size)
         rounds = virtual == 1 or not count % self.pipeline
         enough = len(self.layers or ()) or self.num_layers
@@ -188,7 +188,7 @@ class ReferencePoint(Part):
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """What the cost model is asked about."""
+    """Job that the cost model is asked about."""
 
     model: Model
     training: Training
@@ -277,7 +277,7 @@ def _from_csv(text: str, source: str) -> tuple[ReferenceGroup, ...]:
 
 
 def _cell(text: str) -> Any:
-    """What a cell means: true or false, a whole number, a number, or text."""
+    """Value of a cell: true or false, a whole number, a number, or text."""
     text = text.strip()
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

@@ -26,7 +26,7 @@ def refined(job: Job, found: Evaluated, costs: JobCosts) -> tuple[Evaluated, Eva
 
 
 def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> Prediction:
-    """What a simulated step says, and what it means for training."""
+    """Prediction from a simulated step: its figures, and those of the training."""
     samples = StepSamples(job, problem)
     spread = samples.spread(schedule, overhead_s) if samples.differ else None
     step_s = spread.mean_s if spread is not None and samples.lossy else timeline.makespan_s + overhead_s

@@ -28,12 +28,12 @@ MAX_ORDERS: Final = 10
 
 
 def merit_s(job: Job, spread: Spread) -> float:
-    """What is to be small."""
+    """The figure to minimize."""
     return spread.p90_s if job.uncertainty else spread.mean_s
 
 
 def is_better(job: Job, new: Prediction, old: Prediction) -> bool:
-    """Whether a prediction for the same step promises more than another."""
+    """True if a prediction for the same step promises more than another."""
     if new.spread is not None and old.spread is not None:
         return merit_s(job, new.spread) < merit_s(job, old.spread)
     return new.makespan_s < old.makespan_s

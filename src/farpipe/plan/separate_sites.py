@@ -1,7 +1,7 @@
 """Sites that each train a share of the batch in a layout of their own, and exchange gradients or parameters.
 
 Exchanged every step it is data parallelism over unlike sites: training is as with one site. Exchanged after many local
-steps it is DiLoCo (Douillard et al., arXiv 2311.08105): each site goes its own way for so many steps, then the
+steps it is DiLoCo (Douillard et al., arXiv 2311.08105): each site trains by itself for so many steps, then the
 differences of parameters are averaged and an outer optimizer applies them. Closed forms on top of simulated sites; the
 exchange is a ring over the sites and is not hidden.
 """
@@ -76,7 +76,7 @@ class SeparateSites(SideBySide):
     exchanged_bytes: float
     """Of one exchange, over each of the links."""
     alike: bool
-    """Whether the sites are alike and have equal shares."""
+    """True if the sites are alike and have equal shares."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ def separate_sites(
 
 
 def pins_one_layout(job: Job) -> bool:
-    """Whether the job pins what would differ between those that train side by side."""
+    """True if the job pins what would differ between those that train side by side."""
     pins = job.layout
     return any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites))
 

@@ -46,7 +46,7 @@ class Planner:
         max_devices: int | None = None,
         simulated: int = 0,
     ) -> Quote:
-        """What `request` would take at its best on `cluster`, or on what is left of it.
+        """Quote for `request` at its best on `cluster`, or on what is left of it.
 
         `devices` by site and `bytes_per_s` by directed link (``a>b``) say what is left; what is not named is free as it
         is, 0 is nothing. `max_devices`: in use at all sites. `simulated`: so many of the best points are simulated, and

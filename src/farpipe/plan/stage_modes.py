@@ -20,17 +20,17 @@ class StageMode:
 
     recompute: Recompute
     none: StageCost
-    """What it costs without layers: embedding, head, fixed overhead."""
+    """Costs without layers: embedding, head, fixed overhead."""
     one: StageCost
-    """What it costs with one layer."""
+    """Costs with one layer."""
 
     @property
     def layer_s(self) -> float:
-        """What a layer adds to forward and backward of one microbatch."""
+        """Seconds that a layer adds to forward and backward of one microbatch."""
         return self.one.seconds - self.none.seconds
 
     def layer_bytes(self, in_flight: int) -> float:
-        """What a layer adds with so many microbatches in flight."""
+        """Bytes that a layer adds with so many microbatches in flight."""
         return self.one.held_bytes(in_flight) - self.none.held_bytes(in_flight)
 
 
@@ -100,7 +100,7 @@ def _shares(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequenc
 
 
 def _free_bytes(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
-    """What each rank has for layers; of all modes, recomputing most has the largest working memory."""
+    """Bytes that each rank has for layers; of all modes, recomputing most has the largest working memory."""
     free = [site.plannable_bytes - part.one.working_bytes for site, part in zip(candidate.sites, parts, strict=False)]
     for part, rank, number in zip(parts, candidate.ranks, in_flight, strict=True):
         free[rank] -= part.none.held_bytes(number)

@@ -52,7 +52,7 @@ class StepSamples:
 
     @property
     def differ(self) -> bool:
-        """Whether there is any difference between the samples."""
+        """True if the samples differ at all."""
         return bool(self.job.uncertainty or self.lossy)
 
     @cached_property
@@ -71,7 +71,7 @@ class StepSamples:
         return makespans_s(self._samples(gap_s), schedule)
 
     def message_quantiles(self, share: float) -> tuple[Floats, Floats]:
-        """What that share of the samples keep, message by message: seconds on the link, and until it is there."""
+        """Quantiles of the messages that this share of the samples keeps: seconds on the link, and until arrival."""
         work_s = self._step.duration_s[:3].sum(axis=0).mean(axis=1)
         gap_s = float(np.bincount(self._step.rank_of_stage, weights=work_s).max())
         drawn = [sample.messages for sample in self._samples(gap_s)]
@@ -111,8 +111,8 @@ class StepSamples:
         for at in np.ndindex(*part.link.shape[:2]):
             link, sizes = np.atleast_1d(part.link[at]), np.atleast_1d(part.bytes[at])
             if (lossy := self.lossy.get(int(link[0]))) is not None:
-                way, stage = (at[0] >= part.begin[0], part.stage[at]) if isinstance(part, Collectives) else at
-                seed = SEED + 1 + 2 * int(stage) + int(way)
+                direction, stage = (at[0] >= part.begin[0], part.stage[at]) if isinstance(part, Collectives) else at
+                seed = SEED + 1 + 2 * int(stage) + int(direction)
                 shape, gap = (self.num_samples, link.size), gap_s if link.size > 1 else np.inf
                 found[at] = lateness_s(lossy, float(sizes.mean()), gap, shape, seed)
         return found

@@ -1,4 +1,4 @@
-"""What to tell a user whose job can't be done: the binding constraint and the smallest change that helps."""
+"""Suggested changes for a job that can't be done: the binding constraint and the smallest change that helps."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ def _least(works: Callable[[int], bool], most: int) -> int | None:
 
 
 def _works(changed: Job, costs: JobCosts) -> bool:
-    """Whether one of the candidates that have enough memory can be ordered and simulated."""
+    """True if one of the candidates that have enough memory can be ordered and simulated."""
     costs = _costs(changed, costs)
     try:
         fitting = sorted(_fitting(changed, costs), key=lambda candidate: fastest_possible_s(costs, candidate))
@@ -80,7 +80,7 @@ def _works(changed: Job, costs: JobCosts) -> bool:
 
 
 def _fits(changed: Job, costs: JobCosts) -> bool:
-    """Whether memory is enough for a candidate, its order and time left aside."""
+    """True if memory is enough for a candidate, its order and time left aside."""
     try:
         return next(_fitting(changed, _costs(changed, costs)), None) is not None
     except FarpipeError:

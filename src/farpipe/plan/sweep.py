@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found at a point: its arms, the fastest first, or why there is none."""
+    """Result at a point: its arms, the fastest first, or why there is none."""
 
     values: Values
     arms: tuple[Arm, ...] = ()
@@ -168,7 +168,7 @@ def _entries(entries: list[Any], key: str, place: tuple[str | int, ...]) -> Iter
 
 
 def _names(entry: Any) -> list[str]:
-    """What an entry is called: a site's name, a link's ends."""
+    """Names of an entry: a site's name, a link's ends."""
     if not isinstance(entry, dict):
         return []
     between = entry.get("between")

@@ -22,7 +22,7 @@ from farpipe.units import counted, format_change, format_percent
 
 @dataclass(frozen=True)
 class PointPrediction:
-    """What the model says of a point: of all that the source leaves open, the fastest that fits in memory."""
+    """Prediction for a point: of all that the source leaves open, the fastest that fits in memory."""
 
     job: ReferenceJob
     step_s: float
@@ -79,7 +79,7 @@ class GroupResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the means are within the group's tolerances."""
+        """True if the means are within the group's tolerances."""
         return self.mean_absolute_error <= self.group.tolerance and self._passed_memory()
 
     def _passed_memory(self) -> bool:
@@ -97,7 +97,7 @@ class ValidationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every group is within its tolerance."""
+        """True if every group is within its tolerance."""
         return all(group.passed for group in self.groups)
 
     def raise_if_failed(self) -> None:
