@@ -21,7 +21,7 @@ from farpipe.optical.spectrum_kernel import (
 
 _FIRST, _LAST, _BEST, _EXACT, _MOST_USED = range(5)
 _SAME = 1e-9
-"""Scores that differ by less are equal, and the earlier candidate is taken: sums are rounded in different ways."""
+"""Scores that differ by less are equal, and the earlier candidate is taken: sums are rounded differently."""
 _IN_ORDER, _LOWEST_SLOT, _SHORTEST, _MIN_CUTS, _CONGESTION, _CROSS_DOMAIN = range(6)
 
 
@@ -104,7 +104,7 @@ def _discontinuity(spectrum, table, path):  # type: ignore[no-untyped-def]
 
 @inner
 def _score(spectrum, table, policy, path, block, longest_km):  # type: ignore[no-untyped-def]
-    """What the rule of paths makes least."""
+    """Figure that the rule of paths makes least."""
     rule, _, weights = policy
     start, count = block
     if rule == _LOWEST_SLOT:

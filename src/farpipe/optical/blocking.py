@@ -22,7 +22,7 @@ from farpipe.optical.traffic import PoissonTraffic, Traffic
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """What became of every request of some traffic."""
+    """Fate of every request of some traffic."""
 
     traffic: Traffic
     path: NDArray[np.int32]
@@ -124,7 +124,7 @@ def play_traffic(
 
 @dataclass(frozen=True)
 class Blocking:
-    """What several runs of random traffic refused: means with 95 % intervals."""
+    """Share that several runs of random traffic refused: means with 95 % intervals."""
 
     outcomes: tuple[Outcome, ...]
 

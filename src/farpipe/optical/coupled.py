@@ -103,7 +103,7 @@ class Coupled:
 
     @property
     def background_path(self) -> NDArray[np.int32]:
-        """What became of every background request so far: its candidate, -1 refused, PENDING."""
+        """Fate of every background request so far: its candidate, -1 refused, PENDING."""
         return self._background.path
 
     @property

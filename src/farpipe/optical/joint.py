@@ -28,7 +28,7 @@ class Played:
     schedule: Schedule
     steps: tuple[Step, ...]
     background_path: NDArray[np.int32]
-    """What became of the background: see `Coupled.background_path`."""
+    """Fate of the background: see `Coupled.background_path`."""
     log: NDArray[np.float64]
     """See `Coupled.log`."""
 
@@ -67,12 +67,12 @@ def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gb
         if ends[0] == ends[1]:
             data["hops"][index] = None
             continue
-        for way, (a, b) in (("forward", ends), ("backward", ends[::-1])):
+        for direction, (a, b) in (("forward", ends), ("backward", ends[::-1])):
             name, pair = f"{a}>{b}", paths.pair(a, b, "nodes")
             km = paths.km[paths.first[pair] : paths.first[pair + 1]].min()
             data["links"][name] = {"latency_s": float(km) * 4.9e-6, "bandwidth_bytes_per_s": gbit_s * 1.25e8}
-            if data["hops"][index] is not None and data["hops"][index][way] is not None:
-                data["hops"][index][way]["link"] = name
+            if data["hops"][index] is not None and data["hops"][index][direction] is not None:
+                data["hops"][index][direction]["link"] = name
     used = {t["link"] for hop in data["hops"] if hop for t in hop.values() if t}
     links = {name: link for name, link in data["links"].items() if name in used}
     return Problem.from_data(data | {"links": links})

@@ -1,4 +1,4 @@
-"""A Problem whose messages take the times of the light paths they had: the way back from light to the common waist."""
+"""A Problem whose messages take the times of the light paths they had: the step from light back to the common waist."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def lit_problem(step: Step) -> Problem:
     """The Problem of a step with one link per pair of nodes and direction, and each message's own time there.
 
     A message has its light path for itself, so it keeps nobody else waiting, and what it waited for the path is part of
-    its way. Simulating the Problem in the same order gives the step's time again, and any tool that reads Problems
+    its delay. Simulating the Problem in the same order gives the step's time again, and any tool that reads Problems
     sees the same step. The bandwidth of a link is that of its fastest light path.
     """
     training, out = step.training, step.out
@@ -26,11 +26,11 @@ def lit_problem(step: Step) -> Problem:
     for hop, ends in enumerate(training.hops):
         if ends is None:
             continue
-        way, stage = divmod(hop, training.problem.num_stages)
+        direction, stage = divmod(hop, training.problem.num_stages)
         name = f"{ends[0]}>{ends[1]}"
-        fastest = max(float(rates[way, stage].max()), links.get(name, {}).get("bandwidth_bytes_per_s", 0.0))
+        fastest = max(float(rates[direction, stage].max()), links.get(name, {}).get("bandwidth_bytes_per_s", 0.0))
         links[name] = {"latency_s": 0.0, "bandwidth_bytes_per_s": fastest}
-        data["hops"][stage - way][("forward", "backward")[way]]["link"] = name
+        data["hops"][stage - direction][("forward", "backward")[direction]]["link"] = name
     for index, (a, b) in enumerate(zip(training.nodes, training.nodes[1:], strict=False)):
         if a == b:
             data["hops"][index] = None

@@ -46,7 +46,7 @@ class PathTable:
 
     @cached_property
     def first(self) -> NDArray[np.int32]:
-        """Where the candidates of every pair begin in `paths`: [num_pairs + 1]."""
+        """First candidate of every pair in `paths`: [num_pairs + 1]."""
         counts = [sum(1 for _ in self._planes(paths)) for paths in self.of_pair.values()]
         return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
@@ -66,7 +66,7 @@ class PathTable:
 
     @cached_property
     def begin(self) -> NDArray[np.int32]:
-        """Where the fibres of every candidate begin in `fibres`: [num_paths + 1]."""
+        """First fibre of every candidate in `fibres`: [num_paths + 1]."""
         return np.concatenate(([0], np.cumsum([len(there) for there in self._fibres]))).astype(np.int32)
 
     @cached_property
@@ -83,8 +83,8 @@ class PathTable:
     def _planes(self, paths: Sequence[Nodes]) -> Iterator[tuple[Nodes, int]]:
         """Each path once per parallel fibre of its widest edge: the i-th time it takes the i-th fibre of every edge.
 
-        An edge with fewer fibres lends its last one. Changing to another of the parallel fibres on the way is left
-        out: it would multiply the candidates by every edge's number of fibres.
+        An edge with fewer fibres lends its last one. Changing to another parallel fibre at a node between is left out:
+        it would multiply the candidates by every edge's number of fibres.
         """
         places = self.network.fibres
         for nodes in paths:

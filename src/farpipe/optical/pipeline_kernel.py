@@ -259,15 +259,15 @@ def _begin(net, pipe, rule, state, out, rank, now_s):  # type: ignore[no-untyped
     at = np.int64(pipe.begin[rank]) + out.position[rank]
     if out.running[rank] or at == pipe.begin[rank + 1]:
         return
-    code, per_way = np.int64(pipe.codes[at]), pipe.num_stages * pipe.num_microbatches
+    code, per_direction = np.int64(pipe.codes[at]), pipe.num_stages * pipe.num_microbatches
     kind, slot = code & 3, code >> 2
-    way = 0 if kind == _F else 1
-    if kind != _W and not out.there[way * per_way + slot]:
+    direction = 0 if kind == _F else 1
+    if kind != _W and not out.there[direction * per_direction + slot]:
         return
-    end_s = now_s + pipe.duration_s[kind * per_way + slot]
+    end_s = now_s + pipe.duration_s[kind * per_direction + slot]
     out.action_s[at], out.running[rank] = now_s, True
     _post(state, end_s, np.int64(_ACTION), rank)
-    message = way * per_way + slot
+    message = direction * per_direction + slot
     if kind != _W and pipe.pair_of_hop[message // pipe.num_microbatches] >= 0:
         _ready_at(net, pipe, rule, state, out, message, now_s, end_s)
 
@@ -275,10 +275,10 @@ def _begin(net, pipe, rule, state, out, rank, now_s):  # type: ignore[no-untyped
 @inner
 def _arrive(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """A message is with its consumer."""
-    way = message // (pipe.num_stages * pipe.num_microbatches)
-    target = message + (1 - 2 * way) * pipe.num_microbatches
+    direction = message // (pipe.num_stages * pipe.num_microbatches)
+    target = message + (1 - 2 * direction) * pipe.num_microbatches
     out.there[target] = True
-    stage = target // pipe.num_microbatches - way * pipe.num_stages
+    stage = target // pipe.num_microbatches - direction * pipe.num_stages
     _begin(net, pipe, rule, state, out, np.int64(pipe.rank_of_stage[stage]), now_s)
 
 

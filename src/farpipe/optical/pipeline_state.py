@@ -1,4 +1,4 @@
-"""What the compiled simulator of a pipeline over light paths reads and writes, by name.
+"""Arrays that the compiled simulator of a pipeline over light paths reads and writes, by name.
 
 M messages are counted by direction, stage of the producer and microbatch: 2 x stages x microbatches. Hops are counted
 by direction and stage of the producer: 2 x stages.
@@ -72,9 +72,9 @@ class Rule(NamedTuple):
     least: Ints
     """[M]: fewest units taken."""
     priority: Ints
-    """[M]: who is served first among those who wait; lower first."""
+    """[M]: rank among the messages that wait; lower is served first."""
     ask_s: Floats
-    """[M]: when to ask, from the start of the step; infinite: see `ahead`."""
+    """[M]: time to ask, from the start of the step; infinite: see `ahead`."""
     policy: tuple[int, int, Floats]
     unit_gbit: float
     """Rate of one unit."""
@@ -99,7 +99,7 @@ class Lights(NamedTuple):
     width: Ints
     """Slots."""
     hop: Ints
-    """Whose it is: a hop's, or -1: the background's."""
+    """Its owner: a hop, or -1: the background."""
     begun_s: Floats
     entry: Ints
     """Its row in the log, or -1."""
@@ -107,7 +107,7 @@ class Lights(NamedTuple):
 
 
 class State(NamedTuple):
-    """What lasts from step to step."""
+    """State that lasts from step to step."""
 
     events: Heap
     lights: Lights
@@ -123,15 +123,15 @@ class State(NamedTuple):
     """[hops]: the light path that is kept, or -1."""
     kept_units: Ints
     kept_until_s: Floats
-    """[hops]: when it will have sent all that it was given."""
+    """[hops]: time at which it will have sent all that it was given."""
     watched: Flags
-    """[hops]: whether an event will look whether the kept light path is idle."""
+    """[hops]: True if an event will check whether the kept light path is idle."""
     log: Floats
     """Rows (owner, path, first slot, slots, from, until); owner: a message, or -1 - background request."""
 
 
 class Out(NamedTuple):
-    """What happened in one step; times are absolute, infinite where it did not happen."""
+    """Events of one step; times are absolute, infinite where it did not happen."""
 
     action_s: Floats
     """[actions]: starts."""
@@ -150,7 +150,7 @@ class Out(NamedTuple):
     held: Ints
     """[2, M]: light paths held, or -1."""
     there: Flags
-    """[M by consumer]: whether the input is there."""
+    """[M by consumer]: True if the input is there."""
     position: Ints
     """[ranks]"""
     running: Flags

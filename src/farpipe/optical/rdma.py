@@ -24,7 +24,7 @@ class LongHaul:
     site_rtt_s: float = SITE_RTT_S
     """Round trip inside a site, from the sender to the switch that acknowledges."""
     fixed_s: float = 0.0
-    """One-way delay of equipment, added to that of the fibre."""
+    """Delay of equipment in one direction, added to that of the fibre."""
 
     def __post_init__(self) -> None:
         for name in ("rate_bytes_per_s", "window_bytes", "site_rtt_s"):
@@ -36,7 +36,7 @@ class LongHaul:
 
     @property
     def latency_s(self) -> float:
-        """One-way delay."""
+        """Delay in one direction."""
         return self.km * SECONDS_PER_KM + self.fixed_s
 
     @property

@@ -32,7 +32,7 @@ def _leading_zeros(typing_context, word):  # type: ignore[no-untyped-def]
 
 @inner
 def is_free(mask, slot):  # type: ignore[no-untyped-def]
-    """Whether a slot is free; slots below zero are not."""
+    """True if a slot is free; slots below zero are not."""
     return slot >= 0 and (mask[slot >> 6] >> np.uint64(slot & 63)) & _ONE != 0
 
 
@@ -50,7 +50,7 @@ def flip(mask, start, count):  # type: ignore[no-untyped-def]
 
 @inner
 def common(free, begin, fibres, path, out):  # type: ignore[no-untyped-def]
-    """The slots that are free on every fibre of a path, into `out`; whether there are any."""
+    """The slots that are free on every fibre of a path, into `out`; returns whether there are any."""
     low, high = begin[path], begin[path + 1]
     any_free = np.uint64(0)
     for word in range(out.size):

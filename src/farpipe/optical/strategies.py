@@ -1,4 +1,4 @@
-"""Strategies: what the messages of the next step ask for, from what became of those of the last one.
+"""Strategies: demands of the messages of the next step, from what became of those of the last one.
 
 The baselines ask for a fixed number of units. CBA labels the tasks that the pipeline waited for and lets their messages
 ask for more. `Widest`, ours, takes the widest block that is free now.
@@ -27,7 +27,7 @@ class Strategy(Protocol):
         """Rules by which they ask."""
 
     def demands(self, training: Training, last: Step | None) -> Demands:
-        """What the messages of the next step ask for; `last`: the step before it, if there was one."""
+        """Demands of the messages of the next step; `last`: the step before it, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Cba:
     label: str = "any"
     """Label what was delayed behind "any" action of its rank, or behind one of the "same" kind only."""
     fewer_at_once: bool = False
-    """When refused, take fewer units at once instead of waiting."""
+    """Take fewer units at once, instead of waiting, when refused."""
     rule: TransferRule = field(default_factory=TransferRule)
 
     def demands(self, training: Training, last: Step | None) -> Demands:
@@ -165,9 +165,9 @@ def _input_of(training: Training, row: Any) -> int | None:
     kind, stage, stages = int(row["kind"]), int(row["stage"]), training.problem.num_stages
     if kind == 2:  # W
         return None
-    way = 0 if kind == 0 else 1
-    producer = stage - 1 + 2 * way
-    hop = way * stages + producer
+    direction = 0 if kind == 0 else 1
+    producer = stage - 1 + 2 * direction
+    hop = direction * stages + producer
     if not 0 <= producer < stages or training.hops[hop] is None:
         return None
     return hop * training.problem.num_microbatches + int(row["microbatch"])

@@ -38,7 +38,7 @@ class Scenario:
 
     @property
     def begin_s(self) -> float:
-        """When trainings begin: the background has settled."""
+        """Time at which trainings begin: the background has settled."""
         return SETTLE_S * self.background.mean_holding_s if self.background else 0.0
 
     def shared(self, seed: int, until_s: float, paths: PathTable | None = None) -> Shared:

@@ -74,7 +74,7 @@ class Training:
         return 2 * self.problem.num_stages * self.problem.num_microbatches
 
     def pipe(self, places: dict[tuple[str, str], int]) -> Pipe:
-        """What the kernel reads; `places` are the pairs' places in the table of paths."""
+        """The arrays that the kernel reads; `places` are the pairs' places in the table of paths."""
         arrays = lower(self.problem)
         codes, begin = self.schedule.codes, self.schedule.begin
         stages = self.problem.num_stages
@@ -129,13 +129,13 @@ class TransferRule:
 
 @dataclass(frozen=True)
 class Demands:
-    """What the messages of one step ask for: units at most and at least, and who is served first (lower first)."""
+    """Demands of the messages of one step: units at most and at least, and their rank in the queue (lower first)."""
 
     want: Ints
     least: Ints
     priority: Ints
     ask_s: Floats | None = None
-    """When to ask, from the start of the step; infinite: when the producer ends (or `TransferRule.ahead`)."""
+    """Time to ask, from the start of the step; infinite: when the producer ends (or `TransferRule.ahead`)."""
 
     @classmethod
     def same(cls, training: Training, most: int, least: int | None = None) -> "Demands":
@@ -149,7 +149,7 @@ class Demands:
 
 @dataclass(frozen=True, repr=False)
 class Step:
-    """What happened in one step; times in `out` are absolute."""
+    """Events of one step of a training; times in `out` are absolute."""
 
     training: Training
     begin_s: float
@@ -218,12 +218,12 @@ class Step:
     def _messages(self, places: dict[tuple[str, str], int]) -> NDArray[np.void]:
         problem, sent = self.training.problem, self.training.sent
         hop, microbatch = np.divmod(sent, problem.num_microbatches)
-        way, stage = np.divmod(hop, problem.num_stages)
+        direction, stage = np.divmod(hop, problem.num_stages)
         rank_of_stage = np.array([one.rank for one in problem.stages])
         rows = np.zeros(len(sent), MESSAGE_DTYPE)
         rows["link"] = [places[ends] for ends in (self.training.hops[h] for h in hop) if ends]
-        rows["kind"], rows["stage"], rows["microbatch"] = way, stage, microbatch
-        rows["source"], rows["target"] = rank_of_stage[stage], rank_of_stage[stage + 1 - 2 * way]
+        rows["kind"], rows["stage"], rows["microbatch"] = direction, stage, microbatch
+        rows["source"], rows["target"] = rank_of_stage[stage], rank_of_stage[stage + 1 - 2 * direction]
         rows["bytes"] = problem.traffic.messages.bytes.reshape(-1)[sent]
         for name in ("ready_s", "start_s", "end_s", "arrival_s"):
             rows[name] = getattr(self.out, name)[sent] - self.begin_s
