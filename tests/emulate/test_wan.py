@@ -161,7 +161,7 @@ def test_what_has_no_way_is_refused_at_once():
 
 
 def test_a_link_without_a_way_back_is_refused():
-    with pytest.raises(InputError, match=r"link west>east has no way back, .* add a link from 'east' to 'west'"):
+    with pytest.raises(InputError, match=r"link west>east has no reverse link, .* add a link from 'east' to 'west'"):
         Wan.up(["west", "east"], [link("west", "east")], name=free_name())
 
 

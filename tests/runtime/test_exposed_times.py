@@ -37,7 +37,7 @@ def report_of(rank, predicted):
     actions = [(a["start_s"], a["end_s"]) for a in predicted.actions if a["rank"] == rank]
     known = {(int(m["kind"]), int(m["stage"]), int(m["microbatch"])): m for m in predicted.messages}
     needed = [
-        known[MESSAGE_KINDS.index(item.way), item.producer, item.action.microbatch]
+        known[MESSAGE_KINDS.index(item.direction), item.producer, item.action.microbatch]
         for item in received(lower(SCHEDULE, rank), rank)
     ]
     times = [[round(m[name] * 1e9) for name in ("ready_s", "start_s", "end_s", "arrival_s")] for m in needed]

@@ -34,7 +34,7 @@ class Beside:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """True if the process is gone."""
         return self.process.wait(0.0)
 
     def send(self, line: str) -> None:

@@ -92,7 +92,7 @@ def plan_step(costs: ChunkCosts, packing: Packing, lengths: Ints, num_replicas: 
 
 
 def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[StepPlan]) -> dict[str, Any]:
-    """What a step's plans are and predict, for the metrics."""
+    """Facts and predictions of a step's plans, for the metrics."""
     return {
         "num_chunks": sum(len(plan.chunks) for plan in plans),
         "num_slices": max(plan.num_slices for plan in found),
@@ -104,7 +104,7 @@ def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[S
 
 
 def predicted(costs: ChunkCosts, plans: Sequence[StepPlan]) -> dict[str, Any]:
-    """What a step's plans predict; of several replicas that of the slowest, and of the fullest."""
+    """Predictions of a step's plans; of several replicas that of the slowest, and of the fullest."""
     problems = [plan.problem(costs) for plan in plans]
     times = [simulate(problem, plan.schedule).makespan_s for problem, plan in zip(problems, plans, strict=True)]
     peaks = [peak_memory_bytes(problem, plan.schedule) for problem, plan in zip(problems, plans, strict=True)]

@@ -1,4 +1,4 @@
-"""What a run teaches the next plan: times of the devices' layers and figures of the links, out of its Timeline.
+"""Lessons of a run for the next plan: times of the devices' layers and figures of the links, out of its Timeline.
 
 A stage's time is that of its layers, of the embedding and the head where it has them, and a fixed time per action. Of
 every device these parts are fitted to its stages by least squares. Stages that are too alike to tell parts apart leave
@@ -53,7 +53,7 @@ class RunOfPlan:
 
 @dataclass(frozen=True)
 class Learned:
-    """What takes the place of modelled times and of the job's links."""
+    """Measured times and links that take the place of modelled times and of the job's links."""
 
     profiles: tuple[Profile, ...]
     """One for every device of the run."""
@@ -135,7 +135,7 @@ def _fit_kind(run: RunOfPlan, stages: Sequence[int], kind: str, model: Floats, l
 
 
 def _recompute_of(run: RunOfPlan) -> str:
-    """What the times of a layer contain: nothing again where no stage selects what it recomputes."""
+    """Recomputation that a layer's times contain: none if no stage selects parts to recompute."""
     modes = {placement.recompute for placement in run.placements}
     if modes == {"selective"}:
         return "selective"

@@ -100,7 +100,7 @@ def _durations(window: Sequence[Timeline], stage: int, kind: Kind) -> NDArray[np
 
 
 def _ratio(measured: NDArray[np.void], believed: NDArray[np.float64]) -> float:
-    """How many times as long the actions take as believed; 1 where the difference is too small to tell anything.
+    """Return the ratio of the actions' times to the believed ones; 1 if the difference is too small to tell anything.
 
     Stages that are believed to be alike then stay so: a search finds better orders for them, and often proves it.
     """
@@ -131,7 +131,7 @@ def _measured_link(believed: Link, name: str, window: Sequence[Timeline]) -> Lin
 
 
 def passages(timeline: Timeline, link: str) -> Passages:
-    """What a Timeline tells of `link`; collectives, which may be many messages in one, are left out."""
+    """A Timeline's messages over `link`; collectives, which may be many messages in one, are left out."""
     place = timeline.links.index(link) if link in timeline.links else -2
     messages = timeline.messages[(timeline.messages["link"] == place) & (timeline.messages["microbatch"] >= 0)]
     messages = messages[np.argsort(messages["ready_s"], kind="stable")]
@@ -182,7 +182,7 @@ def _fit_latency(rate: float, steps: Sequence[Passages]) -> tuple[float, float]:
 
 
 def _departures(step: Passages, rate: float) -> NDArray[np.float64]:
-    """When each message has left a link that carries one at a time."""
+    """Times at which the messages have left a link that carries one at a time."""
     through = np.cumsum(step.bytes / rate)
     begin = np.maximum.accumulate(step.ready_s - (through - step.bytes / rate))
     return np.asarray(begin + through)
@@ -201,7 +201,7 @@ def largest_change(before: Problem, after: Problem) -> float:
 
 
 def deviations(believed: Problem, timeline: Timeline) -> NDArray[np.float64]:
-    """What one step shows of `largest_change`, at little cost: [num_stages + num_links], above 0 for what takes longer.
+    """Estimate `largest_change` from one step, at little cost: [num_stages + num_links], above 0 for longer times.
 
     A link is looked at with the rate that it is believed to have, so how long a message takes is told better than why.
     """
@@ -246,7 +246,7 @@ def _message_s(link: Link, size: float) -> float:
 
 
 def _relative(old: float, new: float) -> float:
-    """0.5 for half as long again, -0.5 for the way back."""
+    """0.5 for half as long again, -0.5 for the change back."""
     if old == new:
         return 0.0
     change = max(old, new) / min(old, new) - 1 if min(old, new) > 0 else math.inf

@@ -1,4 +1,4 @@
-"""When to look for another order while a run goes on, whether to take it, and whether it brought what was expected.
+"""Decisions while a run goes on: to look for another order, to take it, and to judge if it brought the expected gain.
 
 Decisions only: Timelines in, searches and swaps out. Clocks, processes and files are somebody else's.
 """
@@ -24,7 +24,7 @@ from farpipe.strict import expect_format, finite, parse_json
 from farpipe.units import format_percent, format_rate, format_seconds
 
 Event = dict[str, Any]
-"""What is logged: ``step``, ``event`` and what belongs to it."""
+"""Entry of the log: ``step``, ``event`` and what belongs to it."""
 
 FORMAT: Final = "farpipe/replan/1"
 MAX_LINKS_TOLD: Final = 4
@@ -54,7 +54,7 @@ class Swap:
     schedule: Schedule
     why: str
     before_s: float
-    """What a step takes now, measured."""
+    """Time of a step now, measured."""
     expected_s: float
     is_step_back: bool = False
 
@@ -73,12 +73,12 @@ class _Trial:
     swap: Swap
     previous: Schedule
     problem: Problem
-    """What the swap was decided on."""
+    """Problem that the swap was decided on."""
     timelines: list[Timeline] = field(default_factory=list)
 
 
 class UnexpectedSteps:
-    """Steps in a row that are off, all in the same way: evidence that something has changed.
+    """Steps in a row that are off, all in the same direction: evidence that something has changed.
 
     A sequential test (Page 1954, "Continuous inspection schemes"): each step counts by how far it is beyond what is
     allowed, at most once that much, so that no single step proves anything and a large change needs but few.
@@ -91,7 +91,7 @@ class UnexpectedSteps:
         self.timelines: list[Timeline] = []
 
     def add(self, timeline: Timeline, expected_s: float, believed: Problem) -> bool:
-        """Whether the steps so far, with this one, prove a change."""
+        """Add a step; True if the steps so far, with this one, prove a change."""
         units = self._units(timeline, expected_s, believed)
         off = float(np.abs(units).max())
         if off <= 1:
@@ -156,7 +156,7 @@ class Replanner:
         return self._decide(step, as_measured(self._believed, self._odd.timelines), self._odd.timelines)
 
     def _decide(self, step: int, measured: Problem, steps: Sequence[Timeline]) -> list[Search | Swap]:
-        """What to do in a world that is not the believed one: `measured`, from `steps`."""
+        """Return the searches and swaps for a world that is not the believed one: `measured`, from `steps`."""
         now_s, samples = _median_s(steps), _samples(measured, steps)
         why = self._reason(measured, now_s)
         swap = self._swap_to_known(measured, samples, now_s, f"{why}; known from before")
@@ -172,7 +172,7 @@ class Replanner:
         return todo
 
     def found(self, step: int, schedule: Schedule | None, *, is_last: bool = True) -> Swap | None:
-        """What the search has found (None: nothing); an order to go over to if it is worth it.
+        """Take the search's result (None: nothing was found); return a swap to it if it is worth it.
 
         A search may find one after the other; `is_last`: nothing more will come.
         """
@@ -211,7 +211,7 @@ class Replanner:
         self._odd.clear()
 
     def to_json(self) -> str:
-        """What a later attempt at the run may go on with, in the format ``farpipe/replan/1``."""
+        """Write the state that a later attempt at the run may go on with, in the format ``farpipe/replan/1``."""
         known, disappointed = ([_known_data(item) for item in some] for some in (self._known, self._disappointed))
         return json.dumps(
             {
@@ -255,7 +255,7 @@ class Replanner:
         self._known, self._disappointed = known, disappointed
 
     def _judge(self, step: int, trial: _Trial) -> list[Search | Swap]:
-        """What the new order brought, if the world is still the one for which it was taken."""
+        """Judge the new order by its steps, if the world is still the one for which it was taken."""
         self._trial = None
         now_s, problem = _median_s(trial.timelines), as_measured(self._believed, trial.timelines)
         if largest_change(trial.problem, problem) > self.settings.change:
@@ -288,11 +288,11 @@ class Replanner:
         return any(self._is_about(item, problem, schedule) for item in self._disappointed)
 
     def _was_sought_for(self, schedule: Schedule, problem: Problem) -> bool:
-        """Whether another search would find no better one."""
+        """True if another search would find no better one."""
         return any(self._is_about(item, problem, schedule) for item in self._known)
 
     def _is_about(self, known: RememberedOrder, problem: Problem, schedule: Schedule) -> bool:
-        """Whether it is the same order in about the same world."""
+        """True if it is the same order in about the same world."""
         same_order = known.schedule.ranks == schedule.ranks
         return same_order and largest_change(known.problem, problem) <= self.settings.change
 
@@ -305,7 +305,7 @@ class Replanner:
         self._odd.clear()
 
     def _reason(self, measured: Problem, now_s: float) -> str:
-        """What has changed."""
+        """Describe the change."""
         change = largest_change(self._believed, measured)
         if change > self.settings.change:
             return f"something takes {format_percent(change, 0)} longer or shorter than assumed: {_links_of(measured)}"
@@ -329,7 +329,7 @@ class Replanner:
 
 
 def mean_makespan_s(samples: Sequence[Problem], schedule: Schedule) -> float:
-    """What steps take in this order, which has been checked."""
+    """Mean time of steps in this order, which has been checked."""
     return fmean(simulate(sample, schedule, checked=True).makespan_s for sample in samples)
 
 

@@ -37,7 +37,7 @@ from farpipe.strict import finite, parse_json
 
 QUICK_METHODS: Final = ("named", "greedy")
 MAX_QUICK_S: Final = 1.0
-"""What the first answer may take, of the time of the whole search."""
+"""Seconds of the whole search's time that the first answer may take."""
 
 
 def question(problem: Problem, samples: Sequence[Problem], search_s: float) -> str:

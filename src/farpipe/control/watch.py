@@ -22,7 +22,7 @@ STATE_NAME: Final = "replan.json"
 QUICK_S: Final = 0.5
 """For so long rank 0's recorder waits for the first answer of a search, which then counts before this step ends."""
 LATE_S: Final = 60.0
-"""What a search may take beyond its time, on cores that others use, until it is given up."""
+"""Seconds that a search may take beyond its time, on cores that others use, until it is given up."""
 
 
 class Watch:
@@ -111,7 +111,7 @@ class Watch:
 
 
 class Answer(NamedTuple):
-    """What a search has found so far."""
+    """Result of a search so far."""
 
     schedule: Schedule | None
     is_last: bool

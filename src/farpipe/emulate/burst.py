@@ -49,7 +49,7 @@ def _header_bytes(data: bytes) -> int:
 
 
 def without_packets(burst: Burst, lost: Collection[int]) -> Iterator[Burst]:
-    """What is left of `burst` when the packets at the places `lost` (from 0) are: bursts again."""
+    """Yield the rest of `burst` without the packets at the places `lost` (from 0): bursts again."""
     if not lost:
         yield burst
         return

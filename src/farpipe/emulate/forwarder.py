@@ -78,7 +78,7 @@ class Forwarder:
         if self._site_of[burst.target] != site:  # this site only passes it on
             self._offer(site, burst)
             return
-        with contextlib.suppress(OSError):  # an interface that somebody has shut, or no memory: lost, as on a real way
+        with contextlib.suppress(OSError):  # an interface that somebody has shut, or no memory: lost, as on a real link
             os.write(self._tuns[site], data)
 
     def execute(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class _CommandSocket:
         self._clients: dict[int, socket.socket] = {}
 
     def descriptors(self) -> list[int]:
-        """What is to be waited for."""
+        """File descriptors to wait for."""
         return [self._door.fileno(), *self._clients]
 
     def serve(self, descriptor: int) -> None:

@@ -30,7 +30,7 @@ _SLOT = struct.Struct("<qdd")
 
 @dataclass(frozen=True)
 class LinkShape:
-    """What one emulated link does to messages: one-way latency in seconds, bandwidth in bytes per second."""
+    """Properties of one emulated link: one-way latency in seconds, bandwidth in bytes per second."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -52,7 +52,7 @@ class LinkShape:
 
 
 class Passage(NamedTuple):
-    """One message's way over a link: on it from `start_ns` to `end_ns`, at the other side at `arrival_ns`."""
+    """One message's passage over a link: on it from `start_ns` to `end_ns`, at the other side at `arrival_ns`."""
 
     start_ns: int
     end_ns: int
@@ -100,11 +100,11 @@ class EmulatedLinks:
 
     @property
     def path(self) -> str:
-        """Where other processes of this user can `open` the same links."""
+        """Path under which other processes of this user can `open` the same links."""
         return f"/proc/{os.getpid()}/fd/{self._file_descriptor}"
 
     def shape(self, name: str) -> LinkShape:
-        """What link `name` does now."""
+        """Latency and bandwidth of link `name` now."""
         return self._read(name)[1]
 
     def change(self, name: str, shape: LinkShape) -> None:
@@ -113,7 +113,7 @@ class EmulatedLinks:
             self._write(name, self._read(name)[0], shape)
 
     def _read(self, name: str) -> tuple[int, LinkShape]:
-        """When the link is free, and its shape."""
+        """Time at which the link is free, and its shape."""
         free_ns, latency_s, bandwidth_bytes_per_s = _SLOT.unpack_from(self._memory, self._slots[name])
         return free_ns, LinkShape(latency_s, bandwidth_bytes_per_s)
 

@@ -33,7 +33,7 @@ _SYSCTLS: Final = {
 
 @dataclass(frozen=True)
 class Namespace:
-    """Where a site's processes run: the name of a network namespace and its address on the WAN."""
+    """Network of a site's processes: the name of a network namespace and its address on the WAN."""
 
     name: str
     address: str
@@ -65,7 +65,7 @@ def check_possible() -> None:
 
 
 def _has_capabilities() -> bool:
-    """Whether this process may make namespaces and interfaces."""
+    """True if this process may make namespaces and interfaces."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
     return effective & _CAPABILITIES == _CAPABILITIES
@@ -132,7 +132,7 @@ def remove(name: str) -> None:
 
 
 def run_ip(*arguments: str, text: str = "") -> str:
-    """What the command `ip` prints; RunError with its words when it fails."""
+    """Return the output of the command `ip`; RunError with its words if it fails."""
     command = ["ip", *arguments]
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False)

@@ -17,7 +17,7 @@ MIN_QUEUE_BYTES: Final = 256 << 10
 
 @dataclass
 class Counters:
-    """What became of the packets that came to a link."""
+    """Counts of a link's packets by their fate."""
 
     packets: int = 0
     """Delivered."""
@@ -32,7 +32,7 @@ class Counters:
 
 
 def queue_limit_bytes(link: Link) -> float:
-    """What may wait for `link`: as given, or what it carries in a round trip (the way back taken for as long)."""
+    """Largest queue of `link`: as given, or its bandwidth times a round trip (the return taken for as long)."""
     if link.queue_bytes is not None:
         return link.queue_bytes
     return max(MIN_QUEUE_BYTES, link.bandwidth_bytes_per_s * max(MIN_QUEUE_S, 2 * link.latency_s))
@@ -83,7 +83,7 @@ class Pipe:
         self._free_ns = 0
 
     def lose(self, num_packets: int) -> list[int]:
-        """Which of `num_packets` that come to the link are lost at random: their places, from 0."""
+        """Choose those of `num_packets` on the link that are lost at random: their places, from 0."""
         share = self.link.loss
         if not share or self.is_cut:
             return []
@@ -116,7 +116,7 @@ class Pipe:
 
     @property
     def next_arrival_ns(self) -> int | None:
-        """When there will be something to take; None while nothing is under way.
+        """Time at which there will be something to take; None while no packet is being carried.
 
         Nothing can wait in the queue then: the transmitter would have been free for it.
         """

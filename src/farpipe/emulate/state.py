@@ -1,4 +1,4 @@
-"""What is known of the WANs that are up on this machine: a directory each, and how to remove one, whatever is left."""
+"""State of the WANs that are up on this machine: a directory each, and how to remove one, whatever is left."""
 
 import contextlib
 import os
@@ -70,7 +70,7 @@ def names() -> list[str]:
 
 
 def forwarder_arguments(name: str) -> list[str]:
-    """What stands behind the interpreter in the command line of the forwarder of the WAN called `name`."""
+    """Arguments behind the interpreter in the command line of the forwarder of the WAN called `name`."""
     return ["-m", "farpipe.emulate.forwarder", str(folder_of(name))]
 
 

@@ -72,7 +72,7 @@ def open_tun(namespace: str) -> int:
 
 
 def read_burst(descriptor: int) -> Burst | None:
-    """What the site sends next; None when there is nothing now, or nothing of IPv4."""
+    """Read the site's next packets; None if there are none now, or they are not IPv4."""
     try:
         data = os.read(descriptor, MAX_BYTES)
     except BlockingIOError:

@@ -42,7 +42,7 @@ class Wan:
         self.namespaces: Final[Mapping[str, Namespace]] = known.namespaces()
         """Every site's namespace."""
         self.folder: Final = folder_of(self.name)
-        """What is put here goes with the WAN, however that comes to its end; only root may look into it."""
+        """Folder that goes with the WAN, however that comes to its end; only root may look into it."""
         self._known = known
         self._forwarder = forwarder
 
@@ -156,12 +156,12 @@ def _name_option(name: str) -> str:
 
 
 def _check_links_back(known: WanState) -> None:
-    """InputError for a link without a way back, over which TCP can't work."""
+    """InputError for a link without a reverse link, over which TCP can't work."""
     talking = connected_sites(known.sites, known.links)
     for link in known.links:
         if link.target not in talking[link.source]:
             raise InputError(
-                f"link {link.name} has no way back, and TCP needs one for its acknowledgements: add a link from "
+                f"link {link.name} has no reverse link, and TCP needs one for its acknowledgements: add a link from "
                 f"{link.target!r} to {link.source!r}"
             )
 

@@ -19,7 +19,7 @@ TERMINATE_S = 5.0
 
 
 def has_child(agent: int) -> bool:
-    """Whether a process whose parent is the agent runs, this one left out."""
+    """True if a process whose parent is the agent runs, this one left out."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             # the command's name, in parentheses, may contain anything; state and parent follow it

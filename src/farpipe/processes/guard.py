@@ -95,7 +95,7 @@ def main() -> int:
     os.closerange(parent_pipe + 1, os.sysconf("SC_OPEN_MAX"))
     wait(child, parent_pipe)
     exit_code = os.waitstatus_to_exitcode(kill_all(child))
-    if exit_code < 0:  # end in the same way, without another core dump
+    if exit_code < 0:  # end likewise, without another core dump
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if exit_code != -signal.SIGKILL:
             signal.signal(-exit_code, signal.SIG_DFL)

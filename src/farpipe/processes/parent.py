@@ -1,4 +1,4 @@
-"""What a rank under torchrun does so that it does not outlive torchrun's agent, nor the agent its ranks for long.
+"""Watch of a rank under torchrun: it does not outlive torchrun's agent, nor the agent its ranks for long.
 
 An agent that is killed leaves its ranks running. An agent that has lost the agent of another site can wait in a system
 call of torch's store, in which it notices no signal, for minutes.

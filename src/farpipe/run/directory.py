@@ -27,17 +27,17 @@ DEFAULT_RUN_DIR: Final = Path("runs/last")
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Where a run goes, and what it goes on from."""
+    """Directory that a run goes to, and the one that it goes on from."""
 
     run_dir: Path
     resume: str | None = None
     """Another directory with the checkpoints to go on from."""
     in_place: bool = False
-    """Whether it goes on in the directory that it has."""
+    """True if it goes on in the directory that it has."""
 
 
 def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
-    """What ``--run-dir`` and ``--resume`` ask for.
+    """Choose the directories that ``--run-dir`` and ``--resume`` ask for.
 
     InputError when the directory has results of another run, or there is nothing to go on from; UsageError when the
     new directory has to be named.

@@ -1,4 +1,4 @@
-"""Whether this machine, or the container around this process, has memory for what all ranks hold for certain."""
+"""Check that this machine, or the container around this process, has memory for what all ranks hold for certain."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -71,7 +71,7 @@ def _cgroup_folders() -> list[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """What stands in a file; None for "max" and for no such file."""
+    """Number that a file holds; None for "max" and for no such file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -58,7 +58,7 @@ def launch(
 
 @contextmanager
 def _sigterm(*, interrupts: bool) -> Iterator[list[float]]:
-    """What SIGTERM does in the main thread: the same as Ctrl-C, so that the ranks end in the same orderly way.
+    """Treat SIGTERM in the main thread as Ctrl-C, so that the ranks end in the same orderly manner.
 
     Unless the first one `interrupts`, it only puts the time (monotonic, s) into what is given out.
     """

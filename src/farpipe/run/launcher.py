@@ -1,4 +1,4 @@
-"""What starts the processes of a run on a machine, sees how they fare and ends them."""
+"""Launchers, which start the processes of a run on a machine, see how they fare and end them."""
 
 from typing import Protocol
 

@@ -17,7 +17,7 @@ from farpipe.units import format_change, format_rate, format_seconds
 
 
 def learned_from(run_dir: Path) -> tuple[Learned, tuple[str, ...]]:
-    """What the run in a directory teaches, and how well it explains that run, in sentences.
+    """Lessons of the run in a directory, and how well they explain that run, in sentences.
 
     InputError where the directory is not of a whole run of a plan, or layers were divided over devices.
     """

@@ -52,9 +52,9 @@ class _Rank:
     log_in_memory: int | None
     """Descriptor, where the logs of the run go to no folder."""
     told_to_end: bool = False
-    """Whether the launcher ended it, because of another."""
+    """True if the launcher ended it, because of another."""
     asked_to_leave: bool = False
-    """Whether SIGTERM was passed on to it."""
+    """True if SIGTERM was passed on to it."""
     end_s: float = 0.0
 
     @property
@@ -188,7 +188,7 @@ class LocalLauncher:
             self._wait(left_s)
 
     def _error(self) -> FarpipeError:
-        """What went wrong first: not that a rank was told to end, nor, if possible, that it missed another one."""
+        """First error: not that a rank was told to end, nor, if possible, that it missed another one."""
         reports = [(rank, read_report(rank.report)) for rank in self._failed()]
 
         def rating(item: tuple[_Rank, dict[str, Any]]) -> tuple[bool, bool]:
@@ -203,7 +203,7 @@ class LocalLauncher:
         return kind(f"rank {rank.rank} {_describe(rank, report)}{log}")
 
     def results(self) -> list[Any]:
-        """What each rank has left with `leave_result`; None for nothing. To be asked for before `stop`."""
+        """Results that the ranks have left with `leave_result`; None for nothing. To be asked for before `stop`."""
         return [read_report(rank.report).get("result") for rank in self._ranks]
 
 
@@ -224,7 +224,7 @@ def _listen(port: int, namespace: Namespace | None) -> socket.socket:
 
 
 def _environment(num_processes: int, listener: socket.socket, env: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks find in their environment."""
+    """Environment variables of all ranks."""
     cores = len(os.sched_getaffinity(0))
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // num_processes)), "PYTHONUNBUFFERED": "1"}
     host, port = listener.getsockname()
@@ -241,7 +241,7 @@ def _environment(num_processes: int, listener: socket.socket, env: Mapping[str, 
 
 
 def _describe(rank: _Rank, report: Mapping[str, Any]) -> str:
-    """How a rank ended: in its own words if they are meant for the user, otherwise with the end of its log."""
+    """Describe the end of a rank: in its own words if they are meant for the user, else with the end of its log."""
     code = rank.exit_code or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     if report.get("for_user"):

@@ -1,4 +1,4 @@
-"""Which machine runs how many processes of a run, in the order of the processes' numbers."""
+"""Machines of a run and the processes that each runs, in the order of the processes' numbers."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Machine:
     """Within its site, from 0."""
     num_processes: int
     address: str
-    """Where the others reach it; a word to fill in where it is not known."""
+    """Address at which the others reach it; a word to fill in if it is not known."""
 
 
 def machines_of(

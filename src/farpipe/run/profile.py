@@ -16,7 +16,7 @@ from farpipe.spec import Model, Training
 from farpipe.strict import validate
 
 REQUEST_VARIABLE: Final = "FARPIPE_PROFILE_REQUEST"
-"""Where the measuring processes find what they are asked for."""
+"""Environment variable with the measuring processes' request."""
 
 
 def profile(
@@ -51,7 +51,7 @@ def profile(
 
 
 def measure(request: ProfileRequest, num_processes: int) -> list[Any]:
-    """What every process measured, as JSON data."""
+    """Return every process's measurements, as JSON data."""
     command = [sys.executable, "-m", "farpipe.run.profile_main"]
     environment = {REQUEST_VARIABLE: request.model_dump_json()}
     return launch(lambda _: command, num_processes, log_dir=None, env=environment)

@@ -69,7 +69,7 @@ def main(
 
 
 def _how_to_go_on(error: FarpipeError) -> str:
-    """What follows the error of a run that broke under torchrun, where nobody else says it."""
+    """Advice behind the error of a run that broke under torchrun, where nobody else gives it."""
     if not isinstance(error, RunError) or isinstance(error, DivergedError) or "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
     return "; start the same commands again to continue from the newest checkpoint (farpipe train: --resume)"

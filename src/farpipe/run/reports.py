@@ -1,4 +1,4 @@
-"""What a rank leaves for its launcher, its error or its result, in memory that both have, on no disk.
+"""Reports of ranks to their launcher, an error or a result, in memory that both have, on no disk.
 
 A full disk is one of the things that ranks have to report, and a launcher that is killed leaves no file behind.
 """
@@ -21,7 +21,7 @@ def new_report() -> int:
 
 
 def read_report(descriptor: int) -> dict[str, Any]:
-    """What a rank wrote under `reporting_errors`; empty when it wrote nothing or could not."""
+    """Return the report that a rank wrote under `reporting_errors`; empty if it wrote nothing or could not."""
     with contextlib.suppress(OSError, ValueError):
         report = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         return report if isinstance(report, dict) else {}

@@ -87,7 +87,7 @@ def run(
 
 @contextmanager
 def _security(wan: Wan | None, allow_plaintext: bool) -> Iterator[list[str]]:
-    """What the ranks are told about TLS. Their certificates last as long as the context, or the WAN after kill -9."""
+    """Options of the ranks on TLS. Their certificates last as long as the context, or the WAN after kill -9."""
     if allow_plaintext or wan is None:
         yield ["--allow-plaintext"]
         return
@@ -102,7 +102,7 @@ def _security(wan: Wan | None, allow_plaintext: bool) -> Iterator[list[str]]:
 
 
 def _namespace(wan: Wan, site: str) -> Namespace:
-    """Where the ranks of `site` run; InputError when the WAN is of other sites."""
+    """Network namespace of the ranks of `site`; InputError if the WAN is of other sites."""
     if site not in wan.namespaces:
         raise InputError(
             f"the WAN {wan.name!r} has no site {site!r}, only {', '.join(wan.sites)}; take it down with "

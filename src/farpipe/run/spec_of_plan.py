@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
-    """What the ranks have to know to run `plan`; `settings` are further fields of RunSpec.
+    """Return the RunSpec with which the ranks run `plan`; `settings` are further fields of it.
 
     InputError for what the engine can't run yet: tensor-parallel plans, mixtures of experts, dropout.
     """
@@ -42,7 +42,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
 
 
 def _peak_flops_per_s(plan: "Plan", device: str | None) -> float | None:
-    """What all devices of the plan could do together; None where the run computes on others than planned."""
+    """Peak FLOP/s of all devices of the plan together; None if the run computes on others than planned."""
     by_name = {site.name: site.device for site in plan.job.cluster.sites}
     devices = [by_name[site] for site in plan.sites]
     if device != "cuda" and any(planned.name != device for planned in devices):

@@ -56,7 +56,7 @@ def run_sweep(points: Sequence[Point], store: Path | None, player: Player, progr
 
 
 def read_store(path: Path) -> dict[str, Any]:
-    """What a file of an earlier sweep has, by the points' names; empty where there is none.
+    """Read the results of an earlier sweep, by the points' names; empty if there is no file.
 
     A last line that was cut is left out. InputError where the file is something else.
     """

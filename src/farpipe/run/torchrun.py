@@ -1,4 +1,4 @@
-"""What starts a run with torchrun on real machines: a command per machine, or a Slurm script per site."""
+"""Commands that start a run with torchrun on real machines: one per machine, or a Slurm script per site."""
 
 from collections.abc import Sequence
 from itertools import groupby

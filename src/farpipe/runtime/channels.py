@@ -51,7 +51,7 @@ def _between_stages(run: RunSpec) -> Iterator[Route]:
         for rank in range(run.places.num_ranks):
             for item in lower(run.schedule, rank):
                 if item.target not in (NOBODY, rank):
-                    yield run.places.process(rank, replica), run.places.process(item.target, replica), item.way
+                    yield run.places.process(rank, replica), run.places.process(item.target, replica), item.direction
 
 
 def _between_replicas(run: RunSpec) -> Iterator[Route]:

@@ -18,7 +18,7 @@ NUM_LENGTHS: Final = 5
 SHORTEST_SHARE: Final = 1 / 16
 """Of the longest sequence."""
 CUTS: Final = (0.0, 0.5, 0.75)
-"""Where sequences are cut in two; 0: they stay whole."""
+"""Fractions at which sequences are cut in two; 0: they stay whole."""
 _RECOMPUTED: Final = "recomputed"
 
 Seconds = dict[tuple[int, int], list[float]]

@@ -1,4 +1,4 @@
-"""What a rank does around its actions where every step is planned on chunks of sequences: training, or a rehearsal."""
+"""A rank's work around its actions when every step is planned on chunks of sequences: training, or a rehearsal."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -88,7 +88,7 @@ class ChunkSleeper(SleepTrainer):
 
 
 def documents_of(run: RunSpec) -> DocumentBatches:
-    """What a training on chunks works on; InputError when the text can't be read or does not fit."""
+    """Return the batches of documents of a training on chunks; InputError if the text can't be read or does not fit."""
     assert run.model is not None
     assert run.training is not None
     return load_document_batches(run.data, run.model, run.training)

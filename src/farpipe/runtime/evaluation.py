@@ -26,7 +26,7 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 class Evaluated(Protocol):
-    """What an evaluation needs of the training."""
+    """Interface of the training that an evaluation needs."""
 
     @property
     def torch_stages(self) -> Mapping[int, TorchStage]:

@@ -19,7 +19,7 @@ from farpipe.runtime.staging import HostStamps, Stamps
 from farpipe.step import Action, Schedule, awaited, handed_to
 from farpipe.transport import Tag
 
-Way = Literal["forward", "backward"]
+Direction = Literal["forward", "backward"]
 
 NOBODY: Final = -1
 
@@ -31,7 +31,7 @@ class Instruction(NamedTuple):
     """An action with where its input comes from and where its output goes."""
 
     action: Action
-    way: Way
+    direction: Direction
     """The direction of its messages."""
     producer: int
     """The stage that makes its input; NOBODY if it needs none."""
@@ -56,12 +56,12 @@ def lower(schedule: Schedule, rank: int) -> tuple[Instruction, ...]:
 
 
 def _lower_action(action: Action, ranks: Sequence[int]) -> Instruction:
-    """What it waits for and who gets its output are `farpipe.step`'s rules; here they get their ranks."""
+    """Return the instruction of `action`: inputs and receivers by `farpipe.step`'s rules, here with their ranks."""
     need, target = awaited(action, len(ranks)), handed_to(action, len(ranks))
     what = "activation" if action.kind == "F" else "gradient"
     return Instruction(
         action=action,
-        way="forward" if action.kind == "F" else "backward",
+        direction="forward" if action.kind == "F" else "backward",
         producer=NOBODY if need is None else need[0],
         source=NOBODY if need is None else ranks[need[0]],
         target=NOBODY if target is None else ranks[target],
@@ -76,7 +76,7 @@ def received(program: tuple[Instruction, ...], rank: int) -> list[Instruction]:
 
 @dataclass(frozen=True)
 class StepEvents:
-    """When things happened on one rank in one step, in ns of this rank's clock."""
+    """Times of events on one rank in one step, in ns of this rank's clock."""
 
     actions: NDArray[np.int64]
     """[num_actions, 2]: start and end, in the rank's order."""
@@ -115,7 +115,7 @@ class Executor:
             for item in self.program
             for stage in [item.action.stage]
         ]
-        self._local: dict[tuple[Way, int, int], Tensor] = {}
+        self._local: dict[tuple[Direction, int, int], Tensor] = {}
 
     def run(self, step: int) -> StepEvents:
         """Run the whole order once; RunError names the action at which it broke."""
@@ -144,9 +144,9 @@ class Executor:
             return None
         microbatch = item.action.microbatch
         if item.source == self.rank:
-            return self._local.pop((item.way, item.producer, microbatch))
+            return self._local.pop((item.direction, item.producer, microbatch))
         tag = Tag(step, item.producer, microbatch)
-        message = self.peers.receive(item.source, item.way, tag, waiting_for=item.waiting_for)
+        message = self.peers.receive(item.source, item.direction, tag, waiting_for=item.waiting_for)
         messages.append(message_row(message))
         return message.tensor
 
@@ -154,9 +154,9 @@ class Executor:
         assert y is not None, f"{item.action} made nothing"
         stage, _, microbatch = item.action
         if item.target == self.rank:
-            self._local[item.way, stage, microbatch] = y
+            self._local[item.direction, stage, microbatch] = y
         else:
-            self.peers.send(item.target, item.way, Tag(step, stage, microbatch), y)
+            self.peers.send(item.target, item.direction, Tag(step, stage, microbatch), y)
 
 
 def _call(stage: Stage, action: Action) -> Callable[[Tensor | None], Tensor | None]:
@@ -172,7 +172,7 @@ def _call(stage: Stage, action: Action) -> Callable[[Tensor | None], Tensor | No
 
 
 def message_row(message: TensorMessage) -> MessageRow:
-    """What is recorded of a message."""
+    """Return the record of a message."""
     times = message.times
     return times.ready_ns, times.start_ns, times.end_ns, times.arrival_ns, message.num_bytes
 

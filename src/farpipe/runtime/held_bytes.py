@@ -1,4 +1,4 @@
-"""What the forwards of a stage keep for their backwards, in bytes, now and at most."""
+"""Bytes that the forwards of a stage keep for their backwards, now and at most."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager

@@ -6,7 +6,7 @@ from farpipe.spec import Training
 
 
 def learning_rate(training: Training, step: int, num_steps: int) -> float:
-    """What step `step` (from 0) of a run of `num_steps` steps learns at.
+    """Return the learning rate of step `step` (from 0) of a run of `num_steps` steps.
 
     Warm-up rises in equal parts, so that the first step learns something and step ``warmup_steps`` has the full rate.
     The cosine is that of SGDR (Loshchilov and Hutter, arXiv 1608.03983) without restarts.

@@ -1,4 +1,4 @@
-"""What the engine needs of the connection to the other ranks; `farpipe.runtime.tensor_peers.TensorPeers` is one."""
+"""The engine's interface to the other ranks; `farpipe.runtime.tensor_peers.TensorPeers` implements it."""
 
 from typing import NamedTuple, Protocol
 
@@ -14,11 +14,11 @@ class TensorMessage(NamedTuple):
     tensor: Tensor
     times: MessageTimes
     wire_bytes: int | None = None
-    """What went over the link, where that is not the tensor as it is."""
+    """Bytes that went over the link, if that is not the tensor as it is."""
 
     @property
     def num_bytes(self) -> int:
-        """What went over the link."""
+        """Bytes that went over the link."""
         return self.tensor.nbytes if self.wire_bytes is None else self.wire_bytes
 
 

@@ -1,4 +1,4 @@
-"""What the processes of ``farpipe profile`` are asked for, and what each answers. Needs no torch."""
+"""Request to the processes of ``farpipe profile``, and the answer of each. Needs no torch."""
 
 from typing import Final, Self
 
@@ -12,7 +12,7 @@ STACK_NAMES: Final = ("one_layer", "three_layers", "embedding_and_layer", "layer
 
 
 class ProfileRequest(Part):
-    """What the measuring processes are asked to measure."""
+    """Measurements that the measuring processes are asked for."""
 
     model: Model
     training: Training
@@ -29,7 +29,7 @@ class ProfileRequest(Part):
 
 
 class ChunkTimes(Part):
-    """What one process measured of chunks that are one slice each, and what was held of one long sequence."""
+    """Times that one process measured of chunks of one slice each, and the bytes held of one long sequence."""
 
     tokens: tuple[float, ...]
     """Of every slice."""
@@ -42,7 +42,7 @@ class ChunkTimes(Part):
 
 
 class StackTimes(Part):
-    """What one process measured: seconds of one microbatch through small stacks, by name and kind."""
+    """Times that one process measured: seconds of one microbatch through small stacks, by name and kind."""
 
     one_layer: dict[Text, float]
     three_layers: dict[Text, float]

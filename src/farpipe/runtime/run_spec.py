@@ -37,7 +37,7 @@ class TransportSettings(Part):
 
 
 class MetricsSettings(Part):
-    """Where metrics go beside ``metrics.jsonl``."""
+    """Destinations of metrics beside ``metrics.jsonl``."""
 
     log_every_steps: Natural = LOG_EVERY_STEPS
     """Rank 0 prints a line after so many steps; 0: none."""
@@ -94,12 +94,12 @@ class RunSpec(Document, Part):
     partition: tuple[tuple[Natural, Natural], ...] = ()
     """(first layer, end layer) of every stage."""
     recompute: tuple[Recompute, ...] = ()
-    """What every stage computes again in its backward; () for nothing anywhere."""
+    """Recomputation in the backward, per stage; () for none anywhere."""
     chunk_costs: InstanceOf[ChunkCosts] | None = None
-    """What chunks cost on the stages; with it (`data.packing`) every step has a plan of its own, `problem` and
+    """Costs of chunks on the stages; with them (`data.packing`) every step has a plan of its own, `problem` and
     `schedule` being those of the first batch."""
     seeks_orders: bool = False
-    """Whether faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
+    """True if faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
     replicas: tuple[tuple[SiteName, ...], ...] = ()
     """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
 
@@ -190,17 +190,17 @@ class RunSpec(Document, Part):
 
     @property
     def places(self) -> Places:
-        """Which process is which rank of which replica."""
+        """Mapping of processes to ranks and replicas."""
         return Places(self.replicas or (self.sites,))
 
     def has_gather(self, stage: int) -> bool:
-        """Whether the replicas of `stage` gather its weights when a step begins."""
+        """True if the replicas of `stage` gather its weights when a step begins."""
         if self.num_replicas == 1 or self.device == "sleep":
             return self.num_replicas > 1 and transfer_of(self.problem, "gather", stage) is not None
         return self.training is not None and self.training.zero1
 
     def has_reduce(self, stage: int) -> bool:
-        """Whether the replicas of `stage` sum its gradient."""
+        """True if the replicas of `stage` sum its gradient."""
         planned = self.device != "sleep" or transfer_of(self.problem, "reduce", stage) is not None
         return self.num_replicas > 1 and planned
 
@@ -285,7 +285,7 @@ class ReplicaCollective(NamedTuple):
 
 
 def collectives_of(run: RunSpec, rank: int) -> list[ReplicaCollective]:
-    """What the ranks at position `rank` do together in every step, in the order in which they report it."""
+    """Collectives of the ranks at position `rank` in every step, in the order in which they report them."""
     if run.places.num_replicas == 1:
         return []
     stages = run.problem.stages_of_rank[rank]
@@ -300,7 +300,7 @@ def collective_link(problem: Problem, collective: ReplicaCollective) -> str:
 
 
 def transfer_of(problem: Problem, kind: str, stage: int) -> Transfer | None:
-    """What the Problem says of a collective of a stage, None if there is none."""
+    """Return the Problem's transfer of a stage's collective, None if there is none."""
     return next((one.transfer for one in problem.collectives if (one.kind, one.stage) == (kind, stage)), None)
 
 

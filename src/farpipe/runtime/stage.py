@@ -1,4 +1,4 @@
-"""What executes the actions of one stage: on PyTorch, or asleep for a rehearsal of the pipeline without the model."""
+"""Execution of one stage's actions: on PyTorch, or asleep for a rehearsal of the pipeline without the model."""
 
 import time
 from dataclasses import dataclass
@@ -120,12 +120,12 @@ class TorchStage:
         return self._boundary(microbatch).expect(x, "activation").to(self.device).detach().requires_grad_()
 
     def _compute(self, microbatch: int, x: Tensor) -> Tensor:
-        """What the module makes of a microbatch's input."""
+        """Return the module's output for a microbatch's input."""
         y: Tensor = self.module(x)
         return y
 
     def _boundary(self, microbatch: int) -> Boundary:
-        """What a microbatch's activations look like."""
+        """Shape and dtype of a microbatch's activations."""
         return self.boundary
 
     def _tokens(self, microbatch: int) -> Tensor:
@@ -193,10 +193,10 @@ def _sleep(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _payloads(problem: Problem, hop: int, way: str) -> list[Tensor]:
+def _payloads(problem: Problem, hop: int, direction: str) -> list[Tensor]:
     """One tensor per microbatch with the bytes of its message; equal sizes share one tensor, nobody writes to it."""
     spec = problem.hops[hop]
-    transfer = None if spec is None else spec.forward if way == "forward" else spec.backward
+    transfer = None if spec is None else spec.forward if direction == "forward" else spec.backward
     sizes = [0] * problem.num_microbatches if transfer is None else problem.row(transfer.bytes).round().astype(int)
     tensors = {size: torch.zeros(size, dtype=torch.uint8) for size in {int(size) for size in sizes}}
     return [tensors[int(size)] for size in sizes]

@@ -32,7 +32,7 @@ _NUM_LOOKS: Final = 5
 
 
 class Stamps(Protocol):
-    """When actions begin and end."""
+    """Times at which actions begin and end."""
 
     def take(self) -> int:
         """A stamp that stands for now; called in the order of the actions."""
@@ -42,7 +42,7 @@ class Stamps(Protocol):
 
 
 class HostStamps:
-    """Where the host computes itself: a stamp is the clock's."""
+    """Stamps if the host computes itself: those of its clock."""
 
     def __init__(self, clock: Clock) -> None:
         self.take = clock.now_ns

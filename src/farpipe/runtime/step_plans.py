@@ -26,14 +26,14 @@ _POLL_S: Final = 5e-4
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What rank 0 knows of a step before it runs."""
+    """Rank 0's knowledge of a step before it runs."""
 
     plans: tuple[StepPlan, ...]
     """Of every replica."""
     facts: dict[str, Any]
     """For the step's line in the metrics: what was predicted and how the plan was made."""
     warning: str = ""
-    """What went wrong with planning, though there is a plan."""
+    """Problem that planning met, though there is a plan."""
 
 
 class StepPlanner(Protocol):

@@ -25,19 +25,19 @@ class EndsExchange:
         self.peers.send(peer, "sync", Tag(step, stage, 0), tensor.to("cpu"))
 
     def receive(self, step: int, stage: int) -> TensorMessage:
-        """What the other end has sent to `stage`, which is on this rank."""
+        """Receive the gradient that the other end has sent to `stage`, which is on this rank."""
         other = other_end(stage, self.last_stage)
         what = f"the tied weights' gradient of stage {other} in step {step}"
         return self.peers.receive(self._rank_of[other], "sync", Tag(step, other, 0), waiting_for=what)
 
 
 def other_end(stage: int, last_stage: int) -> int:
-    """The last stage for the first one, and the other way round."""
+    """The last stage for the first one, and vice versa."""
     return last_stage if stage == FIRST_STAGE else FIRST_STAGE
 
 
 class TiedWeights:
-    """What a rank has of the shared matrix: the embedding, the head, or both in different stages.
+    """A rank's copies of the shared matrix: the embedding, the head, or both in different stages.
 
     Every copy ends up with the same gradient, embedding's plus head's in this order, and from equal weights and equal
     gradients the optimizer makes equal weights.

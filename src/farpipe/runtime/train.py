@@ -59,8 +59,8 @@ def train_rank(
     `stop` is asked in every step; when it says so on any rank, all ranks write a checkpoint and leave with
     RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that, and `make_planner` what
     plans the steps of a training on chunks. InputError when the ranks disagree on what to run or no checkpoint can be
-    read, InfeasibleError when a step's sequences fit in no way, DivergedError when the training diverges, RunError when
-    a rank is lost or the figures can't be written.
+    read, InfeasibleError when a step's sequences can't fit, DivergedError when the training diverges, RunError when a
+    rank is lost or the figures can't be written.
     """
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
@@ -96,7 +96,7 @@ def train_rank(
 
 
 def make_work(run: RunSpec, peers: Peers) -> Work:
-    """What this rank does: training, or a rehearsal; on chunks where the run says what they cost."""
+    """Return this rank's work: training, or a rehearsal; on chunks if the run says what they cost."""
     if run.chunk_costs is not None:
         return ChunkSleeper(run, peers) if run.device == "sleep" else ChunkTrainer(run, peers)
     return SleepTrainer(run, peers) if run.device == "sleep" else Trainer(run, peers)
@@ -192,7 +192,7 @@ class _Loop:
             self._recorder.order_from(step, schedule)
 
     def _take_plan(self, step: int, plan: StepPlan) -> None:
-        """What `step` is, where every step has chunks and an order of its own."""
+        """Take the plan of `step`, if every step has chunks and an order of its own."""
         assert isinstance(self._work, ChunkTrainer | ChunkSleeper)
         self._work.take_plan(plan)
         self._executor = self._executor_of(plan.schedule)
@@ -302,7 +302,7 @@ def _words(checkpointer: Checkpointer) -> str:
 
 
 def memory(device: str) -> dict[str, int]:
-    """What this process has of the machine's memory now, and at most has had of the GPU's."""
+    """Return this process's memory: of the machine's now, of the GPU's at most so far."""
     resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     cuda_peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else 0
     return {"rss_bytes": resident_pages * _PAGE_BYTES, "cuda_peak_bytes": cuda_peak_bytes}

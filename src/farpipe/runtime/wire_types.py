@@ -54,7 +54,7 @@ def _scaled(flat: Tensor, wire_type: WireType) -> tuple[Tensor, Tensor]:
 
 
 def widen(data: Tensor) -> Tensor:
-    """What `narrow` was given, rounded; RunError for bytes that it can't have made."""
+    """Return the tensor that `narrow` was given, rounded; RunError for bytes that it can't have made."""
     if data.dtype != torch.uint8 or data.dim() != 1 or len(data) < WIRE_HEAD_BYTES:
         raise RunError(f"not a narrowed message: {data.dtype}, {tuple(data.shape)}; do all ranks have one wire_type?")
     dtype, kind, num_dimensions, _ = data[:WIRE_HEAD_BYTES].tolist()
@@ -83,7 +83,7 @@ def _from_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class Rounding:
-    """What narrowing has done to the messages of this rank so far."""
+    """Rounding errors of this rank's narrowed messages so far."""
 
     squared_error: float = 0.0
     squared_size: float = 0.0

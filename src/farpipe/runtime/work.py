@@ -1,4 +1,4 @@
-"""What a rank does around its actions in every step: training a model, or rehearsing without one."""
+"""A rank's work around its actions in every step: training a model, or rehearsing without one."""
 
 import math
 import os
@@ -67,7 +67,7 @@ class Work(Protocol):
         """Of the step; NaN on a rank without the last stage."""
 
     def state(self) -> Sequence[Piece]:
-        """What this rank holds of the training's state, as live views; between steps, on all ranks at once."""
+        """Pieces of the training's state on this rank, as live views; between steps, on all ranks at once."""
 
     def restore(self, num_steps: int) -> None:
         """The views of `state` have been written to; so many steps are done."""
@@ -162,7 +162,7 @@ class Trainer:
         self._num_replicas, self._complete_after = run.num_replicas, -1
         self._is_writer = run.places.is_first_at_site(peers.rank)
         self.shards = [*_shards(self.torch_stages, self._syncs)]
-        """What this process updates: all of its stages' parameters, or with ZeRO-1 its share of them."""
+        """Parameters that this process updates: all of its stages', or with ZeRO-1 its share of them."""
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
         self._optimizer = Optimizer([shard.parameter for shard in self.shards], run.training, copies=copies)
 
@@ -332,7 +332,7 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
 
 
 def numerics_of(training: Training, parameters: torch.dtype = torch.float32, recompute: Recompute = "none") -> Numerics:
-    """What a stage computes in."""
+    """Precision in which a stage computes."""
     compute = compute_dtype(training.precision)
     compute = parameters if compute == torch.float32 else compute
     return Numerics(parameters, compute, recompute)
@@ -378,7 +378,7 @@ def make_stage(
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:
-    """What `replica` of a training works on; InputError when the text can't be read or does not fit."""
+    """Batches that `replica` of a training works on; InputError if the text can't be read or does not fit."""
     assert run.model is not None
     assert run.training is not None
     assert run.training.microbatch_size is not None

@@ -1,6 +1,6 @@
 """Messages between processes over real networks: bytes with a tag, sent eagerly; nothing waits for ever. No torch.
 
-One message's way, with the file of each station:
+One message's path, with the file of each station:
 
     sender    Transport.send       transport.py       finds the channel: peer and kind, such as forward
               Outbox               outbox.py          bounded queue; cuts messages into chunks for its streams

@@ -17,7 +17,7 @@ class ChunkReceiver:
         self.go_on: Callable[[], None] = lambda: None
 
     def pull(self) -> Frame | None:
-        """Nothing goes the other way."""
+        """Nothing goes in the other direction."""
         return None
 
     def acknowledged(self, frame: Frame) -> None:

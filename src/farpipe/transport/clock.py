@@ -49,7 +49,7 @@ class PingTimes(NamedTuple):
 
     @property
     def round_trip_ns(self) -> int:
-        """Time on the way, there and back, without what the peer took to reply."""
+        """Round-trip time, without the time that the peer took to reply."""
         return (self.answered_ns - self.sent_ns) - (self.replied_ns - self.received_ns)
 
 

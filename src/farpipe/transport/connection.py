@@ -34,7 +34,7 @@ class Connection:
         self._renewed_s = time.monotonic()
         self._counted = Retransmissions(0, 0)
         self.is_drained = False
-        """Whether the last `receive_into` got all that the kernel had, so that another would find nothing."""
+        """True if the last `receive_into` got all that the kernel had, so that another would find nothing."""
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> int:
         """Number of bytes of `pieces` that were taken; 0 when none can be at the moment.

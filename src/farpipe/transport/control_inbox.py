@@ -16,7 +16,7 @@ class _ControlMessage(NamedTuple):
 
 
 class ControlInbox:
-    """What arrived on the control connections of one rank."""
+    """Messages that arrived on the control connections of one rank."""
 
     def __init__(self, health: Health) -> None:
         self._health = health
@@ -83,7 +83,7 @@ class ControlInbox:
             raise PeerError(f"{context}: that rank has ended its work")
 
     def take_posted(self, name: str) -> list[tuple[int, bytes]]:
-        """What was posted under `name` and has arrived, each once."""
+        """Take the messages posted under `name` that have arrived, each once."""
         now_ns = time.monotonic_ns()
         with self._changed:
             messages = self._posted.pop(name, [])

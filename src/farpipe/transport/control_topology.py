@@ -39,7 +39,7 @@ class ControlTopology:
 
     @property
     def is_relay(self) -> bool:
-        """Whether others talk to each other through this process."""
+        """True if others talk to each other through this process."""
         return len(self.neighbours) > 1 and bool(self.children)
 
     @property
@@ -61,7 +61,7 @@ class ControlTopology:
     def farthest_first(self) -> list[int]:
         """All other ranks, each before those through which this process reaches it.
 
-        Below a leader the lower ranks pass on to the higher ones; from here up to the own leader it is the other way.
+        Below a leader the lower ranks pass on to the higher ones; from here up to the own leader it is the reverse.
         """
         above = self._above()
         return [*(rank for rank in sorted(self._next, reverse=True) if rank not in above), *sorted(above)]

@@ -25,7 +25,7 @@ class Dialler:
         self._round_trips_s: dict[int, float] = {}
 
     def peer(self, rank: int) -> Peer:
-        """What errors and events say of another rank."""
+        """Return the description of another rank for errors and events."""
         own, other, site = self._ranks[self._rank], self._ranks[rank], self._config.site(rank)
         return Peer(rank, other.address, other.machine == own.machine, f" (site {site})" if site else "")
 

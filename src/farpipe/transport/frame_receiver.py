@@ -32,13 +32,13 @@ class FrameReceiver:
         self._endpoint, self._receipts, self._on_acknowledged = endpoint, receipts, on_acknowledged
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.is_blocked = False
-        """Whether the endpoint had no space for the frame that comes next."""
+        """True if the endpoint had no space for the frame that comes next."""
         self.restart()
 
     def restart(self) -> None:
         """Forget what came in part: it comes again over a new connection."""
         self.heard_s = time.monotonic()
-        """When something came last (monotonic)."""
+        """Time at which something came last (monotonic)."""
         self.is_blocked = False
         self._first = self._last = 0  # what is in the buffer
         self._expects: tuple[int, int] | None = None  # lengths of head and body, once the prefix is there

@@ -45,11 +45,11 @@ class FrameSender:
         self._out: list[bytes | memoryview] = []
         self._open_stamp: Frame | None = None
         self.said_s = 0.0
-        """When something was handed over last (monotonic)."""
+        """Time at which something was handed over last (monotonic)."""
 
     @property
     def is_writing(self) -> bool:
-        """Whether a frame is begun and not handed over to its end."""
+        """True if a frame is begun and not handed over to its end."""
         return bool(self._out)
 
     @property
@@ -59,11 +59,11 @@ class FrameSender:
 
     @property
     def is_ramping(self) -> bool:
-        """Whether TCP is still being brought up to the rate."""
+        """True while TCP is being brought up to the rate."""
         return self._ramp is not None and not self._ramp.is_over
 
     def all_handed_over(self) -> bool:
-        """Whether the kernel has all that was pulled."""
+        """True if the kernel has all that was pulled."""
         return self._cursor == len(self._unacknowledged) and not self._out
 
     def restart(self, peer_received: int) -> tuple[int, int]:
@@ -135,7 +135,7 @@ class FrameSender:
         return bool(self._out)
 
     def _is_to_be_padded(self, connection: Connection) -> bool:
-        """Whether the ramp goes on; when it has just ended, the congestion control begins anew with its window."""
+        """True while the ramp goes on; when it has just ended, the congestion control begins anew with its window."""
         if self._ramp is None or self._ramp.is_over:
             return False
         now_s = time.monotonic()

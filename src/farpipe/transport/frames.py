@@ -31,11 +31,11 @@ class Frame:
     head: bytes
     body: bytes | memoryview
     end_ns: int | None = None
-    """What the stamp is to say; None: when the last byte was handed over."""
+    """Time that the stamp is to say; None: that at which the last byte was handed over."""
 
 
 class FrameEndpoint(Protocol):
-    """Where a stream's frames come from and go to. Called under the stream's lock; must not wait."""
+    """Source and destination of a stream's frames. Called under the stream's lock; must not wait."""
 
     def pull(self) -> Frame | None:
         """The next frame to send, if there is one."""
@@ -60,7 +60,7 @@ class Receipts:
         self.num_frames = 0
         self.untold_bytes = 0
         self.is_due = False
-        """Whether to tell it now, alone if nothing else is sent."""
+        """True if it is to be told now, alone if nothing else is sent."""
 
     def add(self, num_bytes: int) -> None:
         """Another frame, of so many bytes, is complete."""

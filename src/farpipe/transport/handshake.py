@@ -39,7 +39,7 @@ class HandshakeError(Exception):
 
 
 class Purpose(NamedTuple):
-    """Which stream a connection is for: number `stream` of the messages of one kind from `source` to `target`, or,
+    """Stream that a connection is for: number `stream` of the messages of one kind from `source` to `target`, or,
     with kind None, their control."""
 
     source: int

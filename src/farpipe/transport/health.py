@@ -1,4 +1,4 @@
-"""Whether a run is still sound; the first thing that goes wrong ends every wait."""
+"""Health of a run; the first thing that goes wrong ends every wait."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ class PeerError(RunError):
 
 
 class Later(NamedTuple):
-    """What is waited for is known to come at `machine_ns` (the machine's clock), not before."""
+    """Result of a wait for something that is known to come at `machine_ns` (the machine's clock), not before."""
 
     machine_ns: int
 
@@ -53,7 +53,7 @@ class Health:
 
     @property
     def error(self) -> RunError | None:
-        """What broke the run; None while it is sound."""
+        """Error that broke the run; None while it is sound."""
         return self._error
 
     def condition(self, lock: "threading.Lock | None" = None) -> threading.Condition:
@@ -107,7 +107,7 @@ class Health:
             self._explained.notify_all()
 
     def has_departed(self, peer: int) -> bool:
-        """Whether `peer` has said goodbye."""
+        """True if `peer` has said goodbye."""
         return peer in self._departed
 
     def lose(self, peer: int, how: str) -> None:

@@ -1,4 +1,4 @@
-"""What has come in and was not yet asked for: messages put together from their chunks, with bounded memory."""
+"""Messages that have come in and were not yet asked for, put together from their chunks, with bounded memory."""
 
 import math
 import time
@@ -35,7 +35,7 @@ class _PartialMessage:
     start_ns: int
     end_ns: int = 0
     received_ns: int | None = None
-    """When it was complete, on the machine's clock."""
+    """Time at which it was complete, on the machine's clock."""
 
     def available(self) -> "_PartialMessage | Later | None":
         """Itself when it is complete and, on an emulated link, has arrived."""
@@ -45,7 +45,7 @@ class _PartialMessage:
 
 
 class _Wait(NamedTuple):
-    """What somebody waits for; its words are put together only where they are needed."""
+    """Description of a wait; its words are put together only if they are needed."""
 
     waiting_for: str
     channel: Channel
@@ -58,7 +58,7 @@ class _Wait(NamedTuple):
 
 @dataclass
 class _ChannelQueue:
-    """What has come in over one channel."""
+    """Messages that have come in over one channel."""
 
     by_number: dict[int, _PartialMessage] = field(default_factory=dict)
     """Messages that are not complete."""
@@ -73,7 +73,7 @@ class _ChannelQueue:
     """Number of messages that the peer has sent in all; known once it has said goodbye."""
 
     def has_space(self, header: ChunkHeader, limit_bytes: int) -> bool:
-        """Whether the message may come in: it fits, or someone waits for one that is not here or not complete.
+        """True if the message may come in: it fits, or someone waits for one that is not here or not complete.
 
         Without the second rule a full buffer, and a consumer that takes messages in another order than they were
         sent in, would wait for each other for ever.
@@ -113,7 +113,7 @@ class Inbox:
         self._queues: dict[Channel, _ChannelQueue] = {}
 
     def place(self, channel: Channel, header: ChunkHeader, go_on: Callable[[], None]) -> memoryview | None:
-        """Where the chunk's bytes go; None if it is of a new message and there is no space, `go_on` is called when.
+        """Return the buffer of the chunk's bytes; None if a new message finds no space: `go_on` is called when it does.
 
         WireError for a chunk that contradicts the others.
         """
@@ -184,7 +184,7 @@ class Inbox:
 
 
 def _describe(queue: _ChannelQueue) -> str:
-    """What is there instead: the nearest hint to why an order does not fit."""
+    """List the messages that are there instead: the nearest hint to why an order does not fit."""
     if not queue.by_tag:
         return "; nothing else waits in this channel"
     waiting = ", ".join(f"({tag})" for tag in list(queue.by_tag)[:4])

@@ -1,4 +1,4 @@
-"""What ranks tell each other when they meet: where they listen and, if the WAN is emulated, where its links are."""
+"""Introduction of ranks to each other: where they listen and, if the WAN is emulated, where its links are."""
 
 import ipaddress
 import json
@@ -20,7 +20,7 @@ class Introduction(NamedTuple):
     machine: str
     """Tells machines apart."""
     links_path: str
-    """Where the emulated links can be opened; rank 0's counts."""
+    """Path under which the emulated links can be opened; rank 0's counts."""
 
 
 def introduce(
@@ -46,7 +46,7 @@ def _machine() -> str:
 
 
 def _check_distance(ranks: list[Introduction], config: TransportConfig) -> None:
-    """What works on one machine only: emulated links, which share memory and a clock, and loopback addresses."""
+    """Check that all ranks are on one machine for emulated links, which share memory and a clock, or loopback."""
     if config.link_shapes():
         raise InputError("transport: an emulated WAN needs all ranks on one machine; leave out the emulation")
     for peer, known in enumerate(ranks):

@@ -1,4 +1,4 @@
-"""What happens to the links of a process beside messages: outages, reconnections, bursts of retransmitted packets."""
+"""Events of a process's links beside messages: outages, reconnections, bursts of retransmitted packets."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ class LinkEvent:
     """Time of the event, seconds since 1970."""
     peer: int
     reason: str = ""
-    """Why the first connection was lost."""
+    """Reason why the first connection was lost."""
     duration_s: float = 0.0
     """Of the outage that has ended."""
     num_connections: int = 0
@@ -55,7 +55,7 @@ class LinkEvent:
 
 
 def event_text(event: Mapping[str, Any]) -> str:
-    """What an event of ``metrics.jsonl`` says happened, in words."""
+    """Describe an event of ``metrics.jsonl`` in words."""
     names = {field.name for field in fields(LinkEvent)}
     return str(LinkEvent(**{name: value for name, value in event.items() if name in names}))
 

@@ -129,7 +129,7 @@ def _send(sock: socket.socket, said: dict[str, str]) -> None:
 
 
 def _receive(sock: socket.socket, deadline_s: float) -> dict[str, str]:
-    """What the other side says of itself; RefusedError where that makes no sense."""
+    """Receive the other side's description of itself; RefusedError if that makes no sense."""
     (num_bytes,) = _LENGTH.unpack(receive_before(sock, _LENGTH.size, deadline_s))
     if num_bytes <= _MAX_TEXT_BYTES:
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):

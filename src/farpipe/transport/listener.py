@@ -47,7 +47,7 @@ class Listener:
         self._acceptor.start()
 
     def turned_away(self) -> str:
-        """Who came lately and was not let in, with the reasons, to be put behind an error; empty if nobody."""
+        """Callers that were turned away lately, with the reasons, to be put behind an error; empty if nobody was."""
         return "".join(f"; turned away {text}" for text in dict.fromkeys(self._turned_away))
 
     def _accept(self) -> None:

@@ -13,7 +13,7 @@ ACK_DELAY_S: Final = 0.02
 
 
 class Served(Protocol):
-    """What a loop serves."""
+    """Interface of an object that a loop serves."""
 
     def on_event(self, mask: int) -> None:
         """Its connection can be read or written, or has ended."""
@@ -57,7 +57,7 @@ class Loop:
         self._epoll.register(fd, select.EPOLLIN)
 
     def want(self, fd: int, *, read: bool, write: bool) -> None:
-        """What to wait for on `fd`."""
+        """Set the events to wait for on `fd`."""
         self._epoll.modify(fd, (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0))
 
     def forget(self, fd: int) -> None:

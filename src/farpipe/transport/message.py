@@ -1,9 +1,9 @@
-"""What travels: bytes with the tag that names them, and the times of their journey."""
+"""Messages: bytes with the tag that names them, and the times of their journey."""
 
 from typing import Final, Literal, NamedTuple
 
 ChannelKind = Literal["forward", "backward", "sync", "control"]
-"""What a message is for. Messages of different kinds never wait for each other: each kind has its own connections."""
+"""Purpose of a message. Messages of different kinds never wait for each other: each kind has its own connections."""
 
 CHANNEL_KINDS: Final[tuple[ChannelKind, ...]] = ("forward", "backward", "sync", "control")
 
@@ -28,7 +28,7 @@ class Channel(NamedTuple):
 
 
 class MessageTimes(NamedTuple):
-    """When a message was ready, on the link from `start_ns` to `end_ns`, and there; nanoseconds.
+    """Times at which a message was ready, on the link from `start_ns` to `end_ns`, and there; nanoseconds.
 
     The first three are on the sender's clock, `arrival_ns` on the receiver's (see `Transport.clock_offsets`).
 
@@ -48,7 +48,7 @@ class Message(NamedTuple):
 
     data: memoryview
     description: bytes
-    """What the sender says of the bytes, such as a tensor's dtype and shape."""
+    """The sender's description of the bytes, such as a tensor's dtype and shape."""
     times: MessageTimes
 
 

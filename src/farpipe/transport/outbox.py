@@ -32,7 +32,7 @@ class _Outgoing:
     header: ChunkHeader
     data: memoryview
     passage: Passage | None
-    """When it is on its emulated link (machine's clock)."""
+    """Times at which it is on its emulated link (machine's clock)."""
     chunk_bytes: int
     next_offset: int = 0
 
@@ -77,7 +77,7 @@ class Outbox:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all streams are connected, and TCP is up to the rate on each of them."""
+        """True if all streams are connected, and TCP is up to the rate on each of them."""
         return all(line.stream.is_up and not line.stream.sender.is_ramping for line in self.reconnectors)
 
     def put(self, tag: Tag, data: memoryview, description: bytes) -> None:
@@ -120,7 +120,7 @@ class Outbox:
             raise InputError(f"a message of {format_bytes(num_bytes)} is longer than {limit} (max_message_bytes)")
 
     def _has_space(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` may be queued: they fit, or nothing else is there."""
+        """True if `num_bytes` may be queued: they fit, or nothing else is there."""
         return not self._queued_bytes or self._queued_bytes + num_bytes <= self._config.buffer_bytes
 
     def _await_space(self, num_bytes: int, tag: Tag) -> None:
@@ -163,14 +163,14 @@ class Outbox:
             self._space.notify_all()
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
-        """See FrameEndpoint; nothing comes this way."""
+        """See FrameEndpoint; nothing comes in this direction."""
         raise WireError("data against the direction of its channel")
 
     def complete(self, key: Any, end_ns: int) -> None:
         """See FrameEndpoint."""
 
     def flush(self, deadline_s: float) -> bool:
-        """Whether all that was put has arrived by `deadline_s` (monotonic).
+        """Wait until all that was put has arrived; False if it has not by `deadline_s` (monotonic).
 
         Raises the error that breaks the run meanwhile.
         """

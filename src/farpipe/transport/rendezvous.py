@@ -17,7 +17,7 @@ _POLL_S: Final = 0.02
 
 
 class Meeting(Protocol):
-    """What brings the ranks of a run together: a `Rendezvous`, or the two sides of a probe."""
+    """Interface to bring the ranks of a run together: a `Rendezvous`, or the two sides of a probe."""
 
     def introduce(self, introduction: str, timeout_s: float) -> list[str]:
         """Hand in where and what this rank is; everybody's introduction by rank, RunError after `timeout_s`."""
@@ -36,7 +36,7 @@ class Store(Protocol):
 
 
 class _List(TypedDict):
-    """Who has come to a meeting: (number, introduction) by rank, and the token unless it is given from outside."""
+    """Ranks at a meeting: (number, introduction) by rank, and the token unless it is given from outside."""
 
     ranks: list[tuple[str, str]]
     token: str
@@ -124,7 +124,7 @@ class Rendezvous:
                 return None, self._missing(name)
 
     def _missing(self, name: str) -> list[str]:
-        """Who has not signed in, as seen by another rank than 0."""
+        """Ranks that have not signed in, as seen by another rank than 0."""
         others = [f"rank {rank}" for rank in range(1, self._world_size)] if name else []
         return [other for other in others if not self._store.check([f"{name}/{other}"])] or ["rank 0"]
 

@@ -9,7 +9,7 @@ from farpipe.errors import InputError
 from farpipe.transport.config import TransportConfig, resolve
 
 _NOT_SENT_BYTES: Final = 256 << 10
-"""What the kernel takes of a connection beyond what TCP may send: little, so that nothing waits where it can't be
+"""Bytes that the kernel takes of a connection beyond what TCP may send: few, so that nothing waits where it can't be
 overtaken, and stamps are true."""
 _NOT_SENT_S: Final = 0.02
 """The same for a connection whose rate is known: what lasts until a busy machine has brought the next piece."""

@@ -57,7 +57,7 @@ class Stream:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has a connection."""
+        """True if it has a connection."""
         return self._connection is not None
 
     def displace(self) -> tuple[int, int]:

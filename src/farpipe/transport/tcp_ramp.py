@@ -26,14 +26,14 @@ class TcpRamp:
         self._limit_s = _LONGEST_ROUND_TRIPS * round_trip_s
         self._ends_s = 0.0
         self.is_over = False
-        """Whether TCP has come up to the rate on this connection, or has had its time."""
+        """True if TCP has come up to the rate on this connection, or has had its time."""
 
     def begin(self, now_s: float) -> None:
         """There is a new connection, at `now_s` (monotonic)."""
         self._ends_s, self.is_over = now_s + self._limit_s, False
 
     def goes_on(self, delivered_bytes_per_s: Callable[[], float], now_s: float) -> bool:
-        """Whether to send more; once not, never again on this connection."""
+        """True if more is to be sent; once False, never True again on this connection."""
         if now_s < self._ends_s and delivered_bytes_per_s() < self._enough_bytes_per_s:
             return True
         self._ends_s, self.is_over = 0.0, True

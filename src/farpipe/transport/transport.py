@@ -142,7 +142,7 @@ class Transport:
         if purpose.kind is not None:
             return self._incoming_reconnector(Channel(peer, purpose.kind), purpose.stream).adopt(sock, num_received)
         if peer < self.rank:
-            raise RefusedError(f"rank {self.rank} calls rank {peer}, and not the other way round")
+            raise RefusedError(f"rank {self.rank} calls rank {peer}, and not vice versa")
         if peer not in self._control.reconnectors:
             raise RefusedError(f"rank {self.rank} has no control connection with rank {peer}")
         self._dialler.measure(peer, sock)

@@ -32,7 +32,7 @@ a cold start several come up to the rate sooner than one."""
 _PACED_SHARE: Final = 0.95
 """Of the rate, for headers (3.5 % of full packets) and to keep the queue empty."""
 _FAR_S: Final = 1e-3
-"""Round trip of a way that is long: nearer by, the plan's rate is a guess and the queue is nothing."""
+"""Round trip of a path that is long: nearer by, the plan's rate is a guess and the queue is nothing."""
 BBR_RENEWED_S = 0.5
 """At most so often BBR begins anew, see `renew_bbr`: at every tick of the loop, about once a second. With
 every 4 s single steps were 20 % late, as it had found the link full in between."""
@@ -62,7 +62,7 @@ def pacing_rate(round_trip_s: float, bytes_per_s: float | None, num_streams: int
 
 
 def is_far(round_trip_s: float) -> bool:
-    """Whether it matters how TCP finds its rate."""
+    """True if it matters how TCP finds its rate."""
     return round_trip_s >= _FAR_S
 
 

@@ -31,7 +31,7 @@ class WireError(Exception):
 
 
 class ControlFrame(IntEnum):
-    """What a frame on a control connection is."""
+    """Kind of a frame on a control connection."""
 
     EXCHANGE = 1
     POST = 2
@@ -52,13 +52,13 @@ class ChunkHeader(NamedTuple):
     """The message's number on its channel."""
     tag: Tag
     description: bytes
-    """What the sender says of the bytes; means nothing to the transport."""
+    """The sender's description of the bytes; means nothing to the transport."""
     total_bytes: int
     offset: int
     chunk_bytes: int
     ready_ns: int
     start_ns: int
-    """When the link took the message (emulated) or the chunk (real); the sender's clock, as `ready_ns`."""
+    """Time at which the link took the message (emulated) or the chunk (real); the sender's clock, as `ready_ns`."""
     deliver_ns: int
     """Emulated arrival on the machine's clock; 0: as soon as it is there."""
 
@@ -68,7 +68,7 @@ class ChunkHeader(NamedTuple):
         return ChunkHeader(number, tag, description, total_bytes, offset, chunk_bytes, ready_ns, start_ns, deliver_ns)
 
     def same_message(self, other: "ChunkHeader") -> bool:
-        """Whether both describe one and the same message."""
+        """True if both describe one and the same message."""
         return self[:4] == other[:4] and self.deliver_ns == other.deliver_ns
 
 

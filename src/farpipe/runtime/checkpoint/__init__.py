@@ -1,1 +1,1 @@
-"""What survives a run: files, when they are written, where to go on."""
+"""Checkpoints of a run: their files, when they are written, and resuming from them."""

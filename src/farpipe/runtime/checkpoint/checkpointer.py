@@ -66,13 +66,13 @@ class Checkpointer:
         self.keep = run.training.keep_checkpoints if run.training and run.device != "sleep" else 0
         """Number of checkpoints that are kept; 0: none is written."""
         self._written: list[dict[str, Any]] = []
-        """What came of the files of this rank that the others have not been told of."""
+        """Outcomes of this rank's files that the other ranks have not been told of."""
         self._writing: _Writing | None = None
         self._outcomes: dict[int, dict[int, dict[str, Any]]] = {}
         self.failures: dict[int, str] = {}
         """By step, why there is no checkpoint of it."""
         self._untold: list[str] = []
-        """What went wrong and `collect` has not handed out."""
+        """Errors that `collect` has not handed out yet."""
 
     @property
     def newest(self) -> Path | None:
@@ -156,7 +156,7 @@ class Checkpointer:
 
 
 def trained_by(run: RunSpec) -> Trained:
-    """What a checkpoint of `run` is of."""
+    """Return the model, training and data that a checkpoint of `run` belongs to."""
     assert run.model is not None
     assert run.training is not None
     return Trained(

@@ -1,4 +1,4 @@
-"""What a run has trained, out of its checkpoints."""
+"""Export of a run's trained weights, out of its checkpoints."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str
 
 
 def trained_on_bytes(checkpoint: Checkpoint) -> bool:
-    """Whether tokens were bytes of text, which the run's ``run.json`` says; False where there is none."""
+    """True if tokens were bytes of text, which the run's ``run.json`` says; False if there is none."""
     run = checkpoint.folder.parent.parent / RUN_NAME
     return run.exists() and checkpoint.manifest.trained.model.hugging_face is None and RunSpec.load(run).data.is_bytes
 

@@ -46,7 +46,7 @@ _MAX_HEADER_BYTES: Final = 100 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank holds of a tensor of the whole model: a run of the flattened tensor's elements."""
+    """Part of a tensor of the whole model that one rank holds: a run of the flattened tensor's elements."""
 
     name: str
     """``weight/``, ``exp_avg/`` or ``exp_avg_sq/`` and the parameter's name in the whole model."""
@@ -56,7 +56,7 @@ class Piece:
     values: Tensor
     """[num_elements]: a live view; written to when a checkpoint is read."""
     is_mine: bool = True
-    """Whether this rank is the one that puts it into checkpoints."""
+    """True if this rank is the one that puts it into checkpoints."""
 
     @property
     def key(self) -> str:
@@ -65,7 +65,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the whole tensor."""
+        """True if it is the whole tensor."""
         return self.start == 0 and self.values.numel() == prod(self.shape)
 
     def snapshot(self) -> Tensor:
@@ -91,7 +91,7 @@ class FileEntry(Part):
 
 
 class Trained(Part):
-    """What a checkpoint is of. Going on with another model or other batches would be another training."""
+    """Training that a checkpoint belongs to. Going on with another model or other batches would be another training."""
 
     model: Model
     sequence_length: Natural
@@ -187,7 +187,7 @@ def _read_header(path: Path) -> bytes:
 
 
 class _Place(NamedTuple):
-    """Where a piece is."""
+    """Location of a piece in the files."""
 
     start: int
     num_elements: int

@@ -1,4 +1,4 @@
-"""Which checkpoints a run directory has, and getting rid of them. Needs no torch."""
+"""Checkpoints in a run directory: listing them and removing them. Needs no torch."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ _FOLDER: Final = re.compile(r"step-(\d{1,15})")
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps goes."""
+    """Folder of the checkpoint after `step` steps."""
     return checkpoints / f"step-{step}"
 
 

@@ -1,4 +1,4 @@
-"""Where a run goes on: all ranks together choose the newest checkpoint that every one of them can read."""
+"""Step that a run goes on from: all ranks together choose the newest checkpoint that every one of them can read."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _HINT: Final = "start another training in another directory"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins."""
+    """First step of a run, and the checkpoint that it starts from."""
 
     step: int = 0
     folder: Path | None = None
@@ -99,7 +99,7 @@ def _read_newest(
 
 
 def no_usable(problems: Sequence[str]) -> InputError:
-    """What to say where there are checkpoints, and none is good: to begin at step 0 would be another training."""
+    """Error for checkpoints of which none is good: to begin at step 0 would be another training."""
     return InputError(
         "no checkpoint can be used:\n  " + "\n  ".join(problems) + "\nnothing was changed; copy a good checkpoint "
         "there, or start another training in another directory"
@@ -107,14 +107,14 @@ def no_usable(problems: Sequence[str]) -> InputError:
 
 
 def all_done(place: Path, newest: int, num_steps: int) -> InputError:
-    """What to say of a run that has no step left to do."""
+    """Error for a run that has no step left to do."""
     return InputError(
         f"{place}: the checkpoint after {newest} steps has all {num_steps} steps of this run; ask for more with --steps"
     )
 
 
 def _folder(place: Path) -> Path:
-    """Where the checkpoints are, given that place or the run directory around it."""
+    """Folder of the checkpoints, given that folder or the run directory around it."""
     inner = place / CHECKPOINTS_NAME
     return inner if inner.is_dir() else place
 

@@ -1,4 +1,4 @@
-"""What a process holds of the training's state, as pieces of the whole model's tensors: weights and AdamW's moments."""
+"""A process's share of the training's state, as pieces of the whole model's tensors: weights and AdamW's moments."""
 
 from collections.abc import Iterable, Iterator
 

@@ -26,7 +26,7 @@ Shape = tuple[int, int, int]
 
 
 class Share(NamedTuple):
-    """Which part of every batch: that of one of several replicas, which have as many microbatches each."""
+    """Part of every batch that belongs to one of several replicas, which have as many microbatches each."""
 
     replica: int
     num_replicas: int
@@ -84,7 +84,7 @@ class Batches:
             )
 
     def batch(self, step: int) -> Batch:
-        """What the replica trains on in `step`: tokens, and as targets the tokens that follow them."""
+        """Return the replica's batch in `step`: tokens, and as targets the tokens that follow them."""
         places = step * self.global_batch + self._mine
         order = np.empty_like(places)
         for epoch in np.unique(places // self.num_sequences):

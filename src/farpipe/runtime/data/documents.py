@@ -43,7 +43,7 @@ def source_files(data: Data) -> list[Path]:
 
 
 def form_of(data: Data, files: list[Path]) -> Form:
-    """What is in the files; InputError when their names don't agree on it."""
+    """Return the format of the files; InputError if their names don't agree on it."""
     if data.format != "auto":
         return data.format
     forms: dict[Form, Path] = {}
@@ -99,7 +99,7 @@ def _visible_files(folder: Path) -> Iterator[Path]:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """What to raise for a file of ``data.source``."""
+    """Error for a file of ``data.source`` that can't be read."""
     return InputError(f"data.source: {path}: can't be read: {error.strerror or error}")
 
 

@@ -1,4 +1,4 @@
-"""What took a reading of whole files to find out, kept beside the tokens until the files change.
+"""Facts that took a reading of whole files to find out, kept beside the tokens until the files change.
 
 A file counts as unchanged while its size, inode and times of change stay the same. A file that was changed only just
 before it was read is not kept: another change in the same tick of the file system's clock would not show.
@@ -88,7 +88,7 @@ class KnownFiles:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """What was known before; nothing where that is missing or damaged."""
+    """Return the facts of earlier readings; none if their file is missing or damaged."""
     try:
         files = expect_format(parse_json(read_text(path), str(path)), FORMAT, str(path)).get("files")
     except InputError:

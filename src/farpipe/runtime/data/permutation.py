@@ -28,7 +28,7 @@ class Permutation:
         self._keys = np.frombuffer(digest, "<u8").astype(np.uint64)
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What stands at `places`, which must be at least 0 and less than `size`: [...] -> [...]."""
+        """Return the elements at `places`, which must be at least 0 and less than `size`: [...] -> [...]."""
         found = self._turn(places.astype(np.uint64))
         while (outside := found >= np.uint64(self.size)).any():
             found[outside] = self._turn(found[outside])

@@ -28,7 +28,7 @@ _POLL_S: Final = 0.1
 
 
 def cache_folder(data: Data) -> Path:
-    """Where tokenized text is kept."""
+    """Folder of tokenized text."""
     if data.cache is not None:
         return Path(data.cache)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farpipe" / "tokens"

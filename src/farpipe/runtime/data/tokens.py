@@ -121,7 +121,7 @@ def _open_all(data: Data, files: Sequence[Path]) -> Tokens:
 
 
 def _ends(path: Path, num_tokens: int) -> NDArray[np.int64]:
-    """Where the documents of a file of tokens end; InputError when what stands beside it can't be that."""
+    """Ends of the documents in a file of tokens; InputError if the file of ends beside it can't be that."""
     place = ends_of(path)
     if not place.exists():
         return np.array([num_tokens])

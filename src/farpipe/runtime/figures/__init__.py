@@ -1,1 +1,1 @@
-"""What a run tells: reports of steps, metrics, the measured timeline."""
+"""Figures of a run: reports of steps, metrics, the measured timeline."""

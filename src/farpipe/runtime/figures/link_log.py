@@ -1,4 +1,4 @@
-"""What happened to the links of a run: from the reports of all ranks into the metrics and rank 0's log."""
+"""Events of a run's links: from the reports of all ranks into the metrics and rank 0's log."""
 
 import sys
 from collections.abc import Sequence

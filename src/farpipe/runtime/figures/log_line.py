@@ -9,7 +9,7 @@ LOG_EVERY_STEPS: Final = 10
 
 
 def is_logged(step: int, num_steps: int, every: int = LOG_EVERY_STEPS) -> bool:
-    """Whether a line is due after `step`: after the first and the last one, and every `every` steps; 0: never."""
+    """True if a line is due after `step`: after the first and the last one, and every `every` steps; 0: never."""
     return every > 0 and (step == 0 or (step + 1) % every == 0 or step + 1 == num_steps)
 
 

@@ -150,7 +150,7 @@ def _parse(text: bytes, source: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary(Document):
-    """What came out of a run; times are medians over the steps after `num_warm_up_steps`."""
+    """Results of a run; times are medians over the steps after `num_warm_up_steps`."""
 
     FORMAT: ClassVar[str] = "farpipe/summary/1"
     INDENT: ClassVar[int | None] = 2

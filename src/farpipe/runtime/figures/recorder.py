@@ -101,7 +101,7 @@ class Recorder:
             self._writer.warnings.put(warning)
 
     def is_recorded(self, num_steps: int) -> bool:
-        """Whether the lines of all steps before `num_steps` are on the disk."""
+        """True if the lines of all steps before `num_steps` are on the disk."""
         self.collect()
         if self._writer.num_steps < num_steps:
             return False
@@ -163,7 +163,7 @@ class _Era(NamedTuple):
 
 
 def _of_chunks(planned: PlannedStep, reports: Sequence[StepReport], late: int) -> dict[str, object]:
-    """What a step on chunks adds to its line: what was predicted, what stages held, which replica was late."""
+    """Additions of a step on chunks to its line: its prediction, the bytes that stages held, which replica was late."""
     facts, held = dict(planned.facts), [report.held_bytes for report in reports]
     facts |= {"measured_held_bytes": held} if any(held) else {}
     facts |= {"late_replica": late} if len(planned.plans) > 1 else {}
@@ -181,7 +181,7 @@ def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
 
 
 class _Writer:
-    """What the recorder's thread does."""
+    """Writer of the recorder's files, on the recorder's thread."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class _Writer:
             self._file.sync()
 
     def _further(self, reports: Sequence[StepReport], planned: PlannedStep | None, late: int) -> dict[str, object]:
-        """What a line has beside the measurements of the step."""
+        """Fields of a line beside the measurements of the step."""
         report, link_events = reports[0], self._log.of_step(reports)
         training, step_s = self._run.training, (report.end_ns - report.begin_ns) * 1e-9
         warnings = [self.warnings.get() for _ in range(self.warnings.qsize())]

@@ -9,7 +9,7 @@ from typing import Final
 from farpipe.runtime.run_spec import RunSpec
 
 RECORD_BYTES: Final = 1 << 20
-"""What the records of all processes may have on average per step: they go through the control plane to rank 0."""
+"""Bytes of all processes' records that are allowed per step on average: they go through the control plane to rank 0."""
 ACTION_BYTES: Final = 16
 MESSAGE_BYTES: Final = 40
 
@@ -28,5 +28,5 @@ def record_every(run: RunSpec) -> int:
 
 
 def is_recorded(step: int, every: int, num_steps: int) -> bool:
-    """Whether actions and messages of `step` are reported; those of the last step always are."""
+    """True if actions and messages of `step` are reported; those of the last step always are."""
     return (step + 1) % every == 0 or step + 1 == num_steps

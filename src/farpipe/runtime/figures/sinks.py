@@ -1,4 +1,4 @@
-"""Where metrics go beside ``metrics.jsonl``: TensorBoard's files, and a port that Prometheus asks."""
+"""Sinks of metrics beside ``metrics.jsonl``: TensorBoard's files, and a port that Prometheus asks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -33,7 +33,7 @@ _HELP: Final = {
     "rss_max_bytes": "Memory of the process that has most",
     "cuda_peak_max_bytes": "Peak memory of the GPU that had most",
 }
-"""What Prometheus tells about each figure."""
+"""Help texts of the figures for Prometheus."""
 
 
 class Sink(Protocol):
@@ -48,7 +48,7 @@ class Sink(Protocol):
 
 @contextmanager
 def open_sinks(settings: MetricsSettings, run_dir: Path, first_step: int) -> Iterator[list[Sink]]:
-    """What `settings` ask for, open within the context; InputError when a package is missing or the port is taken."""
+    """Open the sinks of `settings` within the context; InputError if a package is missing or the port is taken."""
     with ExitStack() as stack:
         sinks: list[Sink] = []
         if settings.tensorboard:
@@ -110,7 +110,7 @@ class Prometheus:
 
     @property
     def port(self) -> int:
-        """Where it listens; of interest where any free port was asked for."""
+        """Port that it listens on; of interest if any free port was asked for."""
         return int(self._server.server_port)
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What happened in one step: every rank's report of it, and the measured Timeline that they add up to."""
+"""Reports of one step: every rank's, and the measured Timeline that they add up to."""
 
 import json
 import math
@@ -52,7 +52,7 @@ class StepReport:
     """Outages, reconnections and retransmissions on this rank's links since its last report; see LinkEvent.to_data."""
 
     def pack(self) -> bytes:
-        """As bytes, for the way to rank 0."""
+        """As bytes, for the direction to rank 0."""
         link_events = json.dumps(self.link_events).encode() if self.link_events else b""
         actions, messages = self.events.actions, self.events.messages
         stamps = (self.step, self.begin_ns, self.end_ns, self.pause_ns)
@@ -197,10 +197,10 @@ def _message_rows(problem: Problem, schedule: Schedule, rank: int) -> Iterator[t
     for item in received(lower(schedule, rank), rank):
         microbatch = item.action.microbatch
         hop = problem.hops[min(item.producer, item.action.stage)]
-        transfer = hop and (hop.forward if item.way == "forward" else hop.backward)
+        transfer = hop and (hop.forward if item.direction == "forward" else hop.backward)
         names = transfer.link if transfer else None
         name = names[microbatch] if isinstance(names, tuple) else names
-        kind = MESSAGE_KINDS.index(item.way)
+        kind = MESSAGE_KINDS.index(item.direction)
         yield (_link(problem, name), kind, item.producer, microbatch, item.source, rank, 0, 0, 0, 0, 0), item.source
 
 
@@ -266,7 +266,7 @@ def _of_timeline(timeline: Timeline) -> dict[str, float]:
 
 
 def _link_bytes(timeline: Timeline, reports: Sequence[StepReport]) -> dict[str, float]:
-    """What every link has carried: of collectives between sites what was sent, for a Timeline has them on one link."""
+    """Bytes that every link carried: of collectives between sites those sent, for a Timeline has them on one link."""
     found, hops = timeline.link_bytes(), timeline.hop_bytes()
     sent = [report.link_bytes for report in reports if report.link_bytes.size]
     for name, size in zip(timeline.links, np.sum(sent, axis=0).tolist() if sent else (), strict=False):

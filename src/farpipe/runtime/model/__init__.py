@@ -1,1 +1,1 @@
-"""What a stage computes, and weights of others."""
+"""Computation of a stage, and import of others' weights."""

@@ -43,7 +43,7 @@ class Kept:
 
 @dataclass
 class KeyValueStore:
-    """What the slices of split sequences have kept on one stage, by layer and sequence, in the order of the slices."""
+    """Keys and values of split sequences on one stage, by layer and sequence, in the order of the slices."""
 
     kept: dict[tuple[str, int], list[Kept]] = field(default_factory=dict)
     counter: HeldBytes | None = None
@@ -70,13 +70,13 @@ class KeyValueStore:
 
     @property
     def grad_bytes(self) -> int:
-        """What waits of gradients."""
+        """Bytes of the gradients that wait."""
         grads = [t for kept in self.kept.values() for k in kept for t in (k.key_grad, k.value_grad)]
         return sum(grad.nbytes for grad in grads if grad is not None)
 
     @property
     def num_bytes(self) -> int:
-        """What it keeps alive."""
+        """Bytes of all tensors that the store keeps alive."""
         every = [t for kept in self.kept.values() for k in kept for t in (k.key, k.value, k.key_grad, k.value_grad)]
         return sum(tensor.nbytes for tensor in every if tensor is not None)
 
@@ -142,7 +142,7 @@ class ChunkAttention:
     chunk: Chunk
     is_grouped: bool
     is_recomputed: bool = False
-    """Whether the layer is computed again, so that the store alone keeps keys and values until then."""
+    """True if the layer is computed again, so that the store alone keeps keys and values until then."""
 
     @property
     def part(self) -> Slice:

@@ -58,8 +58,8 @@ class Numerics:
     parameters: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
     recompute: Recompute = "none"
-    """What is computed again in the backward: ``full``, all of a layer but its input; ``selective``, its attention's
-    scores and what is made of them, whatever kernel they come from."""
+    """Parts computed again in the backward: ``full``, all of a layer but its input; ``selective``, its
+    attention's scores and what is made of them, whatever kernel they come from."""
 
 
 class StageModule(nn.Module):
@@ -97,7 +97,7 @@ class StageModule(nn.Module):
 
     @property
     def is_tied_inside(self) -> bool:
-        """Whether embedding and head are one matrix in this very stage."""
+        """True if embedding and head are one matrix in this very stage."""
         return self.model.tied_embeddings and self.part.has_embedding and self.part.has_head
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def again(work: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
 
 
 class _Maker:
-    """What every part of a module is made with."""
+    """Arguments that every part of a module is made with."""
 
     def __init__(self, model: Model, store: WeightGradStore | None, numerics: Numerics) -> None:
         self.model, self.store, self.dtype, self.recompute = model, store, numerics.parameters, numerics.recompute
@@ -264,7 +264,7 @@ def _rotary_table(model: Model, sequence_length: int, dtype: torch.dtype) -> Ten
 
 
 def _lowness(frequency: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
-    """How low every frequency (in radians per token, falling) is: from 0, it is kept, to 1, it is divided."""
+    """Return for every frequency (in radians per token, falling) a weight from 0, it is kept, to 1, it is divided."""
     if scaling.kind == "linear":
         return torch.ones_like(frequency)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor

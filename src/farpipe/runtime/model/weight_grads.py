@@ -67,7 +67,7 @@ class WeightGradStore:
 
     @property
     def num_bytes(self) -> int:
-        """What the store keeps alive; a tensor that several layers share counts once."""
+        """Bytes that the store keeps alive; a tensor that several layers share counts once."""
         entries = [entry for waiting in self._waiting.values() for entry in waiting]
         tensors = [tensor for entry in entries for tensor in (entry.x, entry.gy)]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}

@@ -27,7 +27,7 @@ class Job(Generic[Result]):
 
     @property
     def is_done(self) -> bool:
-        """Whether `wait` returns at once."""
+        """True if `wait` returns at once."""
         return self._done.is_set()
 
     def wait(self) -> Result:

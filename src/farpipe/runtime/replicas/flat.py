@@ -14,7 +14,7 @@ from farpipe.runtime.replicas.collectives import Line, Rings
 
 @dataclass(frozen=True)
 class Shard:
-    """What one process's optimizer has of a module's parameter: elements ``start <= i < end`` of it, flattened."""
+    """Part of a module's parameter in one process's optimizer: elements ``start <= i < end`` of it, flattened."""
 
     stage: int
     name: str
@@ -23,8 +23,8 @@ class Shard:
     end: int
     whole: nn.Parameter
     parameter: nn.Parameter
-    """What the optimizer updates: `whole`, or a view of the masters of a part of it, of a matrix as one row, for
-    matrices decay."""
+    """Parameter that the optimizer updates: `whole`, or a view of the masters of a part of it, of a matrix as one row,
+    for matrices decay."""
 
     def take_grad(self) -> None:
         """Give the part its part of the gradient."""
@@ -89,7 +89,7 @@ class Flat:
             start += parameter.numel()
 
     def _parts(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Which elements of every parameter are in this process's share, from where to where, and their masters."""
+        """Yield the ranges of every parameter's elements in this process's share (first, end), and their masters."""
         before = 0
         for parameter in self.parameters.values():
             low = min(max(self._first - before, 0), parameter.numel())
@@ -125,7 +125,7 @@ class Flat:
             self.rings.all_gather(self._weights, line)
 
     def shards(self) -> Iterator[Shard]:
-        """What this process's optimizer has of the parameters."""
+        """Yield the parts of the parameters that this process's optimizer has."""
         if not self.sharded:
             yield from whole_shards(self.stage, self.parameters)
             return

@@ -1,4 +1,4 @@
-"""Which process is which rank of which replica of the pipeline. Needs no torch."""
+"""Mapping of processes to the ranks of the pipeline's replicas. Needs no torch."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """What a process is."""
+    """Rank and replica of a process."""
 
     rank: int
     """Its position in the pipeline."""
@@ -41,7 +41,7 @@ class Places:
 
     @cached_property
     def is_by_rank(self) -> bool:
-        """Whether the replicas of one rank have neighbouring numbers, and not the ranks of one replica."""
+        """True if the replicas of one rank have neighbouring numbers, and not the ranks of one replica."""
         return len(set(self.replicas)) == 1
 
     def process(self, rank: int, replica: int) -> int:
@@ -49,19 +49,19 @@ class Places:
         return rank * self.num_replicas + replica if self.is_by_rank else replica * self.num_ranks + rank
 
     def of(self, process: int) -> Place:
-        """What `process` is."""
+        """Return rank and replica of `process`."""
         if self.is_by_rank:
             return Place(*divmod(process, self.num_replicas))
         replica, rank = divmod(process, self.num_ranks)
         return Place(rank, replica)
 
     def site(self, process: int) -> str:
-        """Where `process` runs."""
+        """Site that `process` runs at."""
         rank, replica = self.of(process)
         return self.replicas[replica][rank]
 
     def is_first_at_site(self, process: int) -> bool:
-        """Whether no earlier replica of the same rank runs at the same site."""
+        """True if no earlier replica of the same rank runs at the same site."""
         rank, replica = self.of(process)
         return self.site(process) not in [self.replicas[earlier][rank] for earlier in range(replica)]
 

@@ -1,4 +1,4 @@
-"""What a process does about the other replicas of its stages: sum gradients, and with ZeRO-1 gather weights.
+"""A process's exchange with the other replicas of its stages: gradients are summed, and with ZeRO-1 weights gathered.
 
 A stage's reduce starts when its last action is done and runs beside the rank's other actions; its gather starts when
 the step begins and is over before the stage's first forward. Both are messages like all others and use the links that

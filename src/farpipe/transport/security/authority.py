@@ -85,7 +85,7 @@ def _elliptic_curves() -> ModuleType:
 
 
 def _place(folder: Path, site: str) -> Path:
-    """Where the site's files go; InputError for a name that would put them outside of the authority's folder."""
+    """Folder of the site's files; InputError for a name that would put them outside of the authority's folder."""
     place = folder / quote(site)
     if folder.resolve() not in place.resolve().parents:
         raise InputError(f"{site!r}: can't be a site's name: its files would not be in {folder}")

@@ -19,7 +19,7 @@ class ClosedError(ConnectionError):
 
 
 def nonce() -> bytes:
-    """What makes a conversation differ from all others."""
+    """Random bytes that make a conversation differ from all others."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -29,7 +29,7 @@ def prove(secret: bytes, role: bytes, talk: bytes) -> bytes:
 
 
 def is_proof(proof: bytes, secret: bytes, role: bytes, talk: bytes) -> bool:
-    """Whether `proof` is what `prove` makes of the rest."""
+    """True if `proof` is the proof that `prove` makes of the rest."""
     return hmac.compare_digest(proof, prove(secret, role, talk))
 
 

@@ -30,7 +30,7 @@ _ALERTS: Final = {
     "BAD_CERTIFICATE": "it does not accept this site's certificate",
     "DECRYPT_ERROR": "this site's certificate is not signed by the authority whose name it bears",
 }
-"""What the other side's alert means, by a part of OpenSSL's name for it."""
+"""Meaning of the other side's alert, by a part of OpenSSL's name for it."""
 
 
 class RefusedError(OSError):
