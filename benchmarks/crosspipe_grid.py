@@ -183,7 +183,7 @@ def least(kept: list[float], rows: list[dict[str, Any]], message: float) -> floa
 
 
 def _met(beside: list[dict[str, Any]]) -> int:
-    """How many of their best ours meet, to the three digits that are published."""
+    """The number of their best that ours meet, to the three digits that are published."""
     cells = [row[name].split(" / ") for row in beside for name in ("best", "best, twice")]
     return sum(float(ours) <= float(theirs) for ours, theirs in cells)
 

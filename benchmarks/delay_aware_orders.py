@@ -1,4 +1,4 @@
-"""What an order that knows the delay is worth: step time / (m (F + I + W)) of 1F1B, greedy and auto, two sites, p=8.
+"""Gain of an order that knows the delay: step time / (m (F + I + W)) of 1F1B, greedy and auto, two sites, p=8.
 
 The limit to hold this against is the lower bound beside it (equal where auto proved its order optimal). F, I, W are
 relative; the delay is (latency, message) in forward times; K microbatches fit a rank until the end of their W.

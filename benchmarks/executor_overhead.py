@@ -1,4 +1,4 @@
-"""What the engine costs per action, beside torch's own: no-op stages, 1F1B on two ranks. Prints JSON.
+"""CPU time of the engine per action, beside torch's own: no-op stages, 1F1B on two ranks. Prints JSON.
 
 `cpu_us_per_action` is CPU time of the whole rank (executor, transport, their threads) over its actions, the mean of
 both ranks; `executor_us_per_action` is the part of the thread that runs the actions. Every action sends or receives

@@ -64,7 +64,7 @@ class Step:
 
     @cached_property
     def _offset(self) -> float:
-        """What the simulated step takes beyond its estimate, with the constants that the catalogue has now."""
+        """Time of the simulated step beyond its estimate, with the constants that the catalogue has now."""
         return (self.exact({}) + 1) * self.point.step_s - self._estimate({})
 
     def _estimate(self, calibrations: Mapping[str, Calibration]) -> float:

@@ -35,7 +35,7 @@ DAYS_BETWEEN: Final = 8
 
 
 def data_folder() -> Path:
-    """Where the traces are."""
+    """Folder of the traces."""
     if "FARPIPE_DATA" not in os.environ:
         raise SystemExit("FARPIPE_DATA names the folder with jobs/, prices/ and wan/; it is not set")
     return Path(os.environ["FARPIPE_DATA"])

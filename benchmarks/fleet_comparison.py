@@ -69,7 +69,7 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What it is known by in the file of results."""
+        """Its key in the file of results."""
         return f"{self.policy}|{self.load}|{self.start}|{self.bandwidth}|{self.rigid}"
 
 
@@ -162,7 +162,7 @@ def least_usd(case: Scenario, outcome: Outcome) -> float:
 
 
 def load_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """What has been computed, by key."""
+    """Rows that have been computed, by key."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {row["key"]: row for row in map(json.loads, lines)}
 

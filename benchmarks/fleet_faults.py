@@ -1,4 +1,4 @@
-"""What wrong and late inputs and faults cost: FARPIPE_DATA=folder python benchmarks/fleet_faults.py [--starts N]
+"""Cost of wrong and late inputs and of faults: FARPIPE_DATA=folder python benchmarks/fleet_faults.py [--starts N]
 
 The case of fleet_comparison.py at load 0.9, `bace` and `farpipe` for JCT and electricity. Estimates: the policy
 believes that every job has 0.5 to 2 times its steps (drawn per job, log-uniform). Late prices: it sees those of so many

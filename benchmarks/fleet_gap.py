@@ -1,4 +1,4 @@
-"""How far rules of placement are from the exact place of a job: python benchmarks/fleet_gap.py [--decisions N]
+"""Gap between rules of placement and the exact place of a job: python benchmarks/fleet_gap.py [--decisions N]
 
 Random moments of a fleet of 6 and of 12 sites: free devices, electricity prices, rates of links from too thin to wide;
 a job of 16 to 64 devices is placed by every rule and by the oracle (all paths and divisions that don't stall it).

@@ -1,4 +1,4 @@
-"""How far the closed form of hops between sites is from the planner's quotes: python benchmarks/fleet_hops.py
+"""Gap between the closed form of hops and the planner's quotes: python benchmarks/fleet_hops.py
 
 Jobs over two and three of the six regions of fleet_case.py, links at 0.5, 1 and 2 times what keeps the closed form from
 stalling: seconds of a step by the formula and by the planner on just those devices and links. FARPIPE_DATA names the

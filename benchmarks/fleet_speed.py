@@ -1,4 +1,4 @@
-"""How fast fleets are decided and simulated: python benchmarks/fleet_speed.py [--jobs N] [--policies bace,farpipe]
+"""Speed of the fleet's decisions and simulation: python benchmarks/fleet_speed.py [--jobs N] [--policies bace,farpipe]
 
 10,000 jobs over 12 sites on one core (limit for BACE: a minute), and the latency of a decision with 1,000 jobs in the
 queue of 12 full sites (limit: 50 ms at the 99th percentile, warm): jobs end and come, and the fleet decides.

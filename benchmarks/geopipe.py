@@ -64,7 +64,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "geopipe": {"schedule": "geopipe", "microbatch_size": 1},
     "joint": {},
 }
-"""What each column pins."""
+"""Pins of each column."""
 
 
 def plans(*setting: Any) -> dict[str, Plan]:
@@ -79,7 +79,7 @@ def plans(*setting: Any) -> dict[str, Plan]:
 
 
 def choice(plan: Plan) -> str:
-    """What the joint choice is."""
+    """The joint choice, in words."""
     placed = ", two stages per rank in a V" if plan.layout.virtual == 2 else ""
     counted = [plan.recompute.count(way) for way in ("full", "selective")]
     recompute = "nothing" if not any(counted) else f"{counted[0]} of {len(plan.recompute)} stages"
@@ -100,12 +100,12 @@ def steps(found: dict[str, Plan]) -> dict[str, float]:
 
 
 def reduction(found: dict[str, Plan]) -> float:
-    """How much less bubble the joint choice has than 1F1B, relative to that of 1F1B."""
+    """Reduction of the bubble by the joint choice, relative to that of 1F1B."""
     return 1 - found["joint"].prediction.bubble_ratio / found["1f1b"].prediction.bubble_ratio
 
 
 def is_plain(found: dict[str, Plan]) -> bool:
-    """Whether the joint choice differs from GeoPipe's configuration in order and placement alone."""
+    """True if the joint choice differs from GeoPipe's configuration in order and placement alone."""
     joint = found["joint"]
     return joint.layout.microbatch_size == 1 and set(joint.recompute) == {"none"}
 
@@ -117,7 +117,7 @@ def bandwidth_sensitivity() -> dict[float, dict[str, float]]:
 
 
 def link_bound_gbit_per_s() -> float:
-    """Where x = tf + tb for microbatches of one sequence: below, the step is link-bound."""
+    """Bandwidth at which x = tf + tb for microbatches of one sequence: below, the step is link-bound."""
     model, km, memory_gib = SENSITIVITY_CASE
     plan = make_plan(job(model, km, 1e-2, memory_gib, **WAYS["1f1b"]))
     return (

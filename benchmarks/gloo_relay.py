@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 CHUNK_BYTES: Final = 8192
 MAX_AHEAD_BYTES: Final = 4 << 20
-"""What the relay takes in before it has passed it on: like the buffers of the sockets on the way."""
+"""The most that the relay takes in before it has passed it on: like the buffers of the sockets between."""
 _LOW, _HIGH = "127.0.0.1", "127.1.1.1"
 _SMALL_PORTS = range(10240, 30000, 256)  # smaller than any rank's own, whichever of the two bytes is compared first
 _ADDRESS = re.compile(rb"\x02\x00(..)\x7f\x00\x00\x01", re.DOTALL)

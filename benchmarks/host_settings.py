@@ -1,4 +1,4 @@
-"""What the TCP settings of a host cost: predicted and measured 1F1B steps over the kernel's own TCP. Prints JSON.
+"""Cost of a host's TCP settings: predicted and measured 1F1B steps over the kernel's own TCP. Prints JSON.
 
 The cases of wan_prediction.py (20 ms at 200 Mbit/s, 50 ms at 1 Gbit/s) on hosts with these settings:
 

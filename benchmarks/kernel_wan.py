@@ -1,4 +1,4 @@
-"""What the benchmarks over the kernel's WAN have in common."""
+"""Parts that the benchmarks over the kernel's WAN share."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def print_where_possible(measure: Callable[[], dict[str, Any]]) -> None:
-    """What `measure` finds as JSON; where there can be no WAN of namespaces, the reason why nothing was measured."""
+    """Print the result of `measure` as JSON, or the reason for which there can be no WAN of namespaces."""
     from farpipe.emulate import namespace
     from farpipe.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""How late lost packets and jitter make a message: the transport over kernel links (network namespaces; needs root).
+"""Delay of a message by lost packets and jitter: the transport over kernel links (network namespaces; needs root).
 Prints JSON.
 
 One message every `gap_s`, the first 20 left out. Late is what a message takes beyond the latency of its way and its

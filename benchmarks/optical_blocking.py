@@ -1,4 +1,4 @@
-"""How fast blocking is simulated: requests per second on one core by policy, network and load.
+"""Speed of the blocking simulation: requests per second on one core by policy, network and load.
 
     python benchmarks/optical_blocking.py [--requests 100000]
     python benchmarks/optical_blocking.py --sizes            a million requests per network and load, KSP-FF, k = 5

@@ -73,7 +73,7 @@ def make_phases(training: Training, count: int, seed: int) -> tuple[Phase, ...]:
 
 
 def measured(training: Training, phases: tuple[Phase, ...], num_steps: int, *, wan: bool) -> list[float]:
-    """What every step took in the engine."""
+    """Time of every step in the engine."""
     problem, changes = phases[0].problem(training), link_changes(phases, num_steps)
     spec = RunSpec(
         problem=problem,

@@ -1,4 +1,4 @@
-"""How long the planner takes, and how fast its plans are: CPU seconds of a plan and milliseconds of a quote.
+"""Time of the planner, and step times of its plans: CPU seconds of a plan and milliseconds of a quote.
 
 Every job is planned in a process of its own, cold, and once more in the same process, warm. Budgets on two idle cores:
 64 GPUs at two sites 0.3 s (cold 1 s), 160 in five 0.5 s, 640 in five 2 s, 405B on 3 x 1024 5 s, 405B on 16,384 in one

@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
-    """What steps took in every phase and in all, and what was done about it."""
+    """Time of the steps in every phase and in all, and the changes of order."""
     from farpipe.control.watch import LOG_NAME
     from farpipe.emulate.wan import Wan, links_of_problem
     from farpipe.plan.orders import find_order
@@ -116,13 +116,13 @@ def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
 
 
 def until(start: int, end: int, events: list[dict[str, Any]]) -> int | None:
-    """How many steps of a phase were done in the order of the phase before."""
+    """The number of steps of a phase that were done in the order of the phase before."""
     swaps = [e["step"] for e in events if e["event"] == "swap" and start <= e["step"] < end]
     return swaps[0] + 1 - start if swaps else None
 
 
 def facts(event: dict[str, Any]) -> str:
-    """What a line of the log says, in short."""
+    """A line of the log, in short."""
     shown = {name: round(fact, 3) if isinstance(fact, float) else fact for name, fact in event.items()}
     return ", ".join(f"{name} {fact}" for name, fact in shown.items() if name not in ("step", "event"))
 

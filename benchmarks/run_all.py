@@ -26,7 +26,7 @@ BEGIN, END = "<!-- {}: written by make bench -->", "<!-- {}: end -->"
 
 
 def machine() -> str:
-    """What was measured on, in words."""
+    """The machine that was measured on, in words."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{cores} cores ({platform.machine()}), {platform.system()}, Python {platform.python_version()}"
 
@@ -71,7 +71,7 @@ def cell(value: Any) -> str:
 
 
 class Run(NamedTuple):
-    """What came of one benchmark."""
+    """Outcome of one benchmark."""
 
     exit_code: int
     data: dict[str, Any] | None

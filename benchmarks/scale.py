@@ -1,4 +1,4 @@
-"""How the search copes with large steps: best named order, greedy and auto as step time / (m (F + I + W)), the bound,
+"""The search on large steps: best named order, greedy and auto as step time / (m (F + I + W)), the bound,
 and the seconds and memory it takes, from 64 to 32,768 ranks times microbatches; two sites, a time limit of 10 s.
 
 F, I, W = 76, 93, 41; latency and message each twice a forward; as many microbatches fit as there are ranks. The limits
@@ -54,7 +54,7 @@ def measure(num_ranks: int, num_microbatches: int, equal: bool = False) -> dict[
 
 
 def in_a_process(num_ranks: int, num_microbatches: int, equal: bool = False) -> dict[str, Any]:
-    """What `measure` gives in a process of its own."""
+    """Result of `measure` in a process of its own."""
     command = [sys.executable, __file__, "--size", str(num_ranks), str(num_microbatches), *["--equal"] * equal]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LONG_S)
     row: dict[str, Any] = json.loads(run.stdout)

@@ -62,7 +62,7 @@ def batch(corpora: dict[str, Any], seed: int) -> tuple[ChunkCosts, Any]:
 
 
 def is_avoidable(of: ChunkCosts, lengths: Any) -> bool:
-    """Whether any number of slices has a plan, of equal time or tokens, in one pipeline or in several."""
+    """True if any number of slices has a plan, of equal time or tokens, in one pipeline or in several."""
     for count, equal, several in product(SLICES, ("time", "tokens"), (True, False)):
         options = BatchOptions(count, equal=equal, several_pipelines=several, budget_s=BUDGET_S)  # type: ignore[arg-type]
         try:
@@ -74,7 +74,7 @@ def is_avoidable(of: ChunkCosts, lengths: Any) -> bool:
 
 
 def fate(of: ChunkCosts, lengths: Any) -> str:
-    """What becomes of one batch."""
+    """Outcome of one batch."""
     try:
         token_limit(of, int(lengths.max()))
     except InfeasibleError:

@@ -53,7 +53,7 @@ def planned(lengths: Any, pipeline: int, options: BatchOptions, *sites: Any) -> 
 
 
 def is_avoidable(lengths: Any, pipeline: int) -> bool:
-    """Whether any pinned number of slices has a plan."""
+    """True if any pinned number of slices has a plan."""
     for count in range(1, MOST_SLICES + 1):
         try:
             planned(lengths, pipeline, BatchOptions(num_slices=count))

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 KINDS = ("memory_MiB", "threads", "descriptors")
 KILLS = (0.04, 0.1, 0.16, 0.25)
-"""When a rank is killed, as parts of the run; the last attempt is the longest."""
+"""Times at which a rank is killed, as parts of the run; the last attempt is the longest."""
 MEAN_PAUSE_S, OUTAGE_S, OUTAGES = 0.5, 0.3, 0.15
 """Between two faults of a rank; how long an outage is; what part of the faults are outages."""
 SAMPLES_S = 0.4
@@ -149,7 +149,7 @@ def result_of(run_dir: Path) -> dict[str, Any]:
 
 
 class Sample(NamedTuple):
-    """What one rank has of the machine."""
+    """Resources of the machine that one rank holds."""
 
     seconds: float
     step: int
@@ -218,7 +218,7 @@ def slope(samples: list[Sample], kind: str) -> float:
 
 
 def rows(samples: list[Sample]) -> list[dict[str, Any]]:
-    """What was seen over time: some moments, the largest of all ranks."""
+    """Samples over time: some moments, the largest of all ranks."""
     moments = sorted({(sample.seconds, sample.step, sample.attempt) for sample in samples})
     chosen = moments[:: -(-len(moments) // NUM_ROWS) or 1]
     return [
@@ -232,7 +232,7 @@ def rows(samples: list[Sample]) -> list[dict[str, Any]]:
 
 
 def faults(run_dir: Path) -> dict[str, int]:
-    """What the ranks did to themselves, as they say in files of their own."""
+    """Faults that the ranks caused themselves, as their own files say."""
     found: dict[str, int] = defaultdict(int)
     for record in run_dir.glob("faults-*"):
         for word in record.read_text().split():

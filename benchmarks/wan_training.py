@@ -90,7 +90,7 @@ def measure(folder: Path, latency: str, bandwidth: str) -> list[dict[str, Any]]:
 
 
 def farpipe(*arguments: Any) -> str:
-    """What a command prints."""
+    """Output of a command."""
     command = [sys.executable, "-m", "farpipe", *map(str, arguments)]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 

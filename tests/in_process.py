@@ -11,7 +11,7 @@ from farpipe.transport.clock import Clock
 
 
 class Switchboard:
-    """What the ranks share: messages on their way, boxes, and the first failure."""
+    """State that the ranks share: messages in transit, boxes, and the first failure."""
 
     def __init__(self, world_size, timeout_s=20.0):
         self.world_size, self.timeout_s = world_size, timeout_s

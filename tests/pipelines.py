@@ -65,5 +65,5 @@ def work_s(problem):
 
 
 def bubble_s(problem, schedule):
-    """How long the rank that takes longest is not at work."""
+    """Idle time of the rank that takes longest."""
     return longest_s(problem, schedule) - work_s(problem)

@@ -18,7 +18,7 @@ class Proxy:
         self.lock, self.open, self.ports, self.listeners = threading.Lock(), set(), {}, []
 
     def route(self, address):
-        """Where to dial instead of `address`."""
+        """The address to dial instead of `address`."""
         with self.lock:
             if address not in self.ports:
                 listener = socket.create_server(("127.0.0.1", 0), backlog=256)

@@ -37,7 +37,7 @@ class Rounds:
         return Schedule(self.num_microbatches, tuple(ranks), "rounds")
 
     def warm_up(self):
-        """How many forwards every stage does before its first I."""
+        """The number of forwards that every stage does before its first I."""
         counts, last = [1 for _ in self.stages], self.stages[-1]
         first_end = self.end[last] + self.seconds(last, "I", 0)
         for s in self.stages[-2::-1]:
@@ -55,7 +55,7 @@ class Rounds:
         return counts
 
     def next_forwards(self):
-        """How many forwards every stage does in the next round: one, or none."""
+        """The number of forwards of every stage in the next round: one, or none."""
         counts = [0 for _ in self.stages]
         for s in self.stages[::-1]:
             is_last = s == self.stages[-1]
@@ -64,7 +64,7 @@ class Rounds:
         return counts
 
     def waits(self, s):
-        """Whether the stage leaves out a forward for the next stage's I."""
+        """True if the stage leaves out a forward for the next stage's I."""
         ahead, nxt = self.count(s, "F") - self.count(s + 1, "F"), s + 1
         if ahead < 2:
             return False
@@ -120,7 +120,7 @@ class Rounds:
             self.link_free[s, kind], self.arrival[target, kind, j] = sent, sent + latency_s
 
     def count(self, s, kind):
-        """How many of a kind are done."""
+        """The number of actions of a kind that are done."""
         return sum(action.kind == kind for action in self.orders[s])
 
     def seconds(self, s, kind, j):

@@ -127,7 +127,7 @@ def schedules(draw, problem):
 
 
 def _needs(problem, action):
-    """What has to be done before `action` on its own stage or another, as (stage, "F" or "backward", microbatch)."""
+    """Work to be done before `action` on its own stage or another, as (stage, "F" or "backward", microbatch)."""
     stage, kind, j = action
     need = awaited(action, problem.num_stages)
     if kind == "F":

@@ -1,4 +1,4 @@
-"""What farpipe claims against CrossPipe, on the points of its grid that decide it."""
+"""Claims against CrossPipe, on the points of its grid that decide it."""
 
 import importlib.util
 import itertools

@@ -107,7 +107,7 @@ def command_lines(text):
 
 
 def arguments(text):
-    """What stands before a comment, a pipe, a redirection or the next command."""
+    """Arguments that stand before a comment, a pipe, a redirection or the next command."""
     return shlex.split(re.split(r"\s\d?[|&><]|[;)]", text)[0], comments=True)
 
 

@@ -1,4 +1,4 @@
-"""What all types promise that are saved and loaded; their own tests hold the round trips."""
+"""Promises of all types that are saved and loaded; their own tests hold the round trips."""
 
 import json
 

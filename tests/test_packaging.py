@@ -1,4 +1,4 @@
-"""What a package index and a public forge see: links that work there, the versions of Python, the CI that is run."""
+"""The package as an index and a public forge show it: working links, versions of Python, the CI that is run."""
 
 import re
 import runpy

@@ -103,5 +103,5 @@ def state(run_dir, run, step=None):
 
 
 def equal_states(one, other):
-    """Whether two states are the same to the last bit."""
+    """True if two states are the same to the last bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

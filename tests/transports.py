@@ -103,10 +103,10 @@ def join(**settings):
 
 
 def program(body):
-    """What `launch` needs to run `body` in every rank, after the imports and names above."""
+    """Program that `launch` runs to have `body` in every rank, after the imports and names above."""
     return lambda rank: [sys.executable, "-c", RANK_PROGRAM + body]
 
 
 def printed(log_dir, rank):
-    """What a rank has printed."""
+    """Output of a rank."""
     return (Path(log_dir) / f"rank-{rank}.log").read_text()

@@ -19,7 +19,7 @@ _NUMBERS = itertools.count()
 
 
 def obstacle():
-    """Why this machine or user can't have a WAN of network namespaces; empty when it can."""
+    """Reason for which this machine or user can't have a WAN of network namespaces; empty when it can."""
     try:
         namespace.check_possible()
         return ""

@@ -1,4 +1,4 @@
-"""What the types have in common that are saved as JSON under a format name and loaded strictly."""
+"""The base of the types that are saved as JSON under a format name and loaded strictly."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What can go wrong, each kind with the exit code that the command line returns for it."""
+"""Exceptions for everything that can go wrong, each with the exit code that the command line returns for it."""
 
 
 class FarpipeError(Exception):
@@ -8,7 +8,7 @@ class FarpipeError(Exception):
 
 
 class UsageError(FarpipeError):
-    """The command was called in a way that makes no sense (exit 2)."""
+    """The command was called with wrong or contradictory options (exit 2)."""
 
     exit_code = 2
 

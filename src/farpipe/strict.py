@@ -131,7 +131,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 @contextmanager
 def _as_input_errors(source: str) -> Iterator[None]:
-    """What parsers raise besides their own errors, as an InputError."""
+    """InputError in place of what parsers raise besides their own errors."""
     try:
         yield
     except RecursionError:

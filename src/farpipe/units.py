@@ -54,7 +54,7 @@ def _shorten(value: object) -> str:
 
 
 def _nearest(unit: str, units: dict[str, float], example: str) -> str:
-    """What the writer may have meant: ``Gb/s`` can be bits or bytes, so both are offered."""
+    """Units that the writer may have meant: ``Gb/s`` can be bits or bytes, so both are offered."""
     bits_or_bytes = [unit.removesuffix("b/s") + ending for ending in ("bit/s", "B/s")]
     same_letters = [known for known in units if known.lower() == unit.lower()]
     close = difflib.get_close_matches(unit[:20], units, n=1, cutoff=0.6)

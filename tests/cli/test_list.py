@@ -1,4 +1,4 @@
-"""What can be asked for without a job: the catalogue, help by its short name, completion."""
+"""Output that needs no job: the catalogue, help by its short name, completion."""
 
 import json
 

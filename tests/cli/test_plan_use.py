@@ -1,4 +1,4 @@
-"""What a plan is told besides its times: use of the devices, other frameworks' settings, files that are there."""
+"""Lines of a plan besides its times: use of the devices, other frameworks' settings, files that are there."""
 
 import tomllib
 from pathlib import Path

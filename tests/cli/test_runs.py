@@ -79,7 +79,7 @@ def test_the_optimizer_counts_where_there_is_one(plan, run_dir):
 
 
 def break_off(run_dir, num_lines):
-    """What is left of a run that died: no summary and no timeline."""
+    """The rest of a run that died: no summary and no timeline."""
     (run_dir / SUMMARY_NAME).unlink()
     (run_dir / TIMELINE_NAME).unlink()
     lines = (run_dir / METRICS_NAME).read_text().splitlines(keepends=True)[:num_lines]

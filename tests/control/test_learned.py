@@ -101,7 +101,7 @@ def test_the_links_and_the_optimizer_are_found():
     seed=st.sampled_from([0.0, 0.05]),
 )
 def test_another_division_is_told_within_three_percent(scale, head, layers, seed):
-    """What the demonstration promises: learn from one plan, predict another on the same machine."""
+    """The demonstration's promise: learn from one plan, predict another on the same machine."""
     real = truth(scale, head)
     run, _ = run_of(real, noise=seed)
     costs = JobCosts(MODEL, TRAINING, {"cpu": real})

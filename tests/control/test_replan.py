@@ -327,7 +327,7 @@ MANY_STEPS = 500
 
 
 def until_swapped(run_dir, after_step, further_steps):
-    """What to do in every step: end the run so many steps after an order was taken that was looked for late enough."""
+    """The action of every step: end the run so many steps after an order was taken that was looked for late enough."""
 
     def on_step(line):
         log = (run_dir / LOG_NAME).read_text().splitlines() if (run_dir / LOG_NAME).exists() else []

@@ -98,7 +98,7 @@ def test_records_of_every_few_steps_lead_to_the_same_order_somewhat_later(every)
 
 
 def test_there_and_back_again():
-    """When the link is as it was, the first order comes back without a search."""
+    """The first order comes back without a search once the link is as it was."""
     worlds = [NEAR] * 5 + [FAR] * 15 + [NEAR] * 20
     settings = SETTINGS.model_copy(update={"gain": 0.01})
     replanner, makespans = play(worlds, lambda p: order("zb-1p", p), method="zb-1p", settings=settings)

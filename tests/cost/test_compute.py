@@ -24,7 +24,7 @@ SIZES = st.integers(1, 1 << 16)
 
 
 def no_longer(one, other):
-    """Whether no time in `one` is longer than the same in `other`, rounding aside."""
+    """True if no time in `one` is longer than the same in `other`, rounding aside."""
     return all(a <= b * (1 + 1e-12) for a, b in zip(one, other, strict=True))
 
 

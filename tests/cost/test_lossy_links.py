@@ -1,4 +1,4 @@
-"""How late lost packets and jitter make messages: against closed forms, the emulator and what others have measured."""
+"""Delay of messages by lost packets and jitter: against closed forms, the emulator and what others have measured."""
 
 import math
 from dataclasses import replace
@@ -91,7 +91,7 @@ def test_equal_seeds_draw_equal_and_rows_are_as_long_as_asked(link, seed):
 
 
 def emulated(jitter_s, num_messages=400):
-    """When the last burst of messages arrives on the emulator's link, beyond what it takes without jitter."""
+    """Arrival of the last burst of messages on the emulator's link, beyond that without jitter."""
     pipe = Pipe(Link(source="a", target="b", latency_s=0.02, bandwidth_bytes_per_s=25e6, jitter_s=jitter_s))
     burst_bytes = round(NEAR.bandwidth_bytes_per_s / NEAR.num_connections / 1024)
     count, late_s = BYTES // burst_bytes, []

@@ -13,7 +13,7 @@ FIN, PSH, ACK = 1, 8, 16
 
 
 def as_read(payload, *, segment_bytes=0, sequence=1000, identity=65_530, flags=ACK | PSH | FIN, version=4):
-    """What a TUN hands over for a TCP stream from 198.18.0.1 to 198.18.0.2."""
+    """Packet that a TUN hands over for a TCP stream from 198.18.0.1 to 198.18.0.2."""
     total = IP_BYTES + TCP_BYTES + len(payload)
     # the kernel's header bytes are a hint that may be anything
     vnet = struct.pack("=BBHHHH", 1, 1 if segment_bytes else 0, 66, segment_bytes, IP_BYTES, 16)

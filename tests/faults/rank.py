@@ -23,7 +23,7 @@ introduce = transport.introduce
 
 
 def route(address):
-    """Where to dial in the place of `address`."""
+    """The address to dial in the place of `address`."""
     with socket.create_connection(("127.0.0.1", int(os.environ["FARPIPE_TEST_PROXY"]))) as asking:
         asking.sendall(f"{address[0]} {address[1]}\n".encode())
         return "127.0.0.1", int(asking.makefile().readline())

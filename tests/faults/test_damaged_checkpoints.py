@@ -52,7 +52,7 @@ def test_a_run_goes_on_from_the_newest_good_state_whatever_is_damaged(name, dama
 
 
 def begin(spec, peers, run_dir):
-    """Where a rank goes on, and what it has then."""
+    """The step at which a rank goes on, and its state then."""
     work = make_work(spec, peers)
     start = resume(spec, work.state(), peers, run_dir, agree(spec, work, peers))
     return start, {piece.name: piece.values.clone() for piece in work.state()}

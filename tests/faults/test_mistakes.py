@@ -1,4 +1,4 @@
-"""What people do to a run directory: refused before anything in it is changed."""
+"""Changes that people make to a run directory: refused before anything in it is changed."""
 
 import pytest
 

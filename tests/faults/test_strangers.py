@@ -47,7 +47,7 @@ class Strangers:
         self.wait_for_end(sock)
 
     def plain_hello(self, sock):
-        """What a rank without TLS would say."""
+        """The first message of a rank without TLS."""
         handshake.offer(sock, handshake.Purpose(0, 1, None), os.urandom(32), 0)
         return True
 
@@ -93,7 +93,7 @@ KINDS = [name for name in vars(Strangers) if not name.startswith("_") and name n
 
 
 def test_strangers_at_every_port_change_nothing(make, undisturbed, program, proxy, tmp_path):
-    """When they crowd the door the proxy breaks all connections, and then again and again: new ones have to be made.
+    """While they crowd the port the proxy breaks all connections, and then again and again: new ones have to be made.
 
     They come to the meeting point as well, from before the ranks meet; it is PyTorch's and not within TLS.
     """

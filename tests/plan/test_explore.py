@@ -20,7 +20,7 @@ from farpipe.spec import Link
 from plan.jobs import TRAINING, both_ways, device, job, site
 
 MISS = 0.03
-"""What the guided search may miss on the clusters of this test; 0 was seen on most."""
+"""Gain that the guided search may miss on the clusters of this test; 0 was seen on most."""
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Which plans rest on times that nobody has compared, and how far off they may be."""
+"""Plans that rest on times that nobody has compared, and the range of their error."""
 
 import pytest
 

@@ -82,7 +82,7 @@ RANK = "import time; from farpipe.processes import die_with_agent; die_with_agen
 
 
 def start_agent(*, rank_ends):
-    """What torchrun is to a rank; it is deaf to SIGTERM once its rank has ended, as torchrun is in its store."""
+    """A parent as torchrun is to a rank; it is deaf to SIGTERM once its rank has ended, as torchrun is in its store."""
     rank = RANK.format(then=f"print('up', flush=True); time.sleep({0.2 if rank_ends else 300})")
     program = AGENT.format(rank=rank, end=rank_ends)
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

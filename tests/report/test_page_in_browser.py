@@ -69,13 +69,13 @@ addEventListener("load", () => {
 
 
 def browse(tmp_path, page, *options):
-    """What the browser prints; fails if it does not end in time."""
+    """Output of the browser; fails if it does not end in time."""
     command = [BROWSER, *OPTIONS, f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
 def probe(tmp_path, pages, *options):
-    """What the probe finds in each of the `pages`, given as (report, width in pixels)."""
+    """Findings of the probe in each of the `pages`, given as (report, width in pixels)."""
     frames = [FRAME % (escape(render(report)), width) for report, width in pages]
     page = tmp_path / "probe.html"
     page.write_text(PROBE % "\n".join(frames), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a run's directory teaches the next plan."""
+"""Durations that the next plan learns from a run's directory."""
 
 import json
 import shutil

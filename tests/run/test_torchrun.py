@@ -1,4 +1,4 @@
-"""What ``farpipe train`` does before anything runs: where the run goes, and what to type at each site."""
+"""``farpipe train`` before anything runs: the run's directory, and the commands for each site."""
 
 import json
 import os

@@ -30,7 +30,7 @@ class Watched:
 
 
 def held_by_table(schedule, stash_bytes):
-    """What is held after every action where an activation is one byte and its stash so many."""
+    """Bytes held after every action where an activation is one byte and its stash so many."""
     problem = placed_problem((0,) * NUM_STAGES, NUM_MICROBATCHES)
     sizes = {"activation_bytes": 1.0, "weight_stash_bytes": stash_bytes}
     stages = tuple(stage.model_copy(update=sizes) for stage in problem.stages)

@@ -1,4 +1,4 @@
-"""What forwards hold for their backwards is counted once, however many share it, until nobody needs it."""
+"""Memory that forwards hold for their backwards is counted once, however many share it, until nobody needs it."""
 
 import pytest
 import torch

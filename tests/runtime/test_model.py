@@ -119,7 +119,7 @@ LONG = 64
 
 
 def kept_bytes(model, recompute, dtype=torch.float64):
-    """What autograd keeps of one forward of two layers, besides parameters and what is kept to compute again from."""
+    """Bytes that autograd keeps of a forward of two layers, besides parameters and the inputs of recomputation."""
     numerics = Numerics(dtype, dtype, recompute)
     module = StageModule(model, StageSlice(0, 2, False, False), LONG, WeightGradStore(), numerics)
     initialise(module, SEED)

@@ -1,4 +1,4 @@
-"""What is planned is what is run: rehearsed steps over the emulated WAN take as long as predicted."""
+"""Plans and runs agree: rehearsed steps over the emulated WAN take as long as predicted."""
 
 import pytest
 

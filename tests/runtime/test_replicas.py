@@ -181,7 +181,7 @@ def test_gradients_are_those_of_the_whole_batch(dtype, text_file):
 
 @pytest.mark.parametrize("replicas", [(("a", "b"),) * 2, (("a", "a"), ("b", "b"))], ids=["inside", "across"])
 def test_a_divided_optimizer_makes_the_same_bits(replicas, text_file):
-    """Where shares are whole vectors of the processor, as here; others' last elements may be rounded otherwise."""
+    """Shares here are whole vectors of the processor; others' last elements may be rounded otherwise."""
     whole, divided = (make_run(text_file, (0, 1), replicas, model=TIED, zero1=zero1) for zero1 in (False, True))
     of_whole, of_divided = (weights_of(run, train(run, torch.float32), 0) for run in (whole, divided))
     for name, weight in of_whole.items():

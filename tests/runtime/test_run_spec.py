@@ -44,7 +44,7 @@ def make_run(problem=None, **options):
 
 
 def read_changed(**changes):
-    """What reading the file of a run gives after `changes` to it."""
+    """The RunSpec read from a run's file after `changes` to it."""
     data = json.loads(make_run().to_json())
     return RunSpec.from_json(json.dumps({key: v for key, v in (data | changes).items() if v is not None}), "run.json")
 

@@ -1,4 +1,4 @@
-"""What a search finds can be run: it keeps all rules, and the engine computes exact gradients with it."""
+"""Orders that a search finds can be run: each keeps all rules, and the engine computes exact gradients with it."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def limited_problems(draw):
 
 
 def found_by(method, problem):
-    """What the search of that name finds in a short time."""
+    """Order that the search of that name finds in a short time."""
     return search(problem, LIMIT_S, 0, SEARCHES[method], always_exact=method == "exact")
 
 

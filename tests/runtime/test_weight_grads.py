@@ -25,7 +25,7 @@ def run_backward(linear, x, gy):
 
 
 def plain_gradients(linear, pairs):
-    """What autograd says of the same weights."""
+    """Gradients of the same weights by autograd."""
     plain = Linear(5, 3, None, bias=True, dtype=torch.float64)
     plain.load_state_dict(linear.state_dict())
     inputs = [run_backward(plain, x, gy) for x, gy in pairs]

@@ -73,7 +73,7 @@ def steps(draw):
 
 
 def arguments(problem, headroom):
-    """What list scheduling hands to its rival."""
+    """Arguments that list scheduling hands to its rival."""
     caught = []
 
     def catch(problem, arguments, best):

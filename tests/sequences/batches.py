@@ -28,7 +28,7 @@ def link(source, target, latency_s):
 
 
 def costs(longest=65536, context=1, **more):
-    """What chunks cost on such a job."""
+    """Costs of chunks on such a job."""
     return chunk_costs(job(**more), longest, context)
 
 

@@ -1,4 +1,4 @@
-"""Which layers are recomputed: optimal on tiny batches, never over memory, no worse than uniform."""
+"""Choice of recomputed layers: optimal on tiny batches, never over memory, no worse than uniform."""
 
 from dataclasses import replace
 from itertools import product

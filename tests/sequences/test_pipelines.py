@@ -9,7 +9,7 @@ from farpipe.sequences.pipelines import _as_many_as_fit
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=25), st.integers(1, 30))
 def test_pipelines_of_as_many_sequences_as_fit(sizes, room):
-    """What a pipeline holds is the sum of its sequences' sizes here; one more would never fit."""
+    """Content of a pipeline: here the sum of its sequences' sizes; one more would never fit."""
     borders = np.cumsum([0, *sizes])
     seconds, ends = _as_many_as_fit(borders, lambda a, b: 1.0 if b - a <= room else np.inf, 0.25)
     if max(sizes) > room:

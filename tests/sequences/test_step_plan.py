@@ -1,4 +1,4 @@
-"""What the ranks are told of a step: it survives the way, has every token once, and is as fast as it was planned."""
+"""A step's plan as ranks receive it: unchanged, with every token once, and as fast as it was planned."""
 
 import json
 

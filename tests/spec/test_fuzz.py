@@ -75,7 +75,7 @@ values = st.recursive(
 
 
 def answer(read, *arguments):
-    """What `read` gives, or the one line in which it says what is wrong."""
+    """Result of `read`, or the one line in which it says what is wrong."""
     try:
         return read(*arguments)
     except FarpipeError as error:

@@ -1,4 +1,4 @@
-"""What `farpipe wan` needs of a file: queue, loss and jitter of links, and clusters without a job."""
+"""Keys that `farpipe wan` needs of a file: queue, loss and jitter of links, and clusters without a job."""
 
 import pytest
 

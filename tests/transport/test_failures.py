@@ -1,4 +1,4 @@
-"""What happens when ranks die, hang, give up or leave: real processes, real signals."""
+"""Ranks that die, hang, give up or leave: real processes, real signals."""
 
 import time
 

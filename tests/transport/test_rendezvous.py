@@ -118,7 +118,7 @@ def test_what_is_no_rank_s_signature_is_refused(text):
 
 
 def group(store, *names, start_last=None):
-    """What each rank of a group learns of the others, and whether all have the same token."""
+    """Names that each rank of a group learns of the others, and True if all have the same token."""
     ranks = [Rendezvous(store, rank, len(names)) for rank in range(len(names))]
 
     def come(rank):

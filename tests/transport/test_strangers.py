@@ -1,4 +1,4 @@
-"""What comes to a rank's port without belonging to the run must neither break nor hold up the run."""
+"""Connections to a rank's port that do not belong to the run must neither break nor hold it up."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def knock(transport):
 
 
 def was_closed(connection, within_s):
-    """Whether the other side has closed the connection, whatever it said before."""
+    """True if the other side has closed the connection, whatever it said before."""
     connection.settimeout(within_s)
     try:
         while connection.recv(4096):

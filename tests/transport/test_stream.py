@@ -1,4 +1,4 @@
-"""What one stream sends and receives, event by event: the test is its loop and its peer."""
+"""Bytes that one stream sends and receives, event by event: the test is its loop and its peer."""
 
 import select
 import socket

@@ -1,4 +1,4 @@
-"""Who is let in where messages are encrypted, and what the others are told."""
+"""Peers that are let in where messages are encrypted, and the errors that the others get."""
 
 import contextlib
 import datetime
@@ -28,7 +28,7 @@ def config(files, sites=SITES, **settings):
 
 
 def both_errors(first, second):
-    """What each of two ranks says."""
+    """Errors of each of two ranks."""
     store = MemoryStore()
 
     def one(rank, cfg):

@@ -27,7 +27,7 @@ class DeviceRow:
     memory_bandwidth_bytes_per_s: float
     power_w: float
     machine_link: "LinkRow"
-    """What one device can send, in one direction, to the other devices of its machine."""
+    """Link over which one device sends to the other devices of its machine, in one direction."""
     source: str
     date: datetime.date
 

@@ -1,4 +1,4 @@
-"""What people type: one short file per command; whatever is heavy is imported inside the command."""
+"""The command line: one short file per command; whatever is heavy is imported inside the command."""
 
 import errno
 import os
@@ -56,5 +56,5 @@ def _run() -> None:
 
 
 def _drop_output() -> None:
-    """What is still in the buffer goes nowhere, so that Python's own last flush has nothing to complain about."""
+    """Drop what is still in the buffer, so that Python's own last flush has nothing to complain about."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farpipe.step import Problem, Schedule
 
 SEARCHED = ("greedy", "auto")
-"""What `--search-s` adds when no method is named."""
+"""Methods that `--search-s` adds when none is named."""
 DEFAULT_SEARCH_S = 10.0
 
 
@@ -86,7 +86,7 @@ def _all_methods(problem: "Problem", search_s: float | None) -> list[str]:
 
 
 def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "tuple[list[Outcome], float]":
-    """What became of every method, the fastest first, and the highest lower bound that anything proved."""
+    """Outcome of every method, the fastest first, and the highest lower bound that anything proved."""
     from farpipe.plan.orders import Outcome, find_order, try_orders
     from farpipe.schedule.bounds import lower_bound_s
     from farpipe.schedule.library import ORDERS

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Use:
-    """What the devices of a plan do, and what they could do."""
+    """Rates of a plan's devices, as achieved and at most."""
 
     num_devices: int
     step_flops: float

@@ -52,7 +52,7 @@ def export(
 
 
 def _exported(source: Path, form: str) -> str:
-    """What `form` makes of the plan or the schedule in `source`."""
+    """The plan or the schedule in `source`, in the format `form`."""
     from farpipe.cli.frameworks import megatron_flags, torchtitan_config
     from farpipe.plan import Plan
     from farpipe.run.directory import PLAN_NAME

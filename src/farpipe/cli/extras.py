@@ -12,7 +12,7 @@ def need_torch(what: str) -> None:
 
 
 def _is_there(library: str) -> bool:
-    """Whether `library` can be found, without the seconds that importing it may take."""
+    """True if `library` can be found, without the seconds that importing it may take."""
     try:
         return find_spec(library) is not None
     except (ImportError, ValueError):

@@ -96,7 +96,7 @@ def list_policies() -> None:
 
 
 def _logged(path: Path | None, run: Any) -> "Outcome":
-    """What `run` gives; its log is written whole or not at all."""
+    """Outcome of `run`; its log is written whole or not at all."""
     import io
 
     from farpipe.strict import write_text

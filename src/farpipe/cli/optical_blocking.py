@@ -75,7 +75,7 @@ def blocking(
 
 
 class _Setting:
-    """What both kinds of traffic are played on."""
+    """Network, spectrum and policy on which both kinds of traffic are played."""
 
     def __init__(
         self, network: Any, modulation: Any, grid: Any, policy: Any, paths: Path | None, k: int, by: str, move: bool

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farpipe.search import Progress
 
 LINE_EVERY_S: Final = 5.0
-"""Where stderr is no terminal, what takes longer than this says so, and goes on saying so."""
+"""Interval of progress lines where stderr is no terminal."""
 _PIPED_WIDTH: Final = 140
 _TRAILING_SPACES: Final = re.compile(r" +$", re.MULTILINE)
 
@@ -82,7 +82,7 @@ def check_folder(*files: Path | None) -> None:
 
 
 def expect_replaceable(path: Path, kind: str) -> bool:
-    """Whether a file of this `kind` is at `path`; InputError when it is something else, which is then left alone.
+    """True if a file of this `kind` is at `path`; InputError when it is something else, which is then left alone.
 
     Asked before long work, so that nobody waits for a result that is not written.
     """
@@ -123,7 +123,7 @@ class Pace:
         self._begin = self._last = clock()
 
     def due(self) -> bool:
-        """Whether `every_s` have passed since the last line; if so, the next one is due that much later."""
+        """True if `every_s` have passed since the last line; if so, the next one is due that much later."""
         now = self._clock()
         if now - self._last < self._every_s:
             return False

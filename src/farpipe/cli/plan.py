@@ -58,7 +58,7 @@ def plan(
         int, typer.Option(min=2, help="Steps between two exchanges of the arm with local steps.")
     ] = 100,
     compare_arms: Annotated[
-        bool, typer.Option("--arms/--no-arms", help="Compare ways to use the sites, and changes that would help.")
+        bool, typer.Option("--arms/--no-arms", help="Compare the arms, and the changes that would help.")
     ] = True,
     uncertainty: Shares = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,

@@ -1,4 +1,4 @@
-"""What ``farpipe train`` says before anything runs: the plan, the text, and with ``--prepare`` how to start the run."""
+"""Output of ``farpipe train`` before anything runs: the plan, the text, with ``--prepare`` the commands to start it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ def check_text(plan: "Plan", device: str) -> None:
 
 
 def _is_asked_for(plan: "Plan") -> bool:
-    """Whether the job's file has the key."""
+    """True if the job's file has the key."""
     from farpipe.strict import parse_toml
 
     data = parse_toml(plan.job.text, "job").get("data") if plan.job.text else None

@@ -70,7 +70,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | None) -> "Sides":
-    """How the connection is to be secured; UsageError where that is not said."""
+    """Keys with which the connection is secured; UsageError where neither certificates nor plaintext are named."""
     from farpipe.transport.link_probe import Sides
     from farpipe.transport.security.tls import TlsFiles
 

@@ -93,7 +93,7 @@ def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
 
 
 def _facts_of_the_step(view: "RunView", run_dir: Path) -> dict[str, Any]:
-    """What the metrics tell of the chunks of the step that the timeline is of."""
+    """Figures of the metrics about the chunks of the step that the timeline is of."""
     from farpipe.runtime.figures.metrics import SUMMARY_NAME
 
     if not (run_dir / SUMMARY_NAME).exists():
@@ -103,17 +103,17 @@ def _facts_of_the_step(view: "RunView", run_dir: Path) -> dict[str, Any]:
 
 
 def no_run(folder: Path) -> InputError:
-    """What to say of a folder in which nothing was ever trained."""
+    """Error for a folder in which nothing was ever trained."""
     return InputError(f"{folder}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
 
 
 def overhead_s(plan: "Plan", run_dir: Path) -> float:
-    """What a step of this run takes besides the pipeline; a rehearsal has no optimizer."""
+    """Time of a step of this run besides the pipeline; a rehearsal has no optimizer."""
     return 0.0 if _device(run_dir) == "sleep" else plan.prediction.overhead_s
 
 
 def _device(run_dir: Path) -> str | None:
-    """What the run computed on; None where its run file is not there."""
+    """Device on which the run computed; None where its run file is not there."""
     from farpipe.runtime.figures.metrics import RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
 

@@ -76,7 +76,7 @@ def schedule(
 
 
 def _nearness(gap: float, bound_s: float) -> str:
-    """How far above the lower bound a schedule is; a gap of rounding errors is none."""
+    """Distance of a schedule from the lower bound, in words; a gap of rounding errors is none."""
     from farpipe.units import format_percent, format_seconds
 
     if gap < 1e-9:

@@ -1,4 +1,4 @@
-"""What commands have in common: reading a step from whatever file the user names, and the tables they show."""
+"""Parts that commands share: reading a step from whatever file the user names, and the tables they show."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,7 +166,7 @@ def _stage_table(plan: "Plan") -> "TableView":
 
 
 def _trust_note(plan: "Plan") -> str:
-    """What `~` means, and where the step is to be expected; empty where all times are measured ones."""
+    """Meaning of `~`, and the range in which the step is expected; empty where all times are measured ones."""
     from farpipe.units import format_percent, format_seconds
 
     if not plan.residual:

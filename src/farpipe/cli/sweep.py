@@ -1,4 +1,4 @@
-"""``farpipe sweep JOB.toml``: which way to use the sites wins, over a grid of the job's inputs."""
+"""``farpipe sweep JOB.toml``: the arm that wins, over a grid of the job's inputs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -8,7 +8,7 @@ from farpipe.report.views import TableView
 from farpipe.units import format_bytes, format_change, format_count, format_seconds
 
 SAME: Final = "same"
-"""What stands for training that does not differ from the job's."""
+"""Name of training that does not differ from the job's."""
 
 
 def arm_table(arms: Sequence[Arm]) -> TableView:

@@ -34,7 +34,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What an axis counts: its units as (name, factor), largest first."""
+    """Quantity along an axis: its units as (name, factor), largest first."""
 
     units: tuple[tuple[str, float], ...]
 

@@ -108,7 +108,7 @@ def _axis(scale: Scale) -> Block:
 
 
 def stage_table(view: RunView) -> TableView:
-    """What every stage took in the step and the most that its rank held, predicted and measured."""
+    """Time of every stage in the step and the most that its rank held, predicted and measured."""
     predicted, measured = (_busy(timeline) for timeline in (view.predicted, view.measured))
     columns = [
         ("stage", [str(stage) for stage in range(view.problem.num_stages)]),

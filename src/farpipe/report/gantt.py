@@ -144,7 +144,7 @@ def _grid(frame: Frame, height: float) -> Markup:
 
 
 def _step_px(panel: Panel, frame: Frame) -> float:
-    """How far the panel's step reaches: what lies behind its end is no bubble."""
+    """Width of the panel's step as drawn: what lies behind its end is no bubble."""
     return max(0.0, min(frame.scale.end, frame.scale(extent(panel.timeline)[1])) - frame.scale.start)
 
 
@@ -165,5 +165,5 @@ def _axis(frame: Frame) -> Block:
 
 
 def _left_out(frame: Frame) -> list[Block]:
-    """What the picture does not show, in words."""
+    """The parts that the picture does not show, in words."""
     return [Block(tag("text", text, class_="muted", x=0, y=11), 17) for text in frame.left_out]

@@ -1,4 +1,4 @@
-"""What of the timelines a Gantt chart draws, and where: time window, ranks, links and sizes."""
+"""The part of the timelines that a Gantt chart draws, and its layout: time window, ranks, links and sizes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ class Panel:
         return f"{self.sites[rank] if rank < len(self.sites) else 'rank'} {rank}"
 
     def begins_site(self, rank: int) -> bool:
-        """Whether `rank` is the first of its site, or the site is another than the rank's before."""
+        """True if `rank` is the first of its site, or the site is another than the rank's before."""
         return rank < len(self.sites) and (rank == 0 or self.sites[rank] != self.sites[rank - 1])
 
 
@@ -102,7 +102,7 @@ class Frame:
 
     @property
     def is_cut(self) -> bool:
-        """Whether only a part of the step is drawn."""
+        """True if only a part of the step is drawn."""
         return self.low > self.whole[0] or self.high < self.whole[1]
 
     @property
@@ -128,7 +128,7 @@ class Frame:
         return events[self.shows(events, until)]
 
     def shows(self, events: NDArray[np.void], until: str) -> NDArray[np.bool_]:
-        """Which of `events` the time window shows."""
+        """Mask of those `events` that the time window shows."""
         return np.asarray((events[until] >= self.low) & (events["start_s"] <= self.high))
 
     def visible(self, waited: NDArray[np.void]) -> NDArray[np.void]:
@@ -198,7 +198,7 @@ def _fitting_window(
 
 
 def _pipeline_is_full_s(timeline: Timeline) -> float:
-    """When the last of the ranks begins its first backward."""
+    """Time at which the last of the ranks begins its first backward."""
     backward = timeline.actions[timeline.actions["kind"] != KINDS.index("F")]
     _, first = np.unique(backward["rank"], return_index=True)
     return float(backward["start_s"][first].max(initial=0.0))

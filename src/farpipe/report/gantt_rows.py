@@ -64,7 +64,7 @@ def wait_boxes(timeline: Timeline, waited: NDArray[np.void], scale: Scale, heigh
         left, right = _clip(scale, wait["start_s"], wait["end_s"])
         name = link_name(timeline, int(wait["link"]))
         across = wait["link"] >= 0 and timeline.is_between_sites(name)
-        title = tag("title", f"waits {duration(wait['end_s'] - wait['start_s'])} for a message {_way(name)}")
+        title = tag("title", f"waits {duration(wait['end_s'] - wait['start_s'])} for a message {_direction(name)}")
         hatch = "across" if across else "inside"
         box = {"x": left, "width": right - left, "height": height}
         yield tag("rect", title, fill=f"url(#{key}-{hatch})", class_="edge-across" if across else None, **box)
@@ -117,7 +117,7 @@ def link_name(timeline: Timeline, link: int) -> str:
     return timeline.links[link] if link >= 0 else "a hop without a link"
 
 
-def _way(link: str) -> str:
+def _direction(link: str) -> str:
     """``from a to b`` between sites, ``inside a`` where both ends are at one."""
     source, arrow, target = link.partition(">")
     if not arrow:

@@ -96,7 +96,7 @@ def _kinds_on(timeline: Timeline, links: Sequence[str]) -> NDArray[np.int32]:
 
 
 def _is_on(timeline: Timeline, links: Sequence[str]) -> NDArray[np.bool_]:
-    """Which messages went over `links`."""
+    """Mask of the messages that went over `links`."""
     drawn = [index for index, name in enumerate(timeline.links) if name in links]
     return np.isin(timeline.messages["link"], drawn)
 

@@ -103,7 +103,7 @@ class LineChart:
 
     @property
     def limit_is_drawn(self) -> bool:
-        """Whether the limit lies within the chart."""
+        """True if the limit lies within the chart."""
         return self.limit is not None and self.y.low <= self.limit <= self.y.high
 
     def _limit(self) -> Iterator[Markup]:

@@ -164,7 +164,7 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
 
 
 def _zooms(index: int) -> Iterator[Markup]:
-    """What chooses how large a chart is; the page's style does the rest, without a script."""
+    """Controls for the size of a chart; the page's style does the rest, without a script."""
     for zoom in _ZOOMS:
         checked = "checked" if zoom == _ZOOMS[0] else None
         name = f"zoom-{index}-{zoom}"
@@ -207,7 +207,7 @@ def _groups(runs: Sequence[RunView], draw: Callable[[RunView, str], ChartGroup],
 
 
 def _curve_key(charts: Sequence[LineChart]) -> Markup:
-    """What the lines in a group of charts stand for."""
+    """Meaning of the lines in a group of charts."""
     entries = {curve.name: f"curve {curve.look}" for curve in charts[0].curves}
     if any(chart.limit_is_drawn for chart in charts):
         entries["limit"] = "limit"
@@ -219,7 +219,7 @@ def _curve_key(charts: Sequence[LineChart]) -> Markup:
 
 
 def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
-    """What happened to the links, of every run where something did."""
+    """Events of the links, of every run that has some."""
     for view, table in ((view, link_event_view(view.metrics)) for view in runs):
         if table is not None:
             yield _run_heading(view, runs)

@@ -173,7 +173,7 @@ def comparison_view(rows: Sequence[ComparisonRow], title: str = "Schedules side 
 
 
 def obstacles(rows: Sequence[ComparisonRow]) -> str:
-    """Why some can't be used, a line for each reason."""
+    """Reasons for which some can't be used, a line for each."""
     methods: dict[str, list[str]] = {}
     for row in (row for row in rows if row.obstacle):
         reason = row.obstacle.removeprefix(f"schedule {row.method!r} ")

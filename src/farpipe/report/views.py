@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: whoever planned, simulated or ran something fills it in."""
+"""Content of a report, as plain data: whoever planned, simulated or ran something fills it in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,5 +74,5 @@ class RunReport:
     plan_text: str = ""
     """One paragraph per line."""
     notices: tuple[str, ...] = ()
-    """What a reader has to know before all else, such as that a run did not end well."""
+    """Notices that a reader has to know before all else, such as that a run did not end well."""
     pictures: tuple[Picture, ...] = ()

@@ -1,4 +1,4 @@
-"""Who does what, when: the named schedules, the rules that a schedule must keep, bounds, file formats of others."""
+"""Orders of one step: the named schedules, the rules that a schedule must keep, bounds, file formats of others."""
 
 from farpipe.schedule.check import check, memory_curve, peak_memory_bytes
 

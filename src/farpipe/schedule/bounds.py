@@ -43,7 +43,7 @@ def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
 
 
 def critical_path_s(problem: Problem) -> float:
-    """One sequence through all stages and back, with every message on its way alone, and the W of stage 0.
+    """One sequence through all stages and back, with every message alone on its link, and the W of stage 0.
 
     Of a chain the slices follow each other on every stage, backwards in reverse.
     """
@@ -62,7 +62,7 @@ def critical_path_s(problem: Problem) -> float:
 def _one_by_one(
     there: NDArray[np.float64], durations: NDArray[np.float64], before: NDArray[np.int64], sequence: Iterable[int]
 ) -> NDArray[np.float64]:
-    """When every microbatch is done at the earliest if it is `there` then, and after the slice `before` it."""
+    """Earliest time at which every microbatch is done if it is `there` then, and after the slice `before` it."""
     done = there + durations
     if (before >= 0).any():
         for j in sequence:
@@ -129,7 +129,7 @@ def _ends_s(problem: Problem) -> NDArray[np.float64]:
 
 
 Queues = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
-"""What one rank or link has to do, as `bound_kernel.one_machine` reads it: (head, tail, durations, count)."""
+"""Work of one rank or link, as `bound_kernel.one_machine` reads it: (head, tail, durations, count)."""
 
 
 def _rank_queues(

@@ -51,7 +51,7 @@ def _check_orders(problem: Problem, schedule: Schedule) -> None:
 
 
 def _all_sound(problem: Problem, schedule: Schedule) -> bool:
-    """Whether rules 2 to 5 are kept, quickly; `_check_orders` finds the words where they are not."""
+    """True if rules 2 to 5 are kept, quickly; `_check_orders` finds the words where they are not."""
     from farpipe.schedule import check_kernel  # here, for numba takes a third of a second to import
 
     if schedule.stride != problem.num_microbatches or schedule.codes.dtype != np.int32:
@@ -226,7 +226,7 @@ def peak_memory_bytes(problem: Problem, schedule: Schedule) -> list[float]:
 
 
 def exceeds(used: float, limit: float | None) -> bool:
-    """Whether `used` bytes are over a limit, forgiving what rounding of sums can do."""
+    """True if `used` bytes are over a limit, forgiving what rounding of sums can do."""
     return limit is not None and used > limit and not math.isclose(used, limit, rel_tol=1e-9)
 
 

@@ -65,7 +65,7 @@ def _bit_in_turn(done, kind):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, inline="always")
 def _has_made(done, kind):  # type: ignore[no-untyped-def]
-    """Whether a neighbour that has `done` this much has made what an action of this kind takes from it."""
+    """True if a neighbour that has `done` this much has made what an action of this kind takes from it."""
     return (done & _FORWARD) != 0 if kind == _F else (done & (_INPUT_GRAD | _BACKWARD)) != 0
 
 

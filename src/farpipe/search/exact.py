@@ -26,19 +26,19 @@ _MAX_PAIRS: Final = 2_000
 
 @dataclass(frozen=True)
 class ExactResult:
-    """What the solver found: `orders` None when nothing better than what it was given."""
+    """Result of the solver: `orders` is None when it found nothing better than what it was given."""
 
     orders: CodedSchedule | None
     makespan_s: float
     lower_bound_s: float
     proven: bool
-    """Whether the solver closed its search."""
+    """True if the solver closed its search."""
     cut_by_clock: bool
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message on its link, in ticks; `queue`: messages of one way and stage."""
+    """A message on its link, in ticks; `queue`: messages of one direction and stage."""
 
     queue: tuple[int, int]
     ready: Any
@@ -187,23 +187,23 @@ def _add_messages(built: _Model) -> None:
     step, model = built.step, built.model
     messages, num_stages = step.arrays.messages, step.shape[0]
     sizes, times = built.ticks.down(messages.occupies_s), built.ticks.down(messages.arrives_after_s)
-    for way, kind, shift in ((FORWARD, 0, 1), (BACKWARD, built.back, -1)):
+    for direction, kind, shift in ((FORWARD, 0, 1), (BACKWARD, built.back, -1)):
         for stage, j in _cells(step):
             if not 0 <= stage + shift < num_stages:
                 continue
-            ready, link = built.end(stage, kind, j), int(messages.link[way, stage, j])
+            ready, link = built.end(stage, kind, j), int(messages.link[direction, stage, j])
             arrival = ready
             if link >= 0:
-                size, there = int(sizes[way, stage, j]), int(times[way, stage, j])
+                size, there = int(sizes[direction, stage, j]), int(times[direction, stage, j])
                 arrival = ready + there
                 if size:
                     sent = model.new_int_var(0, built.horizon, "")
                     model.add(sent >= ready)
                     interval = model.new_fixed_size_interval_var(sent, size, "")
                     built.link_intervals.setdefault(link, []).append(interval)
-                    built.sent.setdefault(link, []).append(_Sent((way, stage), ready, sent, size))
+                    built.sent.setdefault(link, []).append(_Sent((direction, stage), ready, sent, size))
                     arrival = sent + there
-            built.arrival[way, stage + shift, j] = arrival
+            built.arrival[direction, stage + shift, j] = arrival
 
 
 def _add_first_come(built: _Model, in_order: bool) -> None:
@@ -236,9 +236,9 @@ def _add_precedence(built: _Model, in_order: bool) -> None:
         model.add(built.begin(stage, built.back, j) >= built.end(stage, 0, j))
         if built.split:
             model.add(built.begin(stage, 2, j) >= built.end(stage, 1, j))
-        for way, kind in ((FORWARD, 0), (BACKWARD, built.back)):
-            if (way, stage, j) in built.arrival:
-                model.add(built.begin(stage, kind, j) >= built.arrival[way, stage, j])
+        for direction, kind in ((FORWARD, 0), (BACKWARD, built.back)):
+            if (direction, stage, j) in built.arrival:
+                model.add(built.begin(stage, kind, j) >= built.arrival[direction, stage, j])
         if (before := int(chains.previous[j])) != NOBODY:
             model.add(built.begin(stage, 0, j) >= built.end(stage, 0, before))
             model.add(built.begin(stage, built.back, before) >= built.end(stage, built.back, j))

@@ -121,7 +121,7 @@ def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-unt
 @njit(cache=True)
 def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting); of several stages the earliest, whose gradient has
-    the longest way behind it."""
+    the most stages still before it."""
     done, arrival, free, used = state[0], state[1], state[2], state[3]
     stages, stages_begin, taken, _, headroom, _, backwards, _ = limits
     num_microbatches = arrival.shape[2]
@@ -175,17 +175,19 @@ def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-de
         done[_W, stage] += 1
     if kind == _W:
         return -1
-    way = 0 if kind == _F else 1
-    target = stage + 1 - 2 * way
+    direction = 0 if kind == _F else 1
+    target = stage + 1 - 2 * direction
     if target < 0 or target >= shape[0]:
         return -1
-    arrival[way, target, microbatch] = _arrival(way * shape[0] * shape[1] + slot, free[rank], tables, state[6])
+    arrival[direction, target, microbatch] = _arrival(
+        direction * shape[0] * shape[1] + slot, free[rank], tables, state[6]
+    )
     return rank_of_stage[target]
 
 
 @njit(cache=True)
 def _arrival(message, ready, tables, link_free):  # type: ignore[no-untyped-def]
-    """When a message arrives; on a link that others feed too, served in the order in which this is asked."""
+    """Arrival of a message; on a link that others feed too, served in the order in which this is asked."""
     link, occupies_s, arrives_after_s = tables[3], tables[4], tables[5]
     name = link[message]
     if name < 0:

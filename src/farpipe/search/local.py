@@ -14,7 +14,7 @@ NUM_THREADS: Final = 2
 HOT, COLD = 0.1, 0.01
 """Temperatures at the start of the first round and at the end of every round, in mean action durations."""
 LAST: Final = 0.06
-"""What the last round begins with, as a part of what the first begins with."""
+"""Temperature at which the last round begins, as a share of that at which the first begins."""
 
 
 @dataclass

@@ -107,13 +107,13 @@ def _critical_path(codes, begin, tables, out, place, path):  # type: ignore[no-u
         code = codes[at]
         kind, slot = code & 3, code >> 2
         stage = slot // shape[1]
-        way = 0 if kind == _F else 1
-        source = stage - 1 + 2 * way
-        sent = kind != _W and 0 <= source < shape[0] and arrival_s[way * per_kind + slot] == start_s[at]
+        direction = 0 if kind == _F else 1
+        source = stage - 1 + 2 * direction
+        sent = kind != _W and 0 <= source < shape[0] and arrival_s[direction * per_kind + slot] == start_s[at]
         if not sent:
             at = at - 1 if at > begin[rank_of_stage[stage]] else -1
             continue
-        made = slot - shape[1] if way == 0 else slot + shape[1]
+        made = slot - shape[1] if direction == 0 else slot + shape[1]
         at = place[4 * made + kind]
         if at < 0:
             at = place[4 * made + (_I + _B - kind)]
@@ -214,7 +214,7 @@ def _keep_sequence(codes, low, high, before, cursor, num_microbatches):  # type:
 
 @njit(cache=True)
 def _sound(codes, low, high, memory, level, place, rank, slices):  # type: ignore[no-untyped-def]
-    """Whether codes[low:high] keep F before I before W, chains, and memory; brings `level` up to date as far as they
+    """True if codes[low:high] keep F before I before W, chains, and memory; brings `level` up to date as far as they
     do."""
     taken, freed, headroom = memory[0], memory[1], memory[2][rank]
     used = level[low]
@@ -234,7 +234,7 @@ def _sound(codes, low, high, memory, level, place, rank, slices):  # type: ignor
 
 @njit(cache=True, inline="always")
 def _in_turn(code, kind, base, at, place, slices):  # type: ignore[no-untyped-def]
-    """Whether what has to come before an action on its own stage does: F before I before W, slices in their order."""
+    """True if what has to come before an action on its own stage does: F before I before W, slices in their order."""
     if kind == _W:
         return place[base + _I] <= at
     microbatch = (code >> 2) % slices[0].size

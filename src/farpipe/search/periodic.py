@@ -22,7 +22,7 @@ LONG_ACTIONS: Final = 400_000
 _SHORT_MICROBATCHES: Final = 256
 _SHORT_PER_STAGE: Final = 16
 _WORTH_IT: Final = 4
-"""How many times longer than the short step the whole one must be."""
+"""The least ratio of the whole step to the short one."""
 _MOST_PERIODS: Final = 4
 """Of one order: what looks fastest need not be when it is repeated, so the simulator judges a few."""
 _I, _B = 1, 3
@@ -64,7 +64,7 @@ def shortened(problem: Problem, num_microbatches: int) -> Problem:
 
 @dataclass(frozen=True)
 class Period:
-    """What can be repeated: on every rank the actions from `low` up to `high`, each stage and kind `count` times."""
+    """The part that repeats: on every rank the actions from `low` up to `high`, each stage and kind `count` times."""
 
     low: Ints
     high: Ints

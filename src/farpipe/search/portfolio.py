@@ -41,7 +41,7 @@ SEARCHES: Final[dict[str, tuple[str, ...]]] = {
     "exact": METHODS,
     "auto": METHODS,
 }
-"""What each method that users may name goes through; ``auto`` leaves the exact search out where steps are large."""
+"""Searches of each method that users may name; ``auto`` leaves the exact search out where steps are large."""
 
 _CLOSE: Final = 1e-9
 _PLAYED_ACTIONS_PER_S: Final = 8e7
@@ -51,7 +51,7 @@ _MOST_PLAYS_PER_ACTION: Final = 2000
 _MOST_ACTIONS_IN_A_ROUND: Final = 2e7
 """About half a second of local search, after which it looks at the clock."""
 _FINISH_S_PER_ACTION: Final = 8e-6
-"""What making, checking and playing the schedule takes when the search is over."""
+"""Time for making, checking and playing the schedule when the search is over."""
 _GRACE_S: Final = 1.0
 """By how much the named orders may overrun the time limit, so that of small steps none is left out."""
 _LOCAL_SHARE, _LOCAL_SHARE_OF_MEDIUM, _LOCAL_SHARE_OF_SMALL, _EFFORT_SHARE = 0.7, 0.2, 0.2, 0.2
@@ -91,18 +91,18 @@ class Found:
     gap: float
     """makespan / lower bound - 1."""
     proven: bool
-    """Whether no order can be faster."""
+    """True if no order can be faster."""
     cut_by_clock: bool
-    """Whether the search ended for the time limit (or Ctrl-C): another run may then find another order."""
+    """True if the search ended for the time limit (or Ctrl-C): another run may then find another order."""
     history: tuple[Progress, ...]
     """Every time that the best order or the bound got better."""
     interrupted: bool = False
-    """Whether Ctrl-C ended the search."""
+    """True if Ctrl-C ended the search."""
 
 
 @dataclass
 class _Best:
-    """What is known so far."""
+    """The best order and bound so far, and the time that is left."""
 
     step: SearchStep
     deadline_s: float
@@ -121,12 +121,12 @@ class _Best:
 
     @property
     def small(self) -> bool:
-        """Whether the exact search is likely to be of use."""
+        """True if the exact search is likely to be of use."""
         return self.step.num_actions <= _MAX_EXACT_ACTIONS
 
     @property
     def medium(self) -> bool:
-        """Whether a window is a large enough part of the step."""
+        """True if a window is a large enough part of the step."""
         return self.step.num_actions <= _MAX_WINDOW_ACTIONS
 
     @property
@@ -134,7 +134,7 @@ class _Best:
         return self.deadline_s - time.monotonic()
 
     def go_on(self, grace_s: float = 0.0) -> bool:
-        """Whether there is time left; the first answer has all the time it needs."""
+        """True if there is time left; the first answer has all the time it needs."""
         if self.orders is not None and self.left_s <= -grace_s:
             self.cut_by_clock = True
         return not self.cut_by_clock
@@ -312,7 +312,7 @@ def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
 
 
 def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, CodedSchedule]]:
-    """Where the local search begins: the best so far, all backwards in the form that is asked for."""
+    """Starts of the local search: the best so far, all backwards in the form that is asked for."""
     if best.orders is None:
         _one_by_one(best)
     assert best.orders is not None

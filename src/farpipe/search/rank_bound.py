@@ -1,9 +1,9 @@
 """A bound from one rank with its memory, solved exactly: all other ranks and all links are as fast as one likes.
 
 Where a rank has several stages, a microbatch takes its memory several times, and comes back after the least time that
-the way through the other ranks takes. Each rank alone, with that, is a small problem: CP-SAT on the rank's own actions,
-one after the other, within its memory, none before its head and each with its tail (`bounds.least_times_s`). What it
-allows is more than any schedule can do (everything else only adds waiting, and durations are rounded down), so its
+the path through the other ranks takes. Each rank alone, with that, is a small problem: CP-SAT on the rank's own
+actions, one after the other, within its memory, none before its head and each with its tail (`bounds.least_times_s`).
+It allows more than any schedule can do (everything else only adds waiting, and durations are rounded down), so its
 bound is a bound. In a V the rank where the pipeline turns is the one that tells most.
 """
 
@@ -74,7 +74,7 @@ def rank_bound_s(
     alone = _Alone(step, stages, ticks, max(ticks.up(best[0]) - 1, 0), cp_model.CpModel(), times_s)
     alone.makespan = alone.model.new_int_var(min(alone.down(lower_bound_s), alone.horizon), alone.horizon, "")
     _add_actions(alone)
-    _add_ways(alone)
+    _add_paths(alone)
     if np.isfinite(step.headroom_bytes[rank]):
         _add_memory(alone, float(step.headroom_bytes[rank]))
     _hint(alone, best[1])
@@ -106,7 +106,7 @@ def _add_actions(alone: _Alone) -> None:
     alone.model.add_no_overlap(intervals)
 
 
-def _add_ways(alone: _Alone) -> None:
+def _add_paths(alone: _Alone) -> None:
     """From stage to stage of the rank a microbatch takes at least the durations and the travel in between."""
     durations, travel, _, _ = alone.times_s
     last = alone.stages[-1]

@@ -22,7 +22,7 @@ class SearchStep:
     problem: Problem
     arrays: StepArrays
     tables: tuple[Any, ...]
-    """What `farpipe.step.player.run` reads."""
+    """The arrays that `farpipe.step.player.run` reads."""
     headroom_bytes: Floats
     """[R]: what a rank has for activations; infinite where memory is unlimited."""
     taken_bytes: Floats
@@ -35,7 +35,7 @@ class SearchStep:
     stages_begin: Ints
     """[R + 1]: where each rank's stages begin in `stages`."""
     alike: bool
-    """Whether all microbatches are, so that they may be done in their own order without loss; chains are not."""
+    """True if all microbatches are, so that they may be done in their own order without loss; chains are not."""
 
     @property
     def num_actions(self) -> int:
@@ -97,7 +97,7 @@ def _headroom_bytes(problem: Problem, rank: int) -> float:
 
 
 def fits_memory(step: SearchStep, orders: CodedSchedule) -> bool:
-    """Whether no rank ever holds more than its memory."""
+    """True if no rank ever holds more than its memory."""
     codes, begin = orders
     taken, given = step.taken_bytes[codes], step.freed_bytes[codes]
     for rank, headroom in enumerate(step.headroom_bytes):
@@ -132,7 +132,7 @@ class Player:
         return self.play(orders)[0]
 
     def start_s(self, orders: CodedSchedule) -> Floats:
-        """When every action starts: [num_actions]."""
+        """Start of every action: [num_actions]."""
         return np.asarray(self.play(orders)[1][0])
 
     def play(self, orders: CodedSchedule) -> tuple[float, tuple[NDArray[Any], ...]]:

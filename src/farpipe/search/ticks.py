@@ -49,7 +49,7 @@ def durations_s(arrays: StepArrays) -> Floats:
 
 
 def _common(one: float, other: float, smallest: float) -> float:
-    """The greatest common divisor (Euclid's way, forgiving rounding), 0 if it is below `smallest`."""
+    """The greatest common divisor (Euclid's algorithm, forgiving rounding), 0 if it is below `smallest`."""
     larger = max(one, other)
     while other > _CLOSE * larger:
         one, other = other, abs(one - round(one / other) * other)

@@ -27,7 +27,7 @@ MOST_ACTIONS: Final = 1_200
 EFFORT: Final = 0.5
 """CP-SAT's deterministic time for one window."""
 _SOON: Final = 0.02
-"""How much shorter than it is the step is wanted to be, at most: what is out of reach gives no direction."""
+"""The largest share by which the step is wanted to be shorter: an aim out of reach gives no direction."""
 
 _F, _I, _W, _B = 0, 1, 2, 3
 
@@ -68,7 +68,7 @@ def improve_windows(
     """
     player, random = Player(step), np.random.default_rng(seed)
     now = _play(player, best[1], _wanted_s(best[0], target_s))
-    width_s = min(_way_s(step), now.makespan_s * min(1.0, MOST_ACTIONS / step.num_actions))
+    width_s = min(_forward_s(step), now.makespan_s * min(1.0, MOST_ACTIONS / step.num_actions))
     ticks = choose_ticks(durations_s(step.arrays), now.makespan_s)
     for index in range(num_windows):
         if now.makespan_s <= target_s * (1 + 1e-9):
@@ -85,8 +85,8 @@ def improve_windows(
     return now.makespan_s, (now.codes, now.begin)
 
 
-def _way_s(step: SearchStep) -> float:
-    """How long one microbatch takes forward through all stages, on average, and a fifth more."""
+def _forward_s(step: SearchStep) -> float:
+    """Time that one microbatch takes forward through all stages, on average, and a fifth more."""
     arrays = step.arrays
     travel_s = arrays.messages.arrives_after_s[FORWARD]
     return 1.2 * float((arrays.duration_s[_F] + travel_s).sum(axis=0).mean())
@@ -189,7 +189,7 @@ def _add_actions(window: _Window) -> None:
 
 
 def _add_messages(window: _Window) -> None:
-    """What free actions wait for and send: to each other, from before the window, and to what comes after it."""
+    """Messages to and from free actions: between them, from before the window, and to what comes after it."""
     from farpipe.search import window_kernel
 
     consumer: Any = window_kernel.consumer
@@ -203,14 +203,14 @@ def _add_messages(window: _Window) -> None:
         other = int(consumer(code, now.place, shape))
         if other < 0:
             continue
-        way, (stage, microbatch) = (FORWARD if code & 3 == _F else BACKWARD), divmod(code >> 2, shape[1])
-        link, arrival = int(arrays.messages.link[way, stage, microbatch]), window.end[at]
+        direction, (stage, microbatch) = (FORWARD if code & 3 == _F else BACKWARD), divmod(code >> 2, shape[1])
+        link, arrival = int(arrays.messages.link[direction, stage, microbatch]), window.end[at]
         if link >= 0:
-            size = window.down(arrays.messages.occupies_s[way, stage, microbatch])
+            size = window.down(arrays.messages.occupies_s[direction, stage, microbatch])
             sent = model.new_int_var(window.down(free_s[link]), window.horizon, "")
             model.add(sent >= window.end[at])
             intervals.setdefault(link, []).append(model.new_fixed_size_interval_var(sent, size, ""))
-            arrival = sent + window.down(arrays.messages.arrives_after_s[way, stage, microbatch])
+            arrival = sent + window.down(arrays.messages.arrives_after_s[direction, stage, microbatch])
         if other in window.start:
             awaited.add(other)
             model.add(window.start[other] >= arrival)

@@ -1,4 +1,4 @@
-"""Which action made a message and which one used it, as indices into a Timeline's arrays."""
+"""The action that made a message and the one that used it, as indices into a Timeline's arrays."""
 
 from typing import Any, Final
 

@@ -67,9 +67,9 @@ def _action_rows(arrays: StepArrays, codes: Ints, begin: Ints, start_s: Floats) 
 
 def _message_rows(arrays: StepArrays, actions: NDArray[np.void], start_s: Floats) -> NDArray[np.void]:
     ready_s = np.zeros(arrays.messages.link.shape)
-    for way, kinds in ((FORWARD, ("F",)), (BACKWARD, ("I", "B"))):
+    for direction, kinds in ((FORWARD, ("F",)), (BACKWARD, ("I", "B"))):
         made = actions[np.isin(actions["kind"], [KINDS.index(kind) for kind in kinds])]
-        ready_s[way, made["stage"], made["microbatch"]] = made["end_s"]
+        ready_s[direction, made["stage"], made["microbatch"]] = made["end_s"]
     kind, stage, microbatch = np.nonzero(arrays.messages.link != NOTHING)
     target = stage + np.where(kind == FORWARD, 1, -1)
     between = arrays.rank_of_stage[stage] != arrays.rank_of_stage[np.clip(target, 0, arrays.rank_of_stage.size - 1)]

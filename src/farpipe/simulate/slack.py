@@ -29,9 +29,9 @@ class Slack:
     """Seconds, by the places in the Timeline's arrays."""
 
     actions_s: Floats
-    """How much later every action could have ended."""
+    """Time by which every action could have ended later."""
     messages_s: Floats
-    """How much later every message could have arrived."""
+    """Time by which every message could have arrived later."""
     critical_actions: NDArray[np.bool_]
     critical_messages: NDArray[np.bool_]
 
@@ -79,7 +79,7 @@ def _latest_ends(edges: Edges, took_s: Floats, end_s: float) -> Floats:
 
 
 def _edges(timeline: Timeline) -> Iterator[Edges]:
-    """Who comes before whom: on a rank, on a link, from an action to its message, from a message to its action."""
+    """Pairs in which one comes before the other: on a rank, on a link, an action and its message, and the reverse."""
     count = len(timeline.actions)
     ranks, own = timeline.actions["rank"], np.arange(len(timeline.messages)) + count
     follows = np.flatnonzero(ranks[1:] == ranks[:-1]) + 1

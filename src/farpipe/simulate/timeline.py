@@ -25,7 +25,7 @@ __all__ = ["ACTION_DTYPE", "MESSAGE_DTYPE", "MESSAGE_KINDS", "Timeline"]
 
 @dataclass(frozen=True, repr=False)
 class Timeline(Events, Document):
-    """What happened in one step, with what follows from it."""
+    """Actions and messages of one step with their times, and the figures that follow from them."""
 
     FORMAT: ClassVar[str] = "farpipe/timeline/1"
 
@@ -70,7 +70,7 @@ class Timeline(Events, Document):
         return exposed
 
     def is_between_sites(self, link: str) -> bool:
-        """Whether a link joins two sites."""
+        """True if a link joins two sites."""
         return self.between[self.links.index(link)] if self.between else is_inter_site(link)
 
     def link_bytes(self) -> dict[str, float]:
@@ -124,7 +124,7 @@ class Timeline(Events, Document):
 
     @property
     def _needs_between(self) -> bool:
-        """Whether the names of the links do not tell which of them join two sites."""
+        """True if the names of the links do not tell which of them join two sites."""
         return self.between not in ((), tuple(map(is_inter_site, self.links)))
 
     def _message_data(self, message: np.void) -> dict[str, Any]:

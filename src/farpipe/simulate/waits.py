@@ -1,4 +1,4 @@
-"""Where the exposed time of a Timeline lies."""
+"""Intervals of a Timeline's exposed time."""
 
 from typing import Final
 
@@ -61,7 +61,7 @@ def _for_gathers(timeline: Events, before: NDArray[np.float64]) -> list[NDArray[
 
 
 def _free_after(message: np.void, free: float, start_s: float) -> float:
-    """When a rank that was free at `free` has waited for the input of an action that began at `start_s`."""
+    """End of a rank's wait, free since `free`, for the input of an action that began at `start_s`."""
     until = min(start_s, float(message["arrival_s"]))
     return until if until > max(free, float(message["ready_s"])) else free
 

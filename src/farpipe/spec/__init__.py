@@ -1,4 +1,4 @@
-"""What the user writes: the model, its training, the cluster, and the job that joins them."""
+"""The user's input: the model, its training, the cluster, and the job that joins them."""
 
 from farpipe.spec.cluster import Cluster, CongestionControl, Device, Link, LocalLink, Site
 from farpipe.spec.job import Job, Pins, Request

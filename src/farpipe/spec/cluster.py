@@ -92,7 +92,7 @@ class Site(Part):
 
     @property
     def plannable_bytes(self) -> float:
-        """What a plan may fill of one device."""
+        """Memory of one device that a plan may fill."""
         return self.device.memory_bytes - self.memory_reserve_bytes
 
 
@@ -107,13 +107,13 @@ class Link(Part):
     latency_s: LatencySeconds
     bandwidth_bytes_per_s: BytesPerSecond
     queue_bytes: Positive | None = None
-    """What waits for the link at most; None: as much as is on its way when it is busy, see `emulate.pipe`."""
+    """The most that waits for the link; None: as much as is in transit when it is busy, see `emulate.pipe`."""
     loss: Share = 0.0
     """The share of packets that is lost."""
     jitter_s: LatencySeconds = 0.0
     """The most that a packet is delayed beyond the latency."""
     congestion_control: CongestionControl = Field(default="bbr", exclude_if=lambda name: bool(name == "bbr"))
-    """What the hosts send with where packets are lost; farpipe takes BBR wherever it is allowed."""
+    """Congestion control of the hosts where packets are lost; farpipe takes BBR wherever it is allowed."""
     egress_usd_per_gb: NonNegative | None = None
     """Of 10^9 bytes over this link; None: the price of the site that it leaves."""
 

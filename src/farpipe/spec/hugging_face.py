@@ -54,7 +54,7 @@ _KINDS: Final[dict[bool, dict[str, Any]]] = {
 }
 """Of what a model is exported as, by `Model.qkv_bias`."""
 _THEIR_NORM_EPSILON: Final = 1e-6
-"""What transformers takes where a config says nothing."""
+"""The epsilon that transformers takes where a config says nothing."""
 
 
 def read_model(folder: Path | str) -> Model:

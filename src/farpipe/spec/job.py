@@ -50,7 +50,7 @@ class Pins(Part):
 
 
 class Request(Part):
-    """What is to be trained: model, training, data and pins, without the cluster; `on` a cluster it is a Job."""
+    """The training to be planned: model, training, data and pins, without the cluster; `on` a cluster it is a Job."""
 
     model: Model
     training: Training

@@ -16,7 +16,7 @@ Duration = Annotated[float, BeforeValidator(lambda text: parse(text, SECONDS, "5
 
 
 class Measured(Part):
-    """What one microbatch took on one device, as the user measured it: its backward whole or in its two halves."""
+    """Times of one microbatch on one device, as the user measured them: its backward whole or in its two halves."""
 
     device: Text
     """Name of a site's device."""

@@ -59,7 +59,7 @@ class Experts(Part):
     router_bias: Natural = 0
     """Trained or corrected biases of the router for each expert: 1 where there is one."""
     expert_bias: Flag = False
-    """Whether the linear layers of the experts have biases."""
+    """True if the linear layers of the experts have biases."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -112,15 +112,15 @@ class Model(Part):
     norm_epsilon: Positive = 1e-5
     """Added to the variance in norms."""
     bias: Flag = False
-    """Whether the linear layers of attention and MLP have biases (the head never has)."""
+    """True if the linear layers of attention and MLP have biases (the head never has)."""
     qkv_bias: Flag = False
-    """Whether query, key and value have biases though nothing else has, as in Qwen2."""
+    """True if query, key and value have biases though nothing else has, as in Qwen2."""
     attention_bias: Flag = False
-    """Whether query, key, value and output have biases though the MLP has none, as in GPT-OSS."""
+    """True if query, key, value and output have biases though the MLP has none, as in GPT-OSS."""
     qk_norm: Flag = False
-    """Whether queries and keys are normalised head by head, as in Qwen3: a gain of a head's width each."""
+    """True if queries and keys are normalised head by head, as in Qwen3: a gain of a head's width each."""
     attention_sinks: Flag = False
-    """Whether every head has a learned logit beside the scores, as in GPT-OSS."""
+    """True if every head has a learned logit beside the scores, as in GPT-OSS."""
     experts: Experts | None = None
     """Mixture of experts in place of the MLP."""
     latent_attention: LatentAttention | None = None

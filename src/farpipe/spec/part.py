@@ -1,4 +1,4 @@
-"""What every part of a job is made of: frozen tables without unknown keys, counts, figures, names."""
+"""The base of every part of a job: frozen tables without unknown keys, counts, figures, names."""
 
 import re
 from typing import Annotated, Any, Final

@@ -1,4 +1,4 @@
-"""What a site's devices, electricity and outgoing traffic cost; a price that is not known is None, never zero."""
+"""Prices of a site's devices, electricity and outgoing traffic; a price that is not known is None, never zero."""
 
 from typing import Annotated, Any
 

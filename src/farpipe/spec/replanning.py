@@ -1,10 +1,10 @@
-"""When a run looks for another order while it goes on."""
+"""Settings of a run that looks for another order while it goes on."""
 
 from farpipe.spec.part import Count, Natural, Part, Positive
 
 
 class ReplanSettings(Part):
-    """When to plan anew."""
+    """Conditions under which a run is planned anew, and limits of that search."""
 
     drift: Positive = 0.1
     """Steps are odd that take so much longer or shorter than expected (relative) ..."""
@@ -17,7 +17,7 @@ class ReplanSettings(Part):
     gain: Positive = 0.05
     """An order is taken when it is predicted to make steps so much shorter (relative); half of it must come true."""
     search_s: Positive = 5.0
-    """What one search may take."""
+    """Time that one search may take."""
     watch_steps: Count = 5
     """Steps after which a new order is judged."""
     pause_steps: Natural = 10

@@ -12,12 +12,12 @@ Precision = Literal["bf16", "fp16", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 """Activations that a stage computes again in the backward pass: none, attention's, all but a layer's input."""
 Zero = Literal[0, 1, 2, 3]
-"""What the replicas of one site divide among them (Rajbhandari et al., arXiv 1910.02054): 0 nothing, 1 the optimizer's
+"""State divided among the replicas of one site (Rajbhandari et al., arXiv 1910.02054): 0 nothing, 1 the optimizer's
 state, 2 gradients too, 3 parameters too (FSDP), which are gathered layer by layer."""
 Rate = Literal[Precision, "tf32", "fp8"]
-"""What a device has a rate for."""
+"""Number formats in which a device has a rate."""
 Matmul = Literal["same", "tf32", "fp8", "mxfp8"]
-"""What matrix products are computed in: the training's precision, or narrower numbers; sums stay in 32 bit."""
+"""Number format of matrix products: the training's precision, or narrower numbers; sums stay in 32 bit."""
 WireType = Literal["none", "bf16", "fp8", "int8"]
 """Numbers that activations and their gradients are rounded to between sites."""
 
@@ -34,7 +34,7 @@ def _no_flag(value: Any) -> Any:
 
 
 class Training(Part):
-    """One way of training: what an optimizer step is, in which precision, with which optimizer settings."""
+    """Settings of a training: what an optimizer step is, its precision, the optimizer."""
 
     sequence_length: Count
     """Tokens of one sequence."""
@@ -46,11 +46,11 @@ class Training(Part):
     precision: Precision = "bf16"
     """Of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
     recompute: Literal["auto", Recompute] = "auto"
-    """What every stage recomputes; ``auto`` leaves it to the planner, which decides for each stage."""
+    """Recomputation in every stage; ``auto`` leaves it to the planner, which decides for each stage."""
     wire_type: WireType = "none"
-    """What activations and their gradients are rounded to on their way between sites: fewer bytes, less exact."""
+    """Number format to which activations and their gradients are rounded between sites: fewer bytes, less exact."""
     zero: Annotated[Literal["auto"] | Zero, BeforeValidator(_no_flag)] = "auto"
-    """Stage of ZeRO; ``auto`` leaves it to the planner. `zero1 = true` is another way to write 1."""
+    """Stage of ZeRO; ``auto`` leaves it to the planner. `zero1 = true` is the same as 1."""
     sequence_parallel: Literal["auto"] | Flag = "auto"
     """Norms and dropout are divided over the tensor-parallel devices as well; ``auto`` leaves it to the planner."""
     flash_attention: Flag = True
@@ -58,7 +58,7 @@ class Training(Part):
     matmul: Matmul = "same"
     """Narrower numbers in matrix products of the layers than `precision` says."""
     dropout: Flag = False
-    """Whether activations and attention are dropped out, with a mask of one byte for each number."""
+    """True if activations and attention are dropped out, with a mask of one byte for each number."""
     overlap: Flag = True
     """Replicas' collectives run beside the rank's own computation where the device lets them (Megatron-LM's
     ``--overlap-grad-reduce`` and ``--overlap-param-gather``, FSDP)."""
@@ -71,9 +71,9 @@ class Training(Part):
     warmup_steps: Natural = 0
     """Steps in which the learning rate rises in equal parts to `learning_rate`."""
     decay: Literal["none", "cosine"] = "none"
-    """What the learning rate does after warm-up: stay, or fall along half a cosine to `final_learning_rate`."""
+    """Course of the learning rate after warm-up: stay, or fall along half a cosine to `final_learning_rate`."""
     decay_steps: Natural = 0
-    """The step at which it has fallen all the way; 0: the end of the run."""
+    """The step at which it has fallen completely; 0: the end of the run."""
     final_learning_rate: NonNegative = 0.0
     evaluate_every_steps: Natural = 0
     """Steps between two evaluations on text that is held out; 0: none."""
@@ -118,7 +118,7 @@ class Training(Part):
 
     @property
     def zero1(self) -> bool:
-        """Whether the optimizer's state is divided over the replicas."""
+        """True if the optimizer's state is divided over the replicas."""
         return self.zero in (1, 2, 3)
 
     @property
@@ -146,7 +146,7 @@ class Data(Part):
     source: Text = "stdlib"
     """``stdlib`` is the source code of Python's standard library; anything else is a file or folder."""
     format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = "auto"
-    """What is in the files; ``auto`` goes by the ends of their names. ``tokens`` are numbers already: .npy, .bin."""
+    """Format of the files; ``auto`` goes by the ends of their names. ``tokens`` are numbers already: .npy, .bin."""
     text_key: Text = "text"
     """Key of the text in JSONL, its column in parquet."""
     tokenizer: Text = "bytes"
@@ -170,5 +170,5 @@ class Data(Part):
 
     @property
     def is_bytes(self) -> bool:
-        """Whether tokens are bytes of text, as far as can be told without looking at the files."""
+        """True if tokens are bytes of text, as far as can be told without looking at the files."""
         return self.tokenizer == "bytes" and self.format != "tokens" and not self.source.endswith((".npy", ".bin"))

@@ -1,4 +1,4 @@
-"""What a window leaves of a link: at most so many bytes are under way unacknowledged in each stream.
+"""Bandwidth that a window leaves of a link: at most so many bytes are in flight unacknowledged in each stream.
 
 TCP with default buffers, and reliable RDMA, can't be faster than window / round trip, however fast the link is. Where a
 switch at the source's site acknowledges in place of the far end, the round trip is that inside the site.

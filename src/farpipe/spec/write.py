@@ -14,7 +14,7 @@ from farpipe.spec.uncertainty import Uncertainty
 
 
 class JobParts(Protocol):
-    """What of a Job stands in its file."""
+    """Parts of a Job that stand in its file."""
 
     @property
     def model(self) -> Model: ...

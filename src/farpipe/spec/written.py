@@ -277,7 +277,7 @@ class WrittenLink(WrittenSpeed, Written):
         return [Link(source=source, target=target, **figures) for source, target in self.ends()]
 
     def _within_window(self, speed: LocalLink) -> LocalLink:
-        """What the streams' windows leave of the bandwidth; all of it where nothing is said of them."""
+        """Bandwidth that the streams' windows leave; all of it where nothing is said of them."""
         if self.window is None and self.streams is None:
             if self.acknowledged == "source":
                 raise fault("acknowledgements at the source need a window", "acknowledged")

@@ -37,9 +37,9 @@ class WrittenMatrices(Part):
     only: dict[str, str] = Field(default_factory=dict)
     """Rows of the throughput with these values in other columns, a tier of the network for example."""
     per: Literal["site", "machine"] = "site"
-    """What a throughput is of: all of a site, or one pair of machines, of which a site has as many as machines."""
+    """Unit that a throughput is of: all of a site, or one pair of machines, of which a site has as many as machines."""
     streams: Count | None = None
-    """TCP streams, each with `window` bytes under way at most; None: throughputs were measured with enough of them."""
+    """TCP streams, each with `window` bytes in flight at most; None: throughputs were measured with enough of them."""
     window: Window = TCP_WINDOW_BYTES
     regions: dict[SiteName, Text] = Field(default_factory=dict)
     """The region in the files of a site; else its `region`, or its name."""

@@ -37,7 +37,7 @@ class Action(NamedTuple):
 
 
 def awaited(action: Action, num_stages: int) -> tuple[int, Literal["F", "backward"], int] | None:
-    """What an action needs from another stage, as (stage, "F" or "backward", microbatch); None: nothing."""
+    """Work of another stage that an action waits for, as (stage, "F" or "backward", microbatch); None: nothing."""
     stage, kind, microbatch = action
     if kind == "F":
         return (stage - 1, "F", microbatch) if stage > 0 else None

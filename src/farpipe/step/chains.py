@@ -31,7 +31,7 @@ class Chains:
 
     @property
     def any(self) -> bool:
-        """Whether any chain has more than one slice."""
+        """True if any chain has more than one slice."""
         return bool((self.previous != NOBODY).any())
 
     @property

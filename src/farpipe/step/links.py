@@ -24,7 +24,7 @@ class Link(Part):
     """The number of replicas of the pipeline, this one included, that send one after the other over it, each
     `Traffic.stagger_s` behind the one before; earlier documents say `num_turns`."""
     source: str | None = Field(default=None, exclude_if=_is_none)
-    """Where it begins: a site, or inside one ``site:rank``; None: what its name says."""
+    """Site at which the link begins, or ``site:rank`` inside one; None: the one in its name."""
     target: str | None = Field(default=None, exclude_if=_is_none)
     kind: Literal["inter-site", "intra-site"] | None = Field(default=None, exclude_if=_is_none)
     """None: whether its ends are at two sites."""
@@ -35,7 +35,7 @@ class Link(Part):
         return (source if arrow else "") if self.source is None else self.source, self.target or target
 
     def is_between_sites(self, name: str) -> bool:
-        """Whether the link with this name joins two sites; one without ends does."""
+        """True if the link with this name joins two sites; one without ends does."""
         if self.kind is not None:
             return self.kind == "inter-site"
         source, target = map(site_of, self.ends(name))
@@ -51,7 +51,7 @@ class Link(Part):
 
 
 class Transfer(Part):
-    """What one message puts on which link."""
+    """One message on one link: its bytes, or the times that it takes there."""
 
     link: LinkNames
     bytes: PerMicrobatch
@@ -62,7 +62,7 @@ class Transfer(Part):
 
     @property
     def has_times(self) -> bool:
-        """Whether it says itself how long its messages take."""
+        """True if it says itself how long its messages take."""
         return self.occupies_s is not None or self.arrives_after_s is not None
 
 
@@ -81,8 +81,7 @@ class Sync(Part):
 
 
 class Exchange(Transfer):
-    """What one stage gives another after its last W or B, and only the other's optimizer waits for: the gradient of a
-    matrix that both have."""
+    """Gradient of a matrix that two stages have, sent after the last W or B of one; the other's optimizer waits."""
 
     source_stage: Annotated[int, Field(ge=0)]
     target_stage: Annotated[int, Field(ge=0)]
@@ -94,7 +93,7 @@ def site_of(end: str) -> str:
 
 
 def is_inter_site(link: str) -> bool:
-    """Whether a link of which only the name is known joins two sites.
+    """True if a link of which only the name is known joins two sites.
 
     Links are named ``from>to`` after their sites; inside a site, where each pair of ranks has a link of its own,
     ``site:rank>site:rank``. A name of another form is taken for a link between sites.

@@ -33,7 +33,7 @@ class StepArrays:
 
     @property
     def tables(self) -> tuple[Any, ...]:
-        """What the player reads, flat."""
+        """The arrays that the player reads, flat."""
         shape, flat = self.messages.link.shape[1:], (self.duration_s, self.rank_of_stage, *self.messages.figures)
         opening = self.collectives.opening(self.opens_s, self.shared.size)
         collectives = (*self.collectives.figures, self.collectives.begin)

@@ -1,4 +1,4 @@
-"""What every action takes and frees: the one place that knows how long a step holds which bytes."""
+"""Bytes that every action takes and frees: the one place that knows how long a step holds which bytes."""
 
 from typing import Final, NamedTuple
 

@@ -47,7 +47,7 @@ class Messages:
 
 
 class Opening(NamedTuple):
-    """What stages and links have to wait for when a step begins."""
+    """Times from which stages and links are free when a step begins, as its first collectives leave them."""
 
     stage_s: Floats
     """[S]: when the first forward of every stage may begin."""
@@ -67,7 +67,7 @@ class Collectives(Messages):
     """[S + 1]: those that wait for the last backward of stage s are at `begin[s]` to `begin[s + 1]`."""
 
     def opening(self, opens_s: Floats, num_links: int) -> Opening:
-        """When stages and links open; `opens_s`: see `Traffic`.
+        """Times from which stages and links are free; `opens_s`: see `Traffic`.
 
         Collectives that wait for nothing are ready when the step begins and go first, one after the other. This is the
         one place that knows it.
@@ -82,7 +82,7 @@ class Collectives(Messages):
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What a step puts on its links."""
+    """Messages and collectives that a step puts on its links."""
 
     messages: Messages
     collectives: Collectives

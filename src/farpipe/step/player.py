@@ -1,12 +1,12 @@
 """The compiled player: plays the orders of all ranks and writes down when everything happened.
 
-Every rank runs ahead until an input is missing. A message on a link that one rank feeds goes on its way at once, for
+Every rank runs ahead until an input is missing. A message on a link that one rank feeds is sent at once, for
 such messages are ready in that rank's order. On a link that several ranks feed it is pending until nobody can run any
 further: then the earliest pending message can't be overtaken any more, since whatever is still to come waits for it or
 for a later one. So links serve in the order in which messages became ready, and the time is linear in the number of
 actions (times the logarithm of the pending messages on shared links).
 
-The heap of pending messages holds its keys itself: comparing by way of the messages' tables costs a cache miss each.
+The heap of pending messages holds its keys itself: comparing through the tables of messages costs a cache miss each.
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def new_scratch(shape, num_ranks, num_links, any_shared, num_collectives):  # type: ignore[no-untyped-def]
-    """What a play works in, to be used again: (link_free_s, idle_s, left, position, free_s, waits_for, stack, heap)."""
+    """Arrays for a play, to be used again: (link_free_s, idle_s, left, position, free_s, waits_for, stack, heap)."""
     num_stages, num_microbatches = shape
     capacity = 2 * num_stages * num_microbatches + num_collectives if any_shared else 0
     clocks = (np.empty(num_links), np.empty(num_ranks))
@@ -72,7 +72,8 @@ def play(codes, begin, tables, num_links, out):  # type: ignore[no-untyped-def]
     """Play the orders; returns the number of actions that could be played.
 
     `codes` and `begin` are a Schedule's, `tables` as `StepArrays.tables` has them. They are flat: a message's place is
-    ``way * S * M + stage * M + microbatch`` (way 0 forward, 1 backward), a collective's ``2 * S * M`` and its own.
+    ``direction * S * M + stage * M + microbatch`` (direction 0 forward, 1 backward), of collective c
+    ``2 * S * M + c``.
     `out` = (start_s [A], message_start_s [2SM], arrival_s [2SM], starts of the collectives [C]).
     """
     num_ranks = begin.size - 1
@@ -123,7 +124,7 @@ def _end_stage(stage, now, pending, tables, out, scratch):  # type: ignore[no-un
 
 @njit(cache=True)
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
-    """What `play` does, in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
+    """`play` in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
     shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, other_link, other_s = tables[:8]
     shared, gate_s = tables[10], tables[11]
     start_s, message_start_s, arrival_s, other_start_s = out
@@ -140,11 +141,11 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
                 other = item - 2 * per_kind
                 other_start_s[other] = _put(other_link[other], ready_s, other_s[other], link_free_s)
                 continue
-            way = item // per_kind
-            target = item + num_microbatches - 2 * way * num_microbatches
+            direction = item // per_kind
+            target = item + num_microbatches - 2 * direction * num_microbatches
             start = _put(link[item], ready_s, occupies_s[item], link_free_s)
             message_start_s[item], arrival_s[target] = start, start + arrives_after_s[item]
-            rank = rank_of_stage[(target - way * per_kind) // num_microbatches]
+            rank = rank_of_stage[(target - direction * per_kind) // num_microbatches]
             if waits_for[rank] != target:
                 continue
             waits_for[rank] = -1
@@ -155,8 +156,8 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
         while at < end:
             kind, slot = codes[at] & 3, codes[at] >> 2
             stage = slot // num_microbatches
-            way = 0 if kind == _F else 1
-            message = way * per_kind + slot
+            direction = 0 if kind == _F else 1
+            message = direction * per_kind + slot
             if kind != _W:
                 arrival = arrival_s[message]
                 if arrival < 0.0:
@@ -178,10 +179,10 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
                     _settle(heap, pending, now, stage * other_link.size + slot, message)
                     pending += 1
                 elif name != _NOTHING:
-                    target = message + num_microbatches - 2 * way * num_microbatches
+                    target = message + num_microbatches - 2 * direction * num_microbatches
                     start = _put(name, now, occupies_s[message], link_free_s)
                     message_start_s[message], arrival_s[target] = start, start + arrives_after_s[message]
-                    receiver = rank_of_stage[stage + 1 - 2 * way]
+                    receiver = rank_of_stage[stage + 1 - 2 * direction]
                     if waits_for[receiver] == target:
                         waits_for[receiver] = -1
                         stack[top] = receiver

@@ -43,7 +43,7 @@ class Stage(Part):
     activation_bytes: PerMicrobatch = 0.0
     """Held from the start of F to the end of I or B."""
     weight_stash_bytes: PerMicrobatch = 0.0
-    """What remains of it after I, until the end of W."""
+    """The part of it that remains after I, until the end of W."""
     chain_bytes: PerMicrobatch = 0.0
     """Gradients of keys and values: held from the start of the chain's first backward to the end of the own one."""
 
@@ -182,7 +182,7 @@ class Problem(Document, Part):
 
     @cached_property
     def chains(self) -> Chains:
-        """Which microbatches are slices of one sequence."""
+        """Microbatches that are slices of one sequence."""
         return chains(self.follows, self.num_microbatches)
 
     @property
@@ -243,7 +243,7 @@ class Problem(Document, Part):
         unused: dict[str, Any] = {} if self.follows is not None else {"follows": True}
         if not any(np.any(stage.chain_bytes) for stage in self.stages):
             unused["stages"] = {"__all__": {"chain_bytes"}}
-        body = self.model_dump_json(exclude=unused)  # ten times as fast as by way of `to_body`
+        body = self.model_dump_json(exclude=unused)  # ten times as fast as through `to_body`
         return f'{{"format":"{self.FORMAT}",{body[1:]}'
 
     def to_body(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class CodedOrder(Sequence[Action]):
 
 
 class Schedule(Document):
-    """Who does what in which order; `method` is the name of what made it.
+    """The order in which every rank does its actions; `method` is the name of what made it.
 
     Inside it is two arrays, not to be written to. An action's code is ``4 (stage * stride + microbatch) + kind``, the
     kind by its place in KINDS; `stride` is `num_microbatches`, or more where an action names a microbatch that is
@@ -79,7 +79,7 @@ class Schedule(Document):
     codes: Codes
     """The actions of all ranks, one rank after the other: [num_actions]."""
     begin: Codes
-    """Where each rank's actions begin in `codes`: [number of ranks + 1]."""
+    """Index in `codes` at which each rank's actions begin: [number of ranks + 1]."""
     method: str
     stride: int
 

@@ -1,10 +1,10 @@
 """V-Half and V-Min: half or a third of 1F1B's memory (Qi et al., arXiv 2405.15362).
 
 Two stages per rank in a V. Every microbatch repeats one building block every six slots, a slot being the time of any
-F, I or W; the shorter the way of a microbatch through the block, the less it holds. Neighbouring stages follow each
+F, I or W; the shorter the path of a microbatch through the block, the less it holds. Neighbouring stages follow each
 other after so many slots:
 
-    V-Half: 2 on the way down, 1 up; going back 2 down, 1 up   peak (p + 2) // 2 microbatches
+    V-Half: 2 down, 1 up; going back 2 down, 1 up   peak (p + 2) // 2 microbatches
     V-Min:  1 everywhere                                       peak (p + 4) // 3 microbatches
 
 The blocks are then pushed together: only the order of F and I is kept, and W fills the gaps.
@@ -43,7 +43,7 @@ def _repeat_block(problem: Problem, slopes: Slots, num_in_flight: int, method: s
 
 
 def building_block(num_ranks: int, slopes: Slots) -> dict[tuple[int, str], int]:
-    """The slot of F and I of every stage: the shortest way on which no rank meets itself again, modulo PERIOD."""
+    """The slot of F and I of every stage: the shortest path on which no rank meets itself again, modulo PERIOD."""
     pauses = sorted(product(range(PERIOD), repeat=3), key=sum)
     blocks = (_block(num_ranks, slopes, pause) for pause in pauses)
     return next(block for block in blocks if _is_free_of_collisions(num_ranks, block))

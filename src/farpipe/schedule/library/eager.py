@@ -99,7 +99,7 @@ def _fit_memory(problem: Problem, wanted: list[int]) -> list[int]:
 
 
 def _most_in_flight(problem: Problem, stage: int) -> int | None:
-    """How many microbatches of `stage` fit its rank's memory at once (the largest ones taken); None: all of them."""
+    """The number of microbatches of `stage` that fit its rank's memory at once (the largest ones taken); None: all."""
     rank = problem.ranks[problem.stages[stage].rank]
     held = float(problem.table("activation_bytes")[stage].max())
     if rank.memory_bytes is None or held * problem.num_microbatches <= rank.memory_bytes - rank.static_bytes:

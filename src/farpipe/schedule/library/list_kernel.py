@@ -13,13 +13,13 @@ _NEVER = np.inf
 
 @njit(cache=True, inline="always")
 def _fits_before(start, seconds, fit, other):  # type: ignore[no-untyped-def]
-    """Whether an action started at `start` is, but for a share of it, done when a preferred one can start."""
+    """True if an action started at `start` is, but for a share of it, done when a preferred one can start."""
     return start < other and start + fit * seconds <= other + 1e-12
 
 
 @njit(cache=True, inline="always")
 def _goes_first(start, seconds, fit, key, other_start, other_seconds, other_fit, other_key):  # type: ignore[no-untyped-def]
-    """Whether one pass goes before another: the one with the lesser key, unless the other fits before it."""
+    """True if one pass goes before another: the one with the lesser key, unless the other fits before it."""
     if key < other_key:
         return not _fits_before(other_start, other_seconds, other_fit, start)
     return _fits_before(start, seconds, fit, other_start)
@@ -97,7 +97,7 @@ def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, r
 
 @njit(cache=True, inline="always")
 def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
-    """Put what an F or I makes on its way; the stage that gets it, or -1."""
+    """Send the message of an F or I; the stage that gets it, or -1."""
     link, occupies_s, arrives_after_s, _ = wires
     target = stage + 1 if kind == F else stage - 1
     if kind == F and target == arrival.shape[1]:

@@ -20,7 +20,7 @@ from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]
 Arguments = tuple[Any, ...]
-"""What the kernel reads of a Problem, whatever the rules."""
+"""Arrays of a Problem that the kernel reads, whatever the rules."""
 Played = tuple[tuple[float, float], NDArray[np.int64]]
 """((makespan, longest time of any rank) to nine digits, codes of the actions, of every rank in its order)."""
 
@@ -37,7 +37,7 @@ class Rules:
     alternate: bool = False
     """After an F the I's before the F's, and after an I the F's before the I's, whatever the keys."""
     warm_up_fit: float = 0.0
-    """The share of an F that must be over when an I that is on its way arrives, as long as no I has been done."""
+    """The share of an F that must be over when an I's message arrives, as long as no I has been done."""
     weight_fit: float = 1.0
     """The share of a W that must be over when the next F or I can start."""
     level_idle: bool = True
@@ -102,7 +102,7 @@ def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], headroom_
 
 
 def _least_bytes(problem: Problem, passes: Sequence[Action], tables: tuple[Floats, Floats]) -> float:
-    """What F and I in this order hold if every W follows its I at once; `tables` as `byte_tables` makes them."""
+    """Bytes that F and I in this order hold if every W follows its I at once; `tables` as `byte_tables` makes them."""
     if not passes:
         return 0.0
     joined = (action if action.kind == "F" else action._replace(kind="B") for action in passes)
@@ -112,7 +112,7 @@ def _least_bytes(problem: Problem, passes: Sequence[Action], tables: tuple[Float
 
 
 def memory_headroom(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:
-    """What the activations of every rank may take: what the order wants, but no more than the rank has: [R]."""
+    """Bytes that the activations of every rank may take: as the order wants, but no more than the rank has: [R]."""
     has = [np.inf if rank.memory_bytes is None else rank.memory_bytes - rank.static_bytes for rank in problem.ranks]
     return np.asarray(np.minimum(has, wanted_bytes), np.float64)
 
@@ -146,13 +146,13 @@ def _sequence(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], F
 
 
 def _largest_chains(problem: Problem) -> Floats:
-    """What the largest chain's gradients of keys and values take in any one stage of every rank: [R]."""
+    """Bytes of the largest chain's gradients of keys and values in any one stage of every rank: [R]."""
     largest = problem.chains.sums(problem.table("chain_bytes")).max(axis=1)
     return np.array([largest[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
 
 
 def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, limit_s: float) -> Played:
-    """What the rules give; fewer actions if the makespan is sure to be over `limit_s`."""
+    """The actions in the order of the rules; fewer of them if the makespan is sure to be over `limit_s`."""
     from farpipe.schedule.library import list_kernel  # here, for numba takes a third of a second to import
 
     codes = np.empty(_num_actions(problem), np.int64)

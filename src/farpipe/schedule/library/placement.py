@@ -1,4 +1,4 @@
-"""Which stages live on which rank: what an order asks of a Problem."""
+"""Placement of stages on ranks that an order asks of a Problem."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +33,17 @@ def require_round_robin(problem: Problem, method: str) -> list[int]:
 def require_v_shape(problem: Problem, method: str) -> list[int]:
     """The ranks in pipeline order; InputError unless stages s and 2p - 1 - s share a rank, and no others do."""
     num_ranks = problem.num_ranks
-    way = [stage.rank for stage in problem.stages]
-    if len(way) != 2 * num_ranks or len(set(way[:num_ranks])) != num_ranks or way != way[::-1]:
+    ranks = [stage.rank for stage in problem.stages]
+    if len(ranks) != 2 * num_ranks or len(set(ranks[:num_ranks])) != num_ranks or ranks != ranks[::-1]:
         raise InputError(
             f"schedule {method!r} needs two stages per rank in a V, the first and the last on the same rank "
             "(in a job: layout.virtual = 2)"
         )
-    return way[:num_ranks]
+    return ranks[:num_ranks]
 
 
 def microbatch_bytes(problem: Problem) -> NDArray[np.float64]:
-    """What one microbatch (of chains the largest one, whole) takes in all stages of every rank: [R]."""
+    """Bytes of one microbatch (of chains the largest one, whole) in all stages of every rank: [R]."""
     held = problem.chains.sums(problem.table("activation_bytes")).max(axis=1)
     chain = problem.chains.sums(problem.table("chain_bytes")).max(axis=1)
     return np.array([held[list(s)].sum() + chain[list(s)].max(initial=0.0) for s in problem.stages_of_rank])

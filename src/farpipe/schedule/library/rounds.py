@@ -4,7 +4,7 @@ Its authors build an order round by round (`auto_schedule.py` of sail-sg/zero-bu
 
 1. Every stage begins with as many forwards as there is time for until its first I can come, counted from the last stage
    backwards, and with fewer than the stage before it. *A bubble first*: only those that end by then; else the one that
-   is under way as well.
+   that runs then as well.
 2. Then follow rounds of at most one F on every stage and one I on every stage, from last to first. A stage does an F
    only if the next one does. *I's first*: one that is two forwards ahead leaves it out if the next stage's F and I are
    done sooner, or if the stage can wait for them without having waited longest of all.

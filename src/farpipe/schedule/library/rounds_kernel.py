@@ -63,7 +63,7 @@ def _hop_s(kind, stage, j, wires):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _warm_up(step, wires, state, bubble_first, tolerance_s):  # type: ignore[no-untyped-def]
-    """How many more forwards than one every stage does before its first I: [S]."""
+    """The number of forwards beyond the first that every stage does before its first I: [S]."""
     duration, taken, _, headroom = step
     free, used = state[2], state[3]
     num_stages, num_microbatches = duration.shape[1:]
@@ -86,7 +86,7 @@ def _warm_up(step, wires, state, bubble_first, tolerance_s):  # type: ignore[no-
 
 @njit(cache=True)
 def _waits(stage, step, wires, state, tolerance_s):  # type: ignore[no-untyped-def]
-    """Whether a stage that is two forwards ahead of the next rather leaves out the next one."""
+    """True if a stage that is two forwards ahead of the next one had better leave out its next forward."""
     duration, taken, freed, headroom = step
     done, free, used, idle = state[0], state[2], state[3], state[4]
     if done[F, stage] < done[F, stage + 1] + 2:
@@ -104,7 +104,7 @@ def _waits(stage, step, wires, state, tolerance_s):  # type: ignore[no-untyped-d
 
 @njit(cache=True)
 def _forwards(step, wires, state, prioritize, tolerance_s):  # type: ignore[no-untyped-def]
-    """Which stages do an F in the next round: one only if the next stage does, for it would only hold more: [S]."""
+    """Stages that do an F in the next round: one only if the next stage does, for it would only hold more: [S]."""
     done = state[0]
     num_stages, num_microbatches = step[0].shape[1:]
     goes = np.zeros(num_stages, np.int64)

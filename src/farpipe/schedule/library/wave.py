@@ -23,8 +23,8 @@ PACES: Final = (0.5, 1.0, 2.0)
 def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
     """Of what can start, backwards go before forwards or in turn with them, and always the later stage first.
 
-    It uses all memory that the ranks have. A forward on the way down leaves room for one or two on the way up, so that
-    the microbatches under way can always reach the loss. Where links are slow that is too little: the stages down take
+    It uses all memory that the ranks have. A forward on a stage down leaves room for one or two on those up, so that
+    the microbatches in flight can always reach the loss. Where links are slow that is too little: the stages down take
     nearly all memory, and those up do one microbatch after the other. So it is also tried with stages down that hold no
     more than their share. `limit_s` as for `list_schedule`.
     """
@@ -48,7 +48,7 @@ def _rules(problem: Problem, headroom: Floats) -> tuple[Rules, ...]:
 
 
 def _shares(problem: Problem, headroom: Floats, paces: float) -> tuple[int, ...]:
-    """How many microbatches every stage down may hold, that both stages of its rank can hold them as long as they need.
+    """The number of microbatches that every stage down may hold, so that both stages of its rank have memory for them.
 
     By Little's law the two need memory as bytes times seconds; a stage up is not limited but by memory.
     """
