@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.spec import parse_job
-from farpipe.spec.windows import TCP_WINDOW_BYTES, windowed_rate
+from farpipe.spec.windows import windowed_rate
 
 HEAD = """
 [model]
@@ -147,20 +147,6 @@ def test_so_many_sites_that_nobody_means_all_links_are_refused_at_once():
     many = "".join(f'[[cluster.sites]]\nname = "s{n}"\ndevice = "a100-80gb"\nnum_devices = 1\n' for n in range(1000))
     with pytest.raises(InputError, match=r"1,000 sites are more than 300"):
         links(sites=many, matrices=MATRICES.replace("regions", "# "))
-
-
-def one_link(*lines):
-    text = '[[cluster.links]]\nbetween = ["here", "there"]\nlatency = "50 ms"\nbandwidth = "100 Gbit/s"\n'
-    return links(*lines, sites=SITES + text, matrices="")["here>there"].bandwidth_bytes_per_s
-
-
-def test_a_written_link_may_have_streams_or_an_rdma_window():
-    assert one_link() == 100e9 / 8
-    assert one_link("streams = 4") == pytest.approx(4 * TCP_WINDOW_BYTES / 0.1)
-    assert one_link('window = "16 MB"') == pytest.approx(16e6 / 0.1)
-    assert one_link('window = "16 MB"', 'acknowledged = "source"') == 100e9 / 8
-    with pytest.raises(InputError, match="need a window"):
-        one_link('acknowledged = "source"')
 
 
 @given(st.floats(1, 1e12), st.floats(1, 1e9), st.floats(0, 1), st.integers(1, 100))

@@ -14,8 +14,6 @@ from farpipe.errors import InputError
 from farpipe.strict import expect_format, nearest, parse_json, read_text
 
 FORMAT: Final = "farpipe/network/1"
-SECONDS_PER_KM: Final = 4.9e-6
-"""Delay of light in silica fibre: group index 1.468 / c = 4.9 us/km (ITU-T G.652 fibre)."""
 MAX_FIBRES: Final = 64
 """Parallel fibres of one edge."""
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.modulation import Modulation
-from farpipe.optical.network import SECONDS_PER_KM, Network, number, read_rows
+from farpipe.optical.network import Network, number, read_rows
+from farpipe.spec.windows import SECONDS_PER_KM
 from farpipe.strict import nearest, read_text
 
 Pair = tuple[str, ...]

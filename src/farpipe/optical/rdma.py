@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farpipe.errors import InputError
-from farpipe.optical.network import SECONDS_PER_KM
-from farpipe.spec.windows import SITE_RTT_S, windowed_rate
+from farpipe.spec.windows import SECONDS_PER_KM, SITE_RTT_S, windowed_rate
 from farpipe.step import Problem, retimed
 
 

@@ -8,6 +8,10 @@ from typing import Final
 
 TCP_WINDOW_BYTES: Final = 2.7e6
 """Of one stream with default buffers: hivemind-multi-cloud's measurements between clouds, 0.2 to 300 ms apart."""
+RDMA_WINDOW_BYTES: Final = 16e6
+"""Of an RDMA queue between sites where nothing else is said: 12.8 Gbit/s at 1000 km of fibre, as MatchRDMA reports."""
+SECONDS_PER_KM: Final = 4.9e-6
+"""Delay of light in silica fibre: group index 1.468 / c = 4.9 us/km (ITU-T G.652 fibre)."""
 SITE_RTT_S: Final = 20e-6
 """Round trip inside a site, from the sender to the switch that acknowledges."""
 

@@ -34,7 +34,7 @@ from farpipe.spec.part import (
 from farpipe.spec.prices import Prices
 from farpipe.spec.training import Data, Rate, Training
 from farpipe.spec.uncertainty import Uncertainty
-from farpipe.spec.windows import SITE_RTT_S, TCP_WINDOW_BYTES, windowed_rate
+from farpipe.spec.windows import RDMA_WINDOW_BYTES, SECONDS_PER_KM, SITE_RTT_S, TCP_WINDOW_BYTES, windowed_rate
 from farpipe.spec.written_matrices import Window, WrittenMatrices
 from farpipe.strict import nearest
 from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
@@ -254,9 +254,13 @@ class WrittenLink(WrittenSpeed, Written):
     jitter: Latency = 0.0
     congestion_control: CongestionControl = "bbr"
     egress_usd_per_gb: NonNegative | None = None
+    kind: Literal["tcp", "rdma", "lossless-otn"] = "tcp"
+    fibre_km: NonNegative | None = None
     streams: Count | None = None
     window: Window | None = None
     acknowledged: Literal["target", "source"] = "target"
+    budget: Annotated[float, BeforeValidator(_bandwidth)] | None = None
+    buffer: Window | None = None
 
     def ends(self) -> list[tuple[str, str]]:
         """Source and target of each direction."""
@@ -268,7 +272,7 @@ class WrittenLink(WrittenSpeed, Written):
 
     def resolve(self) -> list[Link]:
         """One directed link, or two."""
-        speed = self._within_window(self.speed()).model_dump()
+        speed = self._carried(self._over_fibre()).model_dump()
         disturbed = {"loss": self.loss, "jitter_s": self.jitter, "congestion_control": self.congestion_control}
         figures = speed | disturbed | {"egress_usd_per_gb": self.egress_usd_per_gb}
         if self.queue is not None:
@@ -276,15 +280,43 @@ class WrittenLink(WrittenSpeed, Written):
             figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
         return [Link(source=source, target=target, **figures) for source, target in self.ends()]
 
-    def _within_window(self, speed: LocalLink) -> LocalLink:
-        """Bandwidth that the streams' windows leave; all of it where nothing is said of them."""
-        if self.window is None and self.streams is None:
-            if self.acknowledged == "source":
-                raise fault("acknowledgements at the source need a window", "acknowledged")
-            return speed
-        rtt_s = SITE_RTT_S if self.acknowledged == "source" else 2 * speed.latency_s
-        rate = windowed_rate(speed.bandwidth_bytes_per_s, self.window or TCP_WINDOW_BYTES, rtt_s, self.streams or 1)
-        return speed.model_copy(update={"bandwidth_bytes_per_s": rate})
+    def _over_fibre(self) -> LocalLink:
+        """Latency and bandwidth as they are written; the latency may be that of light in `fibre_km` of fibre."""
+        if self.fibre_km is None:
+            return self.speed()
+        if self.latency is not None:
+            raise fault("the latency follows from fibre_km: give one of the two", "latency")
+        latency_s = at_most_an_hour(self.fibre_km * SECONDS_PER_KM, f"{self.fibre_km:g} km")
+        return self.model_copy(update={"latency": latency_s}).speed()
+
+    def _carried(self, speed: LocalLink) -> LocalLink:
+        """The link with the rate that its kind leaves of the bandwidth."""
+        self._expect_keys_of_kind()
+        rate, rtt_s = speed.bandwidth_bytes_per_s, 2 * speed.latency_s
+        if self.kind == "lossless-otn":
+            rate = rate if self.buffer is None else windowed_rate(rate, self.buffer, rtt_s)
+        elif self.kind == "rdma" or self.window is not None or self.streams is not None:
+            usual = RDMA_WINDOW_BYTES if self.kind == "rdma" else TCP_WINDOW_BYTES
+            window = usual if self.window is None else self.window
+            acknowledged_s = SITE_RTT_S if self.acknowledged == "source" else rtt_s
+            rate = windowed_rate(rate, window, acknowledged_s, self.streams or 1)
+        return speed.model_copy(update={"bandwidth_bytes_per_s": min(rate, self.budget or rate)})
+
+    def _expect_keys_of_kind(self) -> None:
+        otn, at_source = self.kind == "lossless-otn", self.acknowledged == "source"
+        if at_source and self.kind == "tcp" and self.window is None:
+            raise fault("acknowledgements at the source need a window", "acknowledged")
+        if self.budget is not None and not at_source:
+            raise fault('a destination grants rates only with acknowledged = "source"', "budget")
+        if self.buffer is not None and not otn:
+            raise fault('a buffer for pause frames belongs to kind = "lossless-otn"', "buffer")
+        if otn and (self.window is not None or at_source):
+            key = "window" if self.window is not None else "acknowledged"
+            raise fault('the equipment of a lossless OTN paces RDMA: leave this out, or take kind = "rdma"', key)
+        if self.kind != "tcp":
+            for key in ("streams", "loss", "jitter"):
+                if getattr(self, key):
+                    raise fault(f'"{self.kind}" has no {key}: leave it out, or take kind = "tcp"', key)
 
 
 class WrittenCluster(Written):

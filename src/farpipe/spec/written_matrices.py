@@ -19,7 +19,15 @@ from farpipe.units import BYTES, parse
 MAX_SITES: Final = 300
 """With a link each to each; more are refused, for nobody means 90,000 links."""
 
-Window = Annotated[float, BeforeValidator(lambda text: parse(text, BYTES, "2.7 MB"))]
+
+def _window(text: object) -> float:
+    value = parse(text, BYTES, "2.7 MB")
+    if value == 0:
+        raise ValueError(f"must be more than zero, found {text!r}")
+    return value
+
+
+Window = Annotated[float, BeforeValidator(_window)]
 
 
 class WrittenMatrices(Part):
