@@ -23,7 +23,7 @@ from pathlib import Path
 MESSAGE_BYTES = 4096
 NUM_MICROBATCHES = 256
 NUM_STEPS = 12
-NUM_WARM_UP_STEPS = 2
+NUM_SKIPPED_STEPS = 2
 NUM_RANKS = 2
 TORCH_SCHEDULES = ("_PipelineScheduleRuntime", "Schedule1F1B")
 
@@ -88,12 +88,12 @@ def run_rank(folder: Path) -> None:
     with connect(rank, num_ranks, TransportConfig(), rendezvous_from_env()) as transport:
         executor = Executor(order("1f1b", problem), {rank: SleepStage(problem, rank)}, TensorPeers(transport))
         for step in range(NUM_STEPS):
-            if step == NUM_WARM_UP_STEPS:
+            if step == NUM_SKIPPED_STEPS:
                 start = (time.process_time(), time.thread_time(), time.perf_counter())
             transport.exchange(f"step {step}", b"", waiting_for="the other rank")
             executor.run(step)
         end = (time.process_time(), time.thread_time(), time.perf_counter())
-    num_actions = (NUM_STEPS - NUM_WARM_UP_STEPS) * len(executor.program)
+    num_actions = (NUM_STEPS - NUM_SKIPPED_STEPS) * len(executor.program)
     cpu, thread, wall = ((b - a) / num_actions * 1e6 for a, b in zip(start, end, strict=True))
     figures = {"cpu_us_per_action": cpu, "executor_us_per_action": thread, "wall_us_per_action": wall}
     (folder / f"{rank}.json").write_text(json.dumps(figures))
@@ -108,12 +108,12 @@ def run_torch_rank(folder: Path, name: str, port: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     step = torch_step(name, rank, folder)
     for number in range(NUM_STEPS):
-        if number == NUM_WARM_UP_STEPS:
+        if number == NUM_SKIPPED_STEPS:
             start = (time.process_time(), time.thread_time())
         dist.barrier()
         step()
     end = (time.process_time(), time.thread_time())
-    num_actions = (NUM_STEPS - NUM_WARM_UP_STEPS) * 2 * NUM_MICROBATCHES
+    num_actions = (NUM_STEPS - NUM_SKIPPED_STEPS) * 2 * NUM_MICROBATCHES
     cpu, main_thread = ((b - a) / num_actions * 1e6 for a, b in zip(start, end, strict=True))
     figures = {"cpu_us_per_action": cpu, "main_us_per_action": main_thread, "autograd_us_per_action": autograd_us(rank)}
     (folder / f"{rank}.json").write_text(json.dumps(figures))

@@ -24,7 +24,7 @@ from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.state import first_state
 from farpipe.fleet.traces import SIZES
 from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import Link
+from farpipe.spec.cluster import SiteLink
 
 RULES = {
     "bace": places.bace,
@@ -55,7 +55,7 @@ def moments(num_sites: int, count: int) -> Iterator[tuple[View, JobState, int]]:
 
 def _linked(cluster: Cluster, names: list[str], draw: random.Random) -> Cluster:
     links = [
-        Link(
+        SiteLink(
             source=a,
             target=b,
             latency_s=draw.uniform(0.005, 0.12),

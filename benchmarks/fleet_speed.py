@@ -19,7 +19,7 @@ from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import FleetState, first_state
 from farpipe.fleet.traces import RawJob, as_jobs, at_load
 from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import Link
+from farpipe.spec.cluster import SiteLink
 
 SITES = [f"s{index}" for index in range(12)]
 DEVICES = 64
@@ -30,7 +30,7 @@ def cluster() -> Cluster:
     """Twelve sites of 64 A100, all linked."""
     sites = tuple(preset_site(name, "a100-80gb", DEVICES) for name in SITES)
     pairs = [(a, b) for a in SITES for b in SITES if a != b]
-    links = [Link(source=a, target=b, latency_s=0.03, bandwidth_bytes_per_s=6e8) for a, b in pairs]
+    links = [SiteLink(source=a, target=b, latency_s=0.03, bandwidth_bytes_per_s=6e8) for a, b in pairs]
     return Cluster(sites=sites, links=tuple(links))
 
 

@@ -25,7 +25,7 @@ from farpipe.errors import InfeasibleError
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.bandwidth import link_bounds
 from farpipe.simulate import simulate
-from farpipe.spec import Cluster, Job, Link, Pins, Training, preset_model, preset_site
+from farpipe.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
 
 S_PER_KM = 4.9e-6
 SEQUENCE_LENGTH, GLOBAL_BATCH = 4096, 64
@@ -47,7 +47,7 @@ def job(model: str, km: float, gbit_per_s: float, memory_gib: float, **choice: A
     sites = [
         s.model_copy(update={"device": s.device.model_copy(update={"memory_bytes": memory_gib * 2**30})}) for s in sites
     ]
-    links = [Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=rate) for a, b in ("ab", "ba")]
+    links = [SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=rate) for a, b in ("ab", "ba")]
     return Job(
         model=preset_model(model),
         training=Training(

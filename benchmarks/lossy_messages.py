@@ -48,10 +48,10 @@ def main() -> None:
 def measure(case: Case) -> dict[str, Any]:
     from farpipe.emulate.wan import Wan
     from farpipe.run.launch import launch
-    from farpipe.spec import Link
+    from farpipe.spec import SiteLink
 
     figures = {"latency_s": case.latency_s, "bandwidth_bytes_per_s": case.bit_per_s / 8, "loss": case.loss}
-    links = [Link(source=a, target=b, jitter_s=case.jitter_s, **figures) for a, b in (SITES, SITES[::-1])]
+    links = [SiteLink(source=a, target=b, jitter_s=case.jitter_s, **figures) for a, b in (SITES, SITES[::-1])]
     with tempfile.TemporaryDirectory() as name, Wan.up(list(SITES), links, name=f"bench{os.getpid()}") as wan:
         places = [wan.namespaces[site] for site in SITES]
         commands = [[sys.executable, __file__, "rank", name, place.address, json.dumps(case)] for place in places]

@@ -23,7 +23,7 @@ import numpy as np
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from farpipe.sequences.planner import SequencePlan
-from farpipe.spec import Cluster, Job, Link, Pins, Training, preset_model, preset_site
+from farpipe.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
 
 NUM_DEVICES, BATCH = 32, 512
 CUTS = (49152, 98304)
@@ -36,7 +36,7 @@ def job(pipeline: int, num_sites: int = 1, latency_s: float = 0.0) -> Job:
     """13B over so many sites in a row."""
     names = "abc"[:num_sites]
     ends = [pair for a, b in pairwise(names) for pair in ((a, b), (b, a))]
-    links = [Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=1.25e10) for a, b in ends]
+    links = [SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=1.25e10) for a, b in ends]
     each = -(-NUM_DEVICES // num_sites // 8) * 8
     return Job(
         model=preset_model("llama-2-13b"),

@@ -32,7 +32,7 @@ KILLS = (0.04, 0.1, 0.16, 0.25)
 MEAN_PAUSE_S, OUTAGE_S, OUTAGES = 0.5, 0.3, 0.15
 """Between two faults of a rank; how long an outage is; what part of the faults are outages."""
 SAMPLES_S = 0.4
-WARM_UP_STEPS = 1000
+SKIPPED_STEPS = 1000
 """Of an attempt, in which memory is still being laid out: 1 MiB in these, 0.7 in six thousand more."""
 MOST = {"memory_MiB": 2.0, "threads": 3.0, "descriptors": 3.0}
 """Growth per 1000 steps that counts as none: what an allocator's noise may look like."""
@@ -64,9 +64,9 @@ def soak(folder: Path, num_steps: int, num_replicas: int, seed: int, kills: tupl
     draw, moments = random.Random(seed), [int(part * num_steps) for part in kills]
     os.environ["FARPIPE_SOAK_SEED"] = str(seed)
     programs = {"undisturbed": RANK_PROGRAM, "disturbed": (str(Path(__file__).resolve()), RANK_WORD)}
-    warm_up_steps = min(WARM_UP_STEPS, num_steps // 8)
+    skipped_steps = min(SKIPPED_STEPS, num_steps // 8)
     observers = {
-        name: Observer(folder / name, draw, moments if name == "disturbed" else [], warm_up_steps) for name in programs
+        name: Observer(folder / name, draw, moments if name == "disturbed" else [], skipped_steps) for name in programs
     }
     took_s = {}
     for name, program in programs.items():
@@ -161,8 +161,8 @@ class Sample(NamedTuple):
 class Observer:
     """`on_step` of the disturbed run: takes samples, and kills a rank when it is time to."""
 
-    def __init__(self, run_dir: Path, draw: random.Random, kills: list[int], warm_up_steps: int) -> None:
-        self.run_dir, self.draw, self.kills, self.warm_up_steps = run_dir, draw, kills, warm_up_steps
+    def __init__(self, run_dir: Path, draw: random.Random, kills: list[int], skipped_steps: int) -> None:
+        self.run_dir, self.draw, self.kills, self.skipped_steps = run_dir, draw, kills, skipped_steps
         self.samples: list[Sample] = []
         self.num_kills, self.attempt, self.first_step = 0, -1, 0
         self.ranks: dict[int, int] = {}
@@ -177,7 +177,7 @@ class Observer:
             with suppress(ProcessLookupError):
                 os.kill(self.ranks[self.draw.choice(sorted(self.ranks))], signal.SIGKILL)
         now_s = time.monotonic()
-        if now_s > self.last_s + SAMPLES_S and line["step"] >= self.first_step + self.warm_up_steps:
+        if now_s > self.last_s + SAMPLES_S and line["step"] >= self.first_step + self.skipped_steps:
             self.last_s = now_s
             for rank, process_id in self.ranks.items():
                 with suppress(OSError):

@@ -21,7 +21,7 @@ from typing import Any
 
 NUM_RANKS = 4
 NEAR, FAR = 1, 2  # the ranks on both sides of the WAN
-NUM_STEPS, NUM_WARM_UP_STEPS = 8, 3
+NUM_STEPS, NUM_SKIPPED_STEPS = 8, 3
 SITES = ("west", "west", "east", "east")
 
 
@@ -111,7 +111,7 @@ def torch_step(case: str, name: str, *, wan: bool = True) -> dict[str, float]:
         launch(lambda _: command, NUM_RANKS, log_dir=Path(folder), env={"GLOO_SOCKET_IFNAME": "lo"})
         steps = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
     spans = [max(end for _, end in step) - min(start for start, _ in step) for step in zip(*steps, strict=True)]
-    return {"measured_s": round(median(spans[NUM_WARM_UP_STEPS:]), 4)}
+    return {"measured_s": round(median(spans[NUM_SKIPPED_STEPS:]), 4)}
 
 
 def torch_rank(case: Case, name: str, port: int, wan: bool, folder: Path) -> None:

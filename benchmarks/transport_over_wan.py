@@ -33,11 +33,11 @@ def main() -> None:
 def measure_link(latency_s: float) -> dict:
     from farpipe.emulate.wan import Wan
     from farpipe.run.launch import launch
-    from farpipe.spec import Link
+    from farpipe.spec import SiteLink
     from farpipe.transport.security.authority import init, issue
 
     ends = (SITES, SITES[::-1])
-    links = [Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=BYTES_PER_S) for a, b in ends]
+    links = [SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=BYTES_PER_S) for a, b in ends]
     with (
         tempfile.TemporaryDirectory() as name,
         Wan.up(list(SITES), links, name=f"bench{os.getpid()}") as wan,

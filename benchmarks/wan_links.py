@@ -31,10 +31,10 @@ def main() -> None:
 def measure(latency_s: float, bit_per_s: float) -> dict[str, Any]:
     """One row of the table."""
     from farpipe.emulate import Wan
-    from farpipe.spec import Link
+    from farpipe.spec import SiteLink
 
     speed = {"latency_s": latency_s, "bandwidth_bytes_per_s": bit_per_s / 8}
-    links = [Link(source=a, target=b, **speed) for a, b in (("west", "east"), ("east", "west"))]
+    links = [SiteLink(source=a, target=b, **speed) for a, b in (("west", "east"), ("east", "west"))]
     row: dict[str, Any] = {"latency_ms": latency_s * 1e3, "bandwidth_mbit_per_s": bit_per_s / 1e6}
     with Wan.up(["west", "east"], links, name=f"benchmark{os.getpid()}") as wan:
         round_trip_s = round_trip(*pairs(wan, 1)[0])

@@ -18,7 +18,7 @@ from kernel_wan import print_where_possible
 
 METHODS = ("1f1b", "eager", "greedy", "auto")
 SITES = ("west", "west", "east", "east")
-NUM_STEPS, NUM_WARM_UP_STEPS = 12, 3
+NUM_STEPS, NUM_SKIPPED_STEPS = 12, 3
 SEARCH_S = 10.0
 
 
@@ -72,7 +72,7 @@ def measure(case: Case, method: str) -> dict[str, Any]:
         "predicted_s": round(predicted_s, 4),
         "measured_s": round(measured_s, 4),
         "error": round((predicted_s - measured_s) / measured_s, 4),
-        "slowest": round(predicted_s / max(steps_s[NUM_WARM_UP_STEPS:]) - 1, 4),
+        "slowest": round(predicted_s / max(steps_s[NUM_SKIPPED_STEPS:]) - 1, 4),
         "first_s": round(steps_s[0], 4),
         "packets_dropped": dropped,
     }

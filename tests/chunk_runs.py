@@ -14,7 +14,7 @@ from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, ini
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_plans import PlannedStep
 from farpipe.sequences import StepPlan
-from farpipe.spec import Cluster, Data, Link, Training, preset_site
+from farpipe.spec import Cluster, Data, SiteLink, Training, preset_site
 from small_models import LLAMA, even_partition
 
 MODEL = LLAMA.model_copy(update={"num_layers": 4, "vocab_size": 256})
@@ -49,7 +49,7 @@ def make_run(
     names = ["a"] * ranks if latency_s is None else [*"abcd"[:ranks]]
     each = ranks * replicas if latency_s is None else replicas
     pairs = [(a, b) for a in set(names) for b in set(names) if a != b]
-    links = [Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=1e8) for a, b in pairs]
+    links = [SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=1e8) for a, b in pairs]
     sites = tuple(preset_site(name, "cpu", each) for name in dict.fromkeys(names))
     cluster = Cluster(sites=sites, links=tuple(links))
     partition = even_partition(model, ranks)

@@ -1,7 +1,7 @@
 """Models, trainings and clusters for the cost model's tests."""
 
 from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
-from farpipe.spec import Cluster, Device, Link, LocalLink, Model, Site, Training
+from farpipe.spec import Cluster, Device, LocalLink, Model, Site, SiteLink, Training
 
 A100 = Device(
     name="a100-80gb",
@@ -59,8 +59,8 @@ def two_sites(latency_s=0.01, there=1.25e9, back=2.5e9):
     return Cluster(
         sites=(site("a"), site("b")),
         links=(
-            Link(source="a", target="b", latency_s=latency_s, bandwidth_bytes_per_s=there),
-            Link(source="b", target="a", latency_s=latency_s, bandwidth_bytes_per_s=back),
+            SiteLink(source="a", target="b", latency_s=latency_s, bandwidth_bytes_per_s=there),
+            SiteLink(source="b", target="a", latency_s=latency_s, bandwidth_bytes_per_s=back),
         ),
     )
 

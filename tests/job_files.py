@@ -7,13 +7,13 @@ from farpipe.spec import (
     Data,
     Device,
     Job,
-    Link,
     LocalLink,
     Measured,
     Model,
     Pins,
     Prices,
     Site,
+    SiteLink,
     Training,
     Uncertainty,
 )
@@ -167,7 +167,7 @@ def jobs(draw):
     pairs = [(source, target) for source in names for target in names if source != target]
     ends = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     links = [
-        Link(
+        SiteLink(
             source=a,
             target=b,
             latency_s=draw(st.floats(0, 10)),

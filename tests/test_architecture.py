@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: one-way imports, cheap imports, small functions."""
+"""Rules of the source that a machine can check: one-way imports, cheap imports, small functions."""
 
 import ast
 import subprocess

@@ -11,7 +11,7 @@ import pytest
 from farpipe.emulate import namespace
 from farpipe.emulate.tun import in_namespace
 from farpipe.errors import UsageError
-from farpipe.spec import Link
+from farpipe.spec import SiteLink
 
 LIMIT_S = 30
 """Longest wait for anything in a test."""
@@ -36,7 +36,7 @@ def free_name():
 
 
 def link(source, target, latency_s=0.005, mbit_per_s=200, **figures):
-    return Link(
+    return SiteLink(
         source=source, target=target, latency_s=latency_s, bandwidth_bytes_per_s=mbit_per_s * 1e6 / 8, **figures
     )
 

@@ -29,7 +29,7 @@ class InfeasibleError(FarpipeError):
     exit_code = 4
 
 
-class GateError(FarpipeError):
+class ToleranceError(FarpipeError):
     """A measured or published number is outside its tolerance (exit 5)."""
 
     exit_code = 5

@@ -12,7 +12,7 @@ from farpipe.cost import JobCosts, Layout, PartTimes, Profile, model_shape, plac
 from farpipe.errors import InputError
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
-from farpipe.spec import Cluster, Link, Model, Training, preset_site
+from farpipe.spec import Cluster, Model, SiteLink, Training, preset_site
 
 MODEL = Model(name="small", num_layers=8, hidden=256, num_heads=8, num_kv_heads=8, ffn_hidden=1024, vocab_size=2048)
 TRAINING = Training(
@@ -25,7 +25,7 @@ SITES = ("west", "west", "east", "east")
 def cluster(latency_s=0.02, rate=25e6):
     sites = tuple(preset_site(name, "cpu", 2) for name in ("west", "east"))
     links = tuple(
-        Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=rate)
+        SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=rate)
         for a, b in (("west", "east"), ("east", "west"))
     )
     return Cluster(sites=sites, links=links)

@@ -264,7 +264,7 @@ def test_a_link_on_which_replicas_take_turns_is_measured_as_well(tmp_path):
     links = {name: link.model_copy(update={"num_staggered": 2}) for name, link in problem.links.items()}
     problem = replaced(problem, links=links)
     changes = tuple(LinkChange(step=0, link=name, latency_s=0.04, bandwidth_bytes_per_s=5e6) for name in links)
-    settings = ReplanSettings(warm_up_steps=0, gain=0.9)
+    settings = ReplanSettings(settle_steps=0, gain=0.9)
     replicas = (("a", "a", "b", "b"),) * 2
     options = {"num_steps": 4, "device": "sleep", "link_changes": changes, "replan": settings, "replicas": replicas}
     run(_spec(problem, order("eager", problem), **options), tmp_path / "run")
@@ -296,7 +296,7 @@ def test_a_link_that_gets_worse_during_a_run_leads_to_a_better_order(tmp_path):
 def test_after_a_kill_the_run_goes_on_with_the_order_it_had(tmp_path):
     problem, run_dir = _small_step(latency_s=0.01, rate=50e6), tmp_path / "run"
     changes = tuple(LinkChange(step=0, link=name, latency_s=0.1, bandwidth_bytes_per_s=10e6) for name in problem.links)
-    settings = ReplanSettings(warm_up_steps=0, search_s=1.0)
+    settings = ReplanSettings(settle_steps=0, search_s=1.0)
     spec = _spec(
         problem, order("1f1b", problem), num_steps=MANY_STEPS, device="sleep", link_changes=changes, replan=settings
     )

@@ -1,4 +1,4 @@
-"""A run played on paper: a world that changes, a Replanner that watches, and a search that answers some steps later."""
+"""A simulated run: a world that changes, a Replanner that watches, and a search that answers some steps later."""
 
 import json
 
@@ -18,7 +18,7 @@ NEAR = real_problem(latency_s=0.01, rate=200e6 / 8)
 FAR = real_problem(latency_s=0.06, rate=100e6 / 8)
 FARTHER = real_problem(latency_s=0.1, rate=100e6 / 8)
 FARTHEST = real_problem(latency_s=0.2, rate=50e6 / 8)
-SETTINGS = ReplanSettings(warm_up_steps=0, watch_steps=3, pause_steps=5)
+SETTINGS = ReplanSettings(settle_steps=0, watch_steps=3, pause_steps=5)
 
 
 def play(worlds, find, *, start=NEAR, method="1f1b", settings=SETTINGS, delay=0, replanner=None, every=1):
@@ -246,7 +246,7 @@ def test_a_small_change_takes_longer_to_be_sure_of(longer, steps):
 
 
 def test_nothing_is_concluded_from_the_first_steps():
-    settings = SETTINGS.model_copy(update={"warm_up_steps": 3})
+    settings = SETTINGS.model_copy(update={"settle_steps": 3})
     replanner = Replanner(NEAR, eager(NEAR), settings, first_step=7)
     assert [replanner.observe(step, simulate(FAR, eager(NEAR))) for step in range(7, 11)] == [[]] * 4
     assert replanner.observe(11, simulate(FAR, eager(NEAR)))

@@ -7,7 +7,7 @@ import pytest
 
 from control.test_measured import real_problem
 from farpipe.control.measured import replaced
-from farpipe.control.searcher import question, seek, serve, warm_up
+from farpipe.control.searcher import preload, question, seek, serve
 from farpipe.schedule import check
 from farpipe.search import search
 from farpipe.simulate import simulate
@@ -68,7 +68,7 @@ def test_nothing_fits():
 
 
 def test_questions_and_answers_are_lines():
-    warm_up()
+    preload()
     answers = io.StringIO()
     serve(io.StringIO(question(FAR, [FAR], 0.5) * 2), answers)
     told = [json.loads(line) for line in answers.getvalue().splitlines()]

@@ -19,7 +19,7 @@ from farpipe.cost.lossy_links import (
     num_retransmissions,
 )
 from farpipe.emulate.pipe import Pipe
-from farpipe.spec import Cluster, Link, preset_site
+from farpipe.spec import Cluster, SiteLink, preset_site
 from farpipe.transport.tuning import choose_streams
 
 NEAR = LossyLink(latency_s=0.020, bandwidth_bytes_per_s=25e6, round_trip_s=0.040)
@@ -92,7 +92,7 @@ def test_equal_seeds_draw_equal_and_rows_are_as_long_as_asked(link, seed):
 
 def emulated(jitter_s, num_messages=400):
     """Arrival of the last burst of messages on the emulator's link, beyond that without jitter."""
-    pipe = Pipe(Link(source="a", target="b", latency_s=0.02, bandwidth_bytes_per_s=25e6, jitter_s=jitter_s))
+    pipe = Pipe(SiteLink(source="a", target="b", latency_s=0.02, bandwidth_bytes_per_s=25e6, jitter_s=jitter_s))
     burst_bytes = round(NEAR.bandwidth_bytes_per_s / NEAR.num_connections / 1024)
     count, late_s = BYTES // burst_bytes, []
     for number in range(num_messages):
@@ -141,8 +141,8 @@ def test_reno_keeps_the_law_of_mathis():
 
 def test_the_round_trip_is_both_ways_with_half_of_the_jitter():
     sites = tuple(preset_site(name, "a100-80gb", 8) for name in "ab")
-    there = Link(source="a", target="b", latency_s=0.01, bandwidth_bytes_per_s=1e9, jitter_s=0.004, loss=0.01)
-    back = Link(source="b", target="a", latency_s=0.03, bandwidth_bytes_per_s=1e9)
+    there = SiteLink(source="a", target="b", latency_s=0.01, bandwidth_bytes_per_s=1e9, jitter_s=0.004, loss=0.01)
+    back = SiteLink(source="b", target="a", latency_s=0.03, bandwidth_bytes_per_s=1e9)
     assert lossy_link(Cluster(sites=sites, links=(there, back)), there).round_trip_s == pytest.approx(0.042)
     assert lossy_link(Cluster(sites=sites, links=(there,)), there).round_trip_s == pytest.approx(0.024)
     assert lossy_link(Cluster(sites=sites, links=(there, back)), there).is_disturbed

@@ -23,7 +23,7 @@ def an_hour(devices=None, link_bytes=None, **how):
     return money({"a": A, "b": B}, {"a>b": 0.02, "b>a": None}, devices or {"a": 8}, 3600.0, link_bytes or {}, **how)
 
 
-def test_an_hour_of_eight_devices_is_what_one_reckons_by_hand():
+def test_an_hour_of_eight_devices_is_what_one_computes_by_hand():
     found = an_hour(link_bytes={"a>b": 5e9})
     assert found.rent_usd == pytest.approx(16.0)
     assert found.energy_kwh == pytest.approx(8 * 0.4 * 1.2)

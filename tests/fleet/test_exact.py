@@ -17,7 +17,7 @@ from farpipe.fleet.policies.question import ask
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.state import first_state
 from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import Link
+from farpipe.spec.cluster import SiteLink
 
 KIND = Kind("llama-3-8b", 512, 64)
 
@@ -30,7 +30,7 @@ def fleet(seed, num_sites, quotes=None):
     pairs = [(a, b) for a in names for b in names if a != b]
     rate = SimpleQuotes().needed_rate(KIND, 16)
     links = [
-        Link(source=a, target=b, latency_s=draw.uniform(0, 0.2), bandwidth_bytes_per_s=rate * draw.uniform(0.7, 3))
+        SiteLink(source=a, target=b, latency_s=draw.uniform(0, 0.2), bandwidth_bytes_per_s=rate * draw.uniform(0.7, 3))
         for a, b in pairs
     ]
     cluster = Cluster(sites=sites, links=tuple(links))
@@ -83,7 +83,7 @@ def test_the_oracle_crosses_where_a_longer_path_is_cheaper():
     sites = tuple(preset_site(name, "a100-80gb", 8) for name in names)
     pairs = [("a", "b"), ("b", "c"), ("c", "d")]
     links = [
-        Link(source=one, target=other, latency_s=0.0, bandwidth_bytes_per_s=1e9)
+        SiteLink(source=one, target=other, latency_s=0.0, bandwidth_bytes_per_s=1e9)
         for pair in pairs
         for one, other in (pair, pair[::-1])
     ]

@@ -15,7 +15,7 @@ from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
 from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import Link
+from farpipe.spec.cluster import SiteLink
 
 KIND = Kind("llama-3-8b", 512, 64)
 
@@ -24,7 +24,7 @@ def cluster(*num_devices, rate=1e9):
     names = [f"s{index}" for index in range(len(num_devices))]
     sites = tuple(preset_site(name, "a100-80gb", number) for name, number in zip(names, num_devices, strict=True))
     pairs = [(a, b) for a in names for b in names if a != b]
-    links = [Link(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=rate) for a, b in pairs]
+    links = [SiteLink(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=rate) for a, b in pairs]
     return Cluster(sites=sites, links=tuple(links))
 
 

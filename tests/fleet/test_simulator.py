@@ -18,7 +18,7 @@ from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
 from farpipe.plan.service import Planner
 from farpipe.spec import Cluster, Prices, preset_site
-from farpipe.spec.cluster import Link
+from farpipe.spec.cluster import SiteLink
 
 KIND = Kind("llama-3-8b", 512, 64)
 NO_STOPS = StopCosts(restart_s=0.0)
@@ -168,7 +168,7 @@ def test_a_hop_between_sites_is_quoted_by_the_planner_on_just_its_devices_and_li
     """Beside Planner.quote itself; the closed form, which keeps the layout of one site, is never faster."""
     sites = tuple(preset_site(name, "a100-80gb", 32) for name in "abc")
     pairs = [(a, b) for a in "abc" for b in "abc" if a != b]
-    links = tuple(Link(source=a, target=b, latency_s=0.02, bandwidth_bytes_per_s=4e9) for a, b in pairs)
+    links = tuple(SiteLink(source=a, target=b, latency_s=0.02, bandwidth_bytes_per_s=4e9) for a, b in pairs)
     cluster, kind = Cluster(sites=sites, links=links), Kind("llama-2-13b", 4096, 512)
     devices, rates = (("a", 16), ("b", 16)), {"a>b": 1e9, "b>a": 1e9, "a>c": 9e9}
     planned = PlannerQuotes(cluster, hop_quotes="planner").placement(kind, devices, rates)

@@ -1,6 +1,6 @@
 """Small jobs for the planner's tests."""
 
-from farpipe.spec import Cluster, Device, Job, Link, LocalLink, Model, Pins, Site, Training
+from farpipe.spec import Cluster, Device, Job, LocalLink, Model, Pins, Site, SiteLink, Training
 
 MODEL = Model(name="small", num_layers=8, hidden=1024, num_heads=16, num_kv_heads=4, ffn_hidden=4096, vocab_size=32000)
 TRAINING = Training(sequence_length=1024, global_batch=16, precision="bf16", zero1=False, sequence_parallel=False)
@@ -32,7 +32,7 @@ def both_ways(one, other, latency_s=0.01, gbit_per_s=100.0):
     """Two directed links."""
     rate = gbit_per_s * 1e9 / 8
     return tuple(
-        Link(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=rate)
+        SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=rate)
         for a, b in ((one, other), (other, one))
     )
 

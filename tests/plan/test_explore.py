@@ -16,7 +16,7 @@ from farpipe.plan.guided import GuidedSearch
 from farpipe.plan.lattice import Lattice
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
-from farpipe.spec import Link
+from farpipe.spec import SiteLink
 from plan.jobs import TRAINING, both_ways, device, job, site
 
 MISS = 0.03
@@ -61,7 +61,7 @@ def test_of_very_many_sites_the_largest_are_planned_and_that_is_said():
     number = 10_000
     sites = [site(f"s{index}", 4 if index % 1000 == 7 else 1) for index in range(number)]
     ring = [
-        Link(source=f"s{a}", target=f"s{b}", latency_s=0.01, bandwidth_bytes_per_s=1e9)
+        SiteLink(source=f"s{a}", target=f"s{b}", latency_s=0.01, bandwidth_bytes_per_s=1e9)
         for index in range(number)
         for a, b in ((index, (index + 1) % number), ((index + 1) % number, index))
     ]

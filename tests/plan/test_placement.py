@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError
 from farpipe.plan.placement import place_ranks, site_orders
-from farpipe.spec import Cluster, Device, Link, LocalLink, Site
+from farpipe.spec import Cluster, Device, LocalLink, Site, SiteLink
 
 DEVICE = Device(name="d", peak_flops={"bf16": 1e12}, memory_bytes=1e9, memory_bandwidth_bytes_per_s=1e12)
 LOCAL = LocalLink(latency_s=1e-6, bandwidth_bytes_per_s=1e10)
@@ -18,7 +18,7 @@ def site(name, num_devices):
 
 def both_ways(*pairs):
     ends = [(a, b) for one, other in pairs for a, b in ((one, other), (other, one))]
-    return tuple(Link(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=1e9) for a, b in ends)
+    return tuple(SiteLink(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=1e9) for a, b in ends)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 40), st.integers(1, 4))

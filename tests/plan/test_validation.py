@@ -1,11 +1,11 @@
-"""The gate: predicted against measured step times."""
+"""Validation: predicted against measured step times."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from farpipe.errors import GateError, InputError
+from farpipe.errors import InputError, ToleranceError
 from farpipe.plan.reference_points import load_points
 from farpipe.plan.validation import predict_step_s, validate, validate_groups
 from farpipe.units import format_change
@@ -87,7 +87,7 @@ def test_a_wrong_reference_fails_the_gate():
     report = validate_groups([wrong])
     assert not report.passed
     with pytest.raises(
-        GateError, match=r"korthikanti-2022: mean error .* tolerance 4.0 %; worst: GPT-22B t8"
+        ToleranceError, match=r"korthikanti-2022: mean error .* tolerance 4.0 %; worst: GPT-22B t8"
     ) as failure:
         report.raise_if_failed()
     assert failure.value.exit_code == 5
@@ -99,7 +99,7 @@ def test_one_group_outside_tolerance_is_enough_to_fail():
     first, second = load_points()[:2]
     report = validate_groups([first, replace(second, tolerance=0.001)])
     assert [group.passed for group in report.groups] == [True, False]
-    with pytest.raises(GateError, match="vtrain-multi-node"):
+    with pytest.raises(ToleranceError, match="vtrain-multi-node"):
         report.raise_if_failed()
 
 

@@ -74,7 +74,7 @@ def test_schedules_that_can_not_be_used_share_a_line_for_the_same_reason():
         ComparisonRow("b", obstacle="schedule 'b' needs a V placement"),
     ]
     view = comparison_view([*rows, ComparisonRow("c", obstacle="too big"), ComparisonRow("d", 1.0)])
-    assert view.note == "a, b: needs a V placement\nc: too big"
+    assert view.note == "a, b: need a V placement\nc: too big"
     assert [row[0] for row in view.rows] == ["d"]
     assert view.chosen == 0
     assert comparison_view([ComparisonRow("d", 1.0)]).note == ""

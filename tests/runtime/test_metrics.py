@@ -141,7 +141,7 @@ def test_a_summary_leaves_out_the_warm_up_of_every_attempt():
     lines += [line(step, 1, 9.0 if step < 11 else 1.0, evaluation_loss=2.0) for step in range(8, 14)]
     lines += [line(14, 2, 1.0)]
     summary = summarise(lines, 5)
-    assert (summary.num_steps, summary.num_warm_up_steps, summary.num_attempts) == (15, 6, 3)
+    assert (summary.num_steps, summary.num_skipped_steps, summary.num_attempts) == (15, 6, 3)
     assert summary.step_s == summary.makespan_s == 1.0
     assert (summary.first_loss, summary.last_loss) == (5.0, -9.0)
     assert summary.last_evaluation_loss == 2.0

@@ -11,7 +11,7 @@ import pytest
 
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.executor import StepEvents, message_table
-from farpipe.runtime.figures.metrics import Summary, num_warm_up_steps, summarise
+from farpipe.runtime.figures.metrics import Summary, num_skipped_steps, summarise
 from farpipe.runtime.figures.recorder import Recorder
 from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
 from farpipe.runtime.run_spec import MetricsSettings, RunSpec, TransportSettings
@@ -154,7 +154,7 @@ def test_the_timeline_is_that_of_the_median_step(tmp_path):
         recorder.collect()
     summary = recorder.finish(5)
     expected = 2 * simulate(PROBLEM, SCHEDULE).makespan_s
-    assert summary.num_warm_up_steps == 2
+    assert summary.num_skipped_steps == 2
     assert summary.timeline_step == 4
     assert summary.makespan_s == pytest.approx(expected, abs=1e-8)
     assert Timeline.load(tmp_path / "timeline.json").makespan_s == pytest.approx(expected, abs=1e-8)
@@ -247,7 +247,7 @@ def test_a_full_disk_ends_the_run_and_leaves_whole_lines(room, tmp_path):
 
 
 def test_warm_up_is_three_steps_but_never_more_than_half():
-    assert [num_warm_up_steps(n) for n in (1, 2, 5, 6, 100)] == [0, 1, 2, 3, 3]
+    assert [num_skipped_steps(n) for n in (1, 2, 5, 6, 100)] == [0, 1, 2, 3, 3]
 
 
 def test_a_summary_survives_its_file(tmp_path):

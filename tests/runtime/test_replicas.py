@@ -241,9 +241,9 @@ def test_a_replica_has_the_bytes_of_the_cost_model(precision, num_replicas, text
         held += [layer._cast for layer in module.modules() if getattr(layer, "_cast", None) is not None]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
         layout = Layout(1, num_replicas, tensor=1, virtual=1, microbatch_size=1, num_microbatches=12 // num_replicas)
-        reckoned = state_bytes(run.model.num_params, run.training, layout)
+        estimated = state_bytes(run.model.num_params, run.training, layout)
         padding = 64 * num_replicas * 16
-        assert reckoned - padding <= sum(storages.values()) <= reckoned + padding
+        assert estimated - padding <= sum(storages.values()) <= estimated + padding
 
 
 def test_bf16_gradients_are_near_those_of_float32(text_file):

@@ -74,7 +74,7 @@ def test_a_run_leaves_metrics_a_timeline_and_a_summary(text_file, tmp_path):
     assert lines[0]["loss"] == pytest.approx(5.5, abs=0.2), "an untrained model knows nothing about 256 bytes"
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert Summary.load(tmp_path / "summary.json") == summary
-    assert (summary.num_steps, summary.num_warm_up_steps) == (5, 2)
+    assert (summary.num_steps, summary.num_skipped_steps) == (5, 2)
     timeline = Timeline.load(tmp_path / "timeline.json")
     assert timeline.source == "measured"
     assert len(timeline.actions) == run.schedule.num_actions

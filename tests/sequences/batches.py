@@ -4,7 +4,7 @@ import numpy as np
 
 from cost_jobs import A100, site
 from farpipe.sequences import chunk_costs
-from farpipe.spec import Cluster, Job, Link, Model, Pins, Training
+from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training
 
 LLAMA = {"hidden": 4096, "num_heads": 32, "ffn_hidden": 11008, "vocab_size": 32000}
 
@@ -24,7 +24,7 @@ def job(num_layers=8, pipeline=4, memory_bytes=80 * 2.0**30, latency_s=None, **t
 
 def link(source, target, latency_s):
     """100 Gbit/s."""
-    return Link(source=source, target=target, latency_s=latency_s, bandwidth_bytes_per_s=1.25e10)
+    return SiteLink(source=source, target=target, latency_s=latency_s, bandwidth_bytes_per_s=1.25e10)
 
 
 def costs(longest=65536, context=1, **more):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from farpipe.errors import InputError
-from farpipe.spec import Job, Link, Training, load_job, parse_job, preset_device, preset_model, preset_site
+from farpipe.spec import Job, SiteLink, Training, load_job, parse_job, preset_device, preset_model, preset_site
 from farpipe.strict import parse_json, validate
 from job_files import PLAIN, jobs
 
@@ -80,7 +80,7 @@ def test_parts_from_the_catalogue_are_those_of_a_file():
 
 
 def test_parts_are_frozen():
-    link = Link(source="a", target="b", latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    link = SiteLink(source="a", target="b", latency_s=0.0, bandwidth_bytes_per_s=1.0)
     with pytest.raises(ValueError, match="frozen"):
         link.latency_s = 1.0
 

@@ -56,7 +56,7 @@ def test_json_survives_a_round_trip(problem):
     assert again.to_json() == problem.to_json()
 
 
-def test_a_changed_copy_forgets_what_was_reckoned_from_the_old_values():
+def test_a_changed_copy_forgets_what_was_computed_from_the_old_values():
     problem = Problem.from_json(json.dumps(EXAMPLE))
     assert problem.table("forward_s").max() == 1
     slower = tuple(stage.model_copy(update={"forward_s": 2.0}) for stage in problem.stages)

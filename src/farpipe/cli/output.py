@@ -59,13 +59,13 @@ def console(*, stderr: bool = False) -> "Console":
     """
     from rich.console import Console
 
-    class Pipe(Console):
+    class PipedConsole(Console):
         def on_broken_pipe(self) -> None:  # rich would leave with exit code 1
             raise BrokenPipeError
 
     file = sys.stderr if stderr else sys.stdout
     lean, width = (file, None) if file.isatty() else (cast(TextIO, _Trimmed(file)), _piped_width())
-    return Pipe(file=lean, width=width, highlight=False, markup=False, emoji=False)
+    return PipedConsole(file=lean, width=width, highlight=False, markup=False, emoji=False)
 
 
 def _piped_width() -> int:

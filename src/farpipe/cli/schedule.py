@@ -81,7 +81,7 @@ def _nearness(gap: float, bound_s: float) -> str:
 
     if gap < 1e-9:
         return "optimal (proven: equals the lower bound)"
-    return f"at most {format_percent(gap)} above the best possible (lower bound {format_seconds(bound_s)})"
+    return f"{format_percent(gap)} above the lower bound of {format_seconds(bound_s)}"
 
 
 def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bool) -> None:

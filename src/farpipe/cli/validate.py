@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from farpipe.cli.output import console, print_json, status
-from farpipe.errors import GateError
+from farpipe.errors import ToleranceError
 
 
 def validate(
@@ -17,15 +17,15 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
 ) -> None:
     """Compare the cost model and the simulator with published and measured step times."""
-    from farpipe.plan.validation import validate as run_gate
+    from farpipe.plan.validation import validate as compare_points
 
     with status("simulating the reference points"):
-        report = run_gate(points, data)
+        report = compare_points(points, data)
     if as_json:
         print_json(report.to_data())
     else:
         console().print(report.table())
     failed = [group.group.name for group in report.groups if not group.passed]
     if failed and not as_json:  # the table has said it all
-        raise GateError(f"outside tolerance: {', '.join(failed)}")
+        raise ToleranceError(f"outside tolerance: {', '.join(failed)}")
     report.raise_if_failed()

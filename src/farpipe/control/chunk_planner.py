@@ -47,7 +47,7 @@ def serve(questions: IO[str], answers: IO[str]) -> None:
     head = parse_json(next(iter(questions)), "setting")
     costs, num_replicas = ChunkCosts.from_data(head["costs"], "setting"), int(head["num_replicas"])
     orders = OrderSearch() if head["seeks_orders"] else None
-    warm_up(costs, head["packing"])
+    preload(costs, head["packing"])
     for line in questions:
         began_s, body = time.perf_counter(), parse_json(line, "question")
         lengths = np.array(body["lengths"], np.int64)
@@ -121,7 +121,7 @@ def predicted(costs: ChunkCosts, plans: Sequence[StepPlan]) -> dict[str, Any]:
     }
 
 
-def warm_up(costs: ChunkCosts, packing: Packing) -> None:
+def preload(costs: ChunkCosts, packing: Packing) -> None:
     """Load all that a plan needs, in one that is soon made; whether it fits does not matter."""
     try:
         plan_step(costs, packing, np.array([4, 2, 1]), 1, 0.1)

@@ -16,8 +16,7 @@ from farpipe.control.measured import as_measured
 from farpipe.cost import JobCosts, Layout, PartTimes, Placement, Profile, model_shape, step_cost
 from farpipe.errors import InputError
 from farpipe.simulate import Timeline
-from farpipe.spec import Cluster, Model, Recompute, Site, Training
-from farpipe.spec import Link as SiteLink
+from farpipe.spec import Cluster, Model, Recompute, Site, SiteLink, Training
 from farpipe.step import KINDS, Link, Problem
 
 Floats = NDArray[np.float64]

@@ -133,7 +133,7 @@ class Replanner:
         self._search: Search | None = None
         self._swap: Swap | None = None
         self._trial: _Trial | None = None
-        self._first_step, self._rest_until = first_step + settings.warm_up_steps, 0
+        self._first_step, self._rest_until = first_step + settings.settle_steps, 0
 
     def observe(self, step: int, timeline: Timeline) -> list[Search | Swap]:
         """A measured step; what is to be done about it."""
@@ -176,7 +176,7 @@ class Replanner:
 
         A search may find one after the other; `is_last`: nothing more will come.
         """
-        search, under_way = self._search, self._swap
+        search, before = self._search, self._swap
         assert search is not None
         obstacle = "the search found nothing" if schedule is None else self._obstacle(schedule)
         if schedule is not None and obstacle is None:
@@ -190,7 +190,7 @@ class Replanner:
             self._remember(search.problem, self.schedule)
             why = self._too_little(search, schedule) if schedule is not None and obstacle is None else obstacle
             self._log(step, "stay", why=why)
-        return None if self._swap is under_way else self._swap
+        return None if self._swap is before else self._swap
 
     def swapped(self, step: int) -> None:
         """All ranks work in the new order from the step after `step` on."""

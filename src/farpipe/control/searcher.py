@@ -93,7 +93,7 @@ def _search(problem: Problem, search_s: float, **options: Any) -> Found | None:
         return None
 
 
-def warm_up() -> None:
+def preload() -> None:
     """Load all that a search needs, in one that is soon over."""
     there, back = (Transfer(link=name, bytes=1.0) for name in ("a>b", "b>a"))
     link = Link(latency_s=2.0, bandwidth_bytes_per_s=1.0)
@@ -115,7 +115,7 @@ def main() -> None:
     """Serve whoever started this process."""
     os.nice(LOWEST_PRIORITY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
-    warm_up()
+    preload()
     serve(sys.stdin, sys.stdout)
 
 

@@ -8,8 +8,7 @@ from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.lossy_links import lossy_link, mean_lateness_s
 from farpipe.cost.transfer import EffectiveLink, rank_link
 from farpipe.errors import InfeasibleError
-from farpipe.spec import Cluster, Site
-from farpipe.spec import Link as SiteLink
+from farpipe.spec import Cluster, Site, SiteLink
 from farpipe.step import Link, Transfer
 
 

@@ -27,8 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.spec import Cluster, CongestionControl
-from farpipe.spec import Link as SiteLink
+from farpipe.spec import Cluster, CongestionControl, SiteLink
 
 Floats = NDArray[np.float64]
 

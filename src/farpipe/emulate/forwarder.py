@@ -26,7 +26,7 @@ from farpipe.emulate.pipe import Pipe, queue_limit_bytes
 from farpipe.emulate.routes import connected_sites, next_links
 from farpipe.emulate.state import CONTROL_NAME, MAX_COMMAND_BYTES, READY, WanState, take_down
 from farpipe.errors import FarpipeError, InputError
-from farpipe.spec import Link
+from farpipe.spec import SiteLink
 from farpipe.strict import nearest, parse_json, validate
 
 PRIORITY: Final = 10
@@ -102,7 +102,7 @@ class Forwarder:
     def _set(self, command: Mapping[str, Any]) -> dict[str, Any]:
         pipe = self._pipe(command)
         figures = {name: value for name, value in command.items() if name not in ("command", "link")}
-        link = validate(Link, pipe.link.model_dump() | figures, f"link {pipe.link.name}")
+        link = validate(SiteLink, pipe.link.model_dump() | figures, f"link {pipe.link.name}")
         if link.name != pipe.link.name:
             raise InputError(f"link {pipe.link.name}: its ends can't be changed")
         pipe.change(link, time.monotonic_ns())

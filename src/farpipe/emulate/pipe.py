@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from farpipe.spec import Link
+from farpipe.spec import SiteLink
 
 MIN_QUEUE_S: Final = 0.002
 MIN_QUEUE_BYTES: Final = 256 << 10
@@ -31,7 +31,7 @@ class Counters:
     """The link was cut."""
 
 
-def queue_limit_bytes(link: Link) -> float:
+def queue_limit_bytes(link: SiteLink) -> float:
     """Largest queue of `link`: as given, or its bandwidth times a round trip (the return taken for as long)."""
     if link.queue_bytes is not None:
         return link.queue_bytes
@@ -45,14 +45,14 @@ class Pipe:
     finds the queue full is dropped, but an idle transmitter takes any.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: SiteLink) -> None:
         self.link = link
         self.is_cut = False
         self.counters = Counters()
         self.queued_bytes = 0
         self._random = Random(link.name)
         self._queue: deque[tuple[int, int, int, bytes]] = deque()  # came at, bytes, packets, data
-        self._under_way: deque[tuple[int, int, int, bytes]] = deque()  # arrives at, bytes, packets, data
+        self._in_flight: deque[tuple[int, int, int, bytes]] = deque()  # arrives at, bytes, packets, data
         self._free_ns = 0
         self._last_arrival_ns = 0
         self._read_link()
@@ -63,7 +63,7 @@ class Pipe:
         self._ns_per_byte = 1e9 / self.link.bandwidth_bytes_per_s
         self._limit_bytes = queue_limit_bytes(self.link)
 
-    def change(self, link: Link, now_ns: int) -> None:
+    def change(self, link: SiteLink, now_ns: int) -> None:
         """From now on the link is like this; what has been transmitted already arrives as it would have."""
         self.transmit(now_ns)
         self.link = link
@@ -72,9 +72,9 @@ class Pipe:
     def cut(self) -> None:
         """Drop everything, also what is under way, until `mend`."""
         self.is_cut = True
-        self.counters.dropped_cut += sum(packets for _, _, packets, _ in (*self._queue, *self._under_way))
+        self.counters.dropped_cut += sum(packets for _, _, packets, _ in (*self._queue, *self._in_flight))
         self._queue.clear()
-        self._under_way.clear()
+        self._in_flight.clear()
         self.queued_bytes = 0
 
     def mend(self) -> None:
@@ -107,8 +107,8 @@ class Pipe:
         """The packets that have arrived by `now_ns` and were not taken yet."""
         self.transmit(now_ns)
         arrived = []
-        while self._under_way and self._under_way[0][0] <= now_ns:
-            _, num_bytes, num_packets, data = self._under_way.popleft()
+        while self._in_flight and self._in_flight[0][0] <= now_ns:
+            _, num_bytes, num_packets, data = self._in_flight.popleft()
             self.counters.packets += num_packets
             self.counters.bytes += num_bytes
             arrived.append(data)
@@ -120,7 +120,7 @@ class Pipe:
 
         Nothing can wait in the queue then: the transmitter would have been free for it.
         """
-        return self._under_way[0][0] if self._under_way else None
+        return self._in_flight[0][0] if self._in_flight else None
 
     def transmit(self, now_ns: int) -> None:
         """Put on their way the packets whose transmission has begun by `now_ns`."""
@@ -135,4 +135,4 @@ class Pipe:
             delay_ns = self._latency_ns + (self._random.random() * self._jitter_ns if self._jitter_ns else 0.0)
             # in order, also where jitter or a latency that has just become shorter would let one overtake another
             self._last_arrival_ns = max(self._last_arrival_ns, self._free_ns + round(delay_ns))
-            self._under_way.append((self._last_arrival_ns, num_bytes, num_packets, data))
+            self._in_flight.append((self._last_arrival_ns, num_bytes, num_packets, data))

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from farpipe.emulate import namespace
 from farpipe.emulate.namespace import Namespace
 from farpipe.errors import RunError
-from farpipe.spec import Link
+from farpipe.spec import SiteLink
 from farpipe.spec.part import Part, SiteName
 from farpipe.strict import expect_format, parse_json, read_text, validate, write_text
 
@@ -40,7 +40,7 @@ class WanState(Part):
 
     name: Annotated[str, AfterValidator(check_name)]
     sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=1000)]
-    links: tuple[Link, ...]
+    links: tuple[SiteLink, ...]
 
     def namespaces(self) -> dict[str, Namespace]:
         """Every site's namespace."""

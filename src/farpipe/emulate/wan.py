@@ -23,7 +23,7 @@ from farpipe.emulate.namespace import Namespace
 from farpipe.emulate.routes import connected_sites
 from farpipe.emulate.state import CONTROL_NAME, LOG_NAME, MAX_COMMAND_BYTES, READY, WanState, folder_of
 from farpipe.errors import InputError, RunError
-from farpipe.spec import Cluster, Link
+from farpipe.spec import Cluster, SiteLink
 from farpipe.step import Problem
 from farpipe.strict import validate
 
@@ -47,7 +47,7 @@ class Wan:
         self._forwarder = forwarder
 
     @classmethod
-    def up(cls, sites: Sequence[str], links: Sequence[Link], *, name: str = USUAL_NAME, keep: bool = False) -> Self:
+    def up(cls, sites: Sequence[str], links: Sequence[SiteLink], *, name: str = USUAL_NAME, keep: bool = False) -> Self:
         """Make a WAN of `sites` and directed `links` under `name`, which no other WAN has.
 
         Unless `keep`, it is taken down when this process ends, even by kill -9. UsageError where this machine or user
@@ -96,7 +96,7 @@ class Wan:
         return self._ask({"command": "status"})
 
     def set(self, link: str, **figures: float | None) -> None:
-        """Change fields of `Link` for ``a>b``, or ``a<>b`` for both directions; from now on, see `Pipe.change`.
+        """Change fields of `SiteLink` for ``a>b``, or ``a<>b`` for both directions; from now on, see `Pipe.change`.
 
         A queue that was not given goes with latency and bandwidth.
         """
@@ -135,14 +135,14 @@ def wan_of_cluster(cluster: Cluster, *, name: str = USUAL_NAME, keep: bool = Fal
     return Wan.up([site.name for site in cluster.sites], cluster.links, name=name, keep=keep)
 
 
-def links_of_problem(problem: Problem) -> tuple[Link, ...]:
+def links_of_problem(problem: Problem) -> tuple[SiteLink, ...]:
     """The links between sites of a Problem, which is all that a rehearsal has."""
     found = []
     for name, link in problem.links.items():
         if problem.between_sites[name]:
             source, target = link.ends(name)
             speed: dict[str, Any] = {"latency_s": link.latency_s, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s}
-            found.append(Link(source=source, target=target, **speed))
+            found.append(SiteLink(source=source, target=target, **speed))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from farpipe.fleet.quotes import Devices
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import FleetState, first_state
 from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import Link
+from farpipe.spec.cluster import SiteLink
 
 SITES = ("amber", "birch", "cedar")
 HOUR_S = 3600.0
@@ -75,7 +75,7 @@ def random_cluster(draw: random.Random) -> Cluster:
     """Three linked sites."""
     sites = [preset_site(name, "a100-80gb", 8 * draw.randint(2, 8)) for name in SITES]
     links = [
-        Link(source=a, target=b, latency_s=0.03, bandwidth_bytes_per_s=draw.uniform(1e4, 1e7))
+        SiteLink(source=a, target=b, latency_s=0.03, bandwidth_bytes_per_s=draw.uniform(1e4, 1e7))
         for a in SITES
         for b in SITES
         if a != b

@@ -14,7 +14,7 @@ from farpipe.plan.guided import placed
 from farpipe.plan.plan import Change
 from farpipe.plan.quick import quick_search
 from farpipe.plan.refined import predicted, refined
-from farpipe.spec import Cluster, Job, Link, Pins, Site, Training
+from farpipe.spec import Cluster, Job, Pins, Site, SiteLink, Training
 from farpipe.units import format_rate
 
 MAX_CHANGES: Final = 3
@@ -188,7 +188,7 @@ def _wider(job: Job, best: Evaluated) -> Iterator[_Idea]:
 
 
 def _faster(job: Job, ends: Sequence[tuple[str, str]], factor: float) -> Job:
-    def change(link: Link) -> Link:
+    def change(link: SiteLink) -> SiteLink:
         changed = (link.source, link.target) in ends
         rate = link.bandwidth_bytes_per_s * (factor if changed else 1.0)
         return link.model_copy(update={"bandwidth_bytes_per_s": rate})
@@ -226,7 +226,7 @@ def _one_more(job: Job, like: Site, neighbour: Site) -> _Idea:
     return _Idea(words, _clustered(job, sites, links), "devices")
 
 
-def _clustered(job: Job, sites: Sequence[Site], links: Sequence[Link]) -> Job:
+def _clustered(job: Job, sites: Sequence[Site], links: Sequence[SiteLink]) -> Job:
     return _with(job, cluster=Cluster.model_construct(sites=tuple(sites), links=tuple(links)))
 
 

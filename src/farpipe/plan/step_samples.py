@@ -81,7 +81,7 @@ class StepSamples:
 
     def _samples(self, gap_s: float) -> Iterator[StepArrays]:
         step, factors = self._step, self._factors
-        known = [(self._way_s(part), self._lateness(part, gap_s)) for part in (step.messages, step.collectives)]
+        known = [(self._travel_s(part), self._lateness(part, gap_s)) for part in (step.messages, step.collectives)]
         for sample in range(self.num_samples):
             links = factors.latency[sample], factors.slowness[sample]
             messages = _resampled(step.messages, *known[0], sample, *links)
@@ -98,12 +98,12 @@ class StepSamples:
         compute = 1 + ranges.compute * rng.uniform(-1, 1, (self.num_samples, self.problem.num_ranks))
         return _Factors(latency, 1 / bandwidth, compute)
 
-    def _way_s(self, part: Messages) -> Floats:
+    def _travel_s(self, part: Messages) -> Floats:
         """From when a message has left until it is there; over lossy links the latency alone, for that is no mean."""
-        way_s = part.arrives_after_s - part.leaves_after_s
+        travel_s = part.arrives_after_s - part.leaves_after_s
         for place, lossy in self.lossy.items():
-            way_s[part.link == place] = lossy.latency_s
-        return way_s
+            travel_s[part.link == place] = lossy.latency_s
+        return travel_s
 
     def _lateness(self, part: Messages, gap_s: float) -> Lateness:
         """By row of messages, or by collective, how late each is in every sample: [num_samples, messages]."""
@@ -137,16 +137,16 @@ class _Factors:
 
 
 def _resampled(
-    part: AnyMessages, way_s: Floats, late_s: Lateness, sample: int, latency: Floats, slowness: Floats
+    part: AnyMessages, travel_s: Floats, late_s: Lateness, sample: int, latency: Floats, slowness: Floats
 ) -> AnyMessages:
-    """The same messages over other links; `way_s`: from when each has left until it is there, but for its lateness."""
-    way_s = way_s * latency[part.link]
+    """The same messages over other links; `travel_s`: from its leaving until it is there, but for its lateness."""
+    travel_s = travel_s * latency[part.link]
     for at, late in late_s.items():
-        way_s[at] += late[sample] if way_s.ndim == 3 else late[sample, 0]
+        travel_s[at] += late[sample] if travel_s.ndim == 3 else late[sample, 0]
     leaves_s = part.leaves_after_s * slowness[part.link]
     return replace(
         part,
         leaves_after_s=leaves_s,
         occupies_s=part.occupies_s * slowness[part.link],
-        arrives_after_s=leaves_s + way_s,
+        arrives_after_s=leaves_s + travel_s,
     )

@@ -1,4 +1,4 @@
-"""The gate: predicted against measured step times, within a tolerance per source.
+"""Validation: predicted against measured step times, within a tolerance per source.
 
 A prediction here is what `farpipe plan` predicts: the cost model's Problem, its named order, the simulator's makespan,
 and the overhead of a step.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from farpipe.cost import JobCosts, calibration_of, step_cost
-from farpipe.errors import FarpipeError, GateError
+from farpipe.errors import FarpipeError, ToleranceError
 from farpipe.plan.published_steps import load_published
 from farpipe.plan.reference_points import ReferenceGroup, ReferenceJob, ReferencePoint, load_points
 from farpipe.schedule import peak_memory_bytes
@@ -101,10 +101,10 @@ class ValidationReport:
         return all(group.passed for group in self.groups)
 
     def raise_if_failed(self) -> None:
-        """GateError that names every group outside its tolerance, with its worst point."""
+        """ToleranceError that names every group outside its tolerance, with its worst point."""
         failed = [group for group in self.groups if not group.passed]
         if failed:
-            raise GateError("outside tolerance:\n" + "\n".join(map(_tell_failure, failed)))
+            raise ToleranceError("outside tolerance:\n" + "\n".join(map(_tell_failure, failed)))
 
     def table(self) -> str:
         """Every point and every group, for people."""

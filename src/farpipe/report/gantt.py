@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from farpipe.report.figure import Block, Figure, at, stack
-from farpipe.report.gantt_frame import Frame, Panel, choose_frame, extent
+from farpipe.report.gantt_frame import GanttFrame, Panel, choose_frame, extent
 from farpipe.report.gantt_rows import BOX_PX, FALL_PX, action_boxes, link_row, shades, wait_boxes
 from farpipe.report.gantt_strip import strips
 from farpipe.report.legend import legend
@@ -43,7 +43,7 @@ def draw_small_multiples(
     return _draw(panels, choose_frame(panels, window, key, compact=True))
 
 
-def _draw(panels: Sequence[Panel], frame: Frame) -> Figure:
+def _draw(panels: Sequence[Panel], frame: GanttFrame) -> Figure:
     draw_panel = _small_panel if frame.compact else _panel
     blocks = [legend(panels, frame), *(draw_panel(panel, frame) for panel in panels)]
     parts = [stack(blocks, 10), _axis(frame), *_left_out(frame)]
@@ -56,7 +56,7 @@ def _draw(panels: Sequence[Panel], frame: Frame) -> Figure:
     return Figure(frame.key, title, description, frame.width, stack(parts))
 
 
-def _panel(panel: Panel, frame: Frame) -> Block:
+def _panel(panel: Panel, frame: GanttFrame) -> Block:
     rows = [_rank_row(panel, frame, rank) for rank in frame.ranks if rank < panel.timeline.num_ranks]
     ranks = stack(rows)
     links = stack([_link_row(panel, frame, name) for name in frame.links])
@@ -65,14 +65,14 @@ def _panel(panel: Panel, frame: Frame) -> Block:
     return stack([_head(panel, frame), Block(join(content), body.height)])
 
 
-def _head(panel: Panel, frame: Frame) -> Block:
+def _head(panel: Panel, frame: GanttFrame) -> Block:
     parts = [tag("text", panel.title, class_="head", x=0, y=13)]
     if panel.text:
         parts.append(tag("text", panel.text, class_="muted", x=frame.scale.start, y=13))
     return Block(join(parts), _HEAD_PX)
 
 
-def _small_panel(panel: Panel, frame: Frame) -> Block:
+def _small_panel(panel: Panel, frame: GanttFrame) -> Block:
     rows = stack([_rank_row(panel, frame, rank) for rank in frame.ranks if rank < panel.timeline.num_ranks])
     height = max(rows.height, 30.0)
     title = tag("text", tag("title", panel.title), shorten(panel.title, 19), class_="head", x=0, y=12)
@@ -82,7 +82,7 @@ def _small_panel(panel: Panel, frame: Frame) -> Block:
     return Block(join([grid, title, note, at(0, top, rows.content, end)]), height)
 
 
-def _rank_row(panel: Panel, frame: Frame, rank: int) -> Block:
+def _rank_row(panel: Panel, frame: GanttFrame, rank: int) -> Block:
     timeline, scale, height = panel.timeline, frame.scale, frame.row_px
     own = timeline.actions[timeline.actions["rank"] == rank]
     waited = frame.visible(panel.waits[panel.waits["rank"] == rank])
@@ -94,7 +94,7 @@ def _rank_row(panel: Panel, frame: Frame, rank: int) -> Block:
     return Block(join(content), height + frame.gap_px)
 
 
-def _rank_label(panel: Panel, frame: Frame, rank: int) -> Iterator[Markup]:
+def _rank_label(panel: Panel, frame: GanttFrame, rank: int) -> Iterator[Markup]:
     size = min(11.0, frame.row_px - 1)
     place = {"y": frame.row_px / 2 + size * 0.36, "font_size": size}
     yield tag("text", f"rank {rank}", class_="end", x=frame.scale.start - 6, **place)
@@ -105,7 +105,7 @@ def _rank_label(panel: Panel, frame: Frame, rank: int) -> Iterator[Markup]:
             yield tag("path", class_="grid", d=f"M0 {-frame.gap_px / 2}H{frame.scale.start - 4:g}")
 
 
-def _small_rank_label(panel: Panel, frame: Frame, rank: int) -> Iterator[Markup]:
+def _small_rank_label(panel: Panel, frame: GanttFrame, rank: int) -> Iterator[Markup]:
     """The name of a low row; where rows are lower than type, of every second, third, ... alone."""
     every = math.ceil(_SMALL_TYPE_PX / (frame.row_px + frame.gap_px))
     if frame.ranks.index(rank) % every == 0:
@@ -116,7 +116,7 @@ def _small_rank_label(panel: Panel, frame: Frame, rank: int) -> Iterator[Markup]
         yield tag("text", tag("title", name), label, class_="end muted", **place)
 
 
-def _link_row(panel: Panel, frame: Frame, name: str) -> Block:
+def _link_row(panel: Panel, frame: GanttFrame, name: str) -> Block:
     timeline = panel.timeline
     label = tag("text", tag("title", name), arrow(name), class_="end muted", x=frame.scale.start - 6, y=BOX_PX + 1)
     if name not in timeline.links:
@@ -138,17 +138,17 @@ def arrow(name: str) -> str:
     return f"{shorten(source, 10)} → {shorten(target, 10)}"
 
 
-def _grid(frame: Frame, height: float) -> Markup:
+def _grid(frame: GanttFrame, height: float) -> Markup:
     lines = [f"M{frame.scale(tick.value):.2f} -3V{height:g}" for tick in frame.ticks]
     return tag("path", class_="grid", d="".join(lines))
 
 
-def _step_px(panel: Panel, frame: Frame) -> float:
+def _step_px(panel: Panel, frame: GanttFrame) -> float:
     """Width of the panel's step as drawn: what lies behind its end is no bubble."""
     return max(0.0, min(frame.scale.end, frame.scale(extent(panel.timeline)[1])) - frame.scale.start)
 
 
-def _step_end(panel: Panel, frame: Frame, height: float) -> Markup:
+def _step_end(panel: Panel, frame: GanttFrame, height: float) -> Markup:
     """A line where the step ends, if that is drawn."""
     end = extent(panel.timeline)[1]
     if not frame.low <= end <= frame.high * (1 + 1e-9):
@@ -158,12 +158,12 @@ def _step_end(panel: Panel, frame: Frame, height: float) -> Markup:
     return tag("path", title, class_="rule", d=f"M{x:.2f} -3V{height:g}")
 
 
-def _axis(frame: Frame) -> Block:
+def _axis(frame: GanttFrame) -> Block:
     line = tag("path", class_="grid", d=f"M{frame.scale.start:g} .5H{frame.scale.end:g}")
     labels = [tag("text", tick.label, class_="mid muted", x=frame.scale(tick.value), y=14) for tick in frame.ticks]
     return Block(join([line, *labels]), _AXIS_PX)
 
 
-def _left_out(frame: Frame) -> list[Block]:
+def _left_out(frame: GanttFrame) -> list[Block]:
     """The parts that the picture does not show, in words."""
     return [Block(tag("text", text, class_="muted", x=0, y=11), 17) for text in frame.left_out]

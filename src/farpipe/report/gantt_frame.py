@@ -76,7 +76,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Frame:
+class GanttFrame:
     """The choices that all panels of one chart share; times in seconds, sizes in pixels."""
 
     key: str
@@ -139,7 +139,7 @@ class Frame:
 
 def choose_frame(
     panels: Sequence[Panel], window: tuple[float, float] | None, key: str, compact: bool = False, zoom: int = 1
-) -> Frame:
+) -> GanttFrame:
     """Choose what to draw of `panels`; without `window` as much of them as can be told apart."""
     timelines = [panel.timeline for panel in panels]
     extents = [extent(timeline) for timeline in timelines]
@@ -147,8 +147,8 @@ def choose_frame(
     ranks = spaced(max(timeline.num_ranks for timeline in timelines), MAX_RANKS)
     links, num_links = ((), 0) if compact else _choose_links(timelines)
     low, high = window or _fitting_window(timelines, ranks, links, whole, zoom)
-    frame = Frame(key, low, high, whole, ranks, links, compact)
-    return Frame(key, low, high, whole, ranks, links, compact, tuple(_left_out(frame, timelines, num_links)))
+    frame = GanttFrame(key, low, high, whole, ranks, links, compact)
+    return GanttFrame(key, low, high, whole, ranks, links, compact, tuple(_left_out(frame, timelines, num_links)))
 
 
 def fitting_window(panels: Sequence[Panel], zoom: int = 1) -> tuple[float, float]:
@@ -225,7 +225,7 @@ def _rows(timeline: Timeline, ranks: Sequence[int], links: Sequence[str]) -> Ite
             yield timeline.messages["start_s"][timeline.messages["link"] == timeline.links.index(name)]
 
 
-def _left_out(frame: Frame, timelines: Sequence[Timeline], num_links: int) -> Iterator[str]:
+def _left_out(frame: GanttFrame, timelines: Sequence[Timeline], num_links: int) -> Iterator[str]:
     if frame.is_cut:
         finest = frame.high - frame.low
         yield (

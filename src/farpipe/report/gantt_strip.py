@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from farpipe.report.axis import TIME, Scale, ticks
 from farpipe.report.figure import Block, stack
-from farpipe.report.gantt_frame import Frame, Panel
+from farpipe.report.gantt_frame import GanttFrame, Panel
 from farpipe.report.intervals import covered
 from farpipe.report.markup import Markup, join, number, tag
 from farpipe.simulate.timeline import Timeline
@@ -18,7 +18,7 @@ NUM_BINS: Final = 240
 _STRIP_PX: Final = 34.0
 
 
-def strips(panels: Sequence[Panel], frame: Frame) -> Block:
+def strips(panels: Sequence[Panel], frame: GanttFrame) -> Block:
     """One strip per panel on an axis over the whole step, the drawn window framed."""
     scale = Scale(*frame.whole, frame.scale.start, frame.scale.end)
     blocks = [_strip(panel, frame, scale) for panel in panels]
@@ -31,7 +31,7 @@ def _head() -> Block:
     return Block(tag("text", "Whole step: share of the ranks that compute", class_="muted", x=0, y=16), 22)
 
 
-def _strip(panel: Panel, frame: Frame, scale: Scale) -> Block:
+def _strip(panel: Panel, frame: GanttFrame, scale: Scale) -> Block:
     ground = tag("rect", class_="ground", x=scale.start, width=scale.end - scale.start, height=_STRIP_PX)
     label = tag("text", panel.title, class_="end", x=scale.start - 6, y=_STRIP_PX / 2 + 4)
     left, right = scale(frame.low), scale(frame.high)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.report.figure import Block, at, stack
-from farpipe.report.gantt_frame import CRITICAL, SPARE, Frame, Panel
+from farpipe.report.gantt_frame import CRITICAL, SPARE, GanttFrame, Panel
 from farpipe.report.markup import Markup, join, tag
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS
@@ -33,7 +33,7 @@ _LINE_PX: Final = 18.0
 Entry = tuple[Markup, str]
 
 
-def legend(panels: Sequence[Panel], frame: Frame) -> Block:
+def legend(panels: Sequence[Panel], frame: GanttFrame) -> Block:
     """Swatches with their names: what ranks do in the first line, what links carry in the next."""
     lines = [_line(_rank_entries(panels, frame), frame.width)]
     if frame.links:
@@ -54,7 +54,7 @@ def _line(entries: Iterable[Entry], width: float) -> Block:
     return Block(join(parts), y + _LINE_PX)
 
 
-def _rank_entries(panels: Sequence[Panel], frame: Frame) -> Iterator[Entry]:
+def _rank_entries(panels: Sequence[Panel], frame: GanttFrame) -> Iterator[Entry]:
     kinds = np.unique(np.concatenate([panel.timeline.actions["kind"] for panel in panels]))
     for kind in (KINDS[index] for index in kinds):
         yield _box(class_=f"{kind}0"), _ACTIONS[kind]
@@ -74,13 +74,13 @@ def _stages_per_rank(panel: Panel) -> int:
     return int(np.bincount(placed["rank"]).max(initial=0))
 
 
-def _waits_across(panel: Panel, frame: Frame) -> list[bool]:
+def _waits_across(panel: Panel, frame: GanttFrame) -> list[bool]:
     links = panel.timeline.links
     seen = np.unique(frame.visible(panel.waits)["link"])
     return [bool(index >= 0) and panel.timeline.is_between_sites(links[index]) for index in seen]
 
 
-def _link_entries(panels: Sequence[Panel], frame: Frame) -> Iterator[Entry]:
+def _link_entries(panels: Sequence[Panel], frame: GanttFrame) -> Iterator[Entry]:
     kinds = np.unique(np.concatenate([_kinds_on(panel.timeline, frame.links) for panel in panels]))
     for kind in (MESSAGE_KINDS[index] for index in kinds):
         yield _box(class_=kind, y=2, height=8), _MESSAGES[kind]

@@ -7,7 +7,7 @@ from statistics import median
 from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
 from farpipe.report.words import duration
-from farpipe.runtime.figures.metrics import NUM_WARM_UP_STEPS, warm_steps
+from farpipe.runtime.figures.metrics import NUM_SKIPPED_STEPS, settled_steps
 from farpipe.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent
 
 MISSING = "–"
@@ -55,7 +55,7 @@ class StepRow:
 def step_row(view: RunView) -> StepRow:
     """The figures of a run.
 
-    Measured ones are medians over the steps after the warm-up; without metrics they are those of the one measured
+    Measured ones are medians over the steps after the skipped ones; without metrics they are those of the one measured
     timeline, and without that the predicted ones. Where every step was predicted for itself, so is the prediction.
     """
     timeline = view.measured or view.predicted
@@ -93,8 +93,8 @@ def _device_hours(view: RunView) -> float | None:
 
 
 def typical(view: RunView, name: str) -> float | None:
-    """The median of a metric over the steps after the warm-up, as in ``summary.json``."""
-    _, values = metric(warm_steps(view.metrics), name)
+    """The median of a metric over the steps after the skipped ones, as in ``summary.json``."""
+    _, values = metric(settled_steps(view.metrics), name)
     return float(median(values)) if values.size else None
 
 
@@ -123,7 +123,7 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
     note = "Exposed: communication that a rank waited for, per step, mean over the ranks."
     if any(row.measured_s is not None for row in rows):
         note += (
-            f" Measured: medians over the steps without the first {NUM_WARM_UP_STEPS} (at most half of them). Error: "
+            f" Measured: medians over the steps without the first {NUM_SKIPPED_STEPS} (at most half of them). Error: "
             "(predicted - measured) / measured."
         )
     for row in rows:
@@ -178,7 +178,12 @@ def obstacles(rows: Sequence[ComparisonRow]) -> str:
     for row in (row for row in rows if row.obstacle):
         reason = row.obstacle.removeprefix(f"schedule {row.method!r} ")
         methods.setdefault(reason, []).append(row.method)
-    return "\n".join(f"{', '.join(names)}: {reason}" for reason, names in methods.items())
+    return "\n".join(f"{', '.join(names)}: {_of(len(names), reason)}" for reason, names in methods.items())
+
+
+def _of(number: int, reason: str) -> str:
+    """A reason that begins with its verb, in the form for so many subjects."""
+    return reason.replace("needs ", "need ", 1) if number > 1 and reason.startswith("needs ") else reason
 
 
 def _first(flags: Iterable[bool]) -> int | None:

@@ -9,7 +9,7 @@ from farpipe.cost import JobCosts, step_cost
 from farpipe.errors import InputError
 from farpipe.plan import Plan
 from farpipe.run.directory import PLAN_NAME
-from farpipe.runtime.figures.metrics import METRICS_NAME, NUM_WARM_UP_STEPS, TIMELINE_NAME, read_metrics
+from farpipe.runtime.figures.metrics import METRICS_NAME, NUM_SKIPPED_STEPS, TIMELINE_NAME, read_metrics
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job
 from farpipe.step import stagger
@@ -23,10 +23,10 @@ def learned_from(run_dir: Path) -> tuple[Learned, tuple[str, ...]]:
     """
     for name in (PLAN_NAME, TIMELINE_NAME, METRICS_NAME):
         if not (run_dir / name).is_file():
-            raise InputError(f"{run_dir}: no whole run of a plan: there is no {name}")
+            raise InputError(f"{run_dir}: no complete run of a plan: there is no {name}")
     plan = Plan.load(run_dir / PLAN_NAME)
     steps = list(read_metrics(run_dir / METRICS_NAME))
-    settled = steps[NUM_WARM_UP_STEPS:] or steps
+    settled = steps[NUM_SKIPPED_STEPS:] or steps
     timeline = Timeline.load(run_dir / TIMELINE_NAME)
     if timeline.source != "measured" or not settled:
         raise InputError(f"{run_dir}: its {TIMELINE_NAME} is not measured")

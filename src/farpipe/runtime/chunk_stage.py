@@ -73,7 +73,7 @@ class ChunkStage(TorchStage):
         self.keys_and_values = KeyValueStore(counter=self.held)
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         x = self._input(microbatch, x)
         with self.held.counting():
             y = self._compute(microbatch, x)
@@ -83,7 +83,7 @@ class ChunkStage(TorchStage):
         return None if self.module.part.has_head else y.detach()
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See Stage; the keys and values of the chunk's slice are let go."""
+        """See PipelineStage; the keys and values of the chunk's slice are let go."""
         if self.module.part.has_head:
             gy = self._head_grad(microbatch, self._saved[microbatch][1])
         else:

@@ -11,7 +11,7 @@ from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
 from farpipe.runtime.data.document_batches import DocumentBatches, load_document_batches
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.stage import SleepStage, Stage
+from farpipe.runtime.stage import PipelineStage, SleepStage
 from farpipe.runtime.work import SleepTrainer, Trainer, Work
 from farpipe.sequences import StepPlan
 
@@ -83,7 +83,7 @@ class ChunkSleeper(SleepTrainer):
     def take_plan(self, plan: StepPlan) -> None:
         """See ChunkWork."""
         problem = plan.problem(self._costs)
-        stages: Mapping[int, Stage] = {stage: SleepStage(problem, stage) for stage in self.stages}
+        stages: Mapping[int, PipelineStage] = {stage: SleepStage(problem, stage) for stage in self.stages}
         self.stages = dict(stages)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.peers import Messenger
-from farpipe.runtime.stage import Stage, TorchStage
+from farpipe.runtime.stage import PipelineStage, TorchStage
 from farpipe.step import Schedule
 
 FIRST_TAG: Final = 1 << 48
@@ -25,7 +25,7 @@ def forward_only(schedule: Schedule) -> Schedule:
     return Schedule(schedule.num_microbatches, ranks, f"{schedule.method}, forward only")
 
 
-class Evaluated(Protocol):
+class Evaluable(Protocol):
     """Interface of the training that an evaluation needs."""
 
     @property
@@ -49,9 +49,9 @@ class Evaluated(Protocol):
 class Evaluation:
     """One rank's part in evaluating."""
 
-    def __init__(self, schedule: Schedule, work: Evaluated, peers: Messenger, num_batches: int) -> None:
+    def __init__(self, schedule: Schedule, work: Evaluable, peers: Messenger, num_batches: int) -> None:
         self._work, self._num_batches = work, num_batches
-        stages: dict[int, Stage] = {number: _ForwardOnly(stage) for number, stage in work.torch_stages.items()}
+        stages: dict[int, PipelineStage] = {number: _ForwardOnly(stage) for number, stage in work.torch_stages.items()}
         self._executor = Executor(forward_only(schedule), stages, peers)
 
     def run(self, step: int) -> float:
@@ -73,18 +73,18 @@ class _ForwardOnly:
         self._stage = stage
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         with torch.no_grad():
             y = self._stage.forward(microbatch, x)
         self._stage.forget(microbatch)
         return y
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         raise AssertionError("an evaluation has no backward")
 
     input_grad = backward
 
     def weight_grad(self, microbatch: int) -> None:
-        """See Stage."""
+        """See PipelineStage."""
         self.backward(microbatch, None)

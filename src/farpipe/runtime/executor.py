@@ -14,7 +14,7 @@ from torch import Tensor
 
 from farpipe.errors import FarpipeError
 from farpipe.runtime.peers import Messenger, TensorMessage
-from farpipe.runtime.stage import Stage
+from farpipe.runtime.stage import PipelineStage
 from farpipe.runtime.staging import HostStamps, Stamps
 from farpipe.step import Action, Schedule, awaited, handed_to
 from farpipe.transport import Tag
@@ -94,7 +94,7 @@ class Executor:
     def __init__(
         self,
         schedule: Schedule,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, PipelineStage],
         peers: Messenger,
         stage_done: Callable[[int, int], None] = _nothing,
         stage_begins: Callable[[int, int], None] = _nothing,
@@ -159,7 +159,7 @@ class Executor:
             self.peers.send(item.target, item.direction, Tag(step, stage, microbatch), y)
 
 
-def _call(stage: Stage, action: Action) -> Callable[[Tensor | None], Tensor | None]:
+def _call(stage: PipelineStage, action: Action) -> Callable[[Tensor | None], Tensor | None]:
     """The action as a function of its input."""
     microbatch = action.microbatch
     if action.kind == "F":

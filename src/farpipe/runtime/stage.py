@@ -15,7 +15,7 @@ from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.step import Problem
 
 
-class Stage(Protocol):
+class PipelineStage(Protocol):
     """One stage of the pipeline. The first stage gets no `x` and gives no `gx`, the last gives no `y` and gets no `gy`.
 
     A backward is either `backward` or `input_grad` and later `weight_grad`, chosen per microbatch.
@@ -79,7 +79,7 @@ class TorchStage:
         return float(torch.stack(self._losses).sum()) if self._losses else 0.0
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See Stage; on the last stage the loss is computed and nothing is returned."""
+        """See PipelineStage; on the last stage the loss is computed and nothing is returned."""
         x = self._input(microbatch, x)
         y = self._compute(microbatch, x)
         if self.module.part.has_head:
@@ -89,16 +89,16 @@ class TorchStage:
         return None if self.module.part.has_head else y.detach()
 
     def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         with self.store.deferring(microbatch):
             return self.backward(microbatch, gy)
 
     def weight_grad(self, microbatch: int) -> None:
-        """See Stage."""
+        """See PipelineStage."""
         self.store.compute(microbatch)
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         x, y = self._saved.pop(microbatch)
         if not self.module.part.has_head:
             gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
@@ -169,21 +169,21 @@ class SleepStage:
         self._gradients = _payloads(problem, stage - 1, "backward") if stage > 0 else None
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         _sleep(self._forward_s[microbatch])
         return None if self._outputs is None else self._outputs[microbatch]
 
     def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         _sleep(self._input_grad_s[microbatch])
         return None if self._gradients is None else self._gradients[microbatch]
 
     def weight_grad(self, microbatch: int) -> None:
-        """See Stage."""
+        """See PipelineStage."""
         _sleep(self._weight_grad_s[microbatch])
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See Stage."""
+        """See PipelineStage."""
         _sleep(self._input_grad_s[microbatch] + self._weight_grad_s[microbatch])
         return None if self._gradients is None else self._gradients[microbatch]
 

@@ -26,7 +26,7 @@ from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat, Shard, whole_shards
 from farpipe.runtime.replicas.replicas import COMPLETE, PipelinePeers, RehearsedSync, ReplicaSync, WeightSync
 from farpipe.runtime.run_spec import RunSpec, transfer_of
-from farpipe.runtime.stage import Boundary, SleepStage, Stage, TorchStage
+from farpipe.runtime.stage import Boundary, PipelineStage, SleepStage, TorchStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.spec import Model, Training
 from farpipe.spec.training import Recompute
@@ -36,7 +36,7 @@ class Work(Protocol):
     """A rank's stages and what it does before and after their actions."""
 
     @property
-    def stages(self) -> Mapping[int, Stage]:
+    def stages(self) -> Mapping[int, PipelineStage]:
         """This rank's stages by number."""
 
     @property
@@ -83,7 +83,7 @@ class SleepTrainer:
         self._peers, self._problem = peers, run.problem
         pipeline = PipelinePeers(peers, run.places)
         mine = run.problem.stages_of_rank[pipeline.rank]
-        self.stages: dict[int, Stage] = {stage: SleepStage(run.problem, stage) for stage in mine}
+        self.stages: dict[int, PipelineStage] = {stage: SleepStage(run.problem, stage) for stage in mine}
         levels = run.places.ring_levels(peers.rank)
         reduced = [stage for stage in mine if run.has_reduce(stage)]
         between_sites = run.problem.between_sites
@@ -153,7 +153,7 @@ class Trainer:
         mine = run.problem.stages_of_rank[pipeline.rank]
         parts = slices(run.partition)
         self.torch_stages = {s: _make_stage(run, s, parts[s], parameters, self.stage_kind) for s in mine}
-        self.stages: Mapping[int, Stage] = self.torch_stages
+        self.stages: Mapping[int, PipelineStage] = self.torch_stages
         if any(parts[s].has_embedding or parts[s].has_head for s in mine):
             self._open_data(run)
         self._tied, self._end_beside = _tie(run, self.torch_stages, pipeline), _other_ends(run, self._place.replica)
@@ -196,7 +196,7 @@ class Trainer:
         self._replicas.begin_step(step)
 
     def begin_evaluation(self, index: int) -> int:
-        """See Evaluated: batch `index` of the held-out text; after `complete_weights`."""
+        """See Evaluable: batch `index` of the held-out text; after `complete_weights`."""
         batch = None
         if self._batches is not None:
             batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)

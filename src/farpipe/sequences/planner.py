@@ -161,7 +161,7 @@ def _grouped(
         best_s = min((each.seconds for each in found), default=math.inf)
         if one.seconds >= best_s or (found and time.perf_counter() > deadline_s):
             break
-        for extra in _ways_to_hide(costs, one.batch.load, one.trips, options):
+        for extra in _hiding_warm_ups(costs, one.batch.load, one.trips, options):
             grouping = Grouping(extra, options.checkpointing, options.several_pipelines)
             more_s, ends = group(costs, one.batch, grouping, deadline_s)
             if more_s < math.inf:
@@ -210,7 +210,7 @@ def _trips(costs: ChunkCosts, batch: SliceTable) -> tuple[Floats, Floats]:
     return costs.trips(float(batch.length.sum()) / batch.num_chunks)
 
 
-def _ways_to_hide(
+def _hiding_warm_ups(
     costs: ChunkCosts, load: Load, trips: tuple[Floats, Floats], options: BatchOptions
 ) -> list[tuple[int, ...]]:
     """Extra warm-up that hides links wholly, by half, not at all: the less, the less memory."""
@@ -296,7 +296,7 @@ def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> 
             continue
         seen.add(key)
         trips = _trips(costs, batch)
-        extra = _ways_to_hide(costs, batch.load, trips, options)[0]
+        extra = _hiding_warm_ups(costs, batch.load, trips, options)[0]
         yield _Estimated(estimate_s(costs, batch, extra, trips), cut, batch, trips)
 
 

@@ -1,6 +1,6 @@
 """The user's input: the model, its training, the cluster, and the job that joins them."""
 
-from farpipe.spec.cluster import Cluster, CongestionControl, Device, Link, LocalLink, Site
+from farpipe.spec.cluster import Cluster, CongestionControl, Device, LocalLink, Site, SiteLink
 from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import job_of, load_cluster, load_job, load_table, parse_job
 from farpipe.spec.measured import Measured
@@ -16,7 +16,6 @@ __all__ = [
     "Data",
     "Device",
     "Job",
-    "Link",
     "LocalLink",
     "Matmul",
     "Measured",
@@ -29,6 +28,7 @@ __all__ = [
     "Request",
     "RotaryScaling",
     "Site",
+    "SiteLink",
     "Training",
     "Uncertainty",
     "WireType",

@@ -96,7 +96,7 @@ class Site(Part):
         return self.device.memory_bytes - self.memory_reserve_bytes
 
 
-class Link(Part):
+class SiteLink(Part):
     """One direction of a connection between two sites.
 
     Loss and jitter make messages late, see `farpipe.cost.lossy_links`; the queue is known to `farpipe wan` alone.
@@ -149,7 +149,7 @@ class Cluster(Part):
     """The sites that may be used and the links between them; a pair of sites without a link can't talk."""
 
     sites: tuple[Site, ...] = Field(min_length=1)
-    links: tuple[Link, ...] = ()
+    links: tuple[SiteLink, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -168,7 +168,7 @@ class Cluster(Part):
         links = tuple(link for link in self.links if {link.source, link.target} <= kept)
         return self.model_copy(update={"sites": sites, "links": links})
 
-    def link(self, source: str, target: str) -> Link | None:
+    def link(self, source: str, target: str) -> SiteLink | None:
         """The link from `source` to `target`, None if there is none."""
         return next((link for link in self.links if (link.source, link.target) == (source, target)), None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
-from farpipe.spec.cluster import Link
+from farpipe.spec.cluster import SiteLink
 from farpipe.spec.part import MAX_LATENCY_S
 from farpipe.strict import nearest, read_text
 
@@ -64,7 +64,7 @@ def _number(text: str | None, place: str) -> float:
 
 def links_between(
     regions: Mapping[str, str], gbit_per_s: Matrix, rtt_ms: Matrix, usd_per_gb: Matrix | None = None
-) -> tuple[Link, ...]:
+) -> tuple[SiteLink, ...]:
     """A directed link for every pair of sites, from the figures of their regions.
 
     `regions` has the region of every site. A pair without a rate, or with a rate of zero, has no link; one direction
@@ -81,7 +81,7 @@ def links_between(
             if source == target or rate <= 0:
                 continue
             price = None if usd_per_gb is None else usd_per_gb.get((a, b))
-            link = Link(
+            link = SiteLink(
                 source=source,
                 target=target,
                 latency_s=_one_way_s(rtt_ms, a, b),

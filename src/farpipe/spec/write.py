@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from farpipe.spec.cluster import Cluster, Device, Link, LocalLink, Site
+from farpipe.spec.cluster import Cluster, Device, LocalLink, Site, SiteLink
 from farpipe.spec.measured import Measured
 from farpipe.spec.model import Model
 from farpipe.spec.training import Data, Training
@@ -74,7 +74,7 @@ def _device(device: Device) -> dict[str, Any]:
     }
 
 
-def _link(link: Link) -> dict[str, Any]:
+def _link(link: SiteLink) -> dict[str, Any]:
     queue = {} if link.queue_bytes is None else {"queue": _quantity(link.queue_bytes, "B")}
     disturbed = {"loss": link.loss or None, "jitter": _quantity(link.jitter_s, "s") if link.jitter_s else None}
     if link.congestion_control != "bbr":
@@ -88,7 +88,7 @@ def _measured(table: Measured) -> dict[str, Any]:
     return {key.removesuffix("_s"): _quantity(v, "s") if key.endswith("_s") else v for key, v in given.items()}
 
 
-def _speed(link: Link | LocalLink) -> dict[str, Any]:
+def _speed(link: SiteLink | LocalLink) -> dict[str, Any]:
     return {"latency": _quantity(link.latency_s, "s"), "bandwidth": _quantity(link.bandwidth_bytes_per_s, "B/s")}
 
 

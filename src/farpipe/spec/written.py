@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row, price_row
 from farpipe.errors import InputError
-from farpipe.spec.cluster import Cluster, CongestionControl, Device, Link, LocalLink, Place, Site, check_ends
+from farpipe.spec.cluster import Cluster, CongestionControl, Device, LocalLink, Place, Site, SiteLink, check_ends
 from farpipe.spec.hugging_face import read_model
 from farpipe.spec.job import Job, Pins
 from farpipe.spec.measured import WrittenMeasured
@@ -270,7 +270,7 @@ class WrittenLink(WrittenSpeed, Written):
             return [(self.source, self.target)]
         raise fault('give either between = ["a", "b"] (both directions) or from = "a" and to = "b" (one)')
 
-    def resolve(self) -> list[Link]:
+    def resolve(self) -> list[SiteLink]:
         """One directed link, or two."""
         speed = self._carried(self._over_fibre()).model_dump()
         disturbed = {"loss": self.loss, "jitter_s": self.jitter, "congestion_control": self.congestion_control}
@@ -278,7 +278,7 @@ class WrittenLink(WrittenSpeed, Written):
         if self.queue is not None:
             length, kind = self.queue
             figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
-        return [Link(source=source, target=target, **figures) for source, target in self.ends()]
+        return [SiteLink(source=source, target=target, **figures) for source, target in self.ends()]
 
     def _over_fibre(self) -> LocalLink:
         """Latency and bandwidth as they are written; the latency may be that of light in `fibre_km` of fibre."""
@@ -334,7 +334,7 @@ class WrittenCluster(Written):
         sites = tuple(site.resolve() for site in self.sites)
         return Cluster(sites=sites, links=(*links, *self._measured(sites, {link.name for link in links})))
 
-    def _measured(self, sites: Sequence[Site], written: Collection[str]) -> list[Link]:
+    def _measured(self, sites: Sequence[Site], written: Collection[str]) -> list[SiteLink]:
         """Links from the matrices, where none is written."""
         if self.matrices is None:
             return []

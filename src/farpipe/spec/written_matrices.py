@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from farpipe.errors import InputError
-from farpipe.spec.cluster import Link, Site
+from farpipe.spec.cluster import Site, SiteLink
 from farpipe.spec.link_matrices import Matrix, links_between, read_matrix
 from farpipe.spec.part import Count, Part, SiteName, Text, fault
 from farpipe.spec.windows import TCP_WINDOW_BYTES, windowed_rate
@@ -52,7 +52,7 @@ class WrittenMatrices(Part):
     regions: dict[SiteName, Text] = Field(default_factory=dict)
     """The region in the files of a site; else its `region`, or its name."""
 
-    def links(self, sites: Iterable[tuple[Site, str | None]]) -> list[Link]:
+    def links(self, sites: Iterable[tuple[Site, str | None]]) -> list[SiteLink]:
         """A directed link for every pair of the sites, each given with its region, for which there is a throughput.
 
         ValidationError, as seen from the cluster, where a file or a region is wrong.
@@ -79,7 +79,7 @@ class WrittenMatrices(Part):
     def _prices(self) -> Matrix | None:
         return None if self.egress is None else _matrix(self.egress, self.egress_column)
 
-    def _scaled(self, link: Link, source: Site, target: Site) -> Link:
+    def _scaled(self, link: SiteLink, source: Site, target: Site) -> SiteLink:
         rate = link.bandwidth_bytes_per_s
         if self.streams is not None:
             rate = windowed_rate(rate, self.window, 2 * link.latency_s, self.streams)

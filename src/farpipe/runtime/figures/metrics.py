@@ -23,7 +23,7 @@ SUMMARY_NAME: Final = "summary.json"
 TIMELINE_NAME: Final = "timeline.json"
 STEP_PLAN_NAME: Final = "step-plan.json"
 """Of a training on chunks: the plan of the step that the timeline is of."""
-NUM_WARM_UP_STEPS: Final = 3
+NUM_SKIPPED_STEPS: Final = 3
 """Left out of medians: the first steps open connections, fill caches and let libraries choose their kernels."""
 _MEDIANS: Final = (
     "makespan_s",
@@ -150,13 +150,13 @@ def _parse(text: bytes, source: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Summary(Document):
-    """Results of a run; times are medians over the steps after `num_warm_up_steps`."""
+    """Results of a run; times are medians over the steps after `num_skipped_steps`."""
 
     FORMAT: ClassVar[str] = "farpipe/summary/1"
     INDENT: ClassVar[int | None] = 2
 
     num_steps: int
-    num_warm_up_steps: int
+    num_skipped_steps: int
     first_loss: float | None
     last_loss: float | None
     makespan_s: float
@@ -207,11 +207,11 @@ def summarise(lines: Iterable[Mapping[str, Any]], timeline_step: int) -> Summary
             for name, column in of_attempt.items():
                 column.append(math.nan if line[name] is None else line[name])
         for name, column in columns.items():
-            column.extend(of_attempt[name][num_warm_up_steps(len(of_attempt[name])) :])
+            column.extend(of_attempt[name][num_skipped_steps(len(of_attempt[name])) :])
     assert first is not None
     return Summary(
         num_steps=num_steps,
-        num_warm_up_steps=num_steps - len(columns[_UTILISATION]),
+        num_skipped_steps=num_steps - len(columns[_UTILISATION]),
         first_loss=first["loss"],
         last_loss=last["loss"],
         **{name: _median(columns[name]) for name in _MEDIANS},
@@ -231,12 +231,12 @@ def _attempt(line: Mapping[str, Any]) -> int:
     return int(line.get("attempt", 0))
 
 
-def warm_steps(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def settled_steps(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The lines that medians are made of: all but each attempt's first steps."""
     attempts = [[*group] for _, group in groupby(lines, key=_attempt)]
-    return [line for attempt in attempts for line in attempt[num_warm_up_steps(len(attempt)) :]]
+    return [line for attempt in attempts for line in attempt[num_skipped_steps(len(attempt)) :]]
 
 
-def num_warm_up_steps(num_steps: int) -> int:
+def num_skipped_steps(num_steps: int) -> int:
     """Number of an attempt's first steps that medians leave out: three, but at most half of them."""
-    return min(NUM_WARM_UP_STEPS, num_steps // 2)
+    return min(NUM_SKIPPED_STEPS, num_steps // 2)

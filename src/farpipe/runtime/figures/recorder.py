@@ -24,7 +24,7 @@ from farpipe.runtime.figures.metrics import (
     TIMELINE_NAME,
     MetricsFile,
     Summary,
-    num_warm_up_steps,
+    num_skipped_steps,
     read_metrics,
     summarise,
 )
@@ -243,8 +243,8 @@ class _Writer:
             with suppress(OSError):  # the log's disk may be full
                 print(log_line(line, self._run.num_steps), flush=True)
         self._num_steps = reports[0].step + 1
-        num_warm_up = num_warm_up_steps(self._run.num_steps - self._first_step)
-        if timeline is not None and step >= self._first_step + num_warm_up:
+        num_skipped = num_skipped_steps(self._run.num_steps - self._first_step)
+        if timeline is not None and step >= self._first_step + num_skipped:
             self._keep(step, timeline)
             if era.planned is not None and step in self._kept:
                 self._kept_plans[step] = era.planned.plans[late]
