@@ -33,9 +33,11 @@ LOADS = (0.6, 0.9, 1.2)
 LIKE_BACE = "farpipe for JCT and electricity"
 OWN = OwnPolicy()
 DAY_S = 86400.0
-BY_RATE = ("bace", "atlas", "single-region", LIKE_BACE)
+BY_RATE = ("bace", "atlas", "single-region", LIKE_BACE, "farpipe")
 """Those for which rates of links are varied."""
 MAIN = ("bace", LIKE_BACE, "farpipe", "srtf", "easy")
+RIGID = ("bace", LIKE_BACE, "srtf", "farpipe", "fcfs", "easy")
+"""Those that are also tried with rigid sizes."""
 
 
 def variants() -> dict[str, Policy]:
@@ -81,14 +83,14 @@ def cells() -> Iterator[Cell]:
     without = [LIKE_BACE, *(name for name in variants() if name.startswith("without"))]
     grids: list[tuple[str, Sequence[str], Sequence[float], range, tuple[float, ...], bool]] = [
         ("main", MAIN, LOADS, range(4), (1.0,), False),
-        ("rigid", ("bace", LIKE_BACE, "srtf"), LOADS, range(4), (1.0,), True),
+        ("rigid", RIGID, LOADS, range(4), (1.0,), True),
         ("main", rest, LOADS, range(2), (1.0,), False),
         ("ageing", aged, LOADS, range(2), (1.0,), False),
         ("ablation", without, (0.6, 1.2), range(2), (1.0,), False),
         ("main", MAIN, LOADS, range(4, 12), (1.0,), False),
-        ("bandwidth", BY_RATE, (0.9,), range(2), (0.25, 1.0, 4.0), False),
-        ("places", placed, LOADS, range(2), (1.0,), False),
-        ("rigid", ("bace", LIKE_BACE, "srtf"), LOADS, range(4, 12), (1.0,), True),
+        ("bandwidth", BY_RATE, (0.9,), range(4), (0.25, 1.0, 4.0), False),
+        ("places", placed, LOADS, range(12), (1.0,), False),
+        ("rigid", RIGID, LOADS, range(4, 12), (1.0,), True),
         ("main", rest, LOADS, range(2, 12), (1.0,), False),
         ("ablation", without, (0.6, 1.2), range(2, 6), (1.0,), False),
         ("ageing", aged, LOADS, range(2, 6), (1.0,), False),

@@ -3,8 +3,12 @@
 import io
 import json
 import math
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -106,15 +110,30 @@ def test_everything_can_be_computed_anew_from_the_event_log(policy):
     assert outcome.num_refused == 0
 
 
-def test_the_same_seed_gives_the_same_fleet():
-    def once():
-        draw, log = random.Random(3), io.StringIO()
-        cluster, jobs, events = random_cluster(draw), random_jobs(25, draw), random_events(draw)
-        state = first_state(cluster, POLICIES["farpipe"], SimpleQuotes())
-        Simulator(state, Failures(device_hours=100.0, final_share=0.2, seed=5), log=log).run(jobs, events)
-        return log.getvalue()
+def log_of_a_random_fleet():
+    draw, log = random.Random(3), io.StringIO()
+    cluster, jobs, events = random_cluster(draw), random_jobs(40, draw), random_events(draw)
+    state = first_state(cluster, POLICIES["farpipe"], SimpleQuotes())
+    Simulator(state, Failures(device_hours=100.0, final_share=0.2, seed=5), log=log).run(jobs, events)
+    return log.getvalue()
 
-    assert once() == once()
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_fleet_in_every_process():
+    """Sets of strings have another order in every process."""
+    program = "from test_simulator import *; print(log_of_a_random_fleet(), end='')"
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        assert found.stdout == log_of_a_random_fleet()
 
 
 def test_an_empty_trace_is_an_empty_outcome():

@@ -32,7 +32,7 @@ def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
 
 
 def _known(state: State, decision: Decision) -> str:
-    """Why a decision makes no sense at all; empty if it does."""
+    """Reason for which a decision makes no sense at all; empty if it does."""
     name, devices = decision.name, decision.devices
     if name not in state.jobs:
         return f"{name}: no such job"

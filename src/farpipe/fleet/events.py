@@ -52,7 +52,7 @@ class JobFailed(JobEvent):
     num_lost: float = 0.0
     """Steps done that are lost."""
     is_final: bool = False
-    """Whether it will not be tried again."""
+    """True if it will not be tried again."""
 
 
 @dataclass(frozen=True)

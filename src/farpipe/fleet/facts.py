@@ -1,4 +1,4 @@
-"""What each event changes by itself, before the policy is asked."""
+"""Changes that each event makes by itself, before the policy is asked."""
 
 from collections.abc import Callable
 from dataclasses import replace

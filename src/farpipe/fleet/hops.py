@@ -1,4 +1,4 @@
-"""What a job takes over several sites, as the planner quotes it on just those devices and links."""
+"""Quotes of the planner for jobs over several sites, on just those devices and links."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ Devices = tuple[tuple[str, int], ...]
 
 
 def request_of(kind: Kind) -> Request:
-    """What the planner is asked to plan."""
+    """The request to the planner for a kind of job."""
     training = Training(sequence_length=kind.sequence_length, global_batch=kind.global_batch)
     return Request(model=preset_model(kind.model), training=training)
 

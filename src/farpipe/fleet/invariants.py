@@ -1,4 +1,4 @@
-"""What must hold in every state; checked after every event in tests, and by the conformance kit for a user's policy."""
+"""Rules that hold in every state; checked after every event in tests, and by the conformance kit."""
 
 import math
 

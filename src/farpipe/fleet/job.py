@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Phase = Literal["queued", "starting", "running"]
@@ -9,7 +10,7 @@ Phase = Literal["queued", "starting", "running"]
 
 
 class Kind(NamedTuple):
-    """What decides a job's speed: jobs of one kind share their quotes."""
+    """Model and batch, which decide a job's speed: jobs of one kind share their quotes."""
 
     model: str
     """A preset of the catalogue."""
@@ -35,7 +36,7 @@ class FleetJob:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a job runs and what that means: the planner's quote for it, and what its start takes."""
+    """Devices on which a job runs, the planner's quote for them, and the time that its start takes."""
 
     devices: tuple[tuple[str, int], ...]
     """(site, number of devices), in pipeline order."""
@@ -47,14 +48,14 @@ class Placement:
     startup_s: float = 0.0
     """From taking the devices to the first step: restart, reading the checkpoint, moving it."""
     startup_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Reserved while it starts: what the steps will send, and the checkpoint on its way to another site."""
+    """Reserved while it starts: what the steps will send, and the checkpoint that moves to another site."""
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         """Devices at all sites."""
         return sum(number for _, number in self.devices)
 
-    @property
+    @cached_property
     def sites(self) -> tuple[str, ...]:
         """The sites in pipeline order."""
         return tuple(site for site, _ in self.devices)
@@ -66,7 +67,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a job has used so far, by site or link; money follows from prices over time."""
+    """Resources that a job has used so far, by site or link; money follows from prices over time."""
 
     device_s: Mapping[str, float] = field(default_factory=dict)
     energy_kwh: Mapping[str, float] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class JobState:
     job: FleetJob
     phase: Phase = "queued"
     since_s: float = 0.0
-    """When it came into this phase or onto this placement; `num_done` is as of then."""
+    """Time at which it came into this phase or onto this placement; `num_done` is as of then."""
     num_done: float = 0.0
     """Steps done, in fractions of one."""
     placement: Placement | None = None
@@ -135,7 +136,7 @@ class JobState:
         return self.queued_s + (max(0.0, now_s - self.since_s) if self.phase == "queued" else 0.0)
 
     def end_s(self) -> float | None:
-        """When it will have done its last step if nothing changes; None while it waits."""
+        """Time at which it will have done its last step if nothing changes; None while it waits."""
         if self.placement is None or self.phase == "queued":
             return None
         begin = self.since_s + (self.placement.startup_s if self.phase == "starting" else 0.0)

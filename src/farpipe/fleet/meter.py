@@ -1,4 +1,4 @@
-"""What resources cost over time: integrals of prices, so that a job's bill is two readings and a difference."""
+"""Cost of resources over time: integrals of prices, so that a job's bill is two readings and a difference."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ ZERO: Final = Reading(0.0, 0.0)
 
 @dataclass(frozen=True)
 class SiteTariff:
-    """What one site's devices and energy cost, now and up to now."""
+    """Prices of one site's devices and energy, now and up to now."""
 
     rent_usd_per_device_hour: float
     pue: float
@@ -70,7 +70,7 @@ def bill(
     begin_s: float,
     now_s: float,
 ) -> Spent:
-    """What holding `placement` from `begin_s`, when meters stood at `begin`, until `now_s` has used."""
+    """Resources used by holding `placement` from `begin_s`, when meters stood at `begin`, until `now_s`."""
     seconds = now_s - begin_s
     devices = dict(placement.devices)
     energy = {s: w * tariffs[s].pue * seconds / JOULES_PER_KWH for s, w in placement.power_w.items()}

@@ -1,4 +1,4 @@
-"""What became of all jobs: completion times, waiting, use, money."""
+"""Outcome of a simulated fleet: completion times, waiting, use, money."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class JobRecord:
     finished_s: float | None = None
     """None: it did not finish."""
     refused: str = ""
-    """Why it was not taken at its submission; empty: it was."""
+    """Reason for which it was not taken at its submission; empty: it was."""
 
     @property
     def jct_s(self) -> float | None:
@@ -47,7 +47,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class Change:
-    """What a job holds from a moment on."""
+    """Devices that a job holds from a moment on."""
 
     time_s: float
     job: str
@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def spent(self) -> Spent:
-        """What all jobs have used."""
+        """Resources that all jobs have used."""
         total = Spent()
         for record in self.records:
             if record.final is not None:

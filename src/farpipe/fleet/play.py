@@ -28,7 +28,7 @@ def play(
     after: Callable[[FleetState, Event], None] = lambda state, event: None,
     tick_s: float = 900.0,
 ) -> Outcome:
-    """What becomes of `jobs` in `scenario` under `policy`, a name or one's own.
+    """The outcome of `jobs` in `scenario` under `policy`, a name or one's own.
 
     `log` gets a line of JSON for every change; every `tick_s` the policy may think again without an event. `quotes` can
     be shared between calls on the same cluster. The same arguments give the same outcome.

@@ -16,7 +16,7 @@ from farpipe.spec import Cluster, Site, preset_model
 __all__ = ["Devices", "HopQuotes", "PlannerQuotes", "Quotes", "StopCosts"]
 
 HopQuotes = Literal["closed-form", "planner"]
-"""Where the speed of a job over several sites comes from."""
+"""Source of the speed of a job over several sites."""
 
 STATE_BYTES_PER_PARAM: Final = 14.0
 """Of a checkpoint: a 16-bit weight, and master weight and two moments in float32 (ZeRO, arXiv 1910.02054)."""
@@ -26,7 +26,7 @@ RATE_STEP: Final = 0.9
 
 @dataclass(frozen=True)
 class StopCosts:
-    """What stopping, moving and starting a job takes; the same for every policy."""
+    """Costs of stopping, moving and starting a job; the same for every policy."""
 
     restart_s: float = 120.0
     """Processes, connections, compilation."""
@@ -35,7 +35,7 @@ class StopCosts:
     checkpoint_every_s: float = 1800.0
     """Work of at most so long is lost when a job breaks."""
     transfer_share: float = 0.5
-    """Of a link's free rate, for a checkpoint on its way to another site."""
+    """Of a link's free rate, for a checkpoint that moves to another site."""
 
 
 class Quotes(Protocol):
@@ -64,10 +64,10 @@ class _Base:
 class PlannerQuotes:
     """Quotes of `Planner` for devices of one site, with the closed form of GeoPipe for what inter-site hops add.
 
-    A boundary carries tokens x hidden x 2 bytes a step each way, whatever the number of replicas. A link that takes
-    less time for a step's bytes than the step itself costs its latency and one message's time, there and back; a slower
-    one sets the pace (arXiv 2510.12064). Devices of several kinds work in proportion to their speed. With `hop_quotes`
-    the planner is asked for these too.
+    A boundary carries tokens x hidden x 2 bytes a step in each direction, whatever the number of replicas. A link that
+    takes less time for a step's bytes than the step itself costs its latency and one message's time, there and back; a
+    slower one sets the pace (arXiv 2510.12064). Devices of several kinds work in proportion to their speed. With
+    `hop_quotes` the planner is asked for these too.
     """
 
     def __init__(self, cluster: Cluster, planner: Planner | None = None, hop_quotes: HopQuotes = "closed-form") -> None:

@@ -82,7 +82,7 @@ class Matrices(Part):
     where: dict[str, Text] = Field(default_factory=dict)
     """Rows of the throughputs to take: values by column, such as src_tier = "PREMIUM"."""
     scale: Positive = 1.0
-    """What the throughputs are multiplied by."""
+    """Factor on the throughputs."""
 
 
 class Outage(Part):
@@ -133,7 +133,7 @@ class FleetFile(Part):
     policy: dict[str, float] = Field(default_factory=dict)
     """Parameters of the policy `farpipe`."""
     hop_quotes: HopQuotes = "closed-form"
-    """Who says what a job over several sites takes: a formula, or the planner, more exactly and much later."""
+    """Source of the speed of a job over several sites: a formula, or the planner, more exact and much slower."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Simulator:
             self._write_line(self.state.now_s, "reject", "", None, why=why)
         for command in commands:
             self._write_command(command)
-        for name in {getattr(event, "name", ""), *(command.name for command in commands)}:
+        for name in dict.fromkeys((getattr(event, "name", ""), *(command.name for command in commands))):
             job = self.state.jobs.get(name)
             if job is not None and job is not before.get(name):
                 self._schedule(job)
@@ -154,7 +154,7 @@ class Simulator:
             self._idle_usd[site] += kwh / 1e3 * tariff.price.usd_per_mwh
 
     def _write_fact(self, event: Event) -> None:
-        """What the event itself says of a job."""
+        """Write down what the event itself says of a job."""
         if isinstance(event, JobSubmitted):
             record = self.records.setdefault(event.job.name, JobRecord(event.job))
             record.states.append((event.time_s, "queued"))
@@ -187,7 +187,7 @@ class Simulator:
         self._write(self.state.now_s, what, name, self.state.jobs.get(name))
 
     def _write(self, time_s: float, what: str, name: str, job: JobState | None, **more: Any) -> None:
-        """What begins for this job, kept and written to OUT.jsonl."""
+        """Keep the state that begins for this job and write it to OUT.jsonl."""
         placement = job.placement if job else None
         phase: Phase = job.phase if job else "queued"
         self.changes.append(Change(time_s, name, dict(placement.devices) if placement else {}, phase == "starting"))
@@ -235,7 +235,7 @@ class _Feed:
         self._tick_s, self._next_tick_s = tick_s, begin_s + tick_s
 
     def next_s(self) -> float | None:
-        """When the next of them happens; None: nothing does any more."""
+        """Time of the next of them; None: there is none any more."""
         ticks = [self._next_tick_s] if self._tick_s else []
         return min([*ticks, *([self._next.time_s] if self._next else [])], default=None)
 

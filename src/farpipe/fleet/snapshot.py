@@ -27,14 +27,14 @@ class SiteState:
 
 @dataclass(frozen=True)
 class World:
-    """What does not change: latencies, egress prices, quotes and costs of stopping."""
+    """Facts that do not change: latencies, egress prices, quotes and costs of stopping."""
 
     quotes: Quotes
     stops: StopCosts
     latency_s: Mapping[str, float]
     egress_usd_per_gb: Mapping[str, float]
     best_steps: dict[tuple[Kind, int], float] = field(default_factory=dict, compare=False, repr=False)
-    """What `View.best_step_s` has found: quotes inside a site never change."""
+    """Results of `View.best_step_s`: quotes inside a site never change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Snapshot:
     closed: tuple[JobState, ...] = ()
     """Jobs that the last event has ended, with all that they have used."""
     refusals: tuple[str, ...] = ()
-    """What the last decision asked for and did not get, with the reason."""
+    """Requests of the last decision that were refused, with the reason."""
 
     def job(self, name: str) -> JobState:
         """The job of that name; InputError if there is none, or not any more."""
@@ -66,7 +66,7 @@ class Snapshot:
         return self.jobs[name]
 
     def space(self) -> Space:
-        """What no job holds."""
+        """Devices and rates that no job holds."""
         space = Space({name: site.usable for name, site in self.sites.items()}, dict(self.rates))
         devices, rates = space.devices, space.rates
         for job in self.jobs.values():
@@ -96,7 +96,7 @@ class Snapshot:
 
 
 def smallest_change(state: Snapshot, job: FleetJob) -> str:
-    """Why `job` can never run in this fleet, and what would help; empty if it can."""
+    """Reason for which `job` can never run in this fleet, and what would help; empty if it can."""
     total = sum(site.num_devices for site in state.sites.values())
     together = _most_linked(state)
     if job.min_devices > together:
@@ -116,7 +116,7 @@ def smallest_change(state: Snapshot, job: FleetJob) -> str:
 
 
 def _most_linked(state: Snapshot) -> int:
-    """Devices of the largest group of sites that links join both ways."""
+    """Devices of the largest group of sites that links join in both directions."""
     groups = [{site} for site in state.sites]
     for link in state.rates:
         a, _, b = link.partition(">")

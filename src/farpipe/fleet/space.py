@@ -1,4 +1,4 @@
-"""What is free: devices of every site and rates of every link; taken and given back as jobs come and go."""
+"""Free devices of every site and free rates of every link; taken and given back as jobs come and go."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Space:
             self.rates[link] += sign * rate
 
     def has(self, devices: Mapping[str, int] | tuple[tuple[str, int], ...]) -> bool:
-        """Whether so many devices are free at every site."""
+        """True if so many devices are free at every site."""
         pairs = devices.items() if isinstance(devices, Mapping) else devices
         return all(0 < number <= self.devices.get(site, 0) for site, number in pairs)
 

@@ -1,4 +1,4 @@
-"""What it takes to start a job somewhere: its restart, its checkpoint, and the way that this has to go."""
+"""Cost of starting a job somewhere: its restart, reading its checkpoint, and moving that there."""
 
 from farpipe.fleet.job import JobState, Placement
 from farpipe.fleet.quotes import StopCosts

@@ -30,7 +30,7 @@ class Point(NamedTuple):
     load: float | None
     """Offered load; None: the trace as it is."""
     bandwidth: float
-    """What every link's rate is multiplied by."""
+    """Factor on every link's rate."""
     seed: int
     """0: the trace as it is; others deal its jobs out to the same times in another order."""
 
@@ -50,7 +50,7 @@ def grid(
 
 
 def key_of(scenario: Scenario, jobs: Sequence[FleetJob], version: str) -> str:
-    """What rows of the same fleet, trace and version of farpipe have in common."""
+    """Key that rows of the same fleet, trace and version of farpipe have in common."""
     digest = hashlib.sha256(version.encode())
     for part in (scenario.cluster, scenario.events, scenario.stops, scenario.failures, scenario.idle_power_w):
         digest.update(repr(part).encode())

@@ -110,7 +110,7 @@ SIZES: Final = {
     128: (Kind("qwen2.5-32b", 4096, 512), Kind("llama-3-70b", 4096, 1024)),
     256: (Kind("llama-3-70b", 4096, 1024),),
 }
-"""What jobs train by requested devices, in rotation: the rule of ours that maps sizes to models of 1.3B to 70B."""
+"""Kinds of training by requested devices, in rotation: the rule of ours that maps sizes to models of 1.3B to 70B."""
 
 
 @dataclass(frozen=True)

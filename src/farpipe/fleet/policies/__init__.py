@@ -1,4 +1,4 @@
-"""Who runs next, where, on how many devices: policies behind one protocol."""
+"""Policies behind one protocol: the choice of jobs to run, of their places and numbers of devices."""
 
 from typing import Final
 

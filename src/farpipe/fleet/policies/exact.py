@@ -61,7 +61,7 @@ def _bound(question: Question, shares: Devices) -> float:
 
 
 def _divisions(question: Question) -> Iterator[Devices]:
-    """(site, units) of every way to divide the devices between two or more sites."""
+    """(site, units) of every division of the devices between two or more sites."""
     total = question.num_devices // question.unit
     if not any(question.linked(a, b) for a, b in combinations(question.usd_per_h, 2)):
         return
@@ -73,7 +73,7 @@ def _divisions(question: Question) -> Iterator[Devices]:
 
 
 def _compositions(total: int, free: list[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write `total` as a sum of one number from 1 to each of `free`."""
+    """Every division of `total` into a sum of one number from 1 to each of `free`."""
     if not free:
         if total == 0:
             yield ()

@@ -1,7 +1,7 @@
 """The exact place of one job over more sites than can be enumerated: a path and a division by CP-SAT.
 
 Electricity of a step is (sum of the sites' hourly cost) x (step time), and every hop adds its own seconds. What
-the model does not know (devices of several kinds, a checkpoint on its way) the quote does: each solution is quoted, and
+the model does not know (devices of several kinds, a checkpoint that moves) the quote does: each solution is quoted, and
 as long as the model promises something better than the best quote it is solved again without that path and division.
 """
 
@@ -89,7 +89,7 @@ class _Model:
         return cost, most_usd * most_s / 3600 / FINE / FINE
 
     def _extra_s(self) -> Mapping[tuple[str, str], float]:
-        """What each hop between sites adds to the step, as the quote over it alone says."""
+        """Seconds that each hop between sites adds to the step, as the quote over it alone says."""
         q, half = self._question, self._question.num_devices // 2
         found = {}
         for a, b in self._arcs:

@@ -16,7 +16,7 @@ MIN_RUN_S = 1800.0
 
 
 class Limits(NamedTuple):
-    """What running jobs may be put through."""
+    """Changes that running jobs may be put through."""
 
     moves_per_event: int
     grows: bool
@@ -58,7 +58,7 @@ def _better(view: View, worth: Worth, seats: Seats, limits: Limits, job: JobStat
 
 
 def _repays(view: View, worth: Worth, job: JobState, here: Placement, there: Placement) -> bool:
-    """Whether what the rest saves within the horizon is twice what the stop costs."""
+    """True if what the rest saves within the horizon is at least twice what the stop costs."""
     left_s = job.left_at(view.now_s) * here.step_s
     seconds = min(left_s, worth.objective.horizon_s)
     saved = (worth.of_step(here) - worth.of_step(there)) / here.step_s * seconds
@@ -68,5 +68,5 @@ def _repays(view: View, worth: Worth, job: JobState, here: Placement, there: Pla
 
 
 def _pays_pause(view: View, worth: Worth, job: JobState, here: Placement) -> bool:
-    """Whether the job has more than two hours left: what is done in a moment is not worth stopping."""
+    """True if the job has more than two hours left: what is done in a moment is not worth stopping."""
     return job.left_at(view.now_s) * here.step_s > 2 * SECONDS_PER_HOUR

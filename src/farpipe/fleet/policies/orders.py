@@ -11,7 +11,7 @@ Keys = Callable[[View, Sequence[JobState]], list[float]]
 
 
 def by_arrival(view: View, jobs: Sequence[JobState]) -> list[float]:
-    """When it was submitted."""
+    """Times of submission."""
     return [job.job.submit_s for job in jobs]
 
 

@@ -7,7 +7,7 @@ time. Nobody's total time in the queue goes beyond a bound as long as others can
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from farpipe.fleet.job import JobState
 from farpipe.fleet.policies.improve import Limits, improved
@@ -22,7 +22,7 @@ DEADLINE_S, DEADLINE_SHARE = 3600.0, 0.25
 """A job goes first when its deadline leaves no more than so long, and this share of its rest, to spare. One that can't
 be met any more changes nothing."""
 STOP_SHARE = 10.0
-"""What is left of a stopped job is more than the other's by so many restarts."""
+"""Restarts by which the rest of a stopped job has to exceed that of the other."""
 LOOKED_AT = 16
 """Queued jobs for which running ones may be stopped at one event; those behind them come later."""
 
@@ -39,9 +39,9 @@ class OwnPolicy:
     hour_value: float = 8.0
     """Device-hours that an hour of a job's completion time is worth."""
     order: Literal["work", "arrival"] = "work"
-    """Who is looked at first: who has least work left, or who came first."""
+    """Order of the queue: least work left first, or first come first."""
     sees_prices: bool = True
-    """Whether places are chosen by their prices; else by time alone."""
+    """True if places are chosen by their prices; else by time alone."""
     preempts: bool = True
     factor: float = 1.5
     """A running job is stopped for one whose rest is less work by this factor."""
@@ -53,11 +53,11 @@ class OwnPolicy:
     fairness: float = 0.0
     """Weight by which jobs of a tenant with more than an equal share of devices in use come later; 0: not at all."""
     max_queued_s: float = 30 * 24 * 3600.0
-    """Who has waited for so long in all goes first."""
+    """Bound on the total time in the queue: a job that has waited longer goes first."""
 
     @property
     def objective(self) -> Objective:
-        """What is minimised."""
+        """The objective to be minimised."""
         hour_value = self.hour_value if self.sees_prices else 1e9
         return Objective(not self.electricity_only, not self.electricity_only, self.carbon_usd_per_t, hour_value)
 
@@ -81,18 +81,19 @@ class OwnPolicy:
             num_left += 1
             if place < LOOKED_AT and victims:
                 least = max(key, self.factor * key)
-                late = [other for other_key, other in victims if other_key > least + _stop_device_s(view, other)]
+                late = [victim.job for victim in victims if victim.key > least + victim.stop_device_s]
                 if seats.make_room(job, late, at_any_cost=key < 0):
-                    victims = [(k, other) for k, other in victims if other.name not in seats.changed]
+                    victims = [victim for victim in victims if victim.job.name not in seats.changed]
             elif place >= LOOKED_AT and seats.num_free <= 0:
                 break
         return num_left
 
-    def _victims(self, view: View) -> list[tuple[float, JobState]]:
-        """Running jobs that may be stopped, with their keys, the largest first; never one that was urgent."""
+    def _victims(self, view: View) -> "list[_Victim]":
+        """Running jobs that may be stopped, the largest key first; never one that was urgent."""
         settled = [job for job in view.active if view.now_s - job.since_s >= 1800.0 and job.phase == "running"]
         keyed = zip(self.keys(view, settled), settled, strict=True)
-        return sorted(((key, job) for key, job in keyed if key > 0), key=lambda pair: -pair[0])
+        found = [_Victim(key, job, _stop_device_s(view, job)) for key, job in keyed if key > 0]
+        return sorted(found, key=lambda victim: -victim.key)
 
     def keys(self, view: View, jobs: Sequence[JobState]) -> list[float]:
         """Device-seconds that are left; who has waited for too long comes before all others."""
@@ -120,6 +121,14 @@ class OwnPolicy:
         left_s = job.left_at(view.now_s) * view.best_step_s(job.job)
         slack_s = job.job.deadline_s - view.now_s - left_s
         return URGENT / 2 + slack_s if 0 <= slack_s <= DEADLINE_SHARE * left_s + DEADLINE_S else None
+
+
+class _Victim(NamedTuple):
+    """A running job that may be stopped for another."""
+
+    key: float
+    job: JobState
+    stop_device_s: float
 
 
 def _stop_device_s(view: View, job: JobState) -> float:

@@ -1,4 +1,4 @@
-"""Where a job of a given size could go: one site, or a pipeline over several."""
+"""Places for a job of a given size: one site, or a pipeline over several."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise, permutations
@@ -52,7 +52,7 @@ def _widest(view: View, space: Space, sites: Sequence[str]) -> tuple[str, ...]:
     """The order of the sites whose narrowest link has most left; empty if they are not linked."""
     best: tuple[float, tuple[str, ...]] = (0.0, ())
     for path in permutations(sites):
-        if path[0] < path[-1]:  # the other way round is the same pipeline
+        if path[0] < path[-1]:  # the reverse is the same pipeline
             best = max(best, (narrowest(space, path), path))
     return best[1]
 
@@ -64,7 +64,7 @@ def narrowest(space: Space, path: Sequence[str]) -> float:
 
 
 def is_stall_free(view: View, space: Space, job: JobState, devices: Devices) -> bool:
-    """Whether no inter-site hop is slower than the job's computation (A / B <= tau in the words of BACE-Pipe)."""
+    """True if no inter-site hop is slower than the job's computation (A / B <= tau in the words of BACE-Pipe)."""
     if len(devices) == 1:
         return True
     needed = view.quotes.needed_rate(job.job.kind, sum(number for _, number in devices))

@@ -55,7 +55,7 @@ class PreemptivePolicy:
     def _make_room(
         self, view: View, space: Space, job: JobState, victims: list[tuple[float, JobState]]
     ) -> tuple[list[str], Devices | None]:
-        """Who is to be stopped for `job`, taken out of `space`, and where it then goes; nobody if that is no use."""
+        """Jobs to be stopped for `job`, taken out of `space`, and its place then; none if that is no use."""
         (mine,) = self.order(view, [job])
         trial, stopped = space.copy(), list[JobState]()
         for key, other in victims:

@@ -1,4 +1,4 @@
-"""What a policy sees and what it says."""
+"""The protocol of policies: the view that a policy gets and the decisions that it returns."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ from farpipe.fleet.starting import start_on, startup_s
 
 
 class Decision(NamedTuple):
-    """What is to become of one job."""
+    """Decision about one job."""
 
     name: str
     devices: Devices | None
-    """Where it is to run, in pipeline order; None: it goes back to the queue."""
+    """Sites and devices that it is to have, in pipeline order; None: it goes back to the queue."""
     why: str = ""
 
 
@@ -44,7 +44,7 @@ class View:
         return [job for job in self.state.jobs.values() if job.placement is not None]
 
     def space(self) -> Space:
-        """What is free; the caller's own to try things in."""
+        """Free devices and rates; the caller's own to try things in."""
         return self._space.copy()
 
     @cached_property
@@ -52,7 +52,7 @@ class View:
         return self.state.space()
 
     def start(self, space: Space, job: JobState, devices: Devices) -> Placement | None:
-        """The job starting on `devices` out of `space`, its checkpoint's way there included; None if it can't."""
+        """The job starting on `devices` out of `space`, moving its checkpoint there included; None if it can't."""
         return start_on(self.state.world, space, job, devices)
 
     def best_step_s(self, job: FleetJob) -> float:
@@ -107,10 +107,10 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The policy's name."""
 
     def decide(self, view: View) -> Iterable[Decision]:
-        """What is to change now; jobs that are not named go on as they are.
+        """Decisions for now; jobs that are not named go on as they are.
 
         Stops are done first, the rest in the order given. What is not free by then is refused.
         """

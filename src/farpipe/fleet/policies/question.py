@@ -33,7 +33,7 @@ class Question:
         return self.space.devices[site] // self.unit
 
     def linked(self, a: str, b: str) -> bool:
-        """Whether a hop between two sites never slows the job."""
+        """True if a hop between two sites never slows the job."""
         rates = self.space.rates
         return min(rates.get(f"{a}>{b}", 0.0), rates.get(f"{b}>{a}", 0.0)) >= max(self.needed_rate, 1e-9)
 

@@ -103,7 +103,7 @@ class _Shadow:
     head: JobState
     date_s: float
     space: Space
-    """What is free at that date."""
+    """Free devices and rates at that date."""
 
     @classmethod
     def of(cls, policy: QueuePolicy, view: View, space: Space, head: JobState) -> "_Shadow":
@@ -119,7 +119,7 @@ class _Shadow:
         return cls(policy, head, date_s, then)
 
     def allows(self, view: View, job: JobState, devices: Devices) -> bool:
-        """Whether `job` is over by the date, or leaves enough for the blocked one."""
+        """True if `job` is over by the date, or leaves enough for the blocked one."""
         placement = view.quotes.placement(job.job.kind, devices, view.rates)
         if placement is None:
             return False

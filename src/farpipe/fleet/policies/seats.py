@@ -35,11 +35,11 @@ class Seats:
         return self.space.num_devices
 
     def decisions(self) -> Iterator[Decision]:
-        """What was decided, in the order in which it is possible."""
+        """The decisions made so far, in the order in which they are possible."""
         return iter(self._decided)
 
     def is_patient(self, job: JobState) -> bool:
-        """Whether it had better wait for cheaper hours than start now."""
+        """True if it had better wait for cheaper hours than start now."""
         return job.name in self._patient
 
     def start(self, job: JobState) -> bool:
@@ -55,12 +55,12 @@ class Seats:
         return True
 
     def decide(self, job: JobState, devices: Devices | None, why: str = "") -> None:
-        """What becomes of `job`."""
+        """Note the decision about `job`."""
         self._decided.append(Decision(job.name, devices, why))
         self.changed.add(job.name)
 
     def may_wait(self, job: JobState) -> bool:
-        """Whether the job's share of its run time that it may wait for cheap hours has an hour left."""
+        """True if the job's share of its run time that it may wait for cheap hours has an hour left."""
         if self._wait_share <= 0:
             return False
         run_s = job.job.num_steps * self._view.best_step_s(job.job)
@@ -82,7 +82,7 @@ class Seats:
         return self._worth.best(job, found)
 
     def _has_failed(self, job: JobState, number: int) -> bool:
-        """Whether a job of this kind found no place before: the space only gets fuller."""
+        """True if a job of this kind found no place before: the space only gets fuller."""
         return (job.job.kind, number) in self._failed and job.stored_at is None
 
     def _wide(self, space: Space, job: JobState, number: int) -> Iterator[Placement]:
@@ -95,7 +95,7 @@ class Seats:
                     yield placement
 
     def _can_flow(self, kind: Kind, number: int) -> bool:
-        """Whether any link, were it all its own, is wide enough both ways that a hop never slows the job."""
+        """True if any link, were it all its own, is wide enough in both directions that a hop never slows the job."""
         needed, rates = self._view.quotes.needed_rate(kind, number), self._view.rates
         both = (min(rate, rates.get(">".join(reversed(link.split(">"))), 0.0)) for link, rate in rates.items())
         return needed is not None and max(both, default=0.0) >= needed
@@ -127,7 +127,7 @@ class Seats:
         return False
 
     def _swapped(self, found: Placement, victims: Sequence[JobState]) -> "_Swap":
-        """What is left, and where the victims go, once the placement `found` has taken what they had."""
+        """The space and the victims' places once the placement `found` has taken what they had."""
         space = self.space.copy()
         for victim in victims:
             assert victim.placement is not None
@@ -149,7 +149,7 @@ class Seats:
         self.decide(job, swap.found.devices)
 
     def _repays(self, job: JobState, swap: "_Swap") -> bool:
-        """Whether the wait that `job` is spared is worth more than the stops of the others cost."""
+        """True if the wait that `job` is spared is worth more than the stops of the others cost."""
         usd, worth = 0.0, self._worth
         for victim, after in swap.after:
             here = victim.placement
@@ -172,7 +172,7 @@ class Seats:
 
     @cached_property
     def _ends(self) -> list[tuple[float, str, Devices]]:
-        """When the devices of running jobs get free, the first first."""
+        """Times at which the devices of running jobs get free, the earliest first."""
         return sorted(
             (job.end_s() or 0.0, job.name, job.placement.devices) for job in self._view.active if job.placement
         )

@@ -1,4 +1,4 @@
-"""Which numbers of devices a job may get."""
+"""Numbers of devices that a job may get."""
 
 from farpipe.fleet.job import FleetJob
 

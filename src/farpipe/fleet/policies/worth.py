@@ -1,4 +1,4 @@
-"""What farpipe's policy weighs: money and time of a placement in one figure; whether a dear hour is waited out."""
+"""Costs that farpipe's policy weighs: money and time of a placement in one figure, and waiting out a dear hour."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ GRAMS_PER_TONNE = 1e6
 
 
 class Objective(NamedTuple):
-    """Which money counts, and what an hour of a job's completion is worth."""
+    """Kinds of money that count, and the worth of an hour of a job's completion."""
 
     rent: bool = True
     egress: bool = True
@@ -41,7 +41,7 @@ class Worth:
 
     @cached_property
     def hour_usd(self) -> float:
-        """What an hour of a job's completion time is worth."""
+        """Worth of an hour of a job's completion time."""
         costs = [self.device_usd(site, self.view.usd_per_mwh(site)) for site in self.view.state.sites]
         return self.objective.hour_value * max(sum(map(abs, costs)) / max(len(costs), 1), 1e-6)
 
@@ -80,7 +80,7 @@ class Worth:
 
     @cached_property
     def usual_usd(self) -> float:
-        """What a device-hour costs if every job may wait for the cheapest hours of a day that have room for all.
+        """Price of a device-hour if every job may wait for the cheapest hours of a day that have room for all.
 
         Yesterday's prices of all sites, and the devices that jobs would take: the price at which they all have some.
         """
@@ -95,12 +95,12 @@ class Worth:
         return float("inf")
 
     def is_dear(self, job: JobState, placement: Placement, margin: float = 0.0) -> bool:
-        """Whether an hour here costs more than waiting it out: the usual price, and the worth of the hour."""
+        """True if an hour here costs more than waiting it out: the usual price, and the worth of the hour."""
         here = sum(number * self.device_usd(site, self.view.usd_per_mwh(site)) for site, number in placement.devices)
         return here > placement.num_devices * self.usual_usd * (1 + margin) + self.hour_usd
 
     def transfer_usd(self, placement: Placement) -> float:
-        """Egress of the checkpoint on its way to where the job starts."""
+        """Egress of the checkpoint that is moved to where the job starts."""
         sent, steps = placement.startup_bytes_per_s, placement.link_bytes_per_s
         if not self.objective.egress or sent is steps:
             return 0.0
