@@ -3,10 +3,12 @@
 FARPIPE_DATA names the folder with jobs/, prices/ and wan/. Nothing is measured here.
 """
 
+import json
 import os
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+import time
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Final
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
-from farpipe.fleet.traces import RawJob, as_jobs, at_load, offered_load, read_philly
+from farpipe.fleet.traces import RawJob, as_jobs, at_load, read_philly
 from farpipe.spec import Cluster, preset_site
 
 DEVICES: Final = 64
@@ -105,4 +107,25 @@ def jobs_of(raw: Sequence[RawJob], steps: StepTimes, *, rigid: bool = False) -> 
     return as_jobs(raw, steps, shrink=1 if rigid else 2, grow=1 if rigid else 2)
 
 
-__all__ = ["FleetJob", "StepTimes", "jobs_of", "offered_load", "philly", "replace", "scenario"]
+Row = dict[str, Any]
+
+
+def load_rows(path: Path) -> dict[str, Row]:
+    """Rows that have been computed, by key."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["key"]: row for row in map(json.loads, lines)}
+
+
+def resumed(path: Path, wanted: Sequence[tuple[str, Callable[[], Row]]], seconds: float) -> dict[str, Row]:
+    """All rows of `path`, those of `wanted` that are missing computed and added, the first first, for so long."""
+    rows, end = load_rows(path), time.monotonic() + seconds
+    missing = [(key, run) for key, run in wanted if key not in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number, (key, run) in enumerate(missing):
+        if time.monotonic() > end:
+            break
+        print(f"{number + 1} of {len(missing)}: {key}", file=sys.stderr, flush=True)
+        rows[key] = {"key": key} | run()
+        with path.open("a") as file:
+            file.write(json.dumps(rows[key]) + "\n")
+    return rows

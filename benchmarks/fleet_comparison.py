@@ -10,12 +10,10 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +25,7 @@ from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.quotes import HopQuotes, PlannerQuotes
 from farpipe.fleet.scenario import Scenario
-from fleet_case import StepTimes, jobs_of, philly, scenario
+from fleet_case import StepTimes, jobs_of, philly, resumed, scenario
 
 LOADS = (0.6, 0.9, 1.2)
 LIKE_BACE = "farpipe for JCT and electricity"
@@ -116,7 +114,7 @@ class Bench:
         outcome = play(case, jobs, self._policies[cell.policy], quotes=self._quotes, tick_s=0.0)
         alone = [job.num_steps * self._steps(job.kind, job.max_devices) + case.stops.restart_s for job in jobs]
         bounds = {"alone_h": statistics.fmean(alone) / 3600, "least_usd": least_usd(case, outcome)}
-        return cell._asdict() | {"key": cell.key} | figures(outcome) | bounds
+        return cell._asdict() | figures(outcome) | bounds
 
 
 def figures(outcome: Outcome) -> dict[str, float]:
@@ -161,12 +159,6 @@ def least_usd(case: Scenario, outcome: Outcome) -> float:
         usd += min(room, kwh) * price / 1e3
         kwh -= min(room, kwh)
     return usd
-
-
-def load_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Rows that have been computed, by key."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {row["key"]: row for row in map(json.loads, lines)}
 
 
 def paired(rows: Sequence[dict[str, Any]], name: str, other: str, column: str) -> tuple[float, float, int]:
@@ -242,19 +234,11 @@ def main() -> None:
     parser.add_argument("--hop-quotes", default="closed-form", choices=("closed-form", "planner"))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "farpipe_fleet_comparison")
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / ("rows.jsonl" if given.hop_quotes == "closed-form" else "rows_planner.jsonl")
-    rows, bench, end = load_rows(path), Bench(given.hop_quotes), time.monotonic() + given.seconds
-    wanted = [cell for cell in cells() if not given.parts or cell.part in given.parts.split(",")]
+    bench, wanted = Bench(given.hop_quotes), [c for c in cells() if not given.parts or c.part in given.parts.split(",")]
     wanted = [cell for cell in wanted if not given.policies or cell.policy in given.policies.split(",")]
-    missing = [cell for cell in wanted if cell.start < given.starts and cell.key not in rows]
-    for number, cell in enumerate(missing):
-        if time.monotonic() > end:
-            break
-        print(f"{number + 1} of {len(missing)}: {cell.key}", file=sys.stderr, flush=True)
-        rows[cell.key] = bench.run(cell)
-        with path.open("a") as file:
-            file.write(json.dumps(rows[cell.key]) + "\n")
+    runs = [(cell.key, partial(bench.run, cell)) for cell in wanted if cell.start < given.starts]
+    rows = resumed(path, runs, given.seconds)
     print(json.dumps(tables(list(rows.values())), indent=1))
 
 

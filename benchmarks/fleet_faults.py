@@ -1,9 +1,9 @@
 """Cost of wrong and late inputs and of faults: FARPIPE_DATA=folder python benchmarks/fleet_faults.py [--starts N]
 
-The case of fleet_comparison.py at load 0.9, `bace` and `farpipe` for JCT and electricity. Estimates: the policy
-believes that every job has 0.5 to 2 times its steps (drawn per job, log-uniform). Late prices: it sees those of so many
-minutes ago, while the bill follows the present ones. A site is lost for an hour every day; 60 jobs come at once; every
-link is at a tenth for the first half. Changes are in percent against the same policy without the fault.
+The case of fleet_comparison.py at load 0.9, `bace`, `farpipe` for JCT and electricity and by default. Estimates: the
+policy believes that every job has 0.5 to 2 times its steps (drawn per job, log-uniform). Late prices: it sees those of
+so many minutes ago, while the bill follows the present ones. A site is lost for an hour every day; 60 jobs come at
+once; every link is at a tenth for the first half. Changes are in percent against the same policy without the fault.
 
 Late rates of links (`--links`): the case of fleet_wide.py with links at 2 times what was measured; those among three of
 the regions have between half and all of that, drawn anew every half hour; the policy sees the rates of a while ago.
@@ -13,10 +13,13 @@ import argparse
 import json
 import random
 import statistics
+import tempfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from farpipe.fleet.events import LinkChanged, PriceChanged, SiteBack, SiteLost
@@ -28,7 +31,7 @@ from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import Scenario
-from fleet_case import REGIONS, StepTimes, jobs_of, philly, scenario
+from fleet_case import REGIONS, Row, StepTimes, jobs_of, philly, resumed, scenario
 from fleet_wide import row, trace
 
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -192,37 +195,63 @@ def faults(policy: Policy) -> Sequence[tuple[str, Policy, Change]]:
     ]
 
 
+OWN = OwnPolicy(electricity_only=True)
+POLICIES = {"bace": policy_of("bace"), "farpipe for JCT and electricity": OWN, "farpipe": OwnPolicy()}
+
+
+class Bench:
+    """Runs cells; objects that cells share are made once."""
+
+    def __init__(self) -> None:
+        self._steps, self._quotes = StepTimes(), PlannerQuotes(scenario(0).cluster)
+        self._scenario = cache(scenario)
+
+    def run(self, name: str, fault: str, start: int) -> Row:
+        """The row of one policy under one fault."""
+        seen, change = next((seen, change) for known, seen, change in faults(POLICIES[name]) if known == fault)
+        case, jobs = change(self._scenario(start), jobs_of(philly(start, 0.9), self._steps))
+        data = play(case, jobs, seen, quotes=self._quotes, tick_s=0.0).to_data()
+        return {
+            "policy": name,
+            "fault": fault,
+            "start": start,
+            "mean_h": data["mean_jct_s"] / HOUR_S,
+            "electricity_usd": sum(data["money"]["electricity"].values()),
+            "total_usd": data["total_usd"],
+            "queued_max_h": data["max_wait_s"] / HOUR_S,
+            "num_finished": data["num_finished"],
+        }
+
+
+def table(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
+    """Means over the starts, in percent against the same policy and start without the fault."""
+    lines = []
+    by_cell = {(found["policy"], found["fault"], found["start"]): found for found in rows.values()}
+    for name, fault in dict.fromkeys((policy, fault) for policy, fault, _ in by_cell):
+        starts = [s for p, f, s in by_cell if (p, f) == (name, fault) and (name, "none", s) in by_cell]
+        line: dict[str, Any] = {"policy": name, "fault": fault, "starts": len(starts)}
+        for column in ("mean_h", "electricity_usd", "total_usd"):
+            changes = [by_cell[name, fault, s][column] / by_cell[name, "none", s][column] - 1 for s in starts]
+            line[column + " %"] = round(100 * statistics.fmean(changes), 1) if changes else None
+        longest = max((by_cell[name, fault, s]["queued_max_h"] for s in starts), default=None)
+        lines.append(line | {"longest queued h": longest and round(longest)})
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--starts", type=int, default=2)
+    parser.add_argument("--starts", type=int, default=4)
     parser.add_argument("--links", action="store_true", help="late rates of links alone")
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after so long; the next call goes on")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "farpipe_fleet_comparison")
     given = parser.parse_args()
     if given.links:
         late_links(given.starts)
         return
-    steps, quotes, lines = StepTimes(), PlannerQuotes(scenario(0).cluster), []
-    for policy in (policy_of("bace"), OwnPolicy(electricity_only=True)):
-        found: dict[str, list[tuple[float, float, float]]] = {}
-        for start in range(given.starts):
-            for name, seen, change in faults(policy):
-                case, jobs = change(scenario(start), jobs_of(philly(start, 0.9), steps))
-                data = play(case, jobs, seen, quotes=quotes, tick_s=0.0).to_data()
-                usd = sum(data["money"]["electricity"].values())
-                found.setdefault(name, []).append((data["mean_jct_s"], usd, data["max_wait_s"]))
-        for name, rows in found.items():
-            change_jct, change_usd = (
-                statistics.fmean(100 * (a[i] / b[i] - 1) for a, b in zip(rows, found["none"], strict=True))
-                for i in (0, 1)
-            )
-            most = max(row[2] for row in rows) / HOUR_S
-            line = {
-                "policy": policy.name,
-                "fault": name,
-                "jct %": round(change_jct, 1),
-                "electricity %": round(change_usd, 1),
-            }
-            lines.append(line | {"longest queued h": round(most)})
-    print(json.dumps({"faults": lines}, indent=1))
+    bench, names = Bench(), [fault for fault, _, _ in faults(OWN)]
+    cells = [(p, fault, start) for start in range(given.starts) for p in POLICIES for fault in names]
+    wanted = [(f"{p}|{fault}|{start}", partial(bench.run, p, fault, start)) for p, fault, start in cells]
+    print(json.dumps(table(resumed(given.folder / "faults.jsonl", wanted, given.seconds)), indent=1))
 
 
 if __name__ == "__main__":

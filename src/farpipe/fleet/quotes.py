@@ -11,7 +11,7 @@ from farpipe.fleet.hops import Devices, PlannedHops, request_of
 from farpipe.fleet.job import Kind, Placement
 from farpipe.plan.quote import Quote
 from farpipe.plan.service import Planner
-from farpipe.spec import Cluster, Site, preset_model
+from farpipe.spec import Cluster, Request, Site, preset_model
 
 __all__ = ["Devices", "HopQuotes", "PlannerQuotes", "Quotes", "StopCosts"]
 
@@ -22,6 +22,9 @@ STATE_BYTES_PER_PARAM: Final = 14.0
 """Of a checkpoint: a 16-bit weight, and master weight and two moments in float32 (ZeRO, arXiv 1910.02054)."""
 RATE_STEP: Final = 0.9
 """Quotes know rates in steps of a tenth, rounded down, so that a link's last bits make no new quote."""
+
+MACHINES_KEPT: Final = 127
+"""Machines of the smallest site on which the planner is asked, less one; larger jobs take the next power of two."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class PlannerQuotes:
         self._placed: dict[tuple[Kind, Devices, tuple[float, ...]], Placement | None] = {}
         self._params: dict[str, int] = {}
         self._needed: dict[tuple[Kind, int], float | None] = {}
+        self._requests: dict[Kind, Request] = {}
+        self._wholes: dict[tuple[str, int, int], Cluster] = {}
 
     def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
         """As in `Quotes`."""
@@ -128,14 +133,30 @@ class PlannerQuotes:
         return self._inside[key]
 
     def _ask(self, kind: Kind, site: Site, num_devices: int) -> _Base | None:
-        machine = min(site.devices_per_machine, num_devices)
-        update = {"num_devices": num_devices, "devices_per_machine": machine if num_devices % machine == 0 else 1}
-        alone = Cluster.model_construct(sites=(site.model_copy(update=update),), links=())
+        whole = self._whole_site(site, num_devices)
+        request = self._requests.setdefault(kind, request_of(kind))
         try:
-            quote = self._planner.quote(request_of(kind), alone)
+            quote = self._planner.quote(request, whole, devices={whole.sites[0].name: num_devices})
         except InfeasibleError:
             return None
         return _base_of(kind, quote)
+
+    def _whole_site(self, site: Site, num_devices: int) -> Cluster:
+        """A site with at least so many devices like those of `site`, of which a quote uses a part.
+
+        The planner keeps what it knows of a request on a cluster, so all sizes of a kind share a few sites.
+        """
+        machine, room = min(site.devices_per_machine, num_devices), num_devices
+        if num_devices % machine:
+            machine = 1
+        elif machine > 1 and site.devices_per_machine % machine == 0:
+            machine = site.devices_per_machine
+            room = machine << max(MACHINES_KEPT, (num_devices - 1) // machine).bit_length()
+        key = site.device.name, machine, room
+        if key not in self._wholes:
+            alone = site.model_copy(update={"num_devices": room, "devices_per_machine": machine})
+            self._wholes[key] = Cluster.model_construct(sites=(alone,), links=())
+        return self._wholes[key]
 
 
 def _base_of(kind: Kind, quote: Quote) -> _Base:
