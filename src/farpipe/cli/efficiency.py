@@ -38,13 +38,12 @@ def use_of(plan: "Plan") -> Use:
     """The use that `plan` makes of its devices."""
     from farpipe.cost import step_flops
 
-    job, at = plan.job, plan.layout
-    devices = {site.name: site.device for site in job.cluster.sites}
-    peak = sum(devices[site].peak_flops[job.training.precision] for replica in plan.replicas for site in replica)
+    job = plan.job
+    peaks = {site.name: site.device.peak_flops[job.training.precision] for site in job.cluster.sites}
     return Use(
-        at.pipeline * at.data * at.tensor,
+        sum(plan.devices.values()),
         step_flops(job.model, job.training.sequence_length, job.training.global_batch),
-        peak * at.tensor,
+        sum(number * peaks[name] for name, number in plan.devices.items()),
         plan.prediction.step_s,
         plan.prediction.tokens_per_s,
     )

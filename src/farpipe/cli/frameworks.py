@@ -104,6 +104,8 @@ def _modules(plan: "Plan", stage: int) -> list[str]:
 
 
 def _expect_one_pipeline(plan: "Plan", framework: str) -> None:
+    if plan.unlike:
+        raise InputError(f"{framework} has no ranks or replicas that differ; plan again without layout.groups")
     if len(set(plan.replicas)) > 1:
         raise InputError(f"{framework} has no pipelines of unlike sites; plan with one site, or a pipeline over all")
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from farpipe.cost import Profile
     from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
+    from farpipe.plan.plan import PlanGroup
     from farpipe.report import FittedTable, RunReport, RunView, TableView
     from farpipe.spec import Job
     from farpipe.step import Problem, Schedule
@@ -126,26 +127,35 @@ def plan_tables(plan: "Plan") -> "tuple[TableView, ...]":
     """Stages, links between sites, arms, what would help, and what else was looked at."""
     from farpipe.report.arms import arm_table, change_table
 
-    return _stage_table(plan), _link_table(plan), arm_table(plan.arms), change_table(plan.changes), _choice_table(plan)
+    return *stage_tables(plan), _link_table(plan), arm_table(plan.arms), change_table(plan.changes), _choice_table(plan)
 
 
-def _stage_table(plan: "Plan") -> "TableView":
+def stage_tables(plan: "Plan") -> "list[TableView]":
+    """Stages of the plan, and of every group of replicas that differs from them."""
+    own = _stage_table(plan, plan, plan.prediction.peak_memory_bytes, "Stages", _trust_note(plan))
+    others = [_stage_table(plan, group, group.peak_memory_bytes, f"Stages of {group}") for group in plan.groups]
+    return [own, *others]
+
+
+def _stage_table(
+    plan: "Plan", part: "Plan | PlanGroup", peak_bytes: "Sequence[float]", title: str, note: str = ""
+) -> "TableView":
     from farpipe.report import TableView
     from farpipe.units import format_bytes, format_seconds
 
     rows = []
-    recomputes = set(plan.recompute) != {"none"}
+    recomputes = any(placement.recompute != "none" for placement in part.placements)
     marked = {site.name for site in plan.job.cluster.sites if site.device.name in plan.unmeasured}
-    for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
+    for index, (placement, stage) in enumerate(zip(part.placements, part.problem.stages, strict=True)):
         times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
-        limit = plan.problem.ranks[placement.rank].memory_bytes
+        limit = part.problem.ranks[placement.rank].memory_bytes
         rows.append(
             (
                 str(index),
                 f"{placement.rank} at {placement.site}{' ~' if placement.site in marked else ''}",
                 placement.layers,
-                *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
-                format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
+                *(format_seconds(float(part.problem.row(t).mean())) for t in times),
+                format_bytes(peak_bytes[placement.rank]),
                 "unlimited" if limit is None else format_bytes(limit),
                 *((placement.recompute,) if recomputes else ()),
             )
@@ -161,8 +171,7 @@ def _stage_table(plan: "Plan") -> "TableView":
         "limit",
         *(("recompute",) if recomputes else ()),
     )
-    note = _trust_note(plan)
-    return TableView("Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), note=note, expendable=(5, 4, 3))
+    return TableView(title, columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), note=note, expendable=(5, 4, 3))
 
 
 def _trust_note(plan: "Plan") -> str:

@@ -20,6 +20,7 @@ def simulate(
 ) -> None:
     """Simulate a plan: step time, bubble, exposed communication, memory, links."""
     from farpipe.cli.efficiency import of_a_device
+    from farpipe.cli.groups import group_data, group_views, tell_groups
     from farpipe.cli.shown import load_step, plan_report, step_table
     from farpipe.plan.step_samples import spread_of
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
@@ -38,7 +39,7 @@ def simulate(
     check(problem, chosen)
     timeline = play(problem, chosen)
     overhead_s = source.prediction.overhead_s if source else 0.0
-    use = of_a_device(source) if source else {}
+    use = of_a_device(source) if source and not source.groups else {}
     view = RunView(chosen.method, problem, timeline, None, (), overhead_s, source.sites if source else (), **use)
     if trace is not None:
         write_trace({"predicted": timeline}, trace)
@@ -48,11 +49,15 @@ def simulate(
         report = plan_report(source, [view]) if source else RunReport(str(plan), (view,))
         write_report(report, html)
     spread = spread_of(source, chosen) if source else None
+    groups = group_views(source, chosen) if source and source.groups else []
     if as_json:
-        print_json(data_with_slack(timeline) | (spread.to_figures() if spread else {}))
+        figures = spread.to_figures() if spread else {}
+        print_json(data_with_slack(timeline) | figures | group_data(source, chosen, groups))
         return
-    console().print(step_table([view]))
+    console().print(step_table([view, *groups]))
     counted = f"{problem.num_ranks} ranks, {len(timeline.actions):,} actions, {len(timeline.messages):,} messages"
     console().print(f"makespan {format_seconds(timeline.makespan_s)}: {counted}")
     if spread is not None:
         console().print(str(spread))
+    if source and groups:
+        console().print(tell_groups(source, chosen))

@@ -104,6 +104,7 @@ def _profile(run: RunOfPlan, device: str) -> Profile:
         sequence_length=run.training.sequence_length,
         optimizer_s_per_param=0.0,
         action_overhead_s=(times["F"]["overhead"] + times["I"]["overhead"]) / 2,
+        tensor=1,
         **{
             part: PartTimes(**{figure: times[kind][part] for kind, figure in FIGURES.items()})
             for part in ("embedding", "layer", "head")

@@ -3,7 +3,7 @@
 from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times
 from farpipe.cost.flops import step_flops
-from farpipe.cost.layout import Layout, Placement, place_evenly, place_stages, round_robin, settle, v_shape
+from farpipe.cost.layout import Layout, Placement, RankShape, place_evenly, place_stages, round_robin, settle, v_shape
 from farpipe.cost.measured import profiles_of, tell_measured
 from farpipe.cost.money import Money, Tariff, egress_of, money, money_of_step, tariffs_of
 from farpipe.cost.profile import PartTimes, Profile, model_shape
@@ -19,6 +19,7 @@ __all__ = [
     "PartTimes",
     "Placement",
     "Profile",
+    "RankShape",
     "StageCost",
     "StepCost",
     "Tariff",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.lossy_links import lossy_link, mean_lateness_s
+from farpipe.cost.resharding import shaped_rank_link
 from farpipe.cost.transfer import EffectiveLink, rank_link
 from farpipe.errors import InfeasibleError
 from farpipe.spec import Cluster, Site, SiteLink
@@ -50,8 +51,7 @@ class StepLinks:
         """
         if source.site == target.site:
             site = self.sites[source.rank]
-            places = [self._place(rank) for rank in (source.rank, target.rank)]
-            effective = rank_link(site, calibration, self.layout, *places)
+            effective = self._inside(site, calibration, source.rank, target.rank)
             return self._over(f"{site.name}:{source.rank}>{site.name}:{target.rank}", effective, num_bytes)
         link = self.cluster.link(source.site, target.site)
         if link is None:
@@ -96,6 +96,17 @@ class StepLinks:
         link = Link(latency_s=effective.latency_s, bandwidth_bytes_per_s=effective.bandwidth_bytes_per_s)
         self.links.setdefault(name, link)
         return Transfer(link=name, bytes=num_bytes)
+
+    def _inside(self, site: Site, calibration: Calibration, source: int, target: int) -> EffectiveLink:
+        if not self.layout.shapes:
+            return rank_link(site, calibration, self.layout, self._place(source), self._place(target))
+        first = self._first_device(source), self._first_device(target)
+        return shaped_rank_link(site, calibration, self.layout, source, target, first)
+
+    def _first_device(self, rank: int) -> int:
+        """Place of the rank's first device on its site."""
+        before = (other for other in range(rank) if self.sites[other].name == self.sites[rank].name)
+        return sum(self.layout.of_rank(other).devices_per_rank for other in before)
 
     def _place(self, rank: int) -> int:
         """The number of ranks before `rank` on its site."""

@@ -54,6 +54,13 @@ class Profile(Document, _Part):
     optimizer_s_per_param: Seconds
     action_overhead_s: Seconds
     """Fixed time of one F or I besides its computation."""
+    tensor: Annotated[Count, Field(exclude_if=lambda tensor: bool(tensor == 1))] = 1
+    """Devices of one machine that shared each layer while it was measured; their collectives are part of the times."""
+
+    @property
+    def key(self) -> str:
+        """The name that costs know it by, see `profile_key`."""
+        return profile_key(self.device, self.tensor)
 
     def layer_times(self, recompute: str) -> Times:
         """One layer; full recomputation is told by a measurement without: one more forward before the backward."""
@@ -76,9 +83,10 @@ class Profile(Document, _Part):
                     f"profile of {self.device!r}: {key}: measured with {getattr(self, key)!r}, the job has {value!r}; "
                     "measure again with `farpipe profile`"
                 )
-        if layout.tensor != 1:
+        if layout.tensor != self.tensor:
+            measured = "one device" if self.tensor == 1 else f"{self.tensor} devices that share each layer"
             raise InputError(
-                f"profile of {self.device!r}: measured on one device; the layout has tensor {layout.tensor}"
+                f"profile of {self.device!r}: measured on {measured}; the layout has tensor {layout.tensor}"
             )
 
     def tells_of(self, recompute: str) -> bool:
@@ -93,6 +101,11 @@ class Profile(Document, _Part):
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
         """See Document."""
         return validate(cls, body, source)
+
+
+def profile_key(device: str, tensor: int) -> str:
+    """``a100-80gb``, or ``a100-80gb x 4`` where so many devices share each layer."""
+    return device if tensor == 1 else f"{device} x {tensor}"
 
 
 def model_shape(model: Model) -> str:

@@ -19,18 +19,27 @@ Rows = Sequence[Sequence[float]]
 
 
 def import_sailor(
-    path: Path | str, model_name: str, device_name: str, model: Model, training: Training, device: str
+    path: Path | str,
+    model_name: str,
+    device_name: str,
+    model: Model,
+    training: Training,
+    device: str,
+    tensor: int = 1,
 ) -> Profile:
     """The Profile of the table called `model_name` and `device_name`, for `model` on the job's `device`.
 
-    Of the microbatch sizes that were measured on one device (tensor degree 1) the training's is taken, or the largest.
+    Of the microbatch sizes that were measured with this tensor degree the training's is taken, or the largest.
     InputError names what is missing, or a table whose number of layers is not the model's.
     """
     tables = parse_json(read_text(path), str(path))
     sizes = _table(_table(tables, model_name, "model", path), device_name, "device", path)
-    whole = {int(size): degrees["1"] for size, degrees in sizes.items() if "1" in degrees}
+    whole = {int(size): degrees[str(tensor)] for size, degrees in sizes.items() if str(tensor) in degrees}
     if not whole:
-        raise InputError(f"{path}: {model_name}: {device_name}: nothing was measured on one device (tensor degree 1)")
+        where = "one device" if tensor == 1 else f"{tensor} devices"
+        raise InputError(
+            f"{path}: {model_name}: {device_name}: nothing was measured on {where} (tensor degree {tensor})"
+        )
     wanted = training.microbatch_size
     size = wanted if wanted in whole else max(whole)
     rows = _rows(whole[size], f"{path}: {model_name}: {device_name}: {size}")
@@ -50,8 +59,9 @@ def import_sailor(
         embedding=_part([rows[0]]),
         layer=_part(layers, len(layers)),
         head=_part(end),
-        optimizer_s_per_param=sum(row[2] for row in layers) / (len(layers) * model.num_layer_params),
+        optimizer_s_per_param=sum(row[2] for row in layers) * tensor / (len(layers) * model.num_layer_params),
         action_overhead_s=0.0,
+        tensor=tensor,
     )
 
 

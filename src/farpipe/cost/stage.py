@@ -7,8 +7,8 @@ from farpipe.cost import compute, memory
 from farpipe.cost.calibration import Calibration, calibration_of
 from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout, settle
-from farpipe.cost.profile import Profile
-from farpipe.spec import Model, Recompute, Site, Training
+from farpipe.cost.profile import Profile, profile_key
+from farpipe.spec import Device, Model, Recompute, Site, Training
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class _Slice:
 class JobCosts:
     """Costs of the stages of one job, under any layout; a planner asks often, so equal ones are computed once.
 
-    `profiles` and `calibrations` are by device name; what is missing comes from the model and from the catalogue.
+    `profiles` and `calibrations` are by device name, profiles of several devices that share a layer by `Profile.key`;
+    what is missing comes from the model and from the catalogue.
     """
 
     def __init__(
@@ -96,6 +97,14 @@ class JobCosts:
             self._calibrations[name] = calibration_of(site.device)
         return self._calibrations[name]
 
+    def with_training(self, training: Training) -> "JobCosts":
+        """The same constants and profiles for another training; nothing computed before is kept."""
+        return JobCosts(self.model, training, self.profiles, self._calibrations)
+
+    def profile(self, device: Device, layout: Layout) -> Profile | None:
+        """Profile of `device` with the tensor degree of `layout`, else of one such device; None: there is none."""
+        return self.profiles.get(profile_key(device.name, layout.tensor)) or self.profiles.get(device.name)
+
     def settled(self, layout: Layout) -> Training:
         """The training with ``auto`` replaced by what `layout` decides."""
         key = (layout.zero, layout.sequence_parallel)
@@ -121,7 +130,7 @@ class JobCosts:
                 *(layout, site, num_layers),
                 embedding=embedding,
                 head=head,
-                profile=self.profiles.get(site.device.name),
+                profile=self.profile(site.device, layout),
                 calibration=self.calibration(site),
             )
         return self._known[key]

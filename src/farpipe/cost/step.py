@@ -9,6 +9,7 @@ from farpipe.cost import memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
+from farpipe.cost.resharding import gather_s
 from farpipe.cost.stage import JobCosts, StageCost
 from farpipe.cost.transfer import (
     EffectiveLink,
@@ -69,7 +70,7 @@ class _Step:
 
     def problem(self) -> Problem:
         costs, links = self.stage_costs, self.links()
-        hops, sync = self.hops(links, costs), self.sync(links, costs)
+        hops, sync = self.hops(links), self.sync(links, costs)
         return Problem(
             num_microbatches=self.layout.num_microbatches,
             ranks=tuple(self.rank(rank, costs) for rank in range(self.layout.pipeline)),
@@ -115,7 +116,9 @@ class _Step:
         last = len(self.placements) - 1
         return [
             self.costs.stage(
-                *(self.layout, self.sites[p.rank], p.num_layers, p.recompute), embedding=i == 0, head=i == last
+                *(self.layout.of_rank(p.rank), self.sites[p.rank], p.num_layers, p.recompute),
+                embedding=i == 0,
+                head=i == last,
             )
             for i, p in enumerate(self.placements)
         ]
@@ -128,13 +131,14 @@ class _Step:
         static = sum(cost.static_bytes for cost in mine) + max(cost.working_bytes for cost in mine)
         return Rank(memory_bytes=self.sites[rank].plannable_bytes, static_bytes=static)
 
-    def hops(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Hop | None]:
+    def hops(self, links: StepLinks) -> list[Hop | None]:
         found: list[Hop | None] = []
-        for index, (here, there) in enumerate(zip(self.placements, self.placements[1:], strict=False)):
-            num_bytes = costs[index].boundary_bytes
+        for here, there in zip(self.placements, self.placements[1:], strict=False):
+            num_bytes = memory.boundary_bytes(self.model, self.training, self.layout)
             if here.site != there.site:
                 num_bytes = narrowed_bytes(num_bytes, self.training)
-            forward, backward = self._exchange(links, here, there, num_bytes)
+            sent = zip(self._exchange(links, here, there, num_bytes), ((here, there), (there, here)), strict=True)
+            forward, backward = (one and self._gathered(links, one, *ends) for one, ends in sent)
             found.append(None if here.rank == there.rank else Hop(forward=forward, backward=backward))
         return found
 
@@ -145,12 +149,19 @@ class _Step:
         calibration = self.calibration(self.cluster.site(one.site))
         return [links.between(a, b, num_bytes, calibration) for a, b in ((one, other), (other, one))]
 
+    def _gathered(self, links: StepLinks, sent: Transfer, source: Placement, target: Placement) -> Transfer:
+        """`sent` with what the rank of `target` takes to put it together, see `farpipe.cost.resharding`."""
+        if not self.layout.shapes:
+            return sent
+        seconds = gather_s(self.costs, self.layout, source.rank, target.rank, self.sites[target.rank])
+        return sent.model_copy(update={"arrives_after_s": links.seconds(sent) + seconds}) if seconds else sent
+
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
         return [self._replica_sync(links, p, cost) for p, cost in zip(self.placements, costs, strict=True)]
 
     def exchanges(self, links: StepLinks) -> tuple[Exchange, ...]:
         """Of the matrix that the first and the last stage share; with replicas it is no part of the Problem."""
-        if self.layout.replica_sites or self.layout.num_shares > 1:
+        if self.layout.replica_sites or self.layout.max_shares > 1:
             return ()
         last = len(self.placements) - 1
         pairs = zip(((0, last), (last, 0)), self._tied_exchange(links), strict=True)
@@ -160,32 +171,24 @@ class _Step:
         """The collectives of the stage's replicas on one site, or of their sites."""
         if self.layout.replica_sites:
             return self._sync_over_sites(links, cost)
-        if self.layout.num_shares == 1 or self.training.zero in (2, 3):  # those are part of every microbatch
+        at = self.layout.of_rank(placement.rank)
+        if at.num_shares == 1 or self.training.zero in (2, 3):  # those are part of every microbatch
             return None
-        effective = self._replica_link(placement)
+        site = self.sites[placement.rank]
+        effective = replica_link(site, self.calibration(site), at)
         whole = Sync(
-            gather=links.ring(placement.rank, effective, self._weight_bytes(cost)) if self.training.zero1 else None,
-            reduce=links.ring(placement.rank, effective, self._gradient_bytes(cost)),
+            gather=links.ring(placement.rank, effective, self._weight_bytes(cost, at)) if self.training.zero1 else None,
+            reduce=links.ring(placement.rank, effective, self._gradient_bytes(cost, at)),
         )
         return Sync(**{one.kind: self._exposed(one, effective, cost) for one in collectives([whole])})
 
-    def _replica_link(self, placement: Placement) -> EffectiveLink:
-        site = self.cluster.site(placement.site)
-        return replica_link(site, self.calibration(site), self.layout)
-
-    def _gradient_bytes(self, cost: StageCost) -> float:
+    def _gradient_bytes(self, cost: StageCost, at: Layout) -> float:
         """Bytes that a device sends to sum the stage's gradients over its replicas, whole or divided."""
         kind: RingKind = "reduce-scatter" if self.training.zero1 else "all-reduce"
-        return self._ring_bytes(kind, cost, memory.gradient_bytes(self.training.precision))
+        return _ring_bytes(kind, cost, memory.gradient_bytes(self.training.precision), at)
 
-    def _weight_bytes(self, cost: StageCost) -> float:
-        return self._ring_bytes("all-gather", cost, memory.element_bytes(self.training.precision))
-
-    def _ring_bytes(self, kind: RingKind, cost: StageCost, width: int) -> float:
-        """Experts are the same on fewer devices than all else."""
-        size, expert = self.layout.num_shares, self.layout.expert
-        common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, size)
-        return common + ring_bytes(kind, cost.expert_params * width, size // expert)
+    def _weight_bytes(self, cost: StageCost, at: Layout) -> float:
+        return _ring_bytes("all-gather", cost, memory.element_bytes(self.training.precision), at)
 
     def _exposed(self, whole: Collective, effective: EffectiveLink, cost: StageCost) -> Transfer:
         """Exposed seconds of a collective that runs beside the pass that waits for it, or that it waits for.
@@ -252,23 +255,24 @@ class _Step:
 
     def late_tied_exchange_s(self) -> float:
         """With replicas the exchange comes after their reduction, so outside the pipeline."""
-        if not self.layout.replica_sites and self.layout.num_shares == 1:
+        if not self.layout.replica_sites and self.layout.max_shares == 1:
             return 0.0
         links = self.links()
         return max((links.seconds(t) for t in self._tied_exchange(links) if t is not None), default=0.0)
 
     def optimizer_s(self, costs: Sequence[StageCost]) -> float:
         """The slowest rank's Adam; ZeRO-1 divides it over the replicas."""
-        shards = memory.num_shares(self.training, self.layout)
         seconds = []
         for rank, site in self.sites.items():
-            num_params = sum(cost.device_params for cost in self._of_rank(rank, costs)) / shards
-            seconds.append(num_params * self._optimizer_s_per_param(site.device, self.calibration(site)))
+            at = self.layout.of_rank(rank)
+            num_params = sum(cost.device_params for cost in self._of_rank(rank, costs))
+            num_params /= memory.num_shares(self.training, at)
+            seconds.append(num_params * self._optimizer_s_per_param(site.device, self.calibration(site), at))
         return max(seconds)
 
-    def _optimizer_s_per_param(self, device: Device, calibration: Calibration) -> float:
+    def _optimizer_s_per_param(self, device: Device, calibration: Calibration, at: Layout) -> float:
         """Bound by memory."""
-        profile = self.costs.profiles.get(device.name)
+        profile = self.costs.profile(device, at)
         if profile is not None:
             return profile.optimizer_s_per_param
         return memory.adam_bytes(self.training.precision) / (
@@ -295,3 +299,10 @@ def _stage(placement: Placement, cost: StageCost) -> Stage:
         activation_bytes=cost.activation_bytes,
         weight_stash_bytes=cost.weight_stash_bytes,
     )
+
+
+def _ring_bytes(kind: RingKind, cost: StageCost, width: int, at: Layout) -> float:
+    """Experts are the same on fewer devices than all else."""
+    size = at.num_shares
+    common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, size)
+    return common + ring_bytes(kind, cost.expert_params * width, size // at.expert)

@@ -42,6 +42,8 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key]]
     of_training = training_obstacles(settle(plan.job.training, plan.layout))
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
+    if plan.unlike:
+        layout = {"ranks or replicas that differ": "no layout.groups", **layout}
     changes = layout | of_training
     return ", ".join([*model, *changes]), "" if model else ", ".join(changes.values())
 

@@ -129,6 +129,25 @@ class Change(_Part):
     """Differences of the training; empty where it would not."""
 
 
+class PlanGroup(_Part):
+    """Replicas that are unlike those of the plan's own layout, and train another share of the batch beside them."""
+
+    layout: Layout
+    placements: tuple[Placement, ...]
+    problem: ProblemData
+    schedule: ScheduleData
+    peak_memory_bytes: tuple[float, ...]
+    """Of one device of every rank."""
+
+    @property
+    def where(self) -> str:
+        """``a > b`` for a pipeline over both sites."""
+        return " > ".join(dict.fromkeys(placement.site for placement in self.placements))
+
+    def __str__(self) -> str:
+        return describe_shapes(self.layout, self.where)
+
+
 class Plan(Document, _Part):
     """All that a run needs."""
 
@@ -152,6 +171,8 @@ class Plan(Document, _Part):
     """Devices in use whose times nobody has compared with a measurement."""
     changes: tuple[Change, ...] = ()
     """Changes that would help, from those that cost nothing to those that cost most."""
+    groups: tuple[PlanGroup, ...] = Field(default=(), exclude_if=lambda groups: not groups)
+    """Replicas beside those of `layout`, where they are not alike; `prediction` is of all of them together."""
 
     @property
     def step_range_s(self) -> tuple[float, float]:
@@ -172,18 +193,46 @@ class Plan(Document, _Part):
         return tuple(homes) or (self.sites,) * at.data
 
     @property
+    def devices(self) -> dict[str, int]:
+        """Devices in use by site."""
+        used: dict[str, int] = {}
+        at = self.layout
+        for site in (site for replica in self.replicas for site in replica) if not self.unlike else ():
+            used[site] = used.get(site, 0) + at.tensor * at.context
+        for layout, placements in self.all_groups if self.unlike else ():
+            for rank, site in {p.rank: p.site for p in placements}.items():
+                used[site] = used.get(site, 0) + layout.of_rank(rank).devices_per_rank
+        return used
+
+    @property
+    def all_groups(self) -> tuple[tuple[Layout, tuple[Placement, ...]], ...]:
+        """Layout and placements of every group of replicas, this plan's own first."""
+        return ((self.layout, self.placements), *((group.layout, group.placements) for group in self.groups))
+
+    @property
     def where(self) -> str:
         """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
         homes = self.layout.replica_sites
-        return " + ".join(homes) if homes else " > ".join(dict.fromkeys(self.sites))
+        mine = " + ".join(homes) if homes else " > ".join(dict.fromkeys(self.sites))
+        return " + ".join([mine, *(group.where for group in self.groups)])
 
     @property
     def shape(self) -> str:
-        """``, 2 stages per rank in a V``; empty with one stage per rank."""
+        """``, 2 stages per rank in a V``; empty with one stage per rank that are all alike."""
+        if self.layout.shapes or self.groups:
+            return f" ({'; '.join(self.unlike)})"
         if self.layout.virtual == 1:
             return ""
         in_v = [placement.rank for placement in self.placements] == v_shape(self.layout.pipeline)
         return f", {self.layout.virtual} stages per rank{' in a V' if in_v else ''}"
+
+    @property
+    def unlike(self) -> tuple[str, ...]:
+        """The groups of replicas in words, where they or their ranks differ."""
+        if not self.layout.shapes and not self.groups:
+            return ()
+        mine = " > ".join(dict.fromkeys(self.sites))
+        return (describe_shapes(self.layout, mine), *map(str, self.groups))
 
     @property
     def recompute(self) -> tuple[Recompute, ...]:
@@ -219,3 +268,11 @@ class Plan(Document, _Part):
         return "\n".join(lines)
 
     __str__ = __repr__
+
+
+def describe_shapes(layout: Layout, where: str) -> str:
+    """``a > b: d4 t1, d2 t2, 32 microbatches of 8``, the sequences of a microbatch being those of all replicas."""
+    ranks = [layout.of_rank(rank) for rank in range(layout.pipeline)]
+    degrees = ", ".join(f"d{at.data} t{at.tensor}" for at in ranks)
+    sequences = layout.data * layout.microbatch_size
+    return f"{where}: {degrees}, {counted(layout.num_microbatches, 'microbatch')} of {sequences}"

@@ -9,6 +9,7 @@ from farpipe.plan.advisor import advised
 from farpipe.plan.decided import ZERO_STAGES, decided, largest_sites, tell_left_out
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.explore import search, shape_of
+from farpipe.plan.grouped_plan import plan_pinned_groups
 from farpipe.plan.improvements import still_helping
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Choice, Plan
@@ -56,7 +57,9 @@ def make_plans(
     _expect_known_schedule(job)
     whole_job = job
     known = _by_device(job, profiles)
-    known = {profile.device: profile for profile in profiles_of(job)} | known
+    known = {profile.key: profile for profile in profiles_of(job)} | known
+    if job.layout.groups is not None:
+        return [plan_pinned_groups(job, JobCosts(job.model, decided(job).training, known))]
     asked = job = largest_sites(job)
     for zero in ZERO_STAGES if asked.training.zero == "auto" else ZERO_STAGES[:1]:
         job = decided(asked, zero)
@@ -134,13 +137,13 @@ def _by_device(job: Job, profiles: Sequence[Profile]) -> dict[str, Profile]:
             )
     for profile in profiles:
         _expect_same_job(job, profile)
-    return {profile.device: profile for profile in profiles}
+    return {profile.key: profile for profile in profiles}
 
 
 def _expect_same_job(job: Job, profile: Profile) -> None:
     """InputError where the profile is of another model, precision or length, whatever the layout."""
     device = next(site.device for site in job.cluster.sites if site.device.name == profile.device)
-    training, tensor = job.training, job.layout.tensor or 1
+    training, tensor = job.training, profile.tensor if job.layout.groups else job.layout.tensor or 1
     if training.recompute == "auto":  # then the planner chooses among those that the profile tells of
         training = training.model_copy(update={"recompute": profile.recompute})
     layout = Layout(pipeline=1, data=1, tensor=tensor, virtual=1, microbatch_size=1, num_microbatches=1)

@@ -7,12 +7,13 @@ and the overhead of a step.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from farpipe.cost import JobCosts, calibration_of, step_cost
 from farpipe.errors import FarpipeError, ToleranceError
 from farpipe.plan.published_steps import load_published
 from farpipe.plan.reference_points import ReferenceGroup, ReferenceJob, ReferencePoint, load_points
+from farpipe.plan.sailor_plans import COPIED, SailorPlan, load_sailor_plans, predict_plan
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
@@ -24,7 +25,8 @@ from farpipe.units import counted, format_change, format_percent
 class PointPrediction:
     """Prediction for a point: of all that the source leaves open, the fastest that fits in memory."""
 
-    job: ReferenceJob
+    job: ReferenceJob | None
+    """None for a plan over unlike machines, which is no single job's."""
     step_s: float
     memory_bytes: float
     """The fullest device's, with what no model accounts for."""
@@ -35,7 +37,7 @@ class PointPrediction:
 class PointResult:
     """One point: what was measured of a step, and what is predicted."""
 
-    point: ReferencePoint
+    point: ReferencePoint | SailorPlan
     predicted: PointPrediction
 
     @property
@@ -123,8 +125,16 @@ def validate(points: Path | str | None = None, data: Path | str | None = None) -
     Raises InputError for a bad file; being outside tolerance is for `ValidationReport.raise_if_failed` to tell.
     """
     if data is not None:
-        return validate_groups(load_published(data) + (load_points(points) if points else ()))
+        report = validate_groups(load_published(data) + (load_points(points) if points else ()))
+        return ValidationReport((*report.groups, *validate_unlike(data)))
     return validate_groups(load_points(points))
+
+
+def validate_unlike(data: Path | str) -> list[GroupResult]:
+    """Predict Sailor's plans over unlike machines, if they are in the folder `data`; one group, or none."""
+    plans = [plan for plan in load_sailor_plans(Path(data) / "sailor") if plan.name not in COPIED]
+    results = tuple(PointResult(plan, PointPrediction(None, *predict_plan(plan), fits=True)) for plan in plans)
+    return [GroupResult(UNLIKE, results)] if results else []
 
 
 def validate_groups(groups: Iterable[ReferenceGroup]) -> ValidationReport:
@@ -173,6 +183,16 @@ def measured_problem(point: ReferencePoint, problem: Problem, job: ReferenceJob)
 def predict_step_s(point: ReferencePoint) -> float:
     """Seconds of one step as planned: interleaved 1F1B where the point has virtual stages, else 1F1B."""
     return predict(point).step_s
+
+
+UNLIKE: Final = ReferenceGroup(
+    name="sailor-unlike-machines",
+    tolerance=0.10,
+    source="eth-easl/sailor, validation/mit (MIT licence), with its times of layers",
+    points=(),
+    memory_tolerance=0.08,
+)
+"""Plans over RTX-3090, RTX-2080 and Titan RTX, whose ranks and replicas differ."""
 
 
 def _tell_failure(group: GroupResult) -> str:

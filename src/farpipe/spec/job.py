@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.spec.cluster import Cluster, Site
+from farpipe.spec.groups import GroupPin, check_groups
 from farpipe.spec.measured import Measured, check_measured
 from farpipe.spec.model import Model
 from farpipe.spec.part import Count, Name, Natural, Part, SiteName, fault
@@ -44,6 +45,8 @@ class Pins(Part):
     """Devices that share the experts of each layer, out of a rank's replicas."""
     num_microbatches: Count | None = None
     """Microbatches of one step in each replica."""
+    groups: tuple[GroupPin, ...] | None = Field(default=None, exclude_if=lambda groups: groups is None)
+    """Groups of replicas, each over its own sites and with its own degrees on every rank; all else is None then."""
     replicas: Literal["inside", "across"] | None = None
     """``inside``: replicas of a pipeline rank are on one site, a pipeline may be over several. ``across``: every site
     has whole pipelines, and gradients cross."""
@@ -88,6 +91,7 @@ class Job(Part):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_lengths()
+        self._check_groups()
         self._check_pinned_sites()
         for index, site in self.used_sites():
             self._check_site(index, site)
@@ -146,6 +150,14 @@ class Job(Part):
                 f"gradients and optimizer state are {format_bytes(share_bytes)} on each of {num_shares} devices",
                 *("cluster", "sites", index, "device"),
             )
+
+    def _check_groups(self) -> None:
+        if self.layout.groups is None:
+            return
+        others = {key: getattr(self.layout, key) for key in Pins.model_fields if key != "groups"}
+        check_groups(self.layout.groups, others, [site.name for site in self.cluster.sites], self.model)
+        if self.data.packing is not None:
+            raise fault("chunks are planned for pipelines that are alike; leave it out", "data", "packing")
 
     def _check_pinned_sites(self) -> None:
         names = [site.name for site in self.cluster.sites]
