@@ -42,18 +42,35 @@ def write_documents(folder, lengths=LENGTHS, seed=0):
 
 
 def make_run(
-    folder, *, packing="elastic", ranks=2, replicas=1, num_steps=4, latency_s=None, model=MODEL, profiles=None, **fields
+    folder,
+    *,
+    packing="elastic",
+    ranks=2,
+    virtual=1,
+    replicas=1,
+    across=False,
+    num_steps=4,
+    latency_s=None,
+    model=MODEL,
+    profiles=None,
+    held_out=0.0,
+    **fields,
 ):
-    """A run on a CPU at one site, or over as many sites as ranks where there is a latency between them."""
+    """A run on a CPU at one site, or over as many sites as ranks where there is a latency between them.
+
+    `across`: every replica is at a site of its own.
+    """
     training = Training(num_steps=num_steps, **TRAINING | fields.pop("training", {}))
-    names = ["a"] * ranks if latency_s is None else [*"abcd"[:ranks]]
-    each = ranks * replicas if latency_s is None else replicas
-    pairs = [(a, b) for a in set(names) for b in set(names) if a != b]
+    homes = tuple("abcd"[:replicas]) if across else ()
+    names = ["a"] * ranks if latency_s is None or across else [*"abcd"[:ranks]]
+    each = ranks if across else ranks * replicas if latency_s is None else replicas
+    apart = homes or tuple(dict.fromkeys(names))
+    pairs = [(a, b) for a in apart for b in apart if a != b]
     links = [SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=1e8) for a, b in pairs]
-    sites = tuple(preset_site(name, "cpu", each) for name in dict.fromkeys(names))
+    sites = tuple(preset_site(name, "cpu", each) for name in apart)
     cluster = Cluster(sites=sites, links=tuple(links))
-    partition = even_partition(model, ranks)
-    layout = Layout(ranks, replicas, 1, 1, 1, 1)
+    partition = even_partition(model, ranks * virtual)
+    layout = Layout(ranks, replicas, 1, virtual, 1, 1, homes)
     placements = place_evenly(names, [end - first for first, end in partition])
     costs = job_chunk_costs(JobCosts(model, training), layout, placements, cluster, 64, 1, profiles)
     first = plan_step(costs, packing, np.array([4] * replicas), replicas, 0.1)
@@ -62,11 +79,11 @@ def make_run(
         problem=plan.problem(costs),
         schedule=plan.schedule,
         sites=tuple(names),
-        replicas=(tuple(names),) * replicas,
+        replicas=tuple((home,) * ranks for home in homes) or (tuple(names),) * replicas,
         num_steps=num_steps,
         model=model,
         training=training,
-        data=Data(source=str(folder), packing=packing),
+        data=Data(source=str(folder), packing=packing, held_out=held_out),
         partition=partition,
         chunk_costs=costs,
         **fields,

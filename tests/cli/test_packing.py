@@ -64,7 +64,7 @@ def test_a_text_whose_longest_document_fits_in_no_number_of_slices(farpipe, job,
     ("change", "arguments", "code", "message"),
     [
         (("precision", "microbatch_size = 2\nprecision"), (), 3, "microbatch_size: not with data.packing"),
-        (("pipeline = 2", "pipeline = 1\nvirtual = 2"), (), 3, "layout.virtual: not with data.packing"),
+        (("global_batch = 4", "global_batch = 4\nevaluate_every_steps = 2"), (), 3, "no text is held out for it"),
         (('"elastic"', '"elastc"'), (), 3, "'elastic', 'fixed' or 'none'"),
         (("global_batch = 4", "global_batch = 400"), (), 3, "one step takes 400 (training.global_batch)"),
         (("pipeline = 2", "pipeline = 2"), ("--method", "gpipe"), 2, "--method is not for data.packing"),

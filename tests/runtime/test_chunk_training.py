@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from chunk_runs import PlanningHere, make_run, train_whole, write_documents
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.runtime.chunk_work import ChunkTrainer
+from farpipe.runtime.data.document_batches import load_document_batches
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import STEP_PLAN_NAME
 from farpipe.runtime.replicas.replicas import PipelinePeers
@@ -83,6 +85,44 @@ def test_tied_weights(documents):
 def test_replicas_share_a_batch_by_time(documents, zero):
     run = make_run(documents, replicas=2, training={"zero": zero})
     assert_learns_the_same(run)
+
+
+@pytest.mark.parametrize("packing", ["elastic", pytest.param("none", marks=pytest.mark.slow)])
+def test_two_stages_on_each_rank(documents, packing):
+    assert_learns_the_same(make_run(documents, packing=packing, virtual=2))
+
+
+@pytest.mark.parametrize("options", [{"ranks": 1}, {"virtual": 2, "training": {"zero": 1}}])
+def test_replicas_across_sites(documents, options):
+    run = make_run(documents, **{"ranks": 2, "replicas": 2, "across": True, "latency_s": 1e-3} | options)
+    assert len({sites[0] for sites in run.replicas}) == 2
+    assert_learns_the_same(run)
+
+
+@pytest.mark.parametrize("options", [{}, {"virtual": 2}, {"ranks": 1, "replicas": 2}])
+def test_evaluation_gives_the_loss_of_whole_held_out_documents(documents, tmp_path, options):
+    """After the last step: that of the plain model with the weights of the checkpoint."""
+    evaluated = {"evaluate_every_steps": 2, "evaluation_batches": 3}
+    run = make_run(documents, held_out=0.4, training=evaluated, **options)
+    run_ranks(run.num_processes, lambda peers: train_rank(run, peers, tmp_path, make_planner=PlanningHere))
+    lines, whole = metrics(tmp_path), train_whole(run, torch.float32)[-1]
+    assert [line["evaluation_loss"] is not None for line in lines] == [False, True, False, True]
+    held_out = load_document_batches(run.data, run.model, run.training)
+    batches = [held_out.held_out_batch(index) for index in range(3)]
+    assert {tuple(map(len, batch)) for batch in batches} >= {tuple(map(len, batches[0]))}
+    total = count = 0
+    for one in (torch.from_numpy(one) for batch in batches for one in batch if len(one) > 1):
+        total += functional.cross_entropy(whole(one[None, :-1])[0], one[1:], reduction="sum").item()
+        count += len(one) - 1
+    assert lines[-1]["evaluation_loss"] == pytest.approx(total / count, rel=1e-4)
+
+
+def test_held_out_documents_are_never_trained_on(documents):
+    run = make_run(documents, held_out=0.4, training={"evaluate_every_steps": 1, "global_batch": 2})
+    batches = load_document_batches(run.data, run.model, run.training)
+    trained_on = {one.tobytes() for step in range(8) for one in batches.batch(step)}
+    assert {one.tobytes() for index in range(3) for one in batches.held_out_batch(index)}.isdisjoint(trained_on)
+    assert batches.held_out_lengths(1).tolist() == [len(one) for one in batches.held_out_batch(1)]
 
 
 def test_a_run_leaves_its_figures_and_the_plan_of_the_step_that_it_shows(documents, tmp_path):

@@ -9,7 +9,7 @@ from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training
 LLAMA = {"hidden": 4096, "num_heads": 32, "ffn_hidden": 11008, "vocab_size": 32000}
 
 
-def job(num_layers=8, pipeline=4, memory_bytes=80 * 2.0**30, latency_s=None, **training):
+def job(num_layers=8, pipeline=4, memory_bytes=80 * 2.0**30, latency_s=None, layout=None, **training):
     """A few layers of Llama 7B on A100s with so much memory; over two sites where there is a latency between them."""
     device = A100.model_copy(update={"memory_bytes": memory_bytes})
     sites = [site("a", 64, 8, device)] if latency_s is None else [site(name, 64, 8, device) for name in "ab"]
@@ -18,7 +18,7 @@ def job(num_layers=8, pipeline=4, memory_bytes=80 * 2.0**30, latency_s=None, **t
         model=Model(num_layers=num_layers, **LLAMA),
         training=Training(**({"sequence_length": 32768, "global_batch": 64} | training)),
         cluster=Cluster(sites=tuple(sites), links=tuple(links)),
-        layout=Pins(pipeline=pipeline),
+        layout=Pins(pipeline=pipeline, **layout or {}),
     )
 
 

@@ -6,8 +6,8 @@ when they are needed. `job_chunks` makes these costs from a job.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -105,6 +105,20 @@ class ChunkCosts(Document):
         """Stages of the pipeline."""
         return len(self.stages)
 
+    @cached_property
+    def folded(self) -> "ChunkCosts":
+        """The same with all stages of a rank as one, round robin, and no collectives; itself where they are one.
+
+        Cuts, packing and recomputation are chosen for ranks. Hops are those of the first pass over the ranks.
+        """
+        num_ranks = len(self.base.ranks)
+        if num_ranks == self.num_stages:
+            return self
+        stages = tuple(_as_one(self.stages[rank::num_ranks]) for rank in range(num_ranks))
+        first_pass = {"stages": self.base.stages[:num_ranks], "hops": self.base.hops[: num_ranks - 1]}
+        base = _changed(self.base, first_pass | {"sync": None, "exchanges": ()})
+        return ChunkCosts(stages, base, self.context, self.overhead_s)
+
     def headroom_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """Memory of every rank for activations; infinite where memory is unlimited: [num_ranks]."""
         ranks = self._ranks(self.working_bytes(load, recomputed))
@@ -124,9 +138,17 @@ class ChunkCosts(Document):
 
     def trips(self, tokens: float) -> tuple[Floats, Floats]:
         """Seconds from a producer's end to the arrival, there and back over every hop, for a chunk of `tokens`."""
-        chunk = self.base.model_copy(update={"hops": self._hops(np.array([tokens / PROBE_TOKENS]))})
-        there_s = chunk.traffic.messages.arrives_after_s[:, :, 0]
-        return there_s[FORWARD, :-1], there_s[BACKWARD, 1:]
+        (there_s, more_there_s), (back_s, more_back_s) = self._trip_lines
+        scale = tokens / PROBE_TOKENS
+        return there_s + scale * more_there_s, back_s + scale * more_back_s
+
+    @cached_property
+    def _trip_lines(self) -> tuple[tuple[Floats, Floats], ...]:
+        """There and back over every hop: (seconds of no token, further seconds of PROBE_TOKENS)."""
+        two = {"num_microbatches": 2, "hops": self._hops(np.array([0.0, 1.0])), "sync": None, "exchanges": ()}
+        arrives_s = _changed(self.base, two).traffic.messages.arrives_after_s
+        rows = arrives_s[FORWARD, :-1], arrives_s[BACKWARD, 1:]
+        return tuple((row[:, 0], row[:, 1] - row[:, 0]) for row in rows)
 
     def working_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """Working memory of a backward on every rank, at most: logits, or a layer computed again: [num_ranks]."""
@@ -196,6 +218,20 @@ class ChunkCosts(Document):
             Rank(memory_bytes=rank.memory_bytes, static_bytes=rank.static_bytes + float(more))
             for rank, more in zip(self.base.ranks, working_bytes, strict=True)
         )
+
+
+def _changed(base: Problem, fields: dict[str, Any]) -> Problem:
+    """A Problem of its own: a copy would keep what `base` has found out of its fields."""
+    return Problem(**{name: getattr(base, name) for name in Problem.model_fields} | fields)
+
+
+def _as_one(stages: Sequence[StageChunks]) -> StageChunks:
+    """Stages of one rank, whose chunk goes through all of them."""
+    laws = stages[0].laws
+    for stage in stages[1:]:
+        laws = laws.plus(stage.laws)
+    summed = ("num_layers", "activation_bytes", "stash_bytes", "chain_bytes", "logit_bytes")
+    return replace(stages[0], laws=laws, **{name: sum(getattr(stage, name) for stage in stages) for name in summed})
 
 
 def _stage_of(data: dict[str, Any]) -> StageChunks:

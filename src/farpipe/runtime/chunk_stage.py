@@ -82,6 +82,17 @@ class ChunkStage(TorchStage):
         self._note()
         return None if self.module.part.has_head else y.detach()
 
+    @torch.no_grad()
+    def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """See TorchStage; the keys and values of a sequence are let go behind its last slice."""
+        y, first = self._compute(microbatch, self._input(microbatch, x)), self._chunks.chunks[microbatch].slices[0]
+        if first.is_tail:
+            self.keys_and_values.forget(first)
+        if not self.module.part.has_head:
+            return y
+        self._losses.append(self._loss(microbatch, self.module.logits(y)))
+        return None
+
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """See PipelineStage; the keys and values of the chunk's slice are let go."""
         if self.module.part.has_head:

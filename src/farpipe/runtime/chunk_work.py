@@ -1,6 +1,6 @@
 """A rank's work around its actions when every step is planned on chunks of sequences: training, or a rehearsal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,8 @@ class ChunkTrainer(Trainer):
     stage_kind = ChunkStage
     _documents: DocumentBatches | None = None
     _plan: StepPlan
+    evaluation_plans: Sequence[StepPlan] = ()
+    """Of the held-out batches."""
 
     def _open_data(self, run: RunSpec) -> None:
         self._documents = documents_of(run)
@@ -55,15 +57,30 @@ class ChunkTrainer(Trainer):
         """The most that the stages have held in this step."""
         return sum(stage.held.peak for stage in self.torch_stages.values() if isinstance(stage, ChunkStage))
 
+    def held_out_lengths(self, index: int) -> NDArray[np.int64]:
+        """Tokens of every sequence of held-out batch `index`; asked of rank 0 only."""
+        assert self._documents is not None, "rank 0 has the first stage"
+        return self._documents.held_out_lengths(index)
+
     def begin_step(self, step: int) -> None:
         """See Work."""
-        batch = ChunkBatch(self._plan.chunks, (), ())
-        if self._documents is not None:
-            batch = chunk_batch(self._plan.chunks, [torch.from_numpy(one) for one in self._documents.batch(step)])
+        self._begin(self._plan, None if self._documents is None else self._documents.batch(step))
+        self._replicas.begin_step(step)
+
+    def begin_evaluation(self, index: int) -> int:
+        """See Evaluable."""
+        documents = None if self._documents is None else self._documents.held_out_batch(index)
+        return self._begin(self.evaluation_plans[index], documents)
+
+    def _begin(self, plan: StepPlan, documents: Sequence[NDArray[np.int64]] | None) -> int:
+        """Give the stages the chunks of a batch; its tokens that count, 0 on a rank without text."""
+        batch = ChunkBatch(plan.chunks, (), ())
+        if documents is not None:
+            batch = chunk_batch(plan.chunks, [torch.from_numpy(one) for one in documents])
         for number, stage in self.torch_stages.items():
             assert isinstance(stage, ChunkStage)
-            stage.begin_chunks(batch, self._plan.recomputed[number].tolist())
-        self._replicas.begin_step(step)
+            stage.begin_chunks(batch, plan.recomputed[number].tolist())
+        return 0 if documents is None else batch.num_target_tokens
 
 
 class ChunkSleeper(SleepTrainer):

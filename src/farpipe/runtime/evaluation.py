@@ -1,10 +1,9 @@
 """The loss on text that is held out from training: the pipeline runs forward only, in the order of the run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-import torch
 from torch import Tensor
 
 from farpipe.runtime.executor import Executor
@@ -49,18 +48,20 @@ class Evaluable(Protocol):
 class Evaluation:
     """One rank's part in evaluating."""
 
-    def __init__(self, schedule: Schedule, work: Evaluable, peers: Messenger, num_batches: int) -> None:
-        self._work, self._num_batches = work, num_batches
+    def __init__(self, schedules: Sequence[Schedule], work: Evaluable, peers: Messenger) -> None:
+        """`schedules`: the order of every batch."""
+        self._work = work
         stages: dict[int, PipelineStage] = {number: _ForwardOnly(stage) for number, stage in work.torch_stages.items()}
-        self._executor = Executor(forward_only(schedule), stages, peers)
+        made = {id(schedule): Executor(forward_only(schedule), stages, peers) for schedule in schedules}
+        self._executors = [made[id(schedule)] for schedule in schedules]
 
     def run(self, step: int) -> float:
         """The mean loss per token over all batches; NaN on a rank without the last stage."""
         self._work.complete_weights(step)
         losses, num_tokens = [], 0
-        for index in range(self._num_batches):
+        for index, executor in enumerate(self._executors):
             num_here = self._work.begin_evaluation(index)
-            self._executor.run(FIRST_TAG + step * self._num_batches + index)
+            executor.run(FIRST_TAG + step * len(self._executors) + index)
             losses.append(self._work.loss * num_here)
             num_tokens += num_here
         return math.fsum(losses) / num_tokens if num_tokens else math.nan
@@ -74,10 +75,7 @@ class _ForwardOnly:
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """See PipelineStage."""
-        with torch.no_grad():
-            y = self._stage.forward(microbatch, x)
-        self._stage.forget(microbatch)
-        return y
+        return self._stage.evaluate(microbatch, x)
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """See PipelineStage."""

@@ -105,9 +105,12 @@ class TorchStage:
         torch.autograd.backward(y, gy)
         return x.grad
 
-    def forget(self, microbatch: int) -> None:
-        """There will be no backward: let go of what `forward` has saved."""
+    def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """`forward` that keeps nothing, for there is no backward."""
+        with torch.no_grad():
+            y = self.forward(microbatch, x)
         del self._saved[microbatch]
+        return y
 
     def finish(self) -> None:
         """Wait until all that was begun is done."""

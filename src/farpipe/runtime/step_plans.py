@@ -72,12 +72,25 @@ class StepPlans:
         self.latest: PlannedStep | None = None
         """On rank 0: of the step that was told last."""
 
+    def of_evaluation(self, lengths: Callable[[int], NDArray[np.int64]], num_batches: int) -> list[StepPlan]:
+        """Before the first step, on all ranks: the plans of held-out batches, whose `lengths` rank 0 asks for.
+
+        InfeasibleError where there is none.
+        """
+        topics = [f"evaluation {index}" for index in range(num_batches)]
+        if self._planner is not None:
+            for index, topic in enumerate(topics):
+                number = -1 - index  # the planner's steps of training begin at 0
+                self._planner.ask(number, lengths(index))
+                self._post(topic, number, patient=True)
+        return [self._told(topic) for topic in topics]
+
     def first(self, step: int) -> StepPlan:
         """Before the first step, on all ranks."""
         if self._planner is not None:
             self._planner.ask(step, self._lengths(step))
         self._tell(step, patient=True)
-        return self._told(step)
+        return self._told(f"step {step}")
 
     def give(self, step: int) -> None:
         """Ahead of the exchange that ends `step`: tell all the plan of the next one."""
@@ -86,27 +99,35 @@ class StepPlans:
 
     def take(self, step: int) -> StepPlan:
         """After the exchange that ended the step before: the plan of `step`; InfeasibleError where there is none."""
-        return self._told(step)
+        return self._told(f"step {step}")
 
     def _tell(self, step: int, *, patient: bool) -> None:
         if self._planner is None:
             return
-        try:
-            self.latest = self._planner.answer(step, patient=patient)
-            told: dict[str, Any] = {"plans": [plan.to_data() for plan in self.latest.plans]}
-        except InfeasibleError as error:
-            told = {"error": f"step {step}: {error}"}
-        payload = json.dumps(told, separators=(",", ":")).encode()
-        for rank in range(self._peers.world_size):
-            self._peers.post(rank, f"plan {step}", payload)
+        self.latest = self._post(f"step {step}", step, patient=patient) or self.latest
         if step + 1 < self._run.num_steps:
             self._planner.ask(step + 1, self._lengths(step + 1))
 
-    def _told(self, step: int) -> StepPlan:
-        body = parse_json(self._await(f"plan {step}").decode(), f"plan of step {step}")
+    def _post(self, topic: str, number: int, *, patient: bool) -> PlannedStep | None:
+        """On rank 0: tell all the planner's answer; None where there is no plan."""
+        assert self._planner is not None
+        planned = None
+        try:
+            planned = self._planner.answer(number, patient=patient)
+            told: dict[str, Any] = {"plans": [plan.to_data() for plan in planned.plans]}
+        except InfeasibleError as error:
+            told = {"error": f"{topic}: {error}"}
+        payload = json.dumps(told, separators=(",", ":")).encode()
+        for rank in range(self._peers.world_size):
+            self._peers.post(rank, f"plan of {topic}", payload)
+        return planned
+
+    def _told(self, topic: str) -> StepPlan:
+        source = f"plan of {topic}"
+        body = parse_json(self._await(source).decode(), source)
         if "error" in body:
             raise InfeasibleError(str(body["error"]))
-        return StepPlan.from_data(body["plans"][self._replica], f"plan of step {step}")
+        return StepPlan.from_data(body["plans"][self._replica], source)
 
     def _await(self, topic: str) -> bytes:
         limit_s, paused_s = self._run.transport.timeout_s, self._peers.paused_s()

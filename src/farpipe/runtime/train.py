@@ -133,7 +133,7 @@ class _Loop:
         self._pipeline = _pipeline(run, peers)
         self._staging = Staging(self._pipeline, peers.abort) if run.device == "cuda" else None
         self._executor = self._executor_of(run.schedule)
-        self._evaluation = _evaluation(run, work, peers)
+        self._evaluation = _evaluation(run, work, peers, plans)
         minutes = run.training.checkpoint_every_minutes if run.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
 
@@ -280,12 +280,18 @@ class _Loop:
         self._recorder.warn(warnings)
 
 
-def _evaluation(run: RunSpec, work: Work, peers: Peers) -> Evaluation | None:
+def _evaluation(run: RunSpec, work: Work, peers: Peers, plans: StepPlans | None) -> Evaluation | None:
     if run.training is None or not run.training.evaluate_every_steps or not isinstance(work, Trainer):
         return None
     if not run.data.held_out:
         raise InputError("training.evaluate_every_steps: no text is held out for it; set data.held_out, as 0.01")
-    return Evaluation(run.schedule, work, PipelinePeers(peers, run.places), run.training.evaluation_batches)
+    num_batches = run.training.evaluation_batches
+    schedules = [run.schedule] * num_batches
+    if plans is not None:
+        assert isinstance(work, ChunkTrainer)
+        work.evaluation_plans = plans.of_evaluation(work.held_out_lengths, num_batches)
+        schedules = [plan.schedule for plan in work.evaluation_plans]
+    return Evaluation(schedules, work, PipelinePeers(peers, run.places))
 
 
 def _pipeline(run: RunSpec, peers: Peers) -> Messenger:

@@ -33,7 +33,8 @@ def chunk_costs(job: Job, longest: int, context: int = 1, profiles: Profiles | N
 def chunk_layout(job: Job, longest: int, context: int = 1, profiles: Profiles | None = None) -> ChunkLayout:
     """The stages of a job for chunks: pinned degrees, else one rank for each device (or `context` of them).
 
-    Stages are on the sites in their order, as many as devices; layers so that the slowest stage is as fast as can be.
+    Ranks are on the sites in their order, as many as devices; layers so that the slowest stage is as fast as can be.
+    Stages go round the ranks `layout.virtual` times; with replicas across sites each of them has whole pipelines.
     InputError for pins that chunks can't keep, InfeasibleError when there are too few devices.
     """
     layout, sites = _layout(job, context)
@@ -46,23 +47,24 @@ def chunk_layout(job: Job, longest: int, context: int = 1, profiles: Profiles | 
 
 def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
     pins = job.layout
-    if (pins.virtual or 1) > 1:
-        raise InputError("layout.virtual: chunks of sequences go through one stage per rank; leave it out")
-    tensor, data = pins.tensor or 1, pins.data or 1
-    if pins.replicas == "across":
-        raise InputError('layout.replicas: replicas of a pipeline on chunks are inside sites; leave out "across"')
+    tensor, data, virtual = pins.tensor or 1, pins.data or 1, pins.virtual or 1
     order = [job.cluster.site(name) for name in pins.sites or [site.name for site in job.cluster.sites]]
-    each = tensor * context * data
+    homes = tuple(site.name for site in order) if pins.replicas == "across" and len(order) > 1 else ()
+    if data % max(1, len(homes)):
+        raise InputError(f"layout.data: {data} replicas can't be shared out evenly over {len(homes)} sites")
+    each = tensor * context * (data // max(1, len(homes)))
     ranks = [site.num_devices // each for site in order]
-    most = min(sum(ranks), job.model.num_layers)
-    num_ranks = pins.pipeline or (len(pins.layers) if pins.layers else most)
+    if homes:
+        order, ranks = order[:1], [min(ranks)]
+    most = min(sum(ranks), job.model.num_layers // virtual)
+    num_ranks = pins.pipeline or (len(pins.layers) // virtual if pins.layers else most)
     if num_ranks > sum(ranks) or num_ranks < 1:
         raise InfeasibleError(
             f"{num_ranks or 1} ranks of {each} devices each need {(num_ranks or 1) * each}; the sites "
             f"{', '.join(f'{site.name} ({site.num_devices})' for site in order)} have room for {sum(ranks)} ranks"
         )
     sites = [site for site, count in zip(order, _shared_out(num_ranks, ranks), strict=True) for _ in range(count)]
-    return Layout(num_ranks, data, tensor, 1, 1, 1), sites
+    return Layout(num_ranks, data, tensor, virtual, 1, 1, homes), sites
 
 
 def _shared_out(num_ranks: int, most: Sequence[int]) -> list[int]:
@@ -84,7 +86,7 @@ def _balanced(
     profiles: Profiles | None,
 ) -> tuple[int, ...]:
     """Layers one by one to the stage that stays fastest: the least time of the slowest, for layers are alike."""
-    num_layers, count = job.model.num_layers, len(sites)
+    num_layers, count = job.model.num_layers, layout.num_stages
     if count > num_layers:
         raise InfeasibleError(f"{count} stages are too many for {num_layers} layers; pin layout.pipeline lower")
     start = [num_layers // count + (i < num_layers % count) for i in range(count)]

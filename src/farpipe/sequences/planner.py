@@ -15,6 +15,7 @@ from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.checkpointing import CheckpointRule
 from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 from farpipe.sequences.cut import Cut, PackRule, cut_batch, num_slices_within, slice_offsets
+from farpipe.sequences.interleaved import interleaved
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.sequences.pipelines import Grouping, Pipeline, group, make_pipelines
 from farpipe.units import format_bytes
@@ -28,6 +29,8 @@ MOST_CHUNKS: Final = 1 << 17
 _TARGETS_PER_DOUBLING: Final = 3
 _MOST_PLANNED: Final = 3
 """Cuts that are planned to the end: those that look best by the estimate."""
+_ORDER_S: Final = 0.1
+"""Least time for the orders of ranks with several stages."""
 _NOT_WORTH: Final = 1.02
 """By how much the estimate of a cut may be above the best plan: it is about so exact."""
 
@@ -116,6 +119,8 @@ def plan_sequences(
     sizes = np.asarray(lengths, np.int64)
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
+    if costs.folded is not costs:
+        return _over_stages(costs, plan_sequences(costs.folded, sizes, options), options.budget_s)
     limit = token_limit(costs, int(sizes.max()))
     ranked = sorted(_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
     grouped = _grouped(costs, ranked, options, began_s + options.budget_s / 2)
@@ -142,6 +147,8 @@ def plan_as_before(
     """
     began_s, options = time.perf_counter(), options or BatchOptions()
     sizes = np.asarray(lengths, np.int64)
+    if costs.folded is not costs:
+        return _over_stages(costs, plan_as_before(costs.folded, sizes, cut, options), _ORDER_S)
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
     law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
@@ -150,6 +157,13 @@ def plan_as_before(
     if not grouped:
         raise _infeasible(costs, ranked, options)
     return replace(_planned(costs, grouped[0], 0.1), planning_s=time.perf_counter() - began_s, cuts_tried=1)
+
+
+def _over_stages(costs: ChunkCosts, plan: SequencePlan, budget_s: float) -> SequencePlan:
+    """A plan for ranks that have several stages each."""
+    began_s = time.perf_counter()
+    found = interleaved(costs, plan.batch, plan.pipelines, max(_ORDER_S, budget_s - plan.planning_s))
+    return replace(plan, pipelines=found, planning_s=plan.planning_s + time.perf_counter() - began_s)
 
 
 def _grouped(
@@ -253,6 +267,7 @@ def token_limit(costs: ChunkCosts, longest: int) -> int:
     InfeasibleError when a sequence of `longest` tokens does not fit in any number of slices: all its slices' inputs,
     keys, values and their gradients are held when its first backward begins.
     """
+    costs = costs.folded
     one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False)))
     split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False)))
     limits, tightest = [], (math.inf, 0, 0.0, 0.0)

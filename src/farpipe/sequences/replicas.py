@@ -13,7 +13,7 @@ def shares(costs: ChunkCosts, lengths: Ints, num_replicas: int) -> list[Ints]:
     """Numbers of the sequences of every replica, ascending; each has at least one.
 
     The longest first, each to the replica that has least to do (Graham's LPT, at most 4/3 of the best); a sequence
-    takes what it takes on the stage that is slowest over all. InfeasibleError for fewer sequences than replicas.
+    takes what it takes on the rank that is slowest over all. InfeasibleError for fewer sequences than replicas.
     """
     if lengths.size < num_replicas:
         raise InfeasibleError(f"{num_replicas} replicas can't share {lengths.size} sequences; each needs one")
@@ -30,9 +30,9 @@ def shares(costs: ChunkCosts, lengths: Ints, num_replicas: int) -> list[Ints]:
 
 
 def sequence_seconds(costs: ChunkCosts, lengths: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Forward and backward of every sequence, without fixed times, on the stage that is slowest over all: [num]."""
+    """Forward and backward of every sequence, without fixed times, on the rank that is slowest over all: [num]."""
     tokens = lengths.astype(np.float64)
     pairs = tokens**2 / 2
-    laws = [stage.laws.total for stage in costs.stages]
+    laws = [stage.laws.total for stage in costs.folded.stages]
     rows = [law.seconds(tokens, pairs) - law.fixed_s for law in laws]
     return max(rows, key=lambda row: float(row.sum()))

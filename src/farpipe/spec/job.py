@@ -218,14 +218,12 @@ class Job(Part):
             raise fault(f"{batch} does not match {' x '.join(given)} = {product}", "training", "global_batch")
 
     def _check_packing(self) -> None:
-        """Chunks take the place of microbatches: nothing that counts those, or that the stages can't do with chunks."""
+        """Chunks take the place of microbatches: nothing that counts those."""
         if self.data.packing is None:
             return
         given = {
             ("training", "microbatch_size"): self.training.microbatch_size,
             ("layout", "num_microbatches"): self.layout.num_microbatches,
-            ("layout", "virtual"): (self.layout.virtual or 1) > 1 or None,
-            ("training", "evaluate_every_steps"): self.training.evaluate_every_steps or None,
         }
         for place, value in given.items():
             if value is not None:

@@ -38,6 +38,7 @@ class DocumentBatches:
             )
         spread = Permutation(self._length.size, "held out")
         self._trained_on = spread(np.arange(num_held_out, self._length.size))
+        self._held_out = spread(np.arange(num_held_out))
 
     @property
     def longest_sequence(self) -> int:
@@ -60,6 +61,20 @@ class DocumentBatches:
     def batch(self, step: int) -> Sequence[Ints]:
         """The tokens of every sequence of `step`."""
         return [self._tokens(number) for number in self._numbers(step).tolist()]
+
+    def _held_out_numbers(self, index: int) -> Ints:
+        """The held-out sequences of batch `index`, after the last batch from the first on; all where they are few."""
+        num_batches = max(1, self._held_out.size // self.global_batch)
+        begin = index % num_batches * self.global_batch
+        return self._held_out[begin : begin + self.global_batch]
+
+    def held_out_lengths(self, index: int) -> Ints:
+        """Tokens of every sequence of held-out batch `index`."""
+        return self._length[self._held_out_numbers(index)]
+
+    def held_out_batch(self, index: int) -> Sequence[Ints]:
+        """The tokens of every sequence of held-out batch `index`."""
+        return [self._tokens(number) for number in self._held_out_numbers(index).tolist()]
 
     def _tokens(self, number: int) -> Ints:
         start = int(self._start[number])

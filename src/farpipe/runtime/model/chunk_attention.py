@@ -68,6 +68,11 @@ class KeyValueStore:
             if not self.kept[place]:
                 del self.kept[place]
 
+    def forget(self, part: Slice) -> None:
+        """Forget all slices of the sequence, of which there will be no backward."""
+        for place in [place for place in self.kept if place[1] == part.sequence]:
+            del self.kept[place]
+
     @property
     def grad_bytes(self) -> int:
         """Bytes of the gradients that wait."""

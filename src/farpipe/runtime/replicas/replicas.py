@@ -157,6 +157,10 @@ class ReplicaSync:
         self._stagger_s = place.replica * run.problem.traffic.stagger_s
         self._background = Background(f"farpipe replicas of {peers.rank}")
         self._jobs: dict[ReplicaCollective, Job[MessageRow]] = {}
+        reduced = [item.stage for item in self._collectives if item.kind == "reduce"]
+        self._turns = sorted(reduced, reverse=True) if run.chunk_costs is not None else []
+        """The order of the reduces where every replica has an order of actions of its own."""
+        self._done: set[int] = set()
 
     def _no_bytes(self) -> NDArray[np.int64]:
         return np.zeros(len(self._places) if self._stages else 0, np.int64)
@@ -176,6 +180,7 @@ class ReplicaSync:
     def begin_step(self, step: int) -> None:
         """Start the gathers; wait for as long as this replica is behind the first where they are staggered."""
         self.link_bytes = self._no_bytes()
+        self._done.clear()
         for sync in self._stages.values():
             sync.begin_step()
         for item in self._collectives:
@@ -190,10 +195,14 @@ class ReplicaSync:
             job.wait()
 
     def stage_done(self, step: int, stage: int) -> None:
-        """Start the stage's reduce."""
-        item = ReplicaCollective("reduce", stage)
-        if item in self._counts_for:
-            self._start(step, item, self._stages[stage].reduce, REDUCE)
+        """Start the stage's reduce, and those that have waited for their turn behind it."""
+        self._done.add(stage)
+        for turn in self._turns or [stage]:
+            item = ReplicaCollective("reduce", turn)
+            if turn not in self._done:
+                return
+            if item in self._counts_for and item not in self._jobs:
+                self._start(step, item, self._stages[turn].reduce, REDUCE)
 
     def _start(self, step: int, item: ReplicaCollective, work: Callable[[Line], None], first_number: int) -> None:
         what = "the replicas' weights" if item.kind == "gather" else "the replicas' gradient"
