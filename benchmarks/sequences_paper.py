@@ -1,18 +1,26 @@
-"""InfiniPipe's settings (arXiv 2509.21275): 4 nodes of 8 A100, Llama of 7B, 13B and 30B, 512 sequences a step, lengths
-of code files cut at 48K and 96K tokens. Step time of chunks planned by farpipe beside six other ways to train the same
+"""InfiniPipe's settings (arXiv 2509.21275): 4 nodes of 8 A800, Llama of 7B, 13B and 30B, 512 sequences a step, lengths
+of code files cut at 48K and 96K tokens. Step time of chunks planned by farpipe beside other methods to train the same
 batch, all under farpipe's cost model, each at its best over its degrees. The limits to hold this against: the paper's
 measured ratios: 1.27 (48K) and 1.40 (96K) over fixed chunks with static checkpointing, at most 2.07 over Ulysses, 1.69
 over FlexSP at 30B and 48K.
 
-    FARPIPE_DATA=... python benchmarks/sequences_paper.py [--models 7b 13b 30b] [--seeds 1]
+    FARPIPE_DATA=... python benchmarks/sequences_paper.py [--models 7b 13b 30b] [--seeds 1] [--budget 20] [--rows FILE]
 
 `fixed, adaptive`: slices and chunks of equal tokens (Seq1F1B), their size tuned, recomputation by chunk as ours.
 `fixed, static`: the same with the fewest layers recomputed that fit, equal everywhere. `whole, full`: no sequence is
-cut, all is recomputed (a batch-level pipeline). `ulysses`: replicas of 8, 16 or 32 devices that share sequences, packed
-and balanced over the replicas, recomputing nothing or all, all states sharded over all devices, which costs nothing
-here. `flexsp, ideal`: each sequence on the devices that make it cheapest, all always busy: a bound that no grouping can
-beat. Lengths are code files, those of the paper's GitHub corpus being not published; its machines are A800 (slower
-NVLink). `literal packing` fills chunks up to what memory holds, whatever their time.
+cut, all is recomputed (a batch-level pipeline). `elastic, searched` and `fixed, searched`: the plans of `elastic` and
+`fixed, adaptive` in the best of the named orders and of list scheduling (`[schedule] method = "chunk-search"`).
+`literal packing` fills chunks up to what memory holds, whatever their time.
+
+`ulysses`: replicas of 8, 16 or 32 devices that share sequences, packed and balanced over the replicas, recomputing
+nothing or all, all states sharded over all devices, which costs nothing here. `ulysses, ZeRO-3, ... GB/s`: the same as
+DeepSpeed runs it, with parameters gathered for every microbatch's forward and backward and gradients scattered after
+it, 6 bytes a parameter, over NICs of so many GB/s for each device; hidden behind the microbatches' compute as far as
+that lasts, or not at all (`exposed`). `on 32`: with all devices in one group. `flexsp, ideal`: each sequence on the
+devices that make it cheapest, all always busy: a bound that no grouping can beat.
+
+Lengths are code files, those of the paper's GitHub corpus being not published. NVLink of an A800 has 200 GB/s in each
+direction; its NICs are not known, and taken for the catalogue's where nothing else is said.
 """
 
 import argparse
@@ -20,7 +28,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +41,27 @@ from farpipe.cost import JobCosts, Layout, place_evenly
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
-from farpipe.spec import Cluster, Job, Model, Pins, Training, preset_model, preset_site
+from farpipe.search import search
+from farpipe.sequences import BatchOptions, SequencePlan, chunk_costs, plan_sequences, read_lengths, sample_lengths
+from farpipe.spec import Cluster, Job, Model, Pins, Site, Training, preset_model, preset_site
 
 NUM_DEVICES, BATCH = 32, 512
 CUTS = (49152, 98304)
 LLAMA_30B = {"num_layers": 60, "hidden": 6656, "num_heads": 52, "ffn_hidden": 17920, "vocab_size": 32000}
 PIPELINES = (4, 8, 16)
-BUDGET_S = 20.0
+NVLINK = 200e9
+"""Of an A800, bytes/s in each direction (400 GB/s in both)."""
+NICS = (50e9, 25e9, 12.5e9, 6.25e9)
+"""Bytes/s for each device; the first is the catalogue's."""
+SEARCH_S = 4.0
 WAYS = {
-    "elastic": BatchOptions(budget_s=BUDGET_S),
-    "literal packing": BatchOptions(rule="literal", budget_s=BUDGET_S),
-    "fixed, adaptive": BatchOptions(equal="tokens", budget_s=BUDGET_S),
-    "fixed, static": BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=BUDGET_S),
-    "whole, full": BatchOptions(num_slices=1, checkpointing="full", several_pipelines=False, budget_s=BUDGET_S),
+    "elastic": BatchOptions(),
+    "elastic, searched": BatchOptions(),
+    "literal packing": BatchOptions(rule="literal"),
+    "fixed, adaptive": BatchOptions(equal="tokens"),
+    "fixed, searched": BatchOptions(equal="tokens"),
+    "fixed, static": BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False),
+    "whole, full": BatchOptions(num_slices=1, checkpointing="full", several_pipelines=False),
 }
 
 
@@ -61,13 +79,28 @@ def job(model: Model, pipeline: int) -> Job:
     return Job(
         model=model,
         training=Training(sequence_length=max(CUTS), global_batch=BATCH, zero1=True),
-        cluster=Cluster(sites=(preset_site("a", "a100-80gb", NUM_DEVICES),)),
+        cluster=Cluster(sites=(a800(),)),
         layout=Pins(pipeline=pipeline),
     )
 
 
-def best_pipeline(model: Model, lengths: Any, options: BatchOptions) -> tuple[float, str]:
-    """(step time, degrees) of one way at its best; infinite where nothing fits."""
+def a800(nic: float = NICS[0]) -> Site:
+    """The paper's machines, with NICs of so many bytes/s for each device."""
+    site = preset_site("a", "a100-80gb", NUM_DEVICES)
+    machine = site.machine_link.model_copy(update={"bandwidth_bytes_per_s": NVLINK})
+    between = site.site_link.model_copy(update={"bandwidth_bytes_per_s": nic})
+    return site.model_copy(update={"machine_link": machine, "site_link": between})
+
+
+def searched_s(plan: SequencePlan) -> float:
+    """The step in the best orders that the search finds, chains and memory kept."""
+    found = [search(one.problem, SEARCH_S, methods=("named", "greedy")).timeline.makespan_s for one in plan.pipelines]
+    own = [one.makespan_s for one in plan.pipelines]
+    return sum(map(min, found, own)) + plan.overhead_s
+
+
+def best_pipeline(model: Model, lengths: Any, options: BatchOptions, *, searched: bool) -> tuple[float, str]:
+    """(step time, degrees) of one method at its best; infinite where nothing fits."""
     found = [(math.inf, "nothing fits")]
     for pipeline in PIPELINES:
         context = NUM_DEVICES // pipeline
@@ -76,16 +109,17 @@ def best_pipeline(model: Model, lengths: Any, options: BatchOptions) -> tuple[fl
         except InfeasibleError:
             continue
         what = f"{pipeline} x {context}, {plan.num_slices} slices, {len(plan.chunks)} chunks"
-        found.append((plan.step_s, what))
+        found.append((searched_s(plan) if searched else plan.step_s, what))
     return min(found)
 
 
-def shared(model: Model, longest: int, devices: int) -> tuple[ChunkCosts, float, float]:
+def shared(model: Model, longest: int, devices: int, nic: float = NICS[0]) -> tuple[ChunkCosts, float, float]:
     """(costs of the whole model on `devices` that share sequences, tokens that fit, the same recomputing all)."""
     one = job(model, 1)
     costs = JobCosts(model, one.training)
     placed = place_evenly(["a"], [model.num_layers])
-    chunks = job_chunk_costs(costs, Layout(1, 1, 1, 1, 1, 1), placed, one.cluster, longest, devices)
+    cluster = Cluster(sites=(a800(nic),))
+    chunks = job_chunk_costs(costs, Layout(1, 1, 1, 1, 1, 1), placed, cluster, longest, devices)
     stage, site = chunks.stages[0], one.cluster.sites[0]
     room = site.plannable_bytes - 18 * model.num_params / NUM_DEVICES
     least = stage.activation_bytes - model.num_layers * stage.saved_bytes + stage.working_bytes
@@ -100,11 +134,20 @@ def seconds_of(chunks: ChunkCosts, lengths: Any, *, again: bool) -> Any:
     return sum(law.seconds(tokens, tokens**2 / 2) - law.fixed_s for law in laws)
 
 
-def ulysses(model: Model, lengths: Any) -> tuple[float, str]:
+def ulysses(
+    model: Model,
+    lengths: Any,
+    *,
+    nic: float = NICS[0],
+    zero3: bool = False,
+    exposed: bool = False,
+    degrees: tuple[int, ...] = (8, 16, 32),
+) -> tuple[float, str]:
     """Replicas of equal size: each sequence to the one that is least busy, longest first, packed as far as fits."""
     found = [(math.inf, "nothing fits")]
-    for devices in (8, 16, 32):
-        chunks, *fits = shared(model, int(lengths.max()), devices)
+    traffic_s = 6 * model.num_params * (1 - 1 / NUM_DEVICES) / min(NVLINK, nic * 8) if zero3 else 0.0
+    for devices in degrees:
+        chunks, *fits = shared(model, int(lengths.max()), devices, nic)
         for again, capacity in zip((False, True), fits, strict=True):
             if capacity < lengths.max() or devices > model.num_heads:
                 continue
@@ -113,7 +156,10 @@ def ulysses(model: Model, lengths: Any) -> tuple[float, str]:
                 busy[busy.argmin()] += seconds
             packs = math.ceil(lengths.sum() / capacity / busy.size)
             fixed = sum(law.fixed_s for law in chunks.stages[0].laws) * packs
-            found.append((float(busy.max()) + fixed + chunks.overhead_s, f"{busy.size} x {devices}, again {again}"))
+            compute_s = float(busy.max()) + fixed
+            waits_s = packs * traffic_s if exposed else max(0.0, packs * traffic_s - compute_s)
+            what = f"{busy.size} x {devices}, {packs} microbatches, again {again}"
+            found.append((compute_s + waits_s + chunks.overhead_s, what))
     return min(found)
 
 
@@ -130,27 +176,32 @@ def flexsp(model: Model, lengths: Any) -> tuple[float, str]:
     return float(least.sum()) / NUM_DEVICES + overhead_s, "ideal"
 
 
-def rows(names: list[str], num_seeds: int) -> list[dict[str, Any]]:
-    """One per model, cut, seed and way."""
-    corpus = read_lengths(Path(os.environ["FARPIPE_DATA"]) / "lengths" / "code_gpt2_tokens_half.csv")
-    ways: dict[str, Callable[[Model, Any], tuple[float, str]]] = {
-        name: (lambda model, lengths, options=options: best_pipeline(model, lengths, options))
+def methods(budget_s: float) -> dict[str, Callable[[Model, Any], tuple[float, str]]]:
+    """Everything that is compared, by name; the first is what the others are held against."""
+    found: dict[str, Callable[[Model, Any], tuple[float, str]]] = {
+        name: partial(best_pipeline, options=replace(options, budget_s=budget_s), searched="searched" in name)
         for name, options in WAYS.items()
     }
-    ways |= {"ulysses": ulysses, "flexsp, ideal": flexsp}
-    found = []
-    for name in names:
-        for cut in CUTS:
-            for seed in range(num_seeds):
-                lengths = np.minimum(sample_lengths(corpus, BATCH, seed), cut)
-                timed = {way: call(models()[name], lengths) for way, call in ways.items()}
-                best = timed["elastic"][0]
-                for way, (seconds, what) in timed.items():
-                    facts = {"model": name, "cut": cut, "seed": seed, "way": way, "degrees": what}
-                    ratio = round(seconds / best, 3) if math.isfinite(seconds) else None
-                    found.append(facts | {"step_s": round(seconds, 2) if ratio else None, "times_elastic": ratio})
-                    print(json.dumps(found[-1]), file=sys.stderr)
-    return found
+    found |= {"ulysses": ulysses, "ulysses, on 32": partial(ulysses, degrees=(32,))}
+    for nic, exposed in product(NICS, (False, True)):
+        name = f"ulysses, ZeRO-3, {nic / 1e9:g} GB/s{', exposed' if exposed else ''}"
+        found[name] = partial(ulysses, nic=nic, zero3=True, exposed=exposed)
+        found[f"{name}, on 32"] = partial(ulysses, nic=nic, zero3=True, exposed=exposed, degrees=(32,))
+    return found | {"flexsp, ideal": flexsp}
+
+
+def rows(names: list[str], num_seeds: int, budget_s: float) -> Iterator[dict[str, Any]]:
+    """One per model, cut, seed and method."""
+    corpus = read_lengths(Path(os.environ["FARPIPE_DATA"]) / "lengths" / "code_gpt2_tokens_half.csv")
+    for name, cut, seed in product(names, CUTS, range(num_seeds)):
+        lengths = np.minimum(sample_lengths(corpus, BATCH, seed), cut)
+        best = math.inf
+        for method, call in methods(budget_s).items():
+            seconds, what = call(models()[name], lengths)
+            best = seconds if method == "elastic" else best
+            ratio = round(seconds / best, 3) if math.isfinite(seconds) else None
+            facts = {"model": name, "cut": cut, "seed": seed, "way": method, "degrees": what}
+            yield facts | {"step_s": round(seconds, 2) if ratio else None, "times_elastic": ratio}
 
 
 def main() -> None:
@@ -158,11 +209,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--models", nargs="+", choices=list(models()), default=list(models()))
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=20.0, help="Seconds for each plan.")
+    parser.add_argument("--rows", type=Path, help="File that gets every row as it comes.")
     arguments = parser.parse_args()
     if "FARPIPE_DATA" not in os.environ:
         print(json.dumps({"skipped": "FARPIPE_DATA is not set: the folder with lengths/code_gpt2_tokens_half.csv"}))
         return
-    print(json.dumps({"steps": rows(arguments.models, arguments.seeds)}))
+    found = []
+    for row in rows(arguments.models, arguments.seeds, arguments.budget):
+        found.append(row)
+        print(json.dumps(row), file=sys.stderr)
+        if arguments.rows is not None:
+            with arguments.rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    print(json.dumps({"steps": found}))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class PartCosts(_Part):
     forward: MeasuredLaw
     backward: MeasuredLaw
     held_bytes: Seconds
-    """From a forward to its backward, keys and values included."""
+    """Of a whole sequence, from a forward to its backward, keys and values included."""
 
     @property
     def laws(self) -> Laws:
@@ -74,7 +74,11 @@ class ChunkProfile(_Part, Document):
     layer: PartCosts
     head: PartCosts
     recomputed_bytes: Seconds
-    """Per token, what a layer that is computed again still holds: its input, keys and values."""
+    """Per token of a whole sequence, what a layer that is computed again still holds: its input."""
+    slice_bytes: Seconds | None = None
+    """Per token of a slice of a split sequence, what a layer holds, with keys and values; None: as of a whole one."""
+    recomputed_slice_bytes: Seconds | None = None
+    """The same of a layer that is computed again; None: its input, and keys and values by the cost model."""
     boundary_bytes: Seconds
     """Per token, what a stage holds beside its layers: input and output."""
     action_forward_s: Seconds

@@ -98,12 +98,17 @@ class _ChunkJob:
         held += profile.boundary_bytes
         for part in [one for one, is_there in zip((profile.embedding, profile.head), ends, strict=True) if is_there]:
             laws, held = laws.plus(part.laws), held + part.held_bytes - profile.boundary_bytes
+        modelled = self._bytes(num_layers, *ends)
+        whole, again, again_part = profile.layer.held_bytes, profile.recomputed_bytes, profile.recomputed_slice_bytes
+        slice_bytes = whole if profile.slice_bytes is None else profile.slice_bytes
         measured = {
-            "activation_bytes": held,
-            "saved_bytes": max(0.0, profile.layer.held_bytes - profile.recomputed_bytes),
-            "working_bytes": profile.layer.held_bytes,
+            "activation_bytes": held - num_layers * (whole - slice_bytes),
+            "whole_bytes": whole - slice_bytes,
+            "saved_bytes": slice_bytes - again,
+            "key_bytes": modelled["key_bytes"] if again_part is None else max(0.0, again_part - again),
+            "working_bytes": max(whole, slice_bytes),
         }
-        return StageChunks(laws, profile.layer.laws, num_layers, **self._bytes(num_layers, *ends) | measured)
+        return StageChunks(laws, profile.layer.laws, num_layers, **modelled | measured)
 
     def _laws_at(self, site: Site) -> tuple[Laws, Laws, Laws]:
         if site.name not in self._laws:

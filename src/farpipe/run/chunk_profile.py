@@ -59,6 +59,10 @@ def chunk_profile(found: list[ChunkTimes], model: Model, training: Training, dev
     held = {name: median(times.held_bytes[name] for times in found) for name in found[0].held_bytes}
     layer = max(0.0, (held["three_layers"] - held["one_layer"]) / 2)
     between = max(0.0, held["one_layer"] - layer)
+
+    def of_layer(stack: str, layers: int) -> float:
+        return max(0.0, (held[stack] - between) / layers)
+
     sizes = {"layer": layer, "embedding": held["embedding_and_layer"] - layer, "head": held["layer_and_head"] - layer}
     parts = {
         name: PartCosts(
@@ -74,7 +78,9 @@ def chunk_profile(found: list[ChunkTimes], model: Model, training: Training, dev
         precision=training.precision,
         longest=int(max(found[0].tokens)),
         boundary_bytes=between,
-        recomputed_bytes=max(0.0, (held["recomputed"] - between) / 2),
+        recomputed_bytes=of_layer("recomputed", 3),
+        slice_bytes=of_layer("three_layers_of_a_slice", 3),
+        recomputed_slice_bytes=of_layer("recomputed_slice", 3),
         action_forward_s=overheads["forward"],
         action_backward_s=overheads["backward"],
         errors=errors,

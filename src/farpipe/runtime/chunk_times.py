@@ -19,7 +19,7 @@ SHORTEST_SHARE: Final = 1 / 16
 """Of the longest sequence."""
 CUTS: Final = (0.0, 0.5, 0.75)
 """Fractions at which sequences are cut in two; 0: they stay whole."""
-_RECOMPUTED: Final = "recomputed"
+_RECOMPUTED, _SLICE, _RECOMPUTED_SLICE = "recomputed", "three_layers_of_a_slice", "recomputed_slice"
 
 Seconds = dict[tuple[int, int], list[float]]
 
@@ -72,12 +72,15 @@ class ChunkStacks:
             repeats += 1
         slices = [chunk for point in self._points for chunk in point.chunks]
         held = {name: self._held(stage, 0) for name, stage in self._stages.items()}
+        three = self._stages["three_layers"]
+        held |= {_RECOMPUTED: self._held(three, 3), _SLICE: self._held(three, 0, slices=2)}
+        held |= {_RECOMPUTED_SLICE: self._held(three, 3, slices=2)}
         return ChunkTimes(
             tokens=tuple(float(chunk.num_tokens) for chunk in slices),
             pairs=tuple(chunk.num_pairs for chunk in slices),
             forward_s={name: _medians(found) for name, found in forward.items()},
             backward_s={name: _medians(found) for name, found in backward.items()},
-            held_bytes=held | {_RECOMPUTED: self._held(self._stages["three_layers"], 3)},
+            held_bytes=held,
         )
 
     def _run(self, stage: ChunkStage, point: Point, number: int, forward: Seconds, backward: Seconds) -> None:
@@ -101,15 +104,16 @@ class ChunkStacks:
         ids = tuple(one.to(stage.device) for one in ids)
         stage.begin_chunks(ChunkBatch(chunks, ids, ids), [layers] * len(chunks))
 
-    def _held(self, stage: ChunkStage, layers: int) -> float:
-        """Bytes per token between forward and backward of one whole sequence."""
+    def _held(self, stage: ChunkStage, layers: int, slices: int = 1) -> float:
+        """Bytes per token between the forwards and backwards of one sequence, whole or in `slices` equal ones."""
         length = max(point.length for point in self._points)
-        chunks = Point(length, 0).chunks
+        chunks = Point(length, 0 if slices == 1 else length // slices).chunks
         self._begin(stage, chunks, layers)
-        x = self._input(stage, length)
-        stage.forward(0, x)
+        for index, chunk in enumerate(chunks):
+            stage.forward(index, self._input(stage, chunk.num_tokens))
         found = stage.held.now / length
-        stage.backward(0, self._input(stage, length))
+        for index in reversed(range(len(chunks))):
+            stage.backward(index, self._input(stage, chunks[index].num_tokens))
         return found
 
     def _input(self, stage: ChunkStage, num_tokens: int) -> torch.Tensor:
