@@ -20,7 +20,7 @@ from farpipe.plan.groups import joined_s
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
-from farpipe.spec import Cluster, Link, LocalLink, Model, Site, Training
+from farpipe.spec import Cluster, LocalLink, Model, Site, SiteLink, Training
 from farpipe.spec.written import WrittenDevice
 from farpipe.strict import parse_json, read_text
 
@@ -141,7 +141,7 @@ def _group(machines: Sequence[tuple[str, int]], j: int, layers: Sequence[int], s
 def _cluster(machines: Sequence[Sequence[tuple[str, int]]], rates: Mapping[str, Any], path: Path) -> Cluster:
     named = {f"m{s}-{j}": one for s, stage in enumerate(machines) for j, one in enumerate(stage)}
     links = [
-        Link(source=a, target=b, latency_s=LATENCY_S, bandwidth_bytes_per_s=_rate(rates, here, there, path))
+        SiteLink(source=a, target=b, latency_s=LATENCY_S, bandwidth_bytes_per_s=_rate(rates, here, there, path))
         for a, here in named.items()
         for b, there in named.items()
         if a != b
