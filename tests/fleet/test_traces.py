@@ -1,5 +1,6 @@
 """Reading what others write: jobs, series, fleets."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,6 +47,40 @@ def test_what_is_wrong_with_a_trace_is_named(tmp_path, text, message):
     path = tmp_path / "jobs.csv"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
+        read_jobs(path)
+
+
+def test_a_trace_may_be_json(tmp_path):
+    path, table = tmp_path / "jobs.json", tmp_path / "jobs.csv"
+    table.write_text(f"{HEADER}\n{GOOD}\nb,5.5,llama-3.2-1b,2048,8,7,1,1,,900\n")
+    keys = COLUMNS[:8]
+    rows = [
+        dict(zip(keys, ("a", 0, "llama-3-8b", 4096, 64, 100, 8, 16), strict=True)) | {"tenant": "lab"},
+        dict(zip(keys, ("b", 5.5, "llama-3.2-1b", 2048, 8, 7, 1, 1), strict=True)) | {"deadline_s": 900},
+    ]
+    path.write_text(json.dumps(rows))
+    assert read_jobs(path) == read_jobs(table)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modle": "x"}, r"jobs\[0\]: unknown key 'modle'; did you mean 'model'"),
+        ({"num_steps": None}, r"jobs\[0\]: num_steps: expected text or a number, found None"),
+        ({"num_steps": 1.5}, "num_steps: expected a whole number"),
+        ({"num_steps": True}, "num_steps: expected text or a number"),
+        ({"deadline_s": [1]}, "deadline_s: expected seconds"),
+        ({"submit_s": -1}, "submit_s: expected seconds"),
+    ],
+)
+def test_what_is_wrong_with_a_json_trace_is_named(tmp_path, change, message):
+    path = tmp_path / "jobs.json"
+    row = dict(zip(COLUMNS[:8], ("a", 0, "llama-3-8b", 4096, 64, 100, 8, 16), strict=True))
+    path.write_text(json.dumps([row | change]))
+    with pytest.raises(InputError, match=message):
+        read_jobs(path)
+    path.write_text('{"jobs": []}')
+    with pytest.raises(InputError, match="expected a list of jobs, found dict"):
         read_jobs(path)
 
 

@@ -6,19 +6,22 @@ from itertools import pairwise
 
 import pytest
 
-from farpipe.fleet.conformance import SimpleQuotes, random_cluster, random_jobs
+from farpipe.fleet.conformance import SITES, SimpleQuotes, random_cluster, random_jobs
+from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.report.fleet import _bars, _queue, draw_fleet
+from farpipe.report.fleet import _bars, draw_fleet, queue_levels
+from farpipe.report.fleet_charts import draw_charts, levels, link_use, spent_usd
 
 
 def outcome(seed, policy="bace"):
     draw = random.Random(seed)
     cluster = random_cluster(draw)
     jobs = random_jobs(20, draw)
-    return Simulator(first_state(cluster, POLICIES[policy], SimpleQuotes(), StopCosts(restart_s=60.0))).run(jobs)
+    state = first_state(cluster, POLICIES[policy], SimpleQuotes(), StopCosts(restart_s=60.0))
+    return Simulator(state).run(jobs, [PriceChanged(0.0, dict.fromkeys(SITES, Price(50.0, 100.0)))])
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "bace"])
@@ -49,10 +52,38 @@ def test_bars_are_what_jobs_held(seed, policy):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_queue_is_never_negative_and_ends_empty(seed):
-    times_s, levels = _queue(outcome(seed))
+    times_s, levels = queue_levels(outcome(seed))
     assert times_s == sorted(times_s)
     assert min(levels) == 0 == levels[-1]
     assert max(levels) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_charts_add_up_to_what_jobs_held_spent_and_reserved(seed):
+    done = outcome(seed, "random")
+    span_s = done.end_s - done.begin_s
+    times_s, held = levels(done.changes, lambda change: sum(change.devices.values()))
+    ends_s = [*times_s[1:], done.end_s]
+    area = sum(number * (end_s - begin_s) for begin_s, end_s, number in zip(times_s, ends_s, held, strict=True))
+    assert area == pytest.approx(sum(done.spent.device_s.values()))
+    assert held[-1] == 0
+    first, middle, last = spent_usd(done, [done.begin_s, (done.begin_s + done.end_s) / 2, done.end_s])
+    assert 0 == first < middle < last
+    assert last == pytest.approx(done.spent.total_usd)
+    for link, (mean, most) in link_use(done).items():
+        assert 0 < mean <= most <= 1 + 1e-9
+        sent = done.spent.sent_bytes[link]
+        assert sent == pytest.approx(mean * span_s * done.link_bytes_per_s[link])
+    assert link_use(done), "some job used a link"
+
+
+@pytest.mark.slow
+def test_charts_are_drawn_with_and_without_locations(tmp_path):
+    done = [outcome(0, "fcfs"), outcome(0)]
+    known = {site: (10.0 * index, 20.0 * index) for index, site in enumerate(done[0].num_devices)}
+    for name, locations in (("map.svg", known), ("circle.svg", {})):
+        draw_charts(done, tmp_path / name, locations)
+        assert (tmp_path / name).read_text().count('<g id="axes_') >= 6
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from farpipe.cli.output import console, print_json, status
 
 if TYPE_CHECKING:
     from farpipe.fleet.outcome import Outcome
+    from farpipe.fleet.scenario import Scenario
 
 fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_args_is_help=True)
 
@@ -19,6 +20,10 @@ MAX_REFUSED = 5
 Fleet = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw who has which devices, and who waits, to this PNG or SVG.")]
+Charts = Annotated[
+    Path | None,
+    typer.Option(help="Draw completion times, use, queue and money over time, links and a map to this PNG or SVG."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
@@ -29,6 +34,7 @@ def simulate(
     policy: Annotated[str, typer.Option(help="Who decides; `farpipe fleet policies` lists them.")] = "farpipe",
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None,
     plot: Plot = None,
+    charts: Charts = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a trace of jobs over regions under one policy."""
@@ -39,10 +45,7 @@ def simulate(
     scenario, trace = load_scenario(path), read_jobs(jobs)
     with status(f"simulating {len(trace)} jobs under {policy}"):
         outcome = _logged(events, lambda log: play(scenario, trace, policy, log=log))
-    if plot is not None:
-        from farpipe.report.fleet import draw_fleet
-
-        draw_fleet([outcome], plot)
+    _draw([outcome], scenario, plot, charts)
     if as_json:
         print_json(outcome.to_data())
     else:
@@ -56,6 +59,7 @@ def compare(
     jobs: Jobs,
     policies: Annotated[str, typer.Option(help="Names with commas between them; all: every one.")] = "all",
     plot: Plot = None,
+    charts: Charts = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate the same trace under several policies, side by side."""
@@ -72,10 +76,7 @@ def compare(
     for name in names:
         with status(f"simulating {len(trace)} jobs under {name}"):
             outcomes.append(play(scenario, trace, name, quotes=quotes))
-    if plot is not None:
-        from farpipe.report.fleet import draw_fleet
-
-        draw_fleet(outcomes, plot)
+    _draw(outcomes, scenario, plot, charts)
     if as_json:
         print_json([_without_jobs(outcome.to_data()) for outcome in outcomes])
     else:
@@ -93,6 +94,17 @@ def list_policies() -> None:
 
     for name in POLICIES:
         typer.echo(name)
+
+
+def _draw(outcomes: "list[Outcome]", scenario: "Scenario", plot: Path | None, charts: Path | None) -> None:
+    if plot is not None:
+        from farpipe.report.fleet import draw_fleet
+
+        draw_fleet(outcomes, plot)
+    if charts is not None:
+        from farpipe.report.fleet_charts import draw_charts
+
+        draw_charts(outcomes, charts, scenario.locations)
 
 
 def _logged(path: Path | None, run: Any) -> "Outcome":

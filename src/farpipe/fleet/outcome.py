@@ -54,6 +54,10 @@ class Change:
     devices: Mapping[str, int]
     """By site; empty: none."""
     is_starting: bool
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Bytes/s that it has reserved, by directed link."""
+    usd: float = 0.0
+    """Rent, electricity and egress of the job up to then."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class Outcome:
     idle_usd: Mapping[str, float]
     changes: Sequence[Change] = ()
     """Of all jobs, by time."""
+    link_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Rate of every directed link at the end."""
     num_refused: int = 0
     """Decisions of the policy that were not possible."""
 

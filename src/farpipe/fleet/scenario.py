@@ -1,7 +1,7 @@
 """FLEET.toml: the sites, links, prices and failures that a fleet lives with."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -39,6 +39,10 @@ Figures = Annotated[SeriesFile | float | None, BeforeValidator(_series)]
 """A series, or one figure for ever."""
 
 
+Latitude = Annotated[float, BeforeValidator(_series), Field(ge=-90, le=90)]
+Longitude = Annotated[float, BeforeValidator(_series), Field(ge=-180, le=180)]
+
+
 class FleetSite(WrittenSite):
     """[[sites]]: as in a job, with what its devices and energy cost."""
 
@@ -50,6 +54,8 @@ class FleetSite(WrittenSite):
     """g/kWh."""
     idle_power: Power | None = None
     """Of a device that nobody has."""
+    location: tuple[Latitude, Longitude] | None = None
+    """Degrees; for the map alone."""
     matrix_region: Text | None = None
     """Its name in the matrices, if it is another."""
 
@@ -149,6 +155,8 @@ class Scenario:
     idle_power_w: dict[str, float]
     policy_parameters: dict[str, float]
     hop_quotes: HopQuotes = "closed-form"
+    locations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Latitude and longitude of the sites that have them."""
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -175,6 +183,7 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
         idle_power_w={site.name: _idle_w(table, site) for table, site in zip(written.sites, sites, strict=True)},
         policy_parameters=dict(written.policy),
         hop_quotes=written.hop_quotes,
+        locations={site.name: site.location for site in written.sites if site.location is not None},
     )
 
 

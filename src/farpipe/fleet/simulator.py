@@ -190,7 +190,11 @@ class Simulator:
         """Keep the state that begins for this job and write it to OUT.jsonl."""
         placement = job.placement if job else None
         phase: Phase = job.phase if job else "queued"
-        self.changes.append(Change(time_s, name, dict(placement.devices) if placement else {}, phase == "starting"))
+        devices, rates = (dict(placement.devices), placement.links(phase)) if placement else ({}, {})
+        known = job or self.records[name].final
+        self.changes.append(
+            Change(time_s, name, devices, phase == "starting", rates, known.spent.total_usd if known else 0.0)
+        )
         self._write_line(time_s, what, name, job, **more)
 
     def _write_line(self, time_s: float, what: str, name: str, job: JobState | None, **more: Any) -> None:
@@ -222,6 +226,7 @@ class Simulator:
             idle_energy_kwh=self._idle_kwh,
             idle_usd=self._idle_usd,
             changes=self.changes,
+            link_bytes_per_s=dict(self.state.rates),
             num_refused=self.num_refused,
         )
 

@@ -3,14 +3,14 @@
 import csv
 import io
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
 from farpipe.fleet.job import FleetJob, Kind
-from farpipe.strict import nearest, read_text, write_text
+from farpipe.strict import nearest, parse_json, read_text, write_text
 
 COLUMNS: Final = (
     *("job", "submit_s", "model", "sequence_length", "global_batch", "num_steps", "min_devices", "max_devices"),
@@ -20,7 +20,22 @@ COLUMNS: Final = (
 
 
 def read_jobs(path: Path | str) -> list[FleetJob]:
-    """The jobs of a JOBS.csv, by submission; InputError names file, line and column of whatever is wrong."""
+    """The jobs of a trace, by submission; InputError names file, line and column of whatever is wrong.
+
+    A file whose name ends in ``.json`` has a list of objects with the columns of JOBS.csv as keys.
+    """
+    rows = _json_rows(path) if Path(path).suffix == ".json" else _csv_rows(path)
+    jobs: dict[str, FleetJob] = {}
+    for place, row in rows:
+        job = _read_row(row, place)
+        if job.name in jobs:
+            raise InputError(f"{place}: there is already a job {job.name!r}")
+        jobs[job.name] = job
+    return sorted(jobs.values(), key=lambda job: (job.submit_s, job.name))
+
+
+def _csv_rows(path: Path | str) -> Iterator[tuple[str, dict[str, str]]]:
+    """(place, cells by column) of every line."""
     reader = csv.DictReader(io.StringIO(read_text(path)))
     found = reader.fieldnames or []
     for name in found:
@@ -29,13 +44,25 @@ def read_jobs(path: Path | str) -> list[FleetJob]:
     for name in COLUMNS[:-2]:
         if name not in found:
             raise InputError(f"{path}: line 1: column {name!r} is missing; expected {','.join(COLUMNS)}")
-    jobs: dict[str, FleetJob] = {}
-    for row in reader:
-        job = _read_row(row, f"{path}: line {reader.line_num}")
-        if job.name in jobs:
-            raise InputError(f"{path}: line {reader.line_num}: there is already a job {job.name!r}")
-        jobs[job.name] = job
-    return sorted(jobs.values(), key=lambda job: (job.submit_s, job.name))
+    yield from ((f"{path}: line {reader.line_num}", row) for row in reader)
+
+
+def _json_rows(path: Path | str) -> Iterator[tuple[str, dict[str, str]]]:
+    """(place, values as text by column) of every object."""
+    rows = parse_json(read_text(path), str(path))
+    if not isinstance(rows, list):
+        raise InputError(f"{path}: expected a list of jobs, found {type(rows).__name__}")
+    for index, row in enumerate(rows):
+        place = f"{path}: jobs[{index}]"
+        if not isinstance(row, dict):
+            raise InputError(f"{place}: expected an object with the keys {', '.join(COLUMNS)}")
+        for name in row:
+            if name not in COLUMNS:
+                raise InputError(f"{place}: unknown key {name!r}{nearest(name, COLUMNS)}")
+        for name in COLUMNS[:-2]:
+            if not isinstance(row.get(name), int | float | str) or isinstance(row[name], bool):
+                raise InputError(f"{place}: {name}: expected text or a number, found {row.get(name)!r}")
+        yield place, {name: "" if row.get(name) is None else str(row[name]) for name in COLUMNS}
 
 
 def _read_row(row: dict[str, str], place: str) -> FleetJob:

@@ -87,13 +87,13 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _draw_queue(axis: Any, outcome: Outcome) -> None:
-    times_s, levels = _queue(outcome)
+    times_s, levels = queue_levels(outcome)
     hours = [time_s / HOUR_S for time_s in times_s]
     axis.fill_between(hours, levels, step="post", color="tab:red", alpha=0.6, linewidth=0)
     axis.set_ylabel("queued jobs\nwant devices")
 
 
-def _queue(outcome: Outcome) -> tuple[list[float], list[int]]:
+def queue_levels(outcome: Outcome) -> tuple[list[float], list[int]]:
     """(times, from each on the devices that queued jobs want at least)."""
     steps: list[tuple[float, int]] = []
     for record in outcome.records:
