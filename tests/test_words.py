@@ -1,4 +1,4 @@
-"""Rules for the words of the source: docstrings begin with their subject; no direction, link or mode is called way."""
+"""Rules for the words of the source: texts begin with their subject; no direction, link or mode is called way."""
 
 import ast
 import re
@@ -44,10 +44,16 @@ def docstrings(tree):
                         yield statement.lineno, text.strip()
 
 
-def questions(tree):
-    return [
-        (line, text) for line, text in docstrings(tree) if re.split(r"\W", text, maxsplit=1)[0].lower() in QUESTIONS
-    ]
+def helps(tree):
+    """(line, text) of what the command line says of its arguments and options."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.keyword("help", ast.Constant(str() as text)):
+                yield node.value.lineno, text
+
+
+def questions(texts):
+    return [(line, text) for line, text in texts if re.split(r"\W", text, maxsplit=1)[0].lower() in QUESTIONS]
 
 
 def names(tree):
@@ -71,15 +77,21 @@ def told(wrong, path):
 
 
 def test_docstrings_name_their_subject_first():
-    wrong = [line for path, tree in TREES.items() for line in told(questions(tree), path)]
+    wrong = [line for path, tree in TREES.items() for line in told(questions(docstrings(tree)), path)]
     assert not wrong, "begin with the subject, not with a question word:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("word", ["What", "Whether", "how", "Where:"])
 def test_every_docstring_is_looked_at(word):
     tree = ast.parse(DOCUMENTED.format(word=word))
-    assert len(questions(tree)) == 5
-    assert not questions(ast.parse(DOCUMENTED.format(word="Whole things")))
+    assert len(questions(docstrings(tree))) == 5
+    assert not questions(docstrings(ast.parse(DOCUMENTED.format(word="Whole things"))))
+
+
+def test_help_names_its_subject_first():
+    wrong = [line for path, tree in TREES.items() for line in told(questions(helps(tree)), path)]
+    assert not wrong, "begin with the subject, not with a question word:\n" + "\n".join(wrong)
+    assert questions(helps(ast.parse('Option(help="How long it is valid.")')))
 
 
 def test_no_name_calls_a_direction_a_way():

@@ -15,8 +15,8 @@ certs = typer.Typer(help="Make a private authority and the certificates of the s
 
 @certs.command("init")
 def certs_init(
-    folder: Annotated[Path, typer.Argument(help="Where the authority is to be; its key should stay there.")],
-    days: Annotated[int, typer.Option(min=1, max=36500, help="How long the authority is valid.")] = 3650,
+    folder: Annotated[Path, typer.Argument(help="Folder of the authority; its key should stay there.")],
+    days: Annotated[int, typer.Option(min=1, max=36500, help="Days for which the authority is valid.")] = 3650,
 ) -> None:
     """Make the private authority of a cluster."""
     from farpipe.transport.security.authority import init
@@ -35,7 +35,7 @@ def certs_issue(
     ip: Annotated[
         list[str] | None, typer.Option(metavar="<str>", help="Limit it to this address; may be repeated.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=36500, help="How long it is valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="Days for which it is valid.")] = 365,
 ) -> None:
     """Make or renew the certificate of one site."""
     from urllib.parse import quote

@@ -31,7 +31,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON."
 def simulate(
     path: Fleet,
     jobs: Jobs,
-    policy: Annotated[str, typer.Option(help="Who decides; `farpipe fleet policies` lists them.")] = "farpipe",
+    policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe fleet policies` lists them.")] = "farpipe",
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None,
     plot: Plot = None,
     charts: Charts = None,

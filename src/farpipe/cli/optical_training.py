@@ -56,7 +56,7 @@ def compare(
     job: Job,
     options: LightOptions,
     policies: Annotated[
-        str, typer.Option(help="Which, the baseline first.")
+        str, typer.Option(help="Policies to compare, the baseline first.")
     ] = "ksp-ff,ksp-ff-fewer,sd-ff,cd,cba,cd-cba,cd-cba-fewer,widest,earliest",
     seeds: Seeds = 5,
     as_json: AsJson = False,

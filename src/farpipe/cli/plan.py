@@ -22,15 +22,15 @@ Shares = Annotated[
     str | None,
     typer.Option(
         metavar="<shares>",
-        help="How far figures may be off, for example links=20%,compute=5%; the plan is chosen by what nine of ten "
-        "steps keep. Default: the job's.",
+        help="Shares by which figures may be off, for example links=20%,compute=5%; the plan is chosen by what nine of "
+        "ten steps keep. Default: the job's.",
     ),
 ]
 
 
 def plan(
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the plan.")] = Path("plan.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan.")] = Path("plan.json"),
     profile: Annotated[
         list[Path] | None,
         typer.Option(metavar="<path>", help="Measured times from `farpipe profile`; may be given several times."),
@@ -52,7 +52,7 @@ def plan(
     ] = 1,
     objective: Annotated[
         Literal["time", "money", "energy", "carbon"],
-        typer.Option(help="What the plan is chosen by: step time, or USD, kWh or grams of carbon per token."),
+        typer.Option(help="Objective of the plan: step time, or USD, kWh or grams of carbon per token."),
     ] = "time",
     local_steps: Annotated[
         int, typer.Option(min=2, help="Steps between two exchanges of the arm with local steps.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def probe(
     context: typer.Context,
     address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Where the other side listens, or this one is to.")
+        str, typer.Argument(metavar="HOST:PORT", help="Address at which the other side listens, or this one is to.")
     ],
     listen: Annotated[bool, typer.Option("--listen", help="Wait there for the other side, until Ctrl-C.")] = False,
     certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def profile(
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the profile.")] = Path("profile.json"),
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What to measure on.")] = "cpu",
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json"),
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to measure on.")] = "cpu",
     name: Annotated[
         str | None, typer.Option(help="The job's name for it, where its sites have several devices.")
     ] = None,

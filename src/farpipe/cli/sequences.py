@@ -46,7 +46,7 @@ def plan(
     ] = "best-fit",
     checkpointing: Annotated[
         Literal["chunk", "uniform", "full", "none"],
-        typer.Option(help="What is recomputed: chosen for each stage and chunk, the same for all, all, nothing."),
+        typer.Option(help="Layers to recompute: chosen for each stage and chunk, the same for all, all, none."),
     ] = "chunk",
     devices_per_stage: Annotated[
         int, typer.Option(min=1, help="Devices that share a stage's chunks (context parallelism).")

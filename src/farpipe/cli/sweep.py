@@ -22,7 +22,7 @@ def sweep(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where results are kept, and looked up when the sweep is run again.")
+        Path, typer.Option("--output", "-o", help="File of the results, looked up when the sweep is run again.")
     ] = Path("sweep.jsonl"),
     plot: Annotated[
         Path | None, typer.Option(help="Draw which arm wins over the first two axes to an .svg or .png file.")

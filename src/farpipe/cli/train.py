@@ -24,12 +24,12 @@ def train(
     context: typer.Context,
     job: Annotated[Path, typer.Argument(help="A job (.toml) or a plan.")],
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where everything about the run goes; default: that of --resume, or runs/last.")
+        Path | None, typer.Option(help="Directory of the run; default: that of --resume, or runs/last.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="A named schedule instead of the plan's.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the job's.")] = None,
     device: Annotated[
-        Literal["cpu", "cuda", "sleep"], typer.Option(help="What to compute on; sleep rehearses without computing.")
+        Literal["cpu", "cuda", "sleep"], typer.Option(help="Device to compute on; sleep rehearses without computing.")
     ] = "cpu",
     profile: Annotated[list[Path] | None, typer.Option(metavar="<path>", help="Measured times, for a job.")] = None,
     streams: Annotated[

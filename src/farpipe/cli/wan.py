@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 wan = typer.Typer(help="Real kernel networking between emulated sites on this machine.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Option(help="Which WAN, where there are several.")]
+Name = Annotated[str, typer.Option(help="Name of the WAN, where there are several.")]
 LinkName = Annotated[str, typer.Argument(metavar="LINK", help="'a>b' for one direction, 'a<>b' for both, in quotes.")]
 
 
@@ -59,7 +59,7 @@ def wan_set(
     link: LinkName,
     latency: Annotated[str | None, typer.Option(help="One way, such as '60 ms'.")] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Such as '50 Mbit/s'.")] = None,
-    queue: Annotated[str | None, typer.Option(help="What waits at most, such as '1 MB'.")] = None,
+    queue: Annotated[str | None, typer.Option(help="The most that waits for the link, such as '1 MB'.")] = None,
     loss: Annotated[float | None, typer.Option(help="Share of packets lost, from 0 to below 1.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Largest delay on top of the latency.")] = None,
     name: Name = "default",

@@ -24,5 +24,5 @@ def blocking_sends(problem: Problem) -> Problem:
 
 
 def _sent(transfer: Transfer | None) -> Transfer | None:
-    """What is left of a message that its sender has waited for."""
+    """Rest of a message that its sender has waited for."""
     return transfer and transfer.model_copy(update={"occupies_s": 0.0, "arrives_after_s": 0.0})

@@ -31,7 +31,7 @@ def plan_pinned_groups(job: Job, costs: JobCosts) -> Plan:
 
 
 def plan_of_groups(job: Job, costs: JobCosts, played: PlayedGroups) -> Plan:
-    """What was played, as a plan: the first group's layout, and the others beside it."""
+    """The simulated groups as a plan: the first group's layout, and the others beside it."""
     first, *others = played.groups
     used = {p.site for one in played.groups for p in one.group.placements}
     residual, unmeasured = trust(costs, [site for site in job.cluster.sites if site.name in used])

@@ -34,7 +34,7 @@ allocator. Fitted to them, as for `published_steps.GH200_CONTEXT_BYTES`."""
 COPIED: Final = ("N3_D1",)
 """Its measured figures are those of N6_D2, a plan with twice the replicas."""
 NO_MEMORY: Final = ("N2_D1", "N2_D2")
-"""What they are said to have allocated is less than what Sailor's own table has for the activations alone."""
+"""Rows whose stated allocation is less than what Sailor's own table has for the activations alone."""
 
 
 @dataclass(frozen=True)

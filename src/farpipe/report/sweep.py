@@ -30,7 +30,7 @@ def sweep_table(axes: Sequence[Axis], results: Sequence[Result], any_training: b
     columns = (*(axis.key for axis in axes), "wins", "step", "tokens/s", "x one site", "limited by")
     first = len(axes)
     numbers = frozenset({first + 1, first + 2, first + 3})
-    return TableView("Which arm wins", columns, tuple(rows), numbers, expendable=(first + 2, first + 4))
+    return TableView("Best arm", columns, tuple(rows), numbers, expendable=(first + 2, first + 4))
 
 
 def _cells(result: Result, any_training: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ _HINT: Final = "pip install 'farpipe[metrics]'"
 
 _HELP: Final = {
     "step": "Number of the newest step, from 0",
-    "attempt": "How often the run was started again",
+    "attempt": "Number of times that the run was started again",
     "loss": "Training loss, mean per token",
     "evaluation_loss": "Loss on held-out text, mean per token",
     "grad_norm": "Norm of the gradient before clipping",
