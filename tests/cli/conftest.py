@@ -31,6 +31,7 @@ def farpipe(tmp_path, monkeypatch):
             patch.chdir(tmp_path)
             patch.delenv("COLUMNS", raising=False)
             patch.setattr(sys, "argv", ["farpipe", *map(str, arguments)])
+            patch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is the program's name
             written = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
             stack.enter_context(redirect_stdout(written[0]))
             stack.enter_context(redirect_stderr(written[1]))

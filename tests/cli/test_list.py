@@ -23,7 +23,7 @@ def test_an_unknown_table_is_refused(farpipe):
 def test_the_short_name_of_help_is_known_everywhere(farpipe, command):
     short, long = farpipe(*command, "-h"), farpipe(*command, "--help")
     assert (short.returncode, short.stdout) == (0, long.stdout)
-    assert short.stdout.startswith("Usage: ")
+    assert short.stdout.startswith("Usage: farpipe")
 
 
 def test_the_shell_completes_commands(farpipe, monkeypatch):
