@@ -15,7 +15,7 @@ from farpipe.plan.decided import decided
 from farpipe.plan.improvements import COSTS, WORTH_TELLING, improvements, still_helping
 from farpipe.plan.mixtures import mixture
 from farpipe.plan.plan import Change
-from farpipe.plan.planner import make_plans
+from farpipe.plan.planner import make_plans, refine, reorder
 from farpipe.plan.quick import quick_search
 from farpipe.plan.refined import predicted, refined
 from farpipe.plan.separate_sites import separate_sites, shares_of_batch
@@ -210,6 +210,21 @@ def test_changes_that_do_not_help_a_faster_order_are_dropped():
     kept = still_helping([large, small], 0.96)
     assert [change.what for change in kept] == ["0.5"]
     assert kept[0].gain == pytest.approx(0.96 / large.step_s - 1)
+
+
+def test_an_order_that_is_searched_is_in_the_plans_own_arm(unlike):
+    plan = reorder(make_plan(two_sites(pins={"sites": ("a", "b"), "virtual": 1, "data": 1})), "gpipe")
+    where, before_s = plan.where, plan.prediction.step_s
+    own, faster = (
+        unlike.arms[0].model_copy(update={"where": at, "step_s": step_s, "training": told})
+        for at, step_s, told in ((where, before_s, ""), ("c", before_s * 0.999, "int8 messages"))
+    )
+    searched = refine(plan.model_copy(update={"arms": (faster, own)}), 1.0)
+    assert searched.prediction.step_s < before_s
+    told = {arm.where: arm for arm in searched.arms}
+    assert (told[where].step_s, told["c"].step_s) == (searched.prediction.step_s, before_s * 0.999)
+    assert told[where].tokens_per_s == searched.prediction.tokens_per_s
+    assert [arm.step_s for arm in searched.arms] == sorted(arm.step_s for arm in searched.arms)
 
 
 def test_a_key_that_is_left_out_is_told_with_what_is_chosen_instead():

@@ -1,6 +1,8 @@
 """The search against brute force, and clusters with more sites than can be looked at."""
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
 from farpipe.plan.candidates import candidates
-from farpipe.plan.decided import MAX_PLANNED_SITES
+from farpipe.plan.decided import MAX_PLANNED_SITES, decided
 from farpipe.plan.evaluate import Evaluated, evaluate, whole
 from farpipe.plan.explore import search
 from farpipe.plan.guided import GuidedSearch
@@ -90,3 +92,32 @@ def test_a_link_in_one_direction_joins_nothing():
     plan = make_plan(job([site("a"), site("b")], one_way, tensor=1, data=1, virtual=1))
     assert plan.where in ("a", "b")
     assert any("a, b have no link both ways" in line for line in plan.advice)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(clusters(), st.integers(1, 20))
+def test_the_best_points_of_the_lattice_are_those_of_all_its_points(request, most):
+    lattice = Lattice(request, JobCosts(request.model, request.training))
+    every = {of[0].use: of for of in lattice.promises(lattice.whole, 10_000, math.inf)}
+    for of_use in lattice.promises(lattice.whole, most, math.inf):
+        assert of_use == every[of_use[0].use][:most]
+    shared = [of_use[0].step_s for of_use in lattice.promises(lattice.whole, 1, 1.1, shared=True)]
+    best_s = min((of_use[0].step_s for of_use in every.values()), default=math.inf)
+    assert min(shared, default=math.inf) == pytest.approx(best_s, rel=1e-12)
+
+
+def test_estimates_of_a_use_of_which_nothing_worked_at_first_are_corrected_by_the_first_that_does():
+    request = decided(job([site("a")], []))
+    costs = JobCosts(request.model, request.training)
+    guided, tried = GuidedSearch(request, costs, Lattice(request, costs)), []
+
+    def worked(candidate, limit_s):
+        """Every step takes 0.6 of its estimate of 1.0."""
+        tried.append(candidate)
+        guided.best_s = 0.6
+        return SimpleNamespace(step_s=0.6)
+
+    guided._try = worked
+    first, second = guided.lattice.promises(guided.lattice.whole, 2)[0]
+    guided._near([first._replace(step_s=1.0), second._replace(step_s=1.05)])
+    assert len(tried) == 2

@@ -1,8 +1,9 @@
 import json
+import re
 
 import pytest
 
-from farpipe.cost import JobCosts, PartTimes, Profile, profiles_of
+from farpipe.cost import JobCosts, PartTimes, Profile, model_shape, profiles_of
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan import Plan, make_plan, refine
 from farpipe.plan.candidates import candidates
@@ -220,22 +221,26 @@ def test_a_limit_spares_work_and_loses_nothing_that_is_below_it():
 
 
 def test_a_profile_of_a_device_that_the_job_lacks_is_refused():
-    part = PartTimes(forward_s=1e-3, input_grad_s=1e-3, weight_grad_s=1e-3)
-    measured = Profile(
-        device="a100-80g",
-        shape="any",
-        precision="bf16",
-        recompute="none",
-        microbatch_size=1,
-        sequence_length=1024,
-        embedding=part,
-        layer=part,
-        head=part,
-        optimizer_s_per_param=1e-9,
-        action_overhead_s=0.0,
-    )
+    measured = profile(device="a100-80g")
     with pytest.raises(InputError, match=r"profile of 'a100-80g': no site of the job has .* did you mean 'a100-80gb'"):
         make_plan(two_sites(pipeline=2), [measured])
+
+
+def profile(**changes):
+    part = PartTimes(forward_s=1e-3, input_grad_s=1e-3, weight_grad_s=1e-3)
+    figures = {"device": "a100-80gb", "shape": "any", "precision": "bf16", "recompute": "none", "microbatch_size": 1}
+    figures |= {"sequence_length": 1024, "optimizer_s_per_param": 1e-9, "action_overhead_s": 0.0}
+    return Profile(**(figures | {"embedding": part, "layer": part, "head": part} | changes))
+
+
+def test_a_profile_of_another_model_is_refused_before_planning():
+    request = two_sites(pipeline=2)
+    own = model_shape(request.model)
+    other = model_shape(request.model.model_copy(update={"hidden": 2 * request.model.hidden}))
+    with pytest.raises(InputError, match=f"shape: measured with '{re.escape(other)}', the job has '{re.escape(own)}'"):
+        make_plan(request, [profile(shape=other)])
+    with pytest.raises(InputError, match="sequence_length: measured with 7, the job has"):
+        make_plan(request, [profile(shape=own, sequence_length=7)])
 
 
 def test_what_a_search_brought_is_told():

@@ -93,9 +93,11 @@ class StepLinks:
         return transfer.model_copy(update={"occupies_s": occupies_s, "arrives_after_s": there_s})
 
     def _over(self, name: str, effective: EffectiveLink, num_bytes: float) -> Transfer:
-        link = Link(latency_s=effective.latency_s, bandwidth_bytes_per_s=effective.bandwidth_bytes_per_s)
-        self.links.setdefault(name, link)
-        return Transfer(link=name, bytes=num_bytes)
+        if name not in self.links:
+            self.links[name] = Link(
+                latency_s=effective.latency_s, bandwidth_bytes_per_s=effective.bandwidth_bytes_per_s
+            )
+        return Transfer.computed(link=name, bytes=float(num_bytes))
 
     def _inside(self, site: Site, calibration: Calibration, source: int, target: int) -> EffectiveLink:
         if not self.layout.shapes:

@@ -71,7 +71,7 @@ class _Step:
     def problem(self) -> Problem:
         costs, links = self.stage_costs, self.links()
         hops, sync = self.hops(links), self.sync(links, costs)
-        return Problem(
+        return Problem.computed(
             num_microbatches=self.layout.num_microbatches,
             ranks=tuple(self.rank(rank, costs) for rank in range(self.layout.pipeline)),
             stages=tuple(map(_stage, self.placements, costs)),
@@ -129,7 +129,7 @@ class _Step:
     def rank(self, rank: int, costs: Sequence[StageCost]) -> Rank:
         mine = self._of_rank(rank, costs)
         static = sum(cost.static_bytes for cost in mine) + max(cost.working_bytes for cost in mine)
-        return Rank(memory_bytes=self.sites[rank].plannable_bytes, static_bytes=static)
+        return Rank.computed(memory_bytes=self.sites[rank].plannable_bytes, static_bytes=static)
 
     def hops(self, links: StepLinks) -> list[Hop | None]:
         found: list[Hop | None] = []
@@ -139,7 +139,7 @@ class _Step:
                 num_bytes = narrowed_bytes(num_bytes, self.training)
             sent = zip(self._exchange(links, here, there, num_bytes), ((here, there), (there, here)), strict=True)
             forward, backward = (one and self._gathered(links, one, *ends) for one, ends in sent)
-            found.append(None if here.rank == there.rank else Hop(forward=forward, backward=backward))
+            found.append(None if here.rank == there.rank else Hop.computed(forward=forward, backward=backward))
         return found
 
     def _exchange(self, links: StepLinks, one: Placement, other: Placement, num_bytes: float) -> list[Transfer | None]:
@@ -176,11 +176,11 @@ class _Step:
             return None
         site = self.sites[placement.rank]
         effective = replica_link(site, self.calibration(site), at)
-        whole = Sync(
+        whole = Sync.computed(
             gather=links.ring(placement.rank, effective, self._weight_bytes(cost, at)) if self.training.zero1 else None,
             reduce=links.ring(placement.rank, effective, self._gradient_bytes(cost, at)),
         )
-        return Sync(**{one.kind: self._exposed(one, effective, cost) for one in collectives([whole])})
+        return Sync.computed(**{one.kind: self._exposed(one, effective, cost) for one in collectives([whole])})
 
     def _gradient_bytes(self, cost: StageCost, at: Layout) -> float:
         """Bytes that a device sends to sum the stage's gradients over its replicas, whole or divided."""
@@ -291,7 +291,7 @@ class _Step:
 
 
 def _stage(placement: Placement, cost: StageCost) -> Stage:
-    return Stage(
+    return Stage.computed(
         rank=placement.rank,
         forward_s=cost.forward_s,
         input_grad_s=cost.input_grad_s,

@@ -22,7 +22,7 @@ from farpipe.step import Problem, Schedule, stagger
 from farpipe.units import format_bytes
 
 ROUNDING = 1e-9
-MAX_QUICK_ACTIONS: Final = 12_000
+MAX_QUICK_ACTIONS: Final = 7_000
 """Of steps that the quick search plays whole."""
 MIN_SHORT: Final = 24
 

@@ -33,6 +33,8 @@ MAX_WORK: Final = 6e6
 PER_USE: Final = 16
 MAX_VARIED: Final = 5
 MAX_FINISHED: Final = 2
+NEARLY: Final = 0.03
+"""Relative gain that orders besides the quick ones may bring."""
 MAX_FINISHED_ACTIONS: Final = 20_000
 """Of steps that are played in every named order."""
 MAX_USES: Final = 8
@@ -81,21 +83,22 @@ class GuidedSearch:
         return chosen
 
     def _near(self, promises: Sequence[Promise]) -> None:
-        """Estimates of one use of sites err alike, so each is corrected by what was simulated of its use."""
+        """Estimates of one use of sites err alike, so each is corrected by what was simulated of its use, at the latest
+        by the first of it that works."""
         looked = 0
-        scales, scale = self._scales(promises), self._scale(promises)
+        scales = self._scales(promises)
         for promise in promises:
+            scale = min(1.0, *scales.values(), 1.0)
             if promise.step_s * scale > self.best_s * (1 + MARGIN) or looked >= MAX_LOOKED_INTO:
                 break
             if promise.step_s * scales.get(promise.use, scale) > self.best_s * (1 + MARGIN):
                 continue
             if self._work > MAX_WORK:
                 break
-            looked += self._try(self._candidate(promise), self.best_s) is not None
-
-    def _scale(self, promises: Sequence[Promise]) -> float:
-        """The most by which a step that was simulated is faster than its estimate."""
-        return min(1.0, *self._scales(promises).values(), 1.0)
+            found = self._try(self._candidate(promise), self.best_s)
+            looked += found is not None
+            if found is not None:
+                scales.setdefault(promise.use, found.step_s / promise.step_s)
 
     def _scales(self, promises: Sequence[Promise]) -> dict[Use, float]:
         """Step over estimate, the least of what was simulated of every use of sites."""
@@ -139,13 +142,19 @@ class GuidedSearch:
             except InfeasibleError as error:
                 self.rejected.append(reject(self.evaluated[key].candidate, self._costs, error))
         self.evaluated = {key: found for key, found in self.evaluated.items() if found.extrapolated_s is None}
-        for key in ranked[:MAX_FINISHED] if self._job.schedule is None else []:
+        for key in self._finished(ranked) if self._job.schedule is None else []:
             found = self.evaluated.get(key)
             if found is None or 3 * found.problem.num_stages * found.problem.num_microbatches > MAX_FINISHED_ACTIONS:
                 continue
             schedule, timeline = best_order(found.problem)
             if timeline.makespan_s < found.timeline.makespan_s:
                 self.evaluated[key] = replace(found, schedule=schedule, timeline=timeline)
+
+    def _finished(self, ranked: Sequence[Key]) -> list[Key]:
+        """The MAX_FINISHED best, and the best in a V if it is nearly as fast: ``wave`` is no quick order."""
+        in_v = [key for key in ranked[MAX_FINISHED:] if key in self.evaluated and self.evaluated[key].candidate.in_v]
+        near_s = self.best_s * (1 + NEARLY)
+        return [*ranked[:MAX_FINISHED], *(key for key in in_v[:1] if self.evaluated[key].step_s <= near_s)]
 
     def _candidate(self, promise: Promise) -> Candidate | None:
         use, sites = promise.use, self.lattice.sites

@@ -82,6 +82,8 @@ class Lattice:
         self.number = {site.name: index for index, site in enumerate(self.sites)}
         self.kind_of_site, self._kinds = _kinds(self.sites)
         self.most_tensor = np.array([_most_tensor(job, site) for site in self.sites])
+        self._last: tuple[Left, list[list[int]]] | None = None
+        self._alike: dict[tuple[int, int], bool] = {}
 
     @cached_property
     def latency_s(self) -> Floats:
@@ -162,7 +164,13 @@ class Lattice:
             path = [self.number[name] for name in pinned]
             linked = all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in pairwise(path))
             return [path] if linked else []
-        return best_paths(self._weight(left), left.num_devices, MAX_SITES)
+        return self._best_paths(left)
+
+    def _best_paths(self, left: Left) -> list[list[int]]:
+        """For every set of sites its best order; those of the `left` that was asked for last are kept."""
+        if self._last is None or self._last[0] is not left:
+            self._last = left, best_paths(self._weight(left), left.num_devices, MAX_SITES)
+        return self._last[1]
 
     def _weight(self, left: Left) -> Floats:
         """Seconds that a link takes of a step, about: all activations of the batch once, and its latency."""
@@ -173,19 +181,24 @@ class Lattice:
 
     def _rings(self, left: Left, pinned: Sequence[str] | None) -> list[Use]:
         """Sets of alike sites around which there are links, the smallest first in each."""
-        from farpipe.plan.placement import differing_keys
-
         found = []
-        for path in best_paths(self._weight(left), left.num_devices, MAX_SITES) if len(self.sites) > 1 else []:
+        for path in self._best_paths(left) if len(self.sites) > 1 else []:
             ring = list(zip(path, path[1:] + path[:1], strict=True))
             linked = len(path) > 1 and all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in ring)
-            sites = [self.sites[index] for index in path]
-            if not linked or (pinned is not None and {s.name for s in sites} != set(pinned)):
+            if not linked or (pinned is not None and {self.sites[index].name for index in path} != set(pinned)):
                 continue
-            if not any(differing_keys(sites[0], site) for site in sites[1:]):
+            if all(self._are_alike(path[0], other) for other in path[1:]):
                 smallest = min(path, key=lambda index: left.num_devices[index])
                 found.append(Use((smallest,), tuple(path)))
         return found
+
+    def _are_alike(self, one: int, other: int) -> bool:
+        """True if a whole pipeline at one of two sites stands for one at the other."""
+        from farpipe.plan.placement import differing_keys
+
+        if (one, other) not in self._alike:
+            self._alike[one, other] = not differing_keys(self.sites[one], self.sites[other])
+        return self._alike[one, other]
 
     def promises(
         self, left: Left, most: int, slack: float = 1.3, max_devices: int | None = None, shared: bool = False
@@ -198,33 +211,40 @@ class Lattice:
         uses = self.uses(left)
         if not uses or not self.rows.table.size:
             return []
-        step_s = self._estimates(uses, left, (slack, shared), self._first_row(max_devices))
-        best = [self._best(use, step_s[index], most) for index, use in enumerate(uses)]
-        return [found for found in best if found]
+        step_s, points = self._estimates(uses, left, (slack, shared), most, max_devices)
+        found = [
+            [self._promise(use, *point) for point in zip(seconds, at, strict=True) if math.isfinite(point[0])]
+            for use, seconds, at in zip(uses, step_s.tolist(), points.tolist(), strict=True)
+        ]
+        return [of_use for of_use in found if of_use]
 
-    def _first_row(self, max_devices: int | None) -> int:
-        """The first row of so many devices at most; rows with more come first."""
-        rows = self.rows
-        devices = rows.tensor * rows.pipeline * rows.data
-        return 0 if max_devices is None else int((devices > max_devices).sum())
-
-    def _estimates(self, uses: Sequence[Use], left: Left, limits: tuple[float, bool], first_row: int) -> Floats:
+    def _estimates(
+        self, uses: Sequence[Use], left: Left, limits: tuple[float, bool], most: int, max_devices: int | None
+    ) -> tuple[Floats, Ints]:
+        """The least estimates of every use, the fastest first, and their points: [O, most]."""
         from farpipe.plan import lattice_kernel  # here, for numba takes a third of a second to import
 
         compiled: Any = lattice_kernel.estimate
         width = max(len(use.order) for use in uses)
-        orders = np.full((len(uses), width), -1)
-        for index, use in enumerate(uses):
-            orders[index, : len(use.order)] = use.order
+        orders = np.array([use.order + (-1,) * (width - len(use.order)) for use in uses])
         sizes = np.array([len(use.order) for use in uses])
         times = np.array([max(1, len(use.homes)) for use in uses])
         ring = np.array([self._ring(use.homes, left) for use in uses])
-        rows = np.stack(self.rows, axis=1)
         sites = (left.num_devices, self.kind_of_site, self.most_tensor)
-        out = np.empty((len(uses), rows.shape[0], 2))
-        links = (self.latency_s, left.rate)
-        compiled(orders, sizes, times, ring, rows, first_row, sites, links, self.tables, self.allow, *limits, out)
-        return out
+        step_s, points = np.empty((len(uses), most)), np.zeros((len(uses), most), np.int64)
+        allowed = np.iinfo(np.int64).max if max_devices is None else max_devices
+        table, links, bounds = self._table, (self.latency_s, left.rate), (self.allow, *limits)
+        compiled(orders, sizes, times, ring, *table, allowed, sites, links, self.tables, *bounds, step_s, points)
+        return step_s, points
+
+    @cached_property
+    def _table(self) -> tuple[Ints, Ints]:
+        """`rows` as the kernel reads them, [V, 6], and the order in which it looks at them: the least work first."""
+        from farpipe.plan import lattice_kernel
+
+        least_s: Any = lattice_kernel.least_work_s
+        table = np.stack(self.rows, axis=1)
+        return table, np.argsort(least_s(table, self.tables[0][0]), kind="stable")
 
     def _ring(self, homes: Sequence[int], left: Left) -> tuple[float, float]:
         ring = list(zip(homes, (*homes[1:], *homes[:1]), strict=True))
@@ -232,14 +252,7 @@ class Lattice:
             return 0.0, 1.0
         return max(float(self.latency_s[pair]) for pair in ring), min(float(left.rate[pair]) for pair in ring)
 
-    def _best(self, use: Use, step_s: Floats, most: int) -> list[Promise]:
-        flat = step_s.reshape(-1)
-        count = min(most, flat.size)
-        first = np.argpartition(flat, count - 1)[:count]
-        first = first[np.argsort(flat[first], kind="stable")]
-        return [self._promise(use, int(i), float(flat[i])) for i in first if math.isfinite(flat[i])]
-
-    def _promise(self, use: Use, index: int, step_s: float) -> Promise:
+    def _promise(self, use: Use, step_s: float, index: int) -> Promise:
         v, in_v = index // 2, bool(index % 2)
         rows = self.rows
         names = tuple(self.sites[home].name for home in use.homes)

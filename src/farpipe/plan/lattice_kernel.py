@@ -53,45 +53,82 @@ def _place(order, num_sites, num_devices, per_rank, pipeline, site_of_rank):  # 
     return True
 
 
-@njit(cache=True, inline="always")
-def _capacity(limit_s, extra_s, layer_s, most, num_layers, layers):  # type: ignore[no-untyped-def]
-    """The number of layers that all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
-    total = 0
+@njit(cache=True)
+def _group(extra_s, layer_s, most, num_layers, groups):  # type: ignore[no-untyped-def]
+    """Stages that are alike, as groups: extra seconds, 1 / seconds of a layer, most layers, how many; their number.
+
+    Neighbours are compared only; where memory binds nobody, a pipeline on one kind of site has three groups.
+    """
+    extra, speed, holds, count = groups
+    found = -1
     for i in range(extra_s.size):
-        held = 0
+        same = i > 0 and extra_s[i] == extra_s[i - 1]
         for mode in range(layer_s.shape[1]):
-            by_time = int((limit_s - extra_s[i]) / layer_s[i, mode] + 1e-9) if limit_s > extra_s[i] else 0
-            held = max(held, min(by_time, most[i, mode]))
+            most[i, mode] = min(most[i, mode], num_layers)
+            same = same and layer_s[i, mode] == layer_s[i - 1, mode] and most[i, mode] == most[i - 1, mode]
+        if same:
+            count[found] += 1
+            continue
+        found += 1
+        extra[found], count[found] = extra_s[i], 1
+        for mode in range(layer_s.shape[1]):
+            speed[found, mode], holds[found, mode] = 1.0 / layer_s[i, mode], most[i, mode]
+    return found + 1
+
+
+@njit(cache=True, inline="always")
+def _capacity(limit_s, groups, size):  # type: ignore[no-untyped-def]
+    """Number of layers that all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
+    extra, speed, holds, count = groups
+    total = 0
+    for g in range(size):
+        held, free_s = 0, limit_s - extra[g]
+        for mode in range(speed.shape[1]):
+            held = max(held, min(int(free_s * speed[g, mode] + 1e-9) if free_s > 0 else 0, holds[g, mode]))
         if held < 1:
             return -1
-        layers[i] = min(held, num_layers)
-        total += held
+        total += count[g] * held
     return total
 
 
 @njit(cache=True)
-def _slowest_s(extra_s, layer_s, most, num_layers, layers):  # type: ignore[no-untyped-def]
-    """The time of the slowest stage in the best division of layers, about; infinite where memory is too small."""
-    low, speed, fastest = 0.0, 0.0, np.inf
-    for i in range(extra_s.size):
-        fastest = np.inf
-        for mode in range(layer_s.shape[1]):
-            fastest = min(fastest, layer_s[i, mode])
-        low, speed = low + extra_s[i] / fastest, speed + 1.0 / fastest
-    low = (num_layers + low) / speed
+def _slowest_s(num_layers, groups, size, known_s):  # type: ignore[no-untyped-def]
+    """The time of the slowest stage in the best division of layers, about; infinite where memory is too small.
+
+    `known_s`: of the same stages with more memory, which can't be slower; 0 if there is none.
+    """
+    extra, speed, _, count = groups
+    if known_s > 0 and _capacity(known_s, groups, size) >= num_layers:
+        return known_s
+    low, pace = 0.0, 0.0
+    for g in range(size):
+        fastest = 0.0
+        for mode in range(speed.shape[1]):
+            fastest = max(fastest, speed[g, mode])
+        low, pace = low + count[g] * extra[g] * fastest, pace + count[g] * fastest
+    low = (num_layers + low) / pace
     high = low * 1.5
-    while _capacity(high, extra_s, layer_s, most, num_layers, layers) < num_layers:
+    while _capacity(high, groups, size) < num_layers:
         high *= 1.6
         if high > 500.0 * low:
             return np.inf
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if _capacity(middle, extra_s, layer_s, most, num_layers, layers) >= num_layers:
+        if _capacity(middle, groups, size) >= num_layers:
             high = middle
         else:
             low = middle
-    _capacity(high, extra_s, layer_s, most, num_layers, layers)
     return high
+
+
+@njit(cache=True, inline="always")
+def _held(limit_s, extra_s, layer_s, most):  # type: ignore[no-untyped-def]
+    """Number of layers that one stage holds if it takes no longer than `limit_s`."""
+    held = 0
+    for mode in range(layer_s.size):
+        by_time = int((limit_s - extra_s) / layer_s[mode] + 1e-9) if limit_s > extra_s else 0
+        held = max(held, min(by_time, most[mode]))
+    return held
 
 
 @njit(cache=True)
@@ -135,23 +172,26 @@ def _limits(kinds, row, state, flights, last, tables, most):  # type: ignore[no-
 
 
 @njit(cache=True)
-def _exchange_s(kinds, layers, last, tensor, v, sync, layer_params, ends_params, beside_s):  # type: ignore[no-untyped-def]
+def _exchange_s(slowest, stages, kinds, last, tensor, v, sync, ends, beside_s):  # type: ignore[no-untyped-def]
     """Exposed seconds of the slowest rank's exchange beside `beside_s` of computing, at least a layer's."""
+    (extra_s, stage_s, most), (layer_params, ends_params) = stages, ends
     longest = 0.0
     for i in range(kinds.size):
-        params = layers[i] * layer_params
+        layers = _held(slowest, extra_s[i], stage_s[i], most[i])
+        params = layers * layer_params
         params += ends_params[0] if i == 0 else 0.0
         params += ends_params[1] if i == last else 0.0
         seconds = params / tensor * sync[kinds[i], v, 1]
-        longest = max(longest, sync[kinds[i], v, 0] + max(seconds - beside_s, seconds / max(1, layers[i])))
+        longest = max(longest, sync[kinds[i], v, 0] + max(seconds - beside_s, seconds / max(1, layers)))
     return longest
 
 
 @njit(cache=True)
-def _step_s(v, row, kinds, m, tensor, shape, busiest_s, travel_s, hops_s, tables, scratch):  # type: ignore[no-untyped-def]
-    """About the step's seconds without overhead; infinite where memory is too small."""
+def _step_s(v, row, kinds, m, tensor, shape, limit_s, busiest_s, travel_s, hops_s, tables, scratch):  # type: ignore[no-untyped-def]
+    """About the step's seconds without overhead; infinite where memory is too small, or where the slowest stage alone
+    takes more than `limit_s`."""
     layer_s, base_s, ends_s, state_bytes, num_layers, sync, memory, overlap = tables
-    extra_s, stage_s, most, layers, flights = scratch
+    extra_s, stage_s, most, flights, groups = scratch
     p, last = kinds.size, kinds.size - 1 if shape == 0 else 0
     for i in range(p):
         extra_s[i] = (1 + shape) * base_s[kinds[i], row]
@@ -165,7 +205,10 @@ def _step_s(v, row, kinds, m, tensor, shape, busiest_s, travel_s, hops_s, tables
         for i in range(p):
             flights[i] = _in_flight(i, shape, target, p, m, travel_s, first_s)
         _limits(kinds, row, state_bytes[v], flights, last, memory, most)
-        slowest = _slowest_s(extra_s, stage_s, most, num_layers, layers)
+        size = _group(extra_s, stage_s, most, num_layers, groups)
+        if target == 0 and np.isfinite(limit_s) and _capacity(limit_s / m, groups, size) < num_layers:
+            break
+        slowest = _slowest_s(num_layers, groups, size, first_s if target else 0.0)
         if not np.isfinite(slowest):
             break
         if target == 0:
@@ -177,7 +220,8 @@ def _step_s(v, row, kinds, m, tensor, shape, busiest_s, travel_s, hops_s, tables
             pace = max(pace, round_trip / flights[i])
         idle = V_BUBBLE if shape == 1 else max(0.0, f + b - (w if target < 2 else 2 * w)) / whole
         total = m * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * hops_s
-        total += _exchange_s(kinds, layers, last, tensor, v, sync, memory[3], memory[4], overlap * slowest)
+        stages, ends = (extra_s, stage_s, most), (memory[3], memory[4])
+        total += _exchange_s(slowest, stages, kinds, last, tensor, v, sync, ends, overlap * slowest)
         best_s = min(best_s, total)
     return best_s
 
@@ -189,18 +233,52 @@ def _least_idle(layer_s, kind, row):  # type: ignore[no-untyped-def]
     return min(V_BUBBLE, max(0.0, f + b - 2 * w) / (f + b + w))
 
 
+@njit(cache=True, inline="always")
+def _keep(step_s, at, best_s, best_at):  # type: ignore[no-untyped-def]
+    """Put a point among the best ones, the fastest first, of equals the one with the lower number."""
+    place = best_s.size - 1
+    if step_s > best_s[place] or (step_s == best_s[place] and at > best_at[place]):
+        return
+    while place > 0 and (step_s < best_s[place - 1] or (step_s == best_s[place - 1] and at < best_at[place - 1])):
+        best_s[place], best_at[place] = best_s[place - 1], best_at[place - 1]
+        place -= 1
+    best_s[place], best_at[place] = step_s, at
+
+
+@njit(cache=True)
+def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-untyped-def]
+    """By row of the tables: a layer's seconds on the fastest site of `order`, and the first site's least idle share."""
+    for row in range(low_s.size):
+        low_s[row] = np.inf
+        idle[row] = _least_idle(layer_s, kind_of_site[order[0]], row)
+        for k in range(order.size):
+            for mode in range(layer_s.shape[2]):
+                low_s[row] = min(low_s[row], layer_s[kind_of_site[order[k]], row, mode, :].sum())
+
+
+@njit(cache=True)
+def least_work_s(rows, layer_s):  # type: ignore[no-untyped-def]
+    """By row the work with its bubble on the first kind of site, but for the number of layers."""
+    low_s, idle = np.empty(layer_s.shape[1]), np.empty(layer_s.shape[1])
+    _fastest(np.zeros(1, np.int64), np.zeros(1, np.int64), layer_s, low_s, idle)
+    return (rows[:, 2] + (rows[:, 3] - 1) * idle[rows[:, 5]]) * low_s[rows[:, 5]] / rows[:, 3]
+
+
 @njit(cache=True)
 def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
-    orders, sizes, times, ring, rows, first, sites, links, tables, allow, slack, shared, out
+    orders, sizes, times, ring, rows, scan, max_devices, sites, links, tables, allow, slack, shared, best_s, best_at
 ):
-    """Fill `out` [O, V, 2]: about a step's seconds for every row from `first` on, with one stage per rank and in a V.
+    """Fill `best_s` and `best_at` [O, K]: the least of about a step's seconds of every order, and at which point.
 
-    Infinite where it does not fit, or where its work with its bubble, or its traffic, takes `slack` times as long as
-    the best of the order; with `shared`, as the best of all orders looked at so far, the last one first. `orders`
-    [O, K] sites by number, `sizes` [O] how many, `times` [O] sites that hold a whole pipeline each (1: a pipeline over
-    `orders`), `ring` [O, 2] latency and bytes per second of the slowest link around these. `rows` [V, 6]: tensor, data
-    inside a site, microbatches, ranks, replicas in all, row of the tables. `sites`: devices, kind, largest tensor
-    degree, by site. `links`: latency_s, bytes per second [S, S]. `allow`: one stage per rank, V.
+    Point 2 v is row v with one stage per rank, 2 v + 1 the same in a V. Infinite where fewer than K fit, or where a
+    point's work with its bubble, or its traffic, takes `slack` times as long as the best of the order; with `shared`,
+    as the best of all orders looked at so far, the last one first. `orders` [O, L] sites by number, `sizes` [O] how
+    many, `times` [O] sites that hold a whole pipeline each (1: a pipeline over `orders`), `ring` [O, 2] latency and
+    bytes per second of the slowest link around these. `rows` [V, 6]: tensor, data inside a site, microbatches, ranks,
+    replicas in all, row of the tables; those with more than `max_devices` in all are left out. `scan` [V]: the rows in
+    the order in which they are looked at, those with the least work first, so that the best are known early. `sites`:
+    devices, kind, largest tensor degree, by site. `links`: latency_s, bytes per second [S, S]. `allow`: one stage per
+    rank, V.
     """
     num_devices, kind_of_site, most_tensor = sites
     step_tables, message_bytes, hop_s, exchanged_bytes, overhead_s = tables
@@ -209,41 +287,46 @@ def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
     ranks, kinds = np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64)
     travel_s, extra_s = np.empty(MAX_STAGES), np.empty(MAX_STAGES)
     stage_s, most = np.empty((MAX_STAGES, modes)), np.empty((MAX_STAGES, modes), np.int64)
-    layers, flights = np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64)
-    out[:] = np.inf
-    best_s = np.inf
+    flights = np.empty(MAX_STAGES, np.int64)
+    holds, count = np.empty((MAX_STAGES, modes), np.int64), np.empty(MAX_STAGES, np.int64)
+    groups = (np.empty(MAX_STAGES), np.empty((MAX_STAGES, modes)), holds, count)
+    low_s, idle = np.empty(layer_s.shape[1]), np.empty(layer_s.shape[1])
+    best_s[:] = np.inf
+    least, alike = np.inf, layer_s.shape[0] == 1
     for turn in range(orders.shape[0]):
         o = orders.shape[0] - 1 - turn if shared else turn
-        order, num_sites, best_s = orders[o], sizes[o], best_s if shared else np.inf
-        around_s = 0.0
+        order, num_sites, least = orders[o], sizes[o], least if shared else np.inf
+        around_s, whole, widest = 0.0, 0, most_tensor[order[0]]
+        for k in range(num_sites):
+            whole, widest = whole + num_devices[order[k]], min(widest, most_tensor[order[k]])
         if times[o] > 1:
             rounds = 2.0 * (times[o] - 1)
             around_s = rounds * ring[o, 0] + rounds / times[o] * exchanged_bytes / ring[o, 1]
-        for v in range(first, rows.shape[0]):
+        _fastest(order[:num_sites], kind_of_site, layer_s, low_s, idle)
+        for v in scan:
             tensor, inside, m, p, row = rows[v, 0], rows[v, 1], rows[v, 2], rows[v, 3], rows[v, 5]
-            fits, fastest_s = rows[v, 4] == inside * times[o], np.inf
-            for k in range(num_sites):
-                fits = fits and tensor <= most_tensor[order[k]]
-                for mode in range(modes):
-                    fastest_s = min(fastest_s, layer_s[kind_of_site[order[k]], row, mode, :].sum())
-            idle = (p - 1) * _least_idle(layer_s, kind_of_site[order[0]], row)
-            least_s = (m + idle) * num_layers * fastest_s / p + around_s
-            if not fits or least_s > slack * best_s:
+            least_s = (m + (p - 1) * idle[row]) * num_layers * low_s[row] / p + around_s
+            if alike and least_s > slack * least:
+                break
+            if least_s > slack * least or tensor > widest or rows[v, 4] != inside * times[o]:
+                continue
+            if tensor * inside * p > whole or tensor * rows[v, 4] * p > max_devices:
                 continue
             if not _place(order, num_sites, num_devices, tensor * inside, p, ranks):
                 continue
             busiest_s = _travel(ranks[:p], links[0], links[1], message_bytes[row] * inside, travel_s[:p])
-            if max(least_s, m * busiest_s + around_s) + travel_s[0] > slack * best_s:
+            if max(least_s, m * busiest_s + around_s) + travel_s[0] > slack * least:
                 continue
             hops_s = 0.0
             for i in range(p):
                 kinds[i] = kind_of_site[ranks[i]]
                 hops_s += hop_s[kinds[i], row] if i else 0.0
-            scratch = (extra_s[:p], stage_s[:p], most[:p], layers[:p], flights[:p])
+            scratch = (extra_s[:p], stage_s[:p], most[:p], flights[:p], groups)
             for shape in range(2 if p > 1 else 1):
                 if allow[shape]:
-                    step_s = _step_s(
-                        v, row, kinds[:p], m, tensor, shape, busiest_s, travel_s[:p], hops_s, step_tables, scratch
-                    )
-                    out[o, v, shape] = step_s + around_s + overhead_s
-                    best_s = min(best_s, out[o, v, shape])
+                    limit_s = slack * least - around_s if shared else np.inf
+                    hop = (busiest_s, travel_s[:p], hops_s)
+                    step_s = _step_s(v, row, kinds[:p], m, tensor, shape, limit_s, *hop, step_tables, scratch)
+                    step_s += around_s + overhead_s
+                    least = min(least, step_s)
+                    _keep(step_s, 2 * v + shape, best_s[o], best_at[o])

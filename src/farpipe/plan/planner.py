@@ -12,8 +12,8 @@ from farpipe.plan.explore import search, shape_of
 from farpipe.plan.grouped_plan import plan_pinned_groups
 from farpipe.plan.improvements import still_helping
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
-from farpipe.plan.plan import Choice, Plan
-from farpipe.plan.quote import CHOSEN_SETTINGS
+from farpipe.plan.plan import Arm, Choice, Plan
+from farpipe.plan.quote import CHOSEN_SETTINGS, money_data
 from farpipe.plan.refined import predict, predicted, refined
 from farpipe.plan.robust import is_better, rank_robustly
 from farpipe.plan.suggested_change import explain_infeasible
@@ -170,7 +170,20 @@ def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Step], None] 
         return plan.model_copy(update={"advice": advice})
     changes = still_helping(plan.changes, prediction.step_s / plan.prediction.step_s)
     update = {"schedule": found.schedule, "prediction": prediction, "advice": advice, "changes": changes}
-    return plan.model_copy(update=update)
+    searched = plan.model_copy(update=update)
+    return searched.model_copy(update={"arms": _arms_of(searched, plan)})
+
+
+def _arms_of(searched: Plan, before: Plan) -> tuple[Arm, ...]:
+    """The arms `before` the search, with the new step in the plan's own one, the fastest first."""
+    own = next((arm for arm in before.arms if arm.same_training and arm.where == before.where), None)
+    new = {
+        "step_s": searched.prediction.step_s,
+        "tokens_per_s": searched.prediction.tokens_per_s,
+        "usd_per_million_tokens": money_data(searched)["per_million_tokens"]["total_usd"],
+    }
+    arms = [arm.model_copy(update=new) if arm is own else arm for arm in before.arms]
+    return tuple(sorted(arms, key=lambda arm: arm.step_s))
 
 
 def _tell_search(plan: Plan, found: Found) -> str:

@@ -25,6 +25,8 @@ def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluate
         return best
     for index in range(len(best.placements)):
         for placements in _changed(best, index, costs):
+            if not _is_faster(best, index, placements, costs):
+                continue
             step = staggered_like(best, step_cost(costs, best.candidate.layout, placements, job.cluster))
             if lower_bound_s(step.problem) + step.overhead_s >= best.step_s:
                 continue
@@ -32,6 +34,17 @@ def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluate
             if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - 1e-9):
                 best = finish(best.candidate, placements, step, best.schedule.method)
     return best
+
+
+def _is_faster(best: Evaluated, index: int, placements: tuple[Placement, ...], costs: JobCosts) -> bool:
+    """False where the work of the changed stage's rank alone takes as long as the step does now."""
+    at, ranks = best.candidate.layout, best.candidate.ranks
+    site, last = best.candidate.sites[ranks[index]], at.num_stages - 1
+    mine = [(stage, placements[stage]) for stage in range(at.num_stages) if ranks[stage] == ranks[index]]
+    work_s = sum(
+        costs.stage(at, site, p.num_layers, p.recompute, embedding=s == 0, head=s == last).seconds for s, p in mine
+    )
+    return at.num_microbatches * work_s + best.overhead_s < best.step_s
 
 
 def _changed(best: Evaluated, index: int, costs: JobCosts) -> Iterator[tuple[Placement, ...]]:

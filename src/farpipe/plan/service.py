@@ -132,14 +132,14 @@ def left_of(cluster: Cluster, devices: Mapping[str, int], bytes_per_s: Mapping[s
 
     What is not named stays as it is; a link with a rate of 0 is left out. InfeasibleError when no device is left.
     """
-    sites = [s.model_copy(update={"num_devices": devices.get(s.name, s.num_devices)}) for s in cluster.sites]
-    names = {site.name for site in sites if site.num_devices}
-    rated = [
-        link.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s.get(link.name, link.bandwidth_bytes_per_s)})
-        for link in cluster.links
-        if {link.source, link.target} <= names
-    ]
+    names = [site.name for site in cluster.sites if devices.get(site.name, site.num_devices)]
     if not names:
         raise InfeasibleError("no device is left at any site")
+    part = cluster.within(names)
+    sites = [s.model_copy(update={"num_devices": devices.get(s.name, s.num_devices)}) for s in part.sites]
+    rated = [
+        link.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s.get(link.name, link.bandwidth_bytes_per_s)})
+        for link in part.links
+    ]
     links = tuple(link for link in rated if link.bandwidth_bytes_per_s > 0)
-    return Cluster.model_construct(sites=tuple(s for s in sites if s.num_devices), links=links)
+    return part.model_copy(update={"sites": tuple(sites), "links": links})

@@ -11,12 +11,16 @@ The blocks are then pushed together: only the order of F and I is kept, and W fi
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import product
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from farpipe.schedule.library.list_scheduling import fill_weights, memory_headroom
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
-from farpipe.step import Action, Problem, Schedule
+from farpipe.step import KINDS, Problem, Schedule
 
 PERIOD: Final = 6
 """Slots per microbatch on a rank: F, I and W of two stages."""
@@ -42,6 +46,7 @@ def _repeat_block(problem: Problem, slopes: Slots, num_in_flight: int, method: s
     return fill_weights(problem, passes, memory_headroom(problem, num_in_flight * microbatch_bytes(problem)), method)
 
 
+@cache
 def building_block(num_ranks: int, slopes: Slots) -> dict[tuple[int, str], int]:
     """The slot of F and I of every stage: the shortest path on which no rank meets itself again, modulo PERIOD."""
     pauses = sorted(product(range(PERIOD), repeat=3), key=sum)
@@ -70,7 +75,9 @@ def _is_free_of_collisions(num_ranks: int, block: dict[tuple[int, str], int]) ->
     return True
 
 
-def _passes(block: dict[tuple[int, str], int], stages: tuple[int, ...], num_microbatches: int) -> list[Action]:
-    """F and I of a rank in the order in which the repeated blocks have them."""
-    actions = [Action(s, k, j) for s in stages for k in ("F", "I") for j in range(num_microbatches)]
-    return sorted(actions, key=lambda action: block[action.stage, action.kind] + PERIOD * action.microbatch)
+def _passes(block: dict[tuple[int, str], int], stages: tuple[int, ...], num_microbatches: int) -> NDArray[np.int64]:
+    """Codes of F and I of a rank in the order in which the repeated blocks have them."""
+    every, both = np.arange(num_microbatches), [(stage, kind) for stage in stages for kind in "FI"]
+    codes = [4 * (stage * num_microbatches + every) + KINDS.index(kind) for stage, kind in both]
+    slots = [block[stage, kind] + PERIOD * every for stage, kind in both]
+    return np.concatenate(codes)[np.argsort(np.concatenate(slots), kind="stable")]

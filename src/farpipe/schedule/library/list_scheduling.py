@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from farpipe.errors import InfeasibleError
 from farpipe.schedule.library.chained import chained_ranks
 from farpipe.schedule.library.placement import microbatch_bytes
-from farpipe.step import KINDS, Action, Problem, Schedule, byte_tables
+from farpipe.step import KINDS, Problem, Schedule, byte_tables
 from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]
+Codes = NDArray[np.int64] | NDArray[np.int32]
+_F, _B = KINDS.index("F"), KINDS.index("B")
 Arguments = tuple[Any, ...]
 """Arrays of a Problem that the kernel reads, whatever the rules."""
 Played = tuple[tuple[float, float], NDArray[np.int64]]
@@ -85,30 +87,29 @@ def list_schedule(
     return _decode(problem, best[1], method)
 
 
-def fill_weights(problem: Problem, passes: Sequence[Sequence[Action]], headroom_bytes: Floats, method: str) -> Schedule:
-    """The F and I of every rank in the order given, and W where there is time, or where memory calls for it.
+def fill_weights(problem: Problem, passes: Sequence[Codes], headroom_bytes: Floats, method: str) -> Schedule:
+    """The F and I of every rank in the order given, as codes, and W where there is time, or where memory calls for it.
 
     A rank whose passes need more than its headroom gets that much: `check` then tells what is missing.
     """
-    passes = chained_ranks(problem, passes)
-    tables = byte_tables(problem)
-    headroom_bytes = np.maximum(headroom_bytes, [_least_bytes(problem, order, tables) for order in passes])
-    key = np.zeros((2, problem.num_stages, problem.num_microbatches))
-    for order in passes:
-        for place, (stage, kind, microbatch) in enumerate(order):
-            key[KINDS.index(kind), stage, microbatch] = place
+    count = problem.num_microbatches
+    if problem.chains.any:
+        begin = np.cumsum([0, *(codes.size for codes in passes)])
+        ranks = Schedule.from_codes(count, np.concatenate(passes), begin, method).ranks
+        passes = [Schedule(count, [order]).codes for order in chained_ranks(problem, ranks)]
+    taken, freed = byte_tables(problem)
+    headroom_bytes = np.maximum(headroom_bytes, [_least_bytes(codes, taken, freed) for codes in passes])
+    key = np.zeros((2, problem.num_stages, count))
+    for codes in passes:
+        key[codes & 3, (codes >> 2) // count, (codes >> 2) % count] = np.arange(codes.size)
     rules = (Rules(strict=True), Rules(strict=True, weight_fit=0.5))
     return list_schedule(problem, key, headroom_bytes, rules, method)
 
 
-def _least_bytes(problem: Problem, passes: Sequence[Action], tables: tuple[Floats, Floats]) -> float:
-    """Bytes that F and I in this order hold if every W follows its I at once; `tables` as `byte_tables` makes them."""
-    if not passes:
-        return 0.0
-    joined = (action if action.kind == "F" else action._replace(kind="B") for action in passes)
-    codes = Schedule(problem.num_microbatches, [joined]).codes
-    taken, freed = (table[codes] for table in tables)
-    return float((np.cumsum(taken) - np.cumsum(freed) + freed).max(initial=0.0))
+def _least_bytes(passes: Codes, taken: Floats, freed: Floats) -> float:
+    """Bytes that F and I in this order hold if every W follows its I at once: as a B in its place."""
+    joined = np.where(passes & 3 == _F, passes, passes - passes % 4 + _B)
+    return float((np.cumsum(taken[joined]) - np.cumsum(freed[joined]) + freed[joined]).max(initial=0.0))
 
 
 def memory_headroom(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.step import Action, Problem, RankOrder, Schedule
+from farpipe.step import KINDS, Problem, Schedule
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
@@ -16,15 +19,16 @@ def one_f_one_b(problem: Problem) -> Schedule:
 
 def with_warm_up(problem: Problem, warm_up: Sequence[int], method: str) -> Schedule:
     """1F1B in which stage i begins with ``warm_up[i]`` forwards; these must not grow downstream."""
-    orders: list[RankOrder] = [()] * problem.num_ranks
-    for stage, spec in enumerate(problem.stages):
-        orders[spec.rank] = _stage_order(stage, warm_up[stage], problem.num_microbatches)
-    return chained(problem, Schedule(problem.num_microbatches, tuple(orders), method))
+    count = problem.num_microbatches
+    stage_of = {spec.rank: stage for stage, spec in enumerate(problem.stages)}
+    stages = [stage_of.get(rank) for rank in range(problem.num_ranks)]
+    orders = [_stage_codes(count, min(warm_up[s], count)) + 4 * s * count for s in stages if s is not None]
+    begin = np.cumsum([0, *(0 if stage is None else 2 * count for stage in stages)])
+    return chained(problem, Schedule.from_codes(count, np.concatenate(orders), begin, method))
 
 
-def _stage_order(stage: int, warm_up: int, num_microbatches: int) -> RankOrder:
-    ahead = min(warm_up, num_microbatches)
-    order = [Action(stage, "F", j) for j in range(ahead)]
-    for j in range(num_microbatches - ahead):
-        order += [Action(stage, "F", ahead + j), Action(stage, "B", j)]
-    return tuple(order + [Action(stage, "B", j) for j in range(num_microbatches - ahead, num_microbatches)])
+def _stage_codes(num_microbatches: int, ahead: int) -> NDArray[np.int64]:
+    """Codes of stage 0: `ahead` forwards, a forward and a backward in turn, the backwards that are left."""
+    forwards, backwards = (4 * np.arange(num_microbatches) + KINDS.index(kind) for kind in "FB")
+    joined = np.stack([forwards[ahead:], backwards[: num_microbatches - ahead]], axis=1)
+    return np.concatenate([forwards[:ahead], joined.reshape(-1), backwards[num_microbatches - ahead :]])
