@@ -53,6 +53,7 @@ def variants() -> dict[str, Policy]:
         "without other sizes": replace(electricity, grows=False),
         "without prices": replace(electricity, sees_prices=False),
         "without waiting for cheap hours": replace(electricity, wait_share=0.0),
+        "without yesterday's prices": replace(electricity, forecast_h=1.0, wait_share=0.0),
     }
     return found
 
@@ -90,7 +91,7 @@ def cells() -> Iterator[Cell]:
         ("places", placed, LOADS, range(12), (1.0,), False),
         ("rigid", RIGID, LOADS, range(4, 12), (1.0,), True),
         ("main", rest, LOADS, range(2, 12), (1.0,), False),
-        ("ablation", without, (0.6, 1.2), range(2, 6), (1.0,), False),
+        ("ablation", without, (0.6, 1.2), range(2, 12), (1.0,), False),
         ("ageing", aged, LOADS, range(2, 6), (1.0,), False),
     ]
     for part, names, loads, starts, rates, rigid in grids:

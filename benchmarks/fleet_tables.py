@@ -15,24 +15,22 @@ from fleet_case import Row, StepTimes, jobs_of, load_rows, philly, scenario
 from fleet_comparison import LIKE_BACE, LOADS, paired
 
 HEADS = {
-    "mean_h": "mean JCT h",
-    "median_h": "median",
-    "p95_h": "p95",
-    "queued_p99_h": "queued p99 h",
-    "queued_max_h": "max h",
-    "mwh": "MWh",
-    "usd_per_mwh": "$/MWh",
-    "electricity_usd": "electricity",
-    "rent_usd": "rent",
-    "egress_usd": "egress",
-    "total_usd": "all",
-    "carbon_t": "carbon t",
-    "idle_mwh": "idle MWh",
-    "idle_usd": "idle electricity",
-    "num_moves": "moves",
-    "num_stops": "stops",
-    "utilization": "use",
+    "mean JCT h": ("mean_h",),
+    "median": ("median_h",),
+    "p95": ("p95_h",),
+    "queued p99 / max h": ("queued_p99_h", "queued_max_h"),
+    "MWh": ("mwh",),
+    "$/MWh": ("usd_per_mwh",),
+    "electricity": ("electricity_usd",),
+    "rent": ("rent_usd",),
+    "egress": ("egress_usd",),
+    "all": ("total_usd",),
+    "carbon t": ("carbon_t",),
+    "idle MWh / electricity": ("idle_mwh", "idle_usd"),
+    "moves / stops": ("num_moves", "num_stops"),
+    "use": ("utilization",),
 }
+"""Columns of the large tables: heads, and the figures below them."""
 THOUSANDS = ("electricity_usd", "rent_usd", "egress_usd", "total_usd", "idle_usd")
 DIGITS = {"mean_h": 1, "median_h": 1, "usd_per_mwh": 1, "electricity_usd": 1, "egress_usd": 1, "utilization": 2}
 DIGITS |= {"idle_usd": 1}
@@ -76,13 +74,13 @@ def main_table(rows: Sequence[Row], load: float, bounds: Callable[[float], Row])
     """Every policy at one load, the bounds as its last line."""
     at = [row for row in chosen(rows, load) if row["part"] in ("main", "bandwidth")]
     names = sorted({row["policy"] for row in at}, key=lambda n: _mean(at, n, "mean_h"))
-    head("policy", "starts", *HEADS.values(), "vs bace, JCT / electricity / all money, %")
+    head("policy", "starts", *HEADS, "vs bace, JCT / electricity / all money, %")
     for name in names:
-        cells = [figure(column, _mean(at, name, column)) for column in HEADS]
+        cells = [" / ".join(figure(c, _mean(at, name, c)) for c in columns) for columns in HEADS.values()]
         against = "" if name == "bace" else changes(at, name, "bace", "mean_h", "electricity_usd", "total_usd")
         line([f"`{name}`" if " " not in name else name, sum(r["policy"] == name for r in at), *cells, against])
     least = bounds(load)
-    line(["bound", 12, *(figure(column, least.get(column)) for column in HEADS), ""])
+    line(["bound", 12, *(" / ".join(figure(c, least.get(c)) for c in columns) for columns in HEADS.values()), ""])
 
 
 def _mean(rows: Sequence[Row], name: str, column: str) -> float:
@@ -157,8 +155,8 @@ def targets(rows: Sequence[Row]) -> None:
         both = [chosen(rows, load, rigid=r) for r in (False, True)]
         line([load, *(changes(at, "farpipe", "bace", "mean_h", "total_usd") for at in both)])
     print()
-    others = dict.fromkeys(row["policy"] for row in rows if row["part"] == "main")
-    others = [name for name in others if name not in ("farpipe", "random")]
+    known = dict.fromkeys(row["policy"] for row in rows if row["part"] == "main")
+    others = [name for name in known if name not in ("farpipe", "random")]
     head("load", *(f"`{name}`" for name in others))
     for load in LOADS:
         at = chosen(rows, load)

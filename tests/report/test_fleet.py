@@ -12,8 +12,8 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.report.fleet import _bars, draw_fleet, queue_levels
-from farpipe.report.fleet_charts import draw_charts, levels, link_use, spent_usd
+from farpipe.report.fleet import _bars, draw_fleet, levels, queue_levels
+from farpipe.report.fleet_charts import draw_charts, link_use, spent_usd
 
 
 def outcome(seed, policy="bace"):

@@ -1,17 +1,17 @@
 """Pictures of a simulated fleet: who had which devices, and who waited."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farpipe.fleet.outcome import Outcome
+from farpipe.fleet.outcome import Change, Outcome
 
 HOUR_S = 3600.0
 COLOURS = 20
 
 
 def draw_fleet(outcomes: Sequence[Outcome], path: Path | str) -> None:
-    """For every outcome a Gantt of its sites, devices upwards, and below it the devices that are waited for."""
+    """A Gantt of the sites for every outcome, and below it the devices that are waited for and those that are free."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -26,9 +26,11 @@ def draw_fleet(outcomes: Sequence[Outcome], path: Path | str) -> None:
         layout="constrained",
     )
     colours = _colours(outcomes, pyplot.get_cmap("tab20"))
+    wanted = [max(queue_levels(outcome)[1]) for outcome in outcomes]
+    most = 1.05 * max(*wanted, *(sum(outcome.num_devices.values()) for outcome in outcomes))
     for index, outcome in enumerate(outcomes):
         _draw_gantt(axes[2 * index][0], outcome, colours)
-        _draw_queue(axes[2 * index + 1][0], outcome)
+        _draw_queue(axes[2 * index + 1][0], outcome, most)
     axes[-1][0].set_xlabel("hours")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -86,11 +88,33 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _draw_queue(axis: Any, outcome: Outcome) -> None:
-    times_s, levels = queue_levels(outcome)
+def _draw_queue(axis: Any, outcome: Outcome, most: float) -> None:
+    """Devices that queued jobs want, and those that nobody has: where both are high, the head of the line blocks."""
+    times_s, wanted = queue_levels(outcome)
     hours = [time_s / HOUR_S for time_s in times_s]
-    axis.fill_between(hours, levels, step="post", color="tab:red", alpha=0.6, linewidth=0)
-    axis.set_ylabel("queued jobs\nwant devices")
+    axis.fill_between(
+        hours, wanted, step="post", color="tab:red", alpha=0.5, linewidth=0, label="wanted by queued jobs"
+    )
+    times_s, held = levels(outcome.changes, lambda change: sum(change.devices.values()))
+    total = sum(outcome.num_devices.values())
+    hours, free = [time_s / HOUR_S for time_s in times_s], [total - number for number in held]
+    axis.step(hours, free, where="post", color="black", linewidth=0.8, label="free")
+    axis.set_ylim(0, most)
+    axis.set_ylabel("devices")
+    axis.legend(fontsize=8, loc="upper right")
+
+
+def levels(changes: Sequence[Change], value: Callable[[Change], float]) -> tuple[list[float], list[float]]:
+    """(times, sum over all jobs of `value` of the newest change of each, from each time on)."""
+    newest, total = dict[str, float](), 0.0
+    times_s, sums = list[float](), list[float]()
+    for change in changes:
+        now = value(change)
+        total += now - newest.get(change.job, 0.0)
+        newest[change.job] = now
+        times_s.append(change.time_s)
+        sums.append(total)
+    return times_s, sums
 
 
 def queue_levels(outcome: Outcome) -> tuple[list[float], list[int]]:

@@ -1,12 +1,12 @@
 """Charts of simulated fleets: completion times, use, queue and money over time, use of the links, a map."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.fleet.outcome import Change, Outcome
-from farpipe.report.fleet import HOUR_S, queue_levels
+from farpipe.report.fleet import HOUR_S, levels, queue_levels
 
 Location = tuple[float, float]
 """Latitude and longitude in degrees."""
@@ -59,19 +59,6 @@ def _draw_over_time(use: Any, queue: Any, money: Any, outcome: Outcome, style: M
     _title(money, "rent, electricity and egress so far, thousand USD")
     for axis in (use, queue, money):
         axis.set_xlabel("hours")
-
-
-def levels(changes: Sequence[Change], value: Callable[[Change], float]) -> tuple[list[float], list[float]]:
-    """(times, sum over all jobs of `value` of the newest change of each, from each time on)."""
-    newest, total = dict[str, float](), 0.0
-    times_s, sums = list[float](), list[float]()
-    for change in changes:
-        now = value(change)
-        total += now - newest.get(change.job, 0.0)
-        newest[change.job] = now
-        times_s.append(change.time_s)
-        sums.append(total)
-    return times_s, sums
 
 
 def spent_usd(outcome: Outcome, times_s: Sequence[float]) -> list[float]:

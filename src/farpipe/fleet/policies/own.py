@@ -50,6 +50,8 @@ class OwnPolicy:
     moves: bool = True
     wait_share: float = 0.1
     """Of its run time a job may wait for cheap hours; 0: it never does."""
+    forecast_h: float = 6.0
+    """Hours ahead that a place's price is forecast from yesterday's; 1: the present price alone."""
     fairness: float = 0.0
     """Weight by which jobs of a tenant with more than an equal share of devices in use come later; 0: not at all."""
     max_queued_s: float = 30 * 24 * 3600.0
@@ -59,7 +61,13 @@ class OwnPolicy:
     def objective(self) -> Objective:
         """The objective to be minimised."""
         hour_value = self.hour_value if self.sees_prices else 1e9
-        return Objective(not self.electricity_only, not self.electricity_only, self.carbon_usd_per_t, hour_value)
+        return Objective(
+            rent=not self.electricity_only,
+            egress=not self.electricity_only,
+            carbon_usd_per_t=self.carbon_usd_per_t,
+            hour_value=hour_value,
+            forecast_h=self.forecast_h,
+        )
 
     def decide(self, view: View) -> Iterator[Decision]:
         """As in `Policy`."""

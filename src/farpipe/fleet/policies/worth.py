@@ -23,6 +23,8 @@ class Objective(NamedTuple):
     """Device-hours, at the fleet's mean cost of one, that an hour of completion time is worth."""
     horizon_s: float = 6 * SECONDS_PER_HOUR
     """A stop has to be repaid within so long: prices change."""
+    forecast_h: float = 6.0
+    """Hours whose mean price counts, the present one and yesterday's for the next; 1: the present price alone."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Worth:
     def soon(self, site: str) -> float:
         """USD/MWh of a site's energy over the next hours: now, and the same hours of the day before."""
         if site not in self._soon:
-            self._soon[site] = self.view.expected(site, max(1, round(self.objective.horizon_s / SECONDS_PER_HOUR)))
+            self._soon[site] = self.view.expected(site, max(1, round(self.objective.forecast_h)))
         return self._soon[site]
 
     @cached_property
