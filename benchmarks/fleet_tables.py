@@ -80,7 +80,9 @@ def main_table(rows: Sequence[Row], load: float, bounds: Callable[[float], Row])
         against = "" if name == "bace" else changes(at, name, "bace", "mean_h", "electricity_usd", "total_usd")
         line([f"`{name}`" if " " not in name else name, sum(r["policy"] == name for r in at), *cells, against])
     least = bounds(load)
-    line(["bound", 12, *(" / ".join(figure(c, least.get(c)) for c in columns) for columns in HEADS.values()), ""])
+    known = [all(c in least for c in columns) for columns in HEADS.values()]
+    cells = [" / ".join(figure(c, least.get(c)) for c in columns) for columns in HEADS.values()]
+    line(["bound", 12, *(cell if is_known else "-" for cell, is_known in zip(cells, known, strict=True)), ""])
 
 
 def _mean(rows: Sequence[Row], name: str, column: str) -> float:
