@@ -159,7 +159,7 @@ def targets(rows: Sequence[Row]) -> None:
     print()
     known = dict.fromkeys(row["policy"] for row in rows if row["part"] == "main")
     others = [name for name in known if name not in ("farpipe", "random")]
-    head("load", *(f"`{name}`" for name in others))
+    head("load", *(name if " " in name else f"`{name}`" for name in others))
     for load in LOADS:
         at = chosen(rows, load)
         line([load, *(change(at, "farpipe", name, "total_usd") for name in others)])
