@@ -1,7 +1,10 @@
 """Plans of whole batches: every token once, memory kept, no part of the method in vain, told where impossible."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -47,6 +50,27 @@ def tight():
 @given(st.lists(st.integers(1, 65_536), min_size=1, max_size=40), st.booleans())
 def test_plans_are_sound(roomy, tight, lengths, little):
     sound(plan_sequences(tight if little else roomy, lengths), lengths)
+
+
+AGAIN = """
+import hashlib, json
+from farpipe.sequences import BatchOptions, plan_sequences, step_plan
+from sequences.batches import costs, mixed
+for layout in ({}, {"virtual": 2}):
+    of = costs(pipeline=2, layout=layout, memory_bytes=26 * 2.0**30)
+    plan = plan_sequences(of, mixed(24, 16384), BatchOptions(budget_s=1e9))
+    print(hashlib.sha256(step_plan(plan).to_json().encode()).hexdigest(), plan.step_s.hex())
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_plan_the_same_to_the_last_bit():
+    def told(seed):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+        command = [sys.executable, "-c", AGAIN]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=environment).stdout
+
+    assert told("1") == told("2") != ""
 
 
 @pytest.mark.slow

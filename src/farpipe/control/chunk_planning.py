@@ -33,7 +33,9 @@ MOST_SEARCH_S: Final = 1.0
 PATIENCE_S: Final = 0.25
 """For so long the end of a step waits for a plan that is late."""
 LATE_S: Final = 60.0
-"""After so long the first plan, or one that no earlier cut can stand in for, is given up."""
+"""After so long a plan that no earlier cut can stand in for is given up."""
+LOADING_S: Final = 300.0
+"""The same for the first plan: before it the process loads all that it needs, which numba may have to compile."""
 _MODULE: Final = "farpipe.control.chunk_planner"
 
 
@@ -67,7 +69,7 @@ class ChunkPlanning:
     def answer(self, step: int, *, patient: bool) -> PlannedStep:
         """See StepPlanner."""
         lengths = self._lengths.pop(step)
-        found = self._searched(step, LATE_S if patient else PATIENCE_S)
+        found = self._searched(step, PATIENCE_S if not patient else LATE_S if self._cuts else LOADING_S)
         if found is not None:
             return found
         why = "its planner has ended" if self.beside.has_ended else f"it took more than {PATIENCE_S:g} s too long"
