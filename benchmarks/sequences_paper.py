@@ -16,8 +16,9 @@ cut, all is recomputed (a batch-level pipeline). `elastic, searched` and `fixed,
 nothing or all, all states sharded over all devices, which costs nothing here. `ulysses, ZeRO-3, ... GB/s`: the same as
 DeepSpeed runs it, with parameters gathered for every microbatch's forward and backward and gradients scattered after
 it, 6 bytes a parameter, over NICs of so many GB/s for each device; hidden behind the microbatches' compute as far as
-that lasts, or not at all (`exposed`). `on 32`: with all devices in one group. `flexsp, ideal`: each sequence on the
-devices that make it cheapest, all always busy: a bound that no grouping can beat.
+that lasts, or not at all (`exposed`). `on 32`: with all devices in one group. `short`: microbatches of one context
+length, all recomputed, where the others fill the memory. `flexsp, ideal`: each sequence on the devices that make it
+cheapest, all always busy: a bound that no grouping can beat.
 
 Lengths are code files, those of the paper's GitHub corpus being not published. NVLink of an A800 has 200 GB/s in each
 direction; its NICs are not known, and taken for the catalogue's where nothing else is said.
@@ -142,19 +143,23 @@ def ulysses(
     zero3: bool = False,
     exposed: bool = False,
     degrees: tuple[int, ...] = (8, 16, 32),
+    short: bool = False,
 ) -> tuple[float, str]:
-    """Replicas of equal size: each sequence to the one that is least busy, longest first, packed as far as fits."""
+    """Replicas of equal size: each sequence to the one that is least busy, longest first, packed as far as fits.
+
+    `short`: microbatches of one context length, recomputing all.
+    """
     found = [(math.inf, "nothing fits")]
     traffic_s = 6 * model.num_params * (1 - 1 / NUM_DEVICES) / min(NVLINK, nic * 8) if zero3 else 0.0
     for devices in degrees:
         chunks, *fits = shared(model, int(lengths.max()), devices, nic)
         for again, capacity in zip((False, True), fits, strict=True):
-            if capacity < lengths.max() or devices > model.num_heads:
+            if capacity < lengths.max() or devices > model.num_heads or (short and not again):
                 continue
             busy = np.zeros(NUM_DEVICES // devices)
             for seconds in sorted(seconds_of(chunks, lengths, again=again), reverse=True):
                 busy[busy.argmin()] += seconds
-            packs = math.ceil(lengths.sum() / capacity / busy.size)
+            packs = math.ceil(lengths.sum() / (lengths.max() if short else capacity) / busy.size)
             fixed = sum(law.fixed_s for law in chunks.stages[0].laws) * packs
             compute_s = float(busy.max()) + fixed
             waits_s = packs * traffic_s if exposed else max(0.0, packs * traffic_s - compute_s)
@@ -187,6 +192,7 @@ def methods(budget_s: float) -> dict[str, Callable[[Model, Any], tuple[float, st
         name = f"ulysses, ZeRO-3, {nic / 1e9:g} GB/s{', exposed' if exposed else ''}"
         found[name] = partial(ulysses, nic=nic, zero3=True, exposed=exposed)
         found[f"{name}, on 32"] = partial(ulysses, nic=nic, zero3=True, exposed=exposed, degrees=(32,))
+        found[f"{name}, on 32, short"] = partial(found[f"{name}, on 32"], short=True)
     return found | {"flexsp, ideal": flexsp}
 
 
