@@ -55,6 +55,7 @@ def within_engine(job: Job) -> tuple[Job, str]:
     """
     open_keys = [key for key in SEARCHED if getattr(job.layout, key) is None]
     pinned: dict[str, Any] = {key: RUNNABLE[key] for key in open_keys}
-    layout: Pins = job.layout.model_copy(update=pinned)
+    alike = {"replicas": None} if job.layout.replicas == "unlike" else {}
+    layout: Pins = job.layout.model_copy(update=pinned | alike)
     told = ", ".join(f"layout.{key} = {value}" for key, value in pinned.items())
     return job.model_copy(update={"layout": layout}), told

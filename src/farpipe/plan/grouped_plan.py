@@ -8,15 +8,18 @@ import numpy as np
 
 from farpipe.cost import JobCosts, StepCost
 from farpipe.cost.groups import ReplicaGroup, group_reduces
+from farpipe.errors import InfeasibleError
 from farpipe.plan.bandwidth import link_bytes
 from farpipe.plan.candidates import MICROBATCH_SIZES
 from farpipe.plan.groups import PlayedGroup, PlayedGroups, best_pinned
 from farpipe.plan.plan import Plan, PlanGroup, Prediction
 from farpipe.plan.trust import trust
+from farpipe.plan.unlike import UnlikeFound, find_unlike
 from farpipe.schedule import peak_memory_bytes
 from farpipe.simulate import simulate
 from farpipe.spec import Job
 from farpipe.step import Schedule
+from farpipe.units import format_percent
 
 LEFT_OUT: Final = (
     "Groups of replicas that differ: their sum of gradients comes after the last backward of all, beside nothing; what "
@@ -28,6 +31,38 @@ def plan_pinned_groups(job: Job, costs: JobCosts) -> Plan:
     """The plan of the groups that the job pins; errors as for `best_pinned`."""
     size = job.training.microbatch_size
     return plan_of_groups(job, costs, best_pinned(job, costs, [size] if size else MICROBATCH_SIZES))
+
+
+def add_unlike(job: Job, costs: JobCosts, usual: Sequence[Plan], obstacle: InfeasibleError | None = None) -> list[Plan]:
+    """`usual`, the best plans of replicas that are alike, with the best of groups that differ put first if faster.
+
+    `obstacle`: why there are no usual ones; raised where no groups fit either.
+    """
+    try:
+        found = find_unlike(job, costs)
+    except InfeasibleError:
+        if obstacle is not None:
+            raise obstacle from None
+        return [_told(usual[0], "No groups of replicas that differ fit the sites and the batch."), *usual[1:]]
+    looked = f"{found.num_spreads:,} spreads of replicas that differ were looked at"
+    if usual and usual[0].prediction.step_s <= found.played.step_s:
+        told = f"{looked}: none that was simulated is faster{_tell_gap(usual[0].prediction.step_s, found)}."
+        return [_told(usual[0], told), *usual[1:]]
+    if usual:
+        gain = format_percent(1 - found.played.step_s / usual[0].prediction.step_s)
+        looked += f": this takes {gain} less time than the best plan of replicas that are alike"
+    told = f"{looked}{_tell_gap(found.played.step_s, found)}."
+    return [_told(plan_of_groups(job, costs, found.played), told), *usual]
+
+
+def _tell_gap(step_s: float, found: UnlikeFound) -> str:
+    """The most that another spread could gain; empty where none can."""
+    gap = step_s / found.bound_s - 1
+    return f"; no other can gain more than {format_percent(gap)}" if gap > 0 else ""
+
+
+def _told(plan: Plan, line: str) -> Plan:
+    return plan.model_copy(update={"advice": (*plan.advice, line)})
 
 
 def plan_of_groups(job: Job, costs: JobCosts, played: PlayedGroups) -> Plan:

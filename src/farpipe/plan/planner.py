@@ -9,7 +9,7 @@ from farpipe.plan.advisor import advised
 from farpipe.plan.decided import ZERO_STAGES, decided, largest_sites, tell_left_out
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.explore import search, shape_of
-from farpipe.plan.grouped_plan import plan_pinned_groups
+from farpipe.plan.grouped_plan import add_unlike, plan_pinned_groups
 from farpipe.plan.improvements import still_helping
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Arm, Choice, Plan
@@ -55,6 +55,8 @@ def make_plans(
     `make_plan`.
     """
     _expect_known_schedule(job)
+    if job.layout.replicas == "unlike":
+        return _plans_with_unlike(job, profiles, progress, num_plans, local_steps)
     whole_job = job
     known = _by_device(job, profiles)
     known = {profile.key: profile for profile in profiles_of(job)} | known
@@ -81,6 +83,20 @@ def make_plans(
     left_out = [] if asked is whole_job else [tell_left_out(len(whole_job.cluster.sites))]
     told = (*left_out, *tell_measured(whole_job, [profile.device for profile in profiles]))
     return [plan.model_copy(update={"advice": (*told, *plan.advice)}) for plan in plans]
+
+
+def _plans_with_unlike(
+    job: Job, profiles: Sequence[Profile], progress: Progress | None, num_plans: int, local_steps: int | None
+) -> list[Plan]:
+    """The usual plans, and before them one of groups that differ where that is faster, or where nothing else fits."""
+    alike = job.model_copy(update={"layout": job.layout.model_copy(update={"replicas": None})})
+    known = {profile.key: profile for profile in profiles_of(job)} | _by_device(job, profiles)
+    try:
+        usual = make_plans(alike, profiles, progress, num_plans, local_steps)
+    except InfeasibleError as error:
+        return add_unlike(job, JobCosts(job.model, decided(job).training, known), [], error)
+    costs = JobCosts(job.model, decided(job).training, known)
+    return add_unlike(job, costs, [plan.model_copy(update={"job": job}) for plan in usual])[:num_plans]
 
 
 def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: list[Rejected]) -> Plan:

@@ -47,9 +47,9 @@ class Pins(Part):
     """Microbatches of one step in each replica."""
     groups: tuple[GroupPin, ...] | None = Field(default=None, exclude_if=lambda groups: groups is None)
     """Groups of replicas, each over its own sites and with its own degrees on every rank; all else is None then."""
-    replicas: Literal["inside", "across"] | None = None
+    replicas: Literal["inside", "across", "unlike"] | None = None
     """``inside``: replicas of a pipeline rank are on one site, a pipeline may be over several. ``across``: every site
-    has whole pipelines, and gradients cross."""
+    has whole pipelines, and gradients cross. ``unlike``: either, or groups of replicas whose ranks differ."""
 
 
 class Request(Part):
