@@ -210,17 +210,19 @@ def _rigid_change(rows: Sequence[Row], load: float) -> str:
     return changes(at, f"{LIKE_BACE}True", f"{LIKE_BACE}False", "mean_h", "electricity_usd")
 
 
-def by_rate(rows: Sequence[Row]) -> None:
-    """Links at multiples of what was measured."""
+def rate_table(rows: Sequence[Row]) -> None:
+    """Links at multiples of what was measured, over the starts that all three have."""
     head("policy", "starts", *(f"x {rate:g}" for rate in (0.25, 1.0, 4.0)))
     for name in ("bace", "atlas", "single-region", LIKE_BACE, "farpipe"):
-        cells, starts = [], 12
-        for rate in (0.25, 1.0, 4.0):
-            at = [row for row in chosen(rows, 0.9, rate=rate) if row["policy"] == name and row["start"] < 4]
-            starts = min(starts, len(at))
-            means = [statistics.fmean(row[c] for row in at) if at else None for c in _RATED]
-            cells.append(" / ".join(figure(c, mean) or "-" for c, mean in zip(_RATED, means, strict=True)))
-        line([name, starts, *cells])
+        by_rate = [[r for r in chosen(rows, 0.9, rate=x) if r["policy"] == name] for x in (0.25, 1.0, 4.0)]
+        starts = set.intersection(*({row["start"] for row in at} for at in by_rate))
+        if not starts:
+            continue
+        cells = []
+        for at in by_rate:
+            means = [statistics.fmean(row[column] for row in at if row["start"] in starts) for column in _RATED]
+            cells.append(" / ".join(figure(column, mean) for column, mean in zip(_RATED, means, strict=True)))
+        line([name, len(starts), *cells])
 
 
 _RATED = ("mean_h", "electricity_usd", "egress_usd", "total_usd")
@@ -259,7 +261,7 @@ def main() -> None:
     for title, show in (("Targets", targets), ("Rigid sizes", rigid_table), ("Published ranges", published)):
         print(f"\n**{title}**\n")
         show(rows)
-    for title, show in (("Ingredients", ingredients), ("Links", by_rate)):
+    for title, show in (("Ingredients", ingredients), ("Links", rate_table)):
         print(f"\n**{title}**\n")
         show(rows)
     print("\n**Hops**\n")
