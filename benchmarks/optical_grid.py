@@ -1,25 +1,25 @@
 """Trainings over light paths over a grid of settings, a row per setting and order, printed as it comes.
 
-    python benchmarks/optical_grid.py [loads|cross|orders|networks|harm] [--seeds 10] [--rows FROM UNTIL]
+    python benchmarks/optical_grid.py [loads|orders|networks|harm] [--seeds 10] [--rows FROM UNTIL]
 
 The setting of optical_training.py with one figure changed at a time (`loads`: load, holding, set-up, fibres, size of
-messages, microbatches, 70B), all of load x holding x set-up x fibres for 1F1B (`cross`), orders at equal memory
-(`orders`), other networks (`networks`), and harm to the background over more seeds (`harm`). Per row: CD-CBA with 4
+messages, microbatches, 70B), orders at equal memory (`orders`), other networks (`networks`), and harm to the background
+over more seeds (`harm`); all figures crossed are in optical_cross.py. Per row: CD-CBA with 4
 candidates by km as published and with ours, the best fixed number of units, and ours, on the same backgrounds. Ours
-takes the light path on which the message arrives first; with a set-up time it asks ahead, and "kept" keeps one light
-path per hop for 1 s.
+is `known-ends` with 16 candidates by hops; "spread" knows no ends. With a set-up time both ask ahead, and "kept" is
+`spread` with one light path per hop that is kept for 1 s.
 """
 
 import argparse
-import itertools
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from farpipe.optical import k_shortest
+from farpipe.optical import find_network, k_shortest
 from farpipe.optical.joint import in_flight
 from farpipe.optical.strategies import STRATEGIES, Fixed, find_strategy
 from farpipe.optical.study import bound_s, compare, no_network_s
-from optical_training import NODES, scenario, training
+from optical_training import NODES, candidates, scenario, training
 
 FIXED = {"3 units": Fixed(3), "4 units": Fixed(4), "6 units": Fixed(6), "6, fewer": Fixed(6, True)}
 HEADS = (
@@ -89,10 +89,11 @@ def policies(setting: Setting, paths: Any, ours: Any) -> dict[str, tuple[Any, An
     found = {
         "cd-cba": (find_strategy("cd-cba", **rule), None),
         "cd-cba, our candidates": (find_strategy("cd-cba", **rule), ours),
-        "ours": (find_strategy("earliest", ahead=setting.setup_s > 0, **rule), ours),
+        "spread": (find_strategy("spread", ahead=setting.setup_s > 0, **rule), ours),
+        "ours": (find_strategy("known-ends", ahead=setting.setup_s > 0, **rule), ours),
     }
     if setting.setup_s:
-        found["ours, kept"] = (find_strategy("earliest", keep_s=1.0, **rule), ours)
+        found["ours, kept"] = (find_strategy("spread", keep_s=1.0, **rule), ours)
     return found | {name: (one, None) for name, one in fixed.items()}
 
 
@@ -101,10 +102,16 @@ def nodes_of(where: Any, network: str) -> tuple[str, ...]:
     return NODES if network == "nsfnet" else tuple(names[i * len(names) // 8] for i in (0, 1, 1, 3, 3, 5, 6, 7))
 
 
-def rows(setting: Setting, order: str, seeds: int, cache: dict[str, Any]) -> list[list[str]]:
+@cache
+def of_pairs(setting: Setting, nodes: tuple[str, ...]) -> Any:
+    """16 candidates by hops between the training's nodes."""
+    net = find_network(setting.network, shared=setting.shared)
+    return k_shortest(net, [(a, b) for a in sorted(set(nodes)) for b in sorted(set(nodes)) if a != b], k=16, by="hops")
+
+
+def rows(setting: Setting, order: str, seeds: int) -> list[list[str]]:
     where = scenario(setting.load, setting.holding, setting.shared, setting.network, setting.modulation)
-    key = f"{setting.network}, {setting.shared}"
-    ours = cache.setdefault(key, k_shortest(where.paths.network, k=8, by="hops"))
+    ours = of_pairs(setting, nodes_of(where, setting.network))
     one = training(
         where.paths, order, nodes_of(where, setting.network), microbatches=setting.microbatches, **model_of(setting)
     )
@@ -112,7 +119,9 @@ def rows(setting: Setting, order: str, seeds: int, cache: dict[str, Any]) -> lis
     found = compare(where, settings, range(seeds), num_steps=3, skipped=2)
     fixed = min(FIXED, key=lambda name: found.mean(name, "step_s").mean)
     bound = bound_s(where, one, ours)
-    return [row(found, name, setting, order, bound, fixed) for name in ("ours", "ours, kept") if name in settings]
+    return [
+        row(found, name, setting, order, bound, fixed) for name in ("spread", "ours", "ours, kept") if name in settings
+    ]
 
 
 def row(found: Any, name: str, setting: Setting, order: str, bound: float, fixed: str) -> list[str]:
@@ -124,7 +133,7 @@ def row(found: Any, name: str, setting: Setting, order: str, bound: float, fixed
         change = found.change(name, which)
         return f"{100 * change.mean:+.1f} ± {100 * change.half_width:.1f} %"
 
-    kept = name.removeprefix("ours")
+    kept = {"ours": "", "spread": ", spread", "ours, kept": ", kept"}[name]
     return [
         f"{setting}{kept}",
         order,
@@ -163,11 +172,6 @@ def one_at_a_time() -> list[tuple[Setting, str]]:
     return [(one, name) for one in (usual, *changed) for name in ("1f1b", "zb-h2", "gpipe")]
 
 
-def crossed() -> list[tuple[Setting, str]]:
-    grid = itertools.product((30.0, 60.0, 90.0), (0.2, 10.0), (0.0, 0.01, 0.1), (True, False))
-    return [(Setting(*figures), "1f1b") for figures in grid]
-
-
 def networks() -> list[tuple[Setting, str]]:
     usual = Setting()
     changed = [
@@ -181,7 +185,6 @@ def networks() -> list[tuple[Setting, str]]:
 
 TABLES = {
     "loads": one_at_a_time,
-    "cross": crossed,
     "networks": networks,
     "harm": lambda: [(Setting(), name) for name in ("1f1b", "zb-h2", "gpipe")],
 }
@@ -198,12 +201,12 @@ def held_until_w(one: Any) -> float:
 def order_rows(seeds: int) -> None:
     """Orders by the microbatches in flight that they need, under ours; and what CD-CBA makes of the same order."""
     where = scenario()
-    ours = k_shortest(where.paths.network, k=8, by="hops")
+    ours = candidates(k=16, by="hops")
     settings: dict[str, Any] = {}
     for name in ("1f1b", "zb-h1", "zb-1p", "eager+1", "zb-h2", "zb-2p", "eager+2", "gpipe"):
         one = training(where.paths, name)
         settings[f"{name}, cd-cba"] = (one, STRATEGIES["cd-cba"], None)
-        settings[f"{name}, ours"] = (one, STRATEGIES["earliest"], ours)
+        settings[f"{name}, ours"] = (one, STRATEGIES["known-ends"], ours)
     print("| " + " | ".join(ORDER_HEADS) + " |\n|" + "---|" * len(ORDER_HEADS), flush=True)
     found = compare(where, settings, range(seeds), num_steps=3, skipped=2)
     for name in settings:
@@ -234,9 +237,8 @@ def main() -> None:
         order_rows(args.seeds)
         return
     print("| " + " | ".join(HEADS) + " |\n|" + "---|" * len(HEADS), flush=True)
-    cache: dict[str, Any] = {}
     for setting, order in TABLES[args.table]()[slice(*(args.rows or (None,)))]:
-        for one in rows(setting, order, args.seeds, cache):
+        for one in rows(setting, order, args.seeds):
             print("| " + " | ".join(one) + " |", flush=True)
 
 

@@ -12,6 +12,7 @@ optical_grid.py.
 import argparse
 import itertools
 from dataclasses import replace
+from functools import cache
 
 from farpipe.optical import Grid, PoissonTraffic, find_modulation, find_network, k_shortest
 from farpipe.optical.joint import in_flight, nominal_problem
@@ -25,9 +26,13 @@ from farpipe.schedule.library.eager import eager
 NODES = ("1", "4", "4", "10", "10", "14", "8", "12")
 
 
+@cache
+def candidates(network="nsfnet", shared=True, k=4, by="km"):
+    return k_shortest(find_network(network, shared=shared), k=k, by=by)
+
+
 def scenario(load=60.0, holding=0.2, shared=True, network="nsfnet", modulation="64qam"):
-    net, table = find_network(network, shared=shared), find_modulation(modulation)
-    km4 = k_shortest(net, k=4)
+    km4, table = candidates(network, shared), find_modulation(modulation)
     return Scenario(km4, km4, Grid(80), PoissonTraffic(load, holding, 4, 20) if load else None, table)
 
 
@@ -82,9 +87,20 @@ def settings_of(one, hops8):
     ours["earliest, first fit"] = Widest(rule=TransferRule(max_blocks=2, earliest=True))
     ours["earliest, one block"] = Widest(rule=TransferRule(policy=POLICIES["last-fit"], earliest=True))
     ours["earliest, 4 by km"] = STRATEGIES["earliest"]
+    base, many = STRATEGIES["spread"], candidates(k=16, by="hops")
+    later = {"spread": base, "spread, three blocks": _changed(base, max_blocks=3)}
+    later |= {f"spread, price {ms} ms": _changed(base, price_s=ms / 1000) for ms in (2, 5, 15)}
+    later |= {"spread, widen": _changed(base, widen=True), "spread, patient": _changed(base, patient=True)}
+    later |= {"known-ends": STRATEGIES["known-ends"], "spread, 8 by hops": base, "spread, 32 by hops": base}
     found = {name: (one, strategy, None) for name, strategy in (fixed | fewer | theirs).items()}
     found |= {name: (one, strategy, hops8) for name, strategy in same.items()}
-    return found | {name: (one, s, None if name.endswith("by km") else hops8) for name, s in ours.items()}
+    found |= {name: (one, s, None if name.endswith("by km") else hops8) for name, s in ours.items()}
+    of_name = {"spread, 8 by hops": hops8, "spread, 32 by hops": candidates(k=32, by="hops")}
+    return found | {name: (one, s, of_name.get(name, many)) for name, s in later.items()}
+
+
+def _changed(strategy, **rule):
+    return replace(strategy, rule=replace(strategy.rule, **rule))
 
 
 def main_tables(seeds, orders):
@@ -104,16 +120,20 @@ def main_tables(seeds, orders):
 def setup_tables(seeds):
     where = scenario()
     hops8 = k_shortest(where.paths.network, k=8, by="hops")
+    hops16 = candidates(k=16, by="hops")
     for setup_s in (0.01, 0.1):
         one = training(where.paths, "1f1b")
         kinds = {
             "cd-cba": find_strategy("cd-cba", setup_s=setup_s),
-            "earliest": find_strategy("earliest", setup_s=setup_s),
             "earliest, ahead": find_strategy("earliest", setup_s=setup_s, ahead=True),
-            "earliest, kept 1 s": find_strategy("earliest", setup_s=setup_s, keep_s=1.0),
+            "spread": find_strategy("spread", setup_s=setup_s),
+            "spread, ahead": find_strategy("spread", setup_s=setup_s, ahead=True),
+            "known-ends, ahead": find_strategy("known-ends", setup_s=setup_s, ahead=True),
+            "spread, kept 1 s": find_strategy("spread", setup_s=setup_s, keep_s=1.0),
         }
-        settings = {name: (one, s, None if name == "cd-cba" else hops8) for name, s in kinds.items()}
-        show(f"1f1b, set-up {1000 * setup_s:g} ms", where, settings, seeds, ("cd-cba", "earliest"))
+        of_name = {"cd-cba": None, "earliest, ahead": hops8}
+        settings = {name: (one, s, of_name.get(name, hops16)) for name, s in kinds.items()}
+        show(f"1f1b, set-up {1000 * setup_s:g} ms", where, settings, seeds, ("cd-cba", "spread"))
 
 
 def published_tables(seeds):

@@ -15,7 +15,7 @@ class PlainCoupled:
         self.shared, self.training, self.rule, self.now = shared, training, rule, 0.0
         self.spectrum = PlainSpectrum(shared.paths.network.num_fibres, shared.grid.num_slots)
         self.events, self.count, self.lit = [], 0, {}
-        self.carried = {}
+        self.carried, self.ends, self.sending = {}, {}, {}
         traffic = shared.traffic
         for request in range(len(traffic) if traffic else 0):
             self.post(float(traffic.arrival_s[request]), REQUEST, request)
@@ -43,7 +43,12 @@ class PlainCoupled:
         got = self.light(shared.background_policy, pair, need)
         self.carried[request] = got[0] if got else -1
         if got:
-            self.post(self.now + traffic.holding_s[request], RELEASE, (got[1], None))
+            self.until(got[1], None, self.now + float(traffic.holding_s[request]))
+
+    def until(self, block, hop, end):
+        """A block is known to be given back at `end`, also if something else was known before."""
+        self.ends[key(block)] = (end, block)
+        self.post(end, RELEASE, (block, hop))
 
     def step(self, demands):
         problem = self.training.problem
@@ -110,7 +115,11 @@ class PlainCoupled:
         left, least, got = int(self.demands.want[message]), int(self.demands.least[message]), []
         if self.rule.earliest:
             got = self.earliest(message, pair, left, least)
-        for _ in range(0 if self.rule.earliest else self.rule.max_blocks):
+        if self.rule.spread:
+            got = self.spread(message, pair, left, least)
+            if got == "it waits":
+                return got
+        for _ in range(0 if self.rule.earliest or self.rule.spread else self.rule.max_blocks):
             for units in range(left, least - 1, -1) if left else ():
 
                 def need(index, units=units):
@@ -129,12 +138,12 @@ class PlainCoupled:
         self.send(message, hop, got)
         return "served"
 
-    def blocks_on(self, index, most):
-        """(units, slots) of the blocks that a message would take on a candidate, longest run first."""
+    def blocks_on(self, index, most, count=None):
+        """(units, slots) of the blocks, `count` at most, that a message takes on a candidate, longest run first."""
         shared, found = self.shared, []
         rate = shared.modulation.efficiency(float(shared.paths.km[index])) * shared.grid.slot_ghz
         runs = sorted(self.spectrum.blocks(shared.paths._fibres_of(*shared.paths.paths[index])), key=lambda b: -b[1])
-        for _, length in runs[: self.rule.max_blocks]:
+        for _, length in runs[: count or self.rule.max_blocks]:
             units = min(most, math.floor((length - shared.grid.guard) * rate / self.rule.unit_gbit + 1e-9))
             if units > 0:
                 found.append((units, math.ceil(units * self.rule.unit_gbit / rate - 1e-9) + shared.grid.guard))
@@ -160,16 +169,119 @@ class PlainCoupled:
             got.append((units, index, (fibres, start, count)))
         return got
 
+    def priced(self, pair, index):
+        """Delay of a candidate and the price of its spectrum."""
+        paths, grid = self.shared.paths, self.shared.grid
+
+        def spectrum(one):
+            rate = self.shared.modulation.efficiency(float(paths.km[one])) * grid.slot_ghz
+            return len(paths._fibres_of(*paths.paths[one])) / rate
+
+        least = min(spectrum(one) for one in range(paths.first[pair], paths.first[pair + 1]))
+        return float(paths.latency_s[index]) + self.rule.price_s * (spectrum(index) / least - 1)
+
+    def together(self, gbit, parts):
+        """Seconds until all parts, each units and delay, arrive."""
+        units = sum(units for units, _ in parts)
+        return (gbit / self.rule.unit_gbit + sum(u * seconds for u, seconds in parts)) / units
+
+    def best_pair(self, message, pair, most, least):
+        """(seconds, candidate) of the widest block that arrives soonest with the best other one beside it."""
+        paths, gbit = self.shared.paths, self.gbit(message)
+        candidates = range(paths.first[pair], paths.first[pair + 1])
+        blocks = {index: [units for units, _ in self.blocks_on(index, most, 2)] for index in candidates}
+        best = (math.inf, None)
+        for index in candidates:
+            units = blocks[index][0] if blocks[index] else 0
+            if units < max(1, least):
+                continue
+            for other in candidates:
+                beside = blocks[index][1:] if other == index else blocks[other]
+                more = min(most - units, beside[0]) if beside and self.rule.max_blocks > 1 else 0
+                parts = [(units, self.priced(pair, index))] + ([(more, self.priced(pair, other))] if more else [])
+                seconds = self.together(gbit, parts)
+                if max(delay for _, delay in parts) < seconds < best[0]:
+                    best = (seconds, index)
+        return best
+
+    def one_more(self, pair, most, gbit, parts):
+        """The candidate whose widest block beside `parts` makes all arrive soonest, or None."""
+        paths, best = self.shared.paths, (self.together(gbit, parts), None)
+        for index in range(paths.first[pair], paths.first[pair + 1]):
+            found, delay = self.blocks_on(index, most, 1), self.priced(pair, index)
+            if found and delay < (seconds := self.together(gbit, [*parts, (found[0][0], delay)])) < best[0]:
+                best = (seconds, index)
+        return best[1]
+
+    def take(self, index, most):
+        units, count = self.blocks_on(index, most, 1)[0]
+        fibres = self.shared.paths._fibres_of(*self.shared.paths.paths[index])
+        start = block_start(self.spectrum, self.rule.policy.slots, fibres, count)
+        self.spectrum.take(fibres, start, count)
+        return units, index, (fibres, start, count)
+
+    def spread(self, message, pair, most, least):
+        seconds, index = self.best_pair(message, pair, most, least)
+        if index is None:
+            return []
+        if self.rule.patient and self.comes_sooner_later(message, pair, most, least, seconds):
+            return "it waits"
+        got = [self.take(index, most)]
+        while len(got) < self.rule.max_blocks and sum(units for units, _, _ in got) < most:
+            parts = [(units, self.priced(pair, one)) for units, one, _ in got]
+            left = most - sum(units for units, _, _ in got)
+            index = self.one_more(pair, left, self.gbit(message), parts)
+            if index is None:
+                break
+            got.append(self.take(index, left))
+        return got
+
+    def comes_sooner_later(self, message, pair, most, least, seconds):
+        for end, block in list(self.ends.values()):
+            if self.now < end < self.now + seconds:
+                self.spectrum.give(*block)
+                then, _ = self.best_pair(message, pair, most, least)
+                self.spectrum.take(*block)
+                if end + then < self.now + seconds:
+                    return True
+        return False
+
     def send(self, message, hop, got):
-        total = sum(units for units, _, _ in got)
-        gbit = self.gbit(message)
-        end = self.now + self.rule.setup_s + gbit / (total * self.rule.unit_gbit)
         self.lit[hop] = self.lit.get(hop, 0) + len(got)
-        for _, _, block in got:
-            self.post(end, RELEASE, (block, hop))
-        self.units[message] = total
-        self.arrival[message] = end + max(self.shared.paths.latency_s[index] for _, index, _ in got)
+        self.divide(message, hop, got, self.now + self.rule.setup_s, self.gbit(message))
+
+    def divide(self, message, hop, got, start, gbit):
+        """Divide what is left of a message over its blocks so that all of it arrives together."""
+        delays = [float(self.shared.paths.latency_s[index]) for _, index, _ in got]
+        seconds = self.together(gbit, [(units, delay) for (units, _, _), delay in zip(got, delays, strict=True)])
+        for (_, _, block), delay in zip(got, delays, strict=True):
+            self.until(block, hop, start + seconds - delay)
+        self.units[message] = sum(units for units, _, _ in got)
+        self.arrival[message] = start + seconds
+        self.sending[message] = got
         self.post(self.arrival[message], ARRIVAL, message)
+
+    def widen(self):
+        for message, got in list(self.sending.items()):
+            most = int(self.demands.want[message]) - self.units[message]
+            hop = message // self.batches
+            known = [self.ends.get(key(block), (0, None)) for _, _, block in got]
+            alive = all(block is mine[2] and end > self.now for (end, block), mine in zip(known, got, strict=True))
+            if most == 0 or not alive or len(got) == 4:
+                continue
+            gbit = sum(
+                u * self.rule.unit_gbit * (end - self.now) for (u, _, _), (end, _) in zip(got, known, strict=True)
+            )
+            pair = self.shared.paths.pairs[self.training.hops[hop]]
+            delays = [float(self.shared.paths.latency_s[index]) for _, index, _ in got]
+            index = self.one_more(pair, most, gbit, [(u, d) for (u, _, _), d in zip(got, delays, strict=True)])
+            if index is None:
+                continue
+            units, delay = self.blocks_on(index, most, 1)[0][0], float(self.shared.paths.latency_s[index])
+            parts = [(u, d) for (u, _, _), d in zip(got, delays, strict=True)] + [(units, delay)]
+            if self.together(gbit, parts) > max(d for _, d in parts):
+                self.lit[hop] += 1
+                self.divide(message, hop, [*got, self.take(index, most)], self.now, gbit)
 
     def gbit(self, message):
         way, rest = divmod(message, self.stages * self.batches)
@@ -179,18 +291,31 @@ class PlainCoupled:
 
     def release(self, what):
         block, hop = what
+        if self.ends.get(key(block), (None, None))[0] != self.now or self.ends[key(block)][1] is not block:
+            return
+        del self.ends[key(block)]
         self.spectrum.give(*block)
         if hop is not None:
             self.lit[hop] -= 1
         if hasattr(self, "waiting"):
             self.waiting = [message for message in self.waiting if self.serve(message) != "served"]
+            if self.rule.widen:
+                self.widen()
 
     def arrive(self, message):
+        if self.arrival[message] != self.now:
+            return
+        self.sending.pop(message, None)
         way, rest = divmod(message, self.stages * self.batches)
         stage, microbatch = divmod(rest, self.batches)
         target = stage + 1 - 2 * way
         self.there.add(("FB"[way], target, microbatch))
         self.run(self.rank_of(target))
+
+
+def key(block):
+    """A block by its first fibre and slot, which no other has at the same time."""
+    return block[0][0], block[1]
 
 
 def close(found, expected):

@@ -67,17 +67,29 @@ RING = build_network(
 )
 
 
+CHOICES = (
+    {},
+    {"earliest": True},
+    {"spread": True},
+    {"spread": True, "price_s": 0.001},
+    {"spread": True, "patient": True},
+    {"spread": True, "widen": True},
+    {"spread": True, "patient": True, "widen": True},
+)
+
+
 @st.composite
 def settings_of_a_run(draw):
     nodes = tuple(draw(st.lists(st.sampled_from("abcd"), min_size=2, max_size=5)))
     name = draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"]))
     training = training_of(name, nodes, draw(st.integers(1, 5)), 1e9, forward=0.01, backward=0.02)
+    choice = draw(st.sampled_from(CHOICES))
     rule = TransferRule(
         policy=find_policy(draw(st.sampled_from(["ksp-ff", "last-fit", "ff-ksp", "min-cuts", "cd"]))),
         max_blocks=draw(st.integers(1, 2)),
-        setup_s=draw(st.sampled_from([0.0, 0.003])),
+        setup_s=0.0 if choice.get("widen") else draw(st.sampled_from([0.0, 0.003])),
         one_at_a_time=draw(st.booleans()),
-        earliest=draw(st.booleans()),
+        **choice,
     )
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     want = random.integers(1, 7, training.num_messages)
@@ -93,7 +105,7 @@ def settings_of_a_run(draw):
     return shared, training, rule, demands
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(settings_of_a_run())
 def test_compiled_and_plain_simulator_agree_message_by_message(run):
     shared, training, rule, demands = run
@@ -222,7 +234,15 @@ def test_wrong_trainings_are_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_blocks": 3}, {"unit_gbit": 0.0}, {"setup_s": -1.0}, {"keep_s": 1.0, "max_blocks": 2}]
+    "options",
+    [
+        {"max_blocks": 5},
+        {"patient": True},
+        {"spread": True, "widen": True, "setup_s": 0.1},
+        {"unit_gbit": 0.0},
+        {"setup_s": -1.0},
+        {"keep_s": 1.0, "max_blocks": 2},
+    ],
 )
 def test_senseless_rules_are_refused(options):
     with pytest.raises(UsageError):
@@ -257,6 +277,37 @@ def test_two_blocks_of_a_short_path_beat_one_of_a_long_one():
         assert paths.km[step.out.path[0]] == (900 if blocks == 1 else 800)
         assert step.out.units[0] == 6
     assert arrivals[1] == pytest.approx(arrivals[0] - 100 * 4.9e-6)
+
+
+def test_blocks_on_two_candidates_arrive_together():
+    # From a to b: 4 units straight, 500 km, and 2 over c, 1200 km.
+    near, far = 500 * 4.9e-6, 1200 * 4.9e-6
+    step, coupled = alone(TransferRule(spread=True, max_blocks=2), lambda t: Demands.same(t, 6, 1), slots=4)
+    assert step.out.units[0] == 6
+    assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx((0.1 + 4 * near + 2 * far) / 6)
+    ends = coupled.log[:2, 5] - step.out.ready_s[0]
+    assert ends == pytest.approx([(0.1 + 4 * near + 2 * far) / 6 - delay for delay in (near, far)])
+    dear = TransferRule(spread=True, max_blocks=2, price_s=0.1)  # two fibres for one
+    step, _ = alone(dear, lambda t: Demands.same(t, 6, 1), slots=4)
+    assert step.out.units[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "units", "seconds"),
+    [({}, 1, 0.1), ({"patient": True}, 4, 0.005 + 0.1 / 4), ({"widen": True}, 4, 0.005 + 0.095 / 4)],
+)
+def test_a_light_path_that_ends_is_waited_for_or_widens(rule, units, seconds):
+    training = training_of("gpipe", ("a", "b"), 1, 75e9 / 8 * 0.1)
+    begin_s, pair = 1.0, np.zeros(1, np.int32)  # 3 of 4 slots are taken until 5 ms after the message is ready
+    taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([37.5]), np.array([begin_s + 0.026 + 0.005]))
+    shared = Shared(
+        k_shortest(RING, k=1), Grid(4, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
+    )
+    coupled = Coupled(shared, training, TransferRule(spread=True, **rule), begin_s=begin_s)
+    step = coupled.step(Demands.same(training, 4, 1))
+    assert step.out.units[0] == units
+    assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx(seconds + 500 * 4.9e-6)
+    assert not step.out.refused[0]
 
 
 def test_the_background_may_have_candidates_of_its_own():

@@ -112,6 +112,12 @@ def test_intervals_are_student_s():
     assert paired_change([2.0, 4.0], [1.0, 2.0]).mean == 1
 
 
+def test_nothing_is_widened_where_set_up_takes_time():
+    assert find_strategy("known-ends").rule.widen
+    assert not find_strategy("known-ends", setup_s=0.01).rule.widen
+    assert not find_strategy("known-ends", keep_s=1.0).rule.widen
+
+
 @pytest.mark.parametrize(("name", "says"), [("cd-cbaa", r"did you mean 'cd-cba'\?"), ("best-fit", "known: ksp-ff")])
 def test_unknown_strategies_are_refused(name, says):
     with pytest.raises(UsageError, match=says):

@@ -45,7 +45,7 @@ class LightOptions:
     slot_ghz: SlotGhz = 12.5
     guard: Guard = 1
     modulation: Modulation = "64qam"
-    k: K = 8
+    k: K = 16
     by: By = "hops"
     shared: Shared = False
     load: Load = 60.0
@@ -63,7 +63,9 @@ class LightOptions:
         from farpipe.optical.study import Scenario
 
         net, table = find_network(self.network, shared=self.shared), find_modulation(self.modulation)
-        paths = k_shortest(net, k=self.k, by=self.by, modulation=table)
+        at = [node for word in self.nodes.split(",") if (node := word.rpartition("=")[2].strip()) in net.nodes]
+        pairs = tuple(dict.fromkeys((a, b) for a in at for b in at if a != b))
+        paths = k_shortest(net, pairs or None, k=self.k, by=self.by, modulation=table)
         grid = Grid(self.slots, self.slot_ghz, self.guard)
         return Scenario(paths, k_shortest(net, k=4), grid, self._background(), table)
 

@@ -24,7 +24,7 @@ _SKIPPED = 2
 def simulate(
     job: Job,
     options: LightOptions,
-    policy: Annotated[str, typer.Option(help="ksp-ff, ksp-ff-fewer, cba, cd-cba, widest, earliest, ...")] = "earliest",
+    policy: Annotated[str, typer.Option(help="ksp-ff, ksp-ff-fewer, cba, cd-cba, widest, spread, ...")] = "spread",
     seeds: Seeds = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw a step: the pipeline above, the spectrum below (SVG or PNG).")
@@ -57,7 +57,7 @@ def compare(
     options: LightOptions,
     policies: Annotated[
         str, typer.Option(help="Policies to compare, the baseline first.")
-    ] = "ksp-ff,ksp-ff-fewer,sd-ff,cd,cba,cd-cba,cd-cba-fewer,widest,earliest",
+    ] = "ksp-ff,ksp-ff-fewer,sd-ff,cd,cba,cd-cba,cd-cba-fewer,widest,earliest,spread,known-ends",
     seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:

@@ -58,7 +58,7 @@ class Coupled:
         training.expect_in(shared.paths.network)
         self.training, self.rule, self.shared = training, rule, shared
         places = {pair: shared.paths.pair(*pair, "training") for pair in training.pairs}
-        self._net = _net(shared, shared.modulation)
+        self._net = _net(shared, shared.modulation, rule.price_s)
         expect_reach(shared.table, shared.modulation, self._net.per_slot, training.pairs)
         self._pipe = training.pipe(places)
         self._background = _background(shared)
@@ -140,19 +140,32 @@ def _codes(policy: Policy) -> tuple[int, int, NDArray[np.float64]]:
     return (*policy.codes, np.array(policy.weights))
 
 
-def _net(shared: Shared, modulation: Modulation) -> Net:
+def _net(shared: Shared, modulation: Modulation, price_s: float) -> Net:
     paths, grid = shared.table, shared.grid
+    per_slot = modulation.gbit_per_slot(paths.km, grid.slot_ghz)
     spectrum = grid.empty(paths.network.num_fibres)
     return Net(
         spectrum=spectrum,
         table=path_arrays(paths),
         first=paths.first,
-        per_slot=modulation.gbit_per_slot(paths.km, grid.slot_ghz),
+        per_slot=per_slot,
         latency_s=paths.latency_s,
+        priced_s=paths.latency_s + price_s * _detour(paths, per_slot),
         guard=grid.guard,
         need=np.zeros(int(np.diff(paths.first).max()), np.int64),
+        wide=np.zeros((2, int(np.diff(paths.first).max())), np.int64),
         mask=np.zeros(spectrum[0].shape[1], np.uint64),
     )
+
+
+def _detour(paths: PathTable, per_slot: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Spectrum x time of a message on every candidate, relative to the least of its pair, less 1."""
+    fibres = np.diff(paths.begin)
+    spectrum = np.divide(fibres, per_slot, out=np.full(len(fibres), inf), where=per_slot > 0)
+    least = np.minimum.reduceat(spectrum, paths.first[:-1]) if len(fibres) else spectrum
+    each = np.repeat(least, np.diff(paths.first))
+    more = np.divide(spectrum, each, out=np.ones(len(spectrum)), where=np.isfinite(spectrum)) - 1
+    return np.asarray(more, np.float64)
 
 
 def _background(shared: Shared) -> Background:
@@ -179,11 +192,12 @@ def _state(shared: Shared, training: Training, num_logged: int) -> State:
     counters[SPARE] = places
     path, start, count, hop, entry = (np.zeros(places, np.int64) for _ in range(5))
     return State(
-        events=empty_heap(places + 4 * training.num_messages + 2 * hops + 64),
-        lights=Lights(path, start, count, hop, np.zeros(places), entry, np.arange(places)),
+        events=empty_heap(places + 16 * training.num_messages + 2 * hops + 64),
+        lights=Lights(path, start, count, hop, np.zeros(places), np.full(places, inf), entry, np.arange(places)),
         counters=counters,
         used=np.zeros(1),
         waiting=np.zeros(training.num_messages, np.int64),
+        sending=np.zeros(training.num_messages, np.int64),
         lit=np.zeros(hops, np.int64),
         kept=np.full(hops, -1, np.int64),
         kept_units=np.zeros(hops, np.int64),
@@ -205,6 +219,9 @@ def _rule(rule: TransferRule, demands: Demands) -> Rule:
         policy=_codes(rule.policy),
         unit_gbit=rule.unit_gbit,
         earliest=rule.earliest,
+        spread=rule.spread,
+        patient=rule.patient,
+        widen=rule.widen,
         max_blocks=rule.max_blocks,
         setup_s=rule.setup_s,
         ahead=rule.ahead and rule.setup_s > 0,
@@ -231,6 +248,7 @@ def _out(training: Training) -> Out:
         path=np.full(count, -1, np.int64),
         refused=np.zeros(count, np.bool_),
         held=np.full((MAX_BLOCKS, count), -1, np.int64),
+        block_units=np.zeros((MAX_BLOCKS, count), np.int64),
         there=there,
         position=np.zeros(problem.num_ranks, np.int64),
         running=np.zeros(problem.num_ranks, np.bool_),

@@ -8,11 +8,12 @@ ends, those who wait try again, by priority and then in order of asking.
 import numpy as np
 from numba import njit
 
-from farpipe.optical.assign_kernel import choose, find_block, occupy, slots_needed
+from farpipe.optical.assign_kernel import choose, occupy, slots_needed
+from farpipe.optical.choice_kernel import block_on, first_spread, more_spread, soonest, together_s, widest
 from farpipe.optical.compiled import inner
 from farpipe.optical.heap_kernel import pop, push
-from farpipe.optical.pipeline_state import AT_ONCE, LOGGED, NEXT, NOTHING, POSTED, SPARE, WAITING
-from farpipe.optical.spectrum_kernel import common, flip, longest_run
+from farpipe.optical.lights_kernel import dark, light
+from farpipe.optical.pipeline_state import AT_ONCE, NEXT, NOTHING, POSTED, SENDING, WAITING
 
 _RELEASE, _REQUEST, _ACTION, _ARRIVAL, _ASK, _IDLE = range(6)
 _F, _W = 0, 2
@@ -26,118 +27,97 @@ def _post(state, at_s, kind, item):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _light(net, state, block, owner, hop, now_s):  # type: ignore[no-untyped-def]
-    """Take a block (path, start, count); the place of the new light path."""
-    lights, counters = state.lights, state.counters
-    counters[SPARE] -= 1
-    place = lights.spare[counters[SPARE]]
-    lights.path[place], lights.start[place], lights.width[place] = block
-    lights.hop[place], lights.begun_s[place], lights.entry[place] = hop, now_s, -1
-    occupy(net.spectrum, net.table, block[0], block[1], block[2], 1)
-    if hop >= 0:
-        state.lit[hop] += 1
-    if counters[LOGGED] < state.log.shape[0]:
-        row = state.log[counters[LOGGED]]
-        row[0], row[1], row[2], row[3], row[4], row[5] = owner, block[0], block[1], block[2], now_s, np.inf
-        lights.entry[place] = counters[LOGGED]
-        counters[LOGGED] += 1
-    return place
-
-
-@inner
-def _dark(net, state, place, now_s):  # type: ignore[no-untyped-def]
-    """Give back what a light path held."""
-    lights, counters = state.lights, state.counters
-    path, count, hop = lights.path[place], lights.width[place], lights.hop[place]
-    occupy(net.spectrum, net.table, path, lights.start[place], count, -1)
-    if hop >= 0:
-        state.lit[hop] -= 1
-        state.used[0] += count * (net.table[0][path + 1] - net.table[0][path]) * (now_s - lights.begun_s[place])
-    if lights.entry[place] >= 0:
-        state.log[lights.entry[place], 5] = now_s
-    lights.spare[counters[SPARE]] = place
-    counters[SPARE] += 1
-
-
-@inner
-def _widest(net, rule, pair, most, least):  # type: ignore[no-untyped-def]
-    """(units, path, start, slots) of the widest block between `least` and `most` units; units 0: none fits."""
-    low, high = np.int64(net.first[pair]), np.int64(net.first[pair + 1])
-    for units in range(most, least - 1, -1):
-        slots_needed(net.per_slot, low, high, units * rule.unit_gbit, net.guard, net.need)
-        path, start = choose(net.spectrum, net.table, rule.policy, low, high, net.need, net.mask)
-        if path >= 0:
-            return units, path, start, net.need[path - low]
-    return 0, -1, -1, 0
-
-
-@inner
-def _units_of_run(net, rule, path, length, most):  # type: ignore[no-untyped-def]
-    """Units, at most `most`, that a run of `length` free slots of a path carries beside its guard."""
-    return max(0, min(most, np.int64((length - net.guard) * net.per_slot[path] / rule.unit_gbit + 1e-9)))
-
-
-@inner
-def _units_on(net, rule, path, most):  # type: ignore[no-untyped-def]
-    """Units, at most `most`, that `max_blocks` blocks on one path carry now."""
-    if net.per_slot[path] <= 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
-        return 0
-    total = np.int64(0)
-    for _ in range(rule.max_blocks):
-        start, length = longest_run(net.mask, net.spectrum[2].size)
-        units = _units_of_run(net, rule, path, length, most - total)
-        total += units
-        if units == 0 or total == most:
-            break
-        flip(net.mask, start, length)
-    return total
-
-
-@inner
-def _soonest(net, rule, pair, most, least, gbit):  # type: ignore[no-untyped-def]
-    """The candidate over which `gbit` arrive first, on up to `max_blocks` blocks of it, or -1: none has `least` units.
-
-    Width counts, and so does a short path.
-    """
-    found, soonest_s = -1, np.inf
-    for path in range(np.int64(net.first[pair]), np.int64(net.first[pair + 1])):
-        units = _units_on(net, rule, path, most)
-        if units < max(1, least):
+def _waits(net, pipe, rule, state, out, message, now_s, seconds):  # type: ignore[no-untyped-def]
+    """True if a light path that is known to end brings a message sooner than in `seconds`, and its rule is to wait."""
+    if not rule.patient or out.ready_s[message] > now_s + rule.setup_s + 1e-9:
+        return False
+    lights, pair = state.lights, pipe.pair_of_hop[message // pipe.num_microbatches]
+    for place in range(lights.until_s.size):
+        until_s = lights.until_s[place]
+        if not now_s < until_s < now_s + seconds:
             continue
-        arrival_s = gbit / (units * rule.unit_gbit) + net.latency_s[path]
-        if arrival_s < soonest_s:
-            found, soonest_s = path, arrival_s
-    return found
+        path, start, count = lights.path[place], lights.start[place], lights.width[place]
+        occupy(net.spectrum, net.table, path, start, count, -1)
+        _, then_s = first_spread(net, rule, pair, rule.want[message], rule.least[message], pipe.gbit[message])
+        occupy(net.spectrum, net.table, path, start, count, 1)
+        if until_s + then_s < now_s + seconds:
+            return True
+    return False
 
 
 @inner
-def _block_on(net, rule, path, most):  # type: ignore[no-untyped-def]
-    """(units, path, start, slots) of the widest block of at most `most` units on one path; units 0: none fits."""
-    if path < 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
-        return 0, -1, -1, 0
-    _, length = longest_run(net.mask, net.spectrum[2].size)
-    units = _units_of_run(net, rule, path, length, most)
-    if units == 0:
-        return 0, -1, -1, 0
-    count = np.int64(np.ceil(units * rule.unit_gbit / net.per_slot[path] - 1e-9)) + net.guard
-    return units, path, find_block(net.spectrum, net.table, rule.policy[1], path, count, net.mask), count
+def _divide(net, pipe, rule, state, out, message, start_s, gbit):  # type: ignore[no-untyped-def]
+    """Divide the `gbit` of a message that are to be sent from `start_s` on over its blocks, to arrive together."""
+    lights, weighted_s, end_s = state.lights, 0.0, start_s
+    for block in range(out.held.shape[0]):
+        place = out.held[block, message]
+        if place >= 0:
+            weighted_s += out.block_units[block, message] * net.latency_s[lights.path[place]]
+    mean_s, seconds = weighted_s / out.units[message], gbit / (out.units[message] * rule.unit_gbit)
+    for place in out.held[:, message]:
+        if place >= 0:
+            until_s = start_s + seconds + (mean_s - net.latency_s[lights.path[place]])
+            end_s = max(end_s, until_s)
+            if rule.keep_s < 0:
+                lights.until_s[place] = until_s
+                _post(state, until_s, np.int64(_RELEASE), place)
+    out.end_s[message], out.arrival_s[message] = end_s, start_s + seconds + mean_s
+    _post(state, out.arrival_s[message], np.int64(_ARRIVAL), message)
 
 
 @inner
 def _launch(net, pipe, rule, state, out, message):  # type: ignore[no-untyped-def]
     """Send a message whose producer's end is known over the light paths that it holds."""
-    lights, latency_s, hop = state.lights, 0.0, message // pipe.num_microbatches
-    start_s = max(out.ready_s[message], out.grant_s[message] + rule.setup_s)
-    end_s = start_s + pipe.gbit[message] / (out.units[message] * rule.unit_gbit)
-    for place in out.held[:, message]:
-        if place >= 0:
-            latency_s = max(latency_s, net.latency_s[lights.path[place]])
-            if rule.keep_s < 0:
-                _post(state, end_s, np.int64(_RELEASE), place)
+    out.start_s[message] = max(out.ready_s[message], out.grant_s[message] + rule.setup_s)
+    _divide(net, pipe, rule, state, out, message, out.start_s[message], pipe.gbit[message])
     if rule.keep_s >= 0:
-        _stay(rule, state, hop, end_s)
-    out.start_s[message], out.end_s[message], out.arrival_s[message] = start_s, end_s, end_s + latency_s
-    _post(state, end_s + latency_s, np.int64(_ARRIVAL), message)
+        _stay(rule, state, message // pipe.num_microbatches, out.end_s[message])
+    if rule.widen:
+        state.sending[state.counters[SENDING]] = message
+        state.counters[SENDING] += 1
+
+
+@inner
+def _widen(net, pipe, rule, state, out, now_s):  # type: ignore[no-untyped-def]
+    """Add a block to each message that is being sent on fewer units than it asked for, where that brings it sooner."""
+    sending, kept = state.sending, 0
+    for place in range(state.counters[SENDING]):
+        message = sending[place]
+        if out.end_s[message] > now_s and out.units[message] < rule.want[message]:
+            sending[kept] = message
+            kept += 1
+            if out.start_s[message] <= now_s:
+                _widen_message(net, pipe, rule, state, out, message, now_s)
+    state.counters[SENDING] = kept
+
+
+@inner
+def _widen_message(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+    """Add a block to a message that is being sent, and divide what is left of it anew."""
+    lights, left, weighted_s, longest_s, blocks = state.lights, 0.0, 0.0, 0.0, 0
+    for block in range(out.held.shape[0]):
+        place, units = out.held[block, message], out.block_units[block, message]
+        if place < 0:
+            break
+        if lights.hop[place] != message // pipe.num_microbatches or not now_s < lights.until_s[place] < np.inf:
+            return  # one block has sent its part
+        left += units * rule.unit_gbit * (lights.until_s[place] - now_s)
+        weighted_s += units * net.latency_s[lights.path[place]]
+        longest_s, blocks = max(longest_s, net.latency_s[lights.path[place]]), blocks + 1
+    if blocks == out.held.shape[0]:
+        return
+    hop, total, most = message // pipe.num_microbatches, out.units[message], rule.want[message] - out.units[message]
+    path = more_spread(net, rule, pipe.pair_of_hop[hop], most, left, total, weighted_s)
+    units, path, start, count = block_on(net, rule, path, most)
+    if units == 0:
+        return
+    seconds = together_s(rule, left, total + units, weighted_s + units * net.latency_s[path])
+    if seconds <= max(longest_s, net.latency_s[path]):
+        return
+    out.held[blocks, message] = light(net, state, (path, start, count), message, hop, now_s)
+    out.block_units[blocks, message] = units
+    out.units[message] = total + units
+    _divide(net, pipe, rule, state, out, message, now_s, left)
 
 
 @inner
@@ -166,31 +146,40 @@ def _reuse(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-unty
 
 @inner
 def _light_message(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Light up to `max_blocks` paths for a message; whether there is one."""
+    """Light up to `max_blocks` paths for a message: 1 lit, 0 none is free, -1 it waits for a better one."""
     hop = message // pipe.num_microbatches
-    most, least, total, best = rule.want[message], rule.least[message], 0, -1
+    most, least, total, best, weighted_s = rule.want[message], rule.least[message], 0, -1, 0.0
+    pair, gbit = pipe.pair_of_hop[hop], pipe.gbit[message]
     if rule.earliest:
-        best = _soonest(net, rule, pipe.pair_of_hop[hop], most, least, pipe.gbit[message])
+        best = soonest(net, rule, pair, most, least, gbit)
+    elif rule.spread:
+        best, seconds = first_spread(net, rule, pair, most, least, gbit)
+        if best >= 0 and _waits(net, pipe, rule, state, out, message, now_s, seconds):
+            return -1
     for block in range(rule.max_blocks if rule.keep_s < 0 else 1):
         if most == 0:
             break
-        if rule.earliest:
-            units, path, start, count = _block_on(net, rule, best, most)
+        if rule.spread and block > 0:
+            best = more_spread(net, rule, pair, most, gbit, total, weighted_s)
+        if rule.earliest or rule.spread:
+            units, path, start, count = block_on(net, rule, best, most)
         else:
-            units, path, start, count = _widest(net, rule, pipe.pair_of_hop[hop], most, least)
+            units, path, start, count = widest(net, rule, pair, most, least)
         if units == 0:
             break
-        out.held[block, message] = _light(net, state, (path, start, count), message, hop, now_s)
+        out.held[block, message] = light(net, state, (path, start, count), message, hop, now_s)
         if block == 0:
             out.path[message] = path
+        out.block_units[block, message] = units
         total, most, least = total + units, most - units, 1
+        weighted_s += units * net.priced_s[path]
     out.units[message] = total
-    return total > 0
+    return 1 if total > 0 else 0
 
 
 @inner
 def _serve(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Give a message its light path: 1 served, 0 refused for lack of spectrum, -1 its hop's own turn is not there."""
+    """Give a message its light path: 1 served, 0 refused for lack of spectrum, -1 it is to wait."""
     hop = message // pipe.num_microbatches
     if rule.keep_s >= 0 and state.kept[hop] >= 0:
         if out.ready_s[message] == np.inf or state.kept_until_s[hop] == np.inf:
@@ -199,8 +188,9 @@ def _serve(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-unty
         return 1
     if (rule.one_at_a_time or rule.keep_s >= 0) and state.lit[hop] > 0:
         return -1
-    if not _light_message(net, pipe, rule, state, out, message, now_s):
-        return 0
+    lit = _light_message(net, pipe, rule, state, out, message, now_s)
+    if lit <= 0:
+        return lit
     out.grant_s[message] = now_s
     if rule.keep_s >= 0:
         state.kept[hop], state.kept_units[hop] = out.held[0, message], out.units[message]
@@ -310,7 +300,7 @@ def _idle(net, state, hop, keep_s, now_s):  # type: ignore[no-untyped-def]
         _post(state, until_s, np.int64(_IDLE), hop)
     if state.kept[hop] < 0 or now_s < until_s:
         return False
-    _dark(net, state, state.kept[hop], now_s)
+    dark(net, state, state.kept[hop], now_s)
     state.kept[hop] = -1
     return True
 
@@ -326,8 +316,9 @@ def _request(net, background, state, now_s):  # type: ignore[no-untyped-def]
     path, start = choose(net.spectrum, net.table, background.policy, low, high, net.need, net.mask)
     background.path[request] = path
     if path >= 0:
-        place = _light(net, state, (path, start, net.need[path - low]), -1 - request, -1, now_s)
-        _post(state, now_s + background.holding_s[request], np.int64(_RELEASE), place)
+        place = light(net, state, (path, start, net.need[path - low]), -1 - request, -1, now_s)
+        state.lights.until_s[place] = now_s + background.holding_s[request]
+        _post(state, state.lights.until_s[place], np.int64(_RELEASE), place)
 
 
 @inner
@@ -355,6 +346,7 @@ def play(net, background, pipe, rule, state, out, begin_s, until_s):  # type: ig
     With a finite `until_s` the pipeline rests, and the background goes on alone until then.
     """
     left = pipe.codes.size if until_s == np.inf else 0
+    state.counters[SENDING] = 0
     for message in range(rule.ask_s.size):
         if rule.ask_s[message] < np.inf:
             _post(state, begin_s + rule.ask_s[message], np.int64(_ASK), np.int64(message))
@@ -364,15 +356,18 @@ def play(net, background, pipe, rule, state, out, begin_s, until_s):  # type: ig
     while left > 0 or now_s < until_s < np.inf:
         now_s, kind, item = _next_event(background, state, until_s)
         if kind == _RELEASE:
-            _dark(net, state, item, now_s)
-            _retry(net, pipe, rule, state, out, now_s)
+            if state.lights.until_s[item] == now_s:  # else it has been widened, and ended before
+                dark(net, state, item, now_s)
+                _retry(net, pipe, rule, state, out, now_s)
+                _widen(net, pipe, rule, state, out, now_s)
         elif kind == _REQUEST:
             _request(net, background, state, now_s)
         elif kind == _ACTION:
             left -= 1
             _finish(net, pipe, rule, state, out, item, now_s)
         elif kind == _ARRIVAL:
-            _arrive(net, pipe, rule, state, out, item, now_s)
+            if out.arrival_s[item] == now_s:
+                _arrive(net, pipe, rule, state, out, item, now_s)
         elif kind == _ASK:
             if out.ask_s[item] == np.inf:
                 _ask(net, pipe, rule, state, out, item, now_s)

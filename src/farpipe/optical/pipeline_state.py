@@ -27,9 +27,13 @@ class Net(NamedTuple):
     """[paths]: Gbit/s that one slot carries."""
     latency_s: Floats
     """[paths]"""
+    priced_s: Floats
+    """[paths]: latency and the price of the spectrum that a message takes there, to choose by."""
     guard: int
     need: Ints
     """Scratch."""
+    wide: Ints
+    """Scratch: [2, candidates of a pair]."""
     mask: NDArray[np.uint64]
     """Scratch."""
 
@@ -80,6 +84,12 @@ class Rule(NamedTuple):
     """Rate of one unit."""
     earliest: bool
     """Take the candidate over which the message arrives first, instead of the first one with the widest block."""
+    spread: bool
+    """The same, and the blocks of a message may be on different candidates."""
+    patient: bool
+    """Wait for a light path that is known to end if the message arrives sooner so."""
+    widen: bool
+    """Add a block to a message that is being sent whenever a light path ends."""
     max_blocks: int
     """Light paths of one message side by side."""
     setup_s: float
@@ -101,6 +111,8 @@ class Lights(NamedTuple):
     hop: Ints
     """Its owner: a hop, or -1: the background."""
     begun_s: Floats
+    until_s: Floats
+    """Time at which it ends; infinite: not known, or not lit."""
     entry: Ints
     """Its row in the log, or -1."""
     spare: Ints
@@ -112,11 +124,14 @@ class State(NamedTuple):
     events: Heap
     lights: Lights
     counters: Ints
-    """Events posted; free places of `lights`; rows of `log` used; next background request; messages that wait."""
+    """Events posted; free places of `lights`; rows of `log` used; next background request; messages that wait;
+    messages that may be widened."""
     used: Floats
     """Slots x fibres x seconds that messages have held."""
     waiting: Ints
     """[M]: messages that wait for a light path, by priority, then in order of asking."""
+    sending: Ints
+    """[M]: messages that may be widened."""
     lit: Ints
     """[hops]: light paths that each hop holds."""
     kept: Ints
@@ -148,7 +163,9 @@ class Out(NamedTuple):
     refused: Flags
     """[M]: refused when it asked first."""
     held: Ints
-    """[2, M]: light paths held, or -1."""
+    """[MAX_BLOCKS, M]: light paths held, or -1."""
+    block_units: Ints
+    """[MAX_BLOCKS, M]: units of each."""
     there: Flags
     """[M by consumer]: True if the input is there."""
     position: Ints
@@ -157,6 +174,6 @@ class Out(NamedTuple):
     """[ranks]"""
 
 
-NUM_COUNTERS = 5
-POSTED, SPARE, LOGGED, NEXT, WAITING = range(NUM_COUNTERS)
+NUM_COUNTERS = 6
+POSTED, SPARE, LOGGED, NEXT, WAITING, SENDING = range(NUM_COUNTERS)
 NOTHING, AT_ONCE = -2, -1

@@ -186,6 +186,10 @@ STRATEGIES: Final[dict[str, Strategy]] = {
     "cd-cba-fewer": Cba(fewer_at_once=True, rule=TransferRule(policy=POLICIES["cd"])),
     "widest": Widest(),
     "earliest": Widest(rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, earliest=True)),
+    "spread": Widest(rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, spread=True)),
+    "known-ends": Widest(
+        rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, spread=True, patient=True, widen=True)
+    ),
     "slack": Slack(),
 }
 """The strategies by the names that users write."""
@@ -201,6 +205,7 @@ def find_strategy(name: str, units: int | None = None, **rule: Any) -> Strategy:
         if isinstance(found, Cba):
             found = replace(found, start=min(found.start, units))
     keeps = rule.get("keep_s") is not None
-    changed = replace(found.rule, **rule, **({"max_blocks": 1} if keeps else {}))
+    fixed = {"widen": False} if keeps or rule.get("setup_s") else {}
+    changed = replace(found.rule, **{**fixed, **rule}, **({"max_blocks": 1} if keeps else {}))
     strategy: Strategy = replace(found, rule=changed)
     return strategy

@@ -19,7 +19,7 @@ from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE
 from farpipe.step import Problem, Schedule
 from farpipe.step.lowering import lower
 
-MAX_BLOCKS = 2
+MAX_BLOCKS = 4
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,16 @@ class TransferRule:
     earliest: bool = False
     """Take the candidate over which the message arrives first by its widest block and its length, not the first that
     has the most units; of the policy then only the rule of slots counts."""
+    spread: bool = False
+    """As `earliest`, and the blocks of a message may be on different candidates; its bits are divided so that all
+    arrive together."""
+    price_s: float = 0.0
+    """With `spread`: a candidate that takes twice the spectrum of the best one (fibres / bit/s/Hz) must bring the
+    message so much sooner."""
+    patient: bool = False
+    """With `spread`: wait for a light path whose end is known, when the message arrives sooner so."""
+    widen: bool = False
+    """With `spread`: add blocks to a message that is being sent, up to what it asked for, when a light path ends."""
     max_blocks: int = 1
     """Light paths of one message side by side."""
     setup_s: float = 0.0
@@ -119,6 +129,12 @@ class TransferRule:
     def __post_init__(self) -> None:
         if not 1 <= self.max_blocks <= MAX_BLOCKS:
             raise UsageError(f"max_blocks must be from 1 to {MAX_BLOCKS}, found {self.max_blocks}")
+        if (self.patient or self.widen or self.price_s) and not self.spread:
+            raise UsageError("price_s, patient and widen belong to spread")
+        if self.widen and (self.setup_s > 0 or self.keep_s is not None):
+            raise UsageError("widen is for light paths without set-up time that are not kept")
+        if not 0 <= self.price_s < inf:
+            raise UsageError(f"price_s must be at least 0, found {self.price_s}")
         if not 0 < self.unit_gbit < inf:
             raise UsageError(f"unit_gbit must be more than 0, found {self.unit_gbit}")
         if not 0 <= self.setup_s < inf:
