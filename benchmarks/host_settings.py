@@ -108,12 +108,12 @@ def run_rank(host: str) -> None:
     import typer
 
     from farpipe.run import rank_main
-    from farpipe.transport import transport, tuning
+    from farpipe.transport import dialler, tuning
 
     if host == "bbr":
         tuning.BBR_RENEWED_S = float("inf")
     elif host.endswith("cubic"):
-        transport.suit_to_pauses = lambda sock: sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        dialler.suit_to_pauses = lambda sock: sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
     typer.run(rank_main.main)
 
 

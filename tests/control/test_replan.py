@@ -250,10 +250,10 @@ def test_what_goes_wrong_in_watching_does_not_end_the_training(text_file, tmp_pa
     assert event == {"step": 0, "event": "failed", "why": "OSError: no space left"}
 
 
-def test_changes_are_for_emulated_links_of_the_run():
+def test_changes_are_for_links_between_sites_of_the_run():
     problem = two_sites((0.02, 0.02, 0.02), (2, 2), num_ranks=4, num_microbatches=6)
     change = LinkChange(step=1, link="a>c", latency_s=0, bandwidth_bytes_per_s=1)
-    with pytest.raises(ValueError, match="'a>c' is not an emulated link of the run"):
+    with pytest.raises(ValueError, match="'a>c' is no link between sites of the run"):
         _spec(problem, order("1f1b", problem), device="sleep", link_changes=(change,))
 
 

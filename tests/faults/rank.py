@@ -15,11 +15,11 @@ import typer
 from farpipe.run import rank_main
 from farpipe.runtime import stage
 from farpipe.runtime.work import Trainer
-from farpipe.transport import transport
+from farpipe.transport import meeting
 from farpipe.transport.clock import SKEW_VARIABLE
 
 RANK = int(os.environ["RANK"])
-introduce = transport.introduce
+introduce = meeting.introduce
 
 
 def route(address):
@@ -43,7 +43,7 @@ begin_step = Trainer.begin_step
 if "FARPIPE_TEST_PAUSE_S" in os.environ:
     Trainer.begin_step = begin_after_a_pause
 if "FARPIPE_TEST_PROXY" in os.environ:
-    transport.introduce = introduce_through_proxy
+    meeting.introduce = introduce_through_proxy
 if "FARPIPE_TEST_SKEWS" in os.environ:
     os.environ[SKEW_VARIABLE] = str(json.loads(os.environ["FARPIPE_TEST_SKEWS"])[RANK])
 if os.environ.get("FARPIPE_TEST_SLOW") == str(RANK):

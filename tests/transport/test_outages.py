@@ -14,7 +14,7 @@ from farpipe.run.run import RANK_PROGRAM, run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.schedule.library import order
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
-from farpipe.transport import PeerError, Tag, TransportConfig, transport
+from farpipe.transport import PeerError, Tag, TransportConfig, meeting
 from farpipe.transport.connection import Connection
 from farpipe.transport.control_inbox import ControlInbox
 from farpipe.transport.control_link import ControlMessage
@@ -35,13 +35,13 @@ LONG = random.Random(1).randbytes(800_000)
 @pytest.fixture
 def proxy(monkeypatch):
     between = Proxy()
-    introduce = transport.introduce
+    introduce = meeting.introduce
 
     def introduce_through_proxy(rank, *args):
         ranks = introduce(rank, *args)
         return [r if i == rank else r._replace(address=between.route(r.address)) for i, r in enumerate(ranks)]
 
-    monkeypatch.setattr(transport, "introduce", introduce_through_proxy)
+    monkeypatch.setattr(meeting, "introduce", introduce_through_proxy)
     yield between
     between.close()
 

@@ -1,10 +1,13 @@
 import socket
+import struct
 
 import pytest
 
 from farpipe.emulate import LinkShape
 from farpipe.transport import Tag, dialler, transport, tuning
-from farpipe.transport.sockets import pace
+from farpipe.transport.message import Channel
+from farpipe.transport.sockets import _SO_MAX_PACING_RATE, pace
+from farpipe.transport.stream import Stream
 from farpipe.transport.tuning import choose_streams, num_threads, pacing_rate, round_trip_s
 from transports import connected
 
@@ -45,6 +48,39 @@ def test_a_channel_over_a_distance_is_paced_where_its_link_is_real(monkeypatch, 
         first.send(1, "forward", Tag(0, 0, 0), bytes(4 << 20))
         assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data.nbytes == 4 << 20
     assert rates == ([pacing_rate(0.05, 125e6, 9)] * 9 if is_paced else [])
+
+
+def test_open_channels_take_on_the_rate_that_their_link_has_now():
+    def paces():
+        streams = [line.stream for line in first._outboxes[Channel(1, "forward")].reconnectors]
+        options = [stream._connection._sock.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8) for stream in streams]
+        return [struct.unpack("@L", option)[0] for option in options]
+
+    with connected(bandwidths={(0, 1): 125e6}, streams=3) as (first, second):
+        first._dialler._round_trips_s[1] = 0.05
+        first.open(1, "forward")
+        assert first.await_channels(5.0)
+        for number, rate in enumerate((25e6, 250e6, 125e6)):
+            first._dialler._round_trips_s[1] = 0.05  # connecting has measured this machine's
+            first.expect_rate(1, rate)
+            first.send(1, "forward", Tag(0, 0, number), bytes(1 << 20))
+            assert second.receive(0, "forward", Tag(0, 0, number), waiting_for="it").data.nbytes == 1 << 20
+            assert paces() == [pacing_rate(0.05, rate, 3)] * 3
+
+
+def test_no_loop_wakes_before_all_streams_of_a_channel_are_told_of_a_message(monkeypatch):
+    """A loop that wakes for the first stream lets it take two chunks of a message, and none is left for the second."""
+    calls = []
+    monkeypatch.setattr(Stream, "advance_when_rung", lambda stream: calls.append("told"))
+    with connected(streams=4) as (first, _):
+        first.open(1, "forward")
+        assert first.await_channels(5.0)
+        ring = Stream.ring
+        monkeypatch.setattr(Stream, "ring", lambda stream: (calls.append("rung"), ring(stream)))
+        outbox = first._outboxes[Channel(1, "forward")]
+        calls.clear()
+        outbox._wake()
+    assert calls[:8] == ["told"] * 4 + ["rung"] * 4
 
 
 def test_headroom_is_for_messages_and_not_for_the_ramp(monkeypatch):

@@ -38,7 +38,8 @@ def run(
     """Run `spec` with one process per rank; results go to `run_dir`, what the ranks print to its ``logs``.
 
     `on_step` gets every line of ``metrics.jsonl`` soon after it was written. With a `wan` each rank runs in the
-    namespace of its site, and `spec` should not emulate links a second time; as between real sites all goes through
+    namespace of its site, and `spec` should not emulate links a second time; its links change as `link_changes` say,
+    soon after the step before them has ended. As between real sites all goes through
     TLS, with certificates of its own that are gone after the run, unless `allow_plaintext`. With `resume` the run that
     `run_dir` has goes on from its newest checkpoint; with `is_open`, `open_run_dir` has been called already. When the
     run breaks, it is started again up to `max_restarts` times, from its newest checkpoint or else from the beginning;
@@ -54,7 +55,7 @@ def run(
     expect_memory(spec)
     if not is_open:
         open_run_dir(spec, run_dir, resume=resume)
-    follower = Follower(run_dir / METRICS_NAME, on_step)
+    follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
     command = [sys.executable, *rank_program, str(run_dir)]
     places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
     with _security(wan, allow_plaintext) as security:
@@ -83,6 +84,23 @@ def run(
                     on_restart(str(error))
     follower.read()
     return Summary.load(run_dir / SUMMARY_NAME)
+
+
+def changing_links(
+    spec: RunSpec, wan: Wan | None, on_step: Callable[[dict[str, Any]], None] | None
+) -> Callable[[dict[str, Any]], None] | None:
+    """`on_step`, after the WAN's links have become those of the step that follows."""
+    if wan is None or not spec.link_changes:
+        return on_step
+
+    def change(line: dict[str, Any]) -> None:
+        for link in spec.link_changes:
+            if link.step == line["step"] + 1:
+                wan.set(link.link, latency_s=link.latency_s, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)
+        if on_step is not None:
+            on_step(line)
+
+    return change
 
 
 @contextmanager

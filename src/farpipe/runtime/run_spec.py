@@ -49,7 +49,11 @@ class MetricsSettings(Part):
 
 
 class LinkChange(Part):
-    """A change of an emulated link: before `step` begins, an emulated link becomes another."""
+    """A change of a link between sites: before `step` begins, it becomes another.
+
+    Emulated links change by themselves. Those of a kernel WAN are changed by `run`, when the line of the step before is
+    written; where somebody else changes them, ranks send at the new rate from `step` on.
+    """
 
     step: Natural
     link: Text
@@ -122,8 +126,8 @@ class RunSpec(Document, Part):
             raise fault(f"the first replica is at {self.replicas[0]}, but sites are {self.sites}", "replicas")
         self._check_sync()
         for index, change in enumerate(self.link_changes):
-            if change.link not in self.problem.links or not self.emulate_links:
-                raise fault(f"{change.link!r} is not an emulated link of the run", "link_changes", index, "link")
+            if not self.problem.between_sites.get(change.link, False):
+                raise fault(f"{change.link!r} is no link between sites of the run", "link_changes", index, "link")
         if self.device != "sleep":
             self._check_training()
         return self
@@ -241,6 +245,10 @@ class RunSpec(Document, Part):
             elif sites[0] != sites[1] and ">".join(sites) in self.problem.links:
                 names[pair] = ">".join(sites)
         return {pair: (name, self._shape(name)) for pair, name in names.items()}
+
+    def peers_over(self, link: str, process: int) -> list[int]:
+        """Processes to which `process` sends over `link`."""
+        return [target for (source, target), (name, _) in self.links().items() if (source, name) == (process, link)]
 
     def _shape(self, name: str) -> LinkShape | None:
         if not (self.emulate_links and self.problem.between_sites[name]):

@@ -168,12 +168,17 @@ class _Loop:
             self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
     def _change_links(self, step: int) -> None:
-        """In a rehearsal: emulated links change as the run says."""
-        for change in self._run.link_changes:
-            if change.step == step and isinstance(self._peers, TensorPeers) and self._peers.rank == 0:
-                self._peers.transport.change_link(
-                    change.link, LinkShape(change.latency_s, change.bandwidth_bytes_per_s)
-                )
+        """Emulated links change as the run says; over real ones this rank sends at the rate that they have then."""
+        changes = [change for change in self._run.link_changes if change.step == step]
+        if not changes or not isinstance(self._peers, TensorPeers):
+            return
+        rank, transport = self._peers.rank, self._peers.transport
+        for change in changes:
+            if not self._run.emulate_links:
+                for peer in self._run.peers_over(change.link, rank):
+                    transport.expect_rate(peer, change.bandwidth_bytes_per_s)
+            elif rank == 0:
+                transport.change_link(change.link, LinkShape(change.latency_s, change.bandwidth_bytes_per_s))
 
     def _give(self, step: int) -> None:
         """Ahead of the exchange that ends the step: what this rank asks of all."""

@@ -15,8 +15,8 @@ One message's path, with the file of each station:
 
 Around it:
 
-    start     rendezvous.py and introduction.py (who is where), listener.py and handshake.py (who may connect),
-              dialler.py and sockets.py (who calls), tcp_ramp.py (up to speed before the first message)
+    start     meeting.py, rendezvous.py and introduction.py (who is where), listener.py and handshake.py (who may
+              connect), dialler.py and sockets.py (who calls), tcp_ramp.py (up to speed before the first message)
     threads   loop.py: a few threads serve all streams (stream.py)
     trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up
@@ -29,9 +29,10 @@ Around it:
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import PeerError
 from farpipe.transport.link_events import LinkEvent
+from farpipe.transport.meeting import connect
 from farpipe.transport.message import ChannelKind, Message, MessageTimes, Tag
 from farpipe.transport.rendezvous import Rendezvous
-from farpipe.transport.transport import Transport, connect
+from farpipe.transport.transport import Transport
 
 __all__ = [
     "ChannelKind",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from farpipe.transport import tuning
+from farpipe.transport import sockets, tuning
 from farpipe.transport.security.proof import ClosedError
 from farpipe.transport.sockets import interrupt
 from farpipe.transport.tuning import delivery_rate, packet_counts
@@ -76,6 +76,12 @@ class Connection:
             self._renewed_s = time.monotonic()
         self._counted = Retransmissions(*packet_counts(self._sock))
         return Retransmissions(*(now - then for now, then in zip(self._counted, before, strict=True)))
+
+    def pace(self, bytes_per_s: int) -> None:
+        """Send at most so fast, evenly; the congestion control looks for its rate anew. Nothing where it has ended."""
+        with contextlib.suppress(OSError):
+            sockets.pace(self._sock, bytes_per_s)
+            self.renew(time.monotonic(), at_once=True)
 
     def renew(self, now_s: float, *, at_once: bool = False) -> None:
         """Now and then: keep the congestion control from what it would do after a while, see `renew_bbr`."""

@@ -11,11 +11,11 @@ from farpipe.transport.introduction import Introduction
 from farpipe.transport.reconnector import Peer
 from farpipe.transport.security.tls import Credentials, check_address, check_site, secure
 from farpipe.transport.sockets import pace, prepare, reach
-from farpipe.transport.tuning import is_far, round_trip_s, suit_to_pauses
+from farpipe.transport.tuning import choose_streams, is_far, pacing_rate, round_trip_s, suit_to_pauses
 
 
 class Dialler:
-    """Opens this rank's connections to those that have introduced themselves, and knows how far away they are."""
+    """Opens this rank's connections to the others, and knows how far away these are and how fast their links are."""
 
     def __init__(
         self, rank: int, ranks: Sequence[Introduction], token: bytes, credentials: Credentials, config: TransportConfig
@@ -23,11 +23,29 @@ class Dialler:
         self._rank, self._ranks, self._token = rank, ranks, token
         self._credentials, self._config = credentials, config
         self._round_trips_s: dict[int, float] = {}
+        self._rates = {target: rate for (source, target), rate in config.bandwidths.items() if source == rank}
 
     def peer(self, rank: int) -> Peer:
         """Return the description of another rank for errors and events."""
         own, other, site = self._ranks[self._rank], self._ranks[rank], self._config.site(rank)
         return Peer(rank, other.address, other.machine == own.machine, f" (site {site})" if site else "")
+
+    def expect_rate(self, peer: int, bytes_per_s: float) -> None:
+        """From now on the link to `peer` carries so much."""
+        self._rates[peer] = bytes_per_s
+
+    def num_streams(self, peer: int) -> int:
+        """Connections for a channel to `peer`, unless the configuration says it."""
+        return self._config.streams or choose_streams(self.round_trip_s(peer), self._most_bytes_per_s(peer))
+
+    def pace(self, peer: int, num_streams: int) -> int | None:
+        """Bytes/s that each of a channel's connections to `peer` may send at most; None: any rate."""
+        is_emulated = self._config.emulated_link(self._rank, peer) is not None
+        rate = None if is_emulated else self._most_bytes_per_s(peer)
+        return pacing_rate(self.round_trip_s(peer), rate, num_streams)
+
+    def _most_bytes_per_s(self, peer: int) -> float | None:
+        return None if (rate := self._rates.get(peer)) is None else self._config.headroom * rate
 
     def dial(self, purpose: Purpose, rate: int | None, num_received: int) -> tuple[socket.socket, int]:
         """One try to connect, to send `rate` bytes/s at most; see Dial."""

@@ -22,10 +22,10 @@ from farpipe.transport.config import TransportConfig
 from farpipe.transport.handshake import HandshakeError, Purpose
 from farpipe.transport.link_figures import CLIENT, MAX_SECONDS, SERVER, LinkFigures, answer, ask
 from farpipe.transport.listener import Listener
+from farpipe.transport.meeting import connect
 from farpipe.transport.security.proof import nonce, prove, receive_before
 from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from farpipe.transport.sockets import listen, prepare
-from farpipe.transport.transport import connect
 
 LIMIT_S: Final = 5.0
 """Longest wait for the other side at the meeting, and beyond the time of a measurement."""

@@ -67,8 +67,12 @@ class Loop:
 
     def call(self, what: Callable[[], None]) -> None:
         """Call `what` in the loop's thread, soon."""
-        self._calls.append(what)
+        self.call_when_rung(what)
         self.ring()
+
+    def call_when_rung(self, what: Callable[[], None]) -> None:
+        """Call `what` in the loop's thread after the next `ring`, or before."""
+        self._calls.append(what)
 
     def ring(self) -> None:
         """Wake the loop's thread."""

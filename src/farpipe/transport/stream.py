@@ -110,6 +110,12 @@ class Stream:
             self._drop()
             self.sender.clear()
 
+    def pace(self, bytes_per_s: int) -> None:
+        """Send at most so fast over the connection that it has; a new one gets its pace when it is dialled."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.pace(bytes_per_s)
+
     def retransmissions(self) -> Retransmissions:
         """Packets that TCP has sent since the last call, and those of them that it has sent again."""
         connection = self._connection
@@ -181,6 +187,14 @@ class Stream:
     def advance_soon(self) -> None:
         """Have the loop do it."""
         self._loop.call(self.advance)
+
+    def advance_when_rung(self) -> None:
+        """Have the loop do it after `ring`."""
+        self._loop.call_when_rung(self.advance)
+
+    def ring(self) -> None:
+        """Wake the loop."""
+        self._loop.ring()
 
     def try_advance(self) -> bool:
         """Send in this thread, if the stream is free to; False when it is not."""

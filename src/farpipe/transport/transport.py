@@ -4,7 +4,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -23,18 +22,16 @@ from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
 from farpipe.transport.inbox import Allocate, Inbox, allocate_bytes
-from farpipe.transport.introduction import Introduction, introduce
+from farpipe.transport.introduction import Introduction
 from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
 from farpipe.transport.message import Channel, ChannelKind, Message, Tag, as_bytes
 from farpipe.transport.outbox import Outbox
 from farpipe.transport.reconnector import Dial, Reconnector
-from farpipe.transport.rendezvous import Meeting
 from farpipe.transport.security.tls import Credentials, RefusedError, check_site
-from farpipe.transport.sockets import listen
 from farpipe.transport.tcp_ramp import TcpRamp
-from farpipe.transport.tuning import choose_streams, num_threads, pacing_rate
+from farpipe.transport.tuning import num_threads
 
 FAREWELL_S: Final = 1.0
 """Time for which a rank that leaves tries to tell why, and then waits for its threads."""
@@ -71,7 +68,7 @@ class Transport:
         self._lock = threading.Lock()
         self._closed = False
 
-    def _start(
+    def start(
         self,
         listener: socket.socket,
         token: bytes,
@@ -79,7 +76,7 @@ class Transport:
         links: EmulatedLinks | None,
         credentials: Credentials,
     ) -> None:
-        """Connect to the ranks that have introduced themselves, and see that all have come so far."""
+        """Connect to the ranks that have introduced themselves, and see that all have come so far; for `connect`."""
         self._links, self._dialler = links, Dialler(self.rank, ranks, token, credentials, self._config)
         config, tick_s = self._config, self._config.silence_s / 5
         on_fault = partial(self._health.fault, what="moving messages")
@@ -194,19 +191,21 @@ class Transport:
         config, (peer, kind) = self._config, channel
         name = config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve, name) if self._links and name else None
-        distance_s, bytes_per_s = self._dialler.round_trip_s(peer), config.bandwidths.get((self.rank, peer))
-        most_bytes_per_s = None if bytes_per_s is None else config.headroom * bytes_per_s
-        num_streams = streams or config.streams or choose_streams(distance_s, most_bytes_per_s)
-        limit = pacing_rate(distance_s, most_bytes_per_s, num_streams) if name is None else None
+        num_streams = streams or self._dialler.num_streams(peer)
+        limit, distance_s = self._dialler.pace(peer, num_streams), self._dialler.round_trip_s(peer)
         outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
-        what = f"sending {kind} messages"
+        outbox.rate = limit if config.paced else None
+
+        def dial(stream: int, num_received: int) -> tuple[socket.socket, int]:
+            return self._dialler.dial(Purpose(self.rank, peer, kind, stream), outbox.rate, num_received)
+
         lines = [
             self._reconnector(
                 outbox,
                 peer,
-                what,
+                f"sending {kind} messages",
                 stream,
-                partial(self._dialler.dial, Purpose(self.rank, peer, kind, stream), limit if config.paced else None),
+                partial(dial, stream),
                 ramp=TcpRamp(limit / config.headroom, distance_s) if limit is not None else None,
             )
             for stream in range(num_streams)
@@ -280,8 +279,15 @@ class Transport:
 
     def change_link(self, name: str, shape: LinkShape) -> None:
         """From now on an emulated link is like this, for all ranks."""
-        assert self._links is not None, "no link is emulated"
+        assert self._links is not None
         self._links.change(name, shape)
+
+    def expect_rate(self, peer: int, bytes_per_s: float) -> None:
+        """From now on the real link to `peer` carries so much: its channels, the open ones too, are paced by that."""
+        self._dialler.expect_rate(peer, bytes_per_s)
+        for outbox in [outbox for channel, outbox in list(self._outboxes.items()) if channel.peer == peer]:
+            if outbox.rate is not None and (rate := self._dialler.pace(peer, len(outbox.reconnectors))) is not None:
+                outbox.pace(rate)
 
     def clock_offsets(self) -> list[int]:
         """Nanoseconds to subtract from each rank's stamps to have them on rank 0's clock.
@@ -356,39 +362,3 @@ class Transport:
         if error is not None:
             self.abort(str(error) or type(error).__name__)
         self.close()
-
-
-def connect(
-    rank: int,
-    world_size: int,
-    config: TransportConfig,
-    rendezvous: Meeting,
-    clock: Clock | None = None,
-    allocate: Allocate = allocate_bytes,
-) -> Transport:
-    """Meet the other ranks and open the control connections to all of them; data channels open at first use.
-
-    `clock` None: the process's. `allocate` gives the memory of received messages. Raises InputError for a port that is
-    taken or links that differ between the ranks, RunError naming the ranks that did not come within
-    `connect_timeout_s`.
-    """
-    transport = Transport(rank, world_size, config, clock or Clock.from_environment(), allocate)
-    credentials = Credentials(config.tls)
-    shapes = config.link_shapes()
-    with ExitStack() as undo:
-        listener = undo.enter_context(listen(config))
-        links = EmulatedLinks.create(shapes) if shapes and rank == 0 else None
-        if links:
-            undo.callback(links.close)
-        ranks = introduce(rank, listener, config, rendezvous, links)
-        token = rendezvous.token
-        if shapes and rank:
-            links = EmulatedLinks.open(ranks[0].links_path, shapes)
-        undo.pop_all()
-    try:
-        transport._start(listener, token, ranks, links, credentials)
-    except BaseException as error:
-        transport.abort(str(error) or type(error).__name__)  # Ctrl-C too, or `close` would wait for goodbyes
-        transport.close()
-        raise
-    return transport

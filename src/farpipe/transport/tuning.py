@@ -29,8 +29,9 @@ _USED_SHARE: Final = 2 / 3
 _RAMP_BYTES: Final = 3 << 19
 """Even where the kernel allows more: each connection starts with ten packets and doubles them every round trip, so from
 a cold start several come up to the rate sooner than one."""
-_PACED_SHARE: Final = 0.95
-"""Of the rate, for headers (3.5 % of full packets) and to keep the queue empty."""
+PACED_SHARE: Final = 0.95
+"""What messages get of a real link's rate. The rest is for headers (3.5 % of full packets), and keeps the
+queue empty."""
 _FAR_S: Final = 1e-3
 """Round trip of a path that is long: nearer by, the plan's rate is a guess and the queue is nothing."""
 BBR_RENEWED_S = 0.5
@@ -58,7 +59,7 @@ def pacing_rate(round_trip_s: float, bytes_per_s: float | None, num_streams: int
     """Bytes/s that each of a link's connections may send at most; None: as fast as TCP finds right."""
     if bytes_per_s is None or not is_far(round_trip_s):
         return None
-    return max(1, round(_PACED_SHARE * bytes_per_s / num_streams))
+    return max(1, round(PACED_SHARE * bytes_per_s / num_streams))
 
 
 def is_far(round_trip_s: float) -> bool:

@@ -1,0 +1,114 @@
+"""Light paths of a run's messages: ``farpipe/light-paths/1``, of every message its wait, rate and delay.
+
+`farpipe optical simulate` writes it, the engine's emulated links carry the messages like this, and the same figures
+make the Problem that is simulated for the prediction. Seconds and bytes per second; one figure per microbatch.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, InstanceOf
+
+from farpipe.document import Document
+from farpipe.errors import InputError
+from farpipe.step.figures import Part, Positive, Seconds
+from farpipe.step.problem import Problem
+from farpipe.step.retimed import retimed
+from farpipe.step.schedule import Schedule
+from farpipe.strict import validate
+
+Direction = Literal["forward", "backward"]
+
+
+class LightPath(NamedTuple):
+    """Light path of one message, or several side by side that carry it together."""
+
+    wait_s: float
+    """From the end of the producer until the first bit can be sent."""
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    def arrives_after_s(self, num_bytes: float) -> float:
+        """Time from the end of the producer until a message is there."""
+        return self.wait_s + num_bytes / self.bandwidth_bytes_per_s + self.latency_s
+
+
+class LitHop(Part):
+    """Light paths of the messages that one stage sends in one direction, by microbatch."""
+
+    direction: Direction
+    stage: Annotated[int, Field(ge=0)]
+    """The stage that sends."""
+    wait_s: tuple[Seconds, ...]
+    bandwidth_bytes_per_s: tuple[Positive, ...]
+    latency_s: tuple[Seconds, ...]
+
+    def path(self, microbatch: int) -> LightPath:
+        """Light path of the message of `microbatch`."""
+        return LightPath(self.wait_s[microbatch], self.bandwidth_bytes_per_s[microbatch], self.latency_s[microbatch])
+
+
+class LitStep(Part):
+    """Light paths of one step; a hop that is not there takes no time, as inside a node of the network."""
+
+    hops: tuple[LitHop, ...]
+
+    def path(self, direction: str, stage: int, microbatch: int) -> LightPath | None:
+        """Light path of a message; None: it is there at once."""
+        found = (hop for hop in self.hops if (hop.direction, hop.stage) == (direction, stage))
+        hop = next(found, None)
+        return None if hop is None else hop.path(microbatch)
+
+
+class LightPaths(Document, Part):
+    """Light paths of the messages of some steps in one order; a run of more steps begins with the first again."""
+
+    FORMAT: ClassVar[str] = "farpipe/light-paths/1"
+
+    schedule: InstanceOf[Schedule]
+    """The order in which the light paths were asked for."""
+    steps: Annotated[tuple[LitStep, ...], Field(min_length=1)]
+
+    def of_step(self, step: int) -> LitStep:
+        """Light paths of step `step` of a run."""
+        return self.steps[step % len(self.steps)]
+
+    def expect_fit(self, problem: Problem, where: str = "light paths") -> None:
+        """InputError unless they are of a step with the stages and microbatches of `problem`."""
+        count, stages = problem.num_microbatches, problem.num_stages
+        ranks = (self.schedule.num_ranks, self.schedule.num_microbatches)
+        if ranks != (problem.num_ranks, count):
+            raise InputError(
+                f"{where}: of {ranks[0]} ranks and {ranks[1]} microbatches, the run has {problem.num_ranks} and {count}"
+            )
+        for number, step in enumerate(self.steps):
+            for index, hop in enumerate(step.hops):
+                place = f"{where}: steps[{number}].hops[{index}]"
+                target = hop.stage + (1 if hop.direction == "forward" else -1)
+                if not (hop.stage < stages and 0 <= target < stages):
+                    raise InputError(f"{place}: stage {hop.stage} of {stages} sends nothing {hop.direction}")
+                for name in ("wait_s", "bandwidth_bytes_per_s", "latency_s"):
+                    if len(getattr(hop, name)) != count:
+                        found = len(getattr(hop, name))
+                        raise InputError(f"{place}.{name}: expected one per microbatch, {count}, found {found}")
+
+    def problem(self, problem: Problem, step: int) -> Problem:
+        """The step as it is predicted: every message has its light path for itself."""
+        shape = (2, problem.num_stages, problem.num_microbatches)
+        sizes, arrives_after_s = problem.traffic.messages.bytes, np.zeros(shape)
+        for hop in self.of_step(step).hops:
+            at = (0 if hop.direction == "forward" else 1, hop.stage)
+            rates, waits = np.array(hop.bandwidth_bytes_per_s), np.array(hop.wait_s)
+            arrives_after_s[at] = waits + sizes[at] / rates + np.array(hop.latency_s)
+        return retimed(problem, np.zeros(shape), arrives_after_s)
+
+    def to_body(self) -> dict[str, Any]:
+        """See Document."""
+        return {"schedule": self.schedule.to_data(), "steps": [step.model_dump(mode="json") for step in self.steps]}
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """See Document."""
+        if "schedule" in body:
+            body = body | {"schedule": Schedule.from_data(body["schedule"], f"{source}: schedule")}
+        return validate(cls, body, source)
