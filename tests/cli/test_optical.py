@@ -5,6 +5,7 @@ import json
 import pytest
 
 from farpipe.optical.training import pipeline_problem
+from job_files import SMALL_MODEL, cluster_text
 from optical_data import BY_HOPS, BY_KM, LINKS, TRACE, needs_data
 
 KEYS = {"requests", "accepted", "blocked", "blocking_ratio", "bandwidth_blocking_ratio"}
@@ -105,3 +106,27 @@ def test_simulate_says_what_is_wrong(farpipe, small_step, options, code, says):
     run = farpipe("optical", "simulate", small_step, *options)
     assert run.returncode == code, run.stderr
     assert says in run.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_runs_over_the_light_paths_that_were_simulated_for_it(farpipe, tmp_path):
+    job, plan, light, run_dir = (tmp_path / name for name in ("job.toml", "plan.json", "light.json", "run"))
+    pins = "[layout]\npipeline = 2\ndata = 1\n"
+    training = '[training]\nsequence_length = 64\nglobal_batch = 8\nprecision = "fp32"\n'
+    job.write_text(SMALL_MODEL + training + pins + cluster_text())
+    assert farpipe("plan", job, "--output", plan).returncode == 0
+    options = ("--nodes", "zurich=1,lugano=4", "--steps", "2", "--light-paths", light)
+    steps = json.loads(farpipe("optical", "simulate", plan, *options, "--json").stdout)["steps"][0]
+    over_light = ("train", plan, "--light-paths", light, "--device", "sleep")
+    run = farpipe(*over_light, "--steps", "3", "--run-dir", run_dir, "--json")
+    assert run.returncode == 0, run.stderr
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["predicted_makespan_s"] for line in lines] == pytest.approx([*steps, steps[0]])
+    assert json.loads(run.stdout)["predicted_makespan_s"] in map(pytest.approx, steps)
+    assert farpipe("report", run_dir).returncode == 0
+    other = farpipe(*over_light, "--method", "gpipe", "--run-dir", tmp_path / "other")
+    assert other.returncode == 3
+    assert "its order is" in other.stderr
+    without = farpipe(*over_light, "--no-emulate", "--run-dir", tmp_path / "other")
+    assert without.returncode == 2
+    assert "is for emulated links" in without.stderr

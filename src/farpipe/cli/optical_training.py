@@ -30,17 +30,22 @@ def simulate(
         Path | None, typer.Option(help="Draw a step: the pipeline above, the spectrum below (SVG or PNG).")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None,
+    light_paths: Annotated[
+        Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""
     from farpipe.units import counted
 
-    check_folder(plot, report)
+    check_folder(plot, report, light_paths)
     scenario, strategy = options.scenario(), options.strategy(policy)
     training = options.training(job, scenario, strategy)
     runs = _runs(scenario, {policy: strategy}, training, seeds, options.steps).runs[policy]
     facts = _facts(scenario, training, policy, runs)
     _draw(plot, report, scenario, training, strategy, facts)
+    if light_paths is not None:
+        _write_light_paths(light_paths, runs[0])
     if as_json:
         print_json(facts)
         return
@@ -96,6 +101,12 @@ def _facts(scenario: "Scenario", training: "Training", policy: str, runs: "list[
         **means,
         "steps": [[step.makespan_s for step in run.played.steps] for run in runs],
     }
+
+
+def _write_light_paths(path: Path, run: "Run") -> None:
+    from farpipe.optical.lit_problem import light_paths
+
+    light_paths(run.played.steps).save(path)
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

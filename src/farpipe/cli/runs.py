@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from farpipe.plan import Plan
     from farpipe.report import RunView
+    from farpipe.step import LightPaths
 
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json"
@@ -53,6 +54,7 @@ def load_run(run_dir: Path) -> LoadedRun:
         **of_a_device(plan, _device(run_dir)),
     )
     view = view if plan.job.data.packing is None else _on_chunks(view, run_dir)
+    view = _over_light_paths(view, plan, run_dir)
     whole = (run_dir / SUMMARY_NAME).exists()
     return LoadedRun(plan, view, "" if whole else how_it_ended(run_dir, len(metrics)))
 
@@ -90,6 +92,32 @@ def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
         predicted_held_bytes=facts.get("predicted_held_bytes", ()),
         measured_held_bytes=facts.get("measured_held_bytes", ())[: problem.num_ranks],
     )
+
+
+def _over_light_paths(view: "RunView", plan: "Plan", run_dir: Path) -> "RunView":
+    """The view of a run whose messages had light paths: what is shown is the step that the timeline is of."""
+    paths = _light_paths(run_dir)
+    if paths is None:
+        return view
+    from farpipe.simulate import simulate
+
+    problem = paths.problem(plan.problem, _timeline_step(run_dir))
+    return replace(view, problem=problem, predicted=simulate(problem, plan.schedule, checked=True))
+
+
+def _light_paths(run_dir: Path) -> "LightPaths | None":
+    from farpipe.runtime.figures.metrics import RUN_NAME
+    from farpipe.runtime.run_spec import RunSpec
+
+    return RunSpec.load(run_dir / RUN_NAME).light_paths if (run_dir / RUN_NAME).exists() else None
+
+
+def _timeline_step(run_dir: Path) -> int:
+    """The step that the timeline is of; 0 for a run that has no end."""
+    from farpipe.runtime.figures.metrics import SUMMARY_NAME
+
+    path = run_dir / SUMMARY_NAME
+    return int(json.loads(read_text(path))["timeline_step"]) if path.exists() else 0
 
 
 def _facts_of_the_step(view: "RunView", run_dir: Path) -> dict[str, Any]:
@@ -142,11 +170,13 @@ def write_pages(runs: "Sequence[LoadedRun]", page: Path, trace: Path) -> None:
 def summary_json(run_dir: Path) -> dict[str, Any]:
     """``summary.json`` of a finished run, with the prediction beside it."""
     from farpipe.plan import Plan
+    from farpipe.report.summary import typical
     from farpipe.runtime.figures.metrics import SUMMARY_NAME
 
     plan = Plan.load(run_dir / PLAN_NAME)
     summary: dict[str, Any] = json.loads(read_text(run_dir / SUMMARY_NAME))
-    makespan_s = plan.prediction.makespan_s
+    lit = typical(load_run(run_dir).view, "predicted_makespan_s") if _light_paths(run_dir) else None
+    makespan_s = plan.prediction.makespan_s if lit is None else lit
     return summary | {
         "predicted_makespan_s": makespan_s,
         "predicted_step_s": makespan_s + overhead_s(plan, run_dir),

@@ -10,7 +10,7 @@ import typer
 from farpipe.cli.extras import need_torch
 from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import console, log, print_json, status
-from farpipe.errors import DivergedError, RunError, RunInterruptedError, RunStoppedError, UsageError
+from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError, UsageError
 
 if TYPE_CHECKING:
     from farpipe.cost.chunks import ChunkCosts
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farpipe.run.directory import RunPlace
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.spec import Job, Training
+    from farpipe.step import LightPaths
 
 
 def train(
@@ -48,6 +49,10 @@ def train(
     allow_plaintext: Annotated[
         bool, typer.Option("--allow-plaintext", help="With --wan: messages between sites go unencrypted.")
     ] = False,
+    light_paths: Annotated[
+        Path | None,
+        typer.Option(metavar="<path>", help="Light path of every message, as `farpipe optical simulate` writes them."),
+    ] = None,
     wire_type: Annotated[
         Literal["none", "bf16", "fp8", "int8"] | None,
         typer.Option(help="Round activations and gradients between sites; default: the job's training.wire_type."),
@@ -107,6 +112,7 @@ def train(
         },
         metrics={"log_every_steps": log_every, "tensorboard": tensorboard, "prometheus_port": prometheus_port},
         resume=place.resume,
+        light_paths=_load_light_paths(light_paths, plan, emulated=emulate and not prepare and not wan),
     )
     _write_run_dir(plan, spec, place)
     if prepare:
@@ -116,6 +122,24 @@ def train(
         settings = {"wan": between, "allow_plaintext": allow_plaintext}
         _run_here(plan, spec, place, master_port=port, max_restarts=max_restarts, **settings)
     _show_results(place.run_dir, as_json=as_json)
+
+
+def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "LightPaths | None":
+    """The light paths in a file; InputError where they are not of the plan's step and order."""
+    from farpipe.step import LightPaths
+
+    if path is None:
+        return None
+    if not emulated:
+        raise UsageError("--light-paths is for emulated links; leave out --wan, --no-emulate and --prepare")
+    paths = LightPaths.load(path)
+    paths.expect_fit(plan.problem, str(path))
+    if paths.schedule.ranks != plan.schedule.ranks:
+        raise InputError(
+            f"{path}: its order is {paths.schedule.method}, the plan's {plan.schedule.method}; simulate the light "
+            "paths of the plan in its own order (without --order)"
+        )
+    return paths
 
 
 def _write_run_dir(plan: "Plan", spec: "RunSpec", place: "RunPlace") -> None:

@@ -59,6 +59,19 @@ class Passage(NamedTuple):
     arrival_ns: int
 
 
+class OwnPath(NamedTuple):
+    """Path that one message has for itself from `wait_s` after it is ready, whatever else is on its way."""
+
+    wait_s: float
+    shape: LinkShape
+
+    def passage(self, num_bytes: int, ready_ns: int) -> Passage:
+        """Times of a message of `num_bytes` that is ready at `ready_ns`."""
+        start_ns = ready_ns + math.ceil(self.wait_s * 1e9)
+        end_ns = start_ns + self.shape.transfer_ns(num_bytes)
+        return Passage(start_ns, end_ns, end_ns + self.shape.latency_ns)
+
+
 class EmulatedLinks:
     """The state of all emulated links of one run, shared by its processes on this machine.
 

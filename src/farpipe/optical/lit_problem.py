@@ -1,11 +1,12 @@
 """A Problem whose messages take the times of the light paths they had: the step from light back to the common waist."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from farpipe.optical.training import Step
-from farpipe.step import Problem, retimed
+from farpipe.step import LightPaths, LitHop, LitStep, Problem, retimed
 
 
 def lit_problem(step: Step) -> Problem:
@@ -35,3 +36,33 @@ def lit_problem(step: Step) -> Problem:
         if a == b:
             data["hops"][index] = None
     return retimed(Problem.from_data(data | {"links": links}), np.zeros(shape), arrives_after_s)
+
+
+def light_paths(steps: Sequence[Step]) -> LightPaths:
+    """Light paths of the messages of some steps of one training, for a run that takes them.
+
+    A message that two light paths side by side carried has the rate and delay of both together.
+    """
+    return LightPaths(
+        schedule=steps[0].training.schedule,
+        steps=tuple(
+            LitStep(hops=tuple(_lit_hop(step, hop) for hop, e in enumerate(step.training.hops) if e)) for step in steps
+        ),
+    )
+
+
+def _lit_hop(step: Step, hop: int) -> LitHop:
+    out, problem = step.out, step.training.problem
+    count = problem.num_microbatches
+    own = slice(hop * count, (hop + 1) * count)
+    direction, stage = divmod(hop, problem.num_stages)
+    sizes, sending_s = problem.traffic.messages.bytes[direction, stage], out.end_s[own] - out.start_s[own]
+    asked = out.units[own] * step.unit_gbit * 1.25e8
+    rates = np.divide(sizes, sending_s, out=asked, where=sending_s > 0)
+    return LitHop(
+        direction=("forward", "backward")[direction],
+        stage=stage,
+        wait_s=tuple(np.maximum(out.start_s[own] - out.ready_s[own], 0.0).tolist()),
+        bandwidth_bytes_per_s=tuple(rates.tolist()),
+        latency_s=tuple(np.maximum(out.arrival_s[own] - out.end_s[own], 0.0).tolist()),
+    )

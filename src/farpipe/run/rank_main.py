@@ -97,6 +97,7 @@ def transport_config(
         bandwidths=bandwidths,
         headroom=1.0 if run.replan is None else REPLAN_HEADROOM,
         links=links,
+        own_paths=None if run.light_paths is None else lambda kind, tag: run.own_path(kind, *tag),
     )
 
 

@@ -1,13 +1,14 @@
 """Everything that the ranks of a run need to know, in one JSON file: ``farpipe/run/1``."""
 
 import itertools
+import math
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, InstanceOf, model_validator
 
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.document import Document
-from farpipe.emulate import LinkShape
+from farpipe.emulate import LinkShape, OwnPath
 from farpipe.runtime.figures.log_line import LOG_EVERY_STEPS
 from farpipe.runtime.replicas.places import Places
 from farpipe.schedule import check
@@ -15,7 +16,7 @@ from farpipe.spec import Data, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.replanning import ReplanSettings
 from farpipe.spec.training import Recompute
-from farpipe.step import Exchange, Problem, Schedule, Transfer
+from farpipe.step import Exchange, LightPaths, Problem, Schedule, Transfer
 from farpipe.step import Stage as ProblemStage
 from farpipe.strict import expect_format, validate
 
@@ -92,6 +93,8 @@ class RunSpec(Document, Part):
     replan: ReplanSettings | None = None
     """Look for a better order while the run goes on; None: keep the one there is."""
     link_changes: tuple[LinkChange, ...] = ()
+    light_paths: InstanceOf[LightPaths] | None = None
+    """Light path of every message between stages; then emulated links carry the other messages only."""
     model: Model | None = None
     training: Training | None = None
     data: Data = Data()
@@ -128,9 +131,36 @@ class RunSpec(Document, Part):
         for index, change in enumerate(self.link_changes):
             if not self.problem.between_sites.get(change.link, False):
                 raise fault(f"{change.link!r} is no link between sites of the run", "link_changes", index, "link")
+        if self.light_paths is not None:
+            self._check_light_paths(self.light_paths)
         if self.device != "sleep":
             self._check_training()
         return self
+
+    def _check_light_paths(self, paths: LightPaths) -> None:
+        """They are of this step and order, between sites whose links are emulated, and nothing else changes them."""
+        paths.expect_fit(self.problem, "light_paths")
+        if paths.schedule.ranks != self.schedule.ranks:
+            raise fault("their messages were asked for in another order than that of the run", "light_paths")
+        if not self.emulate_links or self.num_replicas > 1 or self.replan or self.link_changes or self.chunk_costs:
+            raise fault(
+                "they are for emulated links and one replica, without replan, link_changes and chunks", "light_paths"
+            )
+        emulated = {pair for pair, (_, shape) in self.links().items() if shape is not None}
+        ranks = [stage.rank for stage in self.problem.stages]
+        for hop in paths.steps[0].hops:
+            target = ranks[hop.stage + (1 if hop.direction == "forward" else -1)]
+            if (ranks[hop.stage], target) not in emulated:
+                raise fault(f"{hop.direction} from stage {hop.stage}: its ranks are at one site", "light_paths")
+
+    def own_path(self, kind: str, step: int, stage: int, microbatch: int) -> OwnPath | None:
+        """Path that a message of the light paths has for itself; None: it is no message between stages."""
+        if self.light_paths is None or kind not in ("forward", "backward"):
+            return None
+        path = self.light_paths.of_step(step).path(kind, stage, microbatch)
+        if path is None:
+            return OwnPath(0.0, LinkShape(0.0, math.inf))
+        return OwnPath(path.wait_s, LinkShape(path.latency_s, path.bandwidth_bytes_per_s))
 
     def _check_sync(self) -> None:
         """One replica: only the ends' tied weights are exchanged. Several: every stage is summed, and gathered with
@@ -258,10 +288,11 @@ class RunSpec(Document, Part):
 
     def to_body(self) -> dict[str, Any]:
         """See Document."""
-        apart = {"problem", "schedule", "chunk_costs"}
+        apart = {"problem", "schedule", "chunk_costs", "light_paths"}
         body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
         costs = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
-        return {**body, **costs, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
+        lit = {} if self.light_paths is None else {"light_paths": self.light_paths.to_data()}
+        return {**body, **costs, **lit, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
@@ -273,6 +304,8 @@ class RunSpec(Document, Part):
             body["schedule"] = Schedule.from_data(body["schedule"], f"{source}: schedule")
         if body.get("chunk_costs") is not None:
             body["chunk_costs"] = ChunkCosts.from_data(body["chunk_costs"], f"{source}: chunk_costs")
+        if body.get("light_paths") is not None:
+            body["light_paths"] = LightPaths.from_data(body["light_paths"], f"{source}: light_paths")
         return validate(cls, body, source)
 
 

@@ -5,6 +5,7 @@ from farpipe.step.chains import Chains
 from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, CollectiveKind, collectives
 from farpipe.step.figures import MAX_SECONDS
 from farpipe.step.grid import draw_grid
+from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
 from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, site_of
 from farpipe.step.lowering import StepArrays, lower
 from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
@@ -32,7 +33,11 @@ __all__ = [
     "Holding",
     "Hop",
     "Kind",
+    "LightPath",
+    "LightPaths",
     "Link",
+    "LitHop",
+    "LitStep",
     "Messages",
     "Opening",
     "Problem",

@@ -7,17 +7,23 @@ make the Problem that is simulated for the prediction. Seconds and bytes per sec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, InstanceOf
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
 from farpipe.document import Document
 from farpipe.errors import InputError
-from farpipe.step.figures import Part, Positive, Seconds
+from farpipe.step.figures import Positive, Seconds
 from farpipe.step.problem import Problem
 from farpipe.step.retimed import retimed
 from farpipe.step.schedule import Schedule
 from farpipe.strict import validate
 
 Direction = Literal["forward", "backward"]
+
+
+class _Part(BaseModel):
+    """A part of the document: immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LightPath(NamedTuple):
@@ -28,16 +34,12 @@ class LightPath(NamedTuple):
     bandwidth_bytes_per_s: float
     latency_s: float
 
-    def arrives_after_s(self, num_bytes: float) -> float:
-        """Time from the end of the producer until a message is there."""
-        return self.wait_s + num_bytes / self.bandwidth_bytes_per_s + self.latency_s
 
-
-class LitHop(Part):
+class LitHop(_Part):
     """Light paths of the messages that one stage sends in one direction, by microbatch."""
 
     direction: Direction
-    stage: Annotated[int, Field(ge=0)]
+    stage: Annotated[int, Field(ge=0, strict=True)]
     """The stage that sends."""
     wait_s: tuple[Seconds, ...]
     bandwidth_bytes_per_s: tuple[Positive, ...]
@@ -48,7 +50,7 @@ class LitHop(Part):
         return LightPath(self.wait_s[microbatch], self.bandwidth_bytes_per_s[microbatch], self.latency_s[microbatch])
 
 
-class LitStep(Part):
+class LitStep(_Part):
     """Light paths of one step; a hop that is not there takes no time, as inside a node of the network."""
 
     hops: tuple[LitHop, ...]
@@ -60,7 +62,7 @@ class LitStep(Part):
         return None if hop is None else hop.path(microbatch)
 
 
-class LightPaths(Document, Part):
+class LightPaths(Document, _Part):
     """Light paths of the messages of some steps in one order; a run of more steps begins with the first again."""
 
     FORMAT: ClassVar[str] = "farpipe/light-paths/1"

@@ -3,12 +3,13 @@
 import ipaddress
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from farpipe.emulate import LinkShape
+from farpipe.emulate import LinkShape, OwnPath
 from farpipe.errors import InputError
+from farpipe.transport.message import ChannelKind, Tag
 from farpipe.transport.security.tls import TlsFiles
 
 MAX_STREAMS: Final = 1024
@@ -62,6 +63,8 @@ class TransportConfig:
     tried is not found."""
     links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
+    own_paths: Callable[[ChannelKind, Tag], OwnPath | None] | None = None
+    """Return the path that a message has for itself instead of its emulated link; None: it shares that."""
 
     def __post_init__(self) -> None:
         sizes = ("max_message_bytes", "buffer_bytes", "headroom")

@@ -53,7 +53,7 @@ class Outbox:
         num_streams: int,
         health: Health,
         clock: Clock,
-        reserve: Callable[[int], Passage] | None,
+        reserve: Callable[[Tag, int], Passage] | None,
     ) -> None:
         self.channel, self._config, self._health, self._clock = channel, config, health, clock
         self._num_streams, self._reserve = num_streams, reserve
@@ -95,7 +95,7 @@ class Outbox:
         with self._space:
             if self._health.error is not None or not self._has_space(len(data)):
                 self._await_space(len(data), tag)
-            passage = self._reserve(len(data)) if self._reserve else None
+            passage = self._reserve(tag, len(data)) if self._reserve else None
             header = ChunkHeader(
                 number=self._num_messages,
                 tag=tag,

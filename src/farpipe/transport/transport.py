@@ -3,12 +3,12 @@
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from farpipe.emulate import EmulatedLinks, LinkShape
+from farpipe.emulate import EmulatedLinks, LinkShape, Passage
 from farpipe.errors import RunError
 from farpipe.transport.chunk_receiver import ChunkReceiver
 from farpipe.transport.clock import Clock
@@ -189,11 +189,9 @@ class Transport:
 
     def _make_outbox(self, channel: Channel, streams: int | None) -> Outbox:
         config, (peer, kind) = self._config, channel
-        name = config.emulated_link(self.rank, peer)
-        reserve = partial(self._links.reserve, name) if self._links and name else None
         num_streams = streams or self._dialler.num_streams(peer)
         limit, distance_s = self._dialler.pace(peer, num_streams), self._dialler.round_trip_s(peer)
-        outbox = Outbox(channel, config, num_streams, self._health, self.clock, reserve)
+        outbox = Outbox(channel, config, num_streams, self._health, self.clock, self._reservation(channel))
         outbox.rate = limit if config.paced else None
 
         def dial(stream: int, num_received: int) -> tuple[socket.socket, int]:
@@ -214,6 +212,19 @@ class Transport:
         for line in lines:
             line.connect(time.monotonic() + config.connect_timeout_s)
         return outbox
+
+    def _reservation(self, channel: Channel) -> Callable[[Tag, int], Passage] | None:
+        """Return how a message gets its times on an emulated link, or on a path of its own; None: its link is real."""
+        name, links = self._config.emulated_link(self.rank, channel.peer), self._links
+        own_paths = self._config.own_paths or (lambda kind, tag: None)
+        if name is None or links is None:
+            return None
+
+        def reserve(tag: Tag, num_bytes: int) -> Passage:
+            own = own_paths(channel.kind, tag)
+            return links.reserve(name, num_bytes) if own is None else own.passage(num_bytes, time.monotonic_ns())
+
+        return reserve
 
     def send(
         self, peer: int, kind: ChannelKind, tag: Tag, data: bytes | bytearray | memoryview, description: bytes = b""

@@ -36,6 +36,7 @@ from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_plans import PlannedStep, num_tokens
 from farpipe.sequences import StepPlan
+from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import Schedule
 
@@ -170,6 +171,14 @@ def _of_chunks(planned: PlannedStep, reports: Sequence[StepReport], late: int) -
     return {"predicted_makespan_s": facts["predicted_makespan_s"], "chunks": facts}
 
 
+def _lit_makespans_s(run: RunSpec) -> list[float]:
+    """Predicted times of the steps over light paths, in their turn; none for a run over links."""
+    if run.light_paths is None:
+        return []
+    steps = [run.light_paths.problem(run.problem, step) for step in range(len(run.light_paths.steps))]
+    return [simulate(step, run.schedule, checked=True).makespan_s for step in steps]
+
+
 def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
     assert run.chunk_costs is not None
     found = []
@@ -209,6 +218,7 @@ class _Writer:
         self._num_seen, self._draw = 0, random.Random(0)
         self._offsets_ns: list[int] = []
         self._log = LinkLog(run)
+        self._lit_s = _lit_makespans_s(run)
         self._offsets_until_s = 0.0
 
     def add(self, rank: int, payload: bytes) -> None:
@@ -268,6 +278,7 @@ class _Writer:
             "learning_rate": learning_rate(training, report.step, self._run.num_steps) if training else None,
             "model_flops_utilisation": None if planned else utilisation(self._run, step_s),
             "attempt": self._attempt,
+            **({"predicted_makespan_s": self._lit_s[report.step % len(self._lit_s)]} if self._lit_s else {}),
             **(_of_chunks(planned, reports, late) if planned else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
