@@ -1,6 +1,6 @@
 """Prediction against runs of the engine over links that change with light paths. Prints Markdown.
 
-    python benchmarks/optical_engine.py [--wan] [--phases 4] [--steps 4]
+    python benchmarks/optical_engine.py [--wan | --messages] [--phases 4] [--steps 4]
 
 Six sleeping ranks at six nodes of NSFNET (F 26, B 52 ms, 16 microbatches, 1F1B) among a background of 90 E on shared
 fibres. In every phase each hop has one light path, chosen by arrival; between phases all are given back and set up
@@ -8,6 +8,8 @@ anew, so that rates and delays of the links change. Scaled: messages of 512 KB a
 and 75 Gbit/s. The simulator of light paths predicts the step of each phase; the engine's links take on rate and delay
 of the light paths at the phase's first step. With --wan they are the kernel's (root, /dev/net/tun), changed while the
 run goes on; then the first step of a phase may be half in the old one, and is left out, as is the run's first step.
+Over the kernel's links the prediction is that for the share of a link's rate that messages get of it (headers, pacing);
+`as lit` is the one for the whole rate. With --messages every message of --steps steps has a light path of its own.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from statistics import median
 
 from farpipe.emulate.wan import Wan, links_of_problem
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
-from farpipe.optical.joint import nominal_problem
+from farpipe.optical.joint import nominal_problem, play_steps
+from farpipe.optical.lit_problem import light_paths
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.phases import Phase, light_phases, link_changes
 from farpipe.optical.strategies import find_strategy
@@ -29,6 +32,9 @@ from farpipe.optical.training import Training, pipeline_problem
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import LinkChange, RunSpec
 from farpipe.schedule.library import order
+from farpipe.simulate import simulate
+from farpipe.step import Link, Problem
+from farpipe.transport.tuning import PACED_SHARE
 
 NODES = ("1", "4", "10", "14", "8", "12")
 SCALE = 4000
@@ -39,24 +45,74 @@ SCALED = Modulation(f"64qam / {SCALE}", ((float("inf"), 6 / SCALE),))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wan", action="store_true")
+    parser.add_argument("--messages", action="store_true")
     parser.add_argument("--phases", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     training = make_training()
+    if options.messages:
+        print_messages(training, options.steps, options.seed)
+        return
     phases = make_phases(training, options.phases, options.seed)
     steps = measured(training, phases, options.steps, wan=options.wan)
-    print("| phase | link rates Mbit/s | one-way delays ms | predicted s | measured s | error |\n|" + "---|" * 6)
+    titles = ("phase", "link rates Mbit/s", "one-way delays ms", "as lit s", "predicted s", "measured s", "error")
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for index, phase in enumerate(phases):
         own = steps[index * options.steps : (index + 1) * options.steps]
         measured_s = median(own[1:])
+        predicted_s = step_s(phase.problem(training), training, PACED_SHARE) if options.wan else phase.step_s
         rates = sorted({round(8e-6 * link.bandwidth_bytes_per_s) for link in phase.links.values()})
         delays = [1e3 * link.latency_s for link in phase.links.values()]
         print(
             f"| {index + 1} | {', '.join(map(str, rates))} | {min(delays):.1f} to {max(delays):.1f} | "
-            f"{phase.step_s:.4f} | {measured_s:.4f} | {100 * (phase.step_s / measured_s - 1):+.2f} % |"
+            f"{phase.step_s:.4f} | {shown(predicted_s, measured_s)} |"
         )
     print("\nevery step s: " + ", ".join(f"{step:.3f}" for step in steps))
+
+
+def shown(predicted_s: float, measured_s: float) -> str:
+    """Three cells: both times and the error of the prediction."""
+    return f"{predicted_s:.4f} | {measured_s:.4f} | {100 * (predicted_s / measured_s - 1):+.2f} %"
+
+
+def step_s(problem: Problem, training: Training, share: float) -> float:
+    """Time of a step whose messages get `share` of the links' rates."""
+    links = {
+        name: link.model_copy(update={"bandwidth_bytes_per_s": share * link.bandwidth_bytes_per_s})
+        for name, link in problem.links.items()
+    }
+    return simulate(problem.model_copy(update={"links": links}), training.schedule).makespan_s
+
+
+def print_messages(training: Training, num_steps: int, seed: int) -> None:
+    """Run with a light path per message, every step three times, and print every light path's step."""
+    scenario, strategy = make_scenario(), find_strategy("earliest", unit_gbit=75 / SCALE)
+    shared = scenario.shared(seed, 100.0)
+    steps = play_steps(shared, training, strategy, num_steps=num_steps, begin_s=scenario.begin_s).steps
+    nominal = {name: Link(latency_s=0.02, bandwidth_bytes_per_s=1e7) for name in training.problem.links}
+    spec = RunSpec(
+        problem=training.problem.model_copy(update={"links": nominal}),
+        schedule=training.schedule,
+        sites=NODES,
+        num_steps=3 * num_steps,
+        device="sleep",
+        light_paths=light_paths(steps),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run(spec, Path(folder) / "run")
+        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    print("| step | rates Mbit/s | predicted s | measured s | error |\n|" + "---|" * 5)
+    for index, step in enumerate(steps):
+        measured_s = median(line["makespan_s"] for line in lines[index::num_steps])
+        rates = sorted({round(1e3 * int(units) * 75 / SCALE) for units in step.out.units[training.sent]})
+        print(f"| {index + 1} | {rates[0]} to {rates[-1]} | {shown(step.makespan_s, measured_s)} |")
+    print("\nevery step s: " + ", ".join(f"{line['makespan_s']:.3f}" for line in lines))
+
+
+def make_scenario() -> Scenario:
+    paths = k_shortest(find_network("nsfnet", shared=True), k=8, by="hops")
+    return Scenario(paths, paths, Grid(80), PoissonTraffic(90.0, 0.2, 4, 20), SCALED)
 
 
 def make_training() -> Training:
@@ -66,8 +122,7 @@ def make_training() -> Training:
 
 
 def make_phases(training: Training, count: int, seed: int) -> tuple[Phase, ...]:
-    paths = k_shortest(find_network("nsfnet", shared=True), k=8, by="hops")
-    scenario = Scenario(paths, paths, Grid(80), PoissonTraffic(90.0, 0.2, 4, 20), SCALED)
+    scenario = make_scenario()
     strategy = find_strategy("earliest", keep_s=1.0, unit_gbit=75 / SCALE)
     shared = scenario.shared(seed, count * 100.0)
     return light_phases(shared, training, strategy, num_phases=count, begin_s=scenario.begin_s)

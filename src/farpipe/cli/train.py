@@ -49,10 +49,7 @@ def train(
     allow_plaintext: Annotated[
         bool, typer.Option("--allow-plaintext", help="With --wan: messages between sites go unencrypted.")
     ] = False,
-    light_paths: Annotated[
-        Path | None,
-        typer.Option(metavar="<path>", help="Light path of every message, as `farpipe optical simulate` writes them."),
-    ] = None,
+    light_paths: Annotated[Path | None, typer.Option(help="Light paths of `farpipe optical simulate`.")] = None,
     wire_type: Annotated[
         Literal["none", "bf16", "fp8", "int8"] | None,
         typer.Option(help="Round activations and gradients between sites; default: the job's training.wire_type."),

@@ -30,7 +30,7 @@ _RAMP_BYTES: Final = 3 << 19
 """Even where the kernel allows more: each connection starts with ten packets and doubles them every round trip, so from
 a cold start several come up to the rate sooner than one."""
 PACED_SHARE: Final = 0.95
-"""What messages get of a real link's rate. The rest is for headers (3.5 % of full packets), and keeps the
+"""Share of a real link's rate that messages get. The rest is for headers (3.5 % of full packets), and keeps the
 queue empty."""
 _FAR_S: Final = 1e-3
 """Round trip of a path that is long: nearer by, the plan's rate is a guess and the queue is nothing."""
