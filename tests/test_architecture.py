@@ -40,7 +40,7 @@ MAY_IMPORT = {
 }
 """The contract: what each room may import besides itself; `docs/design.md` says why."""
 LONG_FUNCTIONS = {"cli/train.py: train"}
-"""Above 80 lines: the options of a command with their help, and the kernel that numba compiles as one."""
+"""Above 80 lines: the options of a command with their help."""
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -126,7 +126,7 @@ def test_a_connection_for_someone_else_is_refused_with_the_reason(pair, purpose)
 
 
 def test_a_control_connection_dialled_by_the_wrong_side_is_refused(pair):
-    with knock(pair[1]) as second, pytest.raises(RefusedError, match="rank 1 calls rank 0, and not the other way"):
+    with knock(pair[1]) as second, pytest.raises(RefusedError, match="rank 1 calls rank 0, and not vice versa"):
         handshake.offer(second, Purpose(0, 1, None), pair[1]._dialler._token, 0)
     assert_still_works(pair)
 
