@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_jobs import A100, layout, llama, placed, site, step, training, two_sites
-from farpipe.cost import JobCosts, Placement, calibration_of, place_evenly, place_stages, settle, stage_cost
+from farpipe.cost import (
+    JobCosts,
+    Placement,
+    calibration_of,
+    chunk_laws,
+    compute,
+    place_evenly,
+    place_stages,
+    settle,
+    stage_cost,
+)
 from farpipe.cost.stage import stage_params
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule.library import order
@@ -276,6 +286,50 @@ def test_what_a_layout_decides_counts_only_where_the_training_leaves_it_open():
     assert kept[1] < kept[0]
 
 
+def test_ulysses_takes_four_all_to_alls_in_each_direction():
+    model, asked, degrees = llama(num_kv_heads=8), training(sequence_length=4096), replace(layout(), context=4)
+    ulysses = replace(degrees, context_exchange="ulysses")
+    speed = compute.core_speed(asked, A100, LAW)
+    found = compute._context_times(model, asked, ulysses, site(), speed)
+    tokens, each = 2 * 4096 / 4, 8 * 64 * 2  # bytes of one token's queries, and of its keys, values, context
+    once = LAW.collective_start_s + 3e-6 + 3 / 4 * tokens * each / (300e9 * LAW.machine_link_fraction)
+    assert (found.forward_s, found.input_grad_s, found.weight_grad_s) == pytest.approx((4 * once, 4 * once, 0))
+
+
+@given(st.sampled_from([2, 4]), st.integers(1, 2), st.sampled_from([512, 8192, 65536]))
+def test_ulysses_is_exposed_and_a_ring_only_beyond_attention(context, size, length):
+    model, asked = llama(num_kv_heads=8), training(sequence_length=length)
+    speed = compute.core_speed(asked, A100, LAW)
+    ring, ulysses = (
+        compute._context_times(
+            model,
+            asked,
+            replace(layout(microbatch_size=size), context=context, context_exchange=how),
+            site(devices_per_machine=2),
+            speed,
+        )
+        for how in ("ring", "ulysses")
+    )
+    core = compute.attention_core_times(model, asked, replace(layout(microbatch_size=size), context=context), speed)
+    assert ring.forward_s >= 0
+    assert ulysses.forward_s == ulysses.input_grad_s > 4 * LAW.collective_start_s
+    whole = compute.context_exchange_s(
+        site(devices_per_machine=2),
+        LAW,
+        replace(layout(), context=context),
+        length * size / context * 2 * 2 * model.kv_hidden,
+    )
+    assert ring.forward_s == pytest.approx(max(0, whole - (context - 1) / context * core.forward_s))
+
+
+def test_chunks_and_microbatches_have_one_formula_of_ulysses():
+    model, asked, place = llama(num_kv_heads=8), training(sequence_length=4096), site()
+    degrees = replace(layout(microbatch_size=1), context=4, context_exchange="ulysses")
+    law = chunk_laws._all_to_all(model, asked, degrees, place, LAW, 4)
+    whole = compute._context_times(model, asked, degrees, place, compute.core_speed(asked, A100, LAW))
+    assert law.token_s * 4096 + law.fixed_s == pytest.approx(whole.forward_s)
+
+
 @given(context=st.sampled_from([1, 2, 4, 8]))
 def test_context_parallelism_divides_activations_and_products(context):
     whole, divided = (stage_cost(llama(), training(), replace(layout(), context=c), site(), 2) for c in (1, context))
@@ -297,6 +351,7 @@ def test_expert_parallelism_divides_experts_and_sends_tokens():
     ("change", "message"),
     [
         ({"context": 3}, "layout.context: 3 does not divide training.sequence_length 256"),
+        ({"context": 4, "context_exchange": "ulysses"}, "the model has 8 heads and 2 key heads"),
         ({"expert": 2}, "the model has no experts, which 2 devices can't share evenly"),
     ],
 )

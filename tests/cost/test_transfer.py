@@ -33,6 +33,22 @@ def test_a_ring_is_as_fast_as_its_slowest_part(size, stride, bandwidth):
     assert transfer.ring_link(site(), LAW, size, stride).bandwidth_bytes_per_s == pytest.approx(bandwidth)
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "seconds"),
+    [
+        (1, 1, 0.0),
+        (8, 1, 7 / 8 / INSIDE),
+        (2, 8, 1 / 2 / ACROSS),
+        (16, 1, max(7 / 16 / INSIDE, 8 / 16 / ACROSS)),  # half of every buffer leaves by the device's own port
+        (8, 2, max(3 / 8 / INSIDE, 4 / 8 / ACROSS)),
+    ],
+)
+def test_an_all_to_all_sends_an_equal_part_to_each_other_device(size, stride, seconds):
+    link = transfer.all_to_all_link(site(), LAW, size, stride)
+    assert 1e9 / link.bandwidth_bytes_per_s == pytest.approx(1e9 * seconds)
+    assert link.latency_s == (3e-6 if size * stride <= 8 else 10e-6)
+
+
 def test_a_ring_of_one_has_nothing_to_wait_for():
     assert transfer.ring_link(site(), LAW, 1).latency_s == 0
     assert transfer.tensor_collective_s(site(), LAW, layout(), 1e9) == 0

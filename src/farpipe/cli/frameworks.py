@@ -28,6 +28,9 @@ def megatron_flags(plan: "Plan") -> str:
     ]
     if at.num_stages > 1:
         flags.insert(2, f'--pipeline-model-parallel-layout "{_megatron_layout(plan)}"')
+    if at.context > 1:
+        flags.append(f"--context-parallel-size {at.context}")
+        flags.append(f"--cp-comm-type {'a2a' if at.context_exchange == 'ulysses' else 'p2p'}")
     flags += ["--use-distributed-optimizer"] * (training.zero1 is True)
     flags += ["--sequence-parallel"] * (training.sequence_parallel is True)
     flags += _megatron_recompute(plan)
@@ -64,9 +67,12 @@ def _spans(plan: "Plan", mode: str) -> str:
 def torchtitan_config(plan: "Plan") -> str:
     """The tables of a torchtitan job (TOML): its pipeline reads the schedule from ``schedule.csv``.
 
-    Stages in a V are placed by the name of torch's own V schedule. InputError for replicas of unlike pipelines.
+    Stages in a V are placed by the name of torch's own V schedule. InputError for replicas of unlike pipelines and for
+    Ulysses.
     """
     _expect_one_pipeline(plan, "torchtitan")
+    if plan.layout.context > 1 and plan.layout.context_exchange == "ulysses":
+        raise InputError('torchtitan has no Ulysses; plan again with layout.context_exchange = "ring"')
     name = "PipelineScheduleMulti" if _is_round_robin(plan) else "ZBVZeroBubble"
     at, training = plan.layout, plan.job.training
     stages = [_modules(plan, index) for index in range(at.num_stages)]
@@ -82,6 +88,7 @@ def torchtitan_config(plan: "Plan") -> str:
         [
             "[parallelism]",
             f"tensor_parallel_degree = {at.tensor}",
+            *([f"context_parallel_degree = {at.context}"] if at.context > 1 else ()),
             f"data_parallel_replicate_degree = {at.data}",
             "data_parallel_shard_degree = 1",
             *(pipeline if at.num_stages > 1 else ()),

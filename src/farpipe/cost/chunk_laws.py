@@ -14,17 +14,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.cost import compute, memory
+from farpipe.cost import compute
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout
-from farpipe.cost.transfer import ring_link
+from farpipe.cost.transfer import head_exchange_bytes, head_exchange_link
 from farpipe.spec import Model, Site, Training
 
 Floats = NDArray[np.float64]
 
-ALL_TO_ALLS: Final = 4
-"""In a layer's forward, and as many in its backward: queries, keys, values, context (Ulysses, arXiv 2309.14509)."""
 _SHORTEST_SHARE: Final = 1 / 256
 """Of the longest sequence: where the lengths begin that a law is fitted on."""
 _NUM_POINTS: Final = 17
@@ -155,8 +153,6 @@ def _all_to_all(
     """The exchange of heads for tokens before and after attention, per token of the whole chunk."""
     if context == 1:
         return Law()
-    effective = ring_link(site, calibration, context, layout.tensor)
-    width = 2 * (model.attention_hidden + model.kv_hidden) / layout.tensor * memory.element_bytes(training.precision)
-    share = width / context * (context - 1) / context
-    start = calibration.collective_start_s + effective.latency_s
-    return Law(token_s=share / effective.bandwidth_bytes_per_s, fixed_s=ALL_TO_ALLS * start)
+    effective = head_exchange_link(site, calibration, context, layout.tensor)
+    each = head_exchange_bytes(model, training, layout.tensor, 1 / context)
+    return Law(token_s=each / effective.bandwidth_bytes_per_s, fixed_s=effective.latency_s)

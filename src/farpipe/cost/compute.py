@@ -20,6 +20,8 @@ from farpipe.cost.layout import Layout
 from farpipe.cost.transfer import (
     context_exchange_s,
     expert_exchange_s,
+    head_exchange_bytes,
+    head_exchange_link,
     replica_link,
     ring_bytes,
     tensor_collective_s,
@@ -143,10 +145,20 @@ def _exchange_times(model: Model, training: Training, layout: Layout, site: Site
 
 
 def _context_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed") -> Times:
-    """Exposed seconds of the ring of keys and values, beyond attention; the backward sends their gradients as well."""
+    """Exposed seconds of context parallelism, by a ring or by Ulysses, beyond attention."""
     if layout.context == 1:
         return Times(0.0, 0.0, 0.0)
-    tokens, width = memory.microbatch_tokens(training, layout), 2 * model.kv_hidden / layout.tensor
+    tokens = memory.microbatch_tokens(training, layout)
+    if layout.context_exchange == "ulysses":
+        link = head_exchange_link(site, speed.calibration, layout.context, layout.tensor)
+        seconds = link.seconds(head_exchange_bytes(model, training, layout.tensor, tokens))
+        return Times(seconds, seconds, 0.0)
+    return _ring_times(model, training, layout, site, speed, tokens)
+
+
+def _ring_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed", tokens: int) -> Times:
+    """Exposed seconds of the ring of keys and values, beyond attention; the backward sends their gradients as well."""
+    width = 2 * model.kv_hidden / layout.tensor
     ring = context_exchange_s(
         site, speed.calibration, layout, tokens * width * memory.element_bytes(training.precision)
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.spec import Cluster, Model, Recompute, Site, Training
+from farpipe.spec import Cluster, ContextExchange, Model, Recompute, Site, Training
 from farpipe.spec.training import Zero
 from farpipe.step import MAX_MICROBATCHES
 
@@ -45,6 +45,8 @@ class Layout:
     rank are all on the rank's site."""
     context: int = 1
     """Devices that share each sequence (context parallelism)."""
+    context_exchange: Annotated[ContextExchange, Field(exclude_if=lambda method: method == "ring")] = "ring"
+    """Method by which these devices attend to all of a sequence."""
     expert: int = 1
     """Devices that share the experts of each layer: so many of the `data_inside` x `context` that a rank has of each
     slice."""
@@ -84,6 +86,11 @@ class Layout:
     def num_shares(self) -> int:
         """Devices of one site that hold the same slice of the model, over which ZeRO divides."""
         return self.data_inside * self.context
+
+    @property
+    def sharing(self) -> str:
+        """``, each sequence over 4 devices (ulysses)``; empty where each device has whole sequences."""
+        return f", each sequence over {self.context} devices ({self.context_exchange})" if self.context > 1 else ""
 
     @property
     def num_stages(self) -> int:
@@ -231,6 +238,11 @@ def _check_shares(model: Model, training: Training, layout: Layout) -> None:
     if training.sequence_length % layout.context:
         raise InputError(
             f"layout.context: {layout.context} does not divide training.sequence_length {training.sequence_length}"
+        )
+    if layout.context_exchange == "ulysses" and not model.divides_heads(layout.tensor * layout.context):
+        raise InputError(
+            f"layout.context_exchange: 'ulysses' needs key heads for each of tensor {layout.tensor} x context "
+            f"{layout.context} devices; the model has {model.num_heads} heads and {model.num_kv_heads} key heads"
         )
     if layout.expert == 1:
         return

@@ -115,7 +115,7 @@ class JobCosts:
     def _shape(self, layout: Layout) -> tuple[object, ...]:
         """All of a layout that the cost of a stage depends on."""
         shares = (layout.data, layout.data_inside) if self.settled(layout).zero1 else ()
-        degrees = (layout.tensor, layout.context, layout.expert, layout.microbatch_size)
+        degrees = (layout.tensor, layout.context, layout.context_exchange, layout.expert, layout.microbatch_size)
         return (*degrees, layout.zero, layout.sequence_parallel, *shares)
 
     def stage(

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from farpipe.cost import memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout
-from farpipe.spec import LocalLink, Site, Training, WireType
+from farpipe.spec import LocalLink, Model, Site, Training, WireType
 
 RingKind = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
@@ -79,6 +79,19 @@ def ring_link(site: Site, calibration: Calibration, size: int, stride: int = 1) 
     return EffectiveLink(steps * across.latency_s, bandwidth)
 
 
+def all_to_all_link(site: Site, calibration: Calibration, size: int, stride: int = 1) -> EffectiveLink:
+    """Link of an all-to-all of `size` devices, each `stride` after the one before, for the whole buffer of one of them.
+
+    Each device gets an equal part of the buffer, of which its owner keeps one. What stays in the machine and what
+    leaves it, by each device's own port, move side by side.
+    """
+    inside, across = effective_machine_link(site, calibration), effective_site_link(site, calibration)
+    near = max(1, min(size, site.devices_per_machine // stride))
+    crowd = calibration.crowd(min(size * stride, site.devices_per_machine))
+    slower = max((near - 1) * crowd / inside.bandwidth_bytes_per_s, (size - near) / across.bandwidth_bytes_per_s)
+    return EffectiveLink((across if size > near else inside).latency_s, size / slower if slower else math.inf)
+
+
 def ring_bytes(kind: RingKind, num_bytes: float, size: int) -> float:
     """Bytes that every device of a ring sends for a buffer of `num_bytes`."""
     return (2 if kind == "all-reduce" else 1) * (size - 1) / size * num_bytes
@@ -106,8 +119,24 @@ def expert_exchange_s(site: Site, calibration: Calibration, layout: Layout, num_
     """One all-to-all of `num_bytes` of each device over the expert-parallel ones; its own share stays."""
     if layout.expert == 1:
         return 0.0
-    effective = ring_link(site, calibration, layout.expert, layout.tensor)
-    return calibration.collective_start_s + effective.seconds((layout.expert - 1) / layout.expert * num_bytes)
+    return calibration.collective_start_s + all_to_all_link(site, calibration, layout.expert, layout.tensor).seconds(
+        num_bytes
+    )
+
+
+def head_exchange_link(site: Site, calibration: Calibration, context: int, tensor: int) -> EffectiveLink:
+    """Link for `head_exchange_bytes` of `context` devices, each `tensor` after the one before: four all-to-alls, of
+    queries, keys, values and what attention makes of them (DeepSpeed-Ulysses, arXiv 2309.14509)."""
+    once = all_to_all_link(site, calibration, context, tensor)
+    return EffectiveLink(4 * (calibration.collective_start_s + once.latency_s), once.bandwidth_bytes_per_s)
+
+
+def head_exchange_bytes(model: Model, training: Training, tensor: int, tokens: float) -> float:
+    """Bytes of one device's `tokens` in all four of Ulysses' all-to-alls of one layer's forward, or of its backward."""
+    width, at = 2 * (model.attention_hidden + model.kv_hidden), model.latent_attention
+    if at is not None:
+        width = 2 * model.num_heads * (at.nope_dim + at.rope_dim + at.value_dim)
+    return tokens * width / tensor * memory.element_bytes(training.precision)
 
 
 def replica_link(site: Site, calibration: Calibration, layout: Layout) -> EffectiveLink:

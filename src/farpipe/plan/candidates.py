@@ -12,7 +12,7 @@ from farpipe.errors import InfeasibleError
 from farpipe.plan.orders import V_ORDERS
 from farpipe.plan.placement import differing_keys, missing_link, place_ranks, replica_sites, site_orders
 from farpipe.search import SEARCHES
-from farpipe.spec import Job, Site
+from farpipe.spec import ContextExchange, Job, Site
 from farpipe.units import counted
 
 MICROBATCH_SIZES: Final = (1, 2, 4, 8, 16)
@@ -67,7 +67,7 @@ class Candidate:
         degrees = f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}"
         virtual = f", {at.virtual} stages per rank{' in a V' if self.in_v else ''}" if at.virtual > 1 else ""
         cut = f"{counted(at.num_microbatches, 'microbatch')} of {at.microbatch_size}"
-        return f"{self.where}: {degrees}{virtual}, {cut}"
+        return f"{self.where}: {degrees}{virtual}{at.sharing}, {cut}"
 
 
 def candidates(job: Job) -> list[Candidate]:
@@ -113,7 +113,17 @@ def _layouts(job: Job, order: tuple[Site, ...], times: int = 1) -> Iterator[tupl
                     for pipeline in pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
                         if pipeline > 1 or not in_v:
                             degrees = (pipeline, data, tensor, virtual, microbatch_size, num_microbatches)
-                            yield Layout(*degrees, context=context, expert=expert), in_v
+                            for method in context_exchanges(job, tensor):
+                                yield Layout(*degrees, (), context, method, expert), in_v
+
+
+def context_exchanges(job: Job, tensor: int) -> list[ContextExchange]:
+    """The pinned method, or both of those that the heads allow; a ring where nobody shares a sequence."""
+    context, wanted = job.layout.context or 1, job.layout.context_exchange
+    if context == 1:
+        return ["ring"]
+    fits: list[ContextExchange] = ["ring", "ulysses"] if job.model.divides_heads(tensor * context) else ["ring"]
+    return [method for method in fits if wanted in (None, method)]
 
 
 def shapes(job: Job) -> list[Shape]:

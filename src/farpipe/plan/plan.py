@@ -218,13 +218,13 @@ class Plan(Document, _Part):
 
     @property
     def shape(self) -> str:
-        """``, 2 stages per rank in a V``; empty with one stage per rank that are all alike."""
+        """``, 2 stages per rank in a V``; empty with one stage per rank, whole sequences on it, and all alike."""
         if self.layout.shapes or self.groups:
             return f" ({'; '.join(self.unlike)})"
         if self.layout.virtual == 1:
-            return ""
+            return self.layout.sharing
         in_v = [placement.rank for placement in self.placements] == v_shape(self.layout.pipeline)
-        return f", {self.layout.virtual} stages per rank{' in a V' if in_v else ''}"
+        return f", {self.layout.virtual} stages per rank{' in a V' if in_v else ''}{self.layout.sharing}"
 
     @property
     def unlike(self) -> tuple[str, ...]:

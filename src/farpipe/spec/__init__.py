@@ -7,12 +7,13 @@ from farpipe.spec.measured import Measured
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
 from farpipe.spec.prices import Prices
-from farpipe.spec.training import Data, Matmul, Precision, Rate, Recompute, Training, WireType, Zero
+from farpipe.spec.training import ContextExchange, Data, Matmul, Precision, Rate, Recompute, Training, WireType, Zero
 from farpipe.spec.uncertainty import Uncertainty, parse_uncertainty
 
 __all__ = [
     "Cluster",
     "CongestionControl",
+    "ContextExchange",
     "Data",
     "Device",
     "Job",

@@ -11,7 +11,7 @@ from farpipe.spec.groups import GroupPin, check_groups
 from farpipe.spec.measured import Measured, check_measured
 from farpipe.spec.model import Model
 from farpipe.spec.part import Count, Name, Natural, Part, SiteName, fault
-from farpipe.spec.training import Data, Training
+from farpipe.spec.training import ContextExchange, Data, Training
 from farpipe.spec.uncertainty import Uncertainty
 from farpipe.spec.write import as_toml
 from farpipe.strict import nearest
@@ -41,6 +41,8 @@ class Pins(Part):
     """Layers of each stage, in pipeline order; only the first and the last stage may have none."""
     context: Count | None = None
     """Devices that share each sequence."""
+    context_exchange: ContextExchange | None = Field(default=None, exclude_if=lambda method: method is None)
+    """Method by which they attend to all of it."""
     expert: Count | None = None
     """Devices that share the experts of each layer, out of a rank's replicas."""
     num_microbatches: Count | None = None
@@ -97,6 +99,7 @@ class Job(Part):
             self._check_site(index, site)
         self._check_pinned_layers()
         self._check_pinned_tensor()
+        self._check_context_exchange()
         self._check_batch()
         self._check_packing()
         self._check_evaluation()
@@ -205,6 +208,17 @@ class Job(Part):
         for name in ("num_heads", "ffn_hidden"):
             if getattr(model, name) % tensor:
                 raise fault(f"{tensor} does not divide model.{name} {getattr(model, name)}", "layout", "tensor")
+
+    def _check_context_exchange(self) -> None:
+        method, size = self.layout.context_exchange, (self.layout.tensor or 1) * (self.layout.context or 1)
+        if method is not None and (self.layout.context or 1) == 1:
+            raise fault("no devices share a sequence; give layout.context as well", "layout", "context_exchange")
+        if method == "ulysses" and not self.model.divides_heads(size):
+            raise fault(
+                f"'ulysses' gives each of {size} devices (tensor x context) whole heads; the model has "
+                f"{self.model.num_heads} heads and {self.model.num_kv_heads} key heads; choose 'ring' or fewer devices",
+                *("layout", "context_exchange"),
+            )
 
     def _check_batch(self) -> None:
         sizes = {

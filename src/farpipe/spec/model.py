@@ -156,6 +156,10 @@ class Model(Part):
         """Width of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
+    def divides_heads(self, num_devices: int) -> bool:
+        """True if so many devices can have equally many whole heads each, of queries and of keys."""
+        return self.num_heads % num_devices == 0 and self.num_kv_heads % num_devices == 0
+
     @property
     def num_attention_params(self) -> int:
         """Parameters of one layer's attention: query, key, value, output."""

@@ -9,6 +9,8 @@ from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive,
 from farpipe.strict import finite
 
 Precision = Literal["bf16", "fp16", "fp32"]
+ContextExchange = Literal["ring", "ulysses"]
+"""Method of context parallelism: keys and values go round, or tokens are exchanged for heads."""
 Recompute = Literal["none", "selective", "full"]
 """Activations that a stage computes again in the backward pass: none, attention's, all but a layer's input."""
 Zero = Literal[0, 1, 2, 3]
