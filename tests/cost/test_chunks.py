@@ -1,5 +1,6 @@
 """Chunks under the cost model: equal to the plain model's microbatches where both are defined."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,8 @@ from farpipe.cost.chunk_laws import Law, Load, fit_law
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InputError
+from farpipe.sequences import Chunk, Slice
+from farpipe.sequences.chunk import load_of
 from farpipe.spec import Cluster, Model, Training
 
 MODEL = Model(num_layers=8, hidden=4096, num_heads=32, ffn_hidden=11008, vocab_size=32000)
@@ -23,7 +26,7 @@ def whole(lengths):
     """The load of chunks that are one whole sequence each."""
     tokens = np.array(lengths, np.float64)
     none = np.zeros(tokens.size)
-    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0)
+    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none)
 
 
 def chunk_costs(longest=65536, context=1, **training):
@@ -73,6 +76,35 @@ def test_a_fit_finds_the_law_that_made_the_times():
     assert found.token_s == pytest.approx(law.token_s, rel=0.05)
 
 
+def test_a_fit_finds_what_a_pair_takes_more_in_slices_of_split_sequences():
+    rng = np.random.default_rng(1)
+    tokens, context = rng.uniform(100, 2000, 40), rng.uniform(0, 6000, 40)
+    pairs = ((context + tokens) ** 2 - context**2) / 2
+    split_pairs = pairs * (np.arange(40) % 2)
+    law = Law(3e-9, 2e-6, 1e-4, 2e-9)
+    found = fit_law(tokens, pairs, law.seconds(tokens, pairs, split_pairs), split_pairs)
+    assert vars(found) == pytest.approx(vars(law))
+    one_rate = fit_law(tokens, pairs, law.seconds(tokens, pairs, split_pairs))
+    assert one_rate.split_pair_s == 0
+    assert law.pair_s < one_rate.pair_s < law.of_slices.pair_s
+
+
+def test_only_the_slice_of_a_hybrid_chunk_has_the_rate_of_slices():
+    law = Law(1.0, 10.0, 100.0, 0.5)
+    chunk = Chunk((Slice(0, 4, 2, 6), Slice(1, 0, 3, 3)))
+    (seconds,) = law.of_load(load_of([chunk]))
+    assert seconds == (1 + 0.5) * (36 - 16) / 2 + 9 / 2 + 10 * 5 + 100
+    assert load_of([chunk]).part(0, 1).split_pairs == [10]
+
+
+def test_laws_add_up_with_the_rate_of_slices():
+    one, two = Law(1.0, 2.0, 3.0, 4.0), Law(10.0, 20.0, 30.0, 40.0)
+    assert one + two == Law(11.0, 22.0, 33.0, 44.0)
+    assert one.times(2) == Law(2.0, 4.0, 6.0, 8.0)
+    assert two.spread(10) == Law(1.0, 2.0, 30.0, 4.0)
+    assert one.of_slices == Law(5.0, 2.0, 3.0)
+
+
 def test_no_coefficient_of_a_fit_is_below_zero():
     tokens = np.array([1.0, 2.0, 3.0])
     assert min(vars(fit_law(tokens, tokens**2 / 2, np.array([3.0, 2.0, 1.0]))).values()) >= 0
@@ -80,7 +112,8 @@ def test_no_coefficient_of_a_fit_is_below_zero():
 
 def test_a_recomputed_layer_saves_activations_but_never_keys_and_values_that_others_use():
     stage = chunk_costs().stages[0]
-    load = Load(*(np.array(v) for v in ([1000.0] * 2, [5e5] * 2, [False, True], [0.0, 1000.0], [False, False])))
+    rows = ([1000.0] * 2, [5e5] * 2, [False, True], [0.0, 1000.0], [False, False], [0.0, 5e5])
+    load = Load(*map(np.array, rows))
     saved = stage.saved_of(load)
     assert saved[0] - saved[1] == pytest.approx(2 * 4096 * 2 * 1000)
     assert (stage.held_bytes(load, 4) > 0).all()
@@ -110,6 +143,15 @@ def test_whether_devices_send_side_by_side_follows_from_the_kind_of_the_link_not
 def test_scores_in_memory_are_refused():
     with pytest.raises(InputError, match="flash_attention"):
         chunk_costs(flash_attention=False)
+
+
+def test_costs_of_before_slices_had_a_rate_are_read():
+    costs = chunk_costs()
+    data = json.loads(costs.to_json())
+    for stage in data["stages"]:
+        for law in (*stage["laws"], *stage["layer"]):
+            del law["split_pair_s"]
+    assert ChunkCosts.from_json(json.dumps(data)) == costs
 
 
 def test_costs_survive_the_way_to_the_ranks():

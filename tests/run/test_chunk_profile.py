@@ -25,7 +25,7 @@ from in_process import run_ranks
 from trainings import metrics
 
 TRAINING = Training(sequence_length=64, global_batch=1, precision="fp32")
-FORWARD, BACKWARD = Law(1e-9, 2e-6, 1e-5), Law(3e-9, 4e-6, 2e-5)
+FORWARD, BACKWARD = Law(1e-9, 2e-6, 1e-5), Law(3e-9, 4e-6, 2e-5, 1e-9)
 HELD = {
     "one_layer": 300.0,
     "three_layers": 700.0,
@@ -41,18 +41,19 @@ HELD = {
 def made(longest=4096, noise=0.0):
     """Times that laws have made: a head in the backward of its stack, an embedding in the forward of its own."""
     slices = [chunk for point in points(longest) for chunk in point.chunks]
-    tokens = np.array([chunk.num_tokens for chunk in slices], np.float64)
-    pairs = np.array([chunk.num_pairs for chunk in slices])
+    load = load_of(slices)
+    tokens = load.tokens
     draw = np.random.default_rng(0)
 
     def of(law, layers, extra=0.0):
-        seconds = layers * law.seconds(tokens, pairs) + extra * tokens + 1e-4
+        seconds = layers * law.of_load(load) + extra * tokens + 1e-4
         return tuple((seconds * draw.uniform(1 - noise, 1 + noise, tokens.size)).tolist())
 
     layers = {"one_layer": 1, "three_layers": 3, "embedding_and_layer": 1, "layer_and_head": 1}
     return ChunkTimes(
         tokens=tuple(tokens.tolist()),
-        pairs=tuple(pairs.tolist()),
+        pairs=tuple(load.pairs.tolist()),
+        split_pairs=tuple(load.split_pairs.tolist()),
         forward_s={name: of(FORWARD, layers[name], 1e-6 * (name == "embedding_and_layer")) for name in STACK_NAMES},
         backward_s={name: of(BACKWARD, layers[name], 5e-6 * (name == "layer_and_head")) for name in STACK_NAMES},
         held_bytes=HELD,
@@ -71,6 +72,8 @@ def test_laws_are_found_again_and_errors_told_of_points_that_fits_did_not_see():
     found = chunk_profile([made(), made()], MODEL, TRAINING, "cpu")
     assert found.layer.forward.law.token_s == pytest.approx(FORWARD.token_s, rel=1e-6)
     assert found.layer.backward.law.pair_s == pytest.approx(BACKWARD.pair_s, rel=1e-6)
+    assert found.layer.backward.law.split_pair_s == pytest.approx(BACKWARD.split_pair_s, rel=1e-6)
+    assert found.layer.laws.input_grad.split_pair_s == found.layer.backward.split_pair_s
     assert found.embedding.forward.token_s == pytest.approx(1e-6, rel=1e-3)
     assert found.head.backward.token_s == pytest.approx(5e-6, rel=1e-3)
     assert found.action_forward_s == pytest.approx(1e-4, rel=1e-3)
@@ -100,6 +103,14 @@ def test_costs_are_those_that_were_measured():
         other = found.model_copy(update=change)
         with pytest.raises(InputError, match="measure again"):
             job_chunk_costs(*job, profiles={"cpu": other})
+
+
+def test_profiles_of_before_slices_had_a_rate_are_read():
+    data = json.loads(chunk_profile([made()], MODEL, TRAINING, "cpu").to_json())
+    for part in ("layer", "embedding", "head"):
+        for kind in ("forward", "backward"):
+            del data[part][kind]["split_pair_s"]
+    assert ChunkProfile.from_json(json.dumps(data)).layer.laws.total.split_pair_s == 0
 
 
 def test_older_profiles_take_slices_for_whole_sequences():

@@ -10,7 +10,7 @@ from farpipe.cost.chunk_laws import Law
 from farpipe.errors import RunError
 from farpipe.runtime.chunk_stage import ChunkStage, chunk_batch
 from farpipe.runtime.executor import Executor
-from farpipe.runtime.model.chunk_attention import attend
+from farpipe.runtime.model.chunk_attention import _grads, attend, attend_in_parts
 from farpipe.runtime.model.decoder import Numerics, StageModule, initialise, slices
 from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.stage import Boundary
@@ -176,6 +176,21 @@ def test_attention_behind_a_context_is_the_end_of_the_whole(context, grouped, mo
     query = torch.randn(1, 4 if grouped else 2, context + 8, 4, dtype=torch.float64)
     whole = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
     assert torch.allclose(attend(query[:, :, context:], key, value, is_grouped=grouped), whole[:, :, context:])
+
+
+@pytest.mark.parametrize("context", [0, 1, 40])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_in_two_parts_and_its_gradients_are_those_under_a_mask(context, grouped):
+    torch.manual_seed(0)
+    key, value = (torch.randn(1, 2, context + 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    query = torch.randn(1, 4 if grouped else 2, 9, 4, dtype=torch.float64, requires_grad=True)
+    rows, grad = (query, key, value), torch.randn_like(query)
+    masked = attend(*rows, is_grouped=grouped)
+    with torch.no_grad():
+        assert torch.allclose(attend_in_parts(*rows)[0], masked, rtol=1e-12, atol=1e-14)
+        found = _grads(grad, rows, is_grouped=grouped)
+    for one, plain in zip(found, torch.autograd.grad(masked, rows, grad), strict=True):
+        assert torch.allclose(one, plain, rtol=1e-12, atol=1e-13)
 
 
 def test_keys_and_values_are_let_go_slice_by_slice():

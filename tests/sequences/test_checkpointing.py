@@ -93,7 +93,7 @@ def test_polishing_keeps_every_constraint_and_lowers_what_it_can(seed, share):
 
 
 def chunks_of(stage_costs, lengths, slices):
-    load = Load(*(np.array([v]) for v in (1.0, 0.5, False, 0.0, False)))
+    load = Load(*(np.array([v]) for v in (1.0, 0.5, False, 0.0, False, 0.0)))
     law = total_law(stage_costs, load)
     longest = max(lengths)
     return make_chunks(lengths, Cut((law.pair_s * longest**2 / 2 + law.token_s * longest) / slices, 1 << 40), law)

@@ -1,9 +1,11 @@
 """Laws of chunks: seconds of F, I and W as functions of a chunk's tokens and pairs, fitted to the cost model.
 
 A layer's time for one chunk is ``pair_s x pairs + token_s x tokens + fixed_s`` (InfiniPipe, arXiv 2509.21275, section
-4.2; FlexSP and WLB-LLM fit the same): pairs of a query and a key for attention, tokens for everything else. F, I and W
-have coefficients of their own, for I has 5/2 of the forward's attention and W none of it. They are fitted to the cost
-model of `compute`, which is affine itself where products are bound by arithmetic.
+4.2; FlexSP and WLB-LLM fit the same): pairs of a query and a key for attention, tokens for everything else. Where that
+was measured, a pair in a slice of a split sequence takes ``split_pair_s`` more, for the attention of such slices is
+computed once more in the backward. F, I and W have coefficients of their own, for I has 5/2 of the forward's attention
+and W none of it. They are fitted to the cost model of `compute`, which is affine itself where products are bound by
+arithmetic.
 """
 
 from collections.abc import Sequence
@@ -40,12 +42,19 @@ class Load(NamedTuple):
     """Tokens of that slice."""
     is_last: NDArray[np.bool_]
     """True if that slice is its sequence's last, whose keys and values get no gradient from other chunks."""
+    split_pairs: Floats
+    """Pairs of that slice, which are among `pairs`."""
 
     def part(self, begin: int, end: int) -> "Load":
         """That of chunks `begin` up to, not including, `end`."""
         mine = slice(begin, end)
         return Load(
-            self.tokens[mine], self.pairs[mine], self.is_split[mine], self.split_tokens[mine], self.is_last[mine]
+            self.tokens[mine],
+            self.pairs[mine],
+            self.is_split[mine],
+            self.split_tokens[mine],
+            self.is_last[mine],
+            self.split_pairs[mine],
         )
 
 
@@ -56,21 +65,39 @@ class Law:
     pair_s: float = 0.0
     token_s: float = 0.0
     fixed_s: float = 0.0
+    split_pair_s: float = 0.0
+    """Further seconds of a pair in a slice of a split sequence."""
 
     def __add__(self, other: "Law") -> "Law":
-        return Law(self.pair_s + other.pair_s, self.token_s + other.token_s, self.fixed_s + other.fixed_s)
+        return Law(
+            self.pair_s + other.pair_s,
+            self.token_s + other.token_s,
+            self.fixed_s + other.fixed_s,
+            self.split_pair_s + other.split_pair_s,
+        )
 
     def times(self, factor: float) -> "Law":
-        """All three multiplied by `factor`."""
-        return Law(self.pair_s * factor, self.token_s * factor, self.fixed_s * factor)
+        """All four multiplied by `factor`."""
+        return Law(self.pair_s * factor, self.token_s * factor, self.fixed_s * factor, self.split_pair_s * factor)
 
     def spread(self, num_devices: int) -> "Law":
         """The work divided over devices; what is fixed is each one's."""
-        return Law(self.pair_s / num_devices, self.token_s / num_devices, self.fixed_s)
+        shared = (self.pair_s / num_devices, self.token_s / num_devices)
+        return Law(*shared, self.fixed_s, self.split_pair_s / num_devices)
 
-    def seconds(self, tokens: Floats, pairs: Floats) -> Floats:
+    @property
+    def of_slices(self) -> "Law":
+        """The law of chunks of which all pairs are those of slices of split sequences."""
+        return Law(self.pair_s + self.split_pair_s, self.token_s, self.fixed_s)
+
+    def seconds(self, tokens: Floats, pairs: Floats, split_pairs: Floats | float = 0.0) -> Floats:
         """Seconds of chunks: [num_chunks]."""
-        return np.asarray(self.pair_s * pairs + self.token_s * tokens + self.fixed_s)
+        of_pairs = self.pair_s * pairs + self.split_pair_s * split_pairs
+        return np.asarray(of_pairs + self.token_s * tokens + self.fixed_s)
+
+    def of_load(self, load: Load) -> Floats:
+        """Seconds of the chunks of a load: [num_chunks]."""
+        return self.seconds(load.tokens, load.pairs, load.split_pairs)
 
 
 class Laws(NamedTuple):
@@ -94,17 +121,21 @@ class Laws(NamedTuple):
         return self.forward + self.input_grad + self.weight_grad
 
 
-def fit_law(tokens: Floats, pairs: Floats, seconds: Floats) -> Law:
-    """The law with the least sum of squared relative errors, none of its coefficients below zero."""
+def fit_law(tokens: Floats, pairs: Floats, seconds: Floats, split_pairs: Floats | None = None) -> Law:
+    """The law with the least sum of squared relative errors, none of its coefficients below zero.
+
+    Without `split_pairs` all pairs are alike.
+    """
     seconds = np.maximum(seconds, 1e-30)
-    columns = np.stack([pairs, tokens, np.ones_like(tokens)], 1) / seconds[:, None]
-    best, least = np.zeros(3), np.inf
-    for size in (3, 2, 1):
-        for chosen in map(list, combinations(range(3), size)):
+    rows = [pairs, tokens, np.ones_like(tokens)] + ([] if split_pairs is None else [split_pairs])
+    columns = np.stack(rows, 1) / seconds[:, None]
+    best, least = np.zeros(len(rows)), np.inf
+    for size in range(len(rows), 0, -1):
+        for chosen in map(list, combinations(range(len(rows)), size)):
             found = np.linalg.lstsq(columns[:, chosen], np.ones_like(seconds), rcond=None)[0]
             error = float(((columns[:, chosen] @ found - 1) ** 2).sum())
             if found.min() >= 0 and error < least:
-                best, least = np.zeros(3), error
+                best, least = np.zeros(len(rows)), error
                 best[chosen] = found
     return Law(*map(float, best))
 

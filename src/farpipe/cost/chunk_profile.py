@@ -3,6 +3,7 @@
 `farpipe profile --sequences` writes them (format ``farpipe/chunk-profile/1``).
 """
 
+from dataclasses import asdict, replace
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,16 +29,17 @@ class MeasuredLaw(_Part):
     pair_s: Seconds
     token_s: Seconds
     fixed_s: Seconds
+    split_pair_s: Seconds = 0.0
 
     @classmethod
     def of(cls, law: Law) -> Self:
         """The same as a part of a document."""
-        return cls(pair_s=law.pair_s, token_s=law.token_s, fixed_s=law.fixed_s)
+        return cls(**asdict(law))
 
     @property
     def law(self) -> Law:
         """The same as a Law."""
-        return Law(self.pair_s, self.token_s, self.fixed_s)
+        return Law(self.pair_s, self.token_s, self.fixed_s, self.split_pair_s)
 
 
 class PartCosts(_Part):
@@ -53,9 +55,7 @@ class PartCosts(_Part):
         """F, I and W. Only whole backwards are measured; W is taken for as much as a forward without its attention."""
         forward, backward = self.forward.law, self.backward.law
         weight_grad = Law(token_s=min(forward.token_s, backward.token_s / 2))
-        return Laws(
-            forward, Law(backward.pair_s, backward.token_s - weight_grad.token_s, backward.fixed_s), weight_grad
-        )
+        return Laws(forward, replace(backward, token_s=backward.token_s - weight_grad.token_s), weight_grad)
 
 
 class ChunkProfile(_Part, Document):

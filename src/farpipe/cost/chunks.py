@@ -126,7 +126,7 @@ class ChunkCosts(Document):
 
     def seconds(self, load: Load, recomputed: Ints | None = None) -> tuple[Floats, Floats, Floats]:
         """F, I and W of every stage and chunk, [num_stages, num_chunks] each; `recomputed` layers count to I."""
-        rows = [[law.seconds(load.tokens, load.pairs) for law in stage.laws] for stage in self.stages]
+        rows = [[law.of_load(load) for law in stage.laws] for stage in self.stages]
         forward, input_grad, weight_grad = (np.stack(kind) for kind in zip(*rows, strict=True))
         if recomputed is not None:
             input_grad = input_grad + recomputed * self.again_s(load)
@@ -134,7 +134,7 @@ class ChunkCosts(Document):
 
     def again_s(self, load: Load) -> Floats:
         """The forward of one layer: [num_stages, num_chunks]."""
-        return np.stack([stage.layer_forward.seconds(load.tokens, load.pairs) for stage in self.stages])
+        return np.stack([stage.layer_forward.of_load(load) for stage in self.stages])
 
     def trips(self, tokens: float) -> tuple[Floats, Floats]:
         """Seconds from a producer's end to the arrival, there and back over every hop, for a chunk of `tokens`."""

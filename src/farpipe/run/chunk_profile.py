@@ -42,17 +42,17 @@ def chunk_profile(found: list[ChunkTimes], model: Model, training: Training, dev
     A layer is half of what three take more than one, the embedding and the head what they add to one layer, what then
     remains of one layer is the fixed time of an action.
     """
-    tokens, pairs = np.array(found[0].tokens), np.array(found[0].pairs)
+    tokens, pairs, split_pairs = (np.array(r) for r in (found[0].tokens, found[0].pairs, found[0].split_pairs))
     seen = np.arange(tokens.size) % _UNSEEN != _UNSEEN - 1
     laws: dict[str, dict[str, Law]] = {"forward": {}, "backward": {}}
     overheads: dict[str, float] = {}
     errors: dict[str, float] = {}
     for kind, fitted in laws.items():
         one, three, embedding, head = (_medians(found, kind, name) for name in _NAMES)
-        fitted["layer"] = fit_law(tokens[seen], pairs[seen], (three - one)[seen] / 2)
+        fitted["layer"] = fit_law(tokens[seen], pairs[seen], (three - one)[seen] / 2, split_pairs[seen])
         for name, stack in (("embedding", embedding), ("head", head)):
             fitted[name] = fit_law(tokens[seen], np.zeros(int(seen.sum())), (stack - one)[seen])
-        layer_s = fitted["layer"].seconds(tokens, pairs)
+        layer_s = fitted["layer"].seconds(tokens, pairs, split_pairs)
         overheads[kind] = max(0.0, median((one - layer_s)[seen].tolist()))
         off = np.abs((3 * layer_s + overheads[kind]) / three - 1)[~seen]
         errors |= {f"{kind}, mean": float(off.mean()), f"{kind}, largest": float(off.max())}

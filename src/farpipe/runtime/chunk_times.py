@@ -12,6 +12,7 @@ from farpipe.runtime.profile_request import STACK_NAMES, ChunkTimes, ProfileRequ
 from farpipe.runtime.stack_times import SLICES
 from farpipe.runtime.work import choose_gpu, make_stage, numerics_of
 from farpipe.sequences import Chunk, Slice
+from farpipe.sequences.chunk import load_of
 
 LEAST_REPEATS: Final = 3
 NUM_LENGTHS: Final = 5
@@ -70,14 +71,15 @@ class ChunkStacks:
                 for name, stage in self._stages.items():  # in rotation, so that a slow moment meets all of them
                     self._run(stage, point, number, forward[name], backward[name])
             repeats += 1
-        slices = [chunk for point in self._points for chunk in point.chunks]
+        load = load_of([chunk for point in self._points for chunk in point.chunks])
         held = {name: self._held(stage, 0) for name, stage in self._stages.items()}
         three = self._stages["three_layers"]
         held |= {_RECOMPUTED: self._held(three, 3), _SLICE: self._held(three, 0, slices=2)}
         held |= {_RECOMPUTED_SLICE: self._held(three, 3, slices=2)}
         return ChunkTimes(
-            tokens=tuple(float(chunk.num_tokens) for chunk in slices),
-            pairs=tuple(chunk.num_pairs for chunk in slices),
+            tokens=tuple(load.tokens.tolist()),
+            pairs=tuple(load.pairs.tolist()),
+            split_pairs=tuple(load.split_pairs.tolist()),
             forward_s={name: _medians(found) for name, found in forward.items()},
             backward_s={name: _medians(found) for name, found in backward.items()},
             held_bytes=held,

@@ -34,6 +34,8 @@ class ChunkTimes(Part):
     tokens: tuple[float, ...]
     """Of every slice."""
     pairs: tuple[float, ...]
+    split_pairs: tuple[float, ...]
+    """The pairs of slices of sequences that are split, else none."""
     forward_s: dict[Text, tuple[float, ...]]
     """By stack, seconds of every slice."""
     backward_s: dict[Text, tuple[float, ...]]

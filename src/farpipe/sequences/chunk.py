@@ -150,6 +150,7 @@ def load_of(chunks: Sequence[Chunk]) -> Load:
         is_split,
         np.array([first.length for first in firsts], np.float64) * is_split,
         np.array([first.is_tail for first in firsts], bool),
+        np.array([(first.end**2 - first.start**2) / 2 for first in firsts], np.float64) * is_split,
     )
 
 
@@ -184,13 +185,15 @@ class SliceTable:
         start, length = self.start.astype(np.float64), self.length.astype(np.float64)
         first = self.first
         is_split = self.length[first] != self.sequence_length[first]
+        pairs = ((start + length) ** 2 - start**2) / 2
         is_last = is_split & (self.start[first] + self.length[first] == self.sequence_length[first])
         return Load(
             np.asarray(np.bincount(self.chunk, length), np.float64),
-            np.asarray(np.bincount(self.chunk, ((start + length) ** 2 - start**2) / 2), np.float64),
+            np.asarray(np.bincount(self.chunk, pairs), np.float64),
             is_split,
             length[first] * is_split,
             is_last,
+            pairs[first] * is_split,
         )
 
     def chunks(self) -> list[Chunk]:

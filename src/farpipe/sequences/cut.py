@@ -16,7 +16,7 @@ import numpy as np
 
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InputError
-from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
+from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable, load_of
 
 PackRule = Literal["best-fit", "literal", "alone"]
 _ROUNDING: Final = 1e-9
@@ -34,12 +34,13 @@ class Cut:
 def slice_offsets(length: int, num_slices: int, law: Law) -> Ints:
     """Ends of `num_slices` slices of equal time in a sequence of `length` tokens: ascending, the last is `length`.
 
-    The time up to x tokens is ``pair_s x^2/2 + token_s x``: solved for x. Slices are at least one token long.
+    The time up to x tokens is ``pair_s x^2/2 + token_s x``, `pair_s` that of slices: solved for x. Slices are at least
+    one token long.
     """
     if not 1 <= num_slices <= length:
         raise InputError(f"{length} tokens can't be cut into {num_slices} slices")
     shares = np.arange(1, num_slices + 1) / num_slices
-    a, b = law.pair_s / 2, law.token_s
+    a, b = law.of_slices.pair_s / 2, law.token_s
     total = a * length**2 + b * length
     if total <= 0:
         ends = shares * length
@@ -53,12 +54,18 @@ def slice_offsets(length: int, num_slices: int, law: Law) -> Ints:
 
 def num_slices_within(length: int, cut: Cut, law: Law) -> int:
     """The fewest slices of equal time of which none takes longer than the target or has more tokens than the limit."""
-    seconds = law.pair_s * length**2 / 2 + law.token_s * length
-    count = max(1, math.ceil(seconds / cut.target_s * (1 - _ROUNDING))) if cut.target_s > 0 else 1
+    count = _num_targets(length, cut, law)
+    count = max(2, _num_targets(length, cut, law.of_slices)) if count > 1 else count
     count = min(length, max(count, -(-length // cut.token_limit)))
     while count < length and np.diff(slice_offsets(length, count, law), prepend=0).max() > cut.token_limit:
         count = min(length, count + max(1, count // 16))
     return count
+
+
+def _num_targets(length: int, cut: Cut, law: Law) -> int:
+    """Times that the target goes into a sequence's time, rounded up."""
+    seconds = law.pair_s * length**2 / 2 + law.token_s * length
+    return max(1, math.ceil(seconds / cut.target_s * (1 - _ROUNDING))) if cut.target_s > 0 else 1
 
 
 def make_chunks(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> list[Chunk]:
@@ -136,7 +143,7 @@ def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
         return np.arange(len(tails), len(tails) + shorts.size)
     starts, counts = tails[:, 0].astype(np.float64), tails[:, 1].astype(np.float64)
     ends = starts + counts
-    tail_s = law.pair_s * (ends**2 - starts**2) / 2 + law.token_s * counts
+    tail_s = law.of_slices.pair_s * (ends**2 - starts**2) / 2 + law.token_s * counts
     short_s = law.pair_s * shorts.astype(np.float64) ** 2 / 2 + law.token_s * shorts
     kernel: Any = pack_kernel.pack
     limits = (cut.target_s * (1 + _ROUNDING), cut.token_limit, cut.rule == "literal")
@@ -145,5 +152,4 @@ def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
 
 def chunk_seconds(chunks: Sequence[Chunk], law: Law) -> Floats:
     """Time of every chunk under one law."""
-    tokens = np.array([chunk.num_tokens for chunk in chunks], np.float64)
-    return law.seconds(tokens, np.array([chunk.num_pairs for chunk in chunks], np.float64))
+    return law.of_load(load_of(chunks))

@@ -258,7 +258,7 @@ def _hint(options: BatchOptions) -> str:
 def total_law(costs: ChunkCosts, load: Load) -> Law:
     """Forward and backward of the stage that is slowest over these chunks."""
     laws = [stage.laws.total for stage in costs.stages]
-    return max(laws, key=lambda law: float(law.seconds(load.tokens, load.pairs).sum()))
+    return max(laws, key=lambda law: float(law.of_load(load).sum()))
 
 
 def token_limit(costs: ChunkCosts, longest: int) -> int:
@@ -268,8 +268,8 @@ def token_limit(costs: ChunkCosts, longest: int) -> int:
     keys, values and their gradients are held when its first backward begins.
     """
     costs = costs.folded
-    one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False)))
-    split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False)))
+    one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False, 0.0)))
+    split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False, 0.0)))
     limits, tightest = [], (math.inf, 0, 0.0, 0.0)
     headrooms = costs.headroom_bytes(one, np.zeros((costs.num_stages, 1), np.int64)).tolist()
     for rank, (stage, headroom) in enumerate(zip(costs.stages, headrooms, strict=True)):
@@ -320,12 +320,12 @@ def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
     if options.equal == "time":
         return law
     load = _as_load(sizes)
-    return Law(token_s=float(law.seconds(load.tokens, load.pairs).sum() / load.tokens.sum()))
+    return Law(token_s=float(law.of_load(load).sum() / load.tokens.sum()))
 
 
 def _as_load(sizes: Ints) -> Load:
     tokens, none = sizes.astype(np.float64), np.zeros(sizes.size)
-    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0)
+    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none)
 
 
 def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, law: Law) -> Iterator[Cut]:
@@ -335,11 +335,12 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
     """
     seconds = law.pair_s * sizes.astype(np.float64) ** 2 / 2 + law.token_s * sizes
     total_s, longest_s, longest = float(seconds.sum()), float(seconds.max()), int(sizes.max())
+    cut_s = law.of_slices.pair_s * float(longest) ** 2 / 2 + law.token_s * longest
     counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MOST_CHUNKS_PER_STAGE)) + 1)
     targets = [total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING)) for power in counts]
     for wanted_s in (longest_s, *targets):
         slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
-        cut = Cut(max(wanted_s, longest_s) if slices == 1 else longest_s / slices, limit, options.rule)
+        cut = Cut(max(wanted_s, longest_s) if slices == 1 else cut_s / slices, limit, options.rule)
         slices = num_slices_within(longest, cut, law)
         if options.num_slices is not None and slices != options.num_slices:
             first = int(slice_offsets(longest, min(options.num_slices, longest), law)[0])
@@ -347,7 +348,7 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
                 f"{options.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
                 f"{limit} does not fit; take {slices} slices"
             )
-        yield cut if slices == 1 else Cut(longest_s / slices, limit, options.rule)
+        yield cut if slices == 1 else Cut(cut_s / slices, limit, options.rule)
 
 
 def estimate_s(costs: ChunkCosts, batch: SliceTable, extra: tuple[int, ...], trips: tuple[Floats, Floats]) -> float:

@@ -6,6 +6,7 @@ neither: one Function reads the store and writes to it, so recomputation, I and 
 no special cases. It computes the attention once more in the backward, as flash attention does, and keeps queries only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ from farpipe.sequences import Chunk, Slice
 
 ROWS_AT_ONCE: Final = 1024
 """Queries of one call, so that no mask gets large."""
+_FLASH: Final[Any] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""The kernel of scaled_dot_product_attention on a CPU, which gives the logarithms of the sums as well."""
+_FLASH_BACKWARD: Final[Any] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass
@@ -104,6 +108,44 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, is_grouped: bool) -> Te
     return torch.cat(parts, dim=-2)
 
 
+def attend_in_parts(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """`attend` on a CPU, and the logarithms of its sums [b, heads, s], without a mask.
+
+    What comes before the queries is seen whole and their own keys causally, by kernels that are faster without a mask
+    (by 1.3 to 1.6 times); the two are joined by their sums, as in ring attention (arXiv 2310.01889).
+    """
+    context = key.shape[-2] - query.shape[-2]
+    out, sums = _FLASH(query, key[..., context:, :], value[..., context:, :], is_causal=True)
+    if context == 0:
+        return out, sums
+    before, its_sums = _FLASH(query, key[..., :context, :], value[..., :context, :])
+    both = torch.logaddexp(sums, its_sums)
+    joined = out * (sums - both).exp()[..., None] + before * (its_sums - both).exp()[..., None]
+    return joined.to(query.dtype), both
+
+
+def _grads_in_parts(grad: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attend_in_parts`: of each part with the output and the sums of both, so they add up."""
+    context = key.shape[-2] - query.shape[-2]
+    out, sums = attend_in_parts(query, key, value)
+    rest = (out, sums, 0.0)
+    q, k, v = _FLASH_BACKWARD(grad, query, key[..., context:, :], value[..., context:, :], *rest, True)
+    if context == 0:
+        return q, k, v
+    more_q, its_k, its_v = _FLASH_BACKWARD(grad, query, key[..., :context, :], value[..., :context, :], *rest, False)
+    return q + more_q, torch.cat([its_k, k], -2), torch.cat([its_v, v], -2)
+
+
+def _grads(grad: Tensor, inputs: Sequence[Tensor], *, is_grouped: bool) -> Sequence[Tensor]:
+    """Gradients of queries, keys and values; attention is computed once more for them."""
+    if grad.device.type == "cpu":
+        return _grads_in_parts(grad, *inputs)
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    with torch.enable_grad():
+        out = attend(*leaves, is_grouped=is_grouped)
+    return torch.autograd.grad(out, leaves, grad)
+
+
 class _SplitAttention(torch.autograd.Function):
     """Attention of one slice of a split sequence; what comes before it is in the store."""
 
@@ -112,18 +154,16 @@ class _SplitAttention(torch.autograd.Function):
         ctx.at = at
         ctx.save_for_backward(query)
         is_copied = at.is_recomputed and len(at.chunk.slices) > 1
-        kept = at.store.of(at.layer, at.part, key, value, is_copied=is_copied)
-        return attend(query, *_joined(kept), is_grouped=at.is_grouped)
+        rows = (query, *_joined(at.store.of(at.layer, at.part, key, value, is_copied=is_copied)))
+        return attend_in_parts(*rows)[0] if query.device.type == "cpu" else attend(*rows, is_grouped=at.is_grouped)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         at: ChunkAttention = ctx.at
         kept = at.store.kept[at.layer, at.part.sequence]
-        inputs = [t.detach().requires_grad_() for t in (*ctx.saved_tensors, *_joined(kept))]
-        with torch.enable_grad():
-            out = attend(*inputs, is_grouped=at.is_grouped)
-        query_grad, key_grad, value_grad = torch.autograd.grad(out, inputs, grad)
+        inputs = (*ctx.saved_tensors, *_joined(kept))
+        query_grad, key_grad, value_grad = _grads(grad, inputs, is_grouped=at.is_grouped)
         sizes = [one.key.shape[-2] for one in kept]
         pieces = zip(kept, torch.split(key_grad, sizes, -2), torch.split(value_grad, sizes, -2), strict=True)
         for one, key_piece, value_piece in pieces:
