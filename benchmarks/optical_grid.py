@@ -179,6 +179,7 @@ def networks() -> list[tuple[Setting, str]]:
         replace(usual, network="topohub:sndlib/nobel-us"),
         replace(usual, network="topohub:sndlib/nobel-eu"),
         replace(usual, network="topohub:topozoo/Uninett2010", load=120.0),
+        replace(usual, modulation="gnpy"),
     ]
     return [(one, name) for one in changed for name in ("1f1b", "zb-h2")]
 

@@ -11,6 +11,8 @@ from farpipe.catalog import (
     device_row,
     link_names,
     link_row,
+    mode_names,
+    mode_row,
     model_names,
     model_row,
     price_row,
@@ -19,7 +21,8 @@ from farpipe.catalog import (
 from farpipe.spec import preset_model
 
 ROWS = [(look_up, name) for look_up, names in [
-    (device_row, device_names()), (model_row, model_names()), (link_row, link_names()), (price_row, region_names())
+    (device_row, device_names()), (model_row, model_names()), (link_row, link_names()), (price_row, region_names()),
+    (mode_row, mode_names()),
 ] for name in names]  # fmt: skip
 
 
@@ -31,7 +34,7 @@ def test_every_row_carries_a_source_and_a_date(look_up, name):
     assert datetime.date(2015, 1, 1) <= row.date <= datetime.date.today()
 
 
-@pytest.mark.parametrize("table", ["devices", "models", "links", "prices"])
+@pytest.mark.parametrize("table", ["devices", "models", "links", "prices", "modes"])
 def test_no_two_rows_answer_to_one_name(table):
     rows = tomllib.loads((resources.files("farpipe.catalog") / f"{table}.toml").read_text(encoding="utf-8"))
     names = [word for key, row in rows.items() for word in (key, *row.get("aliases", ()))]

@@ -191,7 +191,8 @@ def test_a_request_wider_than_the_spectrum_is_refused():
     paths = k_shortest(one_link(), [("1", "2")], k=1)
     traffic = PoissonTraffic(1.0, 1.0, 10, 10).draw((("1", "2"),), 5, seed=0)
     with pytest.raises(
-        InputError, match="request 0: 10 Gbit/s need 11 slots with the guard band, and the spectrum has 10"
+        InputError,
+        match="request 1 of 5, from 1 to 2: 10 Gbit/s need 11 slots with the guard band",
     ):
         play_traffic(traffic, paths, KSP_FF, Grid(10, 1.0, 1), BPSK)
 

@@ -4,11 +4,15 @@ import json
 
 import pytest
 
+from farpipe.catalog import mode_names, mode_row
 from farpipe.errors import InputError, UsageError
 from farpipe.optical import find_modulation, find_network
+from farpipe.optical.modulation import of_modes
 from farpipe.optical.network import load_network, network_from_data
 from farpipe.optical.topologies import fibre_km
 
+RATES = {100: 4560, 200: 2400, 300: 1280, 400: 640}
+"""Reach in km by Gbit/s."""
 TRIANGLE = "a,b,km\n1,2,100\n2,3,200\n1,3,400\n"
 
 
@@ -121,6 +125,33 @@ def test_fibre_is_longer_than_the_great_circle(air, fibre):
 @pytest.mark.parametrize(("km", "bits"), [(1, 4), (625, 4), (626, 3), (1250, 3), (2500, 2), (2501, 1), (9000, 1)])
 def test_deeprmsa_reach(km, bits):
     assert find_modulation("deeprmsa").efficiency(km) == bits
+
+
+def test_gnpys_table_has_the_reach_of_the_modes_that_it_keeps():
+    table, modes = find_modulation("gnpy"), [mode_row(name) for name in mode_names()]
+    kept = {(row.reach_km, row.rate_gbit_s / row.width_ghz) for row in modes}
+    assert set(table.rows) <= kept
+    assert len(table.rows) >= 4
+    assert [bits for _, bits in table.rows] == sorted((bits for _, bits in table.rows), reverse=True)
+    assert [reach for reach, _ in table.rows] == sorted(reach for reach, _ in table.rows)
+    for mode in modes:  # at a mode's reach the table carries as much per Hz, or more
+        assert table.efficiency(mode.reach_km) >= mode.rate_gbit_s / mode.width_ghz
+    assert table.efficiency(max(mode.reach_km for mode in modes) + 1) == 0
+
+
+def test_modes_that_another_beats_in_both_are_left_out():
+    table = of_modes("x", [(100.0, 4.0), (80.0, 4.0), (300.0, 2.0), (300.0, 3.0), (50.0, 1.0)])
+    assert table.rows == ((100.0, 4.0), (300.0, 3.0))
+
+
+def test_faster_modes_reach_less_far_about_as_far_as_others_have_measured():
+    """80 km spans, 2 dB margin, another program on gnpy: 100G 4560 km, 200G 2400, 300G 1280, 400G 640."""
+    reach = {
+        rate: max(row.reach_km for row in map(mode_row, mode_names()) if row.rate_gbit_s == rate) for rate in RATES
+    }
+    assert reach[100] > reach[200] > reach[300] > reach[400]
+    for rate, measured_km in RATES.items():
+        assert reach[rate] == pytest.approx(measured_km, rel=0.25)
 
 
 def test_a_table_from_a_file_ends_at_its_reach(tmp_path):

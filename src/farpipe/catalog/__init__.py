@@ -1,14 +1,17 @@
-"""Facts that everyone looks up: devices, models, typical links; each row with its source and date."""
+"""Facts that everyone looks up: devices, models, links, modes of transceivers; each row with its source and date."""
 
 from farpipe.catalog.rows import (
     DeviceRow,
     LinkRow,
     ModelRow,
+    ModeRow,
     PriceRow,
     device_names,
     device_row,
     link_names,
     link_row,
+    mode_names,
+    mode_row,
     model_names,
     model_row,
     price_row,
@@ -18,12 +21,15 @@ from farpipe.catalog.rows import (
 __all__ = [
     "DeviceRow",
     "LinkRow",
+    "ModeRow",
     "ModelRow",
     "PriceRow",
     "device_names",
     "device_row",
     "link_names",
     "link_row",
+    "mode_names",
+    "mode_row",
     "model_names",
     "model_row",
     "price_row",

@@ -58,6 +58,19 @@ class LinkRow:
 
 
 @dataclass(frozen=True)
+class ModeRow:
+    """A mode of an optical transceiver and how far it reaches."""
+
+    name: str
+    rate_gbit_s: float
+    width_ghz: float
+    """Spectrum of a channel."""
+    reach_km: float
+    source: str
+    date: datetime.date
+
+
+@dataclass(frozen=True)
 class PriceRow:
     """Prices of one region of a cloud; what is not known is None."""
 
@@ -88,6 +101,11 @@ def link_names() -> tuple[str, ...]:
     return tuple(_table("link"))
 
 
+def mode_names() -> tuple[str, ...]:
+    """The modes of optical transceivers in the catalogue."""
+    return tuple(_table("mode"))
+
+
 def device_row(name: str) -> DeviceRow:
     """The device called `name`; ValueError if there is none."""
     found, row = _find("device", name)
@@ -113,6 +131,12 @@ def model_row(name: str) -> ModelRow:
 def link_row(name: str) -> LinkRow:
     """The link called `name`; ValueError if there is none."""
     return _link(*_find("link", name))
+
+
+def mode_row(name: str) -> ModeRow:
+    """The mode of a transceiver called `name`; ValueError if there is none."""
+    found, row = _find("mode", name)
+    return ModeRow(found, row["rate_gbit_s"], row["width_ghz"], row["reach_km"], **_origin(row))
 
 
 def region_names() -> tuple[str, ...]:

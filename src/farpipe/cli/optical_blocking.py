@@ -22,7 +22,7 @@ By = Annotated[str, typer.Option(help="Order of the candidates: km, hops (then k
 Slots = Annotated[int, typer.Option(min=1, help="Slots per fibre.")]
 SlotGhz = Annotated[float, typer.Option(help="Width of a slot in GHz.")]
 Guard = Annotated[int, typer.Option(min=0, help="Guard slots beside every light path.")]
-Modulation = Annotated[str, typer.Option(help="deeprmsa, 64qam, bpsk, or a CSV file reach_km,bit_s_hz.")]
+Modulation = Annotated[str, typer.Option(help="deeprmsa, gnpy, 64qam, bpsk, or a CSV file reach_km,bit_s_hz.")]
 Shared = Annotated[bool, typer.Option("--shared", help="Both directions of an edge share one spectrum.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.catalog import mode_names, mode_row
 from farpipe.errors import InputError
 from farpipe.optical.network import number, read_rows
 from farpipe.strict import nearest, read_text
@@ -30,6 +31,19 @@ class Modulation:
         return np.array([self.efficiency(length) * slot_ghz for length in km])
 
 
+def of_modes(name: str, rows: list[tuple[float, float]]) -> Modulation:
+    """Table of modes (reach, bit/s/Hz); one that another beats or equals in both is left out."""
+    kept: list[tuple[float, float]] = []
+    for reach, bits in sorted(rows, reverse=True):
+        if not kept or bits > kept[-1][1]:
+            kept.append((reach, bits))
+    return Modulation(name, tuple(reversed(kept)))
+
+
+def _catalogued() -> list[tuple[float, float]]:
+    return [(row.reach_km, row.rate_gbit_s / row.width_ghz) for row in map(mode_row, mode_names())]
+
+
 MODULATIONS: Final = {
     table.name: table
     for table in (
@@ -37,6 +51,8 @@ MODULATIONS: Final = {
         Modulation("deeprmsa", ((625.0, 4.0), (1250.0, 3.0), (2500.0, 2.0), (inf, 1.0))),
         # CBA's setting: 75 Gbit/s per 12.5 GHz slot at any length, reach ignored.
         Modulation("64qam", ((inf, 6.0),)),
+        # Modes of a transceiver with the reach that gnpy computes for them.
+        of_modes("gnpy", _catalogued()),
         # One bit/s/Hz everywhere: requests counted in slots of their width.
         Modulation("bpsk", ((inf, 1.0),)),
     )

@@ -88,7 +88,8 @@ def expect_narrow(
     slots = np.ceil(gbit_s / best[pair] - 1e-9) + grid.guard
     if (slots > grid.num_slots).any():
         at = int(np.argmax(slots > grid.num_slots))
+        source, target, *_ = list(paths.pairs)[pair[at]]
         raise InputError(
-            f"request {at}: {gbit_s[at]:g} Gbit/s need {slots[at]:g} slots with the guard band, and the spectrum "
-            f"has {grid.num_slots}; split the request or give more slots"
+            f"request {at + 1} of {len(slots)}, from {source} to {target}: {gbit_s[at]:g} Gbit/s need {slots[at]:g} "
+            f"slots with the guard band, and the spectrum has {grid.num_slots}; split the request or give more slots"
         )
