@@ -18,13 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from farpipe.cost import Calibration, JobCosts, Layout, calibration_of, compute, step_cost
+from farpipe.cost import Calibration, JobCosts, Layout, calibration_of, compute, place_evenly, step_cost
 from farpipe.plan.published_steps import load_published
 from farpipe.plan.reference_points import ReferenceJob, ReferencePoint
 from farpipe.plan.validation import predict
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
-from farpipe.spec import Model, Site, Training, preset_site
+from farpipe.spec import Cluster, Model, Site, Training, preset_model, preset_site
 
 Fit = dict[str, float]
 PRESETS = {
@@ -199,6 +199,41 @@ def left_out(device: str, names: Sequence[str], sources: Sources, name: str) -> 
     return f"{error_of(sources[name], {device: law}, exact=True):.1%}"
 
 
+def constant_of_gain(device: str, name: str, wanted: float, setting: str, value: str) -> float:
+    """Constant `name` with which Llama 3 8B is `wanted` times as fast with a setting of the training as without it.
+
+    By FSDP on 8 devices, sequences of 8,192 tokens, as the published tokens/s are.
+    """
+    model, place = preset_model("llama-3-8b"), preset_site("site", device, 8)
+    plain = Training(sequence_length=8192, global_batch=8, zero=3)
+    layout, placements = Layout(1, 8, 1, 1, 1, 1), place_evenly(["site"], [model.num_layers])
+
+    def gain(constant: float) -> float:
+        law = {device: replace(calibration_of(place.device), **{name: constant})}
+        seconds = []
+        for asked in (plain, plain.model_copy(update={setting: value})):
+            step = step_cost(JobCosts(model, asked, None, law), layout, placements, Cluster(sites=(place,)))
+            seconds.append(simulate(step.problem, order("1f1b", step.problem)).makespan_s + step.overhead_s)
+        return seconds[0] / seconds[1]
+
+    low, high = 0.05, 6.0
+    rises = gain(high) > gain(low)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (gain(middle) < wanted) == rises else (low, middle)
+    return low
+
+
+def tell_gains() -> None:
+    """Constants that stand on a published gain: tokens/s of torchao (B200) and torchtitan (H100), of Llama 3 8B."""
+    for key, tokens in (("fp8", 10417.0), ("mxfp8", 9969.0)):
+        found = constant_of_gain("b200", f"{key}_fraction", tokens / 8307.5, "matmul", key)
+        print(f"b200: {key}_fraction = {found:.3f}")
+    for devices, eager, compiled in ((8, 5762.0, 6667.0), (128, 5605.0, 6514.0)):
+        found = constant_of_gain("h100-96gb-500w", "eager_traffic", eager / compiled, "kernels", "eager")
+        print(f"eager_traffic = {found:.2f} (torchtitan, {devices} H100)")
+
+
 def main() -> None:
     """Fit and tell about every device that there are measurements of."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -217,6 +252,7 @@ def main() -> None:
     for device, name in (("titan-rtx", "fp32"), ("rtx-2080-ti", "fp32"), ("rtx-3090", "tf32")):
         tell(device, (f"{name}_fraction", "machine_link_fraction"), {"OPT-350": parts[f"sailor {device} OPT-350"]})
     print(f"gh200, whole steps, never fitted: {error_of(known['sailor-opt-350-gh200'], {}, exact=True):.1%}")
+    tell_gains()
     if wanted.a100:
         names = ("korthikanti-2022", "vtrain-multi-node", "vtrain-single-node", "narayanan-sc21", "zero-bubble-shapes")
         tell("a100-80gb", LAW, {name: known[name] for name in names})

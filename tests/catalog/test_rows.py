@@ -45,7 +45,7 @@ def test_no_two_rows_answer_to_one_name(table):
 @pytest.mark.parametrize("name", device_names())
 def test_figures_of_a_device_are_in_si_units_and_of_the_right_size(name):
     row = device_row(name)
-    assert {"fp32"} <= set(row.peak_flops) <= {"bf16", "fp16", "fp8", "tf32", "fp32"}
+    assert {"fp32"} <= set(row.peak_flops) <= {"bf16", "fp16", "fp8", "mxfp8", "tf32", "fp32"}
     if name != "cpu":
         assert all(1e13 < rate < 5e15 for rate in row.peak_flops.values())
         assert 11e9 < row.memory_bytes < 200e9

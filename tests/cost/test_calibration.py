@@ -35,6 +35,16 @@ def test_a_prediction_has_a_range():
     assert high == pytest.approx(1.06)
 
 
+def test_a_rate_that_was_never_compared_has_a_larger_residual():
+    assert law("b200").residual_at("bf16") == law("b200").residual == law("b200").residual_at("mxfp8")
+    assert law("b200").residual_at("tf32") == 0.12
+    assert law("rtx-4090").residual_at("bf16") == law("rtx-4090").residual
+    for name in device_names():
+        row, peaks = law(name), WrittenDevice(preset=name).resolve().peak_flops
+        assert set(row.compared) <= set(peaks)
+        assert bool(row.compared) == row.measured
+
+
 def test_devices_behind_one_bus_share_it_and_others_do_not():
     assert law("rtx-3090").crowd(2) == 1.0
     assert law("rtx-3090").crowd(8) == 4.0

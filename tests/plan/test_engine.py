@@ -33,6 +33,7 @@ def test_the_engine_refuses_what_the_filter_names():
         ("training", {"dropout": True}, "training.dropout = true"),
         ("training", {"precision": "fp16"}, 'training.precision = "fp16"; plan again with training.precision = "bf16"'),
         ("training", {"zero": 3}, "training.zero = 3"),
+        ("training", {"cuda_graphs": True}, "training.cuda_graphs = true"),
     ],
 )
 def test_what_only_the_cost_model_knows_is_refused(section, change, message):

@@ -5,6 +5,7 @@ import pytest
 from farpipe.cost import JobCosts, PartTimes, Profile, calibration_of, model_shape
 from farpipe.plan import make_plan
 from farpipe.plan.trust import trust
+from farpipe.spec import preset_device
 from plan.jobs import MODEL, TRAINING, both_ways, device, job, site
 
 
@@ -26,6 +27,13 @@ def test_a_device_that_nobody_compared_is_marked_and_sets_the_range_of_the_whole
     assert residual == calibration_of(device("own chip")).residual > calibration_of(device()).residual
     plan = make_plan(asked)
     assert set(plan.unmeasured) <= {"own chip"}
+
+
+def test_products_that_were_never_compared_on_a_device_are_named():
+    places = [site("a", on=preset_device("gh200"))]
+    assert trust(JobCosts(MODEL, TRAINING), places) == (0.12, ("gh200 (bf16)",))
+    narrow = TRAINING.model_copy(update={"precision": "fp32", "matmul": "tf32"})
+    assert trust(JobCosts(MODEL, narrow), places) == (calibration_of(places[0].device).residual, ())
 
 
 def test_with_a_profile_nothing_is_marked():

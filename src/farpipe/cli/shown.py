@@ -145,7 +145,12 @@ def _stage_table(
 
     rows = []
     recomputes = any(placement.recompute != "none" for placement in part.placements)
-    marked = {site.name for site in plan.job.cluster.sites if site.device.name in plan.unmeasured}
+    devices = {name.partition(" (")[0] for name in plan.unmeasured}
+    marked = {
+        site.name
+        for site in plan.job.cluster.sites
+        if {site.device.name, site.device.name.partition(" (")[0]} & devices
+    }
     for index, (placement, stage) in enumerate(zip(part.placements, part.problem.stages, strict=True)):
         times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
         limit = part.problem.ranks[placement.rank].memory_bytes

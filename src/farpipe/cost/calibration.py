@@ -12,9 +12,12 @@ from farpipe.spec import Device, Rate
 
 REFERENCE: Final = "a100-80gb"
 """The device that the law was fitted on."""
-UNMEASURED: Final[dict[str, Any]] = {"measured": False, "residual": 0.36, "num_rows": 0}
+UNMEASURED: Final[dict[str, Any]] = {"measured": False, "residual": 0.36, "num_rows": 0, "compared": ()}
 """Calibration of a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
 device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
+
+UNCOMPARED: Final = 0.12
+"""Least residual of a rate that was never compared on a device: that of the measured chips' sisters."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Calibration:
     """The same of the plain 32-bit rate."""
     fp8_fraction: float
     """The same of the 8-bit rate; scaling and casting are part of it."""
+    mxfp8_fraction: float
+    """The same of the 8-bit rate with a scale for every 32 numbers."""
     wave_elements: float
     """Elements of a result that the device works on at once; a product of as many takes twice its ideal time."""
     depth_elements: float
@@ -39,6 +44,8 @@ class Calibration:
     """The same in 32 bit, for which Megatron-LM and apex have no fused softmax."""
     eager_score_grad_passes: float
     """Number of their passes in the backward then."""
+    eager_traffic: float
+    """Factor on the traffic between products in kernels of one operation each."""
     memory_fraction: float
     """Share of the nominal memory bandwidth."""
     machine_link_fraction: float
@@ -69,13 +76,19 @@ class Calibration:
     """Mean relative error, without sign, on devices of the same class: the range to print beside a prediction."""
     num_rows: int
     """Measurements of this device that the constants were fitted to; 0: none."""
+    compared: tuple[Rate, ...]
+    """Rates of matrix products that measurements of this very device were compared for."""
     source: str
     date: datetime.date
 
     def fraction(self, rate: Rate) -> float:
         """Share of the device's peak at `rate` that an endless product reaches."""
         shares = {"fp32": self.fp32_fraction, "tf32": self.tf32_fraction, "fp8": self.fp8_fraction}
-        return shares.get(rate, self.matrix_fraction)
+        return (shares | {"mxfp8": self.mxfp8_fraction}).get(rate, self.matrix_fraction)
+
+    def residual_at(self, rate: Rate) -> float:
+        """The mean error to expect where products run at `rate`: larger where that was never compared."""
+        return self.residual if rate in self.compared else max(self.residual, UNCOMPARED)
 
     def crowd(self, num_devices: int) -> float:
         """By how much `num_devices` that talk inside a machine at once slow each other down."""
@@ -117,4 +130,5 @@ def _reference_peak() -> float:
 @cache
 def _rows() -> Mapping[str, dict[str, Any]]:
     file = resources.files("farpipe.catalog").joinpath("efficiency.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {name: row | {"compared": tuple(row.get("compared", ()))} for name, row in rows.items()}

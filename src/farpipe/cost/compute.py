@@ -107,7 +107,7 @@ class Speed:
 
 def rate_name(precision: Precision, matmul: Matmul) -> Rate:
     """The rate of a device that matrix products run at."""
-    rates: dict[Matmul, Rate] = {"same": precision, "tf32": "tf32", "fp8": "fp8", "mxfp8": "fp8"}
+    rates: dict[Matmul, Rate] = {"same": precision, "tf32": "tf32", "fp8": "fp8", "mxfp8": "mxfp8"}
     return rates[matmul]
 
 
@@ -124,7 +124,7 @@ def layer_times(model: Model, training: Training, layout: Layout, site: Site, ca
     )
     core = attention_core_times(model, training, layout, speed) + _context_times(model, training, layout, site, speed)
     between = _exchange_times(model, training, layout, site, calibration)
-    launch = launch_s(layout, calibration)
+    launch = 0.0 if training.cuda_graphs else launch_s(layout, calibration)
     forward = max(linear.forward_s + core.forward_s + between.forward_s, launch)
     backward = linear + core + between
     stretch = max(1.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s))
@@ -203,7 +203,8 @@ def linear_times(model: Model, training: Training, layout: Layout, speed: Speed)
         *flops.mlp_linear(model, tokens, layout.tensor, layout.expert),
     )
     kept = memory.linear_activation_bytes(model, training, layout)
-    return _product_times(products, speed) + _traffic_times(kept, speed)
+    passes = speed.calibration.eager_traffic if training.kernels == "eager" else 1.0
+    return _product_times(products, speed) + _traffic_times(passes * kept, speed)
 
 
 def _product_times(products: tuple[Product, ...], speed: Speed) -> Times:

@@ -30,6 +30,8 @@ def training_obstacles(training: Training) -> dict[str, str]:
         found["training.dropout = true"] = "training.dropout = false"
     if training.matmul != "same":
         found[f'training.matmul = "{training.matmul}"'] = 'training.matmul = "same"'
+    if training.cuda_graphs:
+        found["training.cuda_graphs = true"] = "training.cuda_graphs = false"
     return found
 
 

@@ -168,7 +168,7 @@ class Plan(Document, _Part):
     residual: float = 0.0
     """Mean relative error of predictions for the least known device in use; 0 where all times are measured ones."""
     unmeasured: tuple[str, ...] = ()
-    """Devices in use whose times nobody has compared with a measurement."""
+    """Devices in use whose times nobody has compared with a measurement; ``gh200 (bf16)``: not for these products."""
     changes: tuple[Change, ...] = ()
     """Changes that would help, from those that cost nothing to those that cost most."""
     groups: tuple[PlanGroup, ...] = Field(default=(), exclude_if=lambda groups: not groups)

@@ -170,6 +170,7 @@ def _torchtitan(base: Path) -> Iterator[dict[str, Any]]:
             how: dict[str, Any] = {"recompute": "full" if "8B" not in row["model"] else "selective", "zero": 3}
             narrow = "float8" in row["schedule"] or "8B" not in row["model"]  # the long 405B rows continue a float8 one
             how["matmul"] = "fp8" if narrow else "same"
+            how["kernels"] = "fused" if narrow or "compile" in row["schedule"] else "eager"
             name = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3-405b"}[row["model"].split("-")[1]]
             data, batch = int(row["DP"]), int(row["gbs"])
             sizes = SIZES[:2] if 2 * data <= batch else 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -71,6 +71,7 @@ class ReferencePoint(Part):
     """None: 1F1B, interleaved where a rank has several stages."""
     precision: Precision = "bf16"
     matmul: Matmul = "same"
+    kernels: Literal["fused", "eager"] = "fused"
     recompute: Recompute
     sequence_parallel: Flag = False
     flash_attention: Flag
@@ -168,7 +169,7 @@ class ReferencePoint(Part):
         )
 
     def _training(self, size: int) -> Training:
-        same = ("sequence_length", "global_batch", "precision", "matmul", "recompute", "zero")
+        same = ("sequence_length", "global_batch", "precision", "matmul", "kernels", "recompute", "zero")
         flags = ("sequence_parallel", "flash_attention", "dropout", "overlap")
         return Training.model_validate({name: getattr(self, name) for name in same + flags} | {"microbatch_size": size})
 

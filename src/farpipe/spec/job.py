@@ -140,7 +140,7 @@ class Job(Part):
                 f"{device.name} has no rate for {precision} (training.precision), only for {known}",
                 *("cluster", "sites", index, "device"),
             )
-        wanted = {"tf32": "tf32", "fp8": "fp8", "mxfp8": "fp8"}.get(self.training.matmul, precision)
+        wanted = precision if self.training.matmul == "same" else self.training.matmul
         if wanted not in device.peak_flops:
             raise fault(
                 f"{device.name} has no rate for {wanted} (training.matmul)", *("cluster", "sites", index, "device")

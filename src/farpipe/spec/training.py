@@ -16,7 +16,7 @@ Recompute = Literal["none", "selective", "full"]
 Zero = Literal[0, 1, 2, 3]
 """State divided among the replicas of one site (Rajbhandari et al., arXiv 1910.02054): 0 nothing, 1 the optimizer's
 state, 2 gradients too, 3 parameters too (FSDP), which are gathered layer by layer."""
-Rate = Literal[Precision, "tf32", "fp8"]
+Rate = Literal[Precision, "tf32", "fp8", "mxfp8"]
 """Number formats in which a device has a rate."""
 Matmul = Literal["same", "tf32", "fp8", "mxfp8"]
 """Number format of matrix products: the training's precision, or narrower numbers; sums stay in 32 bit."""
@@ -59,6 +59,10 @@ class Training(Part):
     """Attention never keeps the matrix of scores."""
     matmul: Matmul = "same"
     """Narrower numbers in matrix products of the layers than `precision` says."""
+    kernels: Literal["fused", "eager"] = "fused"
+    """Kernels of what lies between matrix products: Megatron-LM's or torch.compile's, or one for each operation."""
+    cuda_graphs: Flag = False
+    """True if layers are replayed from CUDA graphs, so that the host does not launch them."""
     dropout: Flag = False
     """True if activations and attention are dropped out, with a mask of one byte for each number."""
     overlap: Flag = True
