@@ -87,7 +87,7 @@ def cells() -> Iterator[Cell]:
         ("ageing", aged, LOADS, range(2), (1.0,), False),
         ("ablation", without, (0.6, 1.2), range(2), (1.0,), False),
         ("main", MAIN, LOADS, range(4, 12), (1.0,), False),
-        ("bandwidth", BY_RATE, (0.9,), range(4), (0.25, 1.0, 4.0), False),
+        ("bandwidth", BY_RATE, LOADS, range(4), (0.25, 1.0, 4.0), False),
         ("places", placed, LOADS, range(12), (1.0,), False),
         ("rigid", RIGID, LOADS, range(4, 12), (1.0,), True),
         ("main", rest, LOADS, range(2, 12), (1.0,), False),
@@ -215,10 +215,9 @@ def tables(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "electricity at the cheapest sites and hours, usd": _mean(at, "least_usd"),
         }
         found[f"load {load}, rigid sizes"] = table([r for r in rows if r["rigid"] and r["load"] == load])
-    for rate in (0.25, 1.0, 4.0):
-        at = [r for r in rows if r["load"] == 0.9 and r["bandwidth"] == rate and not r["rigid"]]
-        at = [r for r in at if r["policy"] in BY_RATE]
-        found[f"load 0.9, links x {rate:g}"] = table(at)
+        for rate in (0.25, 1.0, 4.0):
+            at = [r for r in rows if r["load"] == load and r["bandwidth"] == rate and not r["rigid"]]
+            found[f"load {load}, links x {rate:g}"] = table([r for r in at if r["policy"] in BY_RATE])
     return found
 
 

@@ -212,19 +212,20 @@ def _rigid_change(rows: Sequence[Row], load: float) -> str:
 
 def rate_table(rows: Sequence[Row]) -> None:
     """Links at multiples of what was measured, over the starts that all three have."""
-    head("policy", "starts", *(f"x {rate:g}" for rate in (0.25, 1.0, 4.0)))
-    for name in ("bace", "atlas", "single-region", LIKE_BACE, "farpipe"):
-        by_rate = [[r for r in chosen(rows, 0.9, rate=x) if r["policy"] == name] for x in (0.25, 1.0, 4.0)]
-        starts = set.intersection(*({row["start"] for row in at} for at in by_rate))
-        if not starts:
-            continue
-        cells = []
-        for at in by_rate:
-            means = [statistics.fmean(row[column] for row in at if row["start"] in starts) for column in _RATED]
-            cells.append(" / ".join(figure(column, mean) for column, mean in zip(_RATED, means, strict=True)))
-        line([name, len(starts), *cells])
+    head("load", "policy", "starts", *(f"x {rate:g}" for rate in _RATES))
+    for load in LOADS:
+        for name in ("bace", "atlas", "single-region", LIKE_BACE, "farpipe"):
+            by_rate = [[r for r in chosen(rows, load, rate=rate) if r["policy"] == name] for rate in _RATES]
+            if starts := set.intersection(*({row["start"] for row in at} for at in by_rate)):
+                line([load, name, len(starts), *(_rated(at, starts) for at in by_rate)])
 
 
+def _rated(at: Sequence[Row], starts: set[int]) -> str:
+    means = [statistics.fmean(row[column] for row in at if row["start"] in starts) for column in _RATED]
+    return " / ".join(figure(column, mean) for column, mean in zip(_RATED, means, strict=True))
+
+
+_RATES = (0.25, 1.0, 4.0)
 _RATED = ("mean_h", "electricity_usd", "egress_usd", "total_usd")
 
 
