@@ -206,6 +206,17 @@ def test_tenants_get_nearer_to_equal_shares():
     assert mean[0] < mean[1]
 
 
+def test_a_larger_share_of_a_tenant_brings_its_jobs_forward():
+    jobs = [replace(job(f"{name}{index}", 1.0, 300), tenant=name) for name in ("a", "b") for index in range(8)]
+    plain = OwnPolicy(fairness=2.0, wait_share=0.0)
+    ends = []
+    for shares in ((("a", 4.0),), (), (("b", 4.0),)):
+        found = run(replace(plain, tenant_shares=shares), jobs, cluster(8, 8, 8))
+        ends.append(sum(found[f"a{index}"].finished_s for index in range(8)))
+    assert ends[0] <= ends[1] <= ends[2]
+    assert ends[0] < ends[2]
+
+
 def test_policies_are_the_same_but_for_one_thing():
     fcfs, single = POLICIES["fcfs"], POLICIES["single-region"]
     assert isinstance(fcfs, QueuePolicy)

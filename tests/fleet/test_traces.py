@@ -191,6 +191,13 @@ def fleet(tmp_path, text):
     return load_scenario(path)
 
 
+def test_tenants_have_shares_and_are_listed_once(tmp_path):
+    tenants = '[[tenants]]\nname = "vision"\nshare = 2\n[[tenants]]\nname = "{name}"\n'
+    assert fleet(tmp_path, FLEET + tenants.format(name="speech")).tenant_shares == {"vision": 2.0, "speech": 1.0}
+    with pytest.raises(InputError, match="tenants: 'vision' is listed twice"):
+        fleet(tmp_path, FLEET + tenants.format(name="vision"))
+
+
 def test_a_fleet_file_becomes_a_scenario(tmp_path):
     found = fleet(tmp_path, FLEET)
     assert found.cluster.num_devices == 24

@@ -33,7 +33,7 @@ def play(
     `log` gets a line of JSON for every change; every `tick_s` the policy may think again without an event. `quotes` can
     be shared between calls on the same cluster. The same arguments give the same outcome.
     """
-    chosen = with_parameters(policy_of(policy), scenario.policy_parameters) if isinstance(policy, str) else policy
+    chosen = _configured(policy_of(policy), scenario) if isinstance(policy, str) else policy
     quotes = quotes or quotes_of(scenario)
     state = first_state(scenario.cluster, chosen, quotes, scenario.stops)
     simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
@@ -45,9 +45,18 @@ def quotes_of(scenario: Scenario) -> PlannerQuotes:
     return PlannerQuotes(scenario.cluster, hop_quotes=scenario.hop_quotes)
 
 
+def _configured(policy: Policy, scenario: Scenario) -> Policy:
+    """`policy` with the parameters and tenants of `scenario`; listed tenants want fairness unless it is set."""
+    fairness = {"fairness": 1.0} if scenario.tenant_shares else {}
+    chosen = with_parameters(policy, fairness | scenario.policy_parameters)
+    if isinstance(chosen, OwnPolicy):
+        return replace(chosen, tenant_shares=tuple(sorted(scenario.tenant_shares.items())))
+    return chosen
+
+
 def with_parameters(policy: Policy, parameters: Mapping[str, Any]) -> Policy:
     """`policy` with the parameters of [policy], which are those of `OwnPolicy`; others have none."""
-    known = {field.name for field in fields(OwnPolicy)} - {"name"}
+    known = {field.name for field in fields(OwnPolicy)} - {"name", "tenant_shares"}
     for name in parameters:
         if name not in known:
             raise InputError(f"policy.{name}: unknown{nearest(name, known)}; known: {', '.join(sorted(known))}")

@@ -117,6 +117,14 @@ class Stops(Part):
     transfer_share: Share = StopCosts.transfer_share
 
 
+class Tenant(Part):
+    """[[tenants]]: who jobs belong to, by the column `tenant` of JOBS.csv."""
+
+    name: Text
+    share: Positive = 1.0
+    """Weight of its share of the devices in use; tenants that are not listed have 1."""
+
+
 class FailureTable(Part):
     """[failures]"""
 
@@ -136,6 +144,7 @@ class FleetFile(Part):
     link_changes: tuple[LinkEvent, ...] = ()
     stops: Stops = Stops()
     failures: FailureTable = FailureTable()
+    tenants: tuple[Tenant, ...] = ()
     policy: dict[str, float] = Field(default_factory=dict)
     """Parameters of the policy `farpipe`."""
     hop_quotes: HopQuotes = "closed-form"
@@ -155,6 +164,8 @@ class Scenario:
     idle_power_w: dict[str, float]
     policy_parameters: dict[str, float]
     hop_quotes: HopQuotes = "closed-form"
+    tenant_shares: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the tenants' shares of the devices in use."""
     locations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Latitude and longitude of the sites that have them."""
 
@@ -183,8 +194,18 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
         idle_power_w={site.name: _idle_w(table, site) for table, site in zip(written.sites, sites, strict=True)},
         policy_parameters=dict(written.policy),
         hop_quotes=written.hop_quotes,
+        tenant_shares=_tenant_shares(written, path),
         locations={site.name: site.location for site in written.sites if site.location is not None},
     )
+
+
+def _tenant_shares(written: FleetFile, path: Path) -> dict[str, float]:
+    shares = {tenant.name: tenant.share for tenant in written.tenants}
+    if len(shares) < len(written.tenants):
+        names = [tenant.name for tenant in written.tenants]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{path}: tenants: {twice!r} is listed twice")
+    return shares
 
 
 def _idle_w(table: FleetSite, site: Site) -> float:

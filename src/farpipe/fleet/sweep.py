@@ -55,7 +55,9 @@ def key_of(scenario: Scenario, jobs: Sequence[FleetJob], version: str) -> str:
     for part in (scenario.cluster, scenario.events, scenario.stops, scenario.failures, scenario.idle_power_w):
         digest.update(repr(part).encode())
     digest.update(scenario.hop_quotes.encode())
-    digest.update(repr((sorted(scenario.policy_parameters.items()), list(jobs))).encode())
+    digest.update(
+        repr((sorted(scenario.policy_parameters.items()), sorted(scenario.tenant_shares.items()), list(jobs))).encode()
+    )
     return digest.hexdigest()[:16]
 
 

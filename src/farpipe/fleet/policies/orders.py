@@ -1,6 +1,6 @@
 """Rules of order: who is looked at first, the least key first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from farpipe.fleet.job import JobState
@@ -35,13 +35,17 @@ def by_work_left(view: View, jobs: Sequence[JobState]) -> list[float]:
     ]
 
 
-def tenants_excess(view: View) -> dict[str, float]:
-    """Excess of each tenant's devices in use over an equal share of them, as a part of that share; at least 0."""
+def tenants_excess(view: View, weights: Mapping[str, float]) -> dict[str, float]:
+    """Excess of each tenant's devices in use over its share of them, as a part of that share; at least 0.
+
+    Shares are as the `weights`, 1 where there is none, among the tenants that have jobs.
+    """
     held = {job.job.tenant: 0 for job in view.state.jobs.values()}
     for job in view.active:
         held[job.job.tenant] += job.placement.num_devices if job.placement else 0
-    share = sum(held.values()) / max(1, len(held))
-    return {tenant: max(0.0, number / share - 1) if share else 0.0 for tenant, number in held.items()}
+    per_weight = sum(held.values()) / sum(weights.get(tenant, 1.0) for tenant in held) if held else 0.0
+    shares = {tenant: weights.get(tenant, 1.0) * per_weight for tenant in held}
+    return {tenant: max(0.0, number / shares[tenant] - 1) if per_weight else 0.0 for tenant, number in held.items()}
 
 
 def by_attained_service(view: View, jobs: Sequence[JobState]) -> list[float]:

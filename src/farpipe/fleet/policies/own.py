@@ -53,7 +53,9 @@ class OwnPolicy:
     forecast_h: float = 6.0
     """Hours ahead that a place's price is forecast from yesterday's; 1: the present price alone."""
     fairness: float = 0.0
-    """Weight by which jobs of a tenant with more than an equal share of devices in use come later; 0: not at all."""
+    """Weight by which jobs of a tenant with more than its share of devices in use come later; 0: not at all."""
+    tenant_shares: tuple[tuple[str, float], ...] = ()
+    """Weights of the tenants' shares; those that are not named have 1."""
     max_queued_s: float = 30 * 24 * 3600.0
     """Bound on the total time in the queue: a job that has waited longer goes first."""
 
@@ -107,7 +109,7 @@ class OwnPolicy:
         """Device-seconds that are left; who has waited for too long comes before all others."""
         keys = (by_work_left if self.order == "work" else by_arrival)(view, jobs)
         if self.fairness > 0:
-            excess = tenants_excess(view)
+            excess = tenants_excess(view, dict(self.tenant_shares))
             keys = [
                 key * (1 + self.fairness * excess.get(job.job.tenant, 0.0)) for key, job in zip(keys, jobs, strict=True)
             ]
