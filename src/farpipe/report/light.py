@@ -30,7 +30,7 @@ _NOTE: Final = (
 def draw_light(
     path: Path | str, step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float = WINDOW_S
 ) -> None:
-    """Draw the first `window_s` seconds of a step to an SVG or PNG file.
+    """Draw a step, its first `window_s` seconds at most, to an SVG or PNG file.
 
     Below the pipeline are the fibres that its messages hold most: every light path is a box of slots and seconds, the
     background's grey. Messages that had to wait for spectrum are marked in red from when they were ready.
@@ -54,7 +54,7 @@ def write_light_page(
 
 @contextmanager
 def _figure(step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float) -> Iterator[Any]:
-    pyplot = load_pyplot()
+    pyplot, window_s = load_pyplot(), min(window_s, step.makespan_s)
     rows = log[(log[:, 4] < step.begin_s + window_s) & (log[:, 5] > step.begin_s)]
     fibres = _busiest(rows, table)
     heights = [3.2] + [1.5] * len(fibres)
@@ -72,7 +72,8 @@ def _figure(step: Step, table: PathTable, log: NDArray[np.float64], num_slots: i
     for axis, fibre in zip(below, fibres, strict=True):
         _draw_fibre(axis, step, rows, table, fibre)
         axis.set(ylim=(0, num_slots), ylabel=f"{names[fibre]}\nslot")
-    axes[-1, 0].set_xlabel("seconds since the step began")
+    part = f", the first {window_s:.3g} of {step.makespan_s:.3g} s" if window_s < step.makespan_s else ""
+    axes[-1, 0].set_xlabel(f"seconds since the step began{part}")
     figure.tight_layout()
     try:
         yield figure
