@@ -229,9 +229,9 @@ def tell_gains() -> None:
     for key, tokens in (("fp8", 10417.0), ("mxfp8", 9969.0)):
         found = constant_of_gain("b200", f"{key}_fraction", tokens / 8307.5, "matmul", key)
         print(f"b200: {key}_fraction = {found:.3f}")
-    for devices, eager, compiled in ((8, 5762.0, 6667.0), (128, 5605.0, 6514.0)):
-        found = constant_of_gain("h100-96gb-500w", "eager_traffic", eager / compiled, "kernels", "eager")
-        print(f"eager_traffic = {found:.2f} (torchtitan, {devices} H100)")
+    # 8 devices without and 128 with torch.compile: FSDP's collectives, which differ, are hidden in both.
+    found = constant_of_gain("h100-96gb-500w", "eager_traffic", 5762.0 / 6514.0, "kernels", "eager")
+    print(f"eager_traffic = {found:.2f} (torchtitan)")
 
 
 def main() -> None:

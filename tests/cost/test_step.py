@@ -331,7 +331,7 @@ def test_chunks_and_microbatches_have_one_formula_of_ulysses():
 
 
 def test_the_published_gains_of_narrow_numbers_and_fused_kernels_are_met():
-    """Gains in tokens/s of Llama 3 8B: torchao's on 8 B200 over bf16, torchtitan's on 8 H100 by torch.compile."""
+    """Gains in tokens/s of Llama 3 8B: torchao's on 8 B200 over bf16, torchtitan's on H100 by torch.compile."""
     model, long = preset_model("llama-3-8b"), training(8192, 8, zero=3)
     degrees = replace(layout(1, 8), num_microbatches=1, microbatch_size=1)
     b200, h100 = (preset_site("a", name, 8) for name in ("b200", "h100-96gb-500w"))
@@ -344,7 +344,7 @@ def test_the_published_gains_of_narrow_numbers_and_fused_kernels_are_met():
     plain = seconds(b200)
     assert plain / seconds(b200, matmul="fp8") == pytest.approx(1.254, rel=0.03)
     assert plain / seconds(b200, matmul="mxfp8") == pytest.approx(1.20, rel=0.03)
-    assert seconds(h100, kernels="eager") / seconds(h100) == pytest.approx(1.16, rel=0.02)
+    assert seconds(h100, kernels="eager") / seconds(h100) == pytest.approx(6514 / 5762, rel=0.02)
 
 
 @given(size=st.sampled_from([64, 1024, 16384]), hidden=st.sampled_from([256, 4096]))
