@@ -22,6 +22,7 @@ def simulate(
     from farpipe.cli.efficiency import of_a_device
     from farpipe.cli.groups import group_data, group_views, tell_groups
     from farpipe.cli.shown import load_step, plan_report, step_table
+    from farpipe.plan.grouped_plan import replay
     from farpipe.plan.step_samples import spread_of
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
     from farpipe.schedule import check
@@ -49,15 +50,16 @@ def simulate(
         report = plan_report(source, [view]) if source else RunReport(str(plan), (view,))
         write_report(report, html)
     spread = spread_of(source, chosen) if source else None
-    groups = group_views(source, chosen) if source and source.groups else []
+    whole = replay(source, chosen) if source and source.groups else None
     if as_json:
         figures = spread.to_figures() if spread else {}
-        print_json(data_with_slack(timeline) | figures | group_data(source, chosen, groups))
+        print_json(data_with_slack(timeline) | figures | (group_data(whole) if whole else {}))
         return
-    console().print(step_table([view, *groups]))
+    others = group_views(source, whole) if source and whole else []
+    console().print(step_table([view, *others]))
     counted = f"{problem.num_ranks} ranks, {len(timeline.actions):,} actions, {len(timeline.messages):,} messages"
     console().print(f"makespan {format_seconds(timeline.makespan_s)}: {counted}")
     if spread is not None:
         console().print(str(spread))
-    if source and groups:
-        console().print(tell_groups(source, chosen))
+    if whole:
+        console().print(tell_groups(whole))
