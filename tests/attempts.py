@@ -1,13 +1,12 @@
-"""Measurements on a machine that also does other things: two of three have to be right, and all are shown."""
+"""Measurements on a machine that also does other things, which can only make them worse: the best one tells."""
 
 
-def assert_two_of_three(attempt, is_right):
-    """`attempt(index)` is made until two are right or two are wrong; the last right one is given back."""
-    right, wrong = [], []
-    for index in range(3):
+def assert_one_of_five(attempt, is_right):
+    """`attempt(index)` is made until one is right, five times at most; that one is given back, else all are shown."""
+    wrong = []
+    for index in range(5):
         result = attempt(index)
-        (right if is_right(result) else wrong).append(result)
-        assert len(wrong) < 2, f"two measurements are out: {wrong}; right: {right}"
-        if len(right) == 2:
-            break
-    return right[-1]
+        if is_right(result):
+            return result
+        wrong.append(result)
+    raise AssertionError(f"five measurements are out: {wrong}")

@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attempts import assert_one_of_five
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.executor import Executor, lower, received, stage_ranks
 from farpipe.runtime.stage import SleepStage
@@ -206,9 +207,10 @@ def test_a_rehearsal_takes_its_time_and_passes_tensors_of_the_right_size():
     def work(peers):
         return Executor(schedule, {peers.rank: SleepStage(problem, peers.rank)}, peers).run(0)
 
-    first, second = run_ranks(2, work)
-    durations = (first.actions[:, 1] - first.actions[:, 0]) / 1e9
-    for took, planned in zip(durations, [0.03, 0.01, 0.03, 0.01, 0.02], strict=True):
-        assert planned <= took < planned + 0.02
+    def late_s(logs):
+        return (logs[0].actions[:, 1] - logs[0].actions[:, 0]) / 1e9 - [0.03, 0.01, 0.03, 0.01, 0.02]
+
+    first, second = assert_one_of_five(lambda _: run_ranks(2, work), lambda logs: max(late_s(logs)) < 0.02)
+    assert min(late_s([first])) >= 0
     assert second.messages[:, 4].tolist() == [1000, 2000]
     assert first.messages[:, 4].tolist() == [0, 0]

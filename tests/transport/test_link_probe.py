@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attempts import assert_one_of_five
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
 from farpipe.transport import Tag, TransportConfig, handshake, link_figures, link_probe
@@ -161,13 +162,17 @@ def test_an_emulated_link_is_measured_as_it_is(num_streams):
     """The emulation in the transport knows no headers and no TCP: what is left is how busy the machine is."""
     there, back = LinkShape(0.010, 12.5e6), LinkShape(0.015, 5e6)
     config = TransportConfig(links={(1, 0): ("there", there), (0, 1): ("back", back)}, timeout_s=20)
-    with connected(configs=[config] * 2) as (serving, asking):
-        found = in_parallel(lambda: answer(serving), lambda: ask(asking, seconds=1.0, num_streams=num_streams))[1]
-    assert found.round_trip_s == pytest.approx(0.025, rel=0.1)
-    assert found.one_stream_there == pytest.approx(12.5e6, rel=0.1)
-    assert found.one_stream_back == pytest.approx(5e6, rel=0.1)
-    assert found.streams_there == pytest.approx(12.5e6, rel=0.1)
-    assert found.streams_back == pytest.approx(5e6, rel=0.1)
+
+    def measured(_):
+        with connected(configs=[config] * 2) as (serving, asking):
+            return in_parallel(lambda: answer(serving), lambda: ask(asking, seconds=1.0, num_streams=num_streams))[1]
+
+    def is_right(found):
+        there, back = (found.one_stream_there, found.streams_there), (found.one_stream_back, found.streams_back)
+        right = found.round_trip_s == pytest.approx(0.025, rel=0.1)
+        return right and there == pytest.approx([12.5e6] * 2, rel=0.1) and back == pytest.approx([5e6] * 2, rel=0.1)
+
+    assert_one_of_five(measured, is_right)
 
 
 @pytest.mark.slow
@@ -184,12 +189,13 @@ def test_a_kernel_link_is_measured_as_it_is():
         namespaces = wan.namespaces
         listening = in_namespace(namespaces["east"].name, lambda: ProbeServer(namespaces["east"].address, 0, PLAIN))
         address = (namespaces["east"].address, listening.port)
-        found = in_namespace(namespaces["west"].name, lambda: _measure_here(address))
+        measured = lambda: measure(address, PLAIN, seconds=1.5, num_streams=4)  # noqa: E731
+        found = assert_one_of_five(lambda _: in_namespace(namespaces["west"].name, measured), _is_a_kernel_link)
         listening.close()
-    assert 0.019 < found.round_trip_s < 0.030
-    assert 0.7 * 12.5e6 < found.streams_there < 1.1 * 12.5e6, "headers take 4 %; a busy machine, some more"
-    assert 0.7 * 5e6 < found.streams_back < 1.1 * 5e6
+    assert found.num_streams == 4
 
 
-def _measure_here(address):
-    return measure(address, PLAIN, seconds=1.5, num_streams=4)
+def _is_a_kernel_link(found):
+    """Headers take 4 % of the rates, losses of several streams beside each other some more."""
+    there, back = found.streams_there / 12.5e6, found.streams_back / 5e6
+    return 0.019 < found.round_trip_s < 0.030 and 0.8 < there < 1.05 and 0.8 < back < 1.05
