@@ -14,13 +14,14 @@ from farpipe.runtime.model.chunk_attention import _grads, attend, attend_in_part
 from farpipe.runtime.model.decoder import Numerics, StageModule, initialise, slices
 from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.stage import Boundary
+from farpipe.search import search
 from farpipe.sequences import followed
 from farpipe.sequences.cut import Cut, make_chunks
 from farpipe.sequences.order import chunk_order
-from farpipe.step import Action, Schedule
+from farpipe.step import Problem, Rank, Stage
 from in_process import run_ranks
 from sequences.test_order import follows_of
-from small_models import GPT, LLAMA, even_partition, split_backward, whole_model
+from small_models import GPT, LLAMA, even_partition, split_backward
 
 LAW = Law(1e-3, 1.0)
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -74,13 +75,23 @@ def assert_equal(
 ):
     """One step in chunks against the plain model on whole documents."""
     documents = documents_of(model, lengths)
-    longest = max(lengths)
-    target = (LAW.pair_s * longest**2 / 2 + LAW.token_s * longest) / slices_of_longest
-    chunks = make_chunks(lengths, Cut(target, limit), LAW)
+    chunks = chunks_of(lengths, slices_of_longest, limit)
     order = chunk_order(followed(chunks), (0,) * stages)
     schedule = split_backward(order.schedule()) if split else order.schedule()
-    made = make_stages(model, stages, dtype)
-    loss = run(made, schedule, chunk_batch(chunks, documents), [[layers] * len(chunks)] * stages)
+    assert_gradients(model, documents, chunks, schedule, [[layers] * len(chunks)] * stages, dtype)
+    return chunks
+
+
+def chunks_of(lengths, slices_of_longest, limit=1000):
+    longest = max(lengths)
+    target = (LAW.pair_s * longest**2 / 2 + LAW.token_s * longest) / slices_of_longest
+    return make_chunks(lengths, Cut(target, limit), LAW)
+
+
+def assert_gradients(model, documents, chunks, schedule, recomputed, dtype):
+    """Loss and the gradient of every parameter are those of the plain model, and nothing is left behind."""
+    made = make_stages(model, len(recomputed), dtype)
+    loss = run(made, schedule, chunk_batch(chunks, documents), recomputed)
     whole = StageModule(model, slices(((0, model.num_layers),))[0], LONGEST, None, Numerics(dtype, dtype))
     initialise(whole, 7)
     expected = plain_loss(whole, documents)
@@ -93,7 +104,6 @@ def assert_equal(
         assert float((found[name] - parameter.grad).abs().max()) <= LIMITS[dtype] * scale, name
     assert all(stage.keys_and_values.num_bytes == 0 for stage in made)
     assert all(stage.store.num_bytes == 0 for stage in made)
-    return chunks
 
 
 MIXED = [40, 37, 23, 9, 5, 3, 2, 2, 1]
@@ -126,30 +136,33 @@ def test_any_batch(lengths, count, layers, split):
     assert_equal(MODELS["llama"], lengths, min(count, max(lengths)), layers=layers, split=split)
 
 
-def test_two_stages_on_each_rank():
-    model = MODELS["llama"]
-    documents = documents_of(model, [12, 3])
-    chunks = make_chunks([12, 3], Cut(7.0, 100), LAW)
-    assert [chunk.kind for chunk in chunks][:2] == ["split", "hybrid"] or len(chunks) == 3
-    count = len(chunks)
-    order = [
-        [Action(s, "F", j) for s in (0, 2) for j in range(count)],
-        [Action(s, "F", j) for s in (1, 3) for j in range(count)],
-    ]
-    back = chunk_order(followed(chunks), (0,)).backwards.tolist()
-    for rank, stages_of_rank in enumerate(((2, 0), (3, 1))):
-        order[rank] += [Action(s, "B", j) for s in stages_of_rank for j in back]
-    schedule = Schedule(count, tuple(map(tuple, order)), "by hand")
-    made = make_stages(model, 4, torch.float64)
-    loss = run(made, schedule, chunk_batch(chunks, documents), [[0] * count] * 4)
-    whole = whole_model(model, torch.float64)
-    assert loss == pytest.approx(plain_loss(_long(whole, model), documents).item(), rel=1e-10)
+@pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
+@pytest.mark.parametrize("layers", [0, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_two_stages_on_each_rank_give_the_gradients_of_whole_sequences(name, layers, split):
+    model, stages = MODELS[name], 4
+    chunks = chunks_of(MIXED, 4)
+    assert {chunk.kind for chunk in chunks} == {"split", "hybrid", "batched"}
+    schedule = searched(chunks, stages, split=split)
+    kinds = {action.kind for order in schedule.ranks for action in order}
+    assert kinds == ({"F", "I", "W"} if split else {"F", "B"})
+    recomputed = [[layers] * len(chunks)] * stages
+    assert_gradients(model, documents_of(model, MIXED), chunks, schedule, recomputed, torch.float64)
 
 
-def _long(whole, model):
-    module = StageModule(model, whole.part, LONGEST, None, Numerics(torch.float64, torch.float64))
-    module.load_state_dict(whole.state_dict())
-    return module
+def searched(chunks, num_stages, *, split):
+    """An order of two ranks that go round the stages, chains kept."""
+    each = [float(chunk.num_tokens) for chunk in chunks]
+    times = {"forward_s": each, "input_grad_s": each, "weight_grad_s": each, "activation_bytes": 1}
+    problem = Problem(
+        num_microbatches=len(chunks),
+        ranks=(Rank(),) * 2,
+        stages=tuple(Stage(rank=stage % 2, **times) for stage in range(num_stages)),
+        hops=(None,) * (num_stages - 1),
+        follows=followed(chunks),
+    )
+    schedule = search(problem, 1.0, methods=("greedy",), split=split).schedule
+    return split_backward(schedule) if split else schedule
 
 
 def test_packed_sequences_do_not_see_each_other():
