@@ -102,7 +102,7 @@ def cells() -> Iterator[Cell]:
 class Bench:
     """Runs cells; what cells share is made once."""
 
-    def __init__(self, hop_quotes: HopQuotes = "closed-form") -> None:
+    def __init__(self, hop_quotes: HopQuotes = "planner") -> None:
         self._steps = StepTimes()
         self._quotes = PlannerQuotes(scenario().cluster, hop_quotes=hop_quotes)
         self._policies = variants()
@@ -231,10 +231,10 @@ def main() -> None:
     parser.add_argument("--parts", default="", help="only these, with commas between them")
     parser.add_argument("--policies", default="", help="only these, with commas between them")
     parser.add_argument("--starts", type=int, default=12, help="only the first so many")
-    parser.add_argument("--hop-quotes", default="closed-form", choices=("closed-form", "planner"))
+    parser.add_argument("--hop-quotes", default="planner", choices=("closed-form", "planner"))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "farpipe_fleet_comparison")
     given = parser.parse_args()
-    path = given.folder / ("rows.jsonl" if given.hop_quotes == "closed-form" else "rows_planner.jsonl")
+    path = given.folder / ("rows.jsonl" if given.hop_quotes == "planner" else "rows_closed_form.jsonl")
     bench, wanted = Bench(given.hop_quotes), [c for c in cells() if not given.parts or c.part in given.parts.split(",")]
     wanted = [cell for cell in wanted if not given.policies or cell.policy in given.policies.split(",")]
     runs = [(cell.key, partial(bench.run, cell)) for cell in wanted if cell.start < given.starts]

@@ -29,7 +29,7 @@ PLACES = (
 
 def main() -> None:
     cluster = scenario(0).cluster
-    formula, planned = PlannerQuotes(cluster), PlannerQuotes(cluster, hop_quotes="planner")
+    formula, planned = PlannerQuotes(cluster, hop_quotes="closed-form"), PlannerQuotes(cluster)
     for kind in KINDS:
         for devices in PLACES:
             needed = formula.needed_rate(kind, sum(number for _, number in devices))

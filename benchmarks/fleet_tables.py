@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     rows = list(load_rows(folder / "rows.jsonl").values())
-    planner = list(load_rows(folder / "rows_planner.jsonl").values())
+    formula = list(load_rows(folder / "rows_closed_form.jsonl").values())
     bounds = bounds_of(rows)
     for load in LOADS:
         print(f"\n**Load {load}.**\n")
@@ -266,7 +266,7 @@ def main() -> None:
         print(f"\n**{title}**\n")
         show(rows)
     print("\n**Hops**\n")
-    hops(rows, planner)
+    hops(formula, rows)
 
 
 if __name__ == "__main__":

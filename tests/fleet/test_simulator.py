@@ -190,12 +190,40 @@ def test_a_hop_between_sites_is_quoted_by_the_planner_on_just_its_devices_and_li
     links = tuple(SiteLink(source=a, target=b, latency_s=0.02, bandwidth_bytes_per_s=4e9) for a, b in pairs)
     cluster, kind = Cluster(sites=sites, links=links), Kind("llama-2-13b", 4096, 512)
     devices, rates = (("a", 16), ("b", 16)), {"a>b": 1e9, "b>a": 1e9, "a>c": 9e9}
-    planned = PlannerQuotes(cluster, hop_quotes="planner").placement(kind, devices, rates)
-    formula = PlannerQuotes(cluster).placement(kind, devices, rates)
+    planned = PlannerQuotes(cluster).placement(kind, devices, rates)
+    formula = PlannerQuotes(cluster, hop_quotes="closed-form").placement(kind, devices, rates)
     rate = RATE_STEP ** math.ceil(math.log(1e9) / math.log(RATE_STEP))
     only = {"c": 0, "a": 16, "b": 16}, {link.name: rate if "c" not in link.name else 0.0 for link in links}
     quote = Planner().quote(request_of(kind), cluster, devices=only[0], bytes_per_s=only[1])
     assert planned.step_s == quote.step_s <= formula.step_s
     assert planned.link_bytes_per_s == pytest.approx(dict(quote.link_bytes_per_s))
     assert max(planned.link_bytes_per_s.values()) <= rate, "no link is reserved beyond its rate"
-    assert PlannerQuotes(cluster, hop_quotes="planner").placement(kind, devices, {"a>b": 1e9}) is None
+    assert PlannerQuotes(cluster).placement(kind, devices, {"a>b": 1e9}) is None
+
+
+def test_sites_that_are_alike_share_the_planners_quotes():
+    """Whatever their names, prices and order are; a site with another link is asked about anew."""
+    sites = tuple(preset_site(name, "a100-80gb", 32) for name in "abcd")
+    pairs = [(a, b) for a in "abcd" for b in "abcd" if a != b]
+    latency_s = {pair: 0.05 if "d" in pair else 0.02 for pair in pairs}
+    links = tuple(SiteLink(source=a, target=b, latency_s=latency_s[a, b], bandwidth_bytes_per_s=4e9) for a, b in pairs)
+    asked = []
+
+    class Counted(Planner):
+        def quote(self, *args, **kwargs):
+            asked.append(kwargs["devices"])
+            return super().quote(*args, **kwargs)
+
+    quotes = PlannerQuotes(Cluster(sites=sites, links=links), Counted())
+
+    def step_s(one, other):
+        devices, rates = ((one, 16), (other, 16)), {f"{one}>{other}": 1e9, f"{other}>{one}": 1e9}
+        placement = quotes.placement(Kind("llama-2-13b", 4096, 512), devices, rates)
+        assert placement.devices == devices
+        assert set(placement.link_bytes_per_s) == set(rates)
+        return placement.step_s
+
+    assert step_s("a", "b") == step_s("c", "a") == step_s("b", "c")
+    assert len(asked) == 1
+    assert step_s("a", "d") > step_s("a", "b")
+    assert len(asked) == 2

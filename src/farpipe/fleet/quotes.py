@@ -65,15 +65,15 @@ class _Base:
 
 
 class PlannerQuotes:
-    """Quotes of `Planner` for devices of one site, with the closed form of GeoPipe for what inter-site hops add.
+    """Quotes of `Planner`, for devices of one site and of several.
 
-    A boundary carries tokens x hidden x 2 bytes a step in each direction, whatever the number of replicas. A link that
-    takes less time for a step's bytes than the step itself costs its latency and one message's time, there and back; a
-    slower one sets the pace (arXiv 2510.12064). Devices of several kinds work in proportion to their speed. With
-    `hop_quotes` the planner is asked for these too.
+    With `hop_quotes = "closed-form"` those over several sites keep the layout of one: a boundary carries tokens x
+    hidden x 2 bytes a step in each direction, whatever the number of replicas; a link that takes less time for a step's
+    bytes than the step itself costs its latency and one message's time, there and back, and a slower one sets the pace
+    (arXiv 2510.12064). Devices of several kinds work in proportion to their speed then.
     """
 
-    def __init__(self, cluster: Cluster, planner: Planner | None = None, hop_quotes: HopQuotes = "closed-form") -> None:
+    def __init__(self, cluster: Cluster, planner: Planner | None = None, hop_quotes: HopQuotes = "planner") -> None:
         self._sites = {site.name: site for site in cluster.sites}
         self._latency_s = {link.name: link.latency_s for link in cluster.links}
         self._planner = planner or Planner()

@@ -18,7 +18,7 @@ from farpipe.spec import Cluster, Job, Request
 
 NEAR: Final = 1.1
 """Times the best estimate, up to which a quote knows the others; if none of them fits, all are looked at."""
-MAX_KEPT: Final = 64
+MAX_KEPT: Final = 256
 """Pairs of a request and a cluster whose costs are kept; the oldest goes first."""
 
 
