@@ -69,10 +69,17 @@ class Node(NamedTuple):
 
 
 def evaluate(
-    job: Job, candidate: Candidate, costs: JobCosts, limit_s: float = math.inf, method: str = AUTO
+    job: Job,
+    candidate: Candidate,
+    costs: JobCosts,
+    limit_s: float = math.inf,
+    method: str = AUTO,
+    wanted_s: float = math.inf,
 ) -> Evaluated | Rejected | None:
     """The candidate at its best: layers, recomputation and order chosen together; None where it is no faster than
     `limit_s`, as far as a bound tells. `method`: ``auto``, or ``quick``, which tries fewer orders.
+
+    Where its step turns out to be far above `wanted_s`, less is tried to make it shorter.
 
     For every target of `in_flight_targets` layers are divided and stages recompute so that the slowest stage is as fast
     as it can be with so many microbatches in flight; of these, the one with the shortest simulated step is taken.
@@ -84,7 +91,7 @@ def evaluate(
         if next_one.bound_s >= limit_s * (1 - ROUNDING):
             return best
         try:
-            found = next_one.follow(limit_s)
+            found = next_one.follow(min(limit_s, wanted_s))
         except (InfeasibleError, InputError) as error:
             obstacle = error
             continue
@@ -148,7 +155,7 @@ def finish(
     With ``quick`` a long step is told by its steady state.
     """
     if method == QUICK and (count := short_count(step.problem)) is not None:
-        return _extrapolated(candidate, placements, step, count)
+        return _extrapolated(candidate, placements, step, count, limit_s - step.overhead_s)
     schedule, timeline = best_order(step.problem, method, limit_s - step.overhead_s)
     return Evaluated(candidate, placements, step.problem, schedule, timeline, step.overhead_s)
 
@@ -160,17 +167,40 @@ def short_count(problem: Problem) -> int | None:
     return count if long and 2 * count < problem.num_microbatches else None
 
 
-def _extrapolated(candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, count: int) -> Evaluated:
-    """A microbatch more of the steady state takes what it takes between `count` and half as many more of them.
+def _extrapolated(
+    candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, count: int, limit_s: float
+) -> Evaluated:
+    """Told by two shorter steps, of `count` microbatches and half as many more; `limit_s` as for `best_order`."""
+    problem, counts = step.problem, (count, count + count // 2)
+    short, long = (problem.model_copy(update={"num_microbatches": number}) for number in counts)
+    wanted_s = _short_limit_s(problem, short, long, limit_s)
+    schedule, timeline = best_order(short, QUICK, wanted_s)
+    pair = timeline, best_order(long, schedule.method)[1]
+    makespan_s = _steady_s(problem.num_microbatches, counts, pair)
+    return Evaluated(candidate, placements, problem, schedule, timeline, step.overhead_s, makespan_s)
+
+
+def _steady_s(num_microbatches: int, counts: tuple[int, int], pair: tuple[Timeline, Timeline]) -> float:
+    """The makespan of so many: a microbatch more of the steady state takes what it takes between `counts`.
 
     What the periods of the order round off is less than a pace for each of the steps that are compared.
     """
-    more = count + count // 2
-    schedule, timeline = best_order(step.problem.model_copy(update={"num_microbatches": count}), QUICK)
-    longer = best_order(step.problem.model_copy(update={"num_microbatches": more}), schedule.method)[1]
-    pace_s = (longer.makespan_s - timeline.makespan_s) / (more - count)
-    makespan_s = longer.makespan_s + (step.problem.num_microbatches - more) * pace_s
-    return Evaluated(candidate, placements, step.problem, schedule, timeline, step.overhead_s, makespan_s)
+    (fewer, more), (short_s, long_s) = counts, (timeline.makespan_s for timeline in pair)
+    return long_s + (num_microbatches - more) * (long_s - short_s) / (more - fewer)
+
+
+def _short_limit_s(problem: Problem, short: Problem, long: Problem, limit_s: float) -> float:
+    """The makespan of `short` above which that of `problem` is above `limit_s`, about, as 1F1B's says.
+
+    An order that is faster than 1F1B by its pace alone gains least in the shorter step.
+    """
+    try:
+        pair = best_order(short, "1f1b")[1], best_order(long, "1f1b")[1]
+    except (InfeasibleError, InputError):
+        return math.inf
+    whole_s = _steady_s(problem.num_microbatches, (short.num_microbatches, long.num_microbatches), pair)
+    wanted_s = min(limit_s, whole_s)
+    return pair[0].makespan_s - (whole_s - wanted_s) * short.num_microbatches / problem.num_microbatches
 
 
 def whole(found: Evaluated) -> Evaluated:

@@ -23,6 +23,8 @@ Progress = Callable[[int, int], None]
 """Called with (candidates looked at, candidates in all)."""
 
 Key = tuple[str, Layout, bool]
+Kind = tuple[Use, bool]
+"""One use of sites, and whether stages lie in a V."""
 
 MARGIN: Final = 0.12
 """Relative distance of an estimate to the best step, up to which a candidate is looked into."""
@@ -51,7 +53,7 @@ class GuidedSearch:
         self.evaluated: dict[Key, Evaluated] = {}
         self.rejected: list[Rejected] = []
         self._tried: set[Key] = set()
-        self._work = 0.0
+        self._work, self._looked = 0.0, 0
         self.best_s = math.inf
         self.lattice = lattice
 
@@ -83,30 +85,35 @@ class GuidedSearch:
         return chosen
 
     def _near(self, promises: Sequence[Promise]) -> None:
-        """Estimates of one use of sites err alike, so each is corrected by what was simulated of its use, at the latest
-        by the first of it that works."""
-        looked = 0
-        scales = self._scales(promises)
-        for promise in promises:
-            scale = min(1.0, *scales.values(), 1.0)
-            if promise.step_s * scale > self.best_s * (1 + MARGIN) or looked >= MAX_LOOKED_INTO:
-                break
-            if promise.step_s * scales.get(promise.use, scale) > self.best_s * (1 + MARGIN):
-                continue
-            if self._work > MAX_WORK:
-                break
-            found = self._try(self._candidate(promise), self.best_s)
-            looked += found is not None
-            if found is not None:
-                scales.setdefault(promise.use, found.step_s / promise.step_s)
+        """Whatever is near the best: the first of every kind that nothing was simulated of, then the others.
 
-    def _scales(self, promises: Sequence[Promise]) -> dict[Use, float]:
-        """Step over estimate, the least of what was simulated of every use of sites."""
-        ratios: dict[Use, float] = {}
+        Estimates of one kind err alike, so each is corrected by the least step over estimate of its kind so far.
+        """
+        scales = self._scales(promises)
+        unknown = {_kind(promise): promise for promise in reversed(promises) if _kind(promise) not in scales}
+        firsts = sorted(unknown.values(), key=lambda promise: promise.step_s)
+        self._look_into(firsts, scales)
+        others = [promise for promise in promises if promise not in firsts]
+        self._look_into(sorted(others, key=lambda promise: _corrected_s(promise, scales)), scales)
+
+    def _look_into(self, promises: Sequence[Promise], scales: dict[Kind, float]) -> None:
+        for promise in promises:
+            if self._looked >= MAX_LOOKED_INTO or self._work > MAX_WORK:
+                return
+            if _corrected_s(promise, scales) > self.best_s * (1 + MARGIN):
+                continue
+            found = self._try(self._candidate(promise), self.best_s)
+            if found is not None:
+                self._looked += 1
+                scales[_kind(promise)] = min(scales.get(_kind(promise), math.inf), found.step_s / promise.step_s)
+
+    def _scales(self, promises: Sequence[Promise]) -> dict[Kind, float]:
+        """Step over estimate, the least of what was simulated of every kind."""
+        ratios: dict[Kind, float] = {}
         for promise in promises:
             candidate = self._candidate(promise)
             if candidate is not None and (found := self.evaluated.get(_key(candidate))) is not None:
-                ratios[promise.use] = min(ratios.get(promise.use, math.inf), found.step_s / promise.step_s)
+                ratios[_kind(promise)] = min(ratios.get(_kind(promise), math.inf), found.step_s / promise.step_s)
         return ratios
 
     def _alone(self, uses: Sequence[Sequence[Promise]]) -> None:
@@ -169,7 +176,7 @@ class GuidedSearch:
             self._progress(len(self._tried), MAX_LOOKED_INTO)
         at = candidate.layout
         self._work += 3 * at.num_stages * at.num_microbatches
-        found = evaluate(self._job, candidate, self._costs, limit_s, QUICK)
+        found = evaluate(self._job, candidate, self._costs, limit_s, QUICK, self.best_s)
         if isinstance(found, Rejected):
             self.rejected.append(found)
             return None
@@ -185,6 +192,15 @@ def kind_of(candidate: Candidate) -> str:
     if len(candidate.order) == 1:
         return "alone"
     return "replicas" if candidate.layout.replica_sites else "pipelines"
+
+
+def _kind(promise: Promise) -> Kind:
+    return promise.use, promise.in_v
+
+
+def _corrected_s(promise: Promise, scales: dict[Kind, float]) -> float:
+    """By the scale of its kind; by the least of all, and never up, where that is not known."""
+    return promise.step_s * scales.get(_kind(promise), min(1.0, *scales.values(), 1.0))
 
 
 def _key(candidate: Candidate) -> Key:

@@ -14,7 +14,7 @@ from farpipe.plan.improvements import still_helping
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Arm, Choice, Plan
 from farpipe.plan.quote import CHOSEN_SETTINGS, money_data
-from farpipe.plan.refined import predict, predicted, refined
+from farpipe.plan.refined import best_refined, predict, predicted
 from farpipe.plan.robust import is_better, rank_robustly
 from farpipe.plan.suggested_change import explain_infeasible
 from farpipe.plan.trust import trust
@@ -75,7 +75,9 @@ def make_plans(
     pairs = []
     for first in evaluated[:num_plans]:
         ranked = [first, *(e for e in evaluated if e is not first)]
-        pairs.append((_plan_of(job, costs, ranked, rejected), ranked))
+        named, best = best_refined(job, ranked if num_plans == 1 else ranked[:1], costs)
+        ranked = [best, *(e for e in ranked if e.candidate is not best.candidate)]
+        pairs.append((_plan_of(job, costs, named, ranked, rejected), ranked))
     pairs.sort(key=lambda pair: pair[0].prediction.step_s)
     plans = [plan for plan, _ in pairs]
     if local_steps is not None:
@@ -99,10 +101,9 @@ def _plans_with_unlike(
     return add_unlike(job, costs, [plan.model_copy(update={"job": job}) for plan in usual])[:num_plans]
 
 
-def _plan_of(job: Job, costs: JobCosts, evaluated: list[Evaluated], rejected: list[Rejected]) -> Plan:
-    """The first of `evaluated` as a plan, its recomputation and its order refined; the others are its runners-up."""
-    named, best = refined(job, evaluated[0], costs)
-    evaluated[0] = best
+def _plan_of(job: Job, costs: JobCosts, named: Evaluated, evaluated: list[Evaluated], rejected: list[Rejected]) -> Plan:
+    """The first of `evaluated` as a plan, which was `named` with a named order; the others are its runners-up."""
+    best = evaluated[0]
     notes = (*_tell_short_search(named, best), *_tell_settings(job))
     told = (*notes, *advice(job, best, evaluated))
     residual, unmeasured = trust(costs, best.candidate.sites)
