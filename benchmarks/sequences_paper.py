@@ -8,9 +8,15 @@ over FlexSP at 30B and 48K.
 
 `fixed, adaptive`: slices and chunks of equal tokens (Seq1F1B), their size tuned, recomputation by chunk as ours.
 `fixed, static`: the same with the fewest layers recomputed that fit, equal everywhere. `whole, full`: no sequence is
-cut, all is recomputed (a batch-level pipeline). `elastic, searched` and `fixed, searched`: the plans of `elastic` and
-`fixed, adaptive` in the best of the named orders and of list scheduling (`[schedule] method = "chunk-search"`).
-`literal packing` fills chunks up to what memory holds, whatever their time.
+cut, all is recomputed (a batch-level pipeline). The order of `elastic, as many in flight` and of all that are fixed
+keeps as many chunks in flight as the longest sequence needs to the end, as Seq1F1B and InfiniPipe do; farpipe's has
+fewer where the longest sequences are over, which `fixed, fewer in flight` takes over. `elastic, searched` and `fixed,
+searched`: the plans of `elastic` and `fixed, adaptive`, and those of three numbers of slices below and above, in the
+best of the named orders and of list scheduling (`[schedule] method = "chunk-search"`). `literal packing` fills chunks
+up to what memory holds, whatever their time. `bound`: what no plan on these degrees can be faster than, whatever its
+chunks and order: all work of the slowest stage and the step's overhead, in as few chunks as there are stages. `bound,
+equal chunks`: the same with the fixed times of the best number of chunks, and the first of them on its way to that
+stage, but nothing idle behind it.
 
 `ulysses`: replicas of 8, 16 or 32 devices that share sequences, packed and balanced over the replicas, recomputing
 nothing or all, all states sharded over all devices, which costs nothing here. `ulysses, ZeRO-3, ... GB/s`: the same as
@@ -30,6 +36,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -41,7 +48,7 @@ import numpy as np
 from farpipe.cost import JobCosts, Layout, place_evenly
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
-from farpipe.errors import InfeasibleError
+from farpipe.errors import InfeasibleError, InputError
 from farpipe.search import search
 from farpipe.sequences import BatchOptions, SequencePlan, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from farpipe.spec import Cluster, Job, Model, Pins, Site, Training, preset_model, preset_site
@@ -55,13 +62,19 @@ NVLINK = 200e9
 NICS = (50e9, 25e9, 12.5e9, 6.25e9)
 """Bytes/s for each device; the first is the catalogue's."""
 SEARCH_S = 4.0
+NEAR = 1.05
+"""Orders are searched for degrees whose plan is so near the best one's step."""
+MORE_SLICES = 3
+MANY_CHUNKS = range(1, 2000)
 WAYS = {
     "elastic": BatchOptions(),
     "elastic, searched": BatchOptions(),
-    "literal packing": BatchOptions(rule="literal"),
-    "fixed, adaptive": BatchOptions(equal="tokens"),
-    "fixed, searched": BatchOptions(equal="tokens"),
-    "fixed, static": BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False),
+    "elastic, as many in flight": BatchOptions(shrinks=False),
+    "literal packing": BatchOptions(rule="literal", shrinks=False),
+    "fixed, adaptive": BatchOptions(equal="tokens", shrinks=False),
+    "fixed, fewer in flight": BatchOptions(equal="tokens"),
+    "fixed, searched": BatchOptions(equal="tokens", shrinks=False),
+    "fixed, static": BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, shrinks=False),
     "whole, full": BatchOptions(num_slices=1, checkpointing="full", several_pipelines=False),
 }
 
@@ -102,15 +115,50 @@ def searched_s(plan: SequencePlan) -> float:
 
 def best_pipeline(model: Model, lengths: Any, options: BatchOptions, *, searched: bool) -> tuple[float, str]:
     """(step time, degrees) of one method at its best; infinite where nothing fits."""
-    found = [(math.inf, "nothing fits")]
+    found: list[tuple[float, str, ChunkCosts, SequencePlan]] = []
     for pipeline in PIPELINES:
-        context = NUM_DEVICES // pipeline
-        try:
-            plan = plan_sequences(chunk_costs(job(model, pipeline), int(lengths.max()), context), lengths, options)
-        except InfeasibleError:
-            continue
-        what = f"{pipeline} x {context}, {plan.num_slices} slices, {len(plan.chunks)} chunks"
-        found.append((searched_s(plan) if searched else plan.step_s, what))
+        costs = chunk_costs(job(model, pipeline), int(lengths.max()), NUM_DEVICES // pipeline)
+        with suppress(InfeasibleError):
+            plan = plan_sequences(costs, lengths, options)
+            found.append((plan.step_s, described(costs, plan), costs, plan))
+    least_s = min((seconds for seconds, *_ in found), default=math.inf)
+    if searched:
+        near = [(costs, plan) for seconds, _, costs, plan in found if seconds < NEAR * least_s]
+        steps = [step for costs, plan in near for step in searched_steps(costs, lengths, options, plan)]
+    else:
+        steps = [(seconds, what) for seconds, what, *_ in found]
+    return min(steps, default=(math.inf, "nothing fits"))
+
+
+def searched_steps(
+    costs: ChunkCosts, lengths: Any, options: BatchOptions, plan: SequencePlan
+) -> Iterator[tuple[float, str]]:
+    """Steps of a plan and of those with a few slices more or fewer, in searched orders."""
+    yield searched_s(plan), described(costs, plan)
+    for count in range(max(1, plan.num_slices - MORE_SLICES), plan.num_slices + MORE_SLICES + 1):
+        with suppress(InfeasibleError, InputError):
+            other = plan_sequences(costs, lengths, replace(options, num_slices=count))
+            yield searched_s(other), described(costs, other)
+
+
+def described(costs: ChunkCosts, plan: SequencePlan) -> str:
+    """Degrees and chunks of a plan in words."""
+    return f"{costs.num_stages} x {costs.context}, {plan.num_slices} slices, {len(plan.chunks)} chunks"
+
+
+def bound(model: Model, lengths: Any, *, equal: bool) -> tuple[float, str]:
+    """The least that the slowest stage has to do; `equal`: it waits until a chunk has come through the others."""
+    found = []
+    for pipeline in PIPELINES:
+        costs = chunk_costs(job(model, pipeline), int(lengths.max()), NUM_DEVICES // pipeline)
+        tokens = lengths.astype(np.float64)
+        sums = float(tokens.sum()), float((tokens**2 / 2).sum())
+        work = np.array([[law.token_s * sums[0] + law.pair_s * sums[1] for law in s.laws] for s in costs.stages])
+        fixed_s = np.array([sum(law.fixed_s for law in stage.laws) for stage in costs.stages])
+        fill_s = np.cumsum(work[:, 0]) - work[:, 0]
+        for count in MANY_CHUNKS if equal else (pipeline,):
+            stages = work.sum(axis=1) + count * fixed_s + (fill_s / count if equal else 0.0)
+            found.append((float(stages.max()) + costs.overhead_s, f"{pipeline} x {costs.context}, {count} chunks"))
     return min(found)
 
 
@@ -187,6 +235,7 @@ def methods(budget_s: float) -> dict[str, Callable[[Model, Any], tuple[float, st
         name: partial(best_pipeline, options=replace(options, budget_s=budget_s), searched="searched" in name)
         for name, options in WAYS.items()
     }
+    found |= {"bound": partial(bound, equal=False), "bound, equal chunks": partial(bound, equal=True)}
     found |= {"ulysses": ulysses, "ulysses, on 32": partial(ulysses, degrees=(32,))}
     for nic, exposed in product(NICS, (False, True)):
         name = f"ulysses, ZeRO-3, {nic / 1e9:g} GB/s{', exposed' if exposed else ''}"

@@ -100,12 +100,13 @@ def chunks_of(stage_costs, lengths, slices):
 
 
 @pytest.mark.skipif("chain_bytes" not in Stage.model_fields, reason="Problems have no chains yet")
+@pytest.mark.parametrize("shrinks", [False, True], ids=["as-many", "fewer"])
 @pytest.mark.parametrize("extra", [(0, 0, 0, 0), (2, 2, 0, 0)])
-def test_the_memory_model_is_that_of_the_problem(extra):
+def test_the_memory_model_is_that_of_the_problem(extra, shrinks):
     stage_costs = costs()
     chunks = chunks_of(stage_costs, [65536, 50_000, 30_000, 9000, 4000, 3000, 500], 5)
     load, follows = load_of(chunks), followed(chunks)
-    order = chunk_order(follows, extra)
+    order = chunk_order(follows, extra, shrinks=shrinks)
     model = memory_model(stage_costs, load, order)
     layers = np.tile(np.arange(len(chunks)) % 3, (4, 1))
     problem, schedule = stage_costs.problem(load, follows, layers), order.schedule()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.schedule import check
-from farpipe.sequences.order import backward_order, chunk_order, extra_forwards, longest_chain, makespan_s
+from farpipe.sequences.order import backward_order, chain_lengths, chunk_order, extra_forwards, makespan_s
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
@@ -50,12 +50,48 @@ def test_the_order_of_two_sequences_on_two_stages():
     assert lines[0] == "0F0 0F1 0F2 0F3 0B2 0F4 0B1 0F5 0B0 0B4 0B3 0B5"
 
 
-@settings(deadline=None, max_examples=40)
-@given(CHAINS, st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=4), st.floats(0, 5))
-def test_every_order_is_sound_and_played_as_the_simulator_does(counts, num_stages, more, latency_s):
+def test_chunks_in_flight_get_fewer_when_the_longest_sequence_is_over():
+    order = chunk_order(follows_of([3, 1, 1, 1]), (0, 0), shrinks=True)
+    lines = [" ".join(map(str, rank)) for rank in order.schedule().ranks]
+    assert lines[1] == "1F0 1F1 1F2 1B2 1F3 1B1 1F4 1B0 1B3 1B4 1F5 1B5"
+    assert lines[0] == "0F0 0F1 0F2 0F3 0B2 0F4 0B1 0F5 0B0 0B3 0B4 0B5"
+
+
+def in_flight(order, stage):
+    """Chunks that a stage holds when each backward begins."""
+    return order.forwards_before(stage) - np.arange(order.num_chunks)
+
+
+@settings(deadline=None)
+@given(CHAINS, st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=4))
+def test_fewer_in_flight_is_never_more_and_enough_for_every_sequence(counts, num_stages, more):
+    follows, extra = follows_of(counts), tuple(sorted(more[:num_stages], reverse=True))
+    fewer, many = (chunk_order(follows, extra, shrinks=shrinks) for shrinks in (True, False))
+    ends = np.repeat(np.cumsum(counts), counts)
+    for stage in range(num_stages):
+        assert (in_flight(fewer, stage) <= in_flight(many, stage)).all()
+        assert (fewer.forwards_before(stage) >= ends).all()
+
+
+@settings(deadline=None)
+@given(CHAINS, st.integers(1, 5), st.floats(0.2, 3))
+def test_fewer_in_flight_takes_no_longer_where_chunks_are_alike(counts, num_stages, backward_s):
+    follows, still = follows_of(counts), np.zeros(num_stages - 1)
+    times = [np.full((num_stages, len(follows)), seconds) for seconds in (1.0, backward_s)]
+    fewer, many = (
+        makespan_s(chunk_order(follows, (0,) * num_stages, shrinks=shrinks), *times, still, still)
+        for shrinks in (True, False)
+    )
+    assert fewer <= many + 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(CHAINS, st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=4), st.floats(0, 5), st.booleans())
+def test_every_order_is_sound_and_played_as_the_simulator_does(counts, num_stages, more, latency_s, shrinks):
     follows = follows_of(counts)
     extra = tuple(sorted(more[:num_stages], reverse=True))
-    order, problem = chunk_order(follows, extra), problem_of(follows, num_stages, latency_s=latency_s)
+    order = chunk_order(follows, extra, shrinks=shrinks)
+    problem = problem_of(follows, num_stages, latency_s=latency_s)
     schedule = order.schedule()
     check(problem, schedule)
     forward = problem.table("forward_s")
@@ -70,7 +106,7 @@ def test_backwards_go_from_the_last_slice_to_the_first(counts):
     follows = follows_of(counts)
     place = np.argsort(backward_order(follows))
     assert all(place[index] == place[before] - 1 for index, before in enumerate(follows) if before is not None)
-    assert longest_chain(follows) == max(counts)
+    assert chain_lengths(follows) == counts
 
 
 def test_a_chain_with_something_in_between_is_refused():

@@ -80,13 +80,14 @@ class MemoryModel:
 def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryModel:
     """The memory of one pipeline of chunks, stage p on rank p, less what a backward needs for a while."""
     count = order.num_chunks
-    warm_up = np.minimum(np.array(order.warm_up), count)
     chain_bytes = np.stack([stage.chain_of(load) for stage in costs.stages])
     chain_since = np.broadcast_to(_chain_start(order), chain_bytes.shape)
     nothing = np.zeros((costs.num_stages, count), np.int64)
+    before = [order.forwards_before(stage) for stage in range(costs.num_stages)]
+    since = np.stack([np.searchsorted(each, np.arange(count), side="right") for each in before])
     return MemoryModel(
         order,
-        np.maximum(np.arange(count) - warm_up[:, None], 0),
+        since,
         np.stack([stage.held_bytes(load, 0) for stage in costs.stages]),
         np.stack([stage.saved_of(load) for stage in costs.stages]),
         _summed(chain_bytes, chain_since, order.backward_place),

@@ -1,10 +1,10 @@
 """The sequence processor: long sequences are cut into slices of equal time, short ones packed into chunks.
 
 After InfiniPipe (arXiv 2509.21275, section 4.3). The longest sequence is cut into K slices that take equal time, so
-they get shorter along the sequence; all sequences that are longer than the first slice are cut at the same offsets.
-What is left of a cut sequence (its tail) and the short sequences are packed into chunks that take no longer than one
-slice. The paper's literal rule opens a new chunk only when tokens run out; ``best-fit`` opens one as soon as no chunk
-has time left.
+they get shorter along the sequence, or into slices of the target's time and a last one of what is left; all sequences
+that are longer than the first slice are cut at the same offsets. What is left of a cut sequence (its tail) and the
+short sequences are packed into chunks that take no longer than one slice. The paper's literal rule opens a new chunk
+only when tokens run out; ``best-fit`` opens one as soon as no chunk has time left.
 """
 
 import math
@@ -31,17 +31,19 @@ class Cut:
     rule: PackRule = "best-fit"
 
 
-def slice_offsets(length: int, num_slices: int, law: Law) -> Ints:
+def slice_offsets(length: int, num_slices: int, law: Law, target_s: float = 0.0) -> Ints:
     """Ends of `num_slices` slices of equal time in a sequence of `length` tokens: ascending, the last is `length`.
 
-    The time up to x tokens is ``pair_s x^2/2 + token_s x``, `pair_s` that of slices: solved for x. Slices are at least
-    one token long.
+    All but the last take `target_s` if that is longer than an equal part, and the last one what is left. The time up
+    to x tokens is ``pair_s x^2/2 + token_s x``, `pair_s` that of slices: solved for x. Slices are at least one token
+    long.
     """
     if not 1 <= num_slices <= length:
         raise InputError(f"{length} tokens can't be cut into {num_slices} slices")
-    shares = np.arange(1, num_slices + 1) / num_slices
     a, b = law.of_slices.pair_s / 2, law.token_s
     total = a * length**2 + b * length
+    each = max(1 / num_slices, target_s / total) if total > 0 else 1 / num_slices
+    shares: Floats = np.minimum(np.arange(1, num_slices + 1) * each, 1.0)
     if total <= 0:
         ends = shares * length
     elif a <= 0:
@@ -82,8 +84,7 @@ def cut_batch(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> SliceTable:
     sizes = np.asarray(lengths, np.int64)
     if sizes.min() < 1:
         raise InputError(f"lengths[{int(sizes.argmin())}]: a sequence of {int(sizes.min())} tokens can't be planned")
-    longest = int(sizes.max())
-    offsets = slice_offsets(longest, num_slices_within(longest, cut, law), law)
+    offsets = _offsets(int(sizes.max()), cut, law)
     longs = _by_slices(sizes, offsets)
     shorts = np.flatnonzero(sizes <= offsets[0])
     shorts = shorts[np.argsort(-sizes[shorts], kind="stable")]
@@ -93,6 +94,14 @@ def cut_batch(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> SliceTable:
     chunk = np.where(bins < longs.size, np.append(tails, 0)[np.minimum(bins, longs.size)], 0)
     chunk = np.where(bins < longs.size, chunk, bins - longs.size + table.sequence.size)
     return _joined(table, shorts, sizes[shorts], chunk)
+
+
+def _offsets(longest: int, cut: Cut, law: Law) -> Ints:
+    """Ends of the longest sequence's slices; of equal time where the limit of tokens asks for more than time does."""
+    count = num_slices_within(longest, cut, law)
+    filled = slice_offsets(longest, count, law, cut.target_s)
+    fits = count == 1 or int(np.diff(filled, prepend=0).max()) <= cut.token_limit
+    return filled if fits else slice_offsets(longest, count, law)
 
 
 def _counts(lengths: Ints, offsets: Ints) -> Ints:

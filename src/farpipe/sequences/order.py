@@ -8,6 +8,7 @@ sequence less one; a hop that takes time adds chunks upstream of it, as `eager` 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,8 @@ class ChunkOrder:
     """For every chunk the one with the slice before it, always the chunk before it in this order."""
     warm_up: tuple[int, ...]
     """Forwards of every stage before its first backward, as many as there are at most."""
+    shrinks: bool = False
+    """True if chunks in flight get fewer, by backwards in a row, when the longest chains are over."""
 
     @property
     def num_chunks(self) -> int:
@@ -47,6 +50,19 @@ class ChunkOrder:
         """By how many chunks every stage begins its backwards later than the last one."""
         return np.asarray(self.warm_up) - self.warm_up[-1]
 
+    def forwards_before(self, stage: int) -> Ints:
+        """Forwards of a stage before the backward at every place: ascending, [num_chunks]."""
+        places = np.arange(self.num_chunks)
+        spare = self._spare if self.shrinks else 0
+        return np.minimum(np.maximum.accumulate(places + 1 + self.warm_up[stage] - spare), self.num_chunks)
+
+    @cached_property
+    def _spare(self) -> Ints:
+        """Slices that the longest chain has more than the longest one that is left, at every place."""
+        lengths = np.array(chain_lengths(self.follows))
+        left = np.maximum.accumulate(lengths[::-1])[::-1]
+        return np.repeat(left[0] - left, lengths)
+
     def schedule(self, method: str = "chunk-1f1b") -> Schedule:
         """The orders of all ranks, stage s on rank s."""
         ranks = tuple(tuple(self._actions(stage)) for stage in range(len(self.warm_up)))
@@ -54,9 +70,12 @@ class ChunkOrder:
 
     def entries(self, stage: int) -> Ints:
         """The order of one stage: j for the forward of chunk j, j + the number of chunks for its backward."""
-        count, ahead = self.num_chunks, min(self.warm_up[stage], self.num_chunks)
-        turns = np.stack([np.arange(ahead, count), count + self.backwards[: count - ahead]], axis=1).ravel()
-        return np.concatenate([np.arange(ahead), turns, count + self.backwards[count - ahead :]])
+        count, places = self.num_chunks, np.arange(self.num_chunks)
+        before = self.forwards_before(stage)
+        found = np.empty(2 * count, np.int64)
+        found[places + before] = count + self.backwards
+        found[places + np.searchsorted(before, places, side="right")] = places
+        return found
 
     def _actions(self, stage: int) -> list[Action]:
         backward, chunk = np.divmod(self.entries(stage), self.num_chunks)
@@ -77,21 +96,21 @@ def backward_order(follows: Sequence[int | None]) -> Ints:
     return np.array([*found, *reversed(chain)], np.int64)
 
 
-def longest_chain(follows: Sequence[int | None]) -> int:
-    """Slices of the sequence that is cut most, 1 where none is."""
-    longest = run = 0
-    for before in follows:
-        run = 1 if before is None else run + 1
-        longest = max(longest, run)
-    return longest
+def chain_lengths(follows: Sequence[int | None]) -> list[int]:
+    """Slices of every chain, 1 where there is no other."""
+    begins = [index for index, before in enumerate(follows) if before is None]
+    return [end - begin for begin, end in pairwise([*begins, len(follows)])]
 
 
-def chunk_order(follows: Sequence[int | None], extra: Sequence[int]) -> ChunkOrder:
-    """Stage p of P begins with P - 1 - p + `extra` [p] forwards, and those of the longest chain but its last."""
-    num_stages, base = len(extra), longest_chain(follows) - 1
+def chunk_order(follows: Sequence[int | None], extra: Sequence[int], *, shrinks: bool = False) -> ChunkOrder:
+    """Stage p of P begins with P - 1 - p + `extra` [p] forwards, and those of the longest chain but its last.
+
+    `shrinks`: so many more only as long as chains of that length are left.
+    """
+    num_stages, base = len(extra), max(chain_lengths(follows)) - 1
     count = len(follows)
     warm_up = [min(count - 1, base + num_stages - 1 - p + more) for p, more in enumerate(extra)]
-    return ChunkOrder(tuple(follows), tuple(warm_up))
+    return ChunkOrder(tuple(follows), tuple(warm_up), shrinks)
 
 
 def extra_forwards(there_s: Floats, back_s: Floats, pace_s: float, num_chunks: int) -> tuple[int, ...]:

@@ -58,11 +58,13 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Options of making pipelines: which rule recomputes, extra forwards per stage, whether there may be several."""
+    """Options of making pipelines: which rule recomputes, extra forwards per stage, whether there may be several, and
+    whether chunks in flight get fewer where the longest sequences are over."""
 
     extra: tuple[int, ...]
     rule: CheckpointRule = "chunk"
     several: bool = True
+    shrinks: bool = True
 
 
 def make_pipelines(
@@ -96,7 +98,8 @@ class _Part:
         return tuple(None if before is None else before - self.begin for before in mine)
 
     def memory(self) -> MemoryModel:
-        return memory_model(self.costs, self.load, chunk_order(self.follows, self.grouping.extra))
+        order = chunk_order(self.follows, self.grouping.extra, shrinks=self.grouping.shrinks)
+        return memory_model(self.costs, self.load, order)
 
 
 def _pipeline(part: _Part, is_last: bool, limit_s: float) -> Pipeline:
@@ -126,12 +129,12 @@ def group(
         rule = "full" if grouping.rule == "chunk" else grouping.rule
         return _recomputation_s(_Part(costs, batch, grouping, begin, end), rule)
 
-    whole_s, refill_s = price(0, batch.num_chunks), _refill_s(costs, batch.load, grouping)
-    if not grouping.several or whole_s <= refill_s:
+    whole_s, again_s = price(0, batch.num_chunks), refill_s(costs, batch.load, grouping)
+    if not grouping.several or whole_s <= again_s:
         return whole_s, [batch.num_chunks]
-    found = _shortest_path(_blocks(batch.follows), price, refill_s, deadline_s if whole_s < math.inf else math.inf)
+    found = _shortest_path(_blocks(batch.follows), price, again_s, deadline_s if whole_s < math.inf else math.inf)
     if whole_s == np.inf and found is not None and found[0] == np.inf:
-        found = _as_many_as_fit(_borders(batch.follows), most, refill_s)
+        found = _as_many_as_fit(_borders(batch.follows), most, again_s)
     return found or (whole_s, [batch.num_chunks])
 
 
@@ -209,7 +212,7 @@ def _recomputation_s(part: _Part, rule: CheckpointRule) -> float:
         return np.inf
 
 
-def _refill_s(costs: ChunkCosts, load: Load, grouping: Grouping) -> float:
+def refill_s(costs: ChunkCosts, load: Load, grouping: Grouping) -> float:
     """Filling and draining one more pipeline."""
     total: Floats = sum(costs.seconds(load), start=np.zeros((costs.num_stages, load.tokens.size)))
     return (costs.num_stages - 1 + grouping.extra[0]) * float(total.mean(axis=1).max())

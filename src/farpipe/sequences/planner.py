@@ -17,7 +17,7 @@ from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 from farpipe.sequences.cut import Cut, PackRule, cut_batch, num_slices_within, slice_offsets
 from farpipe.sequences.interleaved import interleaved
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
-from farpipe.sequences.pipelines import Grouping, Pipeline, group, make_pipelines
+from farpipe.sequences.pipelines import Grouping, Pipeline, group, make_pipelines, refill_s
 from farpipe.units import format_bytes
 
 MOST_CHUNKS_PER_STAGE: Final = 40
@@ -31,6 +31,8 @@ _MOST_PLANNED: Final = 3
 """Cuts that are planned to the end: those that look best by the estimate."""
 _ORDER_S: Final = 0.1
 """Least time for the orders of ranks with several stages."""
+_FEW_SLICES: Final = 4
+"""Up to so many, targets between those of equal slices are tried, too: a slice more is much there."""
 _NOT_WORTH: Final = 1.02
 """By how much the estimate of a cut may be above the best plan: it is about so exact."""
 
@@ -46,6 +48,8 @@ class BatchOptions:
     """Measure that the slices of a sequence have in common and that chunks are filled up to; tokens is Seq1F1B's."""
     checkpointing: CheckpointRule = "chunk"
     several_pipelines: bool = True
+    shrinks: bool = True
+    """Fewer chunks in flight where the longest sequences are over; Seq1F1B and InfiniPipe have as many to the end."""
     hide_links: bool = True
     """Extra warm-up upstream of hops that take time."""
     budget_s: float = 1.5
@@ -169,20 +173,35 @@ def _over_stages(costs: ChunkCosts, plan: SequencePlan, budget_s: float) -> Sequ
 def _grouped(
     costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions, deadline_s: float
 ) -> list[_Grouped]:
-    """Groups that memory makes of the cuts, the best first; none of those that can't win or come too late."""
+    """Groups that memory makes of the cuts, the best first; none of those that can't win or come too late.
+
+    First every cut in one pipeline, which is soon priced; then, where memory is short, several of those that can win.
+    """
     found: list[_Grouped] = []
-    for one in ranked:
-        best_s = min((each.seconds for each in found), default=math.inf)
-        if one.seconds >= best_s or (found and time.perf_counter() > deadline_s):
-            break
-        for extra in _hiding_warm_ups(costs, one.batch.load, one.trips, options):
-            grouping = Grouping(extra, options.checkpointing, options.several_pipelines)
-            more_s, ends = group(costs, one.batch, grouping, deadline_s)
-            if more_s < math.inf:
-                found.append(_Grouped(estimate_s(costs, one.batch, extra, one.trips) + more_s, one, grouping, ends))
-            if more_s == 0 or (found and time.perf_counter() > deadline_s):
+    for several in (False, True)[: 1 + options.several_pipelines]:
+        ranked = sorted(ranked, key=lambda one: min((e.seconds for e in found if e.one is one), default=math.inf))
+        for one in ranked:
+            best_s = min((each.seconds for each in found), default=math.inf)
+            if found and time.perf_counter() > deadline_s:
                 break
+            if one.seconds < best_s:
+                found += _groups(costs, one, options, several=several, limit_s=best_s, deadline_s=deadline_s)
     return sorted(found, key=lambda each: each.seconds)
+
+
+def _groups(
+    costs: ChunkCosts, one: _Estimated, options: BatchOptions, *, several: bool, limit_s: float, deadline_s: float
+) -> Iterator[_Grouped]:
+    """Groups of one cut, one for every extra warm-up; of several pipelines only if they may be below `limit_s`."""
+    for extra in _hiding_warm_ups(costs, one.batch.load, one.trips, options):
+        grouping = Grouping(extra, options.checkpointing, several, options.shrinks)
+        if several and one.seconds + refill_s(costs, one.batch.load, grouping) >= limit_s:
+            continue
+        more_s, ends = group(costs, one.batch, grouping, deadline_s)
+        if more_s < math.inf:
+            yield _Grouped(estimate_s(costs, one.batch, grouping, one.trips) + more_s, one, grouping, ends)
+        if more_s == 0 or (more_s < math.inf and time.perf_counter() > deadline_s):
+            break
 
 
 def _finer(
@@ -239,7 +258,7 @@ def _hiding_warm_ups(
 def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions) -> InfeasibleError:
     """Error of the cut that is nearest to fitting: the one with the shortest chunks."""
     one = max(ranked, key=lambda each: each.batch.num_chunks)
-    grouping = Grouping((0,) * costs.num_stages, options.checkpointing, False)
+    grouping = Grouping((0,) * costs.num_stages, options.checkpointing, False, options.shrinks)
     try:
         make_pipelines(costs, one.batch, grouping, [one.batch.num_chunks], 0.1)
     except InfeasibleError as error:
@@ -312,7 +331,7 @@ def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> 
         seen.add(key)
         trips = _trips(costs, batch)
         extra = _hiding_warm_ups(costs, batch.load, trips, options)[0]
-        yield _Estimated(estimate_s(costs, batch, extra, trips), cut, batch, trips)
+        yield _Estimated(estimate_s(costs, batch, Grouping(extra, shrinks=options.shrinks), trips), cut, batch, trips)
 
 
 def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
@@ -349,11 +368,13 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
                 f"{limit} does not fit; take {slices} slices"
             )
         yield cut if slices == 1 else Cut(cut_s / slices, limit, options.rule)
+        if 1 < slices <= _FEW_SLICES and options.num_slices is None:
+            yield Cut(wanted_s, limit, options.rule)
 
 
-def estimate_s(costs: ChunkCosts, batch: SliceTable, extra: tuple[int, ...], trips: tuple[Floats, Floats]) -> float:
+def estimate_s(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, trips: tuple[Floats, Floats]) -> float:
     """The step in one pipeline that recomputes nothing, if no message waits for its link."""
-    load, order = batch.load, chunk_order(batch.follows, extra)
+    load, order = batch.load, chunk_order(batch.follows, grouping.extra, shrinks=grouping.shrinks)
     forward, input_grad, weight_grad = costs.seconds(load)
     return makespan_s(order, forward, input_grad + weight_grad, *trips) + costs.overhead_s
 

@@ -24,7 +24,9 @@ def options_of(packing: Packing, budget_s: float = 1.5) -> BatchOptions:
     """Options of planning batches: ``elastic``; ``fixed``, slices and chunks of equal tokens with equal recomputation
     (Seq1F1B, arXiv 2406.03488); ``none``, every sequence whole in a chunk of its own."""
     if packing == "fixed":
-        return BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, budget_s=budget_s)
+        return BatchOptions(
+            equal="tokens", checkpointing="uniform", several_pipelines=False, shrinks=False, budget_s=budget_s
+        )
     if packing == "none":
         return BatchOptions(num_slices=1, rule="alone", budget_s=budget_s)
     return BatchOptions(budget_s=budget_s)
