@@ -230,7 +230,7 @@ _RATED = ("mean_h", "electricity_usd", "egress_usd", "total_usd")
 
 
 def hops(formula: Sequence[Row], planner: Sequence[Row]) -> None:
-    """The same comparison with hops quoted by the planner beside the closed form, over the same starts."""
+    """Policies for which it matters: hops quoted by the planner beside the closed form, over the same starts."""
     head("load", "policy", "starts", "mean JCT h: formula", "planner", "all money: formula", "planner", "rank by JCT")
     for load in LOADS:
         by_planner = chosen(planner, load)
@@ -240,7 +240,7 @@ def hops(formula: Sequence[Row], planner: Sequence[Row]) -> None:
         if not starts:
             continue
         ranks = [sorted(names, key=lambda n, at=at: _mean(at, n, "mean_h")) for at in (by_formula, by_planner)]  # type: ignore[misc]
-        for name in names:
+        for name in (n for n in names if _mean(by_formula, n, "total_usd") != _mean(by_planner, n, "total_usd")):
             cells = [
                 figure(column, _mean(at, name, column))
                 for column in ("mean_h", "total_usd")
