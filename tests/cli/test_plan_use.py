@@ -1,6 +1,7 @@
 """Lines of a plan besides its times: use of the devices, other frameworks' settings, files that are there."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.document import Document
 from farpipe.errors import InputError, RunError
 from farpipe.plan import make_plan
-from farpipe.spec import parse_job
+from farpipe.spec import parse_job, preset_model
 from job_files import cluster_text
 
 GPT = """
@@ -82,6 +83,84 @@ def test_torchtitan_gets_every_layer_once(pipeline):
     assert names == ["tok_embeddings", *(f"layers.{index}" for index in range(24)), "norm", "output"]
     assert len(parts) == config["parallelism"]["pipeline_parallel_degree"] == 4
     assert config["training"]["local_batch_size"] == 64
+
+
+def with_settings(found, recompute, model=None, **settings):
+    """The plan with other settings, as if it had been found with them; exports look at nothing else."""
+    expert = settings.pop("expert", 1)
+    training = found.job.training.model_copy(update=settings)
+    job = found.job.model_copy(update={"training": training, "model": model or found.job.model})
+    places = tuple(replace(place, recompute=mode) for place, mode in zip(found.placements, recompute, strict=True))
+    layout = replace(found.layout, expert=expert, sequence_parallel=True, zero=1)
+    return found.model_copy(update={"job": job, "placements": places, "layout": layout})
+
+
+def test_frameworks_get_operations_numbers_graphs_and_settings_that_the_planner_chose(pipeline):
+    settings = {"matmul": "mxfp8", "cuda_graphs": True, "zero": "auto", "sequence_parallel": "auto"}
+    found = with_settings(pipeline, ["layernorm mlp"] * 4, **settings)
+    flags = megatron_flags(found).splitlines()
+    assert "--recompute-granularity selective --recompute-modules layernorm mlp" in flags
+    assert {"--bf16", "--fp8-format e4m3 --fp8-recipe mxfp8", "--cuda-graph-impl local"} <= set(flags)
+    assert {"--sequence-parallel", "--use-distributed-optimizer"} <= set(flags)
+    text = torchtitan_config(found)
+    config = tomllib.loads(text)
+    assert config["activation_checkpoint"] == {"mode": "full"}
+    assert config["model"]["converters"] == ["quantize.linear.mx"]
+    assert "torchtitan has no setting for CUDA graphs" in text
+    light = tomllib.loads(torchtitan_config(with_settings(pipeline, ["layernorm"] * 4, matmul="fp8")))
+    assert light["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
+    assert light["model"]["converters"] == ["quantize.linear.float8"]
+    plain = with_settings(pipeline, ["none"] * 4)
+    assert tomllib.loads(torchtitan_config(plain))["activation_checkpoint"] == {"mode": "none"}
+    assert "recompute" not in megatron_flags(plain)
+
+
+def test_stages_that_recompute_differently_get_what_fits_all_of_them(pipeline):
+    flags = megatron_flags(with_settings(pipeline, ["layernorm mlp", "selective", "none", "none"]))
+    assert (
+        "# The plan's stages recompute differently (stages 0 layernorm mlp, stages 2-3 none, stages 1 selective)"
+        in flags
+    )
+    assert "--recompute-granularity selective --recompute-modules core_attn layernorm mlp\n" in flags
+    flags = megatron_flags(with_settings(pipeline, ["full", "layernorm", "none", "none"]))
+    assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1\n" in flags
+
+
+def test_frameworks_get_experts(pipeline):
+    found = with_settings(pipeline, ["layernorm moe_act"] * 4, preset_model("mixtral-8x7b"), expert=4, matmul="fp8")
+    flags = megatron_flags(found).splitlines()
+    experts = {"--num-experts 8", "--moe-router-topk 2", "--expert-model-parallel-size 4", "--moe-grouped-gemm"}
+    assert experts <= set(flags)
+    assert "--fp8-format hybrid --fp8-recipe tensorwise" in flags, "delayed scaling can't recompute norms"
+    assert "--recompute-granularity selective --recompute-modules layernorm moe_act" in flags
+    config = tomllib.loads(torchtitan_config(found))
+    assert config["parallelism"]["expert_parallel_degree"] == 4
+    assert config["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
+
+
+GROUPS = """
+[[layout.groups]]
+sites = ["zurich", "lugano"]
+tensor = [2, 1]
+data = [1, 1]
+"""
+
+
+def test_a_plan_of_unlike_ranks_is_refused_by_every_export_and_by_train(farpipe, tmp_path):
+    text = cluster_text(device="h100", num_devices=(2, 2), latency="2 ms", bandwidth="100 Gbit/s")
+    job = GPT.format(method="1f1b", layout="", training="", cluster=text).replace("[layout]\n", GROUPS)
+    (tmp_path / "job.toml").write_text(job)
+    assert farpipe("plan", "job.toml").returncode == 0
+    for form in ("torch-csv", "megatron", "torchtitan"):
+        run = farpipe("export", "plan.json", "--format", form)
+        assert run.returncode == 3
+        assert "has no ranks or replicas that differ" in run.stderr
+        assert "plan again without layout.groups" in run.stderr
+    for source in ("job.toml", "plan.json"):
+        run = farpipe("train", source)
+        assert run.returncode == 3
+        assert "the engine can't run this yet, only plan it: ranks or replicas that differ" in run.stderr
+        assert "plan again with no layout.groups" in run.stderr
 
 
 def test_a_v_is_refused_for_megatron_and_named_for_torchtitan():

@@ -131,6 +131,12 @@ def test_what_can_not_be_told_is_refused():
     run, _ = run_of(truth())
     with pytest.raises(InputError, match="divided over 2 devices"):
         learn(replace(run, layout=replace(LAYOUT, tensor=2)))
-    mixed = (replace(run.placements[0], recompute="selective"), *run.placements[1:])
-    with pytest.raises(InputError, match="in part only"):
-        learn(replace(run, placements=mixed))
+
+
+def test_stages_that_recompute_operations_tell_a_layer_without_them():
+    run, _ = run_of(truth())
+    some = tuple(replace(place, recompute="layernorm mlp" if place.rank < 2 else "none") for place in run.placements)
+    plain, found = (learn(replace(run, placements=p)).profiles[0] for p in (run.placements, some))
+    assert found.recompute == "none"
+    assert found.layer.forward_s == plain.layer.forward_s
+    assert 0 < found.layer.input_grad_s < plain.layer.input_grad_s

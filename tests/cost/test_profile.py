@@ -47,6 +47,20 @@ def test_full_recomputation_follows_from_a_measurement_without():
         stage_cost(gpt(), training(recompute="none"), layout(), site(), 1, profile=profile(recompute="full"))
 
 
+def test_operations_computed_again_take_the_part_of_the_measured_forward_that_they_have_of_the_modelled_one():
+    def input_grads(model, **known):
+        asked = [training(recompute=mode) for mode in ("none", "layernorm mlp")]
+        return [stage_cost(model, one, layout(microbatch_size=1), site(), 3, **known).input_grad_s for one in asked]
+
+    plain, again = input_grads(gpt(), profile=profile())
+    modelled = input_grads(gpt())
+    forward_s = stage_cost(gpt(), training(), layout(microbatch_size=1), site(), 3)
+    overhead_s = stage_cost(gpt(), training(), layout(microbatch_size=1), site(), 0).forward_s
+    share = (modelled[1] - modelled[0]) / (forward_s.forward_s - overhead_s)
+    assert 0 < share < 1
+    assert again - plain == pytest.approx(3 * 10.0 * share)
+
+
 def test_a_step_uses_the_profile_of_each_device():
     model, degrees, cluster = gpt(), layout(), Cluster(sites=(site(),))
     parts = (model, training(), degrees, placed(model, degrees), cluster)

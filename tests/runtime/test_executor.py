@@ -104,7 +104,9 @@ def test_gpt_like_models_with_tied_weights(num_ranks):
     assert_equals_whole(GPT, split_backward(schedule), torch.float64)
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize(
+    "recompute", ["selective", "full", "layernorm", "mlp", "core_attn layernorm", "core_attn layernorm mlp"]
+)
 def test_recomputation_changes_no_gradient(recompute):
     schedule = order("1f1b", placed_problem((0, 1), 3))
     assert_equals_whole(LLAMA, split_backward(schedule), torch.float64, recompute=recompute)

@@ -77,6 +77,7 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 
 def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
+    from farpipe.cli.frameworks import expect_alike
     from farpipe.cli.runs import no_run
     from farpipe.plan import Plan
     from farpipe.run.directory import PLAN_NAME
@@ -91,7 +92,9 @@ def load_schedule(path: Path) -> "Schedule":
         path = found[0]
     text, data, name = read_named(path)
     if name.startswith("farpipe/plan/"):
-        return Plan.from_json(text, str(path)).schedule
+        plan = Plan.from_json(text, str(path))
+        expect_alike(plan, "torch.distributed.pipelining")
+        return plan.schedule
     if name.startswith("farpipe/run/"):
         return RunSpec.from_json(text, str(path)).schedule
     if name.startswith("farpipe/schedule/"):

@@ -3,12 +3,20 @@
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from farpipe.cost import settle
 from farpipe.errors import InputError
+from farpipe.spec import operations_of
+from farpipe.spec.recompute import spelled
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
+    from farpipe.spec import Training
 
 _MEGATRON_SCHEDULES = ("1f1b", "interleaved")
+_MEGATRON_FP8 = "--fp8-format hybrid --fp8-recipe tensorwise"
+"""Delayed scaling, Megatron-LM's default, can't recompute norms and nonlinearities."""
+_MEGATRON_MXFP8 = "--fp8-format e4m3 --fp8-recipe mxfp8"
+_TITAN_CONVERTERS = {"fp8": "float8", "mxfp8": "mx"}
 
 
 def megatron_flags(plan: "Plan") -> str:
@@ -17,7 +25,7 @@ def megatron_flags(plan: "Plan") -> str:
     InputError for what its pipelines can't be: stages in a V, replicas of unlike pipelines.
     """
     _expect_round_robin(plan, "Megatron-LM")
-    at, training = plan.layout, plan.job.training
+    at, training = plan.layout, settle(plan.job.training, plan.layout)
     flags = [
         f"--tensor-model-parallel-size {at.tensor}",
         f"--pipeline-model-parallel-size {at.pipeline}",
@@ -33,6 +41,10 @@ def megatron_flags(plan: "Plan") -> str:
         flags.append(f"--cp-comm-type {'a2a' if at.context_exchange == 'ulysses' else 'p2p'}")
     flags += ["--use-distributed-optimizer"] * (training.zero1 is True)
     flags += ["--sequence-parallel"] * (training.sequence_parallel is True)
+    flags += [f"--{training.precision}"] * (training.precision != "fp32")
+    flags += _megatron_experts(plan)
+    flags += {"fp8": [_MEGATRON_FP8], "mxfp8": [_MEGATRON_MXFP8]}.get(training.matmul, [])
+    flags += ["--cuda-graph-impl local"] * training.cuda_graphs
     flags += _megatron_recompute(plan)
     method = plan.schedule.method
     if at.pipeline > 1 and method not in _MEGATRON_SCHEDULES:
@@ -48,14 +60,31 @@ def _megatron_layout(plan: "Plan") -> str:
     return "|".join(stages)
 
 
-def _megatron_recompute(plan: "Plan") -> list[str]:
-    modes = set(plan.recompute)
-    if modes == {"none"}:
+def _megatron_experts(plan: "Plan") -> list[str]:
+    experts = plan.job.model.experts
+    if experts is None:
         return []
-    if modes == {"full"}:
-        return ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"]
+    flags = [f"--num-experts {experts.num_experts}", f"--moe-router-topk {experts.per_token}", "--moe-grouped-gemm"]
+    return [*flags, *([f"--expert-model-parallel-size {plan.layout.expert}"] if plan.layout.expert > 1 else ())]
+
+
+def _megatron_recompute(plan: "Plan") -> list[str]:
+    told, mode = _most_recomputed(plan, "Megatron-LM")
+    if mode == "full":
+        return [*told, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"]
+    modules = " ".join(operations_of(mode))
+    return [*told, f"--recompute-granularity selective --recompute-modules {modules}"] if modules else []
+
+
+def _most_recomputed(plan: "Plan", framework: str) -> tuple[list[str], str]:
+    """What a framework with one setting for all stages must recompute so that they fit, with a comment where the plan's
+    differ."""
+    modes = set(plan.recompute)
+    most = "full" if "full" in modes else spelled(operation for mode in modes for operation in operations_of(mode))
+    if len(modes) == 1:
+        return [], most
     told = ", ".join(f"stages {_spans(plan, mode)} {mode}" for mode in sorted(modes))
-    return [f"# recomputation differs between stages ({told}), for which Megatron-LM has no flag"]
+    return [f"# The plan's stages recompute differently ({told}); {framework} has one setting for all of them."], most
 
 
 def _spans(plan: "Plan", mode: str) -> str:
@@ -74,7 +103,7 @@ def torchtitan_config(plan: "Plan") -> str:
     if plan.layout.context > 1 and plan.layout.context_exchange == "ulysses":
         raise InputError('torchtitan has no Ulysses; plan again with layout.context_exchange = "ring"')
     name = "PipelineScheduleMulti" if _is_round_robin(plan) else "ZBVZeroBubble"
-    at, training = plan.layout, plan.job.training
+    at, training = plan.layout, settle(plan.job.training, plan.layout)
     stages = [_modules(plan, index) for index in range(at.num_stages)]
     shown = ",\n".join("  [" + ", ".join(f'"{name}"' for name in names) + "]" for names in stages)
     pipeline = [
@@ -89,6 +118,7 @@ def torchtitan_config(plan: "Plan") -> str:
             "[parallelism]",
             f"tensor_parallel_degree = {at.tensor}",
             *([f"context_parallel_degree = {at.context}"] if at.context > 1 else ()),
+            *([f"expert_parallel_degree = {at.expert}"] if at.expert > 1 else ()),
             f"data_parallel_replicate_degree = {at.data}",
             "data_parallel_shard_degree = 1",
             *(pipeline if at.num_stages > 1 else ()),
@@ -98,8 +128,33 @@ def torchtitan_config(plan: "Plan") -> str:
             f"global_batch_size = {training.global_batch}",
             f"seq_len = {training.sequence_length}",
             "",
+            *_titan_recompute(plan),
+            *_titan_numbers(plan, training),
         ]
     )
+
+
+def _titan_recompute(plan: "Plan") -> list[str]:
+    """Its selective checkpointing keeps the results of every second matrix product and of attention, and no list."""
+    told, mode = _most_recomputed(plan, "torchtitan")
+    heavy = mode == "full" or bool({"mlp", "moe", "shared_experts"} & set(operations_of(mode)))
+    if mode not in ("none", "full"):
+        told.append(
+            f"# The plan recomputes {mode}; torchtitan chooses operations itself, here so that memory is enough."
+        )
+    lines = ["[activation_checkpoint]", f'mode = "{"full" if heavy else "none" if mode == "none" else "selective"}"']
+    return [*told, *lines, *(['selective_ac_option = "op"'] if lines[1].endswith('"selective"') else ()), ""]
+
+
+def _titan_numbers(plan: "Plan", training: "Training") -> list[str]:
+    """Narrow numbers in matrix products, also in those of experts; it has no CUDA graphs."""
+    told = ["# torchtitan has no setting for CUDA graphs, with which the plan counts."] * training.cuda_graphs
+    if training.matmul not in _TITAN_CONVERTERS:
+        return told
+    name = _TITAN_CONVERTERS[training.matmul]
+    kinds = ["linear", "grouped_mm"] if plan.job.model.experts else ["linear"]
+    names = ", ".join(f'"quantize.{kind}.{name}"' for kind in kinds)
+    return [*told, "[model]", f"converters = [{names}]", ""]
 
 
 def _modules(plan: "Plan", stage: int) -> list[str]:
@@ -110,9 +165,17 @@ def _modules(plan: "Plan", stage: int) -> list[str]:
     return [*first, *(f"layers.{index}" for index in range(place.first_layer, place.end_layer)), *last]
 
 
-def _expect_one_pipeline(plan: "Plan", framework: str) -> None:
+def expect_alike(plan: "Plan", framework: str) -> None:
+    """InputError where ranks or replicas of the plan differ."""
     if plan.unlike:
-        raise InputError(f"{framework} has no ranks or replicas that differ; plan again without layout.groups")
+        pin = 'layout.replicas = "unlike"' if plan.job.layout.replicas == "unlike" else "layout.groups"
+        raise InputError(
+            f"{framework} has no ranks or replicas that differ ({'; '.join(plan.unlike)}); plan again without {pin}"
+        )
+
+
+def _expect_one_pipeline(plan: "Plan", framework: str) -> None:
+    expect_alike(plan, framework)
     if len(set(plan.replicas)) > 1:
         raise InputError(f"{framework} has no pipelines of unlike sites; plan with one site, or a pipeline over all")
 

@@ -13,10 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.control.measured import as_measured
-from farpipe.cost import JobCosts, Layout, PartTimes, Placement, Profile, model_shape, step_cost
+from farpipe.cost import (
+    JobCosts,
+    Layout,
+    PartTimes,
+    Placement,
+    Profile,
+    calibration_of,
+    model_shape,
+    settle,
+    step_cost,
+)
+from farpipe.cost.compute import again_share
 from farpipe.errors import InputError
 from farpipe.simulate import Timeline
-from farpipe.spec import Cluster, Model, Recompute, Site, SiteLink, Training
+from farpipe.spec import Cluster, Model, Recompute, Site, SiteLink, Training, operations_of
 from farpipe.step import KINDS, Link, Problem
 
 Floats = NDArray[np.float64]
@@ -135,19 +146,18 @@ def _fit_kind(run: RunOfPlan, stages: Sequence[int], kind: str, model: Floats, l
 
 
 def _recompute_of(run: RunOfPlan) -> str:
-    """Recomputation that a layer's times contain: none if no stage selects parts to recompute."""
-    modes = {placement.recompute for placement in run.placements}
-    if modes == {"selective"}:
-        return "selective"
-    if "selective" in modes:
-        raise InputError("stages recompute attention in part only; what a layer takes can't be told apart")
-    return "none"
+    """Recomputation that a layer's times contain: attention's core, if every stage selects that, else none."""
+    return "selective" if {placement.recompute for placement in run.placements} == {"selective"} else "none"
 
 
-def _recomputed(run: RunOfPlan, stage: int) -> int:
-    """Layers of a stage whose forward its input gradient contains."""
+def _recomputed(run: RunOfPlan, stage: int) -> float:
+    """Forwards of a layer that a stage's input gradient contains; of operations the part that the cost model tells."""
     placement = run.placements[stage]
-    return placement.num_layers if placement.recompute == "full" else 0
+    if not operations_of(placement.recompute) or _recompute_of(run) == "selective":
+        return placement.num_layers if placement.recompute == "full" else 0
+    training = settle(run.training, run.layout).model_copy(update={"recompute": placement.recompute})
+    site = run.site(stage)
+    return placement.num_layers * again_share(run.model, training, run.layout, site, calibration_of(site.device))
 
 
 def _counts(run: RunOfPlan, stage: int, kind: str) -> list[float]:

@@ -27,7 +27,7 @@ from farpipe.cost.transfer import (
     tensor_collective_s,
 )
 from farpipe.errors import InfeasibleError
-from farpipe.spec import Device, Matmul, Model, Precision, Rate, Site, Training
+from farpipe.spec import Device, Matmul, Model, Precision, Rate, Site, Training, operations_of
 
 FORWARD_PASSES: Final = 2
 """Times that a kept activation crosses memory in the forward."""
@@ -125,12 +125,52 @@ def layer_times(model: Model, training: Training, layout: Layout, site: Site, ca
     core = attention_core_times(model, training, layout, speed) + _context_times(model, training, layout, site, speed)
     between = _exchange_times(model, training, layout, site, calibration)
     launch = 0.0 if training.cuda_graphs else launch_s(layout, calibration)
-    forward = max(linear.forward_s + core.forward_s + between.forward_s, launch)
+    computed = linear.forward_s + core.forward_s + between.forward_s
+    forward = max(computed, launch)
     backward = linear + core + between
     stretch = max(1.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s))
-    again = {"selective": core.forward_s, "full": forward}.get(training.recompute, 0.0)
+    again = forward if training.recompute == "full" else 0.0
+    for operation in operations_of(training.recompute):
+        if operation == "core_attn":
+            again += core.forward_s
+        else:
+            again += forward / computed * again_s(model, training, layout, site, calibration, operation)
     whole = Times(forward, backward.input_grad_s * stretch + again, backward.weight_grad_s * stretch)
     return whole + zero_times(model, training, layout, site, calibration, whole)
+
+
+def again_share(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
+    """Part of a layer's modelled forward that its backward computes again; 1 of all of it."""
+    if not operations_of(training.recompute):
+        return 1.0
+    plain = training.model_copy(update={"recompute": "none"})
+    some, none = (layer_times(model, asked, layout, site, calibration) for asked in (training, plain))
+    return (some.input_grad_s - none.input_grad_s) / none.forward_s
+
+
+def again_s(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, operation: str
+) -> float:
+    """Seconds of one of a layer's operations but attention's core, computed again by a device that launches it in time.
+
+    An MLP that divides its layer gathers its input and sums its result anew, and experts exchange their tokens anew:
+    Megatron-LM checkpoints all of the module. Of the norms and the nonlinearity only traffic counts.
+    """
+    tokens, num_experts = memory.microbatch_tokens(training, layout), layout.expert
+    products: dict[str, tuple[Product, ...]] = {
+        "mlp": flops.mlp_linear(model, tokens, layout.tensor),
+        "moe": flops.mlp_linear(model, tokens, layout.tensor, num_experts),
+        "shared_experts": flops.shared_experts(model, tokens, layout.tensor),
+    }
+    if model.latent_attention is not None:
+        products["mla_up_proj"] = flops.latent_up(model, model.latent_attention, tokens, layout.tensor)
+    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
+    seconds = speed.products_s(products.get(operation, ()))
+    made = memory.freed_bytes(model, training, layout, operation) * _passes(training, calibration)
+    seconds += speed.traffic_s(FORWARD_PASSES * made)
+    if operation in ("mlp", "moe", "shared_experts"):
+        seconds += residual_collective_s(model, training, layout, site, calibration)
+    return seconds + (_expert_exchange_s(model, training, layout, site, calibration) if operation == "moe" else 0.0)
 
 
 def _exchange_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
@@ -139,9 +179,15 @@ def _exchange_times(model: Model, training: Training, layout: Layout, site: Site
     exposed = collective * (1 - calibration.hidden_collective_fraction)
     if model.experts is None:
         return Times(collective, exposed, 0.0)
-    sent = memory.residual_bytes(model, training, layout) * model.experts.per_token / layout.tensor
-    both_ways = 2 * expert_exchange_s(site, calibration, layout, sent)
+    both_ways = _expert_exchange_s(model, training, layout, site, calibration)
     return Times(collective + both_ways, exposed + both_ways, 0.0)
+
+
+def _expert_exchange_s(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
+    """Tokens on their way to their experts and back."""
+    assert model.experts is not None
+    sent = memory.residual_bytes(model, training, layout) * model.experts.per_token / layout.tensor
+    return 2 * expert_exchange_s(site, calibration, layout, sent)
 
 
 def _context_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed") -> Times:
@@ -203,8 +249,12 @@ def linear_times(model: Model, training: Training, layout: Layout, speed: Speed)
         *flops.mlp_linear(model, tokens, layout.tensor, layout.expert),
     )
     kept = memory.linear_activation_bytes(model, training, layout)
-    passes = speed.calibration.eager_traffic if training.kernels == "eager" else 1.0
-    return _product_times(products, speed) + _traffic_times(passes * kept, speed)
+    return _product_times(products, speed) + _traffic_times(_passes(training, speed.calibration) * kept, speed)
+
+
+def _passes(training: Training, calibration: Calibration) -> float:
+    """Factor on the traffic of what lies between matrix products."""
+    return calibration.eager_traffic if training.kernels == "eager" else 1.0
 
 
 def _product_times(products: tuple[Product, ...], speed: Speed) -> Times:

@@ -52,18 +52,23 @@ def attention_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Prod
 
 def _latent_linear(model: Model, at: LatentAttention, tokens: float, tensor: int) -> tuple[Product, ...]:
     """Linear maps of latent attention (DeepSeek-V2, arXiv 2405.04434): narrow ones whole, those with heads divided."""
-    heads = model.num_heads / tensor
-    width = heads * (at.nope_dim + at.rope_dim)
-    query = (
-        (Product(tokens, at.query_rank, model.hidden), Product(tokens, width, at.query_rank))
-        if at.query_rank
-        else (Product(tokens, width, model.hidden),)
-    )
+    *query, keys = latent_up(model, at, tokens, tensor)
+    narrow = (Product(tokens, at.query_rank, model.hidden),) if at.query_rank else ()
     return (
+        *narrow,
         *query,
         Product(tokens, at.kv_rank + at.rope_dim, model.hidden),
+        keys,
+        Product(tokens, model.hidden, model.num_heads / tensor * at.value_dim),
+    )
+
+
+def latent_up(model: Model, at: LatentAttention, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
+    """The maps to queries, and to keys and values, last; queries come from the residual stream where none is narrow."""
+    heads = model.num_heads / tensor
+    return (
+        Product(tokens, heads * (at.nope_dim + at.rope_dim), at.query_rank or model.hidden),
         Product(tokens, heads * (at.nope_dim + at.value_dim), at.kv_rank),
-        Product(tokens, model.hidden, heads * at.value_dim),
     )
 
 
@@ -78,8 +83,13 @@ def mlp_linear(model: Model, tokens: float, tensor: int = 1, expert: int = 1) ->
     at = model.experts
     rows = tokens * at.per_token * expert / at.num_experts
     own = _plain_mlp(model, rows, at.ffn_hidden / tensor, max(1.0, at.num_experts / expert))
-    shared = _plain_mlp(model, tokens, at.shared_ffn_hidden / tensor) if at.shared_ffn_hidden else ()
-    return (Product(tokens, at.num_experts, model.hidden), *shared, *own)
+    return (Product(tokens, at.num_experts, model.hidden), *shared_experts(model, tokens, tensor), *own)
+
+
+def shared_experts(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
+    """Both maps of the experts that all tokens share; () where there are none."""
+    at = model.experts
+    return _plain_mlp(model, tokens, at.shared_ffn_hidden / tensor) if at is not None and at.shared_ffn_hidden else ()
 
 
 def _plain_mlp(model: Model, tokens: float, inner: float, count: float = 1.0) -> tuple[Product, ...]:

@@ -10,7 +10,7 @@ byte per element) and the scores' dropped-out copy are counted where `training.d
 from typing import Final
 
 from farpipe.cost.layout import Layout
-from farpipe.spec import Model, Precision, Training
+from farpipe.spec import Model, Precision, Training, operations_of
 
 MASK_BYTES: Final = 1
 
@@ -77,11 +77,50 @@ def split_width_bytes(model: Model, training: Training) -> float:
     copy on its way in and out.
     """
     attention = 2 * model.attention_hidden + 2 * model.kv_hidden
-    mlp = model.ffn_hidden * (4 if model.gated_mlp else 2)
-    if model.experts is not None:
-        at, width = model.experts, 4 if model.gated_mlp else 2
-        mlp = width * (at.shared_ffn_hidden + at.per_token * at.ffn_hidden) + 2 * at.per_token * model.hidden
-    return (attention + mlp) * element_bytes(training.precision)
+    return (attention + _mlp_width(model)) * element_bytes(training.precision)
+
+
+def _mlp_width(model: Model) -> int:
+    """Numbers per token that the MLP keeps besides its input."""
+    width = 4 if model.gated_mlp else 2
+    if model.experts is None:
+        return model.ffn_hidden * width
+    at = model.experts
+    return width * (at.shared_ffn_hidden + at.per_token * at.ffn_hidden) + 2 * at.per_token * model.hidden
+
+
+def freed_widths(model: Model, operation: str) -> tuple[int, int]:
+    """Numbers per token that a layer keeps less if it computes `operation` again: of what every tensor-parallel device
+    has, and of what they divide.
+
+    Both norms: their results. The MLP, or the experts: all but their input. The nonlinearity of the experts: its result
+    and, where gated, the product with the other factor. Latent attention: queries, keys and values, in place of which
+    the narrow vectors are kept. Attention's scores are counted by `score_activation_bytes`.
+    """
+    at, latent = model.experts, model.latent_attention
+    shared = at.shared_ffn_hidden * (4 if model.gated_mlp else 2) if at else 0
+    gated = 2 if model.gated_mlp else 1
+    widths = {
+        "layernorm": (2 * model.hidden, 0),
+        "mlp": (0, _mlp_width(model)),
+        "moe": (0, _mlp_width(model)),
+        "moe_act": (0, at.per_token * at.ffn_hidden * gated if at else 0),
+        "shared_experts": (0, shared),
+    }
+    if latent is not None:
+        narrow = latent.query_rank + latent.kv_rank + latent.rope_dim
+        widths["mla_up_proj"] = (-narrow, model.attention_hidden + 2 * model.kv_hidden)
+    return widths[operation]
+
+
+def freed_bytes(model: Model, training: Training, layout: Layout, operation: str) -> float:
+    """Bytes that one layer keeps less for one microbatch if it computes `operation` again."""
+    if operation == "core_attn":
+        return score_activation_bytes(model, training, layout)
+    shared, split = freed_widths(model, operation)
+    shares = layout.tensor if training.sequence_parallel is True else 1
+    width = shared / shares + split / layout.tensor
+    return microbatch_tokens(training, layout) * width * element_bytes(training.precision)
 
 
 def score_width_bytes(model: Model, training: Training) -> float:
@@ -112,8 +151,10 @@ def layer_activation_bytes(model: Model, training: Training, layout: Layout) -> 
     """Bytes that one layer keeps for one microbatch from its forward to its backward."""
     if training.recompute == "full":
         return _residual_bytes(model, training, layout)
-    scores = 0.0 if training.recompute == "selective" else score_activation_bytes(model, training, layout)
-    return linear_activation_bytes(model, training, layout) + scores
+    again = operations_of(training.recompute)
+    scores = 0.0 if "core_attn" in again else score_activation_bytes(model, training, layout)
+    freed = sum(freed_bytes(model, training, layout, operation) for operation in again if operation != "core_attn")
+    return linear_activation_bytes(model, training, layout) + scores - freed
 
 
 def embedding_activation_bytes(model: Model, training: Training, layout: Layout) -> float:
@@ -133,10 +174,10 @@ def working_bytes(model: Model, training: Training, layout: Layout) -> float:
 
     It does not grow with the number of microbatches in flight, so it counts once per device.
     """
-    scores = score_activation_bytes(model, training, layout)
     if training.recompute == "full":
-        return linear_activation_bytes(model, training, layout) + scores
-    return scores if training.recompute == "selective" else 0.0
+        return linear_activation_bytes(model, training, layout) + score_activation_bytes(model, training, layout)
+    again = operations_of(training.recompute)
+    return float(sum(freed_bytes(model, training, layout, operation) for operation in again))
 
 
 def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float:

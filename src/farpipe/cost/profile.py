@@ -62,10 +62,10 @@ class Profile(Document, _Part):
         """The name that costs know it by, see `profile_key`."""
         return profile_key(self.device, self.tensor)
 
-    def layer_times(self, recompute: str) -> Times:
-        """One layer; full recomputation is told by a measurement without: one more forward before the backward."""
+    def layer_times(self, recompute: str, share: float = 1.0) -> Times:
+        """One layer; recomputation is told by a measurement without: `share` of one more forward."""
         layer = self.layer.times(1.0)
-        again = self.layer.forward_s if (self.recompute, recompute) == ("none", "full") else 0.0
+        again = self.layer.forward_s * share if self.recompute == "none" != recompute else 0.0
         return layer + Times(0.0, again, 0.0)
 
     def expect(self, model: Model, training: Training, layout: Layout, device: Device) -> None:
@@ -91,7 +91,7 @@ class Profile(Document, _Part):
 
     def tells_of(self, recompute: str) -> bool:
         """True if times under `recompute` follow from this measurement."""
-        return recompute == self.recompute or (self.recompute, recompute) == ("none", "full")
+        return self.recompute in ("none", recompute)
 
     def to_body(self) -> dict[str, Any]:
         """See Document."""

@@ -217,7 +217,8 @@ def _times(
     if profile is not None:
         profile.expect(model, training, layout, site.device)
         scale = layout.microbatch_size / profile.microbatch_size
-        layer = profile.layer_times(training.recompute).times(scale)
+        share = compute.again_share(model, training, layout, site, calibration)
+        layer = profile.layer_times(training.recompute, share).times(scale)
         embedding, head = (p.times(scale) for p in (profile.embedding, profile.head))
         overhead = profile.action_overhead_s
     else:

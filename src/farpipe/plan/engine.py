@@ -53,9 +53,9 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
 def within_engine(job: Job) -> tuple[Job, str]:
     """The job with what the user left open pinned to what the engine can run, and these pins in words.
 
-    A degree that the user has pinned to another value stays; `plan_obstacle` tells of it.
+    A degree that the user has pinned to another value stays, as do groups of replicas; `plan_obstacle` tells of it.
     """
-    open_keys = [key for key in SEARCHED if getattr(job.layout, key) is None]
+    open_keys = [key for key in SEARCHED if getattr(job.layout, key) is None and not job.layout.groups]
     pinned: dict[str, Any] = {key: RUNNABLE[key] for key in open_keys}
     alike = {"replicas": None} if job.layout.replicas == "unlike" else {}
     layout: Pins = job.layout.model_copy(update=pinned | alike)

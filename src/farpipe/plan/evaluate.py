@@ -17,7 +17,7 @@ from farpipe.plan.stage_modes import StageModes, missing_bytes, stage_options
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline
-from farpipe.spec import Job, Recompute
+from farpipe.spec import Job, Recompute, operations_of
 from farpipe.step import Problem, Schedule, stagger
 from farpipe.units import format_bytes
 
@@ -237,7 +237,7 @@ class _Divisions:
         self._job, self._candidate, self._costs = job, candidate, costs
         self._method = job.schedule if job.schedule is not None and job.schedule in ORDERS else method
         self._stages = StageModes(costs, candidate)
-        self._modes = self._stages.open
+        self._modes = self._stages.open if method == AUTO else self._stages.coarse
         self._first = self._divide(minimum_in_flight(candidate))
 
     def nodes(self, bound_s: float) -> list[Node]:
@@ -278,7 +278,8 @@ class _Divisions:
             yield only
             return
         for wanted in hopes:
-            for modes in [self._modes, *((mode,) for mode in self._modes[1:] if self._candidate.layout.virtual > 1)]:
+            alone = self._stages.coarse[1:] if self._candidate.layout.virtual > 1 else ()
+            for modes in [self._modes, *((mode,) for mode in alone)]:
                 try:
                     division = self._divide(wanted, modes)
                 except InfeasibleError:
@@ -310,9 +311,15 @@ class _Divisions:
         return max(work) * self._candidate.layout.num_microbatches
 
     def _divide(self, in_flight: InFlight, modes: tuple[Recompute, ...] | None = None) -> Division:
+        """With all operations open only where with few modes stages recompute."""
         chosen = modes or (self._modes if self._candidate.layout.virtual == 1 else self._modes[-1:])
-        options = stage_options(self._stages, in_flight, chosen)
-        return divide_layers(self._job.model.num_layers, options, self._job.layout.layers)
+        few = tuple(mode for mode in chosen if mode in self._stages.coarse)
+        for some in dict.fromkeys([few or chosen, chosen]):
+            options = stage_options(self._stages, in_flight, some)
+            division = divide_layers(self._job.model.num_layers, options, self._job.layout.layers)
+            if set(division.recompute) == {self._modes[0]}:
+                return division
+        return division
 
     def _costed(self, division: Division) -> tuple[tuple[Placement, ...], StepCost]:
         candidate = self._candidate
@@ -341,8 +348,9 @@ def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, 
 
 def describe_recompute(recompute: list[Recompute]) -> str:
     """``, stages 0 to 2 recompute all``; empty where none does."""
-    words = []
-    for mode, what in (("full", "all"), ("selective", "attention")):
+    words, known = [], {"full": "all", "selective": "attention"}
+    sets = {mode: " and ".join(operations_of(mode)) for mode in recompute if mode != "none"}
+    for mode, what in (sets | known).items():
         stages = [index for index, chosen in enumerate(recompute) if chosen == mode]
         if len(stages) == len(recompute):
             return f", recomputing {what}"

@@ -18,7 +18,7 @@ from farpipe.cost import JobCosts, Layout, memory
 from farpipe.cost.transfer import narrowed_bytes, rank_link, replica_link, ring_bytes
 from farpipe.plan.candidates import data_degrees, microbatches, pipeline_degrees, shapes, tensor_degrees
 from farpipe.plan.site_paths import best_paths
-from farpipe.plan.stage_modes import open_modes
+from farpipe.plan.stage_modes import coarse_modes
 from farpipe.spec import Cluster, Job, Site
 
 Floats = NDArray[np.float64]
@@ -313,7 +313,7 @@ def _rows(job: Job, sites: Sequence[Site], table: dict[tuple[int, int], int]) ->
 def _tables(lattice: Lattice) -> tuple[Any, ...]:
     job, costs, rows = lattice.job, lattice.costs, lattice.rows
     model, training = job.model, job.training
-    modes = [open_modes(costs, [site]) for site in lattice.kinds]
+    modes = [coarse_modes(costs, [site]) for site in lattice.kinds]
     num_modes = max(map(len, modes))
     shape = (len(lattice.kinds), len(lattice._table_rows))
     layer_s, layer_bytes = np.full((*shape, num_modes, 3), 1e18), np.full((*shape, num_modes), 1e30)

@@ -4,14 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import combinations
 
 from farpipe.cost import JobCosts, StageCost
 from farpipe.plan.candidates import Candidate
 from farpipe.plan.partition import StageOption
-from farpipe.spec import Recompute, Site
-
-EVERY_MODE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+from farpipe.spec import Model, Recompute, Site, Training, possible_operations
+from farpipe.spec.recompute import spelled
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,21 @@ def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
     if wanted != "auto":
         return (wanted,)
     profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
-    useful = [mode for mode in EVERY_MODE if mode != "selective" or not costs.training.flash_attention]
+    useful = every_mode(costs.model, costs.training)
     return tuple(mode for mode in useful if all(profile.tells_of(mode) for profile in profiles)) or ("none",)
+
+
+def coarse_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
+    """Those of `open_modes` that are tried first: no sets of operations but attention's core."""
+    modes = open_modes(costs, sites)
+    return tuple(mode for mode in modes if mode in ("none", "selective", "full")) or modes
+
+
+def every_mode(model: Model, training: Training) -> tuple[Recompute, ...]:
+    """``none``, every set of operations that frees something, ``full``."""
+    useful = [o for o in possible_operations(model) if o != "core_attn" or not training.flash_attention]
+    sets = (spelled(some) for count in range(len(useful) + 1) for some in combinations(useful, count))
+    return (*dict.fromkeys(sets), "full")
 
 
 class StageModes:
@@ -54,6 +66,7 @@ class StageModes:
         self.candidate = candidate
         self.open = open_modes(costs, candidate.sites)
         """The modes of recomputing that the job leaves open, the lightest first."""
+        self.coarse = coarse_modes(costs, candidate.sites)
         self._costs, self._last = costs, candidate.layout.num_stages - 1
         self._known: dict[tuple[str, bool, bool, Recompute], StageMode] = {}
 

@@ -106,7 +106,7 @@ def _costs(changed: Job, costs: JobCosts) -> JobCosts:
 
 def _lighter_training(job: Job) -> Iterator[Change]:
     training = job.training
-    if training.recompute in ("none", "selective"):
+    if training.recompute not in ("auto", "full"):
         yield 'training.recompute = "auto"', _training(job, recompute="auto")
     if not training.zero1:
         yield "training.zero = 1", _training(job, zero=1)

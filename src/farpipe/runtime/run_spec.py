@@ -14,8 +14,8 @@ from farpipe.runtime.replicas.places import Places
 from farpipe.schedule import check
 from farpipe.spec import Data, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
+from farpipe.spec.recompute import Recompute
 from farpipe.spec.replanning import ReplanSettings
-from farpipe.spec.training import Recompute
 from farpipe.step import Exchange, LightPaths, Problem, Schedule, Transfer
 from farpipe.step import Stage as ProblemStage
 from farpipe.strict import expect_format, validate

@@ -29,7 +29,7 @@ from farpipe.runtime.run_spec import RunSpec, transfer_of
 from farpipe.runtime.stage import Boundary, PipelineStage, SleepStage, TorchStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.spec import Model, Training
-from farpipe.spec.training import Recompute
+from farpipe.spec.recompute import Recompute
 
 
 class Work(Protocol):

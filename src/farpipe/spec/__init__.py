@@ -7,7 +7,8 @@ from farpipe.spec.measured import Measured
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
 from farpipe.spec.prices import Prices
-from farpipe.spec.training import ContextExchange, Data, Matmul, Precision, Rate, Recompute, Training, WireType, Zero
+from farpipe.spec.recompute import Recompute, operations_of, possible_operations
+from farpipe.spec.training import ContextExchange, Data, Matmul, Precision, Rate, Training, WireType, Zero
 from farpipe.spec.uncertainty import Uncertainty, parse_uncertainty
 
 __all__ = [
@@ -38,8 +39,10 @@ __all__ = [
     "load_cluster",
     "load_job",
     "load_table",
+    "operations_of",
     "parse_job",
     "parse_uncertainty",
+    "possible_operations",
     "preset_device",
     "preset_model",
     "preset_site",

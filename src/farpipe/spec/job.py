@@ -11,6 +11,7 @@ from farpipe.spec.groups import GroupPin, check_groups
 from farpipe.spec.measured import Measured, check_measured
 from farpipe.spec.model import Model
 from farpipe.spec.part import Count, Name, Natural, Part, SiteName, fault
+from farpipe.spec.recompute import operations_of, possible_operations
 from farpipe.spec.training import ContextExchange, Data, Training
 from farpipe.spec.uncertainty import Uncertainty
 from farpipe.spec.write import as_toml
@@ -93,6 +94,7 @@ class Job(Part):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_lengths()
+        self._check_recompute()
         self._check_groups()
         self._check_pinned_sites()
         for index, site in self.used_sites():
@@ -131,6 +133,15 @@ class Job(Part):
                 f"{training.sequence_length} is more than the {rows} learned positions (model.max_sequence_length)",
                 *("training", "sequence_length"),
             )
+
+    def _check_recompute(self) -> None:
+        known = possible_operations(self.model)
+        for operation in operations_of(self.training.recompute):
+            if operation not in known:
+                raise fault(
+                    f"the layers of {self.model.name} have no {operation}; they have {', '.join(known)}",
+                    *("training", "recompute"),
+                )
 
     def _check_site(self, index: int, site: Site) -> None:
         device, precision = site.device, self.training.precision

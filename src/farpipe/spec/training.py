@@ -6,13 +6,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
+from farpipe.spec.recompute import RecomputeChoice
 from farpipe.strict import finite
 
 Precision = Literal["bf16", "fp16", "fp32"]
 ContextExchange = Literal["ring", "ulysses"]
 """Method of context parallelism: keys and values go round, or tokens are exchanged for heads."""
-Recompute = Literal["none", "selective", "full"]
-"""Activations that a stage computes again in the backward pass: none, attention's, all but a layer's input."""
 Zero = Literal[0, 1, 2, 3]
 """State divided among the replicas of one site (Rajbhandari et al., arXiv 1910.02054): 0 nothing, 1 the optimizer's
 state, 2 gradients too, 3 parameters too (FSDP), which are gathered layer by layer."""
@@ -47,7 +46,7 @@ class Training(Part):
     num_steps: Count = 100
     precision: Precision = "bf16"
     """Of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
-    recompute: Literal["auto", Recompute] = "auto"
+    recompute: RecomputeChoice = "auto"
     """Recomputation in every stage; ``auto`` leaves it to the planner, which decides for each stage."""
     wire_type: WireType = "none"
     """Number format to which activations and their gradients are rounded between sites: fewer bytes, less exact."""

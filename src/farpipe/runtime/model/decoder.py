@@ -17,9 +17,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from farpipe.errors import InputError
+from farpipe.runtime.model.discarded import discarding
 from farpipe.runtime.model.weight_grads import Embedding, Linear, WeightGradStore
 from farpipe.spec import Model, Precision, RotaryScaling
-from farpipe.spec.training import Recompute
+from farpipe.spec.recompute import Recompute, operations_of
 
 INITIAL_STD: Final = 0.02
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -59,7 +60,7 @@ class Numerics:
     compute: torch.dtype = torch.float32
     recompute: Recompute = "none"
     """Parts computed again in the backward: ``full``, all of a layer but its input; ``selective``, its
-    attention's scores and what is made of them, whatever kernel they come from."""
+    attention's scores and what is made of them, whatever kernel they come from; or names of operations."""
 
 
 class StageModule(nn.Module):
@@ -155,11 +156,28 @@ class Layer(nn.Module):
         super().__init__()
         self.attention_norm, self.attention = Norm(make), Attention(make)
         self.mlp_norm, self.mlp = Norm(make), Mlp(make)
+        self.recomputed = frozenset(operations_of(make.recompute))
 
     def forward(self, x: Tensor, rotary: Tensor | None, mix: Mix | None = None) -> Tensor:
-        """[b, s, hidden] -> [b, s, hidden]; `mix`: as of `Attention`."""
-        x = x + self.attention(self.attention_norm(x), rotary, mix)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        """[b, s, hidden] -> [b, s, hidden]; `mix`: as of `Attention`, which plans what is recomputed by itself."""
+        if mix is not None or not self.recomputed & {"layernorm", "mlp"}:
+            x = x + self.attention(self.attention_norm(x), rotary, mix)
+            return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        return self._sparing(x, rotary)
+
+    def _sparing(self, x: Tensor, rotary: Tensor | None) -> Tensor:
+        """The same with norms, MLP or both computed again in the backward."""
+        if "layernorm" not in self.recomputed:
+            x = x + self.attention(self.attention_norm(x), rotary)
+            return x + again(self.mlp, self.mlp_norm(x))
+        with discarding(self.attention_norm, x) as normed:
+            mixed = self.attention(normed, rotary)
+        x = x + mixed
+        if "mlp" in self.recomputed:
+            return x + again(lambda inner: self.mlp(self.mlp_norm(inner)), x)
+        with discarding(self.mlp_norm, x) as normed:
+            y = self.mlp(normed)
+        return x + y  # type: ignore[no-any-return]
 
 
 class Norm(nn.Module):
@@ -198,7 +216,7 @@ class Attention(nn.Module):
         self.key = make.linear(model.hidden, model.kv_hidden, bias=bias)
         self.value = make.linear(model.hidden, model.kv_hidden, bias=bias)
         self.output = make.linear(model.attention_hidden, model.hidden)
-        self.is_recomputed = make.recompute == "selective"
+        self.is_recomputed = "core_attn" in operations_of(make.recompute)
 
     def forward(self, x: Tensor, rotary: Tensor | None, mix: Mix | None = None) -> Tensor:
         """[b, s, hidden] -> [b, s, hidden]; `rotary` has the angles of these s positions, or of more.
