@@ -60,7 +60,7 @@ TABLES: dict[str, Callable[[], list[Cell]]] = {"network": network_cells, "rest":
 def policies(setting: Setting) -> dict[str, tuple[Any, Any]]:
     """Policies by name, each with its candidates; None: 4 by km."""
     rule = {"setup_s": setting.setup_s}
-    ours = candidates("nsfnet", setting.shared, 16, "hops")
+    ours = candidates("nsfnet", setting.shared, 64, "efficiency", setting.modulation)
     found: dict[str, tuple[Any, Any]] = {
         "ours": (find_strategy(OURS, ahead=setting.setup_s > 0, **rule), ours),
         "cd-cba": (find_strategy("cd-cba", **rule), None),

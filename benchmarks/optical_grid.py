@@ -6,8 +6,8 @@ The setting of optical_training.py with one figure changed at a time (`loads`: l
 messages, microbatches, 70B), orders at equal memory (`orders`), other networks (`networks`), and harm to the background
 over more seeds (`harm`); all figures crossed are in optical_cross.py. Per row: CD-CBA with 4
 candidates by km as published and with ours, the best fixed number of units, and ours, on the same backgrounds. Ours
-is `known-ends` with 16 candidates by hops; "spread" knows no ends. With a set-up time both ask ahead, and "kept" is
-`spread` with one light path per hop that is kept for 1 s.
+is `known-ends` with 64 candidates by efficiency; "spread" knows no ends. With a set-up time both ask ahead, and "kept"
+keeps one light path per hop for 1 s.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from farpipe.optical import find_network, k_shortest
+from farpipe.optical import find_modulation, find_network, k_shortest
 from farpipe.optical.joint import in_flight
 from farpipe.optical.strategies import STRATEGIES, Fixed, find_strategy
 from farpipe.optical.study import bound_s, compare, no_network_s
@@ -93,7 +93,7 @@ def policies(setting: Setting, paths: Any, ours: Any) -> dict[str, tuple[Any, An
         "ours": (find_strategy("known-ends", ahead=setting.setup_s > 0, **rule), ours),
     }
     if setting.setup_s:
-        found["ours, kept"] = (find_strategy("spread", keep_s=1.0, **rule), ours)
+        found["ours, kept"] = (find_strategy("known-ends", keep_s=1.0, **rule), ours)
     return found | {name: (one, None) for name, one in fixed.items()}
 
 
@@ -104,9 +104,10 @@ def nodes_of(where: Any, network: str) -> tuple[str, ...]:
 
 @cache
 def of_pairs(setting: Setting, nodes: tuple[str, ...]) -> Any:
-    """16 candidates by hops between the training's nodes."""
-    net = find_network(setting.network, shared=setting.shared)
-    return k_shortest(net, [(a, b) for a in sorted(set(nodes)) for b in sorted(set(nodes)) if a != b], k=16, by="hops")
+    """64 candidates by efficiency between the training's nodes."""
+    net, table = find_network(setting.network, shared=setting.shared), find_modulation(setting.modulation)
+    pairs = [(a, b) for a in sorted(set(nodes)) for b in sorted(set(nodes)) if a != b]
+    return k_shortest(net, pairs, k=64, by="efficiency", modulation=table)
 
 
 def rows(setting: Setting, order: str, seeds: int) -> list[list[str]]:
@@ -202,7 +203,7 @@ def held_until_w(one: Any) -> float:
 def order_rows(seeds: int) -> None:
     """Orders by the microbatches in flight that they need, under ours; and what CD-CBA makes of the same order."""
     where = scenario()
-    ours = candidates(k=16, by="hops")
+    ours = candidates(k=64, by="efficiency")
     settings: dict[str, Any] = {}
     for name in ("1f1b", "zb-h1", "zb-1p", "eager+1", "zb-h2", "zb-2p", "eager+2", "gpipe"):
         one = training(where.paths, name)

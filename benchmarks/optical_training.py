@@ -27,8 +27,8 @@ NODES = ("1", "4", "4", "10", "10", "14", "8", "12")
 
 
 @cache
-def candidates(network="nsfnet", shared=True, k=4, by="km"):
-    return k_shortest(find_network(network, shared=shared), k=k, by=by)
+def candidates(network="nsfnet", shared=True, k=4, by="km", modulation="64qam"):
+    return k_shortest(find_network(network, shared=shared), k=k, by=by, modulation=find_modulation(modulation))
 
 
 def scenario(load=60.0, holding=0.2, shared=True, network="nsfnet", modulation="64qam"):
@@ -87,16 +87,20 @@ def settings_of(one, hops8):
     ours["earliest, first fit"] = Widest(rule=TransferRule(max_blocks=2, earliest=True))
     ours["earliest, one block"] = Widest(rule=TransferRule(policy=POLICIES["last-fit"], earliest=True))
     ours["earliest, 4 by km"] = STRATEGIES["earliest"]
-    base, many = STRATEGIES["spread"], candidates(k=16, by="hops")
-    later = {"spread": base, "spread, three blocks": _changed(base, max_blocks=3)}
-    later |= {f"spread, price {ms} ms": _changed(base, price_s=ms / 1000) for ms in (2, 5, 15)}
-    later |= {"spread, widen": _changed(base, widen=True), "spread, patient": _changed(base, patient=True)}
-    later |= {"known-ends": STRATEGIES["known-ends"], "spread, 8 by hops": base, "spread, 32 by hops": base}
+    base, most = STRATEGIES["known-ends"], candidates(k=64, by="efficiency")
+    later = {"spread": STRATEGIES["spread"], "known-ends": base}
+    later |= {f"without {name}": _changed(base, **{name: False}) for name in ("widen", "book")}
+    later |= {"without patient": _changed(base, patient=False, book=False)}
+    later |= {f"price {ms} ms": _changed(base, price_s=ms / 1000) for ms in (0, 20)}
+    later |= {"one block": _changed(base, max_blocks=1), "three blocks": _changed(base, max_blocks=3)}
+    later |= {"with move": _changed(base, move=True), "spread with move": _changed(STRATEGIES["spread"], move=True)}
+    later |= {"whole units": replace(_changed(base, unit_gbit=75.0), parts=1)}
+    later |= {"8 candidates": base, "16 candidates": base, "by km": base}
     found = {name: (one, strategy, None) for name, strategy in (fixed | fewer | theirs).items()}
     found |= {name: (one, strategy, hops8) for name, strategy in same.items()}
     found |= {name: (one, s, None if name.endswith("by km") else hops8) for name, s in ours.items()}
-    of_name = {"spread, 8 by hops": hops8, "spread, 32 by hops": candidates(k=32, by="hops")}
-    return found | {name: (one, s, of_name.get(name, many)) for name, s in later.items()}
+    of_name = {f"{k} candidates": candidates(k=k, by="efficiency") for k in (8, 16)} | {"by km": candidates(k=64)}
+    return found | {name: (one, s, of_name.get(name, most)) for name, s in later.items()}
 
 
 def _changed(strategy, **rule):
@@ -120,7 +124,7 @@ def main_tables(seeds, orders):
 def setup_tables(seeds):
     where = scenario()
     hops8 = k_shortest(where.paths.network, k=8, by="hops")
-    hops16 = candidates(k=16, by="hops")
+    most = candidates(k=64, by="efficiency")
     for setup_s in (0.01, 0.1):
         one = training(where.paths, "1f1b")
         kinds = {
@@ -129,10 +133,10 @@ def setup_tables(seeds):
             "spread": find_strategy("spread", setup_s=setup_s),
             "spread, ahead": find_strategy("spread", setup_s=setup_s, ahead=True),
             "known-ends, ahead": find_strategy("known-ends", setup_s=setup_s, ahead=True),
-            "spread, kept 1 s": find_strategy("spread", setup_s=setup_s, keep_s=1.0),
+            "known-ends, kept 1 s": find_strategy("known-ends", setup_s=setup_s, keep_s=1.0),
         }
         of_name = {"cd-cba": None, "earliest, ahead": hops8}
-        settings = {name: (one, s, of_name.get(name, hops16)) for name, s in kinds.items()}
+        settings = {name: (one, s, of_name.get(name, most)) for name, s in kinds.items()}
         show(f"1f1b, set-up {1000 * setup_s:g} ms", where, settings, seeds, ("cd-cba", "spread"))
 
 

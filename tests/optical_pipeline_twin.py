@@ -16,6 +16,7 @@ class PlainCoupled:
         self.spectrum = PlainSpectrum(shared.paths.network.num_fibres, shared.grid.num_slots)
         self.events, self.count, self.lit = [], 0, {}
         self.carried, self.ends, self.sending = {}, {}, {}
+        self.booked = {}
         traffic = shared.traffic
         for request in range(len(traffic) if traffic else 0):
             self.post(float(traffic.arrival_s[request]), REQUEST, request)
@@ -113,6 +114,7 @@ class PlainCoupled:
             return "its hop's turn"
         pair = self.shared.paths.pairs[self.training.hops[hop]]
         left, least, got = int(self.demands.want[message]), int(self.demands.least[message]), []
+        self.cancel(message)
         if self.rule.earliest:
             got = self.earliest(message, pair, left, least)
         if self.rule.spread:
@@ -185,9 +187,9 @@ class PlainCoupled:
         units = sum(units for units, _ in parts)
         return (gbit / self.rule.unit_gbit + sum(u * seconds for u, seconds in parts)) / units
 
-    def best_pair(self, message, pair, most, least):
+    def best_pair(self, message, pair, most, least, gbit=None):
         """(seconds, candidate) of the widest block that arrives soonest with the best other one beside it."""
-        paths, gbit = self.shared.paths, self.gbit(message)
+        paths, gbit = self.shared.paths, self.gbit(message) if gbit is None else gbit
         candidates = range(paths.first[pair], paths.first[pair + 1])
         blocks = {index: [units for units, _ in self.blocks_on(index, most, 2)] for index in candidates}
         best = (math.inf, None)
@@ -222,29 +224,50 @@ class PlainCoupled:
 
     def spread(self, message, pair, most, least):
         seconds, index = self.best_pair(message, pair, most, least)
-        if index is None:
+        if index is None and not self.rule.book:
             return []
         if self.rule.patient and self.comes_sooner_later(message, pair, most, least, seconds):
             return "it waits"
+        return self.blocks_from(index, message, pair, most, self.gbit(message)) if index is not None else []
+
+    def blocks_from(self, index, message, pair, most, gbit):
         got = [self.take(index, most)]
         while len(got) < self.rule.max_blocks and sum(units for units, _, _ in got) < most:
             parts = [(units, self.priced(pair, one)) for units, one, _ in got]
             left = most - sum(units for units, _, _ in got)
-            index = self.one_more(pair, left, self.gbit(message), parts)
+            index = self.one_more(pair, left, gbit, parts)
             if index is None:
                 break
             got.append(self.take(index, left))
         return got
 
     def comes_sooner_later(self, message, pair, most, least, seconds):
+        best = (self.now + seconds, None)
         for end, block in list(self.ends.values()):
-            if self.now < end < self.now + seconds:
+            if self.now < end < best[0] and key(block) not in {one for one, _ in self.booked.values()}:
                 self.spectrum.give(*block)
-                then, _ = self.best_pair(message, pair, most, least)
+                then, index = self.best_pair(message, pair, most, least)
                 self.spectrum.take(*block)
-                if end + then < self.now + seconds:
-                    return True
-        return False
+                if end + then < best[0]:
+                    best = (end + then, (block, index))
+        if best[1] and self.rule.book:
+            self.book(message, most, *best[1])
+        return best[1] is not None
+
+    def book(self, message, most, block, index):
+        """Hold the slots of the block that will be there which are free already."""
+        self.spectrum.give(*block)
+        _, _, (fibres, start, count) = self.take(index, most)
+        self.spectrum.give(fibres, start, count)
+        self.spectrum.take(*block)
+        free = [(f, s) for f in fibres for s in range(start, start + count) if self.spectrum.fits([f], s, 1)]
+        for fibre, slot in free:
+            self.spectrum.take([fibre], slot, 1)
+        self.booked[message] = (key(block), free)
+
+    def cancel(self, message):
+        for fibre, slot in self.booked.pop(message, (None, []))[1]:
+            self.spectrum.give([fibre], slot, 1)
 
     def send(self, message, hop, got):
         self.lit[hop] = self.lit.get(hop, 0) + len(got)
@@ -253,35 +276,68 @@ class PlainCoupled:
     def divide(self, message, hop, got, start, gbit):
         """Divide what is left of a message over its blocks so that all of it arrives together."""
         delays = [float(self.shared.paths.latency_s[index]) for _, index, _ in got]
-        seconds = self.together(gbit, [(units, delay) for (units, _, _), delay in zip(got, delays, strict=True)])
+        total = sum(units for units, _, _ in got)
+        mean = sum(units * delay for (units, _, _), delay in zip(got, delays, strict=True)) / total
+        seconds = gbit / (total * self.rule.unit_gbit)  # in the kernel's order of operations: who comes first at a tie
         for (_, _, block), delay in zip(got, delays, strict=True):
-            self.until(block, hop, start + seconds - delay)
+            self.until(block, hop, start + seconds + (mean - delay))
         self.units[message] = sum(units for units, _, _ in got)
-        self.arrival[message] = start + seconds
+        self.arrival[message] = start + seconds + mean
         self.sending[message] = got
         self.post(self.arrival[message], ARRIVAL, message)
 
-    def widen(self):
-        for message, got in list(self.sending.items()):
-            most = int(self.demands.want[message]) - self.units[message]
-            hop = message // self.batches
-            known = [self.ends.get(key(block), (0, None)) for _, _, block in got]
-            alive = all(block is mine[2] and end > self.now for (end, block), mine in zip(known, got, strict=True))
-            if most == 0 or not alive or len(got) == 4:
-                continue
-            gbit = sum(
-                u * self.rule.unit_gbit * (end - self.now) for (u, _, _), (end, _) in zip(got, known, strict=True)
-            )
-            pair = self.shared.paths.pairs[self.training.hops[hop]]
-            delays = [float(self.shared.paths.latency_s[index]) for _, index, _ in got]
-            index = self.one_more(pair, most, gbit, [(u, d) for (u, _, _), d in zip(got, delays, strict=True)])
-            if index is None:
-                continue
-            units, delay = self.blocks_on(index, most, 1)[0][0], float(self.shared.paths.latency_s[index])
-            parts = [(u, d) for (u, _, _), d in zip(got, delays, strict=True)] + [(units, delay)]
-            if self.together(gbit, parts) > max(d for _, d in parts):
-                self.lit[hop] += 1
-                self.divide(message, hop, [*got, self.take(index, most)], self.now, gbit)
+    def improve(self):
+        for message in list(self.sending):
+            if self.units[message] < int(self.demands.want[message]):
+                if self.rule.move:
+                    self.move(message)
+                if self.rule.widen:
+                    self.widen(message)
+
+    def unsent(self, message):
+        """(blocks, Gbit, delays) of a message of which all blocks still send, or None."""
+        got = self.sending[message]
+        known = [self.ends.get(key(block), (0, None)) for _, _, block in got]
+        if not all(block is mine[2] and end > self.now for (end, block), mine in zip(known, got, strict=True)):
+            return None
+        rates = [units * self.rule.unit_gbit for units, _, _ in got]
+        gbit = sum(rate * (end - self.now) for rate, (end, _) in zip(rates, known, strict=True))
+        return got, gbit, [float(self.shared.paths.latency_s[index]) for _, index, _ in got]
+
+    def move(self, message):
+        if not (found := self.unsent(message)):
+            return
+        got, gbit, delays = found
+        hop, most = message // self.batches, int(self.demands.want[message])
+        pair = self.shared.paths.pairs[self.training.hops[hop]]
+        for _, _, block in got:
+            self.spectrum.give(*block)
+        seconds, index = self.best_pair(message, pair, most, int(self.demands.least[message]), gbit)
+        if index is None or not max(delays) < seconds < self.arrival[message] - self.now - 1e-9:
+            for _, _, block in got:
+                self.spectrum.take(*block)
+            return
+        for _, _, block in got:
+            del self.ends[key(block)]
+        blocks = self.blocks_from(index, message, pair, most, gbit)
+        self.lit[hop] += len(blocks) - len(got)
+        self.divide(message, hop, blocks, self.now, gbit)
+
+    def widen(self, message):
+        most, found = int(self.demands.want[message]) - self.units[message], self.unsent(message)
+        if most == 0 or not found or len(found[0]) == 4:
+            return
+        got, gbit, delays = found
+        hop = message // self.batches
+        pair = self.shared.paths.pairs[self.training.hops[hop]]
+        parts = [(units, delay) for (units, _, _), delay in zip(got, delays, strict=True)]
+        index = self.one_more(pair, most, gbit, parts)
+        if index is None:
+            return
+        units, delay = self.blocks_on(index, most, 1)[0][0], float(self.shared.paths.latency_s[index])
+        if self.together(gbit, [*parts, (units, delay)]) > max(*delays, delay):
+            self.lit[hop] += 1
+            self.divide(message, hop, [*got, self.take(index, most)], self.now, gbit)
 
     def gbit(self, message):
         way, rest = divmod(message, self.stages * self.batches)
@@ -298,9 +354,11 @@ class PlainCoupled:
         if hop is not None:
             self.lit[hop] -= 1
         if hasattr(self, "waiting"):
-            self.waiting = [message for message in self.waiting if self.serve(message) != "served"]
-            if self.rule.widen:
-                self.widen()
+            first = [message for message, (awaited, _) in self.booked.items() if awaited == key(block)]
+            served = [message for message in first if self.serve(message) == "served"]
+            waiting = [message for message in self.waiting if message not in served]
+            self.waiting = [message for message in waiting if self.serve(message) != "served"]
+            self.improve()
 
     def arrive(self, message):
         if self.arrival[message] != self.now:

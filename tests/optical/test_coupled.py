@@ -75,6 +75,9 @@ CHOICES = (
     {"spread": True, "patient": True},
     {"spread": True, "widen": True},
     {"spread": True, "patient": True, "widen": True},
+    {"spread": True, "patient": True, "book": True},
+    {"spread": True, "patient": True, "book": True, "widen": True, "move": True, "price_s": 0.001},
+    {"spread": True, "move": True},
 )
 
 
@@ -86,8 +89,9 @@ def settings_of_a_run(draw):
     choice = draw(st.sampled_from(CHOICES))
     rule = TransferRule(
         policy=find_policy(draw(st.sampled_from(["ksp-ff", "last-fit", "ff-ksp", "min-cuts", "cd"]))),
+        unit_gbit=draw(st.sampled_from([75.0, 12.5])),
         max_blocks=draw(st.integers(1, 2)),
-        setup_s=0.0 if choice.get("widen") else draw(st.sampled_from([0.0, 0.003])),
+        setup_s=0.0 if choice.keys() & {"widen", "move"} else draw(st.sampled_from([0.0, 0.003])),
         one_at_a_time=draw(st.booleans()),
         **choice,
     )
@@ -239,6 +243,8 @@ def test_wrong_trainings_are_refused():
         {"max_blocks": 5},
         {"patient": True},
         {"spread": True, "widen": True, "setup_s": 0.1},
+        {"spread": True, "move": True, "keep_s": 0.1},
+        {"spread": True, "book": True},
         {"unit_gbit": 0.0},
         {"setup_s": -1.0},
         {"keep_s": 1.0, "max_blocks": 2},
@@ -308,6 +314,47 @@ def test_a_light_path_that_ends_is_waited_for_or_widens(rule, units, seconds):
     assert step.out.units[0] == units
     assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx(seconds + 500 * 4.9e-6)
     assert not step.out.refused[0]
+
+
+def booking(rule, taken, late):
+    """A message of 0.1 units x s from a to b, where a request holds `taken` of 4 slots until 5 ms after it is ready,
+    and another asks for `late` slots 2 ms after that, for 1 s."""
+    training = training_of("gpipe", ("a", "b"), 1, 75e9 / 8 * 0.1)
+    ready_s, slots = 1.026, np.array([taken, late]) * 12.5
+    traffic = Traffic(
+        (("a", "b"),), np.array([0.0, ready_s + 0.002]), np.zeros(2, np.int32), slots, np.array([ready_s + 0.005, 1.0])
+    )
+    shared = Shared(
+        k_shortest(RING, k=1), Grid(4, guard=0), traffic=traffic, background_modulation=find_modulation("bpsk")
+    )
+    coupled = Coupled(shared, training, TransferRule(spread=True, **rule), begin_s=1.0)
+    step = coupled.step(Demands.same(training, 4, 1))
+    return step, [int(path) for path in coupled.background_path]
+
+
+def test_what_is_booked_is_nobody_elses():
+    step, background = booking({"patient": True}, taken=3.0, late=1.0)
+    assert (step.out.units[0], background[1] >= 0) == (3, True)  # it waited, and somebody took the fourth slot
+    step, background = booking({"patient": True, "book": True}, taken=3.0, late=1.0)
+    assert (step.out.units[0], background[1]) == (4, -1)
+    assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx(0.005 + 0.1 / 4 + 500 * 4.9e-6)
+    assert step.held_slot_s == pytest.approx(0.005 + 0.1 + 0.1)  # a slot while it waits, 4 units, and the answer
+
+
+def test_a_message_that_books_waits_but_is_not_refused():
+    refused, _ = booking({"patient": True}, taken=4.0, late=1.0)
+    booked, _ = booking({"patient": True, "book": True}, taken=4.0, late=1.0)
+    assert (refused.refused_ratio, booked.refused_ratio) == (0.5, 0.0)  # one of two messages
+    assert refused.waited_ratio == booked.waited_ratio == 0.5
+
+
+def test_a_running_message_moves_where_the_rest_arrives_sooner():
+    # 1 of 4 slots is free; 3 come free after 5 ms, but a block of 4 needs the one that is used, so that only moving
+    # gets it in one block.
+    rule = {"max_blocks": 1}
+    plain, moved = (booking(rule | {"move": move}, taken=3.0, late=4.0)[0] for move in (False, True))
+    assert (plain.out.units[0], moved.out.units[0]) == (1, 4)
+    assert moved.out.arrival_s[0] - moved.out.ready_s[0] == pytest.approx(0.005 + 0.095 / 4 + 500 * 4.9e-6)
 
 
 def test_the_background_may_have_candidates_of_its_own():

@@ -45,8 +45,8 @@ class LightOptions:
     slot_ghz: SlotGhz = 12.5
     guard: Guard = 1
     modulation: Modulation = "64qam"
-    k: K = 16
-    by: By = "hops"
+    k: K = 64
+    by: By = "efficiency"
     shared: Shared = False
     load: Load = 60.0
     mean_holding: MeanHolding = 0.2
@@ -85,7 +85,7 @@ class LightOptions:
         """The step of `job` at its nodes, in the order that was asked for, the plan's own, or the joint one."""
         from farpipe.cli.shown import load_step
         from farpipe.optical.joint import joint_order, nominal_problem
-        from farpipe.optical.training import Training
+        from farpipe.optical.training import UNIT_GBIT, Training
         from farpipe.schedule.library import order as named
 
         problem, own, plan = load_step(job)
@@ -94,7 +94,7 @@ class LightOptions:
             scenario.paths.network.expect_node(place, "--nodes")
         if self.order is None and own is not None:
             return Training(problem, own, places)
-        nominal = nominal_problem(problem, places, scenario.paths, 6 * strategy.rule.unit_gbit)
+        nominal = nominal_problem(problem, places, scenario.paths, 6 * UNIT_GBIT)
         if self.order not in (None, "joint"):
             return Training(nominal, named(str(self.order), nominal), places)
         shared = scenario.shared(1_000_000, scenario.begin_s + 600)  # a background that no result is measured on

@@ -24,7 +24,9 @@ _SKIPPED = 2
 def simulate(
     job: Job,
     options: LightOptions,
-    policy: Annotated[str, typer.Option(help="ksp-ff, ksp-ff-fewer, cba, cd-cba, widest, spread, ...")] = "spread",
+    policy: Annotated[
+        str, typer.Option(help="ksp-ff, ksp-ff-fewer, cba, cd-cba, widest, spread, known-ends, ...")
+    ] = "known-ends",
     seeds: Seeds = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw a step: the pipeline above, the spectrum below (SVG or PNG).")
@@ -117,6 +119,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         "step_s": "step s",
         "change": "change",
         "refused_ratio": "refused",
+        "waited_ratio": "waited",
         "mean_wait_s": "wait ms",
         "mean_units": "units",
         "held_slots": "slots held",
@@ -135,7 +138,12 @@ def _cell(key: str, row: dict[str, Any]) -> str:
     if key == "change" and row.get("change_interval"):
         half = (row["change_interval"][1] - row["change_interval"][0]) / 2
         return f"{format_change(value)} ± {format_percent(half)}"
-    scales = {"refused_ratio": (100, "{:.2f} %"), "mean_wait_s": (1000, "{:.2f}"), "harm": (100, "{:+.2f}")}
+    scales = {
+        "refused_ratio": (100, "{:.2f} %"),
+        "waited_ratio": (100, "{:.2f} %"),
+        "mean_wait_s": (1000, "{:.2f}"),
+        "harm": (100, "{:+.2f}"),
+    }
     if isinstance(value, float):
         scale, form = scales.get(key, (1, "{:.4g}"))
         return form.format(value * scale)

@@ -60,9 +60,9 @@ class Coupled:
         places = {pair: shared.paths.pair(*pair, "training") for pair in training.pairs}
         self._net = _net(shared, shared.modulation, rule.price_s)
         expect_reach(shared.table, shared.modulation, self._net.per_slot, training.pairs)
-        self._pipe = training.pipe(places)
+        self._orders = training.orders(places)
         self._background = _background(shared)
-        self._state = _state(shared, training, num_logged)
+        self._state = _state(shared, training, num_logged, rule.book)
         self.now_s = 0.0
         self.wait_until(begin_s)
 
@@ -90,7 +90,7 @@ class Coupled:
 
         kernel: Any = pipeline_kernel.play
         rule = _rule(self.rule, demands)
-        return float(kernel(self._net, self._background, self._pipe, rule, self._state, out, self.now_s, until_s))
+        return float(kernel(self._net, self._background, self._orders, rule, self._state, out, self.now_s, until_s))
 
     def _held(self, now_s: float) -> float:
         """Slots x fibres x seconds that messages have held, those of light paths that are still lit included."""
@@ -185,24 +185,31 @@ def _background(shared: Shared) -> Background:
     return Background(traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s, per_slot, codes, path)
 
 
-def _state(shared: Shared, training: Training, num_logged: int) -> State:
+def _state(shared: Shared, training: Training, num_logged: int, books: bool) -> State:
     places = shared.paths.network.num_fibres * shared.grid.num_slots + 1
     hops = 2 * training.problem.num_stages
     counters = np.zeros(NUM_COUNTERS, np.int64)
     counters[SPARE] = places
     path, start, count, hop, entry = (np.zeros(places, np.int64) for _ in range(5))
+    begun_s, until_s, nobody = np.zeros(places), np.full(places, inf), np.full(places, -1, np.int64)
+    longest = int(np.diff(shared.table.begin).max()) if books else 0
+    messages, words = training.num_messages, (shared.grid.num_slots + 63) // 64
     return State(
-        events=empty_heap(places + 16 * training.num_messages + 2 * hops + 64),
-        lights=Lights(path, start, count, hop, np.zeros(places), np.full(places, inf), entry, np.arange(places)),
+        events=empty_heap(places + 16 * messages + 2 * hops + 64),
+        lights=Lights(path, start, count, hop, begun_s, until_s, nobody, entry, np.arange(places)),
         counters=counters,
         used=np.zeros(1),
-        waiting=np.zeros(training.num_messages, np.int64),
-        sending=np.zeros(training.num_messages, np.int64),
+        waiting=np.zeros(messages, np.int64),
+        sending=np.zeros(messages, np.int64),
         lit=np.zeros(hops, np.int64),
         kept=np.full(hops, -1, np.int64),
         kept_units=np.zeros(hops, np.int64),
         kept_until_s=np.zeros(hops),
         watched=np.zeros(hops, np.bool_),
+        booked=np.full(messages, -1, np.int64),
+        booked_path=np.zeros(messages, np.int64),
+        booked_s=np.zeros(messages),
+        held=np.zeros((messages, longest, words), np.uint64),
         log=np.zeros((num_logged, 6)),
     )
 
@@ -221,6 +228,8 @@ def _rule(rule: TransferRule, demands: Demands) -> Rule:
         earliest=rule.earliest,
         spread=rule.spread,
         patient=rule.patient,
+        book=rule.book,
+        move=rule.move,
         widen=rule.widen,
         max_blocks=rule.max_blocks,
         setup_s=rule.setup_s,

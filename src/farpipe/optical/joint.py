@@ -12,7 +12,7 @@ from farpipe.errors import InfeasibleError
 from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.paths import PathTable
 from farpipe.optical.strategies import Strategy
-from farpipe.optical.training import Step, Training
+from farpipe.optical.training import UNIT_GBIT, Step, Training
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
@@ -119,7 +119,7 @@ def joint_order(
 
     All are played on the same background, which should not be the one that the answer is judged on.
     """
-    nominal = nominal_problem(problem, nodes, shared.paths, 6 * strategy.rule.unit_gbit)
+    nominal = nominal_problem(problem, nodes, shared.paths, 6 * UNIT_GBIT)
     candidates = candidate_orders(nominal, nodes)
     if not candidates:
         raise InfeasibleError("none of the orders fits in the memory of the ranks")

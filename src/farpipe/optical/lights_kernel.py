@@ -15,7 +15,7 @@ def light(net, state, block, owner, hop, now_s):  # type: ignore[no-untyped-def]
     place = lights.spare[counters[SPARE]]
     lights.path[place], lights.start[place], lights.width[place] = block
     lights.hop[place], lights.begun_s[place], lights.entry[place] = hop, now_s, -1
-    lights.until_s[place] = np.inf
+    lights.until_s[place], lights.booked[place] = np.inf, -1
     occupy(net.spectrum, net.table, block[0], block[1], block[2], 1)
     if hop >= 0:
         state.lit[hop] += 1
@@ -38,6 +38,6 @@ def dark(net, state, place, now_s):  # type: ignore[no-untyped-def]
         state.used[0] += count * (net.table[0][path + 1] - net.table[0][path]) * (now_s - lights.begun_s[place])
     if lights.entry[place] >= 0:
         state.log[lights.entry[place], 5] = now_s
-    lights.until_s[place] = np.inf
+    lights.until_s[place], lights.booked[place] = np.inf, -1
     lights.spare[counters[SPARE]] = place
     counters[SPARE] += 1

@@ -8,116 +8,39 @@ ends, those who wait try again, by priority and then in order of asking.
 import numpy as np
 from numba import njit
 
-from farpipe.optical.assign_kernel import choose, occupy, slots_needed
-from farpipe.optical.choice_kernel import block_on, first_spread, more_spread, soonest, together_s, widest
+from farpipe.optical.assign_kernel import choose, slots_needed
+from farpipe.optical.booking_kernel import cancel, wait_for_end
+from farpipe.optical.choice_kernel import first_spread, soonest
 from farpipe.optical.compiled import inner
-from farpipe.optical.heap_kernel import pop, push
+from farpipe.optical.heap_kernel import pop
 from farpipe.optical.lights_kernel import dark, light
-from farpipe.optical.pipeline_state import AT_ONCE, NEXT, NOTHING, POSTED, SENDING, WAITING
+from farpipe.optical.pipeline_state import AT_ONCE, NEXT, NOTHING, SENDING, WAITING
+from farpipe.optical.sending_kernel import (
+    ACTION,
+    ARRIVAL,
+    ASK,
+    IDLE,
+    RELEASE,
+    REQUEST,
+    divide,
+    improve,
+    light_blocks,
+    post,
+)
 
-_RELEASE, _REQUEST, _ACTION, _ARRIVAL, _ASK, _IDLE = range(6)
 _F, _W = 0, 2
 
 
 @inner
-def _post(state, at_s, kind, item):  # type: ignore[no-untyped-def]
-    """Put an event on the queue; those of one kind at one time stay in the order in which they were posted."""
-    push(state.events, at_s, (kind << 44) + state.counters[POSTED], item)
-    state.counters[POSTED] += 1
-
-
-@inner
-def _waits(net, pipe, rule, state, out, message, now_s, seconds):  # type: ignore[no-untyped-def]
-    """True if a light path that is known to end brings a message sooner than in `seconds`, and its rule is to wait."""
-    if not rule.patient or out.ready_s[message] > now_s + rule.setup_s + 1e-9:
-        return False
-    lights, pair = state.lights, pipe.pair_of_hop[message // pipe.num_microbatches]
-    for place in range(lights.until_s.size):
-        until_s = lights.until_s[place]
-        if not now_s < until_s < now_s + seconds:
-            continue
-        path, start, count = lights.path[place], lights.start[place], lights.width[place]
-        occupy(net.spectrum, net.table, path, start, count, -1)
-        _, then_s = first_spread(net, rule, pair, rule.want[message], rule.least[message], pipe.gbit[message])
-        occupy(net.spectrum, net.table, path, start, count, 1)
-        if until_s + then_s < now_s + seconds:
-            return True
-    return False
-
-
-@inner
-def _divide(net, pipe, rule, state, out, message, start_s, gbit):  # type: ignore[no-untyped-def]
-    """Divide the `gbit` of a message that are to be sent from `start_s` on over its blocks, to arrive together."""
-    lights, weighted_s, end_s = state.lights, 0.0, start_s
-    for block in range(out.held.shape[0]):
-        place = out.held[block, message]
-        if place >= 0:
-            weighted_s += out.block_units[block, message] * net.latency_s[lights.path[place]]
-    mean_s, seconds = weighted_s / out.units[message], gbit / (out.units[message] * rule.unit_gbit)
-    for place in out.held[:, message]:
-        if place >= 0:
-            until_s = start_s + seconds + (mean_s - net.latency_s[lights.path[place]])
-            end_s = max(end_s, until_s)
-            if rule.keep_s < 0:
-                lights.until_s[place] = until_s
-                _post(state, until_s, np.int64(_RELEASE), place)
-    out.end_s[message], out.arrival_s[message] = end_s, start_s + seconds + mean_s
-    _post(state, out.arrival_s[message], np.int64(_ARRIVAL), message)
-
-
-@inner
-def _launch(net, pipe, rule, state, out, message):  # type: ignore[no-untyped-def]
+def _launch(net, orders, rule, state, out, message):  # type: ignore[no-untyped-def]
     """Send a message whose producer's end is known over the light paths that it holds."""
     out.start_s[message] = max(out.ready_s[message], out.grant_s[message] + rule.setup_s)
-    _divide(net, pipe, rule, state, out, message, out.start_s[message], pipe.gbit[message])
+    divide(net, orders, rule, state, out, message, out.start_s[message], orders.gbit[message])
     if rule.keep_s >= 0:
-        _stay(rule, state, message // pipe.num_microbatches, out.end_s[message])
-    if rule.widen:
+        _stay(rule, state, message // orders.num_microbatches, out.end_s[message])
+    if rule.widen or rule.move:
         state.sending[state.counters[SENDING]] = message
         state.counters[SENDING] += 1
-
-
-@inner
-def _widen(net, pipe, rule, state, out, now_s):  # type: ignore[no-untyped-def]
-    """Add a block to each message that is being sent on fewer units than it asked for, where that brings it sooner."""
-    sending, kept = state.sending, 0
-    for place in range(state.counters[SENDING]):
-        message = sending[place]
-        if out.end_s[message] > now_s and out.units[message] < rule.want[message]:
-            sending[kept] = message
-            kept += 1
-            if out.start_s[message] <= now_s:
-                _widen_message(net, pipe, rule, state, out, message, now_s)
-    state.counters[SENDING] = kept
-
-
-@inner
-def _widen_message(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Add a block to a message that is being sent, and divide what is left of it anew."""
-    lights, left, weighted_s, longest_s, blocks = state.lights, 0.0, 0.0, 0.0, 0
-    for block in range(out.held.shape[0]):
-        place, units = out.held[block, message], out.block_units[block, message]
-        if place < 0:
-            break
-        if lights.hop[place] != message // pipe.num_microbatches or not now_s < lights.until_s[place] < np.inf:
-            return  # one block has sent its part
-        left += units * rule.unit_gbit * (lights.until_s[place] - now_s)
-        weighted_s += units * net.latency_s[lights.path[place]]
-        longest_s, blocks = max(longest_s, net.latency_s[lights.path[place]]), blocks + 1
-    if blocks == out.held.shape[0]:
-        return
-    hop, total, most = message // pipe.num_microbatches, out.units[message], rule.want[message] - out.units[message]
-    path = more_spread(net, rule, pipe.pair_of_hop[hop], most, left, total, weighted_s)
-    units, path, start, count = block_on(net, rule, path, most)
-    if units == 0:
-        return
-    seconds = together_s(rule, left, total + units, weighted_s + units * net.latency_s[path])
-    if seconds <= max(longest_s, net.latency_s[path]):
-        return
-    out.held[blocks, message] = light(net, state, (path, start, count), message, hop, now_s)
-    out.block_units[blocks, message] = units
-    out.units[message] = total + units
-    _divide(net, pipe, rule, state, out, message, now_s, left)
 
 
 @inner
@@ -126,69 +49,51 @@ def _stay(rule, state, hop, end_s):  # type: ignore[no-untyped-def]
     state.kept_until_s[hop] = end_s
     if rule.keep_s < np.inf and not state.watched[hop]:
         state.watched[hop] = True
-        _post(state, end_s + rule.keep_s, np.int64(_IDLE), hop)
+        post(state, end_s + rule.keep_s, np.int64(IDLE), hop)
 
 
 @inner
-def _reuse(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+def _reuse(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Send a message over the light path that its hop has kept."""
-    hop = message // pipe.num_microbatches
+    hop = message // orders.num_microbatches
     place = state.kept[hop]
     start_s = max(now_s, out.ready_s[message], state.kept_until_s[hop])
-    end_s = start_s + pipe.gbit[message] / (state.kept_units[hop] * rule.unit_gbit)
+    end_s = start_s + orders.gbit[message] / (state.kept_units[hop] * rule.unit_gbit)
     out.grant_s[message], out.units[message] = now_s, state.kept_units[hop]
     out.path[message] = state.lights.path[place]
     out.start_s[message], out.end_s[message] = start_s, end_s
     out.arrival_s[message] = end_s + net.latency_s[out.path[message]]
     _stay(rule, state, hop, end_s)
-    _post(state, out.arrival_s[message], np.int64(_ARRIVAL), message)
+    post(state, out.arrival_s[message], np.int64(ARRIVAL), message)
 
 
 @inner
-def _light_message(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+def _light_message(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Light up to `max_blocks` paths for a message: 1 lit, 0 none is free, -1 it waits for a better one."""
-    hop = message // pipe.num_microbatches
-    most, least, total, best, weighted_s = rule.want[message], rule.least[message], 0, -1, 0.0
-    pair, gbit = pipe.pair_of_hop[hop], pipe.gbit[message]
+    pair, gbit = orders.pair_of_hop[message // orders.num_microbatches], orders.gbit[message]
+    most, least, best = rule.want[message], rule.least[message], -1
     if rule.earliest:
         best = soonest(net, rule, pair, most, least, gbit)
     elif rule.spread:
+        cancel(net, state, message, now_s)
         best, seconds = first_spread(net, rule, pair, most, least, gbit)
-        if best >= 0 and _waits(net, pipe, rule, state, out, message, now_s, seconds):
+        if wait_for_end(net, orders, rule, state, out, message, now_s, seconds):
             return -1
-    for block in range(rule.max_blocks if rule.keep_s < 0 else 1):
-        if most == 0:
-            break
-        if rule.spread and block > 0:
-            best = more_spread(net, rule, pair, most, gbit, total, weighted_s)
-        if rule.earliest or rule.spread:
-            units, path, start, count = block_on(net, rule, best, most)
-        else:
-            units, path, start, count = widest(net, rule, pair, most, least)
-        if units == 0:
-            break
-        out.held[block, message] = light(net, state, (path, start, count), message, hop, now_s)
-        if block == 0:
-            out.path[message] = path
-        out.block_units[block, message] = units
-        total, most, least = total + units, most - units, 1
-        weighted_s += units * net.priced_s[path]
-    out.units[message] = total
-    return 1 if total > 0 else 0
+    return 1 if light_blocks(net, orders, rule, state, out, message, now_s, best, gbit) > 0 else 0
 
 
 @inner
-def _serve(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+def _serve(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Give a message its light path: 1 served, 0 refused for lack of spectrum, -1 it is to wait."""
-    hop = message // pipe.num_microbatches
+    hop = message // orders.num_microbatches
     if rule.keep_s >= 0 and state.kept[hop] >= 0:
         if out.ready_s[message] == np.inf or state.kept_until_s[hop] == np.inf:
             return -1
-        _reuse(net, pipe, rule, state, out, message, now_s)
+        _reuse(net, orders, rule, state, out, message, now_s)
         return 1
     if (rule.one_at_a_time or rule.keep_s >= 0) and state.lit[hop] > 0:
         return -1
-    lit = _light_message(net, pipe, rule, state, out, message, now_s)
+    lit = _light_message(net, orders, rule, state, out, message, now_s)
     if lit <= 0:
         return lit
     out.grant_s[message] = now_s
@@ -196,7 +101,7 @@ def _serve(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-unty
         state.kept[hop], state.kept_units[hop] = out.held[0, message], out.units[message]
         state.kept_until_s[hop] = np.inf  # until it is known when its first message will be through
     if out.ready_s[message] < np.inf:
-        _launch(net, pipe, rule, state, out, message)
+        _launch(net, orders, rule, state, out, message)
     return 1
 
 
@@ -212,83 +117,83 @@ def _wait(rule, state, message):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _ask(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+def _ask(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """The first request of a message."""
     out.ask_s[message] = now_s
-    served = _serve(net, pipe, rule, state, out, message, now_s)
+    served = _serve(net, orders, rule, state, out, message, now_s)
     out.refused[message] = served == 0
     if served <= 0:
         _wait(rule, state, message)
 
 
 @inner
-def _retry(net, pipe, rule, state, out, now_s):  # type: ignore[no-untyped-def]
+def _retry(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
     """Those who wait try again."""
     kept = 0
     for place in range(state.counters[WAITING]):
         message = state.waiting[place]
-        if _serve(net, pipe, rule, state, out, message, now_s) <= 0:
+        if out.grant_s[message] == np.inf and _serve(net, orders, rule, state, out, message, now_s) <= 0:
             state.waiting[kept] = message
             kept += 1
     state.counters[WAITING] = kept
 
 
 @inner
-def _ready_at(net, pipe, rule, state, out, message, now_s, end_s):  # type: ignore[no-untyped-def]
+def _ready_at(net, orders, rule, state, out, message, now_s, end_s):  # type: ignore[no-untyped-def]
     """The producer of a message has started and will end at `end_s`."""
     out.ready_s[message] = end_s
     if out.grant_s[message] < np.inf:
-        _launch(net, pipe, rule, state, out, message)
+        _launch(net, orders, rule, state, out, message)
     elif rule.ahead and out.ask_s[message] == np.inf:
-        _post(state, max(now_s, end_s - rule.setup_s), np.int64(_ASK), message)
+        post(state, max(now_s, end_s - rule.setup_s), np.int64(ASK), message)
 
 
 @inner
-def _begin(net, pipe, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
+def _begin(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
     """Start the next action of a rank if it is free and the input is there."""
-    at = np.int64(pipe.begin[rank]) + out.position[rank]
-    if out.running[rank] or at == pipe.begin[rank + 1]:
+    at = np.int64(orders.begin[rank]) + out.position[rank]
+    if out.running[rank] or at == orders.begin[rank + 1]:
         return
-    code, per_direction = np.int64(pipe.codes[at]), pipe.num_stages * pipe.num_microbatches
+    code, per_direction = np.int64(orders.codes[at]), orders.num_stages * orders.num_microbatches
     kind, slot = code & 3, code >> 2
     direction = 0 if kind == _F else 1
     if kind != _W and not out.there[direction * per_direction + slot]:
         return
-    end_s = now_s + pipe.duration_s[kind * per_direction + slot]
+    end_s = now_s + orders.duration_s[kind * per_direction + slot]
     out.action_s[at], out.running[rank] = now_s, True
-    _post(state, end_s, np.int64(_ACTION), rank)
+    post(state, end_s, np.int64(ACTION), rank)
     message = direction * per_direction + slot
-    if kind != _W and pipe.pair_of_hop[message // pipe.num_microbatches] >= 0:
-        _ready_at(net, pipe, rule, state, out, message, now_s, end_s)
+    if kind != _W and orders.pair_of_hop[message // orders.num_microbatches] >= 0:
+        _ready_at(net, orders, rule, state, out, message, now_s, end_s)
 
 
 @inner
-def _arrive(net, pipe, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+def _arrive(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """A message is with its consumer."""
-    direction = message // (pipe.num_stages * pipe.num_microbatches)
-    target = message + (1 - 2 * direction) * pipe.num_microbatches
+    direction = message // (orders.num_stages * orders.num_microbatches)
+    target = message + (1 - 2 * direction) * orders.num_microbatches
     out.there[target] = True
-    stage = target // pipe.num_microbatches - direction * pipe.num_stages
-    _begin(net, pipe, rule, state, out, np.int64(pipe.rank_of_stage[stage]), now_s)
+    stage = target // orders.num_microbatches - direction * orders.num_stages
+    _begin(net, orders, rule, state, out, np.int64(orders.rank_of_stage[stage]), now_s)
 
 
 @inner
-def _finish(net, pipe, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
+def _finish(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
     """An action has ended: its message asks for a light path, and the rank goes on."""
-    code = np.int64(pipe.codes[pipe.begin[rank] + out.position[rank]])
+    code = np.int64(orders.codes[orders.begin[rank] + out.position[rank]])
     out.position[rank] += 1
     out.running[rank] = False
     kind, slot = code & 3, code >> 2
     if kind != _W:
-        message = (0 if kind == _F else 1) * pipe.num_stages * pipe.num_microbatches + slot
-        pair = pipe.pair_of_hop[message // pipe.num_microbatches]
+        message = (0 if kind == _F else 1) * orders.num_stages * orders.num_microbatches + slot
+        pair = orders.pair_of_hop[message // orders.num_microbatches]
         if pair == AT_ONCE:
-            _arrive(net, pipe, rule, state, out, message, now_s)
+            _arrive(net, orders, rule, state, out, message, now_s)
         elif pair != NOTHING and out.ask_s[message] == np.inf:
-            _ask(net, pipe, rule, state, out, message, now_s)
+            _ask(net, orders, rule, state, out, message, now_s)
         elif pair != NOTHING and out.grant_s[message] == np.inf:
-            _retry(net, pipe, rule, state, out, now_s)  # it may have asked before its hop's light path could tell
-    _begin(net, pipe, rule, state, out, rank, now_s)
+            _retry(net, orders, rule, state, out, now_s)  # it may have asked before its hop's light path could tell
+    _begin(net, orders, rule, state, out, rank, now_s)
 
 
 @inner
@@ -297,7 +202,7 @@ def _idle(net, state, hop, keep_s, now_s):  # type: ignore[no-untyped-def]
     until_s = state.kept_until_s[hop] + keep_s
     state.watched[hop] = state.kept[hop] >= 0 and now_s < until_s < np.inf
     if state.watched[hop]:
-        _post(state, until_s, np.int64(_IDLE), hop)
+        post(state, until_s, np.int64(IDLE), hop)
     if state.kept[hop] < 0 or now_s < until_s:
         return False
     dark(net, state, state.kept[hop], now_s)
@@ -318,7 +223,7 @@ def _request(net, background, state, now_s):  # type: ignore[no-untyped-def]
     if path >= 0:
         place = light(net, state, (path, start, net.need[path - low]), -1 - request, -1, now_s)
         state.lights.until_s[place] = now_s + background.holding_s[request]
-        _post(state, state.lights.until_s[place], np.int64(_RELEASE), place)
+        post(state, state.lights.until_s[place], np.int64(RELEASE), place)
 
 
 @inner
@@ -329,51 +234,54 @@ def _next_event(background, state, until_s):  # type: ignore[no-untyped-def]
     if events[3][0] > 0:
         first_s, rank = events[0][0], events[1][0]
         earlier = first_s < background.arrival_s[request] if there else True
-        if earlier or (first_s == background.arrival_s[request] and rank >> 44 == _RELEASE):
+        if earlier or (first_s == background.arrival_s[request] and rank >> 44 == RELEASE):
             if first_s > until_s:
                 return until_s, -1, 0
             at_s, rank, item = pop(events)
             return at_s, rank >> 44, item
     if not there or background.arrival_s[request] > until_s:
         return until_s, -1, 0
-    return background.arrival_s[request], _REQUEST, 0
+    return background.arrival_s[request], REQUEST, 0
 
 
 @njit(cache=True, nogil=True)
-def play(net, background, pipe, rule, state, out, begin_s, until_s):  # type: ignore[no-untyped-def]  # noqa: C901
+def play(net, background, orders, rule, state, out, begin_s, until_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """Play one step from `begin_s` on; when it ends, or -1 when nothing can happen any more.
 
     With a finite `until_s` the pipeline rests, and the background goes on alone until then.
     """
-    left = pipe.codes.size if until_s == np.inf else 0
+    left = orders.codes.size if until_s == np.inf else 0
     state.counters[SENDING] = 0
     for message in range(rule.ask_s.size):
         if rule.ask_s[message] < np.inf:
-            _post(state, begin_s + rule.ask_s[message], np.int64(_ASK), np.int64(message))
+            post(state, begin_s + rule.ask_s[message], np.int64(ASK), np.int64(message))
     for rank in range(out.running.size if left > 0 else 0):
-        _begin(net, pipe, rule, state, out, np.int64(rank), begin_s)
+        _begin(net, orders, rule, state, out, np.int64(rank), begin_s)
     now_s = begin_s
     while left > 0 or now_s < until_s < np.inf:
         now_s, kind, item = _next_event(background, state, until_s)
-        if kind == _RELEASE:
+        if kind == RELEASE:
             if state.lights.until_s[item] == now_s:  # else it has been widened, and ended before
+                booked = state.lights.booked[item]
                 dark(net, state, item, now_s)
-                _retry(net, pipe, rule, state, out, now_s)
-                _widen(net, pipe, rule, state, out, now_s)
-        elif kind == _REQUEST:
+                if booked >= 0:
+                    _serve(net, orders, rule, state, out, booked, now_s)
+                _retry(net, orders, rule, state, out, now_s)
+                improve(net, orders, rule, state, out, now_s)
+        elif kind == REQUEST:
             _request(net, background, state, now_s)
-        elif kind == _ACTION:
+        elif kind == ACTION:
             left -= 1
-            _finish(net, pipe, rule, state, out, item, now_s)
-        elif kind == _ARRIVAL:
+            _finish(net, orders, rule, state, out, item, now_s)
+        elif kind == ARRIVAL:
             if out.arrival_s[item] == now_s:
-                _arrive(net, pipe, rule, state, out, item, now_s)
-        elif kind == _ASK:
+                _arrive(net, orders, rule, state, out, item, now_s)
+        elif kind == ASK:
             if out.ask_s[item] == np.inf:
-                _ask(net, pipe, rule, state, out, item, now_s)
-        elif kind == _IDLE:
+                _ask(net, orders, rule, state, out, item, now_s)
+        elif kind == IDLE:
             if _idle(net, state, item, rule.keep_s, now_s):
-                _retry(net, pipe, rule, state, out, now_s)
+                _retry(net, orders, rule, state, out, now_s)
         else:
             return until_s if until_s < np.inf else -1.0
     return now_s

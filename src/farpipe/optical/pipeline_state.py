@@ -52,7 +52,7 @@ class Background(NamedTuple):
     """Written: the candidate that each took, -1 refused, -2 not yet there."""
 
 
-class Pipe(NamedTuple):
+class Orders(NamedTuple):
     """The orders of a schedule and the messages between its stages."""
 
     codes: NDArray[np.int32]
@@ -88,6 +88,10 @@ class Rule(NamedTuple):
     """The same, and the blocks of a message may be on different candidates."""
     patient: bool
     """Wait for a light path that is known to end if the message arrives sooner so."""
+    book: bool
+    """Book what will be free then."""
+    move: bool
+    """Move a message that is being sent to better blocks whenever a light path ends."""
     widen: bool
     """Add a block to a message that is being sent whenever a light path ends."""
     max_blocks: int
@@ -113,6 +117,8 @@ class Lights(NamedTuple):
     begun_s: Floats
     until_s: Floats
     """Time at which it ends; infinite: not known, or not lit."""
+    booked: Ints
+    """The message that has booked what it leaves, or -1."""
     entry: Ints
     """Its row in the log, or -1."""
     spare: Ints
@@ -141,6 +147,14 @@ class State(NamedTuple):
     """[hops]: time at which it will have sent all that it was given."""
     watched: Flags
     """[hops]: True if an event will check whether the kept light path is idle."""
+    booked: Ints
+    """[M]: the light path whose end a booking waits for, or -1."""
+    booked_path: Ints
+    """[M]: the candidate of the booking."""
+    booked_s: Floats
+    """[M]: time of the booking."""
+    held: NDArray[np.uint64]
+    """[M, fibres of a path, words]: slots that a booking holds."""
     log: Floats
     """Rows (owner, path, first slot, slots, from, until); owner: a message, or -1 - background request."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from farpipe.errors import UsageError
 from farpipe.optical.policies import POLICIES, Policy
-from farpipe.optical.training import Demands, Step, Training, TransferRule
+from farpipe.optical.training import UNIT_GBIT, Demands, Step, Training, TransferRule
 from farpipe.strict import nearest
 
 _LATER_S: Final = 1e-9
@@ -86,11 +86,13 @@ class Widest:
     """
 
     most: int = 6
+    parts: int = 1
+    """Units of the rule that make one of `most`: with several a block may be narrower than a whole one."""
     rule: TransferRule = field(default_factory=lambda: TransferRule(policy=POLICIES["last-fit"], max_blocks=2))
 
     def demands(self, training: Training, last: Step | None) -> Demands:
         """The same for every message and step; who waits is served in order of asking."""
-        return Demands.same(training, self.most, 1)
+        return Demands.same(training, self.most * self.parts, 1)
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,17 @@ def _fixed(policy: Policy, *, fewer: bool = False) -> Fixed:
     return Fixed(rule=TransferRule(policy=policy), fewer=fewer)
 
 
+_PARTS: Final = 6
+"""Parts of a unit: 12.5 Gbit/s, what a slot of 12.5 GHz carries at 1 bit/s/Hz."""
+
+
+def _spread(**rule: Any) -> Widest:
+    """Blocks on several candidates; twice the spectrum of the best must bring the message 5 ms sooner."""
+    narrow = UNIT_GBIT / _PARTS
+    both = TransferRule(policy=POLICIES["last-fit"], max_blocks=2, spread=True, price_s=0.005, unit_gbit=narrow)
+    return Widest(parts=_PARTS, rule=replace(both, **rule))
+
+
 STRATEGIES: Final[dict[str, Strategy]] = {
     **{name: _fixed(POLICIES[name]) for name in ("ksp-ff", "sd-ff", "cd")},
     **{f"{name}-fewer": _fixed(POLICIES[name], fewer=True) for name in ("ksp-ff", "sd-ff", "cd")},
@@ -186,10 +199,8 @@ STRATEGIES: Final[dict[str, Strategy]] = {
     "cd-cba-fewer": Cba(fewer_at_once=True, rule=TransferRule(policy=POLICIES["cd"])),
     "widest": Widest(),
     "earliest": Widest(rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, earliest=True)),
-    "spread": Widest(rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, spread=True)),
-    "known-ends": Widest(
-        rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, spread=True, patient=True, widen=True)
-    ),
+    "spread": _spread(widen=True),
+    "known-ends": _spread(widen=True, patient=True, book=True),
     "slack": Slack(),
 }
 """The strategies by the names that users write."""
@@ -205,7 +216,8 @@ def find_strategy(name: str, units: int | None = None, **rule: Any) -> Strategy:
         if isinstance(found, Cba):
             found = replace(found, start=min(found.start, units))
     keeps = rule.get("keep_s") is not None
-    fixed = {"widen": False} if keeps or rule.get("setup_s") else {}
+    fixed = {"widen": False, "move": False} if keeps or rule.get("setup_s") else {}
+    fixed |= {"book": False} if keeps else {}
     changed = replace(found.rule, **{**fixed, **rule}, **({"max_blocks": 1} if keeps else {}))
     strategy: Strategy = replace(found, rule=changed)
     return strategy

@@ -16,7 +16,7 @@ from farpipe.optical.paths import PathTable
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.strategies import Fixed, Strategy
 from farpipe.optical.traffic import PoissonTraffic, Traffic
-from farpipe.optical.training import Training, TransferRule
+from farpipe.optical.training import UNIT_GBIT, Training, TransferRule
 from farpipe.simulate import simulate
 from farpipe.step import Problem, Schedule
 
@@ -83,6 +83,7 @@ class Run:
             "step_s": self.step_s,
             "bubble_ratio": float(np.mean([step.bubble_ratio for step in steps])),
             "refused_ratio": float(np.mean([step.refused_ratio for step in steps])),
+            "waited_ratio": float(np.mean([step.waited_ratio for step in steps])),
             "mean_wait_s": float(np.mean([step.wait_s.mean() for step in steps])) if steps[0].num_sent else 0.0,
             "mean_units": _mean_units(self.played),
             "held_slots": float(np.mean([step.held_slot_s / step.makespan_s for step in steps])),
@@ -93,7 +94,7 @@ class Run:
 
 
 def _mean_units(played: Played) -> float:
-    units = [step.out.units[step.training.sent] for step in played.steps]
+    units = [step.out.units[step.training.sent] * (step.unit_gbit / UNIT_GBIT) for step in played.steps]
     return float(np.concatenate(units).mean()) if units[0].size else 0.0
 
 
@@ -142,7 +143,7 @@ def bound_s(scenario: Scenario, training: Training, paths: PathTable | None = No
     It is alone on the shortest candidates of a network without limits, where nothing is ever refused.
     """
     table = paths or scenario.paths
-    nominal = nominal_problem(training.problem, training.nodes, table, units * 75.0)
+    nominal = nominal_problem(training.problem, training.nodes, table, units * UNIT_GBIT)
     return _unqueued_s(nominal, training.schedule)
 
 

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.network import Network
-from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Out, Pipe
+from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Orders, Out
 from farpipe.optical.policies import POLICIES, Policy
 from farpipe.schedule import check
 from farpipe.simulate import Timeline
@@ -20,6 +21,8 @@ from farpipe.step import Problem, Schedule
 from farpipe.step.lowering import lower
 
 MAX_BLOCKS = 4
+UNIT_GBIT: Final = 75.0
+"""Rate of the units in which messages ask (CBA's frequency slot)."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Training:
         """Length of arrays by message: 2 x stages x microbatches, those that are no light paths included."""
         return 2 * self.problem.num_stages * self.problem.num_microbatches
 
-    def pipe(self, places: dict[tuple[str, str], int]) -> Pipe:
+    def orders(self, places: dict[tuple[str, str], int]) -> Orders:
         """The arrays that the kernel reads; `places` are the pairs' places in the table of paths."""
         arrays = lower(self.problem)
         codes, begin = self.schedule.codes, self.schedule.begin
@@ -83,7 +86,7 @@ class Training:
             NOTHING,
             NOTHING,
         )  # the last stage sends nothing forward, the first nothing back
-        return Pipe(
+        return Orders(
             codes=codes,
             begin=begin,
             duration_s=arrays.duration_s.reshape(-1),
@@ -100,8 +103,8 @@ class TransferRule:
     """Rules by which messages ask for light paths; the same for all messages of a training."""
 
     policy: Policy = POLICIES["ksp-ff"]
-    unit_gbit: float = 75.0
-    """Rate of one unit; a message asks for a number of units (CBA's frequency slots, 75 Gbit/s each)."""
+    unit_gbit: float = UNIT_GBIT
+    """Rate of one unit; a message asks for a number of units."""
     earliest: bool = False
     """Take the candidate over which the message arrives first by its widest block and its length, not the first that
     has the most units; of the policy then only the rule of slots counts."""
@@ -113,8 +116,14 @@ class TransferRule:
     message so much sooner."""
     patient: bool = False
     """With `spread`: wait for a light path whose end is known, when the message arrives sooner so."""
+    book: bool = False
+    """With `patient`: what will be free then is booked: what is free of it already is held, and nobody else gets the
+    rest. A message that finds nothing when it asks books too, and is not refused."""
     widen: bool = False
     """With `spread`: add blocks to a message that is being sent, up to what it asked for, when a light path ends."""
+    move: bool = False
+    """With `spread`: move a message that is being sent on fewer units than it asked for to other blocks when a light
+    path ends and the rest arrives sooner so; moving interrupts nobody."""
     max_blocks: int = 1
     """Light paths of one message side by side."""
     setup_s: float = 0.0
@@ -129,10 +138,12 @@ class TransferRule:
     def __post_init__(self) -> None:
         if not 1 <= self.max_blocks <= MAX_BLOCKS:
             raise UsageError(f"max_blocks must be from 1 to {MAX_BLOCKS}, found {self.max_blocks}")
-        if (self.patient or self.widen or self.price_s) and not self.spread:
-            raise UsageError("price_s, patient and widen belong to spread")
-        if self.widen and (self.setup_s > 0 or self.keep_s is not None):
-            raise UsageError("widen is for light paths without set-up time that are not kept")
+        if (self.patient or self.widen or self.move or self.price_s) and not self.spread:
+            raise UsageError("price_s, patient, widen and move belong to spread")
+        if (self.widen or self.move) and (self.setup_s > 0 or self.keep_s is not None):
+            raise UsageError("widen and move are for light paths without set-up time that are not kept")
+        if self.book and (not self.patient or self.keep_s is not None):
+            raise UsageError("book belongs to patient, and to light paths that are not kept")
         if not 0 <= self.price_s < inf:
             raise UsageError(f"price_s must be at least 0, found {self.price_s}")
         if not 0 < self.unit_gbit < inf:
@@ -203,6 +214,12 @@ class Step:
         """For every message over a light path, from when it was ready until its first bit was sent."""
         sent = self.training.sent
         return np.asarray(self.out.start_s[sent] - self.out.ready_s[sent], np.float64)
+
+    @property
+    def waited_ratio(self) -> float:
+        """Share of the messages whose spectrum came after they had asked, refused or not."""
+        late = self.out.grant_s[self.training.sent] > self.out.ask_s[self.training.sent]
+        return float(late.mean()) if self.num_sent else 0.0
 
     @property
     def bubble_ratio(self) -> float:

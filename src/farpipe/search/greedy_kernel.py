@@ -29,12 +29,12 @@ def greedy(  # type: ignore[no-untyped-def]
     gets stuck where one microbatch fits. Returns no codes where even that does not.
     """
     num_stages, num_microbatches = tables[0]
-    gate, link_free = opened[0], opened[1].copy()
+    opens_s, link_free = opened[0], opened[1].copy()
     done = np.zeros((3, num_stages), np.int32)  # by kind, of every stage; a B counts as I and as W
     arrival = np.full((2, num_stages, num_microbatches), np.inf)
     arrival[0, 0], arrival[1, num_stages - 1] = 0.0, 0.0
     free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, _I, np.int32)
-    state = (done, arrival, free, used, last, gate, link_free)
+    state = (done, arrival, free, used, last, opens_s, link_free)
     next_start, next_code = np.empty(num_ranks), np.empty(num_ranks, np.int64)
     total = (3 if rules[SPLIT] > 0 else 2) * num_stages * num_microbatches
     codes, owner = np.empty(total, np.int32), np.empty(total, np.int32)
@@ -99,7 +99,7 @@ def _prefers_forward(last, rules):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting that has arrived)."""
-    done, arrival, free, used, _, gate, _ = state
+    done, arrival, free, used, _, opens_s, _ = state
     stages, stages_begin, taken, _, headroom, reserve, _, needed = limits
     num_microbatches = arrival.shape[2]
     best_s, best, blocked = np.inf, -1, False
@@ -108,7 +108,7 @@ def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-unt
         microbatch = done[_F, stage]
         if microbatch == num_microbatches:
             continue
-        start = max(free[rank], arrival[0, stage, microbatch], gate[stage])
+        start = max(free[rank], arrival[0, stage, microbatch], opens_s[stage])
         is_needed = microbatch < needed[done[_I, stage]]
         full = used[rank] + taken[stage, microbatch, _F] + (0.0 if is_needed else reserve[stage]) > headroom[rank]
         if full or (microbatch - done[_W, stage] >= in_flight[stage] and not is_needed):

@@ -126,7 +126,7 @@ def _end_stage(stage, now, pending, tables, out, scratch):  # type: ignore[no-un
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """`play` in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
     shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, other_link, other_s = tables[:8]
-    shared, gate_s = tables[10], tables[11]
+    shared, opens_s = tables[10], tables[11]
     start_s, message_start_s, arrival_s, other_start_s = out
     link_free_s, idle_s, left, position, free_s, waits_for, stack, heap = scratch
     num_microbatches, per_kind = shape[1], shape[0] * shape[1]
@@ -164,7 +164,7 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
                     waits_for[rank] = message
                     break
                 if kind == _F:
-                    arrival = max(arrival, gate_s[stage])
+                    arrival = max(arrival, opens_s[stage])
                 if arrival > now:
                     idle_s[rank] += arrival - now
                     if idle_s[rank] > idle_limit_s[rank]:
