@@ -2,7 +2,7 @@
 2 s on two cores; no infeasible answer that another cut or grouping would solve; at most 1.04 times one site's step
 where the order hides the links (InfiniPipe's own order takes 1.16 times at a one-way time of 0.17 chunks, 1.95 at 1).
 
-    FARPIPE_DATA=... python benchmarks/sequences_planning.py [--batches 200]
+    FARPIPE_DATA=... python benchmarks/sequences_planning.py [--batches 200] [--only distance|planning]
 
 Llama 13B on 32 A100, lengths of code files cut at 48K and 96K tokens. A batch that finds no plan is tried again with
 every number of slices from 1 to 64: `avoidable` counts those where that finds one. Over sites the stages are divided
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from farpipe.errors import InfeasibleError
+from farpipe.search import search
 from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from farpipe.sequences.planner import SequencePlan
 from farpipe.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
@@ -28,7 +30,10 @@ from farpipe.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, p
 NUM_DEVICES, BATCH = 32, 512
 CUTS = (49152, 98304)
 PIPELINES = (4, 8)
-LATENCIES_S = (0.02, 0.06)
+LATENCIES_S = (0.02, 0.04, 0.06)
+OF_A_CHUNK = (0.17, 1.0)
+"""Further one-way times, as parts of a mean chunk's forward and backward."""
+SEARCH_S = 4.0
 MOST_SLICES = 64
 
 
@@ -52,6 +57,12 @@ def planned(lengths: Any, pipeline: int, options: BatchOptions, *sites: Any) -> 
     return plan_sequences(costs, lengths, options)
 
 
+def searched_s(plan: SequencePlan) -> float:
+    """The step in the best orders that the search finds, chains and memory kept."""
+    found = [search(one.problem, SEARCH_S, methods=("named", "greedy")).timeline.makespan_s for one in plan.pipelines]
+    return sum(map(min, found, [one.makespan_s for one in plan.pipelines])) + plan.overhead_s
+
+
 def is_avoidable(lengths: Any, pipeline: int) -> bool:
     """True if any pinned number of slices has a plan."""
     for count in range(1, MOST_SLICES + 1):
@@ -63,10 +74,10 @@ def is_avoidable(lengths: Any, pipeline: int) -> bool:
     return False
 
 
-def planning(corpus: Any, num_batches: int) -> list[dict[str, Any]]:
+def planning(corpus: Any, num_batches: int, cuts: Sequence[int]) -> list[dict[str, Any]]:
     """Quantiles of the planning time."""
     found = []
-    for cut in CUTS:
+    for cut in cuts:
         for pipeline in PIPELINES:
             wall, cpu, failed, avoidable = [], [], 0, 0
             for seed in range(-1, num_batches):
@@ -91,22 +102,20 @@ def planning(corpus: Any, num_batches: int) -> list[dict[str, Any]]:
 
 
 def distance(corpus: Any) -> list[dict[str, Any]]:
-    """Step time over two and three sites, as a multiple of one site's."""
+    """Step time over two and three sites, as a multiple of one site's: in 1F1B's order, and both in searched ones."""
     lengths = np.minimum(sample_lengths(corpus, BATCH, 0), CUTS[0])
     found = []
     for num_sites, pipeline in ((2, 8), (3, 8)):
         near = planned(lengths, pipeline, BatchOptions())
-        mean_s = near.step_s / len(near.chunks)
-        for latency_s in LATENCIES_S:
-            far = {
-                name: planned(
-                    lengths, pipeline, BatchOptions(num_slices=near.num_slices, hide_links=hide), num_sites, latency_s
-                )
-                for name, hide in (("plain", False), ("hidden", True))
-            }
-            ratios = {name: round(plan.step_s / near.step_s, 3) for name, plan in far.items()}
-            facts = {"sites": num_sites, "latency_ms": 1e3 * latency_s, "latency/chunk": round(latency_s / mean_s, 2)}
-            found.append(facts | {"one site s": round(near.step_s, 2)} | ratios)
+        mean_s, near_s = near.step_s / len(near.chunks), (near.step_s, searched_s(near))
+        for latency_s in (*LATENCIES_S, *(part * mean_s for part in OF_A_CHUNK)):
+            facts = {"sites": num_sites, "latency_ms": round(1e3 * latency_s), "of a chunk": latency_s / mean_s}
+            for name, hide in (("plain", False), ("hidden", True)):
+                options = BatchOptions(num_slices=near.num_slices, hide_links=hide)
+                far = planned(lengths, pipeline, options, num_sites, latency_s)
+                facts[name] = far.step_s / near_s[0]
+                facts[f"{name}, searched"] = searched_s(far) / near_s[1]
+            found.append({key: round(value, 3) for key, value in facts.items()})
             print(json.dumps(found[-1]), file=sys.stderr)
     return found
 
@@ -115,12 +124,19 @@ def main() -> None:
     """Print both tables as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--only", choices=["distance", "planning"], help="One of the two tables.")
+    parser.add_argument("--cuts", type=int, nargs="+", default=CUTS, help="Of planning.")
     arguments = parser.parse_args()
     if "FARPIPE_DATA" not in os.environ:
         print(json.dumps({"skipped": "FARPIPE_DATA is not set: the folder with lengths/code_gpt2_tokens_half.csv"}))
         return
     corpus = read_lengths(Path(os.environ["FARPIPE_DATA"]) / "lengths" / "code_gpt2_tokens_half.csv")
-    print(json.dumps({"distance": distance(corpus), "planning": planning(corpus, arguments.batches)}))
+    found: dict[str, Any] = {}
+    if arguments.only != "planning":
+        found["distance"] = distance(corpus)
+    if arguments.only != "distance":
+        found["planning"] = planning(corpus, arguments.batches, arguments.cuts)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

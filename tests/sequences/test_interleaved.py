@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check
-from farpipe.sequences import check_chunks, plan_as_before, plan_sequences, shares
+from farpipe.sequences import BatchOptions, check_chunks, plan_as_before, plan_sequences, shares
 from farpipe.sequences.chunk import load_of
 from farpipe.sequences.interleaved import layers_of_stages
 from farpipe.sequences.layout import chunk_layout
@@ -16,6 +16,7 @@ from sequences.batches import costs, job, mixed
 
 GIB = 2.0**30
 TWO = {"virtual": 2}
+PATIENT = BatchOptions(budget_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,14 @@ def test_folded_costs_are_those_of_as_many_stages_as_ranks(roomy):
 def test_two_stages_on_each_rank_shorten_the_bubble(roomy):
     lengths = mixed(12)
     assert plan_sequences(roomy, lengths).step_s < plan_sequences(costs(pipeline=2), lengths).step_s
+
+
+@pytest.mark.parametrize("memory_bytes", [30 * GIB, 24 * GIB, 22 * GIB])
+def test_where_memory_is_short_more_is_recomputed_rather_than_one_sequence_run_after_the_other(memory_bytes):
+    lengths = mixed(24, 16384)
+    found = plan_sequences(costs(pipeline=2, layout=TWO, memory_bytes=memory_bytes), lengths, PATIENT)
+    assert all(pipeline.schedule.method != "one by one" for pipeline in found.pipelines)
+    assert found.step_s < 1.1 * plan_sequences(costs(pipeline=2, memory_bytes=memory_bytes), lengths, PATIENT).step_s
 
 
 @given(st.lists(st.integers(1, 5), min_size=4, max_size=4), st.integers(0, 10), st.integers(0, 10))

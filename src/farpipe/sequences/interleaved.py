@@ -1,22 +1,26 @@
 """Several stages on each rank: a plan for ranks becomes one for stages, with the best of the interleaved orders."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
 
 from farpipe.cost.chunks import ChunkCosts
+from farpipe.errors import InfeasibleError
 from farpipe.search import search
 from farpipe.sequences.chunk import Ints, SliceTable
 from farpipe.sequences.pipelines import Pipeline
 
 METHODS: Final = ("named", "greedy")
+_MOST_MORE: Final = 3
+"""Layers of a rank."""
 
 
 def interleaved(
     costs: ChunkCosts, batch: SliceTable, pipelines: Sequence[Pipeline], limit_s: float
 ) -> tuple[Pipeline, ...]:
-    """The pipelines of a plan for ``costs.folded`` with the stages of `costs`; chunks and recomputed layers stay.
+    """The pipelines of a plan for ``costs.folded`` with the stages of `costs`; chunks stay, recomputed layers may grow.
 
     Orders are the best of the named ones and of list scheduling that fit the ranks' memory. Wherever the plan for ranks
     fits, one sequence after the other does, so there always is one.
@@ -31,9 +35,29 @@ def interleaved(
 def _interleaved(
     costs: ChunkCosts, batch: SliceTable, folded: Pipeline, ends: dict[str, bool], limit_s: float
 ) -> Pipeline:
+    """The fastest with as many recomputed layers as the plan for ranks has or a few more of every chunk.
+
+    More, only as long as none is as fast as that plan: what it leaves free may let no other order in than one sequence
+    after the other.
+    """
+    found: list[Pipeline] = []
+    for more in range(_MOST_MORE + 1):
+        with suppress(InfeasibleError):  # more recomputed layers need working memory
+            found.append(_recomputing(costs, batch, folded, more, ends, limit_s / (_MOST_MORE + 1)))
+        if found and (found[-1].makespan_s <= folded.makespan_s or not folded.recomputed.any()):
+            break
+    if not found:
+        raise InfeasibleError("no order of the stages of all ranks fits memory; take one stage for each rank")
+    return min(found, key=lambda pipeline: pipeline.makespan_s)
+
+
+def _recomputing(
+    costs: ChunkCosts, batch: SliceTable, folded: Pipeline, more: int, ends: dict[str, bool], limit_s: float
+) -> Pipeline:
     begin, end = folded.chunks[0], folded.chunks[-1] + 1
     follows = [None if before is None else before - begin for before in batch.follows[begin:end]]
-    layers = layers_of_stages(folded.recomputed, [stage.num_layers for stage in costs.stages])
+    num_layers = [stage.num_layers for stage in costs.stages]
+    layers = layers_of_stages(folded.recomputed + more, num_layers)
     problem = costs.problem(batch.load.part(begin, end), follows, layers, **ends)
     found = search(problem, limit_s, methods=METHODS)
     return Pipeline(folded.chunks, layers, problem, found.schedule, found.timeline)
