@@ -11,10 +11,11 @@ from farpipe.plan import make_plan
 from farpipe.spec import parse_job
 
 JOBS = {
-    "8B, 8 x A100-40GB": ("llama-3-8b", 8192, 64, [8], "a100-40gb", ""),
-    "13B, 2 x 8 A100-40GB": ("llama-2-13b", 4096, 128, [8, 8], "a100-40gb", ""),
-    "70B, 2 x 16 H100": ("llama-3-70b", 8192, 128, [16, 16], "h100", ""),
-    "70B, 2 x 64 H100, no ZeRO": ("llama-3-70b", 8192, 256, [64, 64], "h100", "zero = 0"),
+    "8B, 4 x A100-40GB": ("llama-3-8b", 8192, 64, [4], "a100-40gb", ""),
+    "8B at 64k, 8 x H100": ("llama-3-8b", 65536, 16, [8], "h100", ""),
+    "13B, 8 x A100-40GB": ("llama-2-13b", 4096, 128, [8], "a100-40gb", ""),
+    "70B, 2 x 12 H100": ("llama-3-70b", 8192, 96, [12, 12], "h100", ""),
+    "70B, 2 x 16 H100, no ZeRO": ("llama-3-70b", 8192, 128, [16, 16], "h100", "zero = 0"),
     "175B, 64 A100, no flash": ("gpt3-175b", 2048, 128, [64], "a100-80gb", "flash_attention = false"),
     "Mixtral 8x7B, 32 H100": ("mixtral-8x7b", 8192, 128, [32], "h100", ""),
 }
