@@ -77,8 +77,8 @@ def _megatron_recompute(plan: "Plan") -> list[str]:
 
 
 def _most_recomputed(plan: "Plan", framework: str) -> tuple[list[str], str]:
-    """What a framework with one setting for all stages must recompute so that they fit, with a comment where the plan's
-    differ."""
+    """The operations that a framework with one setting for all stages must recompute so that they fit, with a comment
+    where those of the plan differ."""
     modes = set(plan.recompute)
     most = "full" if "full" in modes else spelled(operation for mode in modes for operation in operations_of(mode))
     if len(modes) == 1:

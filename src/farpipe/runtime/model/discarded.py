@@ -18,7 +18,7 @@ class _Discarded:
         self._made: weakref.ref[Tensor] | None = None
 
     def pack(self, tensor: Tensor) -> Any:
-        """What autograd keeps in place of `tensor`: this, where that is the result."""
+        """The thing that autograd keeps in place of `tensor`: this, where that is the result."""
         is_result = tensor.shape == self._shape and tensor.untyped_storage().data_ptr() == self._address
         return self if is_result else tensor
 
