@@ -163,6 +163,8 @@ def test_an_empty_batch_and_pinned_slices(roomy):
     with pytest.raises(InputError, match="at least one"):
         plan_sequences(roomy, [])
     assert plan_sequences(roomy, [60_000, 100], BatchOptions(num_slices=6)).num_slices == 6
+    with pytest.raises(InfeasibleError, match=r"50 slices: the longest sequence has 3 tokens.*take at most 3"):
+        plan_sequences(roomy, [1, 3], BatchOptions(num_slices=50))
 
 
 def test_json_has_the_keys_that_others_read(tight):

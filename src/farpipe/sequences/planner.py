@@ -357,6 +357,11 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
     cut_s = law.of_slices.pair_s * float(longest) ** 2 / 2 + law.token_s * longest
     counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MOST_CHUNKS_PER_STAGE)) + 1)
     targets = [total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING)) for power in counts]
+    if (options.num_slices or 1) > longest:
+        raise InfeasibleError(
+            f"{options.num_slices} slices: the longest sequence has {longest} tokens, and a slice at least one; "
+            f"take at most {longest}"
+        )
     for wanted_s in (longest_s, *targets):
         slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
         cut = Cut(max(wanted_s, longest_s) if slices == 1 else cut_s / slices, limit, options.rule)
