@@ -100,7 +100,5 @@ def test_no_name_calls_a_direction_a_way():
 
 
 def test_every_name_is_looked_at():
-    found = called_way(
-        ast.parse("def way(way_s, one_way_s):\n    self.effective_site_link = under_way = always = away\n")
-    )
-    assert [name for _, name in found] == ["way", "way_s", "effective_site_link", "under_way"]
+    found = called_way(ast.parse("def way(way_s, one_way_s):\n    self.site_way = under_way = always = away\n"))
+    assert [name for _, name in found] == ["way", "way_s", "site_way", "under_way"]

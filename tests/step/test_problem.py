@@ -222,8 +222,8 @@ def test_links_between_sites_are_told_by_their_names(link, inter):
 
 
 def test_the_earlier_name_of_the_number_of_staggered_replicas_is_read():
-    both = {name: link | {"num_staggered": 2} for name, link in EXAMPLE["links"].items()}
+    both = {name: link | {"num_turns": 2} for name, link in EXAMPLE["links"].items()}
     problem = Problem.from_json(changed(["links"], both))
     assert {link.num_staggered for link in problem.links.values()} == {2}
     assert '"num_staggered":2' in problem.to_json()
-    assert "num_staggered" not in problem.to_json()
+    assert "num_turns" not in problem.to_json()

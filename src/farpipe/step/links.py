@@ -20,9 +20,9 @@ class Link(Part):
 
     latency_s: Seconds
     bandwidth_bytes_per_s: Positive
-    num_staggered: Annotated[int, Field(ge=1, validation_alias=AliasChoices("num_staggered", "num_staggered"))] = 1
+    num_staggered: Annotated[int, Field(ge=1, validation_alias=AliasChoices("num_staggered", "num_turns"))] = 1
     """The number of replicas of the pipeline, this one included, that send one after the other over it, each
-    `Traffic.stagger_s` behind the one before; earlier documents say `num_staggered`."""
+    `Traffic.stagger_s` behind the one before; earlier documents say `num_turns`."""
     source: str | None = Field(default=None, exclude_if=_is_none)
     """Site at which the link begins, or ``site:rank`` inside one; None: the one in its name."""
     target: str | None = Field(default=None, exclude_if=_is_none)
