@@ -64,6 +64,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
 ) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
+    from farpipe.cli.compiling import compilation_told
     from farpipe.cli.shown import plans_of, show_plan
     from farpipe.plan import refine
     from farpipe.spec import load_job, parse_uncertainty
@@ -87,7 +88,7 @@ def plan(
 
         spec = pinned_to(spec, choose(options(Planner(profiles), spec), objective))
     steps = local_steps if compare_arms else None
-    with progress_bar("planning", "layouts") as advance:
+    with compilation_told(), progress_bar("planning", "layouts") as advance:
         found, *others = plans_of(spec, job, profiles, progress=advance, num_plans=top, local_steps=steps)
     found = found.model_copy(update={"advice": (*learned, *found.advice)})
     if search_s:

@@ -76,7 +76,7 @@ def _group(extra_s, layer_s, most, num_layers, groups):  # type: ignore[no-untyp
     return found + 1
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _capacity(limit_s, groups, size):  # type: ignore[no-untyped-def]
     """Number of layers that all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
     extra, speed, holds, count = groups

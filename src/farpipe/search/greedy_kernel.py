@@ -42,7 +42,10 @@ def greedy(  # type: ignore[no-untyped-def]
     for at in range(total):
         for rank in stale[:num_stale]:  # one place, few tables: each call copies all that describes its arrays
             next_start[rank], next_code[rank] = _choose(rank, tables[1], state, limits, in_flight, rules)
-        rank = int(np.argmin(next_start))
+        rank = 0
+        for other in range(1, num_ranks):
+            if next_start[other] < next_start[rank]:
+                rank = other
         if next_start[rank] == np.inf:
             return codes[:0], np.zeros(num_ranks + 1, np.int32)
         codes[at], owner[at] = next_code[rank], rank
@@ -56,7 +59,10 @@ def greedy(  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
     begin = np.zeros(num_ranks + 1, np.int32)
-    begin[1:] = np.cumsum(np.bincount(owner, minlength=num_ranks))
+    for rank in owner:
+        begin[rank + 1] += 1
+    for rank in range(num_ranks):
+        begin[rank + 1] += begin[rank]
     at, sorted_codes = begin.copy(), np.empty_like(codes)
     for i in range(codes.size):
         sorted_codes[at[owner[i]]] = codes[i]

@@ -101,11 +101,14 @@ def _begin(begin, tables, out, scratch):  # type: ignore[no-untyped-def]
     link_free_s, idle_s, left, position, free_s, waits_for, stack = scratch[:7]
     arrival_s[:] = -1.0
     arrival_s[:num_microbatches] = arrival_s[arrival_s.size - num_microbatches :] = 0.0
-    link_free_s[:], idle_s[:], free_s[:] = link_opens_s, 0.0, 0.0
-    other_start_s[: gather_s.size] = gather_s
-    left[:], waits_for[:], position[:] = num_microbatches, -1, begin[:-1]
+    idle_s[:], free_s[:] = 0.0, 0.0
+    for name in range(link_free_s.size):  # arrays into slices take seconds to compile
+        link_free_s[name] = link_opens_s[name]
+    for other in range(gather_s.size):
+        other_start_s[other] = gather_s[other]
+    left[:], waits_for[:] = num_microbatches, -1
     for rank in range(stack.size):
-        stack[rank] = rank
+        stack[rank], position[rank] = rank, begin[rank]
 
 
 @njit(cache=True)

@@ -135,11 +135,12 @@ def play(stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weigh
     for s in range(num_stages):
         left[rank_of_stage[s]] += duration[:, s].sum()
     start, choice = np.full(num_ranks, _NEVER), np.full((num_ranks, 2), -1)
-    for r in range(num_ranks):
-        start[r], choice[r, 0], choice[r, 1] = _next_action(
-            r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules
-        )
+    stale, num_stale = np.arange(num_ranks), num_ranks
     for count in range(codes.size):
+        for r in stale[:num_stale]:  # in one place: what is inlined twice takes twice as long to compile
+            start[r], choice[r, 0], choice[r, 1] = _next_action(
+                r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules
+            )
         rank = 0
         for r in range(1, num_ranks):
             if start[r] < start[rank]:
@@ -163,9 +164,7 @@ def play(stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weigh
         if kind != W:
             last[rank] = kind
             told = send(kind, stage, j, end, arrival, wires, link_free)
-        other = rank_of_stage[told] if told >= 0 else rank
-        for r in (rank, other):
-            start[r], choice[r, 0], choice[r, 1] = _next_action(
-                r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules
-            )
+        stale[0], num_stale = rank, 1
+        if told >= 0 and rank_of_stage[told] != rank:
+            stale[1], num_stale = rank_of_stage[told], 2
     return codes.size, free.max(), (free - began).max()

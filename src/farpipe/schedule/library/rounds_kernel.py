@@ -1,4 +1,7 @@
-"""The compiled loop of `rounds`, which says what it does."""
+"""The compiled loop of `rounds`, which says what it does.
+
+Kinds are passed as `np.int64`: numba compiles a function anew for every literal that it is called with.
+"""
 
 import numpy as np
 from numba import njit
@@ -37,7 +40,7 @@ def _make_room(stage, kind, step, wires, state):  # type: ignore[no-untyped-def]
     while used[stage] + needed > headroom[stage]:
         if done[W, stage] == done[I, stage]:
             return False
-        _put(stage, W, step, wires, state)
+        _put(stage, np.int64(W), step, wires, state)
     return True
 
 
@@ -51,7 +54,7 @@ def _fill_gap(stage, kind, step, wires, state, greedy, tolerance_s):  # type: ig
         fits = free[stage] + duration[W, stage, done[W, stage]] <= until + tolerance_s
         if not (fits or greedy or until - free[stage] > idle.max() - idle[stage] + tolerance_s):
             break
-        _put(stage, W, step, wires, state)
+        _put(stage, np.int64(W), step, wires, state)
 
 
 @njit(cache=True)
@@ -70,7 +73,7 @@ def _warm_up(step, wires, state, bubble_first, tolerance_s):  # type: ignore[no-
     more = np.zeros(num_stages, np.int64)
     first_end = free[num_stages - 1] + duration[I, num_stages - 1, 0]
     for stage in range(num_stages - 2, -1, -1):
-        arrival, end, held = first_end + _hop_s(I, stage + 1, 0, wires), free[stage], used[stage]
+        arrival, end, held = first_end + _hop_s(I, stage + 1, np.int64(0), wires), free[stage], used[stage]
         for j in range(1, num_microbatches):
             late = end + duration[F, stage, j] > arrival + tolerance_s if bubble_first else end >= arrival - tolerance_s
             if late or held + taken[stage, j, F] > headroom[stage]:
@@ -123,17 +126,17 @@ def _round(forwards, step, wires, state, greedy, tolerance_s):  # type: ignore[n
     num_stages, num_microbatches = step[0].shape[1:]
     for stage in range(num_stages):
         for _ in range(forwards[stage]):
-            if not _make_room(stage, F, step, wires, state):
+            if not _make_room(stage, np.int64(F), step, wires, state):
                 return False
-            _fill_gap(stage, F, step, wires, state, greedy, tolerance_s)
-            _put(stage, F, step, wires, state)
+            _fill_gap(stage, np.int64(F), step, wires, state, greedy, tolerance_s)
+            _put(stage, np.int64(F), step, wires, state)
     for stage in range(num_stages - 1, -1, -1):
-        if not _make_room(stage, I, step, wires, state):
+        if not _make_room(stage, np.int64(I), step, wires, state):
             return False
-        _fill_gap(stage, I, step, wires, state, greedy, tolerance_s)
+        _fill_gap(stage, np.int64(I), step, wires, state, greedy, tolerance_s)
         while stage == 0 and done[F, 0] == num_microbatches and done[W, 0] < done[I, 0]:
-            _put(0, W, step, wires, state)
-        _put(stage, I, step, wires, state)
+            _put(stage, np.int64(W), step, wires, state)
+        _put(stage, np.int64(I), step, wires, state)
     return True
 
 
@@ -149,7 +152,7 @@ def build(step, wires, bubble_first, prioritize, greedy, tolerance_s, codes):  #
     free, used, idle, began = np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages), np.zeros(num_stages)
     state = (done, arrival, free, used, idle, began, np.zeros(wires[3]), codes)
     for stage in range(num_stages):
-        _put(stage, F, step, wires, state)
+        _put(stage, np.int64(F), step, wires, state)
     forwards = _warm_up(step, wires, state, bubble_first, tolerance_s)
     for _ in range(num_microbatches):
         if not _round(forwards, step, wires, state, greedy, tolerance_s):
@@ -157,5 +160,5 @@ def build(step, wires, bubble_first, prioritize, greedy, tolerance_s, codes):  #
         forwards = _forwards(step, wires, state, prioritize, tolerance_s)
     for stage in range(num_stages):
         while done[W, stage] < num_microbatches:
-            _put(stage, W, step, wires, state)
+            _put(stage, np.int64(W), step, wires, state)
     return free.max(), (free - began).max()
