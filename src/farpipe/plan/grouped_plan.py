@@ -14,7 +14,7 @@ from farpipe.plan.candidates import MICROBATCH_SIZES
 from farpipe.plan.groups import PlayedGroup, PlayedGroups, best_pinned
 from farpipe.plan.plan import Plan, PlanGroup, Prediction
 from farpipe.plan.trust import trust
-from farpipe.plan.unlike import UnlikeFound, find_unlike
+from farpipe.plan.unlike import find_unlike
 from farpipe.schedule import peak_memory_bytes
 from farpipe.simulate import simulate
 from farpipe.spec import Job
@@ -46,18 +46,17 @@ def add_unlike(job: Job, costs: JobCosts, usual: Sequence[Plan], obstacle: Infea
         return [_told(usual[0], "No groups of replicas that differ fit the sites and the batch."), *usual[1:]]
     looked = f"{found.num_spreads:,} spreads of replicas that differ were looked at"
     if usual and usual[0].prediction.step_s <= found.played.step_s:
-        told = f"{looked}: none that was simulated is faster{_tell_gap(usual[0].prediction.step_s, found)}."
+        told = f"{looked}: none that was simulated is faster{_tell_gap(found.gap_of(usual[0].prediction.step_s))}."
         return [_told(usual[0], told), *usual[1:]]
     if usual:
         gain = format_percent(1 - found.played.step_s / usual[0].prediction.step_s)
         looked += f": this takes {gain} less time than the best plan of replicas that are alike"
-    told = f"{looked}{_tell_gap(found.played.step_s, found)}."
+    told = f"{looked}{_tell_gap(found.gap)}."
     return [_told(plan_of_groups(job, costs, found.played), told), *usual]
 
 
-def _tell_gap(step_s: float, found: UnlikeFound) -> str:
+def _tell_gap(gap: float) -> str:
     """The most that another spread could gain; empty where none can."""
-    gap = step_s / found.bound_s - 1
     return f"; no other can gain more than {format_percent(gap)}" if gap > 0 else ""
 
 

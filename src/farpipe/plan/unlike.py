@@ -37,7 +37,11 @@ class UnlikeFound:
     @property
     def gap(self) -> float:
         """By how much another of the spreads could be faster at most, relative."""
-        return max(0.0, self.played.step_s / self.bound_s - 1)
+        return self.gap_of(self.played.step_s)
+
+    def gap_of(self, step_s: float) -> float:
+        """The same of any step."""
+        return max(0.0, step_s / self.bound_s - 1)
 
 
 def find_unlike(job: Job, costs: JobCosts) -> UnlikeFound:
