@@ -14,7 +14,7 @@ TOLD: Final = (
 
 @contextmanager
 def compilation_told() -> Iterator[None]:
-    """Says so at the first kernel that the block compiles; one that numba's cache has is not compiled."""
+    """Line on stderr at the first kernel that the block compiles; one that numba's cache has is not compiled."""
     from numba.core import event
 
     class FirstCompilation(event.Listener):
