@@ -68,6 +68,27 @@ def test_three_sites_are_a_ring():
     assert far.prediction.step_s - plan.prediction.step_s == pytest.approx(0.1 * (4 + 1))  # four turns, and clipping
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("gbit_per_s", [0.2, 5.0, 1000.0])
+def test_an_exchange_runs_beside_compute_as_far_as_its_link_carries_it(zero, gbit_per_s):
+    """All bytes count; what is hidden of all stages together is no more than the link carries in one stage's pass."""
+    training = TRAINING.model_copy(update={"zero": zero})
+    over = make_plan(across(gbit_per_s, training=training))
+    bare = make_plan(across(gbit_per_s, training=training.model_copy(update={"overlap": False})))
+    link, stages = over.problem.links["a>b"], over.problem.stages
+    for one, whole in zip(over.problem.collectives, bare.problem.collectives, strict=True):
+        assert one.transfer.bytes == whole.transfer.bytes
+        hidden_s = link.occupied_s(whole.transfer.bytes) - one.transfer.occupies_s
+        stage = stages[one.stage]
+        pass_s = stage.forward_s if one.kind == "gather" else stage.input_grad_s + stage.weight_grad_s
+        assert 0 < hidden_s <= pass_s / len(stages) + 1e-12
+        assert one.transfer.arrives_after_s == pytest.approx(one.transfer.occupies_s + link.latency_s)
+    assert crossing_bytes(over) == crossing_bytes(bare)
+    assert over.prediction.step_s < bare.prediction.step_s
+    traffic_s = sum(link.occupied_s(one.transfer.bytes) for one in over.problem.collectives)
+    assert over.prediction.makespan_s > traffic_s, "the link carries every byte within the step"
+
+
 def test_replicas_that_the_sites_cannot_share_equally_are_refused():
     training = TRAINING.model_copy(update={"global_batch": 12})
     with pytest.raises(InfeasibleError, match=r"data and training\.global_batch must be multiples"):

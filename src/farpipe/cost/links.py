@@ -82,6 +82,13 @@ class StepLinks:
         there_s = transfer.arrives_after_s
         return there_s if isinstance(there_s, float) else self.links[transfer.link].travel_s(transfer.bytes)
 
+    def occupied_s(self, transfer: Transfer) -> float:
+        """Time for which a transfer keeps its link from others."""
+        assert isinstance(transfer.link, str)
+        assert isinstance(transfer.bytes, float)
+        occupies_s = transfer.occupies_s
+        return occupies_s if isinstance(occupies_s, float) else self.links[transfer.link].occupied_s(transfer.bytes)
+
     def _between_sites(self, link: SiteLink, num_bytes: float, gap_s: float) -> Transfer:
         """Over a link that loses packets or jitters a message is there when it is in the mean."""
         transfer = self._over(link.name, EffectiveLink(link.latency_s, link.bandwidth_bytes_per_s), num_bytes)

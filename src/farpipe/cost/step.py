@@ -214,12 +214,25 @@ class _Step:
         """Whatever number of replicas a site has, everything crosses once; ZeRO-2 and 3 divide inside a site only."""
         size, precision = len(self.layout.replica_sites), self.training.precision
         gradients = cost.num_params * memory.gradient_bytes(precision)
-        if self.training.zero != 1:
-            return Sync(reduce=links.ring_over_sites(ring_bytes("all-reduce", gradients, size)))
         weights = cost.num_params * memory.element_bytes(precision)
-        return Sync(
-            gather=links.ring_over_sites(ring_bytes("all-gather", weights, size)),
-            reduce=links.ring_over_sites(ring_bytes("reduce-scatter", gradients, size)),
+        divided = self.training.zero == 1
+        whole = Sync(
+            gather=links.ring_over_sites(ring_bytes("all-gather", weights, size)) if divided else None,
+            reduce=links.ring_over_sites(ring_bytes("reduce-scatter" if divided else "all-reduce", gradients, size)),
+        )
+        return Sync(**{one.kind: self._exposed_over_sites(links, one, cost) for one in collectives([whole])})
+
+    def _exposed_over_sites(self, links: StepLinks, whole: Collective, cost: StageCost) -> Transfer:
+        """As `_exposed`, on a link that the collectives of all stages share: each has its part of the rate for the time
+        of its own pass, so that all together never hide more than the link carries meanwhile. All bytes count."""
+        part = self.overlap_fraction / len(self.placements) if self.training.overlap else 0.0
+        if not part:
+            return whole.transfer
+        occupies_s, there_s = links.occupied_s(whole.transfer), links.seconds(whole.transfer)
+        beside_s = cost.forward_s if whole.before is not None else cost.input_grad_s + cost.weight_grad_s
+        hidden_s = min(part * beside_s, occupies_s * (1 - 1 / max(1, cost.num_buckets)))
+        return whole.transfer.model_copy(
+            update={"occupies_s": occupies_s - hidden_s, "arrives_after_s": there_s - hidden_s}
         )
 
     def around_inter_site_s(self) -> float:

@@ -282,7 +282,7 @@ def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
     """
     num_devices, kind_of_site, most_tensor = sites
     step_tables, message_bytes, hop_s, exchanged_bytes, overhead_s = tables
-    layer_s, num_layers = step_tables[0], step_tables[4]
+    layer_s, num_layers, overlap = step_tables[0], step_tables[4], step_tables[7]
     modes = layer_s.shape[2]
     ranks, kinds = np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64)
     travel_s, extra_s = np.empty(MAX_STAGES), np.empty(MAX_STAGES)
@@ -296,18 +296,21 @@ def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
     for turn in range(orders.shape[0]):
         o = orders.shape[0] - 1 - turn if shared else turn
         order, num_sites, least = orders[o], sizes[o], least if shared else np.inf
-        around_s, whole, widest = 0.0, 0, most_tensor[order[0]]
+        ring_s, rounds_s, whole, widest = 0.0, 0.0, 0, most_tensor[order[0]]
         for k in range(num_sites):
             whole, widest = whole + num_devices[order[k]], min(widest, most_tensor[order[k]])
         if times[o] > 1:
             rounds = 2.0 * (times[o] - 1)
-            around_s = rounds * ring[o, 0] + rounds / times[o] * exchanged_bytes / ring[o, 1]
+            rounds_s, ring_s = rounds * ring[o, 0], rounds / times[o] * exchanged_bytes / ring[o, 1]
         _fastest(order[:num_sites], kind_of_site, layer_s, low_s, idle)
         for v in scan:
             tensor, inside, m, p, row = rows[v, 0], rows[v, 1], rows[v, 2], rows[v, 3], rows[v, 5]
-            least_s = (m + (p - 1) * idle[row]) * num_layers * low_s[row] / p + around_s
-            if alike and least_s > slack * least:
+            one_s = num_layers * low_s[row] / p
+            least_s = (m + (p - 1) * idle[row]) * one_s
+            if alike and least_s + rounds_s + ring_s / num_layers > slack * least:
                 break
+            around_s = rounds_s + max(ring_s - overlap * one_s, ring_s / num_layers)
+            least_s += around_s
             if least_s > slack * least or tensor > widest or rows[v, 4] != inside * times[o]:
                 continue
             if tensor * inside * p > whole or tensor * rows[v, 4] * p > max_devices:

@@ -24,7 +24,14 @@ from farpipe.runtime.optimizer import Optimizer, global_norm
 from farpipe.runtime.peers import Messenger, Peers, TensorMessage
 from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat, Shard, whole_shards
-from farpipe.runtime.replicas.replicas import COMPLETE, PipelinePeers, RehearsedSync, ReplicaSync, WeightSync
+from farpipe.runtime.replicas.replicas import (
+    COMPLETE,
+    PipelinePeers,
+    RehearsedSync,
+    ReplicaSync,
+    WeightSync,
+    exposed_transfer,
+)
 from farpipe.runtime.run_spec import RunSpec, transfer_of
 from farpipe.runtime.stage import Boundary, PipelineStage, SleepStage, TorchStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
@@ -88,7 +95,7 @@ class SleepTrainer:
         reduced = [stage for stage in mine if run.has_reduce(stage)]
         between_sites = run.problem.between_sites
         rings = levels, peers.rank, between_sites
-        gather, reduce = (partial(transfer_of, run.problem, kind) for kind in ("gather", "reduce"))
+        gather, reduce = (partial(exposed_transfer, run.problem, kind) for kind in ("gather", "reduce"))
         syncs = {s: RehearsedSync(gather(s), reduce(s), *rings) for s in reduced}
         self._replicas = ReplicaSync(run, peers, syncs)
         exchange = _exchange(run, pipeline)

@@ -21,8 +21,8 @@ from farpipe.runtime.replicas.background import Background, Job
 from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat
 from farpipe.runtime.replicas.places import Places
-from farpipe.runtime.run_spec import ReplicaCollective, RunSpec, collective_link, collectives_of
-from farpipe.step import Transfer
+from farpipe.runtime.run_spec import ReplicaCollective, RunSpec, collective_link, collectives_of, transfer_of
+from farpipe.step import Problem, Transfer
 from farpipe.transport import ChannelKind, Tag
 
 REDUCE: Final = 0
@@ -123,6 +123,21 @@ class RehearsedSync:
             self._rings.reduce_scatter(self._gradient, line)
         else:
             self._rings.all_reduce(self._gradient, line)
+
+
+def exposed_transfer(problem: Problem, kind: str, stage: int) -> Transfer | None:
+    """A stage's collective with the bytes that its link carries while it is occupied.
+
+    Those that the Problem takes to be sent beside computing are left out of a rehearsal.
+    """
+    transfer = transfer_of(problem, kind, stage)
+    if transfer is None or transfer.occupies_s is None:
+        return transfer
+    assert isinstance(transfer.link, str)
+    assert isinstance(transfer.bytes, float)
+    assert isinstance(transfer.occupies_s, float)
+    carried = transfer.occupies_s * problem.links[transfer.link].bandwidth_bytes_per_s
+    return transfer.model_copy(update={"bytes": min(transfer.bytes, carried)})
 
 
 def collective_bytes(
