@@ -97,6 +97,9 @@ def test_sites_without_a_price_are_no_bargain(farpipe, tmp_path):
     run = farpipe("pareto", path)
     assert run.returncode == 4
     assert "there is no figure for" in run.stderr
+    assert "give the sites of the job `prices`" in run.stderr
+    path.write_text(job_text(cheap="", dear="prices = { rent_usd_per_device_hour = 2 }"))
+    assert "there is no figure for electricity at dear; give" in farpipe("pareto", path).stderr
 
 
 def test_of_very_many_sites_those_that_compute_most_are_looked_at_and_that_is_said(farpipe, tmp_path):

@@ -146,7 +146,7 @@ def test_matrices_become_directed_links(tmp_path):
         ("src_region,dst_region,throughput_gbit_s\n", "no row"),
         ("src_region,throughput_gbit_s\n", "expected a column 'dst_region'"),
         (MATRIX + "q,q,fast\n", "expected a number"),
-        (MATRIX + "q,q,-1\n", "zero or more"),
+        (MATRIX + "q,q,-1\n", "a number from 0"),
     ],
 )
 def test_what_is_wrong_with_a_matrix_is_named(tmp_path, text, message):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
-from farpipe.spec import parse_job
+from farpipe.spec import load_job, load_table, parse_job
 from farpipe.spec.windows import windowed_rate
 
 HEAD = """
@@ -57,6 +57,18 @@ def write(name, *lines):
 def links(*more, sites=SITES, matrices=MATRICES):
     job = parse_job(HEAD + sites + matrices + "\n".join(more) + "\n")
     return {link.name: link for link in job.cluster.links}
+
+
+def test_files_are_seen_from_the_job_s_folder_or_else_from_where_farpipe_runs(files, monkeypatch):
+    (files / "job.toml").write_text(HEAD + SITES + MATRICES)
+    (files / "elsewhere").mkdir()
+    monkeypatch.chdir(files / "elsewhere")
+    assert len(load_job("../job.toml").cluster.links) == 2
+    assert load_table("../job.toml")["cluster"]["matrices"]["rtt"] == "../rtt.csv"
+    write("throughput.csv", "src_region,dst_region,throughput_gbit_s", "x:one,x:two,1")
+    (files / "throughput.csv").unlink()
+    (link,) = load_job("../job.toml").cluster.links
+    assert link.bandwidth_bytes_per_s == 1e9 / 8
 
 
 def test_each_direction_has_its_own_rate_and_half_the_round_trip():
@@ -125,7 +137,8 @@ def test_a_matrix_of_one_direction_joins_no_pipeline_and_the_plan_says_so():
         ("throughput.csv", ["a,b"], "expected a column 'src_region'"),
         ("throughput.csv", ["src_region,dst_region,gbps", "x:one,x:two,5"], "no column 'throughput_gbit_s'"),
         ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:two,fast"], "line 2: .* number"),
-        ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:two,-5"], "zero or more"),
+        ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:two,-5"], "a number from 0"),
+        ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:two"], "found 'nothing'"),
         ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:three,5"], "no region 'x:two'"),
         ("rtt.csv", ["src_region,dst_region,avg_rtt_ms", "x:one,x:three,5"], "there is a throughput but no round trip"),
     ],

@@ -8,7 +8,7 @@ import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -106,6 +106,7 @@ def mode_names() -> tuple[str, ...]:
     return tuple(_table("mode"))
 
 
+@lru_cache(maxsize=256)  # clusters name the same few thousands of times
 def device_row(name: str) -> DeviceRow:
     """The device called `name`; ValueError if there is none."""
     found, row = _find("device", name)
@@ -128,6 +129,7 @@ def model_row(name: str) -> ModelRow:
     return ModelRow(found, shape, row["published"], row["tolerance"], **_origin(row))
 
 
+@lru_cache(maxsize=256)
 def link_row(name: str) -> LinkRow:
     """The link called `name`; ValueError if there is none."""
     return _link(*_find("link", name))
@@ -144,6 +146,7 @@ def region_names() -> tuple[str, ...]:
     return tuple(_table("price"))
 
 
+@lru_cache(maxsize=256)
 def price_row(region: str) -> PriceRow:
     """The prices of the region, ``"aws:us-east-1"`` for example; ValueError if there is none."""
     name, row = _find("price", region, "region")
@@ -163,12 +166,18 @@ def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _find(kind: str, name: str, word_for_it: str = "") -> tuple[str, dict[str, Any]]:
     table = _table(kind)
-    names = {word: key for key, row in table.items() for word in (key, *row.get("aliases", ()))}
+    names = _names(kind)
     word = name.strip().lower().replace("_", "-").replace(" ", "-")
     if word not in names:
         hint = nearest(word, names) or f"; known: {', '.join(table)}"
         raise ValueError(f"there is no {word_for_it or kind} {name[:60]!r} in the catalogue{hint}")
     return names[word], table[names[word]]
+
+
+@cache
+def _names(kind: str) -> dict[str, str]:
+    """The name of every row, by its names and aliases."""
+    return {word: key for key, row in _table(kind).items() for word in (key, *row.get("aliases", ()))}
 
 
 @cache

@@ -45,7 +45,7 @@ def plan(
     ] = 0.0,
     tokens: Annotated[
         float | None,
-        typer.Option(min=1, help="Show time and device-hours for so many tokens; default: the job's steps."),
+        typer.Option(min=1, max=1e21, help="Show time and device-hours for so many tokens; default: the job's steps."),
     ] = None,
     top: Annotated[
         int, typer.Option(min=1, max=20, help="Write the best so many plans, those after the first beside it.")

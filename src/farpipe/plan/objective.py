@@ -22,6 +22,9 @@ OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "money", "energy", "carbon")
 USES_PER_SIZE: Final = 12
 MAX_LACKS_TOLD: Final = 4
 """Missing figures that a message names."""
+GIVE_FIGURES: Final = (
+    "give the sites of the job `prices` or a `region` (of devices: `power`), or ask for something else"
+)
 NOTHING_LEFT: Final = "no layout keeps all limits: allow more time, money, devices or sites"
 
 
@@ -100,10 +103,12 @@ def known(choices: Sequence[Option], objectives: Sequence[Objective]) -> list[Op
         raise InfeasibleError(NOTHING_LEFT)
     whole = [option for option in choices if all(is_known(option, name) for name in objectives)]
     if not whole:
-        lacks = sorted({name for one in objectives for names in _missing(choices[0], one).values() for name in names})
-        more = f" and {len(lacks) - MAX_LACKS_TOLD} others" if len(lacks) > MAX_LACKS_TOLD else ""
+        lacks = min((_lacks(option, objectives) for option in choices), key=len)
+        more = f" and {len(lacks) - MAX_LACKS_TOLD} more" if len(lacks) > MAX_LACKS_TOLD else ""
         told = ", ".join(lacks[:MAX_LACKS_TOLD])
-        raise InfeasibleError(f"objectives {', '.join(objectives)}: there is no figure for {told}{more}")
+        raise InfeasibleError(
+            f"objectives {', '.join(objectives)}: there is no figure for {told}{more}; {GIVE_FIGURES}"
+        )
     return whole
 
 
@@ -128,8 +133,13 @@ def choose(choices: Sequence[Option], objective: Objective) -> Option:
     best = min(choices, key=lambda one: (len(_missing(one, objective)), one.figure(objective), one.quote.step_s))
     missing = [name for names in _missing(best, objective).values() for name in names]
     if missing and best.figure(objective) <= 0.0:
-        raise InfeasibleError(f"objective {objective!r}: there is no figure for {', '.join(missing)}")
+        raise InfeasibleError(f"objective {objective!r}: there is no figure for {', '.join(missing)}; {GIVE_FIGURES}")
     return best
+
+
+def _lacks(option: Option, objectives: Sequence[Objective]) -> list[str]:
+    """The figures that the objectives need and nobody gave."""
+    return sorted({name for one in objectives for names in _missing(option, one).values() for name in names})
 
 
 def _missing(option: Option, objective: Objective) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from farpipe.strict import nearest, read_text
 Matrix = dict[tuple[str, str], float]
 """(source, target) -> value; the two directions of a pair differ."""
 
+MAX_FIGURE: Final = 1e12
 BITS_PER_GBIT: Final = 1e9
 MS_PER_S: Final = 1e3
 SOURCES: Final = ("src_region", "source", "src", "from")
@@ -56,9 +57,9 @@ def _number(text: str | None, place: str) -> float:
     try:
         value = float(text or "")
     except ValueError:
-        raise InputError(f"{place}: expected a number, found {str(text)[:40]!r}") from None
-    if not 0 <= value < 1e12:
-        raise InputError(f"{place}: expected zero or more, found {text!r}")
+        raise InputError(f"{place}: expected a number, found {(text or 'nothing')[:40]!r}") from None
+    if not 0 <= value < MAX_FIGURE:
+        raise InputError(f"{place}: expected a number from 0 to below {MAX_FIGURE:g}, found {text!r}")
     return value
 
 

@@ -33,7 +33,7 @@ Window = Annotated[float, BeforeValidator(_window)]
 class WrittenMatrices(Part):
     """CSV files with a row for every directed pair of regions: throughput in Gbit/s, round trips in ms, prices.
 
-    Files are found from the folder in which farpipe runs.
+    Files are found from the job's folder, or else from the one in which farpipe runs.
     """
 
     throughput: Text
