@@ -32,7 +32,7 @@ check: $(READY)  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## all benchmarks; writes docs/reference/benchmarks.md
+bench: $(READY)  ## all benchmarks that print their figures; writes docs/reference/benchmarks/
 	$(BIN)/python benchmarks/run_all.py
 
 docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors

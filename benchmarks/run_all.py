@@ -1,10 +1,10 @@
-"""Run every benchmark, one after the other, and write what they print as tables for the docs.
+"""Run the benchmarks one after the other, and write what they print as tables for the docs.
 
 python benchmarks/run_all.py [NAME ...]
 
-The page is written after each. What is replaced stands between two marks below the heading of its script; everything
-else on the page is written by hand and kept. One that fails says so in its section, the others are run all the same,
-and the exit code is 1.
+Without names: all whose figures stand between marks on one of the pages. A page is written after each. What is replaced
+stands between the marks below the heading of its script; everything else is written by hand and kept. One that fails
+says so in its section, the others are run all the same, and the exit code is 1.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "reference" / "benchmarks.md"
+PAGES = HERE.parent / "docs" / "reference" / "benchmarks"
 
 BEGIN, END = "<!-- {}: written by make bench -->", "<!-- {}: end -->"
 """Around what was written for the script of this name."""
@@ -109,7 +109,7 @@ def block(script: Path, found: Run) -> str:
         text += f"\n{failure(found)}\n"
     if found.data is None:
         return text
-    shown = f"\n![{about.partition('.')[0]}](../pictures/{picture})\n" if picture else ""
+    shown = f"\n![{about.partition('.')[0]}](../../pictures/{picture})\n" if picture else ""
     lines = [f"| {name} | {value} |\n" for name, value in rows(data)]
     figures = "".join(["\n| figure | value |\n|---|---|\n", *lines]) if lines else ""
     return f"{text}{shown}{figures}{tables(data)}"
@@ -127,43 +127,53 @@ def _is_script(path: Path) -> bool:
     return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 
 
-def with_block(page: str, name: str, text: str) -> str:
-    """The page with this block of a script: in place of the last one, below its heading, or in a section of its own."""
+def page_of(name: str) -> Path | None:
+    """Page that has the section of this script."""
+    heading = f"\n## {name}\n"
+    return next((page for page in sorted(PAGES.glob("*.md")) if heading in page.read_text(encoding="utf-8")), None)
+
+
+def is_marked(name: str) -> bool:
+    """True if the figures of this script stand between marks."""
+    page = page_of(name)
+    return page is not None and BEGIN.format(name) in page.read_text(encoding="utf-8")
+
+
+def with_block(page: Path, name: str, text: str) -> str:
+    """Content of the page with this block of a script: in place of the last one, or below its heading."""
     begin, end = BEGIN.format(name), END.format(name)
     marked, heading = f"{begin}\n\n{text.strip()}\n\n{end}", f"\n## {name}\n"
-    before, begins, rest = page.partition(begin)
+    content = page.read_text(encoding="utf-8")
+    before, begins, rest = content.partition(begin)
     _, ends, after = rest.partition(end)
     if begins and not ends:
-        sys.exit(f"{PAGE}: {begin} has no {end} behind it: put that where the figures of {name} end")
+        sys.exit(f"{page}: {begin} has no {end} behind it: put that where the figures of {name} end")
     if begins:
         return f"{before}{marked}{after}"
-    if heading in page:
-        return page.replace(heading, f"{heading}\n{marked}\n", 1)
-    head, *sections = page.split("\n## ")
-    place = next((index for index, section in enumerate(sections) if section > name), len(sections))
-    sections.insert(place, f"{name}\n\n{marked}\n")
-    return "\n## ".join([head, *sections])
+    return content.replace(heading, f"{heading}\n{marked}\n", 1)
 
 
 def main() -> None:
-    """Run those that are named, or all of them."""
+    """Run those that are named, or all whose figures are marked."""
     options = argparse.ArgumentParser(description=str(__doc__))
-    options.add_argument("names", nargs="*", metavar="NAME", help="such as kernel_speed; default: all")
+    options.add_argument("names", nargs="*", metavar="NAME", help="such as kernel_speed; default: all that are marked")
     scripts = {path.stem: path for path in sorted(HERE.glob("*.py")) if path.name != "run_all.py" and _is_script(path)}
-    wanted = options.parse_args().names or [*scripts]
+    wanted = options.parse_args().names or [name for name in scripts if is_marked(name)]
     if unknown := [name for name in wanted if name not in scripts]:
         options.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(scripts)}")
-    failed = [name for name in wanted if not refresh(scripts, name)]
-    print(PAGE.read_text(encoding="utf-8"))
+    if homeless := [name for name in wanted if page_of(name) is None]:
+        options.error(f"no page in {PAGES} has a heading '## {homeless[0]}': put one where its figures belong")
+    failed = [name for name in wanted if not refresh(scripts[name])]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
-def refresh(scripts: dict[str, Path], name: str) -> bool:
-    """Run one benchmark and put its block on the page; whether it went well."""
-    result = run(scripts[name])
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_block(page, name, block(scripts[name], result)), encoding="utf-8")
+def refresh(script: Path) -> bool:
+    """Run one benchmark and put its block on its page; True if it went well."""
+    page = page_of(script.stem)
+    assert page is not None
+    result = run(script)
+    page.write_text(with_block(page, script.stem, block(script, result)), encoding="utf-8")
     return not result.exit_code
 
 

@@ -1,4 +1,4 @@
-"""The page of benchmarks: what is not run and what is written by hand stays, and what fails says so."""
+"""The pages of benchmarks: what is not run and what is written by hand stays, and what fails says so."""
 
 import importlib.util
 import sys
@@ -19,11 +19,16 @@ SCRIPTS = {
     "good": "print(json.dumps({'seconds': {'first': 1.5}, 'rows': [{'a': 1}, {'a': 2}]}))",
     "strict": "print(json.dumps({'grew': 3})); sys.exit(1)",
     "never": "raise AssertionError('it is not asked for')",
+    "nowhere": "raise AssertionError('no page has its section')",
 }
 PAGE = """\
-# Benchmarks
+# Engine
 
 By hand.
+
+## broken
+
+Not measured yet.
 
 ## good
 
@@ -66,7 +71,8 @@ def run_all(tmp_path, monkeypatch):
     for name, body in SCRIPTS.items():
         (tmp_path / f"{name}.py").write_text(SCRIPT.format(about=f"What {name} does", body=body))
     monkeypatch.setattr(module, "HERE", tmp_path)
-    monkeypatch.setattr(module, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(module, "PAGES", tmp_path)
+    (tmp_path / "another.md").write_text("# Planner\n\n## another\n")
     (tmp_path / "page.md").write_text(PAGE)
 
     def run(*names):
@@ -106,10 +112,19 @@ def test_figures_come_above_what_is_written_by_hand(run_all):
     assert page.endswith(f"| grew | 3 |\n\n<!-- strict: end -->\n{PAGE[by_hand:]}")
 
 
-def test_a_new_section_stands_in_its_place(run_all):
-    page, _ = run_all("broken")
-    before, rest = page.split("## broken\n")
-    assert before + rest.partition("<!-- broken: end -->\n\n")[2] == PAGE
+def test_without_names_all_that_are_marked_are_run(run_all):
+    page, code = run_all()
+    assert code == "failed: never"
+    assert "Not measured yet." in page
+    assert "| seconds: first | 1.5 |" in page
+    assert "it is not asked for" in page
+    assert "<!-- strict: written by make bench -->" not in page
+
+
+def test_a_benchmark_without_a_section_is_not_run(run_all):
+    page, code = run_all("good", "nowhere")
+    assert code == 2
+    assert page == PAGE
 
 
 def test_a_mark_without_its_end_changes_nothing(run_all, tmp_path):
@@ -126,9 +141,8 @@ def test_a_benchmark_that_fails_says_so_and_the_next_is_run(run_all):
     assert "**It failed** (exit code 1): `no such device`" in page
     assert "**A limit was not kept** (exit code 1).\n\n| figure | value |\n|---|---|\n| grew | 3 |" in page
     assert "| seconds: first | 1.5 |" in page
-    assert page.index("## broken") < page.index("## good") < page.index("## never") < page.index("## strict")
 
 
 def test_an_unknown_benchmark_is_named(run_all, capsys):
     assert run_all("god")[1] == 2
-    assert "there is no benchmark 'god'; known: broken, good, never, strict" in capsys.readouterr().err
+    assert "there is no benchmark 'god'; known: broken, good, never, nowhere, strict" in capsys.readouterr().err

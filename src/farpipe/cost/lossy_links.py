@@ -15,8 +15,8 @@ chance:
    figure 8). Reno's rate is the law of Mathis et al. (CCR 27(3), 1997), CUBIC's that of RFC 9438, section 5.1, and
    Reno's where that is more; each connection has it.
 
-Lost acknowledgements do no harm, as the next says the same. Nothing here was fitted; docs/reference/benchmarks.md has
-the model beside measured messages.
+Lost acknowledgements do no harm, as the next says the same. Nothing here was fitted;
+docs/reference/benchmarks/transport.md has the model beside measured messages.
 """
 
 import math
