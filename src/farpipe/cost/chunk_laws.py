@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 
 _SHORTEST_SHARE: Final = 1 / 256
 """Of the longest sequence: where the lengths begin that a law is fitted on."""
+_LEAST_LONGEST: Final = 4096
+"""Tokens up to which a law is fitted at least: chunks of short sequences have as many, however short these are."""
 _NUM_POINTS: Final = 17
 
 
@@ -150,11 +152,12 @@ def model_laws(
     longest: int,
     context: int = 1,
 ) -> tuple[Laws, Laws, Laws]:
-    """The laws of one layer, of the embedding and of the head, fitted to the cost model up to `longest` tokens.
+    """The laws of one layer, of the embedding and of the head, fitted to the cost model up to `longest` tokens or more.
 
     A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same.
     """
-    lengths = np.unique(np.geomspace(max(1, longest * _SHORTEST_SHARE), longest, _NUM_POINTS).astype(np.int64))
+    longest = max(longest, _LEAST_LONGEST)
+    lengths = np.unique(np.geomspace(longest * _SHORTEST_SHARE, longest, _NUM_POINTS).astype(np.int64))
     parts = (compute.layer_times, compute.embedding_times, compute.head_times)
     rows: list[list[Times]] = [[], [], []]
     for length in lengths.tolist():

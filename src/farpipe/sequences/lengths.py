@@ -73,7 +73,9 @@ def _read_csv(text: str, path: Path, column: str | None) -> Ints:
 def _column_of(header: list[str], path: Path, column: str | None) -> int:
     if column is not None:
         if column not in header:
-            raise InputError(f"{path}: there is no column {column!r}{nearest(column, header)}; {', '.join(header)}")
+            raise InputError(
+                f"{path}: there is no column {column!r} in {', '.join(header)[:80]!r}{nearest(column, header)}"
+            )
         return header.index(column)
     if len(header) == 1 and header[0].isidentifier():
         return 0
@@ -82,7 +84,7 @@ def _column_of(header: list[str], path: Path, column: str | None) -> int:
         return known[0]
     raise InputError(
         f"{path}:1: expected one number per line, or a CSV with one column of lengths ({', '.join(_COLUMNS[:3])}, "
-        f"..._tokens), found {', '.join(header)[:80]!r}; name the column"
+        f"..._tokens), found {', '.join(header)[:80]!r}; name the column (--column)"
     )
 
 
