@@ -36,6 +36,14 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
+def seen_from(folder: Path, name: str) -> Path:
+    """The file `name` in `folder`, which a document there names; or else the one seen from where farpipe runs."""
+    with suppress(OSError, ValueError):  # what is no path at all is told when it is read
+        if Path(name).is_file() and not (folder / name).is_file():
+            return Path(name)
+    return folder / name
+
+
 def read_text(path: Path | str) -> str:
     """The file's text; InputError when it is missing, no plain file, too large, empty or not UTF-8."""
     path = Path(path)

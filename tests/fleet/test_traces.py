@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from farpipe.errors import InputError
+from farpipe.fleet.events import Price, PriceChanged
+from farpipe.fleet.models import model_of
 from farpipe.fleet.scenario import load_scenario
 from farpipe.fleet.series import read_series
 from farpipe.fleet.traces import COLUMNS, RawJob, acme_like, at_load, offered_load, read_jobs, write_jobs
@@ -37,6 +39,7 @@ def test_jobs_survive_a_round_trip(tmp_path):
         (f"{HEADER}\na,nan,llama-3-8b,4096,64,100,8,16,,\n", "submit_s"),
         (f"{HEADER}\na,0,llama-3-9b,4096,64,100,8,16,,\n", "model: .*did you mean"),
         (f"{HEADER}\na,0,llama-3-8b,4096,64,0,8,16,,\n", "num_steps: expected 1 or more"),
+        (f"{HEADER}\na,0,llama-3-8b,4096,64,1000000000001,8,16,,\n", "num_steps: expected 1,000,000,000 at most"),
         (f"{HEADER}\na,0,llama-3-8b,4096,64,1,32,16,,\n", "min_devices 32 is more than"),
         (f"{HEADER}\na,0,llama-3-8b,4096\n", "columns"),
         (f"{HEADER}\na,9,llama-3-8b,4096,64,1,8,16,,8\n", "deadline_s 8 is before submit_s 9"),
@@ -154,6 +157,45 @@ def test_what_is_wrong_with_a_matrix_is_named(tmp_path, text, message):
         read_matrix(series(tmp_path, text), "throughput_gbit_s")
 
 
+MODEL = "[model]\nnum_layers = 8\nhidden = 1024\nnum_heads = 16\nffn_hidden = 4096\nvocab_size = 32000\n"
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 8,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 32000,
+}
+
+
+def test_a_job_s_model_may_be_a_file_beside_the_trace(tmp_path):
+    (tmp_path / "own.toml").write_text(MODEL)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    rows = [f"{name},0,{name},512,8,10,1,8,," for name in ("own.toml", "config.json", str(tmp_path / "own.toml"))]
+    (tmp_path / "jobs.csv").write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
+    jobs = read_jobs(tmp_path / "jobs.csv")
+    assert {model_of(job.kind.model).num_params for job in jobs} == {model_of(str(tmp_path / "own.toml")).num_params}
+    assert len({job.kind for job in jobs}) == 2  # the same file under two names is one kind
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("absent.toml", None, "line 2: model: .*absent.toml: can't be read"),
+        ("own.toml", "[training]\n", "no table"),
+        ("own.toml", MODEL.replace("hidden", "hiden", 1), "model.hiden: unknown key; did you mean 'hidden'"),
+        ("own.json", "[]", "expected an object"),
+        ("own.json", '{"model_type": "bert"}', "'bert' is not supported"),
+    ],
+)
+def test_what_is_wrong_with_a_model_s_file_is_named(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    (tmp_path / "jobs.csv").write_text(f"{','.join(COLUMNS)}\nj,0,{name},512,8,10,1,8,,\n")
+    with pytest.raises(InputError, match=message):
+        read_jobs(tmp_path / "jobs.csv")
+
+
 FLEET = """
 [clock]
 start = "2024-01-01T00:00:00"
@@ -186,6 +228,7 @@ wait_share = 0.0
 
 def fleet(tmp_path, text):
     series(tmp_path, "utc,X\n2024-01-01T00:00:00,5\n2024-01-01T01:00:00,-8\n")
+    (tmp_path / "c.csv").write_text("utc,X\n2024-01-01T00:00:00,100\n2024-01-01T00:30:00,150\n")
     path = tmp_path / "fleet.toml"
     path.write_text(text)
     return load_scenario(path)
@@ -208,6 +251,25 @@ def test_a_fleet_file_becomes_a_scenario(tmp_path):
     assert found.idle_power_w["a"] == pytest.approx(80.0)
 
 
+def test_carbon_goes_on_by_the_hour_where_electricity_has_one_price(tmp_path):
+    found = fleet(
+        tmp_path, FLEET.replace("electricity = 40.0", 'electricity = 40.0\ncarbon = { file = "c.csv", column = "X" }')
+    )
+    prices = [
+        (event.time_s, event.prices["b"])
+        for event in found.events
+        if isinstance(event, PriceChanged) and "b" in event.prices
+    ]
+    assert prices == [(0.0, Price(40.0, 100.0)), (1800.0, Price(40.0, 150.0))]
+
+
+def test_a_written_link_goes_before_that_of_the_matrices(tmp_path):
+    (tmp_path / "m.csv").write_text("src,dst,throughput_gbit_s,avg_rtt_ms\na,b,1,9\nb,a,1,9\n")
+    text = FLEET.replace('between = ["a", "b"]', 'from = "a"\nto = "b"')
+    found = fleet(tmp_path, text + '[matrices]\nthroughput = "m.csv"\nrtt = "m.csv"\n')
+    assert {link.name: link.bandwidth_bytes_per_s for link in found.cluster.links} == {"a>b": 1.25e9, "b>a": 1.25e8}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -217,6 +279,8 @@ def test_a_fleet_file_becomes_a_scenario(tmp_path):
         ('start = "2024-01-01T00:00:00"', 'start = "soon"', "clock.start"),
         ("num_devices = 16", "num_device = 16", "num_device: unknown key"),
         ("pue = 1.1", "pue = 0.5", "pue"),
+        ('name = "b"', 'name = "a"', r"sites\[1\].name: there is already a site called 'a' \(line 13\)"),
+        ('["a", "b"]', '["a", "c"]', r"links\[0\]: there is no site 'c'"),
     ],
 )
 def test_what_is_wrong_with_a_fleet_is_named(tmp_path, old, new, message):

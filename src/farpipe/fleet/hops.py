@@ -5,9 +5,10 @@ from itertools import permutations
 
 from farpipe.errors import InfeasibleError
 from farpipe.fleet.job import Kind, Placement
+from farpipe.fleet.models import model_of
 from farpipe.plan.quote import Quote
 from farpipe.plan.service import Planner
-from farpipe.spec import Cluster, Prices, Request, Training, preset_model
+from farpipe.spec import Cluster, Prices, Request, Training
 
 Devices = tuple[tuple[str, int], ...]
 """(site, number of devices) in pipeline order."""
@@ -16,7 +17,7 @@ Devices = tuple[tuple[str, int], ...]
 def request_of(kind: Kind) -> Request:
     """The request to the planner for a kind of job."""
     training = Training(sequence_length=kind.sequence_length, global_batch=kind.global_batch)
-    return Request(model=preset_model(kind.model), training=training)
+    return Request(model=model_of(kind.model), training=training)
 
 
 class PlannedHops:

@@ -13,7 +13,7 @@ class Kind(NamedTuple):
     """Model and batch, which decide a job's speed: jobs of one kind share their quotes."""
 
     model: str
-    """A preset of the catalogue."""
+    """A preset of the catalogue, or the path of a file; see `farpipe.fleet.models`."""
     sequence_length: int
     global_batch: int
     """Sequences in one optimizer step."""

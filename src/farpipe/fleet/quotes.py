@@ -9,9 +9,10 @@ from typing import Final, Literal, Protocol
 from farpipe.errors import InfeasibleError
 from farpipe.fleet.hops import Devices, PlannedHops, request_of
 from farpipe.fleet.job import Kind, Placement
+from farpipe.fleet.models import model_of
 from farpipe.plan.quote import Quote
 from farpipe.plan.service import Planner
-from farpipe.spec import Cluster, Request, Site, preset_model
+from farpipe.spec import Cluster, Request, Site
 
 __all__ = ["Devices", "HopQuotes", "PlannerQuotes", "Quotes", "StopCosts"]
 
@@ -99,7 +100,7 @@ class PlannerQuotes:
     def state_bytes(self, kind: Kind) -> float:
         """As in `Quotes`."""
         if kind.model not in self._params:
-            self._params[kind.model] = preset_model(kind.model).num_params
+            self._params[kind.model] = model_of(kind.model).num_params
         return STATE_BYTES_PER_PARAM * self._params[kind.model]
 
     def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
@@ -160,7 +161,7 @@ class PlannerQuotes:
 
 
 def _base_of(kind: Kind, quote: Quote) -> _Base:
-    hidden = preset_model(kind.model).hidden
+    hidden = model_of(kind.model).hidden
     step_bytes = 2.0 * kind.sequence_length * kind.global_batch * hidden
     return _Base(quote.step_s, quote.layout.num_microbatches, step_bytes)
 

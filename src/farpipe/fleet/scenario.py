@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.errors import InputError
 from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
@@ -14,10 +14,11 @@ from farpipe.fleet.quotes import HopQuotes, StopCosts
 from farpipe.fleet.series import Series, as_utc, read_series
 from farpipe.fleet.simulator import Failures
 from farpipe.spec import Cluster, Prices, Site
+from farpipe.spec.cluster import check_ends
 from farpipe.spec.link_matrices import links_between, read_matrix
 from farpipe.spec.part import Natural, NonNegative, Part, Positive, Share, SiteName, Text
 from farpipe.spec.written import Bandwidth, Power, WrittenLink, WrittenSite
-from farpipe.strict import nearest, parse_toml, read_text, validate
+from farpipe.strict import nearest, parse_toml, read_text, seen_from, validate
 
 IDLE_SHARE: Final = 0.2
 """Of a device's board power, drawn while nobody has it: an A100 idles at 50 to 60 of 400 W, its share of the machine
@@ -150,6 +151,12 @@ class FleetFile(Part):
     hop_quotes: HopQuotes = "planner"
     """Source of the speed of a job over several sites: the planner, or a formula, pessimistic and quicker."""
 
+    @model_validator(mode="after")
+    def _linked(self) -> Self:
+        ends = [(("links", i), *ends) for i, link in enumerate(self.links) for ends in link.ends()]
+        check_ends([site.name for site in self.sites], ends)
+        return self
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -172,7 +179,8 @@ class Scenario:
 
 def load_scenario(path: Path | str) -> Scenario:
     """Read a FLEET.toml; files that it names are looked for beside it. InputError names the place of what is wrong."""
-    written = validate(FleetFile, parse_toml(read_text(path), str(path)), str(path))
+    text = read_text(path)
+    written = validate(FleetFile, parse_toml(text, str(path)), str(path), toml=text)
     return resolve(written, Path(path))
 
 
@@ -182,8 +190,8 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
     sites = tuple(site.resolve() for site in written.sites)
     links = tuple(directed for link in written.links for directed in link.resolve())
     if written.matrices is not None:
-        links += _from_matrices(written, path)
-    cluster = Cluster.model_validate({"sites": sites, "links": links})
+        links += tuple(link for link in _from_matrices(written, path) if link.name not in {one.name for one in links})
+    cluster = validate(Cluster, {"sites": sites, "links": links}, str(path))
     events = [*_price_events(written, path, start), *_outages(written, cluster, path)]
     return Scenario(
         cluster=cluster,
@@ -215,28 +223,29 @@ def _idle_w(table: FleetSite, site: Site) -> float:
 def _from_matrices(written: FleetFile, path: Path) -> Any:
     named = written.matrices
     assert named is not None
-    rates = read_matrix(path.parent / named.throughput, "throughput_gbit_s", named.where)
+    rates = read_matrix(seen_from(path.parent, named.throughput), "throughput_gbit_s", named.where)
     rates = {pair: rate * named.scale for pair, rate in rates.items()}
-    egress = read_matrix(path.parent / named.egress, "usd_per_gb") if named.egress else None
+    egress = read_matrix(seen_from(path.parent, named.egress), "usd_per_gb") if named.egress else None
     regions = {site.name: site.matrix_region or site.name for site in written.sites}
-    return links_between(regions, rates, read_matrix(path.parent / named.rtt, "avg_rtt_ms"), egress)
+    rtt = read_matrix(seen_from(path.parent, named.rtt), "avg_rtt_ms")
+    return links_between(regions, rates, rtt, egress)
 
 
 def _price_events(written: FleetFile, path: Path, start: datetime) -> list[PriceChanged]:
     by_time: dict[float, dict[str, Price]] = {}
     for site in written.sites:
-        usd = _rows(site.electricity, path, start, negative=True)
+        usd = dict(_rows(site.electricity, path, start, negative=True))
         carbon = dict(_rows(site.carbon, path, start, negative=False))
-        last = next(iter(carbon.values()), 0.0)
-        for time_s, figure in usd or [(time_s, 0.0) for time_s in carbon]:
-            last = carbon.get(time_s, last)
-            by_time.setdefault(time_s, {})[site.name] = Price(figure, last)
+        price, intensity = next(iter(usd.values()), 0.0), next(iter(carbon.values()), 0.0)
+        for time_s in sorted({*usd, *carbon}):
+            price, intensity = usd.get(time_s, price), carbon.get(time_s, intensity)
+            by_time.setdefault(time_s, {})[site.name] = Price(price, intensity)
     return [PriceChanged(time_s, prices) for time_s, prices in sorted(by_time.items())]
 
 
 def _rows(figures: SeriesFile | float | None, path: Path, start: datetime, *, negative: bool) -> Series:
     if isinstance(figures, SeriesFile):
-        return read_series(path.parent / figures.file, figures.column, start, negative=negative)
+        return read_series(seen_from(path.parent, figures.file), figures.column, start, negative=negative)
     return [] if figures is None else [(0.0, figures)]
 
 

@@ -12,6 +12,7 @@ from farpipe.errors import InputError
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.strict import nearest, parse_json, read_text, write_text
 
+MAX_STEPS: Final = 10**9
 COLUMNS: Final = (
     *("job", "submit_s", "model", "sequence_length", "global_batch", "num_steps", "min_devices", "max_devices"),
     *("tenant", "deadline_s"),
@@ -27,7 +28,7 @@ def read_jobs(path: Path | str) -> list[FleetJob]:
     rows = _json_rows(path) if Path(path).suffix == ".json" else _csv_rows(path)
     jobs: dict[str, FleetJob] = {}
     for place, row in rows:
-        job = _read_row(row, place)
+        job = _read_row(row, place, Path(path).parent)
         if job.name in jobs:
             raise InputError(f"{place}: there is already a job {job.name!r}")
         jobs[job.name] = job
@@ -65,8 +66,8 @@ def _json_rows(path: Path | str) -> Iterator[tuple[str, dict[str, str]]]:
         yield place, {name: "" if row.get(name) is None else str(row[name]) for name in COLUMNS}
 
 
-def _read_row(row: dict[str, str], place: str) -> FleetJob:
-    from farpipe.catalog import model_row
+def _read_row(row: dict[str, str], place: str, folder: Path) -> FleetJob:
+    from farpipe.fleet.models import model_name
 
     if None in row or None in row.values():
         raise InputError(f"{place}: expected {len(COLUMNS)} columns")
@@ -74,11 +75,13 @@ def _read_row(row: dict[str, str], place: str) -> FleetJob:
     if not name:
         raise InputError(f"{place}: job: empty; every job needs a name of its own")
     counts = {key: _count(row[key], f"{place}: {key}") for key in COLUMNS[3:8]}
+    if counts["num_steps"] > MAX_STEPS:
+        raise InputError(f"{place}: num_steps: expected {MAX_STEPS:,} at most, found {counts['num_steps']:,}")
     if counts["min_devices"] > counts["max_devices"]:
         raise InputError(f"{place}: min_devices {counts['min_devices']} is more than max_devices")
     try:
-        model = model_row(row["model"].strip()).name
-    except ValueError as error:
+        model = model_name(row["model"].strip(), folder)
+    except (ValueError, InputError) as error:
         raise InputError(f"{place}: model: {error}") from None
     submit_s = _seconds(row["submit_s"], f"{place}: submit_s")
     deadline = (row.get("deadline_s") or "").strip()

@@ -2,7 +2,7 @@
 
 from farpipe.spec.cluster import Cluster, CongestionControl, Device, LocalLink, Site, SiteLink
 from farpipe.spec.job import Job, Pins, Request
-from farpipe.spec.load import job_of, load_cluster, load_job, load_table, parse_job
+from farpipe.spec.load import job_of, load_cluster, load_job, load_model, load_table, parse_job
 from farpipe.spec.measured import Measured
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.presets import preset_device, preset_model, preset_site
@@ -38,6 +38,7 @@ __all__ = [
     "job_of",
     "load_cluster",
     "load_job",
+    "load_model",
     "load_table",
     "operations_of",
     "parse_job",

@@ -62,11 +62,19 @@ def read_model(folder: Path | str) -> Model:
     path = Path(folder) / CONFIG_NAME
     if not path.parent.is_dir():
         raise InputError(f"{folder}: there is no such folder; a model of Hugging Face is a folder with {CONFIG_NAME}")
-    source = str(path)
-    config = parse_json(read_text(path), source)
+    return validate(Model, _fields_of(path) | {"hugging_face": str(folder)}, str(path))
+
+
+def read_config(path: Path | str) -> Model:
+    """The shape in a config.json, for planning: without weights; InputError as `read_model`."""
+    return validate(Model, _fields_of(path), str(path))
+
+
+def _fields_of(path: Path | str) -> dict[str, Any]:
+    config = parse_json(read_text(path), str(path))
     if not isinstance(config, dict):
-        raise InputError(f"{source}: expected an object")
-    return validate(Model, model_fields(config, source) | {"hugging_face": str(folder)}, source)
+        raise InputError(f"{path}: expected an object")
+    return model_fields(config, str(path))
 
 
 def model_fields(config: Mapping[str, Any], source: str = CONFIG_NAME) -> dict[str, Any]:

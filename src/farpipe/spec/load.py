@@ -1,13 +1,15 @@
 """Reading job.toml."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from farpipe.errors import InputError
 from farpipe.spec.cluster import Cluster
+from farpipe.spec.hugging_face import read_config
 from farpipe.spec.job import Job
-from farpipe.spec.written import WrittenClusterFile, WrittenJob
-from farpipe.strict import parse_toml, read_text, validate
+from farpipe.spec.model import Model
+from farpipe.spec.written import WrittenClusterFile, WrittenJob, WrittenModel
+from farpipe.strict import parse_toml, read_text, seen_from, validate
 
 
 def load_job(path: Path | str) -> Job:
@@ -33,16 +35,14 @@ def load_table(path: Path | str) -> dict[str, Any]:
 
 
 def _found_from(folder: Path | None, table: dict[str, Any]) -> dict[str, Any]:
-    """`table`, with the folder before the names of matrices that are in it; others are seen from where farpipe runs."""
+    """`table`, with the names of matrices as seen from where farpipe runs."""
     cluster = table.get("cluster")
     matrices = cluster.get("matrices") if isinstance(cluster, dict) else None
     if folder is None or not isinstance(matrices, dict):
         return table
     for key in ("throughput", "rtt", "egress"):
-        name = matrices.get(key)
-        with suppress(OSError, ValueError):  # what is no path at all is told when it is read
-            if isinstance(name, str) and (folder / name).is_file():
-                matrices[key] = str(folder / name)
+        if isinstance(name := matrices.get(key), str):
+            matrices[key] = str(seen_from(folder, name))
     return table
 
 
@@ -50,6 +50,16 @@ def job_of(table: dict[str, Any], source: str) -> Job:
     """The job that a table of job.toml stands for; `source` is what errors call it."""
     job: Job = validate(WrittenJob, table, source).resolve()
     return job
+
+
+def load_model(path: Path | str) -> Model:
+    """The model in the file at `path`: a config of Hugging Face (.json), or a TOML with [model], such as a job."""
+    if Path(path).suffix == ".json":
+        return read_config(path)
+    table = parse_toml(read_text(path), str(path))
+    if "model" not in table:
+        raise InputError(f"{path}: there is no table [model]")
+    return validate(WrittenModel, table["model"], str(path), prefix="model").resolve()
 
 
 def load_cluster(path: Path | str) -> Cluster:
