@@ -2,8 +2,6 @@
 
 import datetime
 
-import pytest
-
 from cost_jobs import A100
 from farpipe.catalog import device_names
 from farpipe.cost import calibration_of
@@ -27,12 +25,6 @@ def test_every_row_has_a_date_and_a_residual_that_is_larger_where_nobody_measure
     assert all(datetime.date(2025, 1, 1) <= row.date <= datetime.date.today() for row in rows)
     assert max(row.residual for row in rows if row.measured) <= min(0.2, law("rtx-4090").residual)
     assert all(row.residual >= 0.05 for row in rows)
-
-
-def test_a_prediction_has_a_range():
-    low, high = law("b200").range_of(1.0)
-    assert low == pytest.approx(1 / 1.06)
-    assert high == pytest.approx(1.06)
 
 
 def test_a_rate_that_was_never_compared_has_a_larger_residual():

@@ -12,11 +12,9 @@ from farpipe.cost.lossy_links import (
     LEAST_TIMEOUT_S,
     SEGMENT_BYTES,
     LossyLink,
-    expected_retransmissions,
     lateness_s,
     lossy_link,
     mean_lateness_s,
-    num_retransmissions,
 )
 from farpipe.emulate.pipe import Pipe
 from farpipe.spec import Cluster, SiteLink, preset_site
@@ -40,15 +38,6 @@ def test_nothing_is_late_where_nothing_is_lost_and_nothing_jitters():
     assert not lateness_s(NEAR, BYTES, 0.06, SHAPE).any()
     assert mean_lateness_s(NEAR, BYTES, 0.06) == 0.0
     assert NEAR.goodput_bytes_per_s == 25e6
-
-
-@pytest.mark.parametrize("loss", [0.001, 0.01, 0.1])
-def test_packets_are_sent_again_as_often_as_the_closed_form_says(loss):
-    link = replace(NEAR, loss=loss)
-    expected = expected_retransmissions(link.packets_of(BYTES), loss)
-    drawn = num_retransmissions(link, BYTES, 20_000)
-    assert drawn.mean() == pytest.approx(expected, abs=4 * drawn.std() / math.sqrt(drawn.size))
-    assert expected == pytest.approx(346 * loss / (1 - loss))
 
 
 @pytest.mark.parametrize("loss", [0.0005, 0.002])

@@ -7,7 +7,7 @@ import pytest
 
 from farpipe.errors import InputError, ToleranceError
 from farpipe.plan.reference_points import load_points
-from farpipe.plan.validation import predict_step_s, validate, validate_groups
+from farpipe.plan.validation import predict, validate, validate_groups
 from farpipe.units import format_change
 
 HEADER = "group,model,num_layers,hidden,num_heads,global_batch,microbatch_size,tensor,data,pipeline,step_s\n"
@@ -128,7 +128,7 @@ def test_a_csv_file_takes_what_it_has_no_column_for_from_the_group_it_names(tmp_
     assert (group.group.tolerance, len(group.results)) == (0.08, 2)
     point = group.results[0].point
     assert (point.recompute, point.device, point.sequence_length) == ("full", "a100-80gb", 2048)
-    assert group.results[0].predicted_s == predict_step_s(point)
+    assert group.results[0].predicted_s == predict(point).step_s
 
 
 def test_a_csv_row_may_override_the_group(tmp_path):

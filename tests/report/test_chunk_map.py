@@ -6,7 +6,7 @@ import re
 from farpipe.report.chunk_map import MAX_ROWS, colour_of, draw_chunk_map, stage_table
 from farpipe.report.page import render
 from farpipe.report.views import RunReport
-from farpipe.sequences.cut import Cut, make_chunks
+from farpipe.sequences.cut import Cut, cut_batch
 from report.steps import run_view
 from sequences.test_cut import LAW
 
@@ -26,7 +26,8 @@ def boxes(svg):
 
 
 def chunks_of(lengths):
-    return make_chunks(lengths, Cut(LAW.pair_s * max(lengths) ** 2 / 8 + LAW.token_s * max(lengths) / 4, 10**6), LAW)
+    target_s = LAW.pair_s * max(lengths) ** 2 / 8 + LAW.token_s * max(lengths) / 4
+    return cut_batch(lengths, Cut(target_s, 10**6), LAW).chunks()
 
 
 def test_every_slice_is_drawn_once_in_the_colour_of_its_chunk():

@@ -16,7 +16,7 @@ from farpipe.runtime.model.weight_grads import WeightGradStore
 from farpipe.runtime.stage import Boundary
 from farpipe.search import search
 from farpipe.sequences import followed
-from farpipe.sequences.cut import Cut, make_chunks
+from farpipe.sequences.cut import Cut, cut_batch
 from farpipe.sequences.order import chunk_order
 from farpipe.step import Problem, Rank, Stage
 from in_process import run_ranks
@@ -85,7 +85,7 @@ def assert_equal(
 def chunks_of(lengths, slices_of_longest, limit=1000):
     longest = max(lengths)
     target = (LAW.pair_s * longest**2 / 2 + LAW.token_s * longest) / slices_of_longest
-    return make_chunks(lengths, Cut(target, limit), LAW)
+    return cut_batch(lengths, Cut(target, limit), LAW).chunks()
 
 
 def assert_gradients(model, documents, chunks, schedule, recomputed, dtype):
@@ -171,7 +171,7 @@ def test_packed_sequences_do_not_see_each_other():
     one, other, third = documents_of(model, [6, 5, 5])
     losses = []
     for second in (other, third):
-        chunks = make_chunks([6, 5], Cut(1e9, 100), LAW)
+        chunks = cut_batch([6, 5], Cut(1e9, 100), LAW).chunks()
         assert len(chunks) == 1
         stage = make_stages(model, 1, torch.float64)[0]
         stage.begin_chunks(chunk_batch(chunks, [one, second]))
@@ -208,7 +208,7 @@ def test_attention_in_two_parts_and_its_gradients_are_those_under_a_mask(context
 
 def test_keys_and_values_are_let_go_slice_by_slice():
     model = MODELS["llama"]
-    chunks = make_chunks([30], Cut(10.0, 100), LAW)
+    chunks = cut_batch([30], Cut(10.0, 100), LAW).chunks()
     count = len(chunks)
     assert count > 2
     stage = make_stages(model, 1, torch.float64)[0]
@@ -225,7 +225,7 @@ def test_keys_and_values_are_let_go_slice_by_slice():
 
 def test_a_sequence_beyond_the_positions_is_told():
     model = MODELS["llama"]
-    chunks = make_chunks([LONGEST + 5], Cut(1e9, 100), LAW)
+    chunks = cut_batch([LONGEST + 5], Cut(1e9, 100), LAW).chunks()
     stage = make_stages(model, 1, torch.float64)[0]
     stage.begin_chunks(chunk_batch(chunks, documents_of(model, [LONGEST + 5])))
     with pytest.raises(RunError, match="sequence_length is where documents must be cut"):
@@ -233,7 +233,7 @@ def test_a_sequence_beyond_the_positions_is_told():
 
 
 def test_chains_of_the_tests_are_those_of_chunks():
-    chunks = make_chunks([30, 20], Cut(10.0, 100), LAW)
+    chunks = cut_batch([30, 20], Cut(10.0, 100), LAW).chunks()
     counts = [sum(part.sequence == s for chunk in chunks for part in chunk.slices) for s in (0, 1)]
     assert followed(chunks) == follows_of(counts)
 
@@ -251,7 +251,7 @@ def test_a_model_learns_the_same_in_chunks_as_on_whole_documents():
     for step in range(num_steps):
         lengths = torch.randint(1, LONGEST + 1, (6,), generator=torch.Generator().manual_seed(step)).tolist()
         documents = documents_of(model, lengths, step)
-        chunks = make_chunks(lengths, Cut(30.0 + 5 * step, 1000), LAW)
+        chunks = cut_batch(lengths, Cut(30.0 + 5 * step, 1000), LAW).chunks()
         order = chunk_order(followed(chunks), (0, 0))
         for optimizer in optimizers:
             optimizer.zero_grad()

@@ -10,7 +10,7 @@ from farpipe.runtime.model.decoder import slices as slices_of
 from farpipe.runtime.work import make_stage, numerics_of
 from farpipe.sequences import Chunk, Slice
 from farpipe.sequences.chunk import load_of
-from farpipe.sequences.cut import Cut, make_chunks
+from farpipe.sequences.cut import Cut, cut_batch
 from runtime.test_chunk_stage import LAW, MODELS, documents_of, make_stages
 
 
@@ -29,7 +29,7 @@ def test_a_product_holds_its_inputs_but_no_parameters():
 
 def test_a_stage_holds_more_with_every_chunk_and_nothing_after_the_last_backward():
     model = MODELS["llama"]
-    chunks = make_chunks([30, 5], Cut(10.0, 100), LAW)
+    chunks = cut_batch([30, 5], Cut(10.0, 100), LAW).chunks()
     peaks = []
     for layers in (0, 2):
         stage = make_stages(model, 1, torch.float64)[0]

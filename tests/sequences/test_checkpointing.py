@@ -22,7 +22,7 @@ from farpipe.sequences.checkpointing import (
     solve_program,
 )
 from farpipe.sequences.chunk import followed, load_of
-from farpipe.sequences.cut import Cut, make_chunks
+from farpipe.sequences.cut import Cut, cut_batch
 from farpipe.sequences.order import chunk_order
 from farpipe.sequences.planner import total_law
 from farpipe.step import Stage
@@ -96,7 +96,8 @@ def chunks_of(stage_costs, lengths, slices):
     load = Load(*(np.array([v]) for v in (1.0, 0.5, False, 0.0, False, 0.0)))
     law = total_law(stage_costs, load)
     longest = max(lengths)
-    return make_chunks(lengths, Cut((law.pair_s * longest**2 / 2 + law.token_s * longest) / slices, 1 << 40), law)
+    target_s = (law.pair_s * longest**2 / 2 + law.token_s * longest) / slices
+    return cut_batch(lengths, Cut(target_s, 1 << 40), law).chunks()
 
 
 @pytest.mark.skipif("chain_bytes" not in Stage.model_fields, reason="Problems have no chains yet")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InputError
 from farpipe.sequences import check_chunks, followed
-from farpipe.sequences.chunk import Chunk, Slice
-from farpipe.sequences.cut import Cut, chunk_seconds, make_chunks, num_slices_within, pack, slice_offsets
+from farpipe.sequences.chunk import Chunk, Slice, load_of
+from farpipe.sequences.cut import Cut, cut_batch, num_slices_within, pack, slice_offsets
 
 LAWS = st.builds(Law, st.floats(0, 1e-6), st.floats(1e-9, 1e-4), split_pair_s=st.just(0.0) | st.floats(0, 1e-6))
 LENGTHS = st.lists(st.one_of(st.integers(1, 50), st.integers(1, 20_000)), min_size=1, max_size=60)
@@ -25,7 +25,7 @@ def seconds_upto(law, tokens):
 @given(LENGTHS, LAWS, st.floats(1e-4, 1.0), st.integers(1, 30_000), st.sampled_from(["best-fit", "literal"]))
 def test_every_token_is_in_one_chunk_and_no_chunk_has_two_tails(lengths, law, share, limit, rule):
     target = share * sum(seconds_upto(law, length) for length in lengths)
-    chunks = make_chunks(lengths, Cut(target, limit, rule), law)
+    chunks = cut_batch(lengths, Cut(target, limit, rule), law).chunks()
     check_chunks(chunks, lengths)
     assert all(sum(part.is_tail for part in chunk.slices) <= 1 for chunk in chunks)
     assert all(chunk.num_tokens <= limit for chunk in chunks)
@@ -41,7 +41,8 @@ def test_best_fit_keeps_the_time_target_but_for_the_rounding_of_a_slice(lengths,
     offsets = slice_offsets(max(lengths), num_slices_within(max(lengths), cut, law), law)
     of_slot = law.of_slices if len(offsets) > 1 else law
     slots = np.diff([seconds_upto(of_slot, x) for x in [0, *offsets]])
-    for chunk, seconds in zip(chunks := make_chunks(lengths, cut, law), chunk_seconds(chunks, law), strict=True):
+    chunks = cut_batch(lengths, cut, law).chunks()
+    for chunk, seconds in zip(chunks, law.of_load(load_of(chunks)), strict=True):
         assert seconds <= max(target * (1 + 1e-6), slots.max() * (1 + 1e-9)) or len(chunk.slices) == 1
 
 
@@ -105,8 +106,8 @@ def test_the_literal_rule_makes_no_more_and_heavier_chunks():
     rng = np.random.default_rng(3)
     lengths = np.clip(rng.lognormal(7, 1.6, 512).astype(np.int64), 1, 60_000)
     target = seconds_upto(LAW, float(lengths.max())) / 8
-    ours, theirs = (make_chunks(lengths, Cut(target, 40_000, rule), LAW) for rule in ("best-fit", "literal"))
-    heaviest = [chunk_seconds(chunks, LAW).max() for chunks in (ours, theirs)]
+    ours, theirs = (cut_batch(lengths, Cut(target, 40_000, rule), LAW).chunks() for rule in ("best-fit", "literal"))
+    heaviest = [LAW.of_load(load_of(chunks)).max() for chunks in (ours, theirs)]
     assert len(theirs) <= len(ours)
     assert heaviest[0] < heaviest[1]
 
@@ -115,18 +116,18 @@ def test_the_literal_rule_makes_no_more_and_heavier_chunks():
 @given(LENGTHS)
 def test_the_same_lengths_give_the_same_chunks(lengths):
     cut = Cut(0.05, 10_000)
-    assert make_chunks(lengths, cut, LAW) == make_chunks(np.array(lengths), cut, LAW)
+    assert cut_batch(lengths, cut, LAW).chunks() == cut_batch(np.array(lengths), cut, LAW).chunks()
 
 
 def test_one_token_sequences_and_one_giant():
-    chunks = make_chunks([1] * 1000 + [1_000_000], Cut(0.5, 50_000), LAW)
+    chunks = cut_batch([1] * 1000 + [1_000_000], Cut(0.5, 50_000), LAW).chunks()
     check_chunks(chunks, [1] * 1000 + [1_000_000])
     assert {chunk.kind for chunk in chunks} <= {"split", "hybrid", "batched"}
 
 
 def test_an_empty_sequence_is_named():
     with pytest.raises(InputError, match=r"lengths\[1\]"):
-        make_chunks([3, 0, 2], Cut(1.0, 10), LAW)
+        cut_batch([3, 0, 2], Cut(1.0, 10), LAW).chunks()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_chunks_that_miss_or_repeat_tokens_are_refused(chunks, message):
 @settings(deadline=None, max_examples=40)
 @given(LENGTHS)
 def test_chunks_survive_json(lengths):
-    chunks = make_chunks(lengths, Cut(0.02, 5_000), LAW)
+    chunks = cut_batch(lengths, Cut(0.02, 5_000), LAW).chunks()
     assert [Chunk.from_data(chunk.to_data()) for chunk in chunks] == chunks
 
 

@@ -53,7 +53,7 @@ def compare(
     if plot is not None and usable:
         _draw(plot, outcomes, plan.sites if plan else ())
     if as_json:
-        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(problem, rows, outcomes)})
+        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, outcomes)})
     if not usable:
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
     if as_json:
@@ -138,7 +138,7 @@ def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: flo
     )
 
 
-def _data(problem: "Problem", rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> list[dict[str, Any]]:
+def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> list[dict[str, Any]]:
     """The rows for machines, with the makespan and the use of every link."""
     from dataclasses import asdict
 

@@ -94,10 +94,6 @@ class Calibration:
         """By how much `num_devices` that talk inside a machine at once slow each other down."""
         return max(1.0, num_devices / self.machine_link_devices) if self.machine_link_devices else 1.0
 
-    def range_of(self, seconds: float) -> tuple[float, float]:
-        """The range in which a measurement predicted as `seconds` is expected: the residual to both sides."""
-        return seconds / (1 + self.residual), seconds * (1 + self.residual)
-
 
 def calibration_of(device: Device) -> Calibration:
     """The constants of `device`: its own row, or the reference's scaled to its peak rate and marked as not measured.

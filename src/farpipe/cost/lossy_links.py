@@ -110,11 +110,6 @@ def lossy_link(cluster: Cluster, link: SiteLink) -> LossyLink:
     )
 
 
-def expected_retransmissions(num_packets: int, loss: float) -> float:
-    """Packets sent again until all of a message have arrived: each needs 1 / (1 - loss) tries."""
-    return num_packets * loss / (1 - loss)
-
-
 def lateness_s(link: LossyLink, num_bytes: float, gap_s: float, shape: tuple[int, int], seed: int = 0) -> Floats:
     """By how much messages arrive after latency and bytes/goodput: `shape` is samples, messages in a row.
 
@@ -139,16 +134,6 @@ def mean_lateness_s(link: LossyLink, num_bytes: float, gap_s: float) -> float:
         if rounded_s != gap_s:
             return mean_lateness_s(link, num_bytes, rounded_s)
     return float(lateness_s(link, num_bytes, gap_s, _MEAN_SHAPE).mean())
-
-
-def num_retransmissions(link: LossyLink, num_bytes: float, num_samples: int, seed: int = 0) -> NDArray[np.int64]:
-    """Packets sent again of single messages, as `lateness_s` draws them: [num_samples]."""
-    rng, lost = np.random.default_rng(seed), np.full(num_samples, link.packets_of(num_bytes))
-    total = np.zeros(num_samples, np.int64)
-    for _ in range(MOST_RETRANSMISSIONS):
-        lost = rng.binomial(lost, link.loss)
-        total += lost
-    return total
 
 
 def _by_losses(

@@ -48,17 +48,8 @@ class SiteTariff:
         recent = (*self.recent, self.price.usd_per_mwh)[-HOURS_KEPT:]
         return replace(self, price=price, since_s=now_s, reading=self.read(now_s), recent=recent)
 
-    def usd_per_device_hour(self, power_w: float) -> float:
-        """Electricity of one device for an hour at the present price."""
-        return power_w / 1e6 * self.pue * self.price.usd_per_mwh
-
 
 Readings = Mapping[str, Reading]
-
-
-def read_all(tariffs: Mapping[str, SiteTariff], sites: tuple[str, ...], now_s: float) -> dict[str, Reading]:
-    """The readings of some sites."""
-    return {site: tariffs[site].read(now_s) for site in sites}
 
 
 def bill(

@@ -1,11 +1,10 @@
 """One scenario, one trace, one policy: from files to an outcome."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TextIO
 
 from farpipe.errors import InputError
-from farpipe.fleet.events import Event
 from farpipe.fleet.job import FleetJob
 from farpipe.fleet.outcome import Outcome
 from farpipe.fleet.policies import policy_of
@@ -14,7 +13,7 @@ from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes, Quotes
 from farpipe.fleet.scenario import Scenario
 from farpipe.fleet.simulator import Simulator
-from farpipe.fleet.state import FleetState, first_state
+from farpipe.fleet.state import first_state
 from farpipe.strict import nearest
 
 
@@ -25,7 +24,6 @@ def play(
     *,
     quotes: Quotes | None = None,
     log: TextIO | None = None,
-    after: Callable[[FleetState, Event], None] = lambda state, event: None,
     tick_s: float = 900.0,
 ) -> Outcome:
     """The outcome of `jobs` in `scenario` under `policy`, a name or one's own.
@@ -36,7 +34,7 @@ def play(
     chosen = _configured(policy_of(policy), scenario) if isinstance(policy, str) else policy
     quotes = quotes or quotes_of(scenario)
     state = first_state(scenario.cluster, chosen, quotes, scenario.stops)
-    simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
+    simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log)
     return simulator.run(jobs, scenario.events, tick_s=tick_s)
 
 

@@ -78,11 +78,9 @@ class Snapshot:
                 rates[link] -= rate
         return space
 
-    def with_job(self, job: JobState, *, metered: bool = True) -> Self:
-        """With `job` in the place of the one of its name; `metered`: its meters are read now."""
+    def with_job(self, job: JobState) -> Self:
+        """With `job` in the place of the one of its name; its meters are read now."""
         jobs = {**self.jobs, job.name: job}
-        if not metered:
-            return replace(self, jobs=jobs)
         meters = {name: readings for name, readings in self.meters.items() if name != job.name}
         if job.placement is not None:
             meters[job.name] = {site: self.tariffs[site].read(self.now_s) for site in job.placement.sites}

@@ -41,21 +41,19 @@ class FleetState(Snapshot):
         return state, commands + further
 
 
-def first_state(
-    cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCosts | None = None, start_s: float = 0.0
-) -> FleetState:
+def first_state(cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCosts | None = None) -> FleetState:
     """A fleet without jobs on `cluster`; a price that a site does not have counts as nothing."""
     tariffs = {}
     for site in cluster.sites:
         p = site.prices
         price = Price(p.electricity_usd_per_mwh or 0.0, p.carbon_g_per_kwh or 0.0)
-        tariffs[site.name] = SiteTariff(p.rent_usd_per_device_hour or 0.0, p.pue, price, start_s)
+        tariffs[site.name] = SiteTariff(p.rent_usd_per_device_hour or 0.0, p.pue, price, 0.0)
     egress = {name: price or 0.0 for name, price in egress_of(cluster).items()}
     world = World(quotes, stops or StopCosts(), {link.name: link.latency_s for link in cluster.links}, egress)
     return FleetState(
         world=world,
         policy=policy,
-        now_s=start_s,
+        now_s=0.0,
         sites={site.name: SiteState(site.num_devices) for site in cluster.sites},
         rates={link.name: link.bandwidth_bytes_per_s for link in cluster.links},
         tariffs=tariffs,

@@ -3,14 +3,14 @@
 import csv
 import io
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
 from farpipe.fleet.job import FleetJob, Kind
-from farpipe.strict import nearest, parse_json, read_text, write_text
+from farpipe.strict import nearest, parse_json, read_text
 
 MAX_STEPS: Final = 10**9
 COLUMNS: Final = (
@@ -118,18 +118,6 @@ def _seconds(text: str, place: str) -> float:
     if not 0 <= value <= 1e10:
         raise InputError(f"{place}: expected seconds from 0 to 1e10, found {text[:40]!r}")
     return value
-
-
-def write_jobs(path: Path | str, jobs: Iterable[FleetJob]) -> None:
-    """Write a JOBS.csv."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for job in jobs:
-        k, deadline = job.kind, "" if job.deadline_s is None else f"{job.deadline_s:g}"
-        sizes = (job.num_steps, job.min_devices, job.max_devices)
-        writer.writerow([job.name, f"{job.submit_s:.3f}", *k, *sizes, job.tenant, deadline])
-    write_text(path, out.getvalue())
 
 
 SIZES: Final = {

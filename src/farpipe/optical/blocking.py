@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -155,7 +154,6 @@ def poisson_blocking(
     warm_up: int = 3_000,
     seeds: Sequence[int] = (0,),
     defragment: bool = False,
-    num_threads: int | None = None,
 ) -> Blocking:
     """`num_requests` counted requests after `warm_up` more, for each of `seeds`; these run side by side."""
     if num_requests < 1 or not seeds:
@@ -167,7 +165,7 @@ def poisson_blocking(
         return play_traffic(traffic, paths, policy, grid, modulation, warm_up=warm_up, defragment=defragment)
 
     first = run(seeds[0])  # alone: it also compiles
-    with ThreadPoolExecutor(num_threads) as pool:  # the kernels run without Python's lock
+    with ThreadPoolExecutor() as pool:  # the kernels run without Python's lock
         return Blocking((first, *pool.map(run, seeds[1:])))
 
 
@@ -180,16 +178,3 @@ def _batch_means(outcome: Outcome, by_request: bool, num_batches: int = 20) -> I
     interval = mean_interval(shares)
     mean = float((weight * refused).sum() / weight.sum())
     return Interval(mean, mean - interval.half_width, mean + interval.half_width)
-
-
-def erlang_b(load_erlang: float, num_servers: int) -> float:
-    """Blocking of `num_servers` equal servers under Poisson load (Erlang's first formula), by its recursion."""
-    blocking = 1.0
-    for servers in range(1, num_servers + 1):
-        blocking = load_erlang * blocking / (servers + load_erlang * blocking)
-    return blocking
-
-
-def binomial_half_width(ratio: float, count: int) -> float:
-    """Half of the 95 % interval of a share of `count` independent trials."""
-    return 1.96 * sqrt(ratio * (1 - ratio) / count) if count else 0.0

@@ -107,11 +107,6 @@ class Coupled:
         return self._background.path
 
     @property
-    def background_left(self) -> int:
-        """Background requests that are still to come."""
-        return len(self._background.arrival_s) - int(self._state.counters[NEXT])
-
-    @property
     def log(self) -> NDArray[np.float64]:
         """Light paths so far, a row each.
 

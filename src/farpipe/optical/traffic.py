@@ -41,7 +41,8 @@ class PoissonTraffic:
     """Random traffic: Poisson arrivals over uniform pairs, exponential holding times.
 
     `load_erlang` is arrival rate times `mean_holding_s`. `truncate_at` cuts the holding times off at so many means by
-    drawing anew, as DeepRMSA's code does (2.0); the load that remains is the given one times `truncation_factor`.
+    drawing anew, as DeepRMSA's code does (2.0); the load that remains is the given one times 1 - t / (e^t - 1),
+    0.687 for t = 2.
     """
 
     load_erlang: float
@@ -62,11 +63,11 @@ class PoissonTraffic:
         if self.truncate_at is not None and not self.truncate_at > 0:
             raise UsageError(f"truncate_at must be more than 0, found {self.truncate_at}")
 
-    def draw(self, pairs: tuple[Pair, ...], num_requests: int, seed: int, start_s: float = 0.0) -> Traffic:
+    def draw(self, pairs: tuple[Pair, ...], num_requests: int, seed: int) -> Traffic:
         """`num_requests` requests; the same seed draws the same, and of more requests the first ones."""
         times, ends, rates, holds = (np.random.default_rng((seed, column)) for column in range(4))
         rate = self.load_erlang / self.mean_holding_s
-        arrival_s = start_s + np.cumsum(times.exponential(1 / rate, num_requests))
+        arrival_s = np.cumsum(times.exponential(1 / rate, num_requests))
         pair = ends.integers(len(pairs), size=num_requests, dtype=np.int32)
         gbit_s = rates.integers(self.low, self.high + 1, size=num_requests).astype(np.float64)
         return Traffic(pairs, arrival_s, pair, gbit_s, self._holding(holds, num_requests))
@@ -77,11 +78,6 @@ class PoissonTraffic:
         # Drawing anew until it is short enough is drawing from the distribution cut off there: invert that one.
         share = -np.expm1(-self.truncate_at)
         return np.asarray(-self.mean_holding_s * np.log1p(-share * random.random(count)), np.float64)
-
-
-def truncation_factor(truncate_at: float) -> float:
-    """Mean of an exponential of mean 1 that is drawn anew while beyond `truncate_at`: 0.687 for 2."""
-    return float(1 - truncate_at * np.exp(-truncate_at) / -np.expm1(-truncate_at))
 
 
 def load_trace(path: Path | str, network: Network) -> Traffic:

@@ -180,11 +180,6 @@ def measured_problem(point: ReferencePoint, problem: Problem, job: ReferenceJob)
     return problem.model_copy(update={"stages": tuple(stage.model_copy(update=times) for stage in problem.stages)})
 
 
-def predict_step_s(point: ReferencePoint) -> float:
-    """Seconds of one step as planned: interleaved 1F1B where the point has virtual stages, else 1F1B."""
-    return predict(point).step_s
-
-
 UNLIKE: Final = ReferenceGroup(
     name="sailor-unlike-machines",
     tolerance=0.10,

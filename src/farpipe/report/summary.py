@@ -153,7 +153,7 @@ class ComparisonRow:
     obstacle: str = ""
 
 
-def comparison_view(rows: Sequence[ComparisonRow], title: str = "Schedules side by side") -> TableView:
+def comparison_view(rows: Sequence[ComparisonRow]) -> TableView:
     """Every schedule that can be used, with how much longer it takes than the best; below them why the others can't."""
     best = min((row.step_s for row in rows if row.step_s is not None), default=None)
     figures: tuple[tuple[str, Callable[[ComparisonRow], str]], ...] = (
@@ -169,7 +169,7 @@ def comparison_view(rows: Sequence[ComparisonRow], title: str = "Schedules side 
     names = ("schedule", *(name for name, _ in figures))
     cells = tuple((row.method, *(write(row) for _, write in figures)) for row in rows if not row.obstacle)
     chosen = _first(best is not None and row.step_s == best for row in rows if not row.obstacle)
-    return TableView(title, names, cells, frozenset(range(1, len(names))), chosen, obstacles(rows))
+    return TableView("Schedules side by side", names, cells, frozenset(range(1, len(names))), chosen, obstacles(rows))
 
 
 def obstacles(rows: Sequence[ComparisonRow]) -> str:

@@ -12,7 +12,7 @@ class Launcher(Protocol):
     def poll(self, limit_s: float = 0.0) -> bool:
         """Wait at most `limit_s` for news; True when all processes have ended well.
 
-        When one has failed, the others are ended and its error is raised: see `LocalLauncher`, `TorchrunLauncher`.
+        When one has failed, the others are ended and its error is raised.
         """
 
     def stop(self, leave_s: float = 0.0) -> None:

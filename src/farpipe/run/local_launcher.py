@@ -26,6 +26,7 @@ from farpipe.errors import (
     RunStoppedError,
 )
 from farpipe.processes import KILL_S, Guarded, ParentPipe, wait_for_any
+from farpipe.run.launcher import Launcher
 from farpipe.run.reports import REPORT_VARIABLE, new_report, read_report
 
 SETTLE_S: Final = 1.5
@@ -68,7 +69,7 @@ class _Rank:
         self.end_s = time.monotonic()
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts `num_processes` processes, ``argv_for_rank(rank)`` each; see `farpipe.run.launch.launch`."""
 
     def __init__(

@@ -10,13 +10,11 @@ from farpipe.run.machines import Machine
 MASTER_PORT: Final = 29500
 
 
-def torchrun_commands(machines: Sequence[Machine], run_dir: Path, max_restarts: int, certs: str = "certs") -> str:
+def torchrun_commands(machines: Sequence[Machine], run_dir: Path, max_restarts: int) -> str:
     """One command per machine, in the order of the ranks; addresses that are not known are left to fill in."""
     lines = ["ready. Copy this directory to the same path at every machine, then start:"]
     for node_rank, machine in enumerate(machines):
-        command = _command(
-            machines, run_dir, max_restarts, str(machine.num_processes), str(node_rank), machine.address, certs
-        )
+        command = _command(machines, run_dir, max_restarts, str(machine.num_processes), str(node_rank), machine.address)
         several = any(other.site == machine.site and other.number for other in machines)
         where = f"{machine.site}, machine {machine.number}" if several else machine.site
         lines += ["", f"at {where}:", "", "    " + " \\\n        ".join(command)]
@@ -30,20 +28,17 @@ def _command(
     num_processes: str,
     node_rank: str,
     host: str,
-    certs: str,
     master: str = "",
 ) -> list[str]:
     """The lines of one command; words of a shell script may stand for what a machine finds out itself."""
     return [
         f"torchrun --nnodes {len(machines)} --nproc-per-node {num_processes} --node-rank {node_rank}",
         f"--max-restarts {max_restarts} --master-addr {master or machines[0].address} --master-port {MASTER_PORT}",
-        f"-m farpipe.run.rank_main {run_dir} --host {host} --certs {certs}",
+        f"-m farpipe.run.rank_main {run_dir} --host {host} --certs certs",
     ]
 
 
-def sbatch_scripts(
-    machines: Sequence[Machine], run_dir: Path, max_restarts: int, *, with_gpus: bool, certs: str = "certs"
-) -> dict[str, str]:
+def sbatch_scripts(machines: Sequence[Machine], run_dir: Path, max_restarts: int, *, with_gpus: bool) -> dict[str, str]:
     """A Slurm script per site, by file name: one task per machine, each an agent of torchrun.
 
     Sites have Slurm clusters of their own, so each script is submitted at its site with MASTER_ADDR, the address of the
@@ -55,7 +50,7 @@ def sbatch_scripts(
     for number, (site, group) in enumerate(groups):
         again = any(other == site for other, _ in groups[:number])
         name = f"{site}-{number}" if again else site
-        scripts[f"{name}.sbatch"] = _sbatch(machines, group, first_node, run_dir, max_restarts, with_gpus, certs)
+        scripts[f"{name}.sbatch"] = _sbatch(machines, group, first_node, run_dir, max_restarts, with_gpus)
         first_node += len(group)
     return scripts
 
@@ -67,7 +62,6 @@ def _sbatch(
     run_dir: Path,
     max_restarts: int,
     with_gpus: bool,
-    certs: str,
 ) -> str:
     site, sizes = group[0].site, [machine.num_processes for machine in group]
     gpus = [f"#SBATCH --gpus-per-node={max(sizes)}"] if with_gpus else []
@@ -78,7 +72,6 @@ def _sbatch(
         "$NUM_PROCESSES",
         f"$(({first_node} + SLURM_NODEID))",
         "$(hostname -I | cut -d' ' -f1)",
-        certs,
         master="$MASTER_ADDR",
     )
     first = machines[0]

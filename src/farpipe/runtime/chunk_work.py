@@ -1,7 +1,6 @@
 """A rank's work around its actions when every step is planned on chunks of sequences: training, or a rehearsal."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,18 +11,8 @@ from farpipe.runtime.data.document_batches import DocumentBatches, load_document
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import PipelineStage, SleepStage
-from farpipe.runtime.work import SleepTrainer, Trainer, Work
+from farpipe.runtime.work import SleepTrainer, Trainer
 from farpipe.sequences import StepPlan
-
-
-class ChunkWork(Work, Protocol):
-    """Work whose steps have plans of their own."""
-
-    def lengths(self, step: int) -> NDArray[np.int64]:
-        """Tokens of every sequence of `step`; asked of rank 0 only."""
-
-    def take_plan(self, plan: StepPlan) -> None:
-        """Before `begin_step`: what the next step is."""
 
 
 class ChunkTrainer(Trainer):
@@ -44,12 +33,12 @@ class ChunkTrainer(Trainer):
         return b"" if self._documents is None else self._documents.digest
 
     def lengths(self, step: int) -> NDArray[np.int64]:
-        """See ChunkWork."""
+        """Tokens of every sequence of `step`; asked of rank 0 only."""
         assert self._documents is not None, "rank 0 has the first stage"
         return self._documents.lengths(step)
 
     def take_plan(self, plan: StepPlan) -> None:
-        """See ChunkWork."""
+        """Take the plan of the next step, before `begin_step`."""
         self._plan = plan
 
     @property
@@ -93,12 +82,12 @@ class ChunkSleeper(SleepTrainer):
         self._documents = documents_of(run) if peers.rank == 0 else None
 
     def lengths(self, step: int) -> NDArray[np.int64]:
-        """See ChunkWork."""
+        """Tokens of every sequence of `step`; asked of rank 0 only."""
         assert self._documents is not None
         return self._documents.lengths(step)
 
     def take_plan(self, plan: StepPlan) -> None:
-        """See ChunkWork."""
+        """Take the plan of the next step, before `begin_step`."""
         problem = plan.problem(self._costs)
         stages: Mapping[int, PipelineStage] = {stage: SleepStage(problem, stage) for stage in self.stages}
         self.stages = dict(stages)

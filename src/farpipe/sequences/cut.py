@@ -16,7 +16,7 @@ import numpy as np
 
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InputError
-from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable, load_of
+from farpipe.sequences.chunk import Floats, Ints, SliceTable
 
 PackRule = Literal["best-fit", "literal", "alone"]
 _ROUNDING: Final = 1e-9
@@ -68,11 +68,6 @@ def _num_targets(length: int, cut: Cut, law: Law) -> int:
     """Times that the target goes into a sequence's time, rounded up."""
     seconds = law.pair_s * length**2 / 2 + law.token_s * length
     return max(1, math.ceil(seconds / cut.target_s * (1 - _ROUNDING))) if cut.target_s > 0 else 1
-
-
-def make_chunks(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> list[Chunk]:
-    """The chunks of `cut_batch`."""
-    return cut_batch(lengths, cut, law).chunks() if len(lengths) else []
 
 
 def cut_batch(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> SliceTable:
@@ -157,8 +152,3 @@ def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
     kernel: Any = pack_kernel.pack
     limits = (cut.target_s * (1 + _ROUNDING), cut.token_limit, cut.rule == "literal")
     return np.asarray(kernel(short_s, shorts, tail_s, tails[:, 1].copy(), *limits))
-
-
-def chunk_seconds(chunks: Sequence[Chunk], law: Law) -> Floats:
-    """Time of every chunk under one law."""
-    return law.of_load(load_of(chunks))

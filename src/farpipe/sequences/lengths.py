@@ -13,7 +13,6 @@ from farpipe.sequences.chunk import Ints
 from farpipe.strict import nearest, read_text
 
 MAX_LENGTH: Final = 1 << 40
-MAX_SEQUENCES: Final = 1 << 26
 _COLUMNS: Final = ("length", "lengths", "tokens", "num_tokens", "token_count")
 
 

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
-from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
+from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobState, Placement
 from farpipe.fleet.policies.paths import across, alone, is_stall_free
 from farpipe.fleet.policies.protocol import View
@@ -68,14 +68,6 @@ def electricity_usd_per_step(view: View, placement: Placement) -> float:
 def electricity_usd_per_h(view: View, placement: Placement) -> float:
     """Electricity of a job per hour at the present prices."""
     return sum(watts / 1e6 * view.usd_per_mwh(site) for site, watts in placement.power_w.items())
-
-
-def money_usd_per_h(view: View, placement: Placement) -> float:
-    """Rent, electricity and egress of a job per hour at the present prices."""
-    rent = sum(number * view.rent_usd_per_device_hour(site) for site, number in placement.devices)
-    sent = placement.link_bytes_per_s.items()
-    egress = sum(rate * SECONDS_PER_HOUR / BYTES_PER_GB * view.egress_usd_per_gb(link) for link, rate in sent)
-    return rent + egress + electricity_usd_per_h(view, placement)
 
 
 def _least(view: View, space: Space, job: JobState, num: int, cost: Callable[[Placement], float]) -> Devices | None:

@@ -1,4 +1,4 @@
-"""The exact assignment as a yardstick, and long-haul RDMA by its formulas."""
+"""The exact assignment as a yardstick."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,6 @@ from farpipe.errors import InputError
 from farpipe.optical import POLICIES, Grid, find_modulation, find_network, k_shortest
 from farpipe.optical.exact import assign_exactly, assign_in_turn
 from farpipe.optical.network import build_network
-from farpipe.optical.rdma import LongHaul, over_long_hauls, window_for
-from farpipe.step import BACKWARD, FORWARD
-from two_sites import two_sites
 
 DEEPRMSA, BPSK = find_modulation("deeprmsa"), find_modulation("bpsk")
 
@@ -52,38 +49,3 @@ def test_too_large_a_program_is_refused():
     paths = k_shortest(find_network("nsfnet"), k=5)
     with pytest.raises(InputError, match="variables, more than"):
         assign_exactly(requests_of(paths, 1000, 0), paths, Grid(100), DEEPRMSA)
-
-
-def test_plain_rdma_is_bound_by_window_over_round_trip():
-    link = LongHaul(1000, 400e9 / 8, 16e6, site_rtt_s=1e-9)
-    assert link.plain_rate * 8 == pytest.approx(16e6 * 8 / 9.8e-3, rel=1e-6)  # 13 Gbit/s
-    assert link.acknowledged_at_source() == 400e9 / 8
-    assert LongHaul(0, 1e9, 16e6).plain_rate == 1e9
-
-
-def test_a_window_of_rate_times_round_trip_fills_the_link():
-    link = LongHaul(3000, 5e10, 1.0)
-    assert LongHaul(3000, 5e10, window_for(5e10, link.rtt_s)).plain_rate == pytest.approx(5e10)
-
-
-def test_a_budget_bounds_the_rate_and_spares_the_buffer():
-    link = LongHaul(1000, 5e10, 16e6)
-    assert link.acknowledged_at_source(1e10) == 1e10
-    assert link.pause_buffer_bytes == pytest.approx(5e10 * 9.8e-3)
-    assert link.budget_buffer_bytes(1e-3) == pytest.approx(5e7)
-
-
-@pytest.mark.parametrize(("at_source", "seconds"), [(False, 16.0), (True, 6.0)])
-def test_a_step_over_a_long_haul_waits_for_its_window_and_its_delay(at_source, seconds):
-    problem = two_sites((1, 1, 0), (0, 6), num_ranks=2, num_microbatches=2)
-    haul = LongHaul(1e6, 1e9, window_bytes=6.0 / 16 * 2 * 1e6 * 4.9e-6, site_rtt_s=1e-9)
-    messages = over_long_hauls(problem, {"a>b": haul}, at_source=at_source).traffic.messages
-    assert messages.occupies_s[FORWARD, 0].tolist() == pytest.approx([seconds] * 2, rel=1e-6)
-    assert messages.arrives_after_s[FORWARD, 0].tolist() == pytest.approx([seconds + 4.9] * 2, rel=1e-6)
-    assert messages.arrives_after_s[BACKWARD, 1].tolist() == [6.0, 6.0]
-
-
-@pytest.mark.parametrize("options", [{"km": -1}, {"window_bytes": 0}, {"rate_bytes_per_s": float("nan")}])
-def test_senseless_links_are_refused(options):
-    with pytest.raises(InputError):
-        LongHaul(**({"km": 1, "rate_bytes_per_s": 1e9, "window_bytes": 1e6} | options))
