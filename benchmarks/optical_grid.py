@@ -1,21 +1,23 @@
 """Trainings over light paths over a grid of settings, a row per setting and order, printed as it comes.
 
-    python benchmarks/optical_grid.py [loads|orders|networks|harm] [--seeds 10] [--rows FROM UNTIL]
+    python benchmarks/optical_grid.py [loads|orders|networks|harm] [--seeds 10] [--first 0] [--rows FROM UNTIL]
 
 The setting of optical_training.py with one figure changed at a time (`loads`: load, holding, set-up, fibres, size of
 messages, microbatches, 70B), orders at equal memory (`orders`), other networks (`networks`), and harm to the background
-over more seeds (`harm`); all figures crossed are in optical_cross.py. Per row: CD-CBA with 4
+(`harm`, for many seeds); all figures crossed are in optical_cross.py. Per row: CD-CBA with 4
 candidates by km as published and with ours, the best fixed number of units, and ours, on the same backgrounds. Ours
 is `known-ends` with 64 candidates by efficiency; "spread" knows no ends. With a set-up time both ask ahead, and "kept"
-keeps one light path per hop for 1 s.
+keeps one light path per hop for 1 s. Backgrounds are seeds from `--first` on.
 """
 
 import argparse
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from farpipe.optical import find_modulation, find_network, k_shortest
+from farpipe.optical.intervals import mean_interval
 from farpipe.optical.joint import in_flight
 from farpipe.optical.strategies import STRATEGIES, Fixed, find_strategy
 from farpipe.optical.study import bound_s, compare, no_network_s
@@ -37,6 +39,10 @@ HEADS = (
     "against best fixed",
     "harm cd-cba",
     "harm ours",
+)
+HARM_HEADS = (
+    *("modulation", "order", "policy", "step s", "against cd-cba", "harm, points", "less cd-cba's"),
+    *("refused for a step", "less cd-cba's"),
 )
 ORDER_HEADS = (
     *("order", "in flight", "until W", "no network s", "bound s", "cd-cba s", "ours s", "refused", "over bound"),
@@ -110,14 +116,14 @@ def of_pairs(setting: Setting, nodes: tuple[str, ...]) -> Any:
     return k_shortest(net, pairs, k=64, by="efficiency", modulation=table)
 
 
-def rows(setting: Setting, order: str, seeds: int) -> list[list[str]]:
+def rows(setting: Setting, order: str, seeds: range) -> list[list[str]]:
     where = scenario(setting.load, setting.holding, setting.shared, setting.network, setting.modulation)
     ours = of_pairs(setting, nodes_of(where, setting.network))
     one = training(
         where.paths, order, nodes_of(where, setting.network), microbatches=setting.microbatches, **model_of(setting)
     )
     settings = {name: (one, *rest) for name, rest in policies(setting, where.paths, ours).items()}
-    found = compare(where, settings, range(seeds), num_steps=3, skipped=2)
+    found = compare(where, settings, seeds, num_steps=3, skipped=2)
     fixed = min(FIXED, key=lambda name: found.mean(name, "step_s").mean)
     bound = bound_s(where, one, ours)
     return [
@@ -185,11 +191,8 @@ def networks() -> list[tuple[Setting, str]]:
     return [(one, name) for one in changed for name in ("1f1b", "zb-h2")]
 
 
-TABLES = {
-    "loads": one_at_a_time,
-    "networks": networks,
-    "harm": lambda: [(Setting(), name) for name in ("1f1b", "zb-h2", "gpipe")],
-}
+TABLES = {"loads": one_at_a_time, "networks": networks}
+HARM = (("64qam", "1f1b"), ("64qam", "zb-h2"), ("64qam", "gpipe"), ("deeprmsa", "1f1b"))
 
 
 def held_until_w(one: Any) -> float:
@@ -200,7 +203,36 @@ def held_until_w(one: Any) -> float:
     return in_flight(type(one.problem).from_data(data), one.schedule)
 
 
-def order_rows(seeds: int) -> None:
+def harm_rows(modulation: str, order: str, seeds: range) -> Iterator[list[str]]:
+    """Background requests that the training had refused: in points of all requests, and for one step of training."""
+    setting = Setting(modulation=modulation)
+    where = scenario(modulation=modulation)
+    one = training(where.paths, order)
+    used = policies(setting, where.paths, of_pairs(setting, NODES))
+    settings = {name: (one, *used[name]) for name in ("cd-cba", "6, fewer", "spread", "ours")}
+    found = compare(where, settings, seeds, num_steps=3, skipped=2)
+    requests_per_s = setting.load / setting.holding
+    points = {name: [100 * run.figures()["harm"] for run in runs] for name, runs in found.runs.items()}
+    for_a_step = {
+        name: [requests_per_s * run.figures()["harm"] * run.figures()["step_s"] for run in runs]
+        for name, runs in found.runs.items()
+    }
+    for name in settings:
+        step, change = found.mean(name, "step_s"), found.change(name, "cd-cba")
+        row = [modulation, order, name, f"{step.mean:.3f} ± {step.half_width:.3f}"]
+        row.append(f"{100 * change.mean:+.1f} ± {100 * change.half_width:.1f} %")
+        for figure in (points, for_a_step):
+            less = [a - b for a, b in zip(figure[name], figure["cd-cba"], strict=True)]
+            row += [_with_interval(figure[name]), "" if name == "cd-cba" else _with_interval(less)]
+        yield row
+
+
+def _with_interval(values: list[float]) -> str:
+    interval = mean_interval(values)
+    return f"{interval.mean:+.2f} ± {interval.half_width:.2f}"
+
+
+def order_rows(seeds: range) -> None:
     """Orders by the microbatches in flight that they need, under ours; and what CD-CBA makes of the same order."""
     where = scenario()
     ours = candidates(k=64, by="efficiency")
@@ -210,7 +242,7 @@ def order_rows(seeds: int) -> None:
         settings[f"{name}, cd-cba"] = (one, STRATEGIES["cd-cba"], None)
         settings[f"{name}, ours"] = (one, STRATEGIES["known-ends"], ours)
     print("| " + " | ".join(ORDER_HEADS) + " |\n|" + "---|" * len(ORDER_HEADS), flush=True)
-    found = compare(where, settings, range(seeds), num_steps=3, skipped=2)
+    found = compare(where, settings, seeds, num_steps=3, skipped=2)
     for name in settings:
         order, _, who = name.partition(", ")
         if who == "cd-cba":
@@ -231,17 +263,25 @@ def order_rows(seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", nargs="?", choices=(*TABLES, "orders"), default="loads")
+    parser.add_argument("table", nargs="?", choices=(*TABLES, "orders", "harm"), default="loads")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--rows", type=int, nargs=2, metavar=("FROM", "UNTIL"), help="of the table, from 0")
     args = parser.parse_args()
+    seeds, part = range(args.first, args.first + args.seeds), slice(*(args.rows or (None,)))
     if args.table == "orders":
-        order_rows(args.seeds)
+        order_rows(seeds)
         return
-    print("| " + " | ".join(HEADS) + " |\n|" + "---|" * len(HEADS), flush=True)
-    for setting, order in TABLES[args.table]()[slice(*(args.rows or (None,)))]:
-        for one in rows(setting, order, args.seeds):
-            print("| " + " | ".join(one) + " |", flush=True)
+    if args.table == "harm":
+        show(HARM_HEADS, (row for one in HARM[part] for row in harm_rows(*one, seeds)))
+        return
+    show(HEADS, (row for setting, order in TABLES[args.table]()[part] for row in rows(setting, order, seeds)))
+
+
+def show(heads: Sequence[str], table: Iterable[list[str]]) -> None:
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    for one in table:
+        print("| " + " | ".join(one) + " |", flush=True)
 
 
 if __name__ == "__main__":
