@@ -41,8 +41,8 @@ HEADS = (
     "harm ours",
 )
 HARM_HEADS = (
-    *("modulation", "order", "policy", "step s", "against cd-cba", "harm, points", "less cd-cba's"),
-    *("refused for a step", "less cd-cba's"),
+    *("modulation", "order", "policy", "step s", "against cd-cba", "harm, points", "against cd-cba"),
+    *("refused for a step", "against cd-cba"),
 )
 ORDER_HEADS = (
     *("order", "in flight", "until W", "no network s", "bound s", "cd-cba s", "ours s", "refused", "over bound"),
