@@ -239,6 +239,19 @@ def test_an_output_that_can_not_be_written_is_named(farpipe, folder, schedule_fi
     expect_error(farpipe(*arguments, target), 6, f"{target}: can't be written: {reason}")
 
 
+@pytest.mark.parametrize("arguments", OUTPUTS[1:], ids=lambda words: f"{words[0]} {words[-1]}")
+def test_an_output_never_takes_the_place_of_an_input(farpipe, tmp_path, schedule_file, arguments):
+    before = (tmp_path / "problem.json").read_bytes()
+    (tmp_path / "same").hardlink_to(tmp_path / "problem.json")
+    expect_error(farpipe(*arguments, "same"), 3, "same: this command reads it; write to another file")
+    assert (tmp_path / "problem.json").read_bytes() == before
+
+
+def test_a_picture_has_the_format_of_its_name(farpipe, schedule_file):
+    run = farpipe("simulate", "problem.json", "--schedule", "s.json", "--plot", "g.png")
+    expect_error(run, 2, "--plot g.png: pictures are written as .svg")
+
+
 @pytest.fixture
 def full_disk(tmp_path):
     """A file system of its own with 64 KiB, of which most is taken."""

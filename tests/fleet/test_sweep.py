@@ -1,12 +1,13 @@
 """Grids of simulations: what varies, what stays, and that nothing is computed twice."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from farpipe.cli.app import app
-from farpipe.errors import InputError, UsageError
+from farpipe.errors import FarpipeError, InputError, UsageError
 from farpipe.fleet.conformance import SimpleQuotes
 from farpipe.fleet.scenario import load_scenario
 from farpipe.fleet.sweep import at_load, dealt, grid, key_of, offered_load, with_bandwidth
@@ -103,6 +104,32 @@ def test_a_sweep_keeps_its_rows_and_computes_only_what_is_missing(files, tmp_pat
     found = json.loads(second.stdout)
     assert [row["mean_jct_s"] == 1.0 for row in found] == [True, False, True, False], "what is kept is not computed"
     assert plot.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["simulate", "--events", "jobs.csv"], 3, "jobs.csv: this command reads it"),
+        (["simulate", "--plot", "jobs.csv"], 2, "pictures are written as .svg or .png"),
+        (["simulate", "--charts", "x.bmp"], 2, "--charts x.bmp: pictures are written"),
+        (["compare", "--policies", "fcfs", "--plot", "nowhere/x.png"], 6, "nowhere does not exist"),
+        (["compare", "--policies", "fcfs", "--plot", "/dev/full"], 6, "/dev/full: can't be written: No space left"),
+        (["sweep", "--rows", "jobs.csv"], 3, "jobs.csv: this command reads it"),
+        (["sweep", "--rows", "notes.txt"], 3, "notes.txt: is there already, and no rows of a sweep"),
+        (["sweep", "--rows", "folder"], 3, "folder: can't be read: Is a directory"),
+        (["sweep", "--policies", "fcfs", "--rows", "/dev/full"], 3, "/dev/full: not a plain file"),
+    ],
+)
+def test_outputs_that_can_not_be_written_leave_all_as_it_was(files, tmp_path, monkeypatch, options, code, message):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("mine\n")
+    Path("folder").mkdir()
+    before = files[1].read_text()
+    run = CliRunner().invoke(app, ["fleet", options[0], str(files[0]), "--jobs", str(files[1]), *options[1:]])
+    error = run.exception
+    assert isinstance(error, FarpipeError)
+    assert (error.exit_code, message in str(error)) == (code, True), error
+    assert (files[1].read_text(), Path("notes.txt").read_text()) == (before, "mine\n")
 
 
 def test_another_trace_has_another_key(files):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.output import check_folder, console, print_json, search_status
+from farpipe.cli.output import check_folder, check_picture, console, print_json, search_status
 from farpipe.errors import InfeasibleError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def compare(
     from farpipe.report import comparison_table, obstacles
     from farpipe.units import format_seconds
 
-    check_folder(plot)
+    check_picture(plot, kinds=(".svg",))
+    check_folder(plot, keeping=(step,))
     named = _named(method, search_s) if method else None
     problem, own, plan = load_step(step)
     names = named or _all_methods(problem, search_s)

@@ -43,11 +43,11 @@ def export(
     refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
     from farpipe.strict import write_text
 
+    check_folder(output, keeping=(source,))
     text = _exported(source, form)
     if output is None:
         sys.stdout.write(text)
     else:
-        check_folder(output)
         write_text(output, text)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.fleet_sweep import sweep
-from farpipe.cli.output import console, print_json, status
+from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 
 if TYPE_CHECKING:
     from farpipe.fleet.outcome import Outcome
@@ -42,6 +42,8 @@ def simulate(
     from farpipe.fleet.scenario import load_scenario
     from farpipe.fleet.traces import read_jobs
 
+    _check_outputs(path, jobs, plot, charts)
+    check_folder(events, keeping=(path, jobs))
     scenario, trace = load_scenario(path), read_jobs(jobs)
     with status(f"simulating {len(trace)} jobs under {policy}"):
         outcome = _logged(events, lambda log: play(scenario, trace, policy, log=log))
@@ -71,6 +73,7 @@ def compare(
     names = list(POLICIES) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         policy_of(name)
+    _check_outputs(path, jobs, plot, charts)
     scenario, trace = load_scenario(path), read_jobs(jobs)
     quotes, outcomes = quotes_of(scenario), []
     for name in names:
@@ -94,6 +97,12 @@ def list_policies() -> None:
 
     for name in POLICIES:
         typer.echo(name)
+
+
+def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None) -> None:
+    check_picture(plot)
+    check_picture(charts, "--charts")
+    check_folder(plot, charts, keeping=(path, jobs))
 
 
 def _draw(outcomes: "list[Outcome]", scenario: "Scenario", plot: Path | None, charts: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.output import console, print_json, status
+from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 
 if TYPE_CHECKING:
     from farpipe.fleet.sweep import Point
@@ -37,6 +37,8 @@ def sweep(
     from farpipe.fleet.policies import POLICIES
     from farpipe.fleet.sweep import grid, key_of
 
+    check_picture(plot)
+    check_folder(rows, plot, keeping=(path, jobs))
     names = list(POLICIES) if policies == "all" else [name.strip() for name in policies.split(",")]
     points = grid(names, _numbers(loads or "", "--loads"), _numbers(bandwidths, "--bandwidths"), range(seeds))
     scenario, trace, _ = _case(path, jobs)
@@ -72,28 +74,42 @@ def _numbers(text: str, option: str) -> list[float]:
 
 
 def _read(path: Path) -> list[Row]:
-    """The rows that are there; a last line that was cut off is left out."""
-    if not path.exists():
+    """The rows that are there, without a last line that was cut off; InputError where the file is something else."""
+    from farpipe.errors import InputError
+    from farpipe.strict import read_text
+
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
         return []
     found = []
-    for line in path.read_text().splitlines():
+    for line in read_text(path).splitlines():
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return [row for row in found if isinstance(row, dict)]
+    kept = [row for row in found if isinstance(row, dict) and "policy" in row]
+    if not kept:
+        raise InputError(f"{path}: is there already, and no rows of a sweep; give another file with --rows")
+    return kept
 
 
 def _end_last_line(path: Path) -> None:
     """So that the next row has a line of its own, also after one that was cut off."""
     if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
-        with path.open("a") as file:
-            file.write("\n")
+        _append(path, "")
 
 
 def _keep(path: Path, row: Row) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    _append(path, json.dumps(row))
+
+
+def _append(path: Path, line: str) -> None:
+    from farpipe.errors import RunError
+
+    try:
+        with path.open("a") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise RunError(f"{path}: can't be written: {error.strerror or error}; rows before this one stay") from None
 
 
 def _point(row: Row) -> tuple[Any, ...]:

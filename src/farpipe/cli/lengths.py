@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.options import refuse, typed
-from farpipe.cli.output import console, print_json, status
+from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 
 if TYPE_CHECKING:
     from farpipe.report import TableView
@@ -33,6 +33,8 @@ def lengths(
     if job is None:
         of_job = typed(context, batch="--batch", seed="--seed", devices_per_stage="--devices-per-stage")
         refuse(of_job, "is for the batch that --job plans: give that too")
+    check_picture(plot, kinds=(".svg",))
+    check_folder(plot, keeping=(file, job))
     found = read_lengths(file, column)
     summary = summarize(found)
     gain = _gain(found, job, batch, seed, devices_per_stage) if job else None

@@ -8,7 +8,7 @@ import typer
 from farpipe.cli.light_options import LightOptions
 from farpipe.cli.optical_blocking import AsJson
 from farpipe.cli.options import with_groups
-from farpipe.cli.output import check_folder, console, print_json, progress_bar
+from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 
 if TYPE_CHECKING:
     from farpipe.optical.study import Run, Scenario
@@ -40,7 +40,8 @@ def simulate(
     """Simulate a training over an optical network: light paths per message, among background traffic."""
     from farpipe.units import counted
 
-    check_folder(plot, report, light_paths)
+    check_picture(plot)
+    check_folder(plot, report, light_paths, keeping=(job,))
     scenario, strategy = options.scenario(), options.strategy(policy)
     training = options.training(job, scenario, strategy)
     runs = _runs(scenario, {policy: strategy}, training, seeds, options.steps).runs[policy]

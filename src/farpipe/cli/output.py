@@ -8,13 +8,13 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
-from farpipe.errors import InputError, RunError
+from farpipe.errors import InputError, RunError, UsageError
 from farpipe.units import format_seconds
 
 if TYPE_CHECKING:
@@ -73,12 +73,31 @@ def _piped_width() -> int:
     return int(columns) if columns.isdecimal() and int(columns) else _PIPED_WIDTH
 
 
-def check_folder(*files: Path | None) -> None:
-    """RunError for the first of `files` whose folder does not exist: a typing slip should not become a folder."""
+def check_folder(*files: Path | None, keeping: Iterable[Path | None] = ()) -> None:
+    """RunError for the first of `files` whose folder does not exist: a typing slip should not become a folder.
+
+    InputError for one that would take the place of one of `keeping`, the files that the command reads.
+    """
     for file in filter(None, files):
+        for kept in filter(None, keeping):
+            if _is_same(file, kept):
+                raise InputError(f"{file}: this command reads it; write to another file")
         if not file.parent.is_dir():
             what = "is not a directory" if file.parent.exists() else "does not exist"
             raise RunError(f"{file}: can't be written: {file.parent} {what}")
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    try:
+        return file.samefile(other)
+    except OSError:  # not there yet, and then it takes nothing's place
+        return False
+
+
+def check_picture(path: Path | None, option: str = "--plot", kinds: tuple[str, ...] = (".svg", ".png")) -> None:
+    """UsageError unless the name of the picture at `path` ends in one of `kinds`, or has no ending."""
+    if path is not None and path.suffix and path.suffix not in kinds:
+        raise UsageError(f"{option} {path}: pictures are written as {' or '.join(kinds)}")
 
 
 def expect_replaceable(path: Path, kind: str) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from farpipe.cli.output import check_folder, console, print_json
+from farpipe.cli.output import check_folder, check_picture, console, print_json
 from farpipe.errors import UsageError
 from farpipe.strict import nearest
 
@@ -44,8 +44,7 @@ def pareto(
     from farpipe.spec import load_job
 
     check_folder(plot)
-    if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise UsageError(f"--plot {plot}: pictures are written as .svg or .png")
+    check_picture(plot)
     names, spec = _objectives(objectives), load_job(job)
     allowed = None if sites is None else _sites(sites, [site.name for site in spec.cluster.sites])
     longest_s = None if max_step is None else _seconds(max_step)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from farpipe.cli.output import check_folder, console, print_json
+from farpipe.cli.output import check_folder, check_picture, console, print_json
 
 
 def simulate(
@@ -32,7 +32,8 @@ def simulate(
     from farpipe.strict import write_text
     from farpipe.units import format_seconds
 
-    check_folder(trace, plot, html)
+    check_picture(plot, kinds=(".svg",))
+    check_folder(trace, plot, html, keeping=(plan, schedule))
     problem, own, source = load_step(plan)
     chosen = Schedule.load(schedule) if schedule is not None else own
     if chosen is None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.output import check_folder, console, print_json, progress_bar
+from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def sweep(
     from farpipe.spec import load_table
 
     check_folder(output, plot)
-    if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise UsageError(f"--plot {plot}: pictures are written as .svg or .png")
+    check_picture(plot)
     axes = [parse_axis(text) for text in over]
     points = grid(load_table(job), axes, local_steps)
     with progress_bar("sweeping", "points") as advance:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from farpipe.fleet.outcome import Change, Outcome
+from farpipe.report.pyplot import load_pyplot, save_figure
 
 HOUR_S = 3600.0
 COLOURS = 20
@@ -12,11 +13,7 @@ COLOURS = 20
 
 def draw_fleet(outcomes: Sequence[Outcome], path: Path | str) -> None:
     """A Gantt of the sites for every outcome, and below it the devices that are waited for and those that are free."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(
         *(2 * len(outcomes), 1),
         figsize=(11, 4.2 * len(outcomes)),
@@ -32,7 +29,7 @@ def draw_fleet(outcomes: Sequence[Outcome], path: Path | str) -> None:
         _draw_gantt(axes[2 * index][0], outcome, colours)
         _draw_queue(axes[2 * index + 1][0], outcome, most)
     axes[-1][0].set_xlabel("hours")
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
     pyplot.close(figure)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from farpipe.fleet.outcome import Change, Outcome
 from farpipe.report.fleet import HOUR_S, levels, queue_levels
+from farpipe.report.pyplot import load_pyplot, save_figure
 
 Location = tuple[float, float]
 """Latitude and longitude in degrees."""
@@ -20,11 +21,7 @@ def draw_charts(outcomes: Sequence[Outcome], path: Path | str, locations: Mappin
 
     Sites without a location in `locations` lie on a circle.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(3, 2, figsize=(13, 12), layout="constrained")
     palette = pyplot.get_cmap("tab20")
     for index, outcome in enumerate(outcomes):
@@ -34,7 +31,7 @@ def draw_charts(outcomes: Sequence[Outcome], path: Path | str, locations: Mappin
     _draw_links(axes[2][0], outcomes[-1])
     _draw_map(axes[2][1], outcomes[-1], dict(locations or {}))
     axes[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
     pyplot.close(figure)
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from farpipe.report.pyplot import load_pyplot, save_figure
+
 PANELS: Final = (
     ("mean_jct_s", "mean completion, h", 3600.0),
     ("p95_jct_s", "95 % completed within, h", 3600.0),
@@ -19,11 +21,7 @@ def draw_sweep(rows: Sequence[dict[str, Any]], path: Path | str) -> None:
 
     Points are means over the seeds.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
     policies, factors = (list(dict.fromkeys(row[name] for row in rows)) for name in ("policy", "bandwidth"))
     palette = pyplot.get_cmap("tab20")
@@ -39,7 +37,7 @@ def draw_sweep(rows: Sequence[dict[str, Any]], path: Path | str) -> None:
     for axis in axes[1]:
         axis.set_xlabel("offered load")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
     pyplot.close(figure)
 
 

@@ -14,7 +14,7 @@ from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.paths import PathTable
 from farpipe.optical.training import Step
 from farpipe.report.page import write_report
-from farpipe.report.pyplot import load_pyplot
+from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.views import Picture, RunReport, RunView
 
 _COLOURS: Final = {0: "#4c78a8", 1: "#f2a65a", 2: "#e3d2a4", 3: "#e07b39"}
@@ -38,7 +38,7 @@ def draw_light(
     if Path(path).suffix not in (".svg", ".png"):
         raise UsageError(f"{path}: pictures are written as .svg or .png")
     with _figure(step, table, log, num_slots, window_s) as figure:
-        figure.savefig(path, dpi=110)
+        save_figure(figure, path, dpi=110)
 
 
 def write_light_page(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.plan.objective import Objective, Option, is_known
-from farpipe.report.pyplot import load_pyplot
+from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.views import TableView
 from farpipe.units import format_count, format_seconds
 
@@ -90,7 +90,7 @@ def draw_front(path: Path, choices: Sequence[Option], front: Sequence[Option], o
     place.grid(color="#e3e6ec", linewidth=0.6)
     place.legend(frameon=False, fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
     pyplot.close(figure)
 
 

@@ -1,8 +1,11 @@
 """matplotlib for pictures in files."""
 
+import io
+from pathlib import Path
 from typing import Any
 
 from farpipe.errors import InputError
+from farpipe.strict import write_bytes
 
 
 def load_pyplot() -> Any:
@@ -15,3 +18,10 @@ def load_pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def save_figure(figure: Any, path: Path | str, *, dpi: int) -> None:
+    """Write a figure whole or not at all, in the format of the file's ending, .svg or .png; errors as `write_bytes`."""
+    written = io.BytesIO()
+    figure.savefig(written, format=Path(path).suffix.removeprefix(".") or "svg", dpi=dpi)
+    write_bytes(path, written.getvalue())

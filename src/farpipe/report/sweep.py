@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from farpipe.plan.plan import Arm
 from farpipe.plan.sweep import Axis, Result
-from farpipe.report.pyplot import load_pyplot
+from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.views import TableView
 from farpipe.units import format_count, format_seconds
 
@@ -58,7 +58,7 @@ def draw_map(path: Path, axes: Sequence[Axis], results: Sequence[Result], any_tr
     places[0][0].set_ylabel(axes[0].key)
     _draw_legend(figure, results, any_training)
     figure.tight_layout(rect=(0, LEGEND_INCHES / size[1], 1, 1))
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
     pyplot.close(figure)
 
 
