@@ -73,6 +73,26 @@ CONFIGS = {
 }  # fmt: skip
 
 
+LITE = {
+    "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "num_attention_heads": 16,
+    "num_hidden_layers": 27, "num_key_value_heads": 16, "n_routed_experts": 64, "n_shared_experts": 2,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "q_lora_rank": None,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "topk_method": "greedy", "moe_layer_freq": 1, "vocab_size": 102400, "tie_word_embeddings": False,
+}  # fmt: skip
+KIMI = CONFIGS["deepseek-v3"] | {
+    "model_type": "kimi_k2", "n_routed_experts": 384, "first_k_dense_replace": 1, "num_attention_heads": 64,
+    "num_key_value_heads": 64, "vocab_size": 163840,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "num_params"), [(LITE, 15_706_484_224), (KIMI, 1_026_408_232_448)])
+def test_other_models_with_deepseek_s_layers_have_the_published_number_of_parameters(config, num_params):
+    assert Model.model_validate(model_fields(config)).num_params == num_params
+    bare = {key: value for key, value in config.items() if key != "topk_method"}  # as transformers' own classes have it
+    assert Model.model_validate(model_fields(bare)).num_params == num_params
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configs_of_hugging_face_have_the_published_number_of_parameters(name):
     model = Model.model_validate(model_fields(CONFIGS[name]))

@@ -11,6 +11,8 @@ from farpipe.errors import InputError
 from farpipe.strict import nearest
 
 Config = Mapping[str, Any]
+_TOPK_METHODS: Final = {"deepseek_v2": "greedy", "deepseek_v3": "noaux_tc", "kimi_k2": "noaux_tc"}
+"""Method of the router where a config has no `topk_method`; ``noaux_tc`` has a bias for every expert."""
 
 
 def planned_fields(config: Config, source: str) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def _deepseek(config: Config, need: Callable[[str], Any], source: str) -> dict[s
     experts |= {
         "shared_ffn_hidden": inner * (config.get("n_shared_experts") or 0),
         "num_dense_layers": config.get("first_k_dense_replace", 0),
-        "router_bias": 1 if config.get("topk_method", "noaux_tc") == "noaux_tc" else 0,
+        "router_bias": 1 if config.get("topk_method", _TOPK_METHODS[config["model_type"]]) == "noaux_tc" else 0,
     }
     latent = {
         "query_rank": config.get("q_lora_rank") or 0,
@@ -80,7 +82,9 @@ READERS: Final[dict[str, Callable[[Config, Callable[[str], Any], str], dict[str,
     "mixtral": _mixtral,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
     "gpt_oss": _gpt_oss,
 }
 """By ``model_type``."""
