@@ -6,7 +6,10 @@ where the order hides the links (InfiniPipe's own order takes 1.16 times at a on
 
 Llama 13B on 32 A100, lengths of code files cut at 48K and 96K tokens. A batch that finds no plan is tried again with
 every number of slices from 1 to 64: `avoidable` counts those where that finds one. Over sites the stages are divided
-evenly, 100 Gbit/s between them.
+evenly, 100 Gbit/s between them. `plain` and `hidden` have as many slices as the plan for one site, `own slices` as many
+as the planner finds best. `paths`: one site's step and what no warm-up hides, the path of the first message to the last
+stage, that of the last one back, and the exchanges outside the pipeline. `bound`: the lower bound of all orders of one
+site's chunks, with nothing recomputed, over one site's searched order.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from farpipe.errors import InfeasibleError
+from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import search
 from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
 from farpipe.sequences.planner import SequencePlan
@@ -101,6 +105,12 @@ def planning(corpus: Any, num_batches: int, cuts: Sequence[int]) -> list[dict[st
     return found
 
 
+def bound_s(plan: SequencePlan) -> float:
+    """Lower bound of the step in any order of its chunks, if nothing is recomputed."""
+    assert not any(one.recomputed.any() for one in plan.pipelines)
+    return sum(lower_bound_s(one.problem) for one in plan.pipelines) + plan.overhead_s
+
+
 def distance(corpus: Any) -> list[dict[str, Any]]:
     """Step time over two and three sites, as a multiple of one site's: in 1F1B's order, and both in searched ones."""
     lengths = np.minimum(sample_lengths(corpus, BATCH, 0), CUTS[0])
@@ -115,6 +125,11 @@ def distance(corpus: Any) -> list[dict[str, Any]]:
                 far = planned(lengths, pipeline, options, num_sites, latency_s)
                 facts[name] = far.step_s / near_s[0]
                 facts[f"{name}, searched"] = searched_s(far) / near_s[1]
+                if not hide:
+                    paths_s = 2 * (num_sites - 1) * latency_s + far.overhead_s - near.overhead_s
+                    facts["paths"], facts["bound"] = 1 + paths_s / near_s[0], bound_s(far) / near_s[1]
+            far = planned(lengths, pipeline, BatchOptions(), num_sites, latency_s)
+            facts["own slices"], facts["own slices, searched"] = far.step_s / near_s[0], searched_s(far) / near_s[1]
             found.append({key: round(value, 3) for key, value in facts.items()})
             print(json.dumps(found[-1]), file=sys.stderr)
     return found

@@ -119,6 +119,8 @@ def test_extra_forwards_hide_a_round_trip_and_leave_short_hops_alone():
     assert extra_forwards(there, there, 1.0, 100) == (3, 3, 0, 0)
     assert extra_forwards(there, there, 1.0, 2) == (2, 2, 0, 0)
     assert extra_forwards(there, there, 0.0, 100) == (0, 0, 0, 0)
+    assert extra_forwards(there, there, 1.0, 100, whole=False) == (2, 2, 0, 0)
+    assert extra_forwards(there, there, 1.2, 100, whole=False) == extra_forwards(there, there, 1.2, 100)
 
 
 @pytest.mark.parametrize(("trip", "plain", "hidden"), [(0.17, 1.16, 1.04), (0.5, 1.5, 1.04), (1.0, 1.95, 1.04)])

@@ -113,14 +113,17 @@ def chunk_order(follows: Sequence[int | None], extra: Sequence[int], *, shrinks:
     return ChunkOrder(tuple(follows), tuple(warm_up), shrinks)
 
 
-def extra_forwards(there_s: Floats, back_s: Floats, pace_s: float, num_chunks: int) -> tuple[int, ...]:
+def extra_forwards(
+    there_s: Floats, back_s: Floats, pace_s: float, num_chunks: int, *, whole: bool = True
+) -> tuple[int, ...]:
     """The extra warm-up of every stage that hides the hops: ceil(round trip / `pace_s`) for each at or below it.
 
     The pace is forward and backward of a mean chunk on the slowest stage. Hops of less than a twentieth of it are not
-    worth the memory of a chunk.
+    worth the memory of a chunk. Not `whole`: rounded down, which hides most of a hop with one chunk less.
     """
     ratio = (there_s + back_s) / pace_s if pace_s > 0 else np.zeros_like(there_s)
-    wanted = np.where(ratio < _SHORT_TRIP, 0, np.minimum(np.ceil(ratio - 1e-6), num_chunks))
+    rounded = np.ceil(ratio - 1e-6) if whole else np.floor(ratio)
+    wanted = np.where(ratio < _SHORT_TRIP, 0, np.minimum(rounded, num_chunks))
     return tuple(int(wanted[stage:].sum()) for stage in range(wanted.size + 1))
 
 

@@ -126,7 +126,7 @@ def plan_sequences(
     if costs.folded is not costs:
         return _over_stages(costs, plan_sequences(costs.folded, sizes, options), options.budget_s)
     limit = token_limit(costs, int(sizes.max()))
-    ranked = sorted(_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
+    ranked = sorted(estimated_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
     grouped = _grouped(costs, ranked, options, began_s + options.budget_s / 2)
     if not grouped and options.num_slices is None:
         grouped = _finer(costs, sizes, limit, options, ranked, began_s + options.budget_s / 2)
@@ -246,13 +246,13 @@ def _trips(costs: ChunkCosts, batch: SliceTable) -> tuple[Floats, Floats]:
 def _hiding_warm_ups(
     costs: ChunkCosts, load: Load, trips: tuple[Floats, Floats], options: BatchOptions
 ) -> list[tuple[int, ...]]:
-    """Extra warm-up that hides links wholly, by half, not at all: the less, the less memory."""
+    """Extra warm-up that hides links wholly, nearly, by half, not at all: the less, the less memory."""
     nothing = (0,) * costs.num_stages
     if not options.hide_links:
         return [nothing]
-    pace_s = float(sum(costs.seconds(load)).mean(axis=1).max())  # type: ignore[union-attr]
-    whole = extra_forwards(*trips, pace_s, load.tokens.size)
-    return list(dict.fromkeys([whole, tuple(-(-more // 2) for more in whole), nothing]))
+    pace_s = max(float(law.of_load(load).mean()) for law in {stage.laws.total for stage in costs.stages})
+    whole, nearly = (extra_forwards(*trips, pace_s, load.tokens.size, whole=is_whole) for is_whole in (True, False))
+    return list(dict.fromkeys([whole, nearly, tuple(-(-more // 2) for more in whole), nothing]))
 
 
 def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions) -> InfeasibleError:
@@ -319,7 +319,7 @@ def _too_long(costs: ChunkCosts, rank: int, headroom: float, per_token: float, l
     )
 
 
-def _cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> Iterator[_Estimated]:
+def estimated_cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> Iterator[_Estimated]:
     """Every cut that is different from those before it, with an estimate."""
     law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
     seen: set[tuple[int, int]] = set()
