@@ -34,9 +34,8 @@ MAY_IMPORT = {
     "runtime": f"{SEARCH} sequences emulate transport",
     "control": f"{SEARCH} sequences emulate transport runtime",
     "run": f"{SEARCH} sequences plan emulate transport runtime control",
-    "server": f"{ENGINE} fleet optical",
     "report": f"{ENGINE} fleet optical",
-    "cli": f"{ENGINE} fleet optical server report",
+    "cli": f"{ENGINE} fleet optical report",
 }
 """The contract: what each room may import besides itself; `docs/design.md` says why."""
 LONG_FUNCTIONS = {"cli/train.py: train"}

@@ -25,7 +25,6 @@ from farpipe.sequences.chunk import followed, load_of
 from farpipe.sequences.cut import Cut, cut_batch
 from farpipe.sequences.order import chunk_order
 from farpipe.sequences.planner import total_law
-from farpipe.step import Stage
 from sequences.batches import costs
 from sequences.test_order import CHAINS, follows_of
 
@@ -100,7 +99,6 @@ def chunks_of(stage_costs, lengths, slices):
     return cut_batch(lengths, Cut(target_s, 1 << 40), law).chunks()
 
 
-@pytest.mark.skipif("chain_bytes" not in Stage.model_fields, reason="Problems have no chains yet")
 @pytest.mark.parametrize("shrinks", [False, True], ids=["as-many", "fewer"])
 @pytest.mark.parametrize("extra", [(0, 0, 0, 0), (2, 2, 0, 0)])
 def test_the_memory_model_is_that_of_the_problem(extra, shrinks):

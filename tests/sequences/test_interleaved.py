@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check
-from farpipe.sequences import BatchOptions, check_chunks, plan_as_before, plan_sequences, shares
+from farpipe.sequences import BatchOptions, check_chunks, plan_sequences, plan_with_cut, shares
 from farpipe.sequences.chunk import load_of
 from farpipe.sequences.interleaved import layers_of_stages
 from farpipe.sequences.layout import chunk_layout
@@ -38,7 +38,7 @@ def test_plans_are_sound_with_and_without_recomputation(memory_bytes):
     of = costs(pipeline=2, layout=TWO, memory_bytes=memory_bytes)
     plan = plan_sequences(of, lengths)
     sound(plan, lengths)
-    sound(plan_as_before(of, lengths, plan.cut), lengths)
+    sound(plan_with_cut(of, lengths, plan.cut), lengths)
     assert any(pipeline.recomputed.any() for pipeline in plan.pipelines) == (memory_bytes < 80 * GIB)
 
 

@@ -14,8 +14,8 @@ from farpipe.sequences import (
     StepPlan,
     check_chunks,
     options_of,
-    plan_as_before,
     plan_sequences,
+    plan_with_cut,
     step_plan,
 )
 from farpipe.simulate import simulate
@@ -72,14 +72,14 @@ def test_a_cut_that_was_good_serves_the_next_batch(tight, packing):
     cut = plan_sequences(tight, mixed(40, 16_384, seed=1), options).cut
     for seed in (2, 3):
         lengths = mixed(40, 16_384, seed=seed)
-        sound(tight, step_plan(plan_as_before(tight, lengths, cut, options)), lengths)
-    sound(tight, step_plan(plan_as_before(tight, [1], cut, options)), [1])
+        sound(tight, step_plan(plan_with_cut(tight, lengths, cut, options)), lengths)
+    sound(tight, step_plan(plan_with_cut(tight, [1], cut, options)), [1])
 
 
 def test_a_cut_that_does_not_fit_is_told(tight):
     cut = plan_sequences(tight, [100, 200]).cut
     with pytest.raises(InfeasibleError, match="does not fit in any number of slices"):
-        plan_as_before(tight, [10**9], cut)
+        plan_with_cut(tight, [10**9], cut)
 
 
 def test_sequences_keep_their_numbers_where_replicas_share_a_batch(tight):

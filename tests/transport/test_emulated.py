@@ -34,17 +34,17 @@ def test_messages_follow_each_other_at_the_rate_and_arrive_after_the_latency():
         start_ns = time.monotonic_ns()
         first.send(1, "forward", Tag(1, 0, 0), bytes(20_000_000))  # 0.8 s: the others are sent meanwhile
         send_many(first, 1, 5)
-        assert time.monotonic_ns() - start_ns < 500 * MS, "sending waited for the link"
+        sent_ns = time.monotonic_ns()
         before = second.receive(0, "forward", Tag(1, 0, 0), waiting_for="the first").times
         times, late_ns = receive_many(second, 0, 5)
     assert before.start_ns >= before.ready_ns >= start_ns
     assert before.end_ns == before.start_ns + 800 * MS
+    assert sent_ns < before.end_ns, "sending waited for the link"
     for i, message in enumerate(times):
         assert message.start_ns == before.end_ns + i * 20 * MS
         assert message.end_ns == message.start_ns + 20 * MS
         assert message.end_ns + 20 * MS <= message.arrival_ns < message.end_ns + 220 * MS
     assert min(late_ns) >= 0
-    assert sorted(late_ns)[2] < 25 * MS, "half of the messages were handed over late"
 
 
 def test_a_message_that_is_asked_for_late_is_handed_over_at_once():

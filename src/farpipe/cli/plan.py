@@ -68,18 +68,14 @@ def plan(
     from farpipe.cli.shown import plans_of, show_plan
     from farpipe.plan import refine
     from farpipe.spec import load_job, parse_uncertainty
-    from farpipe.units import format_seconds
 
     check_folder(output)
     expect_replaceable(output, "plan")
     spec = load_job(job)
     if uncertainty is not None:
         spec = spec.model_copy(update={"uncertainty": parse_uncertainty(uncertainty)})
-    if search_s and spec.schedule is not None:
-        raise UsageError(
-            f"--search-s: {job} names the schedule {spec.schedule!r} (schedule.method), so there is none to search "
-            'for; leave out --search-s, or write method = "auto" there'
-        )
+    if search_s:
+        _expect_open_schedule(spec, job)
     spec, profiles, learned = _with_measured(spec, profile or [], learned_from)
     began_s = time.perf_counter()
     if objective != "time":
@@ -94,14 +90,8 @@ def plan(
     if search_s:
         with search_status("searching for a faster schedule") as tell:
             found = refine(found, search_s, tell)
-    told = keep_earlier(output, "plan")
     searched_s = time.perf_counter() - began_s
-    found.save(output)
-    for number, other in enumerate(others, 2):
-        place = output.with_name(f"{output.stem}.{number}{output.suffix}")
-        told += f"\nnumber {number}, step {format_seconds(other.prediction.step_s)}: {place}"
-        told += keep_earlier(place, "plan")
-        other.save(place)
+    told = _write(output, found, others)
     if as_json:
         _print_as_json(found, searched_s)
         return
@@ -129,6 +119,28 @@ def _with_measured(
         )
     profiles += [profile for profile in learned.profiles if profile.device in devices]
     return with_links(job, learned), profiles, told
+
+
+def _expect_open_schedule(job: "Job", path: Path) -> None:
+    if job.schedule is not None:
+        raise UsageError(
+            f"--search-s: {path} names the schedule {job.schedule!r} (schedule.method), so there is none to search "
+            'for; leave out --search-s, or write method = "auto" there'
+        )
+
+
+def _write(output: Path, best: "Plan", others: "Sequence[Plan]") -> str:
+    """Write the plans, those after the best beside it; what is to be told of the files."""
+    from farpipe.units import format_seconds
+
+    told = keep_earlier(output, "plan")
+    best.save(output)
+    for number, other in enumerate(others, 2):
+        place = output.with_name(f"{output.stem}.{number}{output.suffix}")
+        told += f"\nnumber {number}, step {format_seconds(other.prediction.step_s)}: {place}"
+        told += keep_earlier(place, "plan")
+        other.save(place)
+    return told
 
 
 def _print_as_json(plan: "Plan", searched_s: float) -> None:

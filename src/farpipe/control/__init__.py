@@ -1,0 +1,1 @@
+"""The closed loop: measured Timelines correct Problems, plans and orders, beside a run and between runs."""

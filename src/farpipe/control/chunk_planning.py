@@ -16,7 +16,7 @@ from farpipe.control.chunk_planner import facts_of, question, setting
 from farpipe.errors import FarpipeError, InfeasibleError, RunError
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_plans import PlannedStep
-from farpipe.sequences import StepPlan, options_of, plan_as_before, shares, step_plan
+from farpipe.sequences import StepPlan, options_of, plan_with_cut, shares, step_plan
 from farpipe.sequences.chunk import Ints
 from farpipe.sequences.cut import Cut
 from farpipe.step import Schedule
@@ -136,7 +136,7 @@ class ChunkPlanning:
         """The last good cut for this batch."""
         began_s, options = time.perf_counter(), options_of(self._packing)
         parts = zip(shares(self._costs, lengths, self._num_replicas), self._cuts, strict=True)
-        found = [(plan_as_before(self._costs, lengths[mine], cut, options), mine) for mine, cut in parts]
+        found = [(plan_with_cut(self._costs, lengths[mine], cut, options), mine) for mine, cut in parts]
         plans = tuple(step_plan(plan, mine) for plan, mine in found)
         facts = facts_of(self._costs, [plan for plan, _ in found], plans)
         facts |= {"planning_s": time.perf_counter() - began_s, "origin": "last good cut"}

@@ -91,14 +91,13 @@ def money_of_step(
     devices: Mapping[str, int],
     step_s: float,
     link_bytes: Mapping[str, float],
-    kinds: Collection[Kind] = KINDS,
 ) -> Money:
     """Money of one step of `step_s` seconds on so many `devices` per site, with so many bytes per directed link.
 
     `link_bytes` is by names such as ``a>b``; traffic inside a site, whose names have a colon, is free.
     """
     between = {name: num_bytes for name, num_bytes in link_bytes.items() if ":" not in name}
-    return money(tariffs_of(cluster), egress_of(cluster), devices, step_s, between, kinds)
+    return money(tariffs_of(cluster), egress_of(cluster), devices, step_s, between)
 
 
 def money(

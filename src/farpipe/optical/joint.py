@@ -19,6 +19,8 @@ from farpipe.schedule.library.eager import eager
 from farpipe.step import Problem, Schedule
 
 ZERO_BUBBLE: Final = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
+MOST_EXTRA: Final = 3
+"""Most extra forwards in flight per hop between nodes."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gb
     return Problem.from_data(data | {"links": links})
 
 
-def candidate_orders(problem: Problem, nodes: Sequence[str], *, most_extra: int = 3) -> list[Schedule]:
+def candidate_orders(problem: Problem, nodes: Sequence[str]) -> list[Schedule]:
     """Orders worth trying on a network, without those that memory forbids.
 
     GPipe, 1F1B, eager by its closed form, 1F1B with one, two, ... more forwards in flight per hop between nodes, and
@@ -87,7 +89,7 @@ def candidate_orders(problem: Problem, nodes: Sequence[str], *, most_extra: int 
     between = [int(a != b) for a, b in itertools.pairwise(nodes)]
     splits = ZERO_BUBBLE if all(np.min(stage.weight_grad_s) > 0 for stage in problem.stages) else ()
     orders = [order(name, problem) for name in ("gpipe", "1f1b", "eager", *splits)]
-    for extra in range(1, most_extra + 1):
+    for extra in range(1, MOST_EXTRA + 1):
         of_stage = [extra * sum(between[stage:]) for stage in range(problem.num_stages)]
         orders.append(eager(problem, of_stage))
     return [schedule for schedule in orders if _fits(problem, schedule)]

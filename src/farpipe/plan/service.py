@@ -71,15 +71,13 @@ class Planner:
         request: Request,
         cluster: Cluster,
         *,
-        devices: Mapping[str, int] | None = None,
-        bytes_per_s: Mapping[str, float] | None = None,
         max_devices: int | None = None,
         most: int = 4,
     ) -> list[Quote]:
         """The best point of each of the `most` best uses of sites by closed forms, the fastest first; arguments as for
         `quote`."""
         lattice = self._lattice(request, cluster)
-        left = lattice.left(devices or {}, bytes_per_s or {})
+        left = lattice.left({}, {})
         return self._best(lattice, left, most, lattice.promises(left, 1, 1.0, max_devices))
 
     def _best(self, lattice: Lattice, left: Left, most: int, found: Sequence[Sequence[Promise]]) -> list[Quote]:

@@ -174,13 +174,13 @@ def _link_text(view: RunView, name: str) -> str:
     return f"{format_percent(min(1.0, used))} used · {figures}"
 
 
-def loss_chart(runs: Sequence[RunView], key: str = "loss") -> LineChart | None:
+def loss_chart(runs: Sequence[RunView]) -> LineChart | None:
     """The loss of every run over its steps; None when none has any."""
     curves = _metric_curves(runs, "loss")
-    return _over_steps(key, "Loss", curves, "nats per token") if curves else None
+    return _over_steps("loss", "Loss", curves, "nats per token") if curves else None
 
 
-def step_time_chart(runs: Sequence[RunView], key: str = "steps") -> LineChart | None:
+def step_time_chart(runs: Sequence[RunView]) -> LineChart | None:
     """Measured and predicted time of every step; None when nothing was measured."""
     curves = _metric_curves(runs, "step_s")
     if not curves:
@@ -190,7 +190,7 @@ def step_time_chart(runs: Sequence[RunView], key: str = "steps") -> LineChart | 
         if any(curve.name == view.name for curve in curves):
             expected = np.full(2, view.predicted.makespan_s + view.step_overhead_s)
             curves.append(Curve(f"{view.name} predicted", np.array([first, last]), expected, "predicted"))
-    return _over_steps(key, "Time of a step", curves, "", from_zero=True)
+    return _over_steps("steps", "Time of a step", curves, "", from_zero=True)
 
 
 def _metric_curves(runs: Sequence[RunView], name: str) -> list[Curve]:

@@ -36,11 +36,9 @@ def draw_gantt(panels: Sequence[Panel], *, window: tuple[float, float] | None = 
     return _draw(panels, choose_frame(panels, window, key))
 
 
-def draw_small_multiples(
-    panels: Sequence[Panel], *, window: tuple[float, float] | None = None, key: str = "small"
-) -> Figure:
+def draw_small_multiples(panels: Sequence[Panel]) -> Figure:
     """Many timelines in one picture: low rows without links, titles at the left, on one time axis."""
-    return _draw(panels, choose_frame(panels, window, key, compact=True))
+    return _draw(panels, choose_frame(panels, None, "small", compact=True))
 
 
 def _draw(panels: Sequence[Panel], frame: GanttFrame) -> Figure:

@@ -1,7 +1,7 @@
 """Measure what chunks of sequences take and hold on this machine: ``farpipe profile --sequences``."""
 
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -42,32 +42,19 @@ def chunk_profile(found: list[ChunkTimes], model: Model, training: Training, dev
     A layer is half of what three take more than one, the embedding and the head what they add to one layer, what then
     remains of one layer is the fixed time of an action.
     """
-    tokens, pairs, split_pairs = (np.array(r) for r in (found[0].tokens, found[0].pairs, found[0].split_pairs))
-    seen = np.arange(tokens.size) % _UNSEEN != _UNSEEN - 1
-    laws: dict[str, dict[str, Law]] = {"forward": {}, "backward": {}}
-    overheads: dict[str, float] = {}
-    errors: dict[str, float] = {}
-    for kind, fitted in laws.items():
-        one, three, embedding, head = (_medians(found, kind, name) for name in _NAMES)
-        fitted["layer"] = fit_law(tokens[seen], pairs[seen], (three - one)[seen] / 2, split_pairs[seen])
-        for name, stack in (("embedding", embedding), ("head", head)):
-            fitted[name] = fit_law(tokens[seen], np.zeros(int(seen.sum())), (stack - one)[seen])
-        layer_s = fitted["layer"].seconds(tokens, pairs, split_pairs)
-        overheads[kind] = max(0.0, median((one - layer_s)[seen].tolist()))
-        off = np.abs((3 * layer_s + overheads[kind]) / three - 1)[~seen]
-        errors |= {f"{kind}, mean": float(off.mean()), f"{kind}, largest": float(off.max())}
+    forward, backward = (_fit(found, kind) for kind in ("forward", "backward"))
     held = {name: median(times.held_bytes[name] for times in found) for name in found[0].held_bytes}
     layer = max(0.0, (held["three_layers"] - held["one_layer"]) / 2)
     between = max(0.0, held["one_layer"] - layer)
 
-    def of_layer(stack: str, layers: int) -> float:
-        return max(0.0, (held[stack] - between) / layers)
+    def of_layer(stack: str) -> float:
+        return max(0.0, (held[stack] - between) / 3)
 
     sizes = {"layer": layer, "embedding": held["embedding_and_layer"] - layer, "head": held["layer_and_head"] - layer}
     parts = {
         name: PartCosts(
-            forward=MeasuredLaw.of(laws["forward"][name]),
-            backward=MeasuredLaw.of(laws["backward"][name]),
+            forward=MeasuredLaw.of(forward.laws[name]),
+            backward=MeasuredLaw.of(backward.laws[name]),
             held_bytes=max(0.0, size),
         )
         for name, size in sizes.items()
@@ -78,14 +65,38 @@ def chunk_profile(found: list[ChunkTimes], model: Model, training: Training, dev
         precision=training.precision,
         longest=int(max(found[0].tokens)),
         boundary_bytes=between,
-        recomputed_bytes=of_layer("recomputed", 3),
-        slice_bytes=of_layer("three_layers_of_a_slice", 3),
-        recomputed_slice_bytes=of_layer("recomputed_slice", 3),
-        action_forward_s=overheads["forward"],
-        action_backward_s=overheads["backward"],
-        errors=errors,
+        recomputed_bytes=of_layer("recomputed"),
+        slice_bytes=of_layer("three_layers_of_a_slice"),
+        recomputed_slice_bytes=of_layer("recomputed_slice"),
+        action_forward_s=forward.action_s,
+        action_backward_s=backward.action_s,
+        errors=forward.errors | backward.errors,
         **parts,
     )
+
+
+class _Fit(NamedTuple):
+    """Laws of the layer, the embedding and the head, for forwards or for backwards."""
+
+    laws: dict[str, Law]
+    action_s: float
+    """Fixed time of an action."""
+    errors: dict[str, float]
+    """At the slices that the fit did not see."""
+
+
+def _fit(found: list[ChunkTimes], kind: str) -> _Fit:
+    tokens, pairs, split_pairs = (np.array(r) for r in (found[0].tokens, found[0].pairs, found[0].split_pairs))
+    seen = np.arange(tokens.size) % _UNSEEN != _UNSEEN - 1
+    one, three, embedding, head = (_medians(found, kind, name) for name in _NAMES)
+    layer = fit_law(tokens[seen], pairs[seen], (three - one)[seen] / 2, split_pairs[seen])
+    laws = {"layer": layer}
+    for name, stack in (("embedding", embedding), ("head", head)):
+        laws[name] = fit_law(tokens[seen], np.zeros(int(seen.sum())), (stack - one)[seen])
+    layer_s = layer.seconds(tokens, pairs, split_pairs)
+    action_s = max(0.0, median((one - layer_s)[seen].tolist()))
+    off = np.abs((3 * layer_s + action_s) / three - 1)[~seen]
+    return _Fit(laws, action_s, {f"{kind}, mean": float(off.mean()), f"{kind}, largest": float(off.max())})
 
 
 _NAMES: Final = ("one_layer", "three_layers", "embedding_and_layer", "layer_and_head")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from farpipe.search.step import CodedSchedule, SearchStep
 from farpipe.step import Hop, Problem, Transfer
 from farpipe.step.lowering import Floats, Ints
+from farpipe.step.problem import STAGE_FIGURES
 
 LONG_ACTIONS: Final = 400_000
 """Steps with more actions than that are extended from shorter ones."""
@@ -26,14 +27,6 @@ _WORTH_IT: Final = 4
 _MOST_PERIODS: Final = 4
 """Of one order: what looks fastest need not be when it is repeated, so the simulator judges a few."""
 _I, _B = 1, 3
-_STAGE_FIGURES: Final = (
-    "forward_s",
-    "input_grad_s",
-    "weight_grad_s",
-    "activation_bytes",
-    "weight_stash_bytes",
-    "chain_bytes",
-)
 
 
 def short_microbatches(step: SearchStep) -> int | None:
@@ -54,7 +47,7 @@ def shortened(problem: Problem, num_microbatches: int) -> Problem:
         return transfer and Transfer(**{name: first(figure) for name, figure in transfer})
 
     stages = tuple(
-        stage.model_copy(update={name: first(getattr(stage, name)) for name in _STAGE_FIGURES})
+        stage.model_copy(update={name: first(getattr(stage, name)) for name in STAGE_FIGURES})
         for stage in problem.stages
     )
     hops = tuple(hop and Hop(forward=of_one(hop.forward), backward=of_one(hop.backward)) for hop in problem.hops)

@@ -63,10 +63,10 @@ class ChunkOrder:
         left = np.maximum.accumulate(lengths[::-1])[::-1]
         return np.repeat(left[0] - left, lengths)
 
-    def schedule(self, method: str = "chunk-1f1b") -> Schedule:
+    def schedule(self) -> Schedule:
         """The orders of all ranks, stage s on rank s."""
         ranks = tuple(tuple(self._actions(stage)) for stage in range(len(self.warm_up)))
-        return Schedule(self.num_chunks, ranks, method)
+        return Schedule(self.num_chunks, ranks, "chunk-1f1b")
 
     def entries(self, stage: int) -> Ints:
         """The order of one stage: j for the forward of chunk j, j + the number of chunks for its backward."""

@@ -68,7 +68,6 @@ class SequencePlan:
     overhead_s: float
     """Of the step, outside the pipelines."""
     planning_s: float
-    cuts_tried: int
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -139,10 +138,10 @@ def plan_sequences(
             break
         plans.append(_planned(costs, one, max(0.1, left_s / 2)))
     best = min(plans, key=lambda plan: plan.step_s)
-    return replace(best, planning_s=time.perf_counter() - began_s, cuts_tried=len(ranked))
+    return replace(best, planning_s=time.perf_counter() - began_s)
 
 
-def plan_as_before(
+def plan_with_cut(
     costs: ChunkCosts, lengths: Sequence[int] | Ints, cut: Cut, options: BatchOptions | None = None
 ) -> SequencePlan:
     """The plan of one batch under a cut that was found for another, where there is no time to search.
@@ -152,7 +151,7 @@ def plan_as_before(
     began_s, options = time.perf_counter(), options or BatchOptions()
     sizes = np.asarray(lengths, np.int64)
     if costs.folded is not costs:
-        return _over_stages(costs, plan_as_before(costs.folded, sizes, cut, options), _ORDER_S)
+        return _over_stages(costs, plan_with_cut(costs.folded, sizes, cut, options), _ORDER_S)
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
     law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
@@ -160,7 +159,7 @@ def plan_as_before(
     grouped = _grouped(costs, ranked, replace(options, several_pipelines=False), began_s)
     if not grouped:
         raise _infeasible(costs, ranked, options)
-    return replace(_planned(costs, grouped[0], 0.1), planning_s=time.perf_counter() - began_s, cuts_tried=1)
+    return replace(_planned(costs, grouped[0], 0.1), planning_s=time.perf_counter() - began_s)
 
 
 def _over_stages(costs: ChunkCosts, plan: SequencePlan, budget_s: float) -> SequencePlan:
@@ -389,4 +388,4 @@ def _planned(costs: ChunkCosts, one: _Grouped, limit_s: float) -> SequencePlan:
     pipelines = make_pipelines(costs, batch, one.grouping, one.ends, limit_s)
     longest = batch.sequence[int(batch.sequence_length.argmax())]
     slices = int((batch.sequence == longest).sum())
-    return SequencePlan(batch, tuple(pipelines), slices, cut, costs.overhead_s, 0.0, 0)
+    return SequencePlan(batch, tuple(pipelines), slices, cut, costs.overhead_s, planning_s=0.0)

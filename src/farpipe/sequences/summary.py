@@ -11,6 +11,8 @@ from farpipe.sequences.chunk import Floats, Ints
 from farpipe.sequences.planner import BatchOptions, plan_sequences
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)
+_PER_DOUBLING: Final = 2
+"""Bars of the histogram between a length and twice that length."""
 _FIRST_POWER: Final = 9
 """Of two: the shortest length that is told about, 512, unless all are shorter."""
 
@@ -106,10 +108,10 @@ def gain_of_chunks(costs: ChunkCosts, batch: Ints) -> Gain:
     return Gain(best.step_s, best.num_slices, len(best.chunks), whole_s, obstacle)
 
 
-def histogram(lengths: Ints, per_doubling: int = 2) -> tuple[Floats, Floats, Floats]:
-    """(edges [n + 1], share of sequences [n], share of tokens [n]) by length, in equal steps of its logarithm."""
-    last = int(np.ceil(np.log2(float(lengths.max()) + 1) * per_doubling))
-    edges = 2.0 ** (np.arange(max(1, last) + 1) / per_doubling)
+def histogram(lengths: Ints) -> tuple[Floats, Floats, Floats]:
+    """(edges [n + 1], share of sequences [n], share of tokens [n]) by length, two bars to a doubling."""
+    last = int(np.ceil(np.log2(float(lengths.max()) + 1) * _PER_DOUBLING))
+    edges = 2.0 ** (np.arange(max(1, last) + 1) / _PER_DOUBLING)
     places = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, edges.size - 2)
     count = np.bincount(places, minlength=edges.size - 1)
     tokens = np.bincount(places, lengths.astype(np.float64), edges.size - 1)

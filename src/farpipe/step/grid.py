@@ -8,17 +8,15 @@ MAX_ROWS = 16
 MAX_COLUMNS = 14
 
 
-def draw_grid(
-    ranks: Sequence[Sequence[Action]], mark: tuple[int, int] | None = None, *, width: int = MAX_COLUMNS
-) -> str:
+def draw_grid(ranks: Sequence[Sequence[Action]], mark: tuple[int, int] | None = None) -> str:
     """One line per rank, one column per position; `mark` = (rank, position) gets an arrow below it.
 
-    Only a window of `width` columns and MAX_ROWS rows around the mark is drawn; ``..`` says that there is more.
+    Only a window of MAX_COLUMNS columns and MAX_ROWS rows around the mark is drawn; ``..`` says that there is more.
     """
     rank, position = mark or (0, 0)
     rows = _window(rank, len(ranks), MAX_ROWS)
     longest = max((len(order) for order in ranks), default=0)
-    columns = _window(position, max(longest, position + 1), width)
+    columns = _window(position, max(longest, position + 1), MAX_COLUMNS)
     cells = {r: [str(a) for a in ranks[r][columns.start : columns.stop]] for r in rows}
     size = max((len(cell) for row in cells.values() for cell in row), default=3)
     lines = [".."] if rows.start > 0 else []

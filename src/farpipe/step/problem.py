@@ -23,6 +23,15 @@ from farpipe.strict import nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
 
 MAX_MICROBATCHES: Final = 1 << 20
+STAGE_FIGURES: Final = (
+    "forward_s",
+    "input_grad_s",
+    "weight_grad_s",
+    "activation_bytes",
+    "weight_stash_bytes",
+    "chain_bytes",
+)
+"""Figures of a Stage that may differ per microbatch."""
 
 
 class Rank(Part):
@@ -91,7 +100,7 @@ class Problem(Document, Part):
         for index, stage in enumerate(self.stages):
             if stage.rank >= len(self.ranks):
                 raise ValueError(f"stages[{index}].rank: there is no rank {stage.rank}; ranks: {len(self.ranks)}")
-            for name in _STAGE_FIGURES:
+            for name in STAGE_FIGURES:
                 self._expect_length(getattr(stage, name), f"stages[{index}].{name}")
         self._expect_exchanges()
         self._expect_transfers()
@@ -273,18 +282,8 @@ class Problem(Document, Part):
     __str__ = __repr__
 
 
-_STAGE_FIGURES: Final = (
-    "forward_s",
-    "input_grad_s",
-    "weight_grad_s",
-    "activation_bytes",
-    "weight_stash_bytes",
-    "chain_bytes",
-)
-
-
 def _describe_stage(stage: Stage) -> str:
-    times = [f"{letter} {_span(getattr(stage, name))}" for letter, name in zip("FIW", _STAGE_FIGURES, strict=False)]
+    times = [f"{letter} {_span(getattr(stage, name))}" for letter, name in zip("FIW", STAGE_FIGURES, strict=False)]
     return f"rank {stage.rank}, " + ", ".join(times)
 
 

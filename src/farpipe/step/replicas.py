@@ -1,7 +1,5 @@
 """Replicas of the pipeline that share links: they send together, or staggered."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from farpipe.step.links import Hop, Transfer
@@ -9,8 +7,8 @@ from farpipe.step.problem import Problem
 from farpipe.step.retimed import retimed
 
 
-def stagger(problem: Problem, num_replicas: int, links: Iterable[str] | None = None) -> Problem:
-    """The step of staggered replicas, given that of replicas that send together on `links`.
+def stagger(problem: Problem, num_replicas: int) -> Problem:
+    """The step of staggered replicas, given that of replicas that send together between sites.
 
     Together, a message carries the bytes of all `num_replicas`, and all arrive when the last byte has. Staggered, each
     replica's message is sent at the full rate, and the replicas run one message apart from each other
@@ -18,9 +16,9 @@ def stagger(problem: Problem, num_replicas: int, links: Iterable[str] | None = N
     the beginning of the step: it is better where the step waits for more than one transfer, unless messages differ so
     much in size that the stagger, which is the longest, is too long for the others. Neither is better everywhere.
 
-    `links` None: those between sites. On links that carry collectives as well as messages replicas are staggered too.
+    On other links that carry collectives as well as messages replicas are staggered too.
     """
-    chosen = frozenset(filter(problem.between_sites.get, problem.links) if links is None else links)
+    chosen = frozenset(filter(problem.between_sites.get, problem.links))
     all_links = chosen | set(problem.mixed_links)
     changed = {
         name: link.model_copy(update={"num_staggered": num_replicas}) if name in all_links else link

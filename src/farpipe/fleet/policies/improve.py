@@ -36,7 +36,7 @@ def improved(view: View, worth: Worth, seats: Seats, limits: Limits) -> Iterator
         if better is not None:
             left -= 1
             yield Decision(job.name, better.devices, "worth more there")
-        elif seats.may_wait(job) and worth.is_dear(job, here, 0.1) and _pays_pause(view, worth, job, here):
+        elif seats.may_wait(job) and worth.is_dear(here, 0.1) and _pays_pause(view, job, here):
             left -= 1
             seats.space.give(here, job.phase)
             yield Decision(job.name, None, "a dear hour")
@@ -67,6 +67,6 @@ def _repays(view: View, worth: Worth, job: JobState, here: Placement, there: Pla
     return saved / SECONDS_PER_HOUR > 2 * stop_usd
 
 
-def _pays_pause(view: View, worth: Worth, job: JobState, here: Placement) -> bool:
+def _pays_pause(view: View, job: JobState, here: Placement) -> bool:
     """True if the job has more than two hours left: what is done in a moment is not worth stopping."""
     return job.left_at(view.now_s) * here.step_s > 2 * SECONDS_PER_HOUR

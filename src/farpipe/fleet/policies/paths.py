@@ -33,7 +33,7 @@ def across(view: View, space: Space, num_devices: int, max_sites: int, preferenc
             if sum(free[site] for site in chosen) < num_devices:
                 continue
             shares = _filled(sorted(chosen, key=preference), free, num_devices, quantum)
-            path = _widest(view, space, chosen)
+            path = _widest(space, chosen)
             if path and all(shares.values()):
                 yield tuple((site, shares[site]) for site in path)
 
@@ -48,7 +48,7 @@ def _filled(order: Sequence[str], free: dict[str, int], num_devices: int, quantu
     return shares if left == 0 else dict.fromkeys(order, 0)
 
 
-def _widest(view: View, space: Space, sites: Sequence[str]) -> tuple[str, ...]:
+def _widest(space: Space, sites: Sequence[str]) -> tuple[str, ...]:
     """The order of the sites whose narrowest link has most left; empty if they are not linked."""
     best: tuple[float, tuple[str, ...]] = (0.0, ())
     for path in permutations(sites):

@@ -47,7 +47,7 @@ class Seats:
         found = self.best(self.space, job, sizes(job.job))
         if found is None:
             return False
-        if self.may_wait(job) and self._worth.is_dear(job, found):
+        if self.may_wait(job) and self._worth.is_dear(found):
             self._patient.add(job.name)
             return False
         self.space.take(found, "starting")

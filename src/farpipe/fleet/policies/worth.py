@@ -96,7 +96,7 @@ class Worth:
                 return usd
         return float("inf")
 
-    def is_dear(self, job: JobState, placement: Placement, margin: float = 0.0) -> bool:
+    def is_dear(self, placement: Placement, margin: float = 0.0) -> bool:
         """True if an hour here costs more than waiting it out: the usual price, and the worth of the hour."""
         here = sum(number * self.device_usd(site, self.view.usd_per_mwh(site)) for site, number in placement.devices)
         return here > placement.num_devices * self.usual_usd * (1 + margin) + self.hour_usd
