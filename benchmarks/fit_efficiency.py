@@ -18,7 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from farpipe.cost import Calibration, JobCosts, Layout, calibration_of, compute, place_evenly, step_cost
+from farpipe.cost import JobCosts, Layout, calibration_of, compute, place_evenly, step_cost
+from farpipe.cost.calibration import Calibration
 from farpipe.plan.published_steps import load_published
 from farpipe.plan.reference_points import ReferenceJob, ReferencePoint
 from farpipe.plan.validation import predict

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_jobs import two_sites
-from farpipe.cost import Tariff, egress_of, money, money_of_step, tariffs_of
+from farpipe.cost.money import Tariff, egress_of, money, money_of_step, tariffs_of
 from farpipe.spec import Cluster, Prices, parse_job
 from job_files import changed
 

@@ -6,8 +6,8 @@ import torch
 from chunk_runs import make_run, write_documents
 from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
 from farpipe.runtime.held_bytes import HeldBytes
+from farpipe.runtime.make_stage import make_stage, numerics_of
 from farpipe.runtime.model.decoder import slices as slices_of
-from farpipe.runtime.work import make_stage, numerics_of
 from farpipe.sequences import Chunk, Slice
 from farpipe.sequences.chunk import load_of
 from farpipe.sequences.cut import Cut, cut_batch

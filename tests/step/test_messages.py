@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from farpipe.errors import InputError
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.step import BACKWARD, FORWARD, FREE, NOTHING, Problem, retimed, stagger
+from farpipe.step import BACKWARD, FORWARD, NOTHING, Problem, retimed, stagger
+from farpipe.step.messages import FREE
 from strategies import problems, problems_with_schedules
 from two_sites import two_sites
 

@@ -73,7 +73,7 @@ def latent_up(model: Model, at: LatentAttention, tokens: float, tensor: int = 1)
 
 
 def mlp_linear(model: Model, tokens: float, tensor: int = 1, expert: int = 1) -> tuple[Product, ...]:
-    """The MLP's way in (gate and up in one, where gated) and out, on one of `tensor` devices.
+    """The MLP's input projection (gate and up in one, where gated) and output projection, on one of `tensor` devices.
 
     With experts: the router, what all tokens share, and the device's own of the experts, spread over `expert` devices,
     each with an equal share of the tokens of all of them.

@@ -72,9 +72,9 @@ def shared_width_bytes(model: Model, training: Training) -> float:
 def split_width_bytes(model: Model, training: Training) -> float:
     """Per token, what is divided over the tensor-parallel devices: the 24, times hidden.
 
-    Query, key, value, context; in the MLP the inputs of the nonlinearity and of the way out, and with a gate also the
-    gate's nonlinearity and the other factor. With experts the MLP's of each that a token goes through, and the token's
-    copy on its way in and out.
+    Query, key, value, context; in the MLP the inputs of the nonlinearity and of the output projection, and with a gate
+    also the gate's nonlinearity and the other factor. With experts the MLP's of each that a token goes through, and the
+    token's copy on its way in and out.
     """
     attention = 2 * model.attention_hidden + 2 * model.kv_hidden
     return (attention + _mlp_width(model)) * element_bytes(training.precision)

@@ -1,4 +1,4 @@
-"""A Problem whose messages take the times of the light paths they had: the step from light back to the common waist."""
+"""A Problem whose messages take the times of the light paths they had, for everything that reads Problems."""
 
 from collections.abc import Sequence
 from typing import Any

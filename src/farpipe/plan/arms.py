@@ -1,4 +1,4 @@
-"""Arms: every way to use sites and links at its best, on one cost model, and what limits each."""
+"""Arms: every use of sites and links at its best, on one cost model, and what limits each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final

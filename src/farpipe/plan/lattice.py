@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from farpipe.cost import JobCosts, Layout, memory
 from farpipe.cost.transfer import narrowed_bytes, rank_link, replica_link, ring_bytes
 from farpipe.plan.candidates import data_degrees, microbatches, pipeline_degrees, shapes, tensor_degrees
+from farpipe.plan.placement import MAX_SITES
 from farpipe.plan.site_paths import best_paths
 from farpipe.plan.stage_modes import coarse_modes
 from farpipe.spec import Cluster, Job, Site
@@ -24,8 +25,6 @@ from farpipe.spec import Cluster, Job, Site
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MAX_SITES: Final = 6
-"""In one pipeline."""
 MAX_ROWS: Final = 200_000
 
 

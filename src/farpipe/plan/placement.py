@@ -6,12 +6,14 @@ Or which sites have whole replicas of the pipeline, and exchange gradients.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations
+from typing import Final
 
 from farpipe.errors import InfeasibleError
 from farpipe.spec import Cluster, LocalLink, Site
 from farpipe.units import format_bytes, format_rate, format_seconds
 
-MAX_SITES = 6
+MAX_SITES: Final = 6
+"""In one pipeline."""
 
 
 def site_orders(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tuple[Site, ...]]:

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 import torch
 
 from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage
+from farpipe.runtime.make_stage import choose_gpu, make_stage, numerics_of
 from farpipe.runtime.profile_request import STACK_NAMES, ChunkTimes, ProfileRequest
 from farpipe.runtime.stack_times import SLICES
-from farpipe.runtime.work import choose_gpu, make_stage, numerics_of
 from farpipe.sequences import Chunk, Slice
 from farpipe.sequences.chunk import load_of
 

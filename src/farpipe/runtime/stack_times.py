@@ -8,11 +8,11 @@ from typing import Final
 import torch
 
 from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.make_stage import choose_gpu, make_stage, numerics_of
 from farpipe.runtime.model.decoder import StageSlice
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.profile_request import KINDS, STACK_NAMES, ProfileRequest
 from farpipe.runtime.stage import TorchStage
-from farpipe.runtime.work import choose_gpu, make_stage, numerics_of
 
 NUM_SKIPPED: Final = 3
 """First repeats that count for nothing: they fill caches and let libraries choose their kernels."""

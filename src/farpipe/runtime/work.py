@@ -1,7 +1,6 @@
 """A rank's work around its actions in every step: training a model, or rehearsing without one."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Protocol
@@ -11,15 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from farpipe.errors import InputError
 from farpipe.runtime.checkpoint.files import Piece
 from farpipe.runtime.checkpoint.state import state_pieces
 from farpipe.runtime.data.batches import Batches, Share, load_batches
 from farpipe.runtime.executor import message_row, message_table
 from farpipe.runtime.learning_rate import learning_rate
-from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, compute_dtype, initialise, slices
-from farpipe.runtime.model.hugging_face import load_weights
-from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.runtime.make_stage import make_stage, numerics_of
+from farpipe.runtime.model.decoder import StageSlice, slices
 from farpipe.runtime.optimizer import Optimizer, global_norm
 from farpipe.runtime.peers import Messenger, Peers, TensorMessage
 from farpipe.runtime.replicas.collectives import Line, Rings
@@ -33,10 +30,8 @@ from farpipe.runtime.replicas.replicas import (
     exposed_transfer,
 )
 from farpipe.runtime.run_spec import RunSpec, transfer_of
-from farpipe.runtime.stage import Boundary, PipelineStage, SleepStage, TorchStage
+from farpipe.runtime.stage import PipelineStage, SleepStage, TorchStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
-from farpipe.spec import Model, Training
-from farpipe.spec.recompute import Recompute
 
 
 class Work(Protocol):
@@ -338,23 +333,6 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     return TiedWeights(copies, last, _exchange(run, peers))
 
 
-def numerics_of(training: Training, parameters: torch.dtype = torch.float32, recompute: Recompute = "none") -> Numerics:
-    """Precision in which a stage computes."""
-    compute = compute_dtype(training.precision)
-    compute = parameters if compute == torch.float32 else compute
-    return Numerics(parameters, compute, recompute)
-
-
-def choose_gpu() -> None:
-    """Each rank of a machine takes the GPU with its local number."""
-    local_rank, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local_rank >= num_gpus:
-        raise InputError(
-            f"device 'cuda': there are {num_gpus} GPUs for local rank {local_rank}; start fewer ranks here"
-        )
-    torch.cuda.set_device(local_rank)
-
-
 def _make_stage(
     run: RunSpec, number: int, part: StageSlice, parameters: torch.dtype, kind: type[TorchStage]
 ) -> TorchStage:
@@ -362,26 +340,6 @@ def _make_stage(
     assert run.training is not None
     recompute = run.recompute[number] if run.recompute else "none"
     return make_stage(run.model, run.training, part, numerics_of(run.training, parameters, recompute), run.device, kind)
-
-
-def make_stage(
-    model: Model,
-    training: Training,
-    part: StageSlice,
-    numerics: Numerics,
-    device: str,
-    kind: type[TorchStage] = TorchStage,
-) -> TorchStage:
-    """A stage with its initial weights: those of a model of Hugging Face, or random ones."""
-    assert training.microbatch_size is not None
-    store = WeightGradStore()
-    module = StageModule(model, part, training.sequence_length, store, numerics)
-    if model.hugging_face is None:
-        initialise(module, training.seed)
-    else:
-        load_weights(module, model, model.hugging_face)
-    boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
-    return kind(module.to(device), store, boundary, device)
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:

@@ -1,4 +1,4 @@
-"""The order that fits memory wherever any does."""
+"""One microbatch after the other: the order that fits memory wherever any does."""
 
 import numpy as np
 

@@ -1,15 +1,13 @@
 """One step as numbers: Problem and Schedule, and the rules of meaning that all their readers share."""
 
 from farpipe.step.action import KINDS, Action, Kind, awaited, handed_to
-from farpipe.step.chains import Chains
-from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, CollectiveKind, collectives
-from farpipe.step.figures import MAX_SECONDS
+from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, collectives
 from farpipe.step.grid import draw_grid
 from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
 from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, site_of
-from farpipe.step.lowering import StepArrays, lower
+from farpipe.step.lowering import lower
 from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
-from farpipe.step.messages import BACKWARD, FORWARD, FREE, NOTHING, Collectives, Messages, Opening, Traffic
+from farpipe.step.messages import BACKWARD, FORWARD, NOTHING, Collectives, Messages
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
 from farpipe.step.replicas import stagger
 from farpipe.step.retimed import retimed
@@ -19,15 +17,11 @@ __all__ = [
     "BACKWARD",
     "COLLECTIVE_KINDS",
     "FORWARD",
-    "FREE",
     "KINDS",
     "MAX_MICROBATCHES",
-    "MAX_SECONDS",
     "NOTHING",
     "Action",
-    "Chains",
     "Collective",
-    "CollectiveKind",
     "Collectives",
     "Exchange",
     "Holding",
@@ -39,15 +33,12 @@ __all__ = [
     "LitHop",
     "LitStep",
     "Messages",
-    "Opening",
     "Problem",
     "Rank",
     "RankOrder",
     "Schedule",
     "Stage",
-    "StepArrays",
     "Sync",
-    "Traffic",
     "Transfer",
     "awaited",
     "byte_tables",

@@ -1,4 +1,4 @@
-"""The door of a rank: accepts connections, lets in those of this run and turns away everybody else."""
+"""The listening socket of a rank: accepts connections, keeps those of this run and refuses all others."""
 
 import contextlib
 import socket
