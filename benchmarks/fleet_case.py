@@ -31,7 +31,6 @@ REGIONS: Final = {
 }
 """Row of the matrices, electricity market, USD per device-hour (round figures of ours)."""
 BEGIN: Final = datetime(2024, 1, 1)
-NUM_STARTS: Final = 12
 DAYS_BETWEEN: Final = 8
 """Between two starts; the last one begins in March, and the longest trace then ends in June."""
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from farpipe.cli import output
-from farpipe.cli.output import Pace, console, progress_bar, search_status, status
+from farpipe.cli.output import PacedLog, console, progress_bar, search_status, status
 from farpipe.search import Progress
 
 
@@ -16,7 +16,7 @@ def _impatient(monkeypatch):
 
 def test_a_line_is_due_after_every_interval_and_not_before():
     now = 0.0
-    pace = Pace(10.0, lambda: now)
+    pace = PacedLog(10.0, lambda: now)
     due = []
     for now in (0.0, 9.9, 10.0, 15.0, 19.9, 21.0, 50.0, 59.0):
         due += [now] * pace.due()
@@ -39,7 +39,7 @@ def test_what_is_quick_is_not_told(capsys):
 
 
 def test_a_long_plan_says_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr(Pace, "due", lambda self: True)
+    monkeypatch.setattr(PacedLog, "due", lambda self: True)
     with progress_bar("planning", "layouts") as advance:
         advance(3, 262)
     with search_status("searching") as tell:

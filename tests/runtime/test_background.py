@@ -3,11 +3,11 @@ import time
 
 import pytest
 
-from farpipe.runtime.replicas.background import Background
+from farpipe.runtime.replicas.background import BackgroundThread
 
 
 def test_work_is_done_in_order_and_beside_the_main_thread():
-    background, done = Background("test"), []
+    background, done = BackgroundThread("test"), []
     jobs = [background.start(lambda number=number: done.append((number, threading.get_ident()))) for number in range(9)]
     for job in jobs:
         job.wait()
@@ -16,7 +16,7 @@ def test_work_is_done_in_order_and_beside_the_main_thread():
 
 
 def test_an_error_comes_out_where_the_result_is_asked_for_and_later_work_is_done():
-    background = Background("test")
+    background = BackgroundThread("test")
     failed, fine = background.start(lambda: 1 / 0), background.start(lambda: 7)
     assert fine.wait() == 7
     with pytest.raises(ZeroDivisionError):
@@ -24,7 +24,7 @@ def test_an_error_comes_out_where_the_result_is_asked_for_and_later_work_is_done
 
 
 def test_no_thread_is_left_when_there_is_no_work():
-    background = Background("a thread of this test")
+    background = BackgroundThread("a thread of this test")
     for _ in range(20):
         background.start(lambda: None).wait()
     deadline = time.monotonic() + 5

@@ -11,7 +11,6 @@ from small_models import LLAMA
 
 TEXT = Tokens((np.frombuffer(bytes(range(256)) * 4, np.uint8),), 256)
 SHAPE = (3, 2, 16)
-NUM_SEQUENCES = 1023 // 16
 
 
 def numbered(*sizes):

@@ -174,7 +174,7 @@ def test_a_message_that_cannot_be_sent_is_told_by_the_next_one(gpu):
     outlet = Outlet(error=RunError("no room within 60 s"))
     staged = Staging(outlet, outlet.abort, cuda=gpu)
     staged.send(2, "forward", tag(0), computed(gpu, 0.0))
-    staged._leaving[0].job._done.wait(LIMIT_S)
+    staged._leaving[0].task._done.wait(LIMIT_S)
     with pytest.raises(RunError, match="no room within 60 s"):
         staged.send(2, "forward", tag(1), computed(gpu, 1.0))
     assert outlet.reasons == ["no room within 60 s"]

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Use:
+class DeviceUse:
     """Rates of a plan's devices, as achieved and at most."""
 
     num_devices: int
@@ -34,13 +34,13 @@ class Use:
         return num_tokens / self.tokens_per_s * self.num_devices / 3600
 
 
-def use_of(plan: "Plan") -> Use:
+def use_of(plan: "Plan") -> DeviceUse:
     """The use that `plan` makes of its devices."""
     from farpipe.cost import step_flops
 
     job = plan.job
     peaks = {site.name: site.device.peak_flops[job.training.precision] for site in job.cluster.sites}
-    return Use(
+    return DeviceUse(
         sum(plan.devices.values()),
         step_flops(job.model, job.training.sequence_length, job.training.global_batch),
         sum(number * peaks[name] for name, number in plan.devices.items()),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from farpipe.report import TableView
 
 
-class Kind(StrEnum):
+class Listed(StrEnum):
     """Tables of the catalogue."""
 
     MODELS = "models"
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="models, devices or links.")],
+    kind: Annotated[Listed, typer.Argument(help="models, devices or links.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every fact with its source, as JSON.")] = False,
 ) -> None:
     """List the presets of the catalogue, which a job names."""
@@ -33,16 +33,16 @@ def list_(
     console().print(to_rich(_TABLES[kind]()))
 
 
-def _facts(kind: Kind) -> list[dict[str, Any]]:
+def _facts(kind: Listed) -> list[dict[str, Any]]:
     """The rows of a table, in SI units."""
     from dataclasses import asdict
 
     from farpipe import catalog
 
-    rows: dict[Kind, list[Any]] = {
-        Kind.MODELS: [catalog.model_row(name) for name in catalog.model_names()],
-        Kind.DEVICES: [catalog.device_row(name) for name in catalog.device_names()],
-        Kind.LINKS: [catalog.link_row(name) for name in catalog.link_names()],
+    rows: dict[Listed, list[Any]] = {
+        Listed.MODELS: [catalog.model_row(name) for name in catalog.model_names()],
+        Listed.DEVICES: [catalog.device_row(name) for name in catalog.device_names()],
+        Listed.LINKS: [catalog.link_row(name) for name in catalog.link_names()],
     }
     return [_plain(asdict(row)) for row in rows[kind]]
 
@@ -97,4 +97,4 @@ def _links() -> "TableView":
     return TableView("Links", ("link", "latency", "bandwidth"), tuple(rows), frozenset({1, 2}), note=note)
 
 
-_TABLES = {Kind.MODELS: _models, Kind.DEVICES: _devices, Kind.LINKS: _links}
+_TABLES = {Listed.MODELS: _models, Listed.DEVICES: _devices, Listed.LINKS: _links}

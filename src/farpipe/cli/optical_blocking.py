@@ -10,7 +10,7 @@ from farpipe.cli.output import print_json, status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
-    from farpipe.optical.blocking import Blocking, Outcome
+    from farpipe.optical.blocking import Blocking, TrafficOutcome
     from farpipe.optical.intervals import Interval
 
 Network = Annotated[
@@ -127,7 +127,7 @@ def _trace_facts(setting: _Setting, trace: Path, warm_up: int) -> dict[str, Any]
     return outcome.to_data() | _broken_up(outcome)
 
 
-def _broken_up(outcome: "Outcome") -> dict[str, Any]:
+def _broken_up(outcome: "TrafficOutcome") -> dict[str, Any]:
     from dataclasses import asdict
 
     return {"moved": outcome.num_moved, "fragmentation": asdict(outcome.fragmentation)}

@@ -131,7 +131,7 @@ def keep_earlier(path: Path, kind: str) -> str:
     return f"; the earlier one is now {earlier}"
 
 
-class Pace:
+class PacedLog:
     """Says when a line of progress is due where no terminal redraws it: the first after a while, then now and then.
 
     `log` writes a line to stderr at once, so that a log file or `tail -f` shows it while the work goes on.
@@ -183,7 +183,7 @@ def status(what: str) -> Iterator[None]:
 def search_status(what: str) -> Iterator[Callable[["Progress"], None]]:
     """Like `status`, told of the best schedule and the bound as a search goes on."""
     if not sys.stderr.isatty():
-        pace = Pace()
+        pace = PacedLog()
         yield lambda progress: pace.tell(_search_line(what, progress))
         return
     with console(stderr=True).status(what) as line:
@@ -201,7 +201,7 @@ def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not sys.stderr.isatty():
-        pace = Pace()
+        pace = PacedLog()
         yield lambda done, total: pace.tell(f"{what}: {done} of {total} {unit}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))

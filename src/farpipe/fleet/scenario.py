@@ -100,7 +100,7 @@ class Outage(Part):
     to_s: Positive
 
 
-class LinkEvent(Part):
+class WrittenLinkChange(Part):
     """[[link_changes]]: another rate from a moment on."""
 
     link: Text
@@ -142,7 +142,7 @@ class FleetFile(Part):
     links: tuple[WrittenLink, ...] = ()
     matrices: Matrices | None = None
     outages: tuple[Outage, ...] = ()
-    link_changes: tuple[LinkEvent, ...] = ()
+    link_changes: tuple[WrittenLinkChange, ...] = ()
     stops: Stops = Stops()
     failures: FailureTable = FailureTable()
     tenants: tuple[Tenant, ...] = ()

@@ -1,6 +1,6 @@
 """Light paths: topologies, spectrum, assignment, traffic and blocking, and the loop with the pipeline."""
 
-from farpipe.optical.blocking import Outcome, play_traffic, poisson_blocking
+from farpipe.optical.blocking import TrafficOutcome, play_traffic, poisson_blocking
 from farpipe.optical.modulation import find_modulation
 from farpipe.optical.paths import k_shortest, load_paths
 from farpipe.optical.policies import POLICIES, find_policy
@@ -11,8 +11,8 @@ from farpipe.optical.traffic import PoissonTraffic, load_trace
 __all__ = [
     "POLICIES",
     "Grid",
-    "Outcome",
     "PoissonTraffic",
+    "TrafficOutcome",
     "find_modulation",
     "find_network",
     "find_policy",

@@ -20,7 +20,7 @@ from farpipe.optical.traffic import PoissonTraffic, Traffic
 
 
 @dataclass(frozen=True, repr=False)
-class Outcome:
+class TrafficOutcome:
     """Fate of every request of some traffic."""
 
     traffic: Traffic
@@ -85,7 +85,7 @@ def play_traffic(
     *,
     warm_up: int = 0,
     defragment: bool = False,
-) -> Outcome:
+) -> TrafficOutcome:
     """Every request of `traffic` carried or refused, one after the other.
 
     A light path needs the same slots on every fibre of its path, side by side, and `grid.guard` more. With
@@ -118,14 +118,14 @@ def play_traffic(
         grid.guard,
         defragment,
     )
-    return Outcome(traffic, *out, warm_up, int(moved), fragmentation(spectrum[0], grid))
+    return TrafficOutcome(traffic, *out, warm_up, int(moved), fragmentation(spectrum[0], grid))
 
 
 @dataclass(frozen=True)
 class Blocking:
     """Share that several runs of random traffic refused: means with 95 % intervals."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[TrafficOutcome, ...]
 
     @property
     def blocking_ratio(self) -> Interval:
@@ -160,7 +160,7 @@ def poisson_blocking(
         raise InputError(f"expected at least one request and one seed, found {num_requests} and {len(seeds)}")
     pairs = tuple(paths.of_pair)
 
-    def run(seed: int) -> Outcome:
+    def run(seed: int) -> TrafficOutcome:
         traffic = how.draw(pairs, warm_up + num_requests, seed)
         return play_traffic(traffic, paths, policy, grid, modulation, warm_up=warm_up, defragment=defragment)
 
@@ -169,7 +169,7 @@ def poisson_blocking(
         return Blocking((first, *pool.map(run, seeds[1:])))
 
 
-def _batch_means(outcome: Outcome, by_request: bool, num_batches: int = 20) -> Interval:
+def _batch_means(outcome: TrafficOutcome, by_request: bool, num_batches: int = 20) -> Interval:
     """The interval of one run from the means of its batches, which are taken as independent."""
     refused = outcome.path[outcome.warm_up :] < 0
     weight = np.ones(len(refused)) if by_request else outcome.traffic.gbit_s[outcome.warm_up :]

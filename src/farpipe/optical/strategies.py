@@ -96,7 +96,7 @@ class Widest:
 
 
 @dataclass(frozen=True)
-class Slack:
+class BySlack:
     """`Widest`, but messages that had slack in the last step ask for `few` units and wait behind the others.
 
     The slack of a message is how much later it could have arrived without delaying its consumer, which is a lower bound
@@ -201,7 +201,7 @@ STRATEGIES: Final[dict[str, Strategy]] = {
     "earliest": Widest(rule=TransferRule(policy=POLICIES["last-fit"], max_blocks=2, earliest=True)),
     "spread": _spread(widen=True),
     "known-ends": _spread(widen=True, patient=True, book=True),
-    "slack": Slack(),
+    "slack": BySlack(),
 }
 """The strategies by the names that users write."""
 

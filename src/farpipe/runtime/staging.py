@@ -21,7 +21,7 @@ from torch import Tensor
 from farpipe.errors import FarpipeError, RunError
 from farpipe.runtime.host_memory import host_tensor
 from farpipe.runtime.peers import Messenger, TensorMessage
-from farpipe.runtime.replicas.background import Background, Job
+from farpipe.runtime.replicas.background import BackgroundThread, Task
 from farpipe.transport import ChannelKind, Tag
 from farpipe.transport.clock import Clock
 
@@ -56,7 +56,7 @@ class _Leaving(NamedTuple):
     """A message on its way to the transport."""
 
     num_bytes: int
-    job: Job[None]
+    task: Task[None]
 
 
 class Staging:
@@ -72,7 +72,7 @@ class Staging:
         self._peers, self._abort, self._cuda = peers, abort, cuda
         self._device = torch.device("cuda", cuda.current_device())
         self._to_host, self._to_device = cuda.Stream(), cuda.Stream()
-        self._background = Background(f"farpipe copies of {peers.rank}")
+        self._background = BackgroundThread(f"farpipe copies of {peers.rank}")
         self._leaving: deque[_Leaving] = deque()
         self._leaving_bytes = 0
         self._events: list[Any] = []
@@ -91,8 +91,8 @@ class Staging:
             host.copy_(tensor, non_blocking=True)
         tensor.record_stream(self._to_host)  # its memory is not used again before it is copied
         copied = self._to_host.record_event(self._cuda.Event(blocking=True))
-        job = self._background.start(lambda: self._put(peer, kind, tag, host, copied))
-        self._leaving.append(_Leaving(tensor.nbytes, job))
+        task = self._background.start(lambda: self._put(peer, kind, tag, host, copied))
+        self._leaving.append(_Leaving(tensor.nbytes, task))
         self._leaving_bytes += tensor.nbytes
 
     def _put(self, peer: int, kind: ChannelKind, tag: Tag, host: Tensor, copied: Any) -> None:
@@ -112,13 +112,13 @@ class Staging:
 
     def _await_room(self, num_bytes: int) -> None:
         """Let go of messages that have left; wait for the oldest ones where `num_bytes` more are too much."""
-        while self._leaving and (self._leaving[0].job.is_done or self._leaving_bytes + num_bytes > WAITING_BYTES):
+        while self._leaving and (self._leaving[0].task.is_done or self._leaving_bytes + num_bytes > WAITING_BYTES):
             self._await_oldest()
 
     def _await_oldest(self) -> None:
-        num_bytes, job = self._leaving.popleft()
+        num_bytes, task = self._leaving.popleft()
         self._leaving_bytes -= num_bytes
-        job.wait()
+        task.wait()
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
         """See Messenger: on the GPU for what the computing stream does from now on."""

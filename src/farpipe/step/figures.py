@@ -45,7 +45,7 @@ SecondsPerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_sec
 LinkNames = Annotated[str | tuple[str, ...], BeforeValidator(_name_or_list)]
 
 
-class Part(BaseModel):
+class ProblemPart(BaseModel):
     """A part of a Problem: immutable, read strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, Field
 
-from farpipe.step.figures import LinkNames, Part, PerMicrobatch, Positive, Seconds, SecondsPerMicrobatch
+from farpipe.step.figures import LinkNames, PerMicrobatch, Positive, ProblemPart, Seconds, SecondsPerMicrobatch
 
 Figure = TypeVar("Figure", float, NDArray[np.float64])
 
@@ -15,7 +15,7 @@ def _is_none(value: Any) -> bool:
     return value is None
 
 
-class Link(Part):
+class Link(ProblemPart):
     """One direction of a connection; it carries one message at a time."""
 
     latency_s: Seconds
@@ -50,7 +50,7 @@ class Link(Part):
         return self.occupied_s(num_bytes) + self.latency_s
 
 
-class Transfer(Part):
+class Transfer(ProblemPart):
     """One message on one link: its bytes, or the times that it takes there."""
 
     link: LinkNames
@@ -66,14 +66,14 @@ class Transfer(Part):
         return self.occupies_s is not None or self.arrives_after_s is not None
 
 
-class Hop(Part):
+class Hop(ProblemPart):
     """The boundary between stage s and s + 1; None: that direction is free."""
 
     forward: Transfer | None = None
     backward: Transfer | None = None
 
 
-class Sync(Part):
+class Sync(ProblemPart):
     """The data-parallel collectives of one stage: gather before its first F, reduce after its last W or B."""
 
     gather: Transfer | None = None

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from farpipe.document import Document
 from farpipe.step.chains import Chains, chains, expect_chains
 from farpipe.step.collectives import Collective, collectives
-from farpipe.step.figures import MAX_SECONDS, NonNegative, Part, PerMicrobatch, SecondsPerMicrobatch
+from farpipe.step.figures import MAX_SECONDS, NonNegative, PerMicrobatch, ProblemPart, SecondsPerMicrobatch
 from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer
 from farpipe.step.messages import Traffic, traffic
 from farpipe.strict import nearest, validate
@@ -34,7 +34,7 @@ STAGE_FIGURES: Final = (
 """Figures of a Stage that may differ per microbatch."""
 
 
-class Rank(Part):
+class Rank(ProblemPart):
     """A process, one position of the pipeline. `memory_bytes` None: unlimited."""
 
     memory_bytes: NonNegative | None = None
@@ -42,7 +42,7 @@ class Rank(Part):
     """Parameters, gradients, optimizer state: what is there during the whole step."""
 
 
-class Stage(Part):
+class Stage(ProblemPart):
     """A slice of the model on one rank."""
 
     rank: Annotated[int, Field(ge=0)]
@@ -57,7 +57,7 @@ class Stage(Part):
     """Gradients of keys and values: held from the start of the chain's first backward to the end of the own one."""
 
 
-class Problem(Document, Part):
+class Problem(Document, ProblemPart):
     """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`.
 
     Of several replicas of the pipeline it describes one, for they are alike. On a link that they share, either they

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 
-class Job(Generic[Result]):
+class Task(Generic[Result]):
     """A piece of work with its result to come."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
@@ -38,30 +38,30 @@ class Job(Generic[Result]):
         return self._result  # type: ignore[return-value]
 
 
-class Background:
+class BackgroundThread:
     """A thread that is there while there is work."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._waiting: deque[Job[object]] = deque()
+        self._waiting: deque[Task[object]] = deque()
         self._running = False
 
-    def start(self, work: Callable[[], Result]) -> Job[Result]:
+    def start(self, work: Callable[[], Result]) -> Task[Result]:
         """Hand it over."""
-        job = Job(work)
+        task = Task(work)
         with self._lock:
-            self._waiting.append(job)  # type: ignore[arg-type]
+            self._waiting.append(task)  # type: ignore[arg-type]
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        return job
+        return task
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
-            job.run()
+        while (task := self._next()) is not None:
+            task.run()
 
-    def _next(self) -> Job[object] | None:
+    def _next(self) -> Task[object] | None:
         with self._lock:
             self._running = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None

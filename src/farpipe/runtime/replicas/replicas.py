@@ -17,7 +17,7 @@ from torch import Tensor
 
 from farpipe.runtime.executor import MessageRow, message_table
 from farpipe.runtime.peers import Peers, TensorMessage
-from farpipe.runtime.replicas.background import Background, Job
+from farpipe.runtime.replicas.background import BackgroundThread, Task
 from farpipe.runtime.replicas.collectives import Line, Rings
 from farpipe.runtime.replicas.flat import Flat
 from farpipe.runtime.replicas.places import Places
@@ -170,8 +170,8 @@ class ReplicaSync:
         self._counts_for = {item: self._counted(run, collective_link(run.problem, item)) for item in self._collectives}
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
         self._stagger_s = place.replica * run.problem.traffic.stagger_s
-        self._background = Background(f"farpipe replicas of {peers.rank}")
-        self._jobs: dict[ReplicaCollective, Job[MessageRow]] = {}
+        self._background = BackgroundThread(f"farpipe replicas of {peers.rank}")
+        self._tasks: dict[ReplicaCollective, Task[MessageRow]] = {}
         reduced = [item.stage for item in self._collectives if item.kind == "reduce"]
         self._turns = sorted(reduced, reverse=True) if run.chunk_costs is not None else []
         """The order of the reduces where every replica has an order of actions of its own."""
@@ -206,8 +206,8 @@ class ReplicaSync:
 
     def stage_begins(self, step: int, stage: int) -> None:
         """Before the first forward of a stage: its weights have to be there."""
-        if job := self._jobs.get(ReplicaCollective("gather", stage)):
-            job.wait()
+        if task := self._tasks.get(ReplicaCollective("gather", stage)):
+            task.wait()
 
     def stage_done(self, step: int, stage: int) -> None:
         """Start the stage's reduce, and those that have waited for their turn behind it."""
@@ -216,14 +216,14 @@ class ReplicaSync:
             item = ReplicaCollective("reduce", turn)
             if turn not in self._done:
                 return
-            if item in self._counts_for and item not in self._jobs:
+            if item in self._counts_for and item not in self._tasks:
                 self._start(step, item, self._stages[turn].reduce, REDUCE)
 
     def _start(self, step: int, item: ReplicaCollective, work: Callable[[Line], None], first_number: int) -> None:
         what = "the replicas' weights" if item.kind == "gather" else "the replicas' gradient"
         line = Line(self._peers, step, item.stage, what, first_number)
         timed = partial(self._timed, work, line, self._peers.clock.now_ns(), self._counts_for[item])
-        self._jobs[item] = self._background.start(timed)
+        self._tasks[item] = self._background.start(timed)
 
     def _timed(self, work: Callable[[Line], None], line: Line, ready_ns: int, counts: set[int]) -> MessageRow:
         """Do it: as a message that took its link as long as what was received did."""
@@ -239,4 +239,4 @@ class ReplicaSync:
 
     def finish_step(self) -> NDArray[np.int64]:
         """Wait for what has not ended; a row as in `StepEvents.messages` for each of `collectives_of`."""
-        return message_table([self._jobs.pop(item).wait() for item in self._collectives])
+        return message_table([self._tasks.pop(item).wait() for item in self._collectives])
