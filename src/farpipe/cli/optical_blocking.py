@@ -10,8 +10,15 @@ from farpipe.cli.output import print_json, status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farpipe import optical
     from farpipe.optical.blocking import Blocking, TrafficOutcome
     from farpipe.optical.intervals import Interval
+    from farpipe.optical.modulation import Modulation as ModulationTable
+    from farpipe.optical.network import Network as OpticalNetwork
+    from farpipe.optical.paths import Pair, PathTable
+    from farpipe.optical.policies import Policy as AssignmentPolicy
 
 Network = Annotated[
     str, typer.Option(help="nsfnet, topohub:sndlib/NAME, gnpy:coronet-conus, or a file: CSV a,b,km[,fibres] or JSON.")
@@ -62,7 +69,7 @@ def blocking(
     _expect_one_source(context, trace, load)
     net, table = find_network(network, shared=shared), find_modulation(modulation)
     grid, chosen = Grid(slots, slot_ghz, guard), find_policy(policy)
-    setting = _Setting(net, table, grid, chosen, paths, k, by, defragment)
+    setting = _Setting(net, table, grid, chosen, paths, k, by, defragment=defragment)
     if trace is not None:
         uncounted = warm_up if typed(context, warm_up="--warm-up") else 0
         _show(_trace_facts(setting, trace, uncounted), as_json)
@@ -78,12 +85,21 @@ class _Setting:
     """Network, spectrum and policy on which both kinds of traffic are played."""
 
     def __init__(
-        self, network: Any, modulation: Any, grid: Any, policy: Any, paths: Path | None, k: int, by: str, move: bool
+        self,
+        network: "OpticalNetwork",
+        modulation: "ModulationTable",
+        grid: "optical.Grid",
+        policy: "AssignmentPolicy",
+        paths: Path | None,
+        k: int,
+        by: str,
+        *,
+        defragment: bool,
     ) -> None:
         self.network, self.modulation, self.grid, self.policy = network, modulation, grid, policy
-        self._file, self._k, self._by, self.defragment = paths, k, by, move
+        self._file, self._k, self._by, self.defragment = paths, k, by, defragment
 
-    def paths(self, pairs: Any = None) -> Any:
+    def paths(self, pairs: "Sequence[Pair] | None" = None) -> "PathTable":
         """The candidates of `pairs`: those of the file, or the k best."""
         from farpipe.optical import k_shortest, load_paths
 
@@ -133,7 +149,9 @@ def _broken_up(outcome: "TrafficOutcome") -> dict[str, Any]:
     return {"moved": outcome.num_moved, "fragmentation": asdict(outcome.fragmentation)}
 
 
-def _poisson_facts(setting: _Setting, how: Any, requests: int, warm_up: int, seeds: int) -> dict[str, Any]:
+def _poisson_facts(
+    setting: _Setting, how: "optical.PoissonTraffic", requests: int, warm_up: int, seeds: int
+) -> dict[str, Any]:
     from farpipe.optical import poisson_blocking
 
     found: Blocking = poisson_blocking(

@@ -188,6 +188,7 @@ def _transferred(job: Job, costs: JobCosts, known: Sequence[Candidate], best: Ev
 
 
 def shape_of(candidate: Candidate) -> tuple[Layout, bool]:
+    """Layout without the replicas' sites, and True for stages in a V."""
     return replace(candidate.layout, replica_sites=()), candidate.in_v
 
 

@@ -20,7 +20,7 @@ def alone(space: Space, num_devices: int) -> list[Devices]:
     return [((site, num_devices),) for site, free in space.devices.items() if free >= num_devices]
 
 
-def across(view: View, space: Space, num_devices: int, max_sites: int, preference: Preference) -> Iterator[Devices]:
+def across(space: Space, num_devices: int, max_sites: int, preference: Preference) -> Iterator[Devices]:
     """Pipelines over two or more sites that together have room, the fewest sites first.
 
     Of every set of sites one division, which fills the preferred sites first, in the order along which the narrowest

@@ -48,13 +48,13 @@ def atlas(view: View, space: Space, job: JobState, num_devices: int) -> Devices 
     whole = _running(view, space, job, alone(space, num_devices))
     if whole:
         return max(whole, key=lambda devices: space.devices[devices[0][0]])
-    wide = across(view, space, num_devices, MAX_SITES, lambda site: -space.devices[site])
+    wide = across(space, num_devices, MAX_SITES, lambda site: -space.devices[site])
     return next((devices for devices in wide if _quote(view, space, job, devices)), None)
 
 
 def anywhere(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """Any place that is possible, drawn by a number made of the job and the hour."""
-    found = [*alone(space, num_devices), *across(view, space, num_devices, MAX_SITES, lambda site: 0.0)]
+    found = [*alone(space, num_devices), *across(space, num_devices, MAX_SITES, lambda site: 0.0)]
     possible = _running(view, space, job, found)
     drawn = zlib.crc32(f"{job.name} {view.now_s // SECONDS_PER_HOUR:.0f}".encode())
     return possible[drawn % len(possible)] if possible else None
@@ -71,12 +71,12 @@ def electricity_usd_per_h(view: View, placement: Placement) -> float:
 
 
 def _least(view: View, space: Space, job: JobState, num: int, cost: Callable[[Placement], float]) -> Devices | None:
-    wide = across(view, space, num, MAX_SITES, view.usd_per_mwh)
+    wide = across(space, num, MAX_SITES, view.usd_per_mwh)
     return _first(_quoted(view, space, job, [*alone(space, num), *wide]), cost)
 
 
 def _free_of_stalls(view: View, space: Space, job: JobState, num_devices: int) -> Iterator[Devices]:
-    wide = across(view, space, num_devices, MAX_SITES, view.usd_per_mwh)
+    wide = across(space, num_devices, MAX_SITES, view.usd_per_mwh)
     return (devices for devices in wide if is_stall_free(view, space, job, devices))
 
 

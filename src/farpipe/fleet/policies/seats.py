@@ -88,7 +88,7 @@ class Seats:
     def _wide(self, space: Space, job: JobState, number: int) -> Iterator[Placement]:
         """Pipelines over sites; those that links slow only if there is no link that would not."""
         stalls = not self._can_flow(job.job.kind, number)
-        for devices in across(self._view, space, number, MAX_SITES, self._view.usd_per_mwh):
+        for devices in across(space, number, MAX_SITES, self._view.usd_per_mwh):
             if stalls or is_stall_free(self._view, space, job, devices):
                 placement = self._view.start(space, job, devices)
                 if placement is not None:
