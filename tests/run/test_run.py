@@ -117,7 +117,7 @@ def test_a_rehearsal_takes_as_long_as_predicted(tmp_path):
 
 def test_results_of_an_earlier_run_are_not_written_over(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    with pytest.raises(InputError, match=r"has the metrics\.jsonl of an earlier run; choose another directory"):
+    with pytest.raises(InputError, match=r"has the metrics\.jsonl of an earlier run; .* has no checkpoint"):
         run(rehearsal(2), tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
 

@@ -12,7 +12,10 @@ SAME: Final = "same"
 
 
 def arm_table(arms: Sequence[Arm]) -> TableView:
-    """One row for each, the fastest first; the first that trains as the job says is the chosen one."""
+    """One row for each, the fastest first; the first that trains as the job says is the chosen one.
+
+    Prices are the first to go where it is narrow and nothing has one; training stays, for it tells arms apart.
+    """
     rows = [
         (
             f"{arm.kind}: {arm.where}",
@@ -31,7 +34,8 @@ def arm_table(arms: Sequence[Arm]) -> TableView:
     note = "Arms whose training is not the same have other semantics: compare their losses before their speed."
     differs = any(not arm.same_training for arm in arms)
     numbers = frozenset({1, 2, 3, 4, 5})
-    return TableView("Arms", columns, tuple(rows), numbers, chosen, note if differs else "", expendable=(4, 3, 2))
+    expendable = (4, 3, 2, 6) if any(row[5] != "-" for row in rows) else (5, 4, 3, 2, 6)
+    return TableView("Arms", columns, tuple(rows), numbers, chosen, note if differs else "", expendable)
 
 
 def price(arm: Arm) -> str:

@@ -46,7 +46,10 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     if is_checkpoint and run_dir is None:
         raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
     if resume is not None and not is_checkpoint and not whole_checkpoints(resume / CHECKPOINTS_NAME):
-        raise InputError(f"no complete checkpoint in {resume / CHECKPOINTS_NAME}")
+        raise InputError(
+            f"no complete checkpoint in {resume / CHECKPOINTS_NAME}: nothing to go on from; begin anew, without "
+            "--resume and in another directory"
+        )
     place = run_dir or resume or DEFAULT_RUN_DIR
     if resume is not None and place.resolve() == resume.resolve():
         return RunPlace(place, in_place=True)
@@ -69,11 +72,12 @@ def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool) -> None:
 def refuse_results(run_dir: Path) -> None:
     """InputError when `run_dir` has results or checkpoints of a run, whole or broken off."""
     names = [name for name in (METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME) if (run_dir / name).exists()]
-    names += [CHECKPOINTS_NAME] if whole_checkpoints(run_dir / CHECKPOINTS_NAME) else []
+    checkpoints = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
+    names += [CHECKPOINTS_NAME] if checkpoints else []
     if names:
+        others = "remove this one, or go on with --resume {}" if checkpoints else "or remove {}: it has no checkpoint"
         raise InputError(
-            f"{run_dir}: has the {names[0]} of an earlier run; choose another directory, remove this one, or go on "
-            f"with --resume {run_dir}"
+            f"{run_dir}: has the {names[0]} of an earlier run; choose another directory, {others.format(run_dir)}"
         )
 
 
