@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farpipe.cli.extras import need_torch
-from farpipe.cli.options import refuse
+from farpipe.cli.options import refuse, typed
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.errors import UsageError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    context: typer.Context,
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json"),
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to measure on.")] = "cpu",
@@ -37,10 +38,11 @@ def profile(
     sequences: Annotated[
         bool, typer.Option("--sequences", help="Slices of many lengths behind many prefixes, for data.packing.")
     ] = False,
-    sailor: Annotated[
-        Path | None, typer.Option(help="Import a profile of Sailor from this file instead of measuring.")
+    import_: Annotated[
+        Literal["sailor"] | None, typer.Option("--import", help="Import a profile of others instead of measuring.")
     ] = None,
-    table: Annotated[str | None, typer.Option(help="With --sailor: MODEL/DEVICE as the file calls them.")] = None,
+    file: Annotated[Path | None, typer.Option(help="With --import: the file with their tables.")] = None,
+    table: Annotated[str | None, typer.Option(help="With --import: MODEL/DEVICE as the file calls them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
@@ -48,16 +50,20 @@ def profile(
     from farpipe.run.profile import profile as measure
     from farpipe.spec import load_job
 
-    check_folder(output)
+    if import_ is not None:
+        measuring = typed(context, device="--device", processes="--processes", sequences="--sequences")
+        refuse(measuring, "is for measuring: leave it out beside --import")
+    else:
+        refuse(typed(context, file="--file", table="--table"), "is for tables of others: add --import sailor")
+    check_folder(output, keeping=(job, file))
     expect_replaceable(output, "chunk-profile" if sequences else "profile")
     spec = load_job(job)
     called = _device_name(spec, name)
     if sequences:
-        refuse(["--sailor"] if sailor else [], "has no slices of sequences; leave out --sequences")
         _profile_chunks(spec, called, device, processes, output, as_json=as_json)
         return
-    if sailor is not None:
-        measured = _imported(spec, sailor, table, called)
+    if import_ is not None:
+        measured = _imported(spec, file, table, called)
     else:
         need_torch("farpipe profile")
         num_processes = processes or _num_processes(spec, device)
@@ -99,13 +105,16 @@ def _write(found: "Document", output: Path, *, as_json: bool, show: Callable[[],
     typer.echo(f"profile written to {output}{told}")
 
 
-def _imported(job: "Job", path: Path, table: str | None, device: str) -> "Profile":
+def _imported(job: "Job", path: Path | None, table: str | None, device: str) -> "Profile":
+    """The times that the job's tensor degree has in Sailor's tables."""
     from farpipe.cost import import_sailor
 
+    if path is None:
+        raise UsageError("--import sailor: name the file of Sailor's profiler with --file")
     model, separator, theirs = (table or "").partition("/")
     if not separator:
         raise UsageError(f"--table: expected MODEL/DEVICE, OPT-350/GH-96 for example, found {table!r}")
-    return import_sailor(path, model, theirs, job.model, job.training, device)
+    return import_sailor(path, model, theirs, job.model, job.training, device, job.layout.tensor or 1)
 
 
 def _num_processes(job: "Job", device: str) -> int:

@@ -34,7 +34,7 @@ def import_sailor(
     """
     tables = parse_json(read_text(path), str(path))
     sizes = _table(_table(tables, model_name, "model", path), device_name, "device", path)
-    whole = {int(size): degrees[str(tensor)] for size, degrees in sizes.items() if str(tensor) in degrees}
+    whole = _of_degree(sizes, tensor, f"{path}: {model_name}: {device_name}")
     if not whole:
         where = "one device" if tensor == 1 else f"{tensor} devices"
         raise InputError(
@@ -72,6 +72,14 @@ def _table(tables: Any, name: str, what: str, path: Path | str) -> Mapping[str, 
         raise InputError(f"{path}: there is no {what} {name!r}{nearest(name, tables)}; it has {', '.join(tables)}")
     found: Mapping[str, Any] = tables[name]
     return found
+
+
+def _of_degree(sizes: Any, tensor: int, place: str) -> dict[int, Any]:
+    """The tables of layers by microbatch size."""
+    try:
+        return {int(size): degrees[str(tensor)] for size, degrees in sizes.items() if str(tensor) in degrees}
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(f"{place}: expected tables by microbatch size and tensor degree") from None
 
 
 def _rows(layers: Mapping[str, Any], place: str) -> Rows:
