@@ -9,8 +9,12 @@ from farpipe.cli.fleet_sweep import sweep
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TextIO
+
     from farpipe.fleet.outcome import Outcome
     from farpipe.fleet.scenario import Scenario
+    from farpipe.report import FittedTable
 
 fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_args_is_help=True)
 
@@ -116,14 +120,14 @@ def _draw(outcomes: "list[Outcome]", scenario: "Scenario", plot: Path | None, ch
         draw_charts(outcomes, charts, scenario.locations)
 
 
-def _logged(path: Path | None, run: Any) -> "Outcome":
+def _logged(path: Path | None, run: "Callable[[TextIO | None], Outcome]") -> "Outcome":
     """Outcome of `run`; its log is written whole or not at all."""
     import io
 
     from farpipe.strict import write_text
 
     log = io.StringIO() if path is not None else None
-    outcome: Outcome = run(log)
+    outcome = run(log)
     if path is not None and log is not None:
         write_text(path, log.getvalue())
     return outcome
@@ -133,7 +137,7 @@ def _without_jobs(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "jobs"}
 
 
-def _table(outcomes: "list[Outcome]") -> Any:
+def _table(outcomes: "list[Outcome]") -> "FittedTable":
     from farpipe.report import TableView, to_rich
 
     head = ("policy", "finished", "mean JCT", "p95 JCT", "p99 wait", "use", "energy", "electricity", "rent", "egress")

@@ -11,7 +11,11 @@ import typer
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 
 if TYPE_CHECKING:
+    from farpipe.fleet.job import FleetJob
+    from farpipe.fleet.quotes import PlannerQuotes
+    from farpipe.fleet.scenario import Scenario
     from farpipe.fleet.sweep import Point
+    from farpipe.report import FittedTable
 
 Row = dict[str, Any]
 
@@ -140,7 +144,7 @@ def _row(path: Path, jobs: Path, point: "Point") -> Row:
 
 
 @cache
-def _case(path: Path, jobs: Path) -> Any:
+def _case(path: Path, jobs: Path) -> "tuple[Scenario, list[FleetJob], PlannerQuotes]":
     """Scenario, trace and quotes, read once in every process."""
     from farpipe.fleet.play import quotes_of
     from farpipe.fleet.scenario import load_scenario
@@ -150,7 +154,7 @@ def _case(path: Path, jobs: Path) -> Any:
     return scenario, read_jobs(jobs), quotes_of(scenario)
 
 
-def _table(rows: Sequence[Row]) -> Any:
+def _table(rows: Sequence[Row]) -> "FittedTable":
     from farpipe.report import TableView, to_rich
 
     head = ("policy", "load", "links", "seed", "mean JCT", "p95 JCT", "p99 wait", "use", "electricity", "all money")

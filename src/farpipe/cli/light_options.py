@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,8 @@ from farpipe.cli.optical_blocking import Guard, Modulation, Network, Shared, Slo
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farpipe.optical import PoissonTraffic
     from farpipe.optical.strategies import Strategy
     from farpipe.optical.study import Scenario
@@ -101,7 +103,7 @@ class LightOptions:
         return Training(nominal, joint_order(shared, problem, places, strategy, begin_s=scenario.begin_s), places)
 
 
-def _places(nodes: str, num_ranks: int, sites: Any) -> tuple[str, ...]:
+def _places(nodes: str, num_ranks: int, sites: "Sequence[str]") -> tuple[str, ...]:
     """The node of every rank."""
     words = [word.strip() for word in nodes.split(",")]
     if all("=" in word for word in words):

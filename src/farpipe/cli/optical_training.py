@@ -11,7 +11,12 @@ from farpipe.cli.options import with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 
 if TYPE_CHECKING:
-    from farpipe.optical.study import Run, Scenario
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from farpipe.optical.strategies import Strategy
+    from farpipe.optical.study import Comparison, Run, Scenario
     from farpipe.optical.training import Training
 
 Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
@@ -83,7 +88,9 @@ def compare(
     console().print(_table(rows))
 
 
-def _runs(scenario: "Scenario", strategies: dict[str, Any], training: "Training", seeds: int, steps: int) -> Any:
+def _runs(
+    scenario: "Scenario", strategies: "dict[str, Strategy]", training: "Training", seeds: int, steps: int
+) -> "Comparison":
     from farpipe.optical.study import compare as compared
 
     settings = {name: (training, strategy, None) for name, strategy in strategies.items()}
@@ -91,7 +98,7 @@ def _runs(scenario: "Scenario", strategies: dict[str, Any], training: "Training"
         return compared(scenario, settings, range(seeds), num_steps=steps, skipped=_SKIPPED, progress=told)
 
 
-def _facts(scenario: "Scenario", training: "Training", policy: str, runs: "list[Run]") -> dict[str, Any]:
+def _facts(scenario: "Scenario", training: "Training", policy: str, runs: "Sequence[Run]") -> dict[str, Any]:
     from farpipe.optical.study import bound_s, no_network_s
 
     figures = [run.figures() for run in runs]
@@ -112,7 +119,7 @@ def _write_light_paths(path: Path, run: "Run") -> None:
     light_paths(run.played.steps).save(path)
 
 
-def _table(rows: list[dict[str, Any]]) -> Any:
+def _table(rows: list[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
     shown = {
@@ -156,7 +163,7 @@ def _draw(
     page: Path | None,
     scenario: "Scenario",
     training: "Training",
-    strategy: Any,
+    strategy: "Strategy",
     facts: dict[str, Any],
 ) -> None:
     if plot is None and page is None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from farpipe.cost import Profile
+    from farpipe.cost import PartTimes, Profile
     from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
     from farpipe.plan.plan import PlanGroup
@@ -279,7 +279,7 @@ def profile_table(profile: "Profile") -> "FittedTable":
     from farpipe.report import TableView, to_rich
     from farpipe.units import format_seconds
 
-    def row(name: str, part: Any) -> tuple[str, ...]:
+    def row(name: str, part: "PartTimes") -> tuple[str, ...]:
         return name, *(format_seconds(s) for s in (part.forward_s, part.input_grad_s, part.weight_grad_s))
 
     rows = tuple(row(name, getattr(profile, name)) for name in ("embedding", "layer", "head"))
