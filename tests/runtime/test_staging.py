@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from farpipe.errors import RunError
-from farpipe.runtime import host_memory, staging, train
+from farpipe.runtime import message_memory as memory_of_messages
+from farpipe.runtime import staging, train
 from farpipe.runtime.executor import Executor, stage_ranks
 from farpipe.runtime.figures.metrics import read_metrics
-from farpipe.runtime.host_memory import host_tensor, message_memory
+from farpipe.runtime.message_memory import host_tensor, message_memory
 from farpipe.runtime.peers import TensorMessage
 from farpipe.runtime.staging import Staging
 from farpipe.runtime.tensor_peers import describe, tensor_of
@@ -370,7 +371,7 @@ def test_training_through_staging_is_training(options, tmp_path, monkeypatch):
 def test_a_rank_with_a_gpu_receives_into_page_locked_memory(gpu, monkeypatch, device, expected):
     made = []
     monkeypatch.setattr(
-        host_memory, "host_tensor", lambda *args, **kw: made.append(host_tensor(*args, **kw)) or made[0]
+        memory_of_messages, "host_tensor", lambda *args, **kw: made.append(host_tensor(*args, **kw)) or made[0]
     )
     data = message_memory(device)(16)
     data[:] = torch.arange(4.0).numpy().tobytes()

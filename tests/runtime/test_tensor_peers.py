@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.host_memory import message_memory
+from farpipe.runtime.message_memory import message_memory
 from farpipe.runtime.tensor_peers import DTYPES, TensorPeers, describe, tensor_bytes, tensor_of
 from farpipe.transport import Tag
 from transports import connected

@@ -24,8 +24,8 @@ from farpipe.run.reports import reporting_errors
 from farpipe.runtime.channels import open_channels
 from farpipe.runtime.commands import sigterm_asks
 from farpipe.runtime.figures.metrics import RUN_NAME
-from farpipe.runtime.host_memory import message_memory
 from farpipe.runtime.make_stage import choose_gpu
+from farpipe.runtime.message_memory import message_memory
 from farpipe.runtime.rendezvous import rendezvous_from_env
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.tensor_peers import TensorPeers

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import FarpipeError, RunError
-from farpipe.runtime.host_memory import host_tensor
+from farpipe.runtime.message_memory import host_tensor
 from farpipe.runtime.peers import Messenger, TensorMessage
 from farpipe.runtime.replicas.background import BackgroundThread, Task
 from farpipe.transport import ChannelKind, Tag
