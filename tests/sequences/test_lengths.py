@@ -72,6 +72,57 @@ def test_a_draw_depends_on_seed_and_step_alone_and_repeats_nothing():
         sample_lengths(corpus, 1001, 0)
 
 
+def test_json_lines_and_histograms_are_read(tmp_path):
+    lines, counts = tmp_path / "a.jsonl", tmp_path / "a.csv"
+    lines.write_text('{"id": 7, "num_tokens": 5}\n\n{"num_tokens": 3, "id": 8}\n')
+    assert read_lengths(lines).tolist() == [5, 3]
+    assert read_lengths(lines, "id").tolist() == [7, 8]
+    counts.write_text("length,count\n10,3\n20,0\n30,1\n")
+    assert read_lengths(counts).tolist() == [10, 10, 10, 30]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"length": 5}\n{"len": 5}\n', ":2: expected an object with the key 'length'"),
+        ('{"length": 5}\n[5]\n', ":2: expected an object"),
+        ('{"length": 5}\n{"length": true}\n', ":2: expected the length"),
+        ('{"length": 5.5}\n', ":1: expected the length"),
+        ('{"length": 5\n', ":1"),
+        ('{"id": 5, "text": "a"}\n', "name the column"),
+        ("length,count\n5,many\n", ":2: expected a number of sequences"),
+        ("length,count\n5,0\n", "0 sequences; expected 1 to"),
+        ("length,count\n5,99999999999\n", "99999999999 sequences; expected 1 to"),
+    ],
+)
+def test_what_is_no_json_line_or_count_is_refused_with_its_line(tmp_path, text, place):
+    path = tmp_path / "lengths"
+    path.write_text(text)
+    with pytest.raises(InputError) as found:
+        read_lengths(path)
+    assert place in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["text.npy", "text.bin", "text.ends.npy"])
+def test_tokens_have_the_lengths_of_their_documents(tmp_path, name):
+    tokens = np.arange(10, dtype=np.uint16)
+    np.save(tmp_path / "text.npy", tokens)
+    tokens.tofile(tmp_path / "text.bin")
+    np.save(tmp_path / "text.ends.npy", np.array([3, 3, 10]))
+    assert read_lengths(tmp_path / name).tolist() == [3, 7]
+
+
+def test_tokens_without_ends_and_ends_that_go_back_are_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(10))
+    (tmp_path / "a.bin").write_bytes(b"abcd")
+    for name in ("a.npy", "a.bin"):
+        with pytest.raises(InputError, match=r"a\.ends\.npy"):
+            read_lengths(tmp_path / name)
+    np.save(tmp_path / "a.ends.npy", np.array([5, 3]))
+    with pytest.raises(InputError, match="ascending"):
+        read_lengths(tmp_path / "a.npy")
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 300))
 def test_cutting_keeps_all_tokens(lengths, limit):

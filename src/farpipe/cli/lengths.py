@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 def lengths(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Lengths in tokens: one a line, a CSV, or an array (.npy).")],
-    column: Annotated[str | None, typer.Option(help="Column of a CSV that has the lengths.")] = None,
+    file: Annotated[Path, typer.Argument(help="Lengths in tokens: one a line, CSV, JSON lines, .npy; or tokens.")],
+    column: Annotated[
+        str | None, typer.Option(help="Column of a CSV, or key of JSON lines, that has the lengths.")
+    ] = None,
     job: Annotated[Path | None, typer.Option(help="A job (.toml): tell what chunks would gain on its cluster.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="With --job: sequences of the batch that is planned.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="With --job: of the draw of that batch.")] = 0,
@@ -73,11 +75,13 @@ def _draw(found: "Ints", path: Path, name: str) -> None:
 
 def _show(summary: "LengthSummary") -> None:
     from farpipe.report import to_rich
+    from farpipe.units import counted
 
     out = console()
     out.print(
-        f"{summary.num_sequences:,} sequences, {summary.num_tokens:,} tokens: mean {summary.mean:,.0f}, "
-        f"median {summary.median:,.0f}, p90 {summary.p90:,.0f}, p99 {summary.p99:,.0f}, longest {summary.longest:,}"
+        f"{counted(summary.num_sequences, 'sequence')}, {counted(summary.num_tokens, 'token')}: "
+        f"mean {summary.mean:,.0f}, median {summary.median:,.0f}, p90 {summary.p90:,.0f}, p99 {summary.p99:,.0f}, "
+        f"longest {summary.longest:,}"
     )
     out.print(to_rich(_table(summary)))
 
@@ -102,10 +106,11 @@ def _table(summary: "LengthSummary") -> "TableView":
 
 
 def _gain_text(gain: "Gain", batch: int) -> str:
-    from farpipe.units import format_seconds
+    from farpipe.units import counted, format_seconds
 
-    head = f"a batch of {batch} on this cluster: {format_seconds(gain.step_s)} a step with {gain.num_chunks} chunks"
-    cut = f"the longest sequence in {gain.num_slices} slice{'s' if gain.num_slices > 1 else ''}"
+    chunks = counted(gain.num_chunks, "chunk")
+    head = f"a batch of {batch} on this cluster: {format_seconds(gain.step_s)} a step with {chunks}"
+    cut = f"the longest sequence in {counted(gain.num_slices, 'slice')}"
     if gain.whole_step_s is None:
         return f"{head}, {cut}; with every sequence whole it does not fit: {gain.whole_obstacle}"
     whole = f"{format_seconds(gain.whole_step_s)}, {gain.speedup:.2f} times as long"

@@ -31,8 +31,12 @@ def _group() -> None:
 def plan(
     context: typer.Context,
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
-    lengths: Annotated[Path, typer.Option(help="The batch: lengths in tokens, one a line, a CSV, or .npy.")],
-    column: Annotated[str | None, typer.Option(help="Column of a CSV that has the lengths.")] = None,
+    lengths: Annotated[
+        Path, typer.Option(help="The batch: lengths in tokens, one a line, CSV, JSON lines, .npy; or tokens.")
+    ],
+    column: Annotated[
+        str | None, typer.Option(help="Column of a CSV, or key of JSON lines, that has the lengths.")
+    ] = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="Draw a batch of so many sequences from the file; else all are the batch.")
     ] = None,
@@ -95,11 +99,12 @@ def _batch(job: "Job", path: Path, column: str | None, sample: int | None, seed:
 
 def _show(plan: "SequencePlan") -> None:
     from farpipe.report import to_rich
-    from farpipe.units import format_bytes, format_seconds
+    from farpipe.units import counted, format_bytes, format_seconds
 
     out = console()
     out.print(
-        f"{plan.num_tokens:,} tokens in {len(plan.chunks)} chunks, the longest sequence in {plan.num_slices} slices: "
+        f"{counted(plan.num_tokens, 'token')} in {counted(len(plan.chunks), 'chunk')}, the longest sequence in "
+        f"{counted(plan.num_slices, 'slice')}: "
         f"{format_seconds(plan.step_s)} a step, {plan.num_tokens / plan.step_s:,.0f} tokens/s"
     )
     kinds = [chunk.kind for chunk in plan.chunks]
