@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths
-from farpipe.sequences.cut import make_chunks
+from farpipe.sequences.cut import cut_batch
 from farpipe.sequences.lengths import cut_lengths
 from farpipe.sequences.planner import estimated_cuts, token_limit, total_law
 from sequences_planning import NUM_DEVICES, job
@@ -51,7 +51,7 @@ def batch_ms(lengths: Any, cut_at: int) -> tuple[list[float], int, int]:
 
     searched_ms, (best, tried) = timed_ms(searched)
     law = total_law(costs, best.batch.load)
-    one_ms, chunks = timed_ms(lambda: make_chunks(lengths, best.cut, law))
+    one_ms, chunks = timed_ms(lambda: cut_batch(lengths, best.cut, law).chunks())
     plan_ms, _ = timed_ms(lambda: plan_sequences(costs, lengths, options))
     return [one_ms, searched_ms, plan_ms], tried, len(chunks)
 
