@@ -1,9 +1,13 @@
 """The optical commands."""
 
+import io
 import json
+import re
 
 import pytest
+from rich.console import Console
 
+from farpipe.cli.optical_training import _table
 from farpipe.optical.training import pipeline_problem
 from job_files import SMALL_MODEL, cluster_text
 from optical_data import BY_HOPS, BY_KM, LINKS, TRACE, needs_data
@@ -81,6 +85,23 @@ def test_a_training_over_light_paths_is_simulated(farpipe, small_step, tmp_path)
     assert len(found["steps"][0]) == 3
     assert picture.stat().st_size > 10_000
     assert "s per step" in farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--order", "1f1b").stdout
+
+
+def test_the_table_of_policies_cuts_no_word_at_80_columns():
+    figures = {
+        "refused_ratio": 0.2375,
+        "waited_ratio": 0.2375,
+        "mean_wait_s": 0.009,
+        "mean_units": 3.688,
+        "harm": -0.001,
+    }
+    names = ("ksp-ff", "ksp-ff-fewer", "cd-cba-fewer", "known-ends", "earliest")
+    changes = {"change": 0.002, "change_interval": (0.0, 0.004), "held_slots": 0.0009788}
+    rows = [{"policy": name, "step_s": 1.83, **figures, **changes} for name in names]
+    out = io.StringIO()
+    Console(file=out, width=80).print(_table(rows))
+    assert "…" not in out.getvalue()
+    assert all(re.search(rf"^  {name} +1.83 +\+0.2 % ± 0.2 % +23.75 %", out.getvalue(), re.MULTILINE) for name in names)
 
 
 @pytest.mark.slow

@@ -13,11 +13,10 @@ from farpipe.cli.output import check_folder, check_picture, console, print_json,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from farpipe.optical.strategies import Strategy
     from farpipe.optical.study import Comparison, Run, Scenario
     from farpipe.optical.training import Training
+    from farpipe.report import FittedTable
 
 Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
 Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Independent backgrounds.")]
@@ -88,6 +87,10 @@ def compare(
     console().print(_table(rows))
 
 
+_EXPENDABLE = ("held_slots", "mean_units", "waited_ratio", "mean_wait_s")
+"""Columns that a narrow terminal leaves out, in this order."""
+
+
 def _runs(
     scenario: "Scenario", strategies: "dict[str, Strategy]", training: "Training", seeds: int, steps: int
 ) -> "Comparison":
@@ -119,8 +122,8 @@ def _write_light_paths(path: Path, run: "Run") -> None:
     light_paths(run.played.steps).save(path)
 
 
-def _table(rows: list[dict[str, Any]]) -> "Table":
-    from rich.table import Table
+def _table(rows: list[dict[str, Any]]) -> "FittedTable":
+    from farpipe.report import TableView, to_rich
 
     shown = {
         "policy": "policy",
@@ -133,10 +136,10 @@ def _table(rows: list[dict[str, Any]]) -> "Table":
         "held_slots": "slots held",
         "harm": "harm, points",
     }
-    table = Table(*[title for key, title in shown.items() if any(key in row for row in rows)])
-    for row in rows:
-        table.add_row(*[_cell(key, row) for key in shown if any(key in other for other in rows)])
-    return table
+    there = [key for key in shown if any(key in row for row in rows)]
+    cells = tuple(tuple(_cell(key, row) for key in there) for row in rows)
+    numbers, last = frozenset(range(1, len(there))), tuple(there.index(key) for key in _EXPENDABLE if key in there)
+    return to_rich(TableView("Policies", tuple(shown[key] for key in there), cells, numbers, expendable=last))
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:
