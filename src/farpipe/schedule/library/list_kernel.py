@@ -2,12 +2,16 @@
 
 Time moves forward: of all ranks the one that can start something first starts it. Which action a rank would start next
 is kept, and looked at again only when the rank has done something or a message for it has been sent.
+
+`mattered` [4] is told which other rules would have chosen otherwise anywhere: another share of the first forwards,
+another one of the W's, idle ranks levelled or not, the last two together. Where none would, their actions are the same.
 """
 
 import numpy as np
 from numba import njit
 
 F, I, W = 0, 1, 2  # noqa: E741  the letters of the actions
+WARM_UP_FIT, WEIGHT_FIT, LEVEL_IDLE, WEIGHT_FIT_AND_LEVEL_IDLE = 0, 1, 2, 3
 _NEVER = np.inf
 
 
@@ -18,22 +22,25 @@ def _fits_before(start, seconds, fit, other):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, inline="always")
-def _goes_first(start, seconds, fit, key, other_start, other_seconds, other_fit, other_key):  # type: ignore[no-untyped-def]
-    """True if one pass goes before another: the one with the lesser key, unless the other fits before it."""
-    if key < other_key:
-        return not _fits_before(other_start, other_seconds, other_fit, start)
-    return _fits_before(start, seconds, fit, other_start)
+def _goes_first(one, other, warm_up_fit):  # type: ignore[no-untyped-def]
+    """True if `one` pass goes before the `other`: the one with the lesser key, unless the other fits before it.
+
+    Of each: start, seconds, True for a forward before the first input gradient, of which a share has to fit; key.
+    """
+    if one[3] < other[3]:
+        return not _fits_before(other[0], other[1], warm_up_fit if other[2] else 0.0, one[0])
+    return _fits_before(one[0], one[1], warm_up_fit if one[2] else 0.0, other[0])
 
 
 @njit(cache=True, inline="always")
-def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore[no-untyped-def]  # noqa: C901
+def _next_pass(rank, stages, step, sequence, state, key, rules, mattered):  # type: ignore[no-untyped-def]  # noqa: C901
     """The F or I that the rank would do next: (start, kind, stage, whether something lacks memory)."""
     duration, taken, _, reserve, headroom = step
     backwards, needed, left_to_chains = sequence
     done, arrival, free, used, last = state
-    strict, alternate, warm_up_fit, reserved, most = rules
+    strict, alternate, warm_up_fit, reserved, most, other_fit = rules
     start, kind, stage, blocked = _NEVER, -1, -1, False
-    best_key, best_seconds, best_fit = _NEVER, 0.0, 0.0
+    best_key, best_seconds, best_is_first = _NEVER, 0.0, False
     for s in stages:
         if s < 0:
             break
@@ -55,15 +62,20 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
             its_key = key[k, s, j]
             if alternate and k == last[rank]:
                 its_key += 1e12
-            fit = warm_up_fit if k == F and done[I, s] == 0 else 0.0
+            is_first = k == F and done[I, s] == 0
             seconds = duration[k, s, j]
             if strict:
                 better = its_key < best_key
+            elif at == _NEVER:
+                better = False
             else:
-                better = at < _NEVER and _goes_first(at, seconds, fit, its_key, start, best_seconds, best_fit, best_key)
+                mine, others = (at, seconds, is_first, its_key), (start, best_seconds, best_is_first, best_key)
+                better = _goes_first(mine, others, warm_up_fit)
+                if is_first or best_is_first:
+                    mattered[WARM_UP_FIT] |= better != _goes_first(mine, others, other_fit)
             if better:
                 start, kind, stage = at, k, s
-                best_key, best_seconds, best_fit = its_key, seconds, fit
+                best_key, best_seconds, best_is_first = its_key, seconds, is_first
     return start, kind, stage, blocked
 
 
@@ -80,19 +92,23 @@ def _next_weights(stages, done):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, inline="always")
-def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, rules, weight_rules):  # type: ignore[no-untyped-def]
+def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, rules, weight_rules, mattered):  # type: ignore[no-untyped-def]
     """(start, kind, stage) of what the rank would do next; a start of infinity: nothing yet."""
-    weight_fit, level_idle = weight_rules
+    weight_fit, level_idle, other_fit = weight_rules
     done, free = state[0], state[2]
-    start, kind, stage, blocked = _next_pass(rank, stages, step, sequence, state, key, rules)
+    start, kind, stage, blocked = _next_pass(rank, stages, step, sequence, state, key, rules, mattered)
     of = _next_weights(stages, done)
     now = free[rank]
     if of < 0 or start <= now:
         return start, kind, stage
-    fits = _fits_before(now, step[0][W, of, sequence[0][done[W, of]]], weight_fit, start)
-    if fits or blocked or (level_idle and idle[rank] + start - now > longest_idle + 1e-12):
-        return now, W, of
-    return start, kind, stage
+    seconds, late = step[0][W, of, sequence[0][done[W, of]]], idle[rank] + start - now > longest_idle + 1e-12
+    fits = blocked or _fits_before(now, seconds, weight_fit, start)
+    others = blocked or _fits_before(now, seconds, other_fit, start)
+    chosen = fits or (level_idle and late)
+    mattered[WEIGHT_FIT] |= chosen != (others or (level_idle and late))
+    mattered[LEVEL_IDLE] |= chosen != (fits or (late and not level_idle))
+    mattered[WEIGHT_FIT_AND_LEVEL_IDLE] |= chosen != (others or (late and not level_idle))
+    return (now, W, of) if chosen else (start, kind, stage)
 
 
 @njit(cache=True, inline="always")
@@ -116,7 +132,9 @@ def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-unt
 
 
 @njit(cache=True)
-def play(stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weight_rules, codes, limit_s):  # type: ignore[no-untyped-def]
+def play(  # type: ignore[no-untyped-def]
+    stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weight_rules, codes, mattered, limit_s
+):
     """Write the actions into `codes` as they start; (how many there are, makespan, longest time of any rank).
 
     Fewer than there is room for: no rank can start anything any more, or one can't be done before `limit_s`.
@@ -139,7 +157,7 @@ def play(stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weigh
     for count in range(codes.size):
         for r in stale[:num_stale]:  # in one place: what is inlined twice takes twice as long to compile
             start[r], choice[r, 0], choice[r, 1] = _next_action(
-                r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules
+                r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules, mattered
             )
         rank = 0
         for r in range(1, num_ranks):

@@ -5,8 +5,8 @@ as numbers, and how much memory it wants to use. W is nobody's input, so it fill
 or makes room when memory is full (the heuristic of Zero Bubble Pipeline Parallelism, arXiv 2401.10241).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -74,10 +74,15 @@ def list_schedule(
     arguments = _arguments(problem, headroom_bytes, reserve_bytes)
     affordable = max(1, MOST_ACTIONS_TO_PLAY // _num_actions(problem))
     best = (np.inf, np.inf), np.empty(0, np.int64)
+    known: set[Rules] = set()
     for tried, rule in enumerate(rules[:affordable]):
         if tried == FIRST_RULES and FAR_ABOVE * limit_s < best[0][0] < np.inf:
             break
-        seconds, codes = _play(problem, arguments, key, rule, best[0][0])
+        if rule in known:
+            continue
+        other = _other(rule, rules)
+        (seconds, codes), mattered = _play(problem, arguments, key, (rule, other), best[0][0])
+        known.update(_alike(rule, other, mattered))
         if codes.size == _num_actions(problem) and seconds < best[0]:
             best = seconds, codes
     if not best[1].size:
@@ -152,18 +157,46 @@ def _largest_chains(problem: Problem) -> Floats:
     return np.array([largest[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
 
 
-def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, limit_s: float) -> Played:
-    """The actions in the order of the rules; fewer of them if the makespan is sure to be over `limit_s`."""
+def _other(rule: Rules, rules: Sequence[Rules]) -> Rules:
+    """`rule` with another one's shares, where `rules` have two of each, and the other choice about idle ranks."""
+    warm_up, weights = {r.warm_up_fit for r in rules}, {r.weight_fit for r in rules}
+    warm_up_fit = sum(warm_up) - rule.warm_up_fit if len(warm_up) == 2 else rule.warm_up_fit
+    weight_fit = sum(weights) - rule.weight_fit if len(weights) == 2 else rule.weight_fit
+    return replace(rule, warm_up_fit=warm_up_fit, weight_fit=weight_fit, level_idle=not rule.level_idle)
+
+
+def _alike(rule: Rules, other: Rules, mattered: NDArray[np.bool_]) -> Iterator[Rules]:
+    """The rules that give the same actions as `rule`, with those of the `other` shares and choices not `mattered`."""
+    warm_up, weight, level, both = mattered.tolist()
+    choices = [(rule.weight_fit, rule.level_idle)]
+    choices += [] if weight else [(other.weight_fit, rule.level_idle)]
+    choices += [] if level else [(rule.weight_fit, other.level_idle)]
+    choices += [] if both else [(other.weight_fit, other.level_idle)]
+    for warm_up_fit in (rule.warm_up_fit,) if warm_up else (rule.warm_up_fit, other.warm_up_fit):
+        for weight_fit, level_idle in choices:
+            yield replace(rule, warm_up_fit=warm_up_fit, weight_fit=weight_fit, level_idle=level_idle)
+
+
+def _play(
+    problem: Problem, arguments: Arguments, key: Floats, pair: tuple[Rules, Rules], limit_s: float
+) -> tuple[Played, NDArray[np.bool_]]:
+    """The actions in the order of the first rules; fewer of them if the makespan is sure to be over `limit_s`.
+
+    And which of the second ones' choices would have changed them, see `list_kernel`.
+    """
     from farpipe.schedule.library import list_kernel  # here, for numba takes a third of a second to import
 
+    rules, other = pair
     codes = np.empty(_num_actions(problem), np.int64)
     most = np.array(rules.most_in_flight or (problem.num_microbatches + 1,) * problem.num_stages, np.int64)
-    choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve), most)
+    warm_up_fit, other_fit = float(rules.warm_up_fit), float(other.warm_up_fit)
+    choice = (rules.strict, rules.alternate, warm_up_fit, float(rules.reserve), most, other_fit)
     kernel: Any = list_kernel.play
-    weight_rules = (float(rules.weight_fit), rules.level_idle)
-    count, *seconds = kernel(*arguments, key, choice, weight_rules, codes, limit_s * (1 + 1e-8))
+    weight_rules = (float(rules.weight_fit), rules.level_idle, float(other.weight_fit))
+    mattered = np.zeros(4, np.bool_)
+    count, *seconds = kernel(*arguments, key, choice, weight_rules, codes, mattered, limit_s * (1 + 1e-8))
     makespan, longest = (float(f"{s:.9g}") for s in seconds)
-    return (makespan, longest), codes[:count]
+    return ((makespan, longest), codes[:count]), mattered
 
 
 def _decode(problem: Problem, codes: NDArray[np.int64], method: str) -> Schedule:
