@@ -5,12 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe.cost.chunk_laws import Law, Laws
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.sequences import BatchOptions, Chunk, check_chunks, chunk_costs, followed, plan_sequences, planner
@@ -43,6 +45,14 @@ def roomy():
 @pytest.fixture(scope="module")
 def tight():
     return costs(memory_bytes=30 * GIB)
+
+
+@pytest.mark.parametrize("num_slices", [None, 1, 3])
+def test_chunks_that_take_only_a_fixed_time_are_planned(roomy, num_slices):
+    fixed = Laws(*(Law(fixed_s=1e-3) for _ in range(3)))
+    stages = tuple(replace(stage, laws=fixed, layer=fixed) for stage in roomy.stages)
+    lengths = mixed(20, 4096)
+    sound(plan_sequences(replace(roomy, stages=stages), lengths, BatchOptions(num_slices)), lengths)
 
 
 @pytest.mark.slow

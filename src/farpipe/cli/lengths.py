@@ -97,7 +97,7 @@ def _table(summary: "LengthSummary") -> "TableView":
             format_percent(row.sequence_share, 2),
             format_percent(row.token_share),
             f"{row.mean_slices:.1f}" if row.num_sequences else "-",
-            str(row.most_slices) if row.num_sequences else "-",
+            f"{row.most_slices:,}" if row.num_sequences else "-",
         )
         for row in summary.beyond
     )

@@ -334,11 +334,14 @@ def estimated_cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOpt
 
 
 def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
-    """Law that measures slices and chunks: time, or tokens at the time of the batch's mean token."""
-    if options.equal == "time":
+    """Law that measures slices and chunks: time, or tokens at the time of the batch's mean token.
+
+    Tokens, too, where chunks take only a fixed time, as measured ones of a tiny model may.
+    """
+    if options.equal == "time" and law.pair_s + law.token_s > 0:
         return law
     load = _as_load(sizes)
-    return Law(token_s=float(law.of_load(load).sum() / load.tokens.sum()))
+    return Law(token_s=float(law.of_load(load).sum() / load.tokens.sum()) or 1.0)
 
 
 def _as_load(sizes: Ints) -> Load:
