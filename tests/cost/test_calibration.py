@@ -16,7 +16,7 @@ def test_a_device_is_called_measured_if_its_row_was_fitted_to_measurements_of_it
     for name in device_names():
         assert law(name).measured == (law(name).num_rows > 0)
     assert {name for name in device_names() if not law(name).measured} == {
-        *("v100-32gb", "h200", "rtx-4090", "ascend-910b", "cpu"),
+        *("v100-32gb", "h200", "rtx-4090", "l40s", "l4", "t4", "mi300x", "ascend-910b", "cpu"),
     }
 
 

@@ -56,6 +56,13 @@ def test_json_survives_a_round_trip(problem):
     assert again.to_json() == problem.to_json()
 
 
+def test_json_keeps_zeros_that_were_written_per_microbatch():
+    problem = Problem.from_json(json.dumps(EXAMPLE))
+    zeros = tuple(stage.model_copy(update={"chain_bytes": (0.0,) * 3}) for stage in problem.stages)
+    listed = problem.model_copy(update={"stages": zeros})
+    assert Problem.from_json(listed.to_json()) == listed
+
+
 def test_a_changed_copy_forgets_what_was_computed_from_the_old_values():
     problem = Problem.from_json(json.dumps(EXAMPLE))
     assert problem.table("forward_s").max() == 1
