@@ -197,17 +197,18 @@ class _Step:
         order in which the first forward needs them (Megatron-LM's distributed optimizer, FSDP); one bucket, here a
         layer's, is always left.
         """
-        site_share = self.overlap_fraction if self.training.overlap else 0.0
-        if not site_share:
+        if not self.overlap_fraction:
             return whole.transfer
         assert isinstance(whole.transfer.bytes, float)
         num_bytes = whole.transfer.bytes
-        beside_s = cost.forward_s if whole.before is not None else cost.input_grad_s + cost.weight_grad_s
-        left = num_bytes - site_share * beside_s * effective.bandwidth_bytes_per_s
+        left = num_bytes - self.overlap_fraction * _beside_s(whole, cost) * effective.bandwidth_bytes_per_s
         return whole.transfer.model_copy(update={"bytes": max(left, num_bytes / max(1, cost.num_buckets))})
 
     @cached_property
     def overlap_fraction(self) -> float:
+        """Share of a link's rate that collectives have beside a rank's own compute."""
+        if not self.training.overlap:
+            return 0.0
         return min(self.calibration(site).overlap_fraction for site in self.sites.values())
 
     def _sync_over_sites(self, links: StepLinks, cost: StageCost) -> Sync:
@@ -225,12 +226,11 @@ class _Step:
     def _exposed_over_sites(self, links: StepLinks, whole: Collective, cost: StageCost) -> Transfer:
         """As `_exposed`, on a link that the collectives of all stages share: each has its part of the rate for the time
         of its own pass, so that all together never hide more than the link carries meanwhile. All bytes count."""
-        part = self.overlap_fraction / len(self.placements) if self.training.overlap else 0.0
+        part = self.overlap_fraction / len(self.placements)
         if not part:
             return whole.transfer
         occupies_s, there_s = links.occupied_s(whole.transfer), links.seconds(whole.transfer)
-        beside_s = cost.forward_s if whole.before is not None else cost.input_grad_s + cost.weight_grad_s
-        hidden_s = min(part * beside_s, occupies_s * (1 - 1 / max(1, cost.num_buckets)))
+        hidden_s = min(part * _beside_s(whole, cost), occupies_s * (1 - 1 / max(1, cost.num_buckets)))
         return whole.transfer.model_copy(
             update={"occupies_s": occupies_s - hidden_s, "arrives_after_s": there_s - hidden_s}
         )
@@ -301,6 +301,11 @@ class _Step:
         far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= names]
         near = max(effective_site_link(site, self.calibration(site)).latency_s for site in sites.values())
         return max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near
+
+
+def _beside_s(collective: Collective, cost: StageCost) -> float:
+    """Time of the pass that a collective runs beside: the one that waits for it, or that it waits for."""
+    return cost.forward_s if collective.before is not None else cost.input_grad_s + cost.weight_grad_s
 
 
 def _stage(placement: Placement, cost: StageCost) -> Stage:

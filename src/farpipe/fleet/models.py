@@ -4,7 +4,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from farpipe.catalog import model_row
-from farpipe.errors import InputError
 from farpipe.spec import Model, load_model, preset_model
 from farpipe.strict import seen_from
 
@@ -26,9 +25,4 @@ def model_name(text: str, folder: Path) -> str:
 @lru_cache(maxsize=1024)
 def model_of(name: str) -> Model:
     """The model called `name` in a job: a preset, a config of Hugging Face (.json), or a TOML with [model]."""
-    if Path(name).suffix not in SUFFIXES:
-        return preset_model(name)
-    try:
-        return load_model(name)
-    except RecursionError:
-        raise InputError(f"{name}: nested too deeply") from None
+    return load_model(name) if Path(name).suffix in SUFFIXES else preset_model(name)
