@@ -232,7 +232,7 @@ def _with_interval(values: list[float]) -> str:
     return f"{interval.mean:+.2f} ± {interval.half_width:.2f}"
 
 
-def order_rows(seeds: range) -> None:
+def order_rows(seeds: range) -> Iterator[list[str]]:
     """Orders by the microbatches in flight that they need, under ours; and what CD-CBA makes of the same order."""
     where = scenario()
     ours = candidates(k=64, by="efficiency")
@@ -241,7 +241,6 @@ def order_rows(seeds: range) -> None:
         one = training(where.paths, name)
         settings[f"{name}, cd-cba"] = (one, STRATEGIES["cd-cba"], None)
         settings[f"{name}, ours"] = (one, STRATEGIES["known-ends"], ours)
-    print("| " + " | ".join(ORDER_HEADS) + " |\n|" + "---|" * len(ORDER_HEADS), flush=True)
     found = compare(where, settings, seeds, num_steps=3, skipped=2)
     for name in settings:
         order, _, who = name.partition(", ")
@@ -250,15 +249,19 @@ def order_rows(seeds: range) -> None:
         one = settings[name][0]
         bound, time_s = bound_s(where, one, ours), found.mean(name, "step_s")
         first, same = found.change(name, "1f1b, cd-cba"), found.change(name, f"{order}, cd-cba")
-        print(
-            f"| {order} | {in_flight(one.problem, one.schedule):.0f} | {held_until_w(one):.0f} | "
-            f"{no_network_s(one):.3f} | {bound:.3f} | "
-            f"{found.mean(f'{order}, cd-cba', 'step_s').mean:.3f} | {time_s.mean:.3f} ± {time_s.half_width:.3f} | "
-            f"{100 * found.mean(name, 'refused_ratio').mean:.2f} % | {100 * (time_s.mean / bound - 1):+.2f} % | "
-            f"{100 * first.mean:+.1f} ± {100 * first.half_width:.1f} % | "
-            f"{100 * same.mean:+.1f} ± {100 * same.half_width:.1f} % |",
-            flush=True,
-        )
+        yield [
+            order,
+            f"{in_flight(one.problem, one.schedule):.0f}",
+            f"{held_until_w(one):.0f}",
+            f"{no_network_s(one):.3f}",
+            f"{bound:.3f}",
+            f"{found.mean(f'{order}, cd-cba', 'step_s').mean:.3f}",
+            f"{time_s.mean:.3f} ± {time_s.half_width:.3f}",
+            f"{100 * found.mean(name, 'refused_ratio').mean:.2f} %",
+            f"{100 * (time_s.mean / bound - 1):+.2f} %",
+            f"{100 * first.mean:+.1f} ± {100 * first.half_width:.1f} %",
+            f"{100 * same.mean:+.1f} ± {100 * same.half_width:.1f} %",
+        ]
 
 
 def main() -> None:
@@ -270,12 +273,11 @@ def main() -> None:
     args = parser.parse_args()
     seeds, part = range(args.first, args.first + args.seeds), slice(*(args.rows or (None,)))
     if args.table == "orders":
-        order_rows(seeds)
-        return
-    if args.table == "harm":
+        show(ORDER_HEADS, order_rows(seeds))
+    elif args.table == "harm":
         show(HARM_HEADS, (row for one in HARM[part] for row in harm_rows(*one, seeds)))
-        return
-    show(HEADS, (row for setting, order in TABLES[args.table]()[part] for row in rows(setting, order, seeds)))
+    else:
+        show(HEADS, (row for setting, order in TABLES[args.table]()[part] for row in rows(setting, order, seeds)))
 
 
 def show(heads: Sequence[str], table: Iterable[list[str]]) -> None:

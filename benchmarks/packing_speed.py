@@ -15,18 +15,17 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths
+from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences
 from farpipe.sequences.cut import cut_batch
 from farpipe.sequences.lengths import cut_lengths
 from farpipe.sequences.planner import estimated_cuts, token_limit, total_law
+from sequences_many import read_corpora
 from sequences_planning import NUM_DEVICES, job
 
-CORPORA = {"code": "code_gpt2_tokens_half.csv", "wikipedia": "wikipedia_first_half.txt"}
 CUTS = (49152, 98304)
 COUNTS = (512, 8192)
 STAGES = 8
@@ -76,10 +75,8 @@ def main() -> None:
     if "FARPIPE_DATA" not in os.environ:
         print(json.dumps({"skipped": "FARPIPE_DATA is not set: the folder with lengths/"}))
         return
-    folder = Path(os.environ["FARPIPE_DATA"]) / "lengths"
-    corpora = {name: read_lengths(folder / file) for name, file in CORPORA.items()}
     rows = []
-    for (name, corpus), cut_at, count in product(corpora.items(), CUTS, COUNTS):
+    for (name, corpus), cut_at, count in product(read_corpora().items(), CUTS, COUNTS):
         rows.append(row(name, corpus, cut_at, count, arguments.batches))
         print(json.dumps(rows[-1]), file=sys.stderr)
     print(json.dumps({"packing": rows}))

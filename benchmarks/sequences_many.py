@@ -39,6 +39,12 @@ REPORT_EVERY = 500
 CORPORA = {"code": "code_gpt2_tokens_half.csv", "wikipedia": "wikipedia_first_half.txt"}
 
 
+def read_corpora() -> dict[str, Any]:
+    """Lengths of the corpora in the folder that FARPIPE_DATA names."""
+    folder = Path(os.environ["FARPIPE_DATA"]) / "lengths"
+    return {name: read_lengths(folder / file) for name, file in CORPORA.items()}
+
+
 @cache
 def costs(stages: int, memory: float, cut: int) -> ChunkCosts:
     """13B on 32 A100 with so much of their memory."""
@@ -100,8 +106,7 @@ def main() -> None:
     if "FARPIPE_DATA" not in os.environ:
         print(json.dumps({"skipped": "FARPIPE_DATA is not set: the folder with lengths/"}))
         return
-    folder = Path(os.environ["FARPIPE_DATA"]) / "lengths"
-    corpora = {name: read_lengths(folder / file) for name, file in CORPORA.items()}
+    corpora = read_corpora()
     counts = dict.fromkeys(("planned", "recomputing", "impossible", "infeasible", "avoidable"), 0)
     until_s, failed, longest_s = time.monotonic() + arguments.seconds, [], 0.0
     line: dict[str, Any] = {}

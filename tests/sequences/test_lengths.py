@@ -37,6 +37,15 @@ def test_text_csv_and_array_hold_the_same(tmp_path_factory, lengths):
         ("kind,bytes\na,5\n", "name the column"),
         ("tokens,length\n1,5\n", "name the column"),
         ("what is this?\n", "expected one number per line"),
+        ('{"length": 5}\n{"len": 5}\n', ":2: expected an object with the key 'length'"),
+        ('{"length": 5}\n[5]\n', ":2: expected an object"),
+        ('{"length": 5}\n{"length": true}\n', ":2: expected the length"),
+        ('{"length": 5.5}\n', ":1: expected the length"),
+        ('{"length": 5\n', ":1"),
+        ('{"id": 5, "text": "a"}\n', "name the column"),
+        ("length,count\n5,many\n", ":2: expected a number of sequences"),
+        ("length,count\n5,0\n", "0 sequences; expected 1 to"),
+        ("length,count\n5,99999999999\n", "99999999999 sequences; expected 1 to"),
     ],
 )
 def test_what_is_no_length_is_refused_with_its_line(tmp_path, text, place):
@@ -79,28 +88,6 @@ def test_json_lines_and_histograms_are_read(tmp_path):
     assert read_lengths(lines, "id").tolist() == [7, 8]
     counts.write_text("length,count\n10,3\n20,0\n30,1\n")
     assert read_lengths(counts).tolist() == [10, 10, 10, 30]
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ('{"length": 5}\n{"len": 5}\n', ":2: expected an object with the key 'length'"),
-        ('{"length": 5}\n[5]\n', ":2: expected an object"),
-        ('{"length": 5}\n{"length": true}\n', ":2: expected the length"),
-        ('{"length": 5.5}\n', ":1: expected the length"),
-        ('{"length": 5\n', ":1"),
-        ('{"id": 5, "text": "a"}\n', "name the column"),
-        ("length,count\n5,many\n", ":2: expected a number of sequences"),
-        ("length,count\n5,0\n", "0 sequences; expected 1 to"),
-        ("length,count\n5,99999999999\n", "99999999999 sequences; expected 1 to"),
-    ],
-)
-def test_what_is_no_json_line_or_count_is_refused_with_its_line(tmp_path, text, place):
-    path = tmp_path / "lengths"
-    path.write_text(text)
-    with pytest.raises(InputError) as found:
-        read_lengths(path)
-    assert place in str(found.value)
 
 
 @pytest.mark.parametrize("name", ["text.npy", "text.bin", "text.ends.npy"])
