@@ -6,6 +6,8 @@ The order of the rules is CrossPipe's (USENIX ATC 2025, arXiv 2507.00217); what 
 import numpy as np
 from numba import njit
 
+from farpipe.step.player import figure_place
+
 _F, _I, _W, _B = 0, 1, 2, 3
 
 FORWARD_FIRST, DEEP_FORWARDS, MIXED, FREE_BY_WEIGHTS, OVERSHOOT, SPLIT = range(6)
@@ -28,7 +30,7 @@ def greedy(  # type: ignore[no-untyped-def]
     headroom for one microbatch in every later stage of its own: so the oldest microbatch can always go on, and nothing
     gets stuck where one microbatch fits. Returns no codes where even that does not.
     """
-    num_stages, num_microbatches = tables[0]
+    num_stages, num_microbatches = tables.shape
     opens_s, link_free = opened[0], opened[1].copy()
     done = np.zeros((3, num_stages), np.int32)  # by kind, of every stage; a B counts as I and as W
     arrival = np.full((2, num_stages, num_microbatches), np.inf)
@@ -41,7 +43,7 @@ def greedy(  # type: ignore[no-untyped-def]
     stale, num_stale = np.arange(num_ranks), num_ranks
     for at in range(total):
         for rank in stale[:num_stale]:  # one place, few tables: each call copies all that describes its arrays
-            next_start[rank], next_code[rank] = _choose(rank, tables[1], state, limits, in_flight, rules)
+            next_start[rank], next_code[rank] = _choose(rank, tables, state, limits, in_flight, rules)
         rank = 0
         for other in range(1, num_ranks):
             if next_start[other] < next_start[rank]:
@@ -71,7 +73,7 @@ def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _choose(rank, duration_s, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
+def _choose(rank, tables, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(start, code) of what `rank` does next; an infinite start: nothing is known to come."""
     free = state[2][rank]
     forward_s, forward, blocked = _next_forward(rank, state, limits, in_flight, rules)
@@ -82,7 +84,7 @@ def _choose(rank, duration_s, state, limits, in_flight, rules):  # type: ignore[
     forward_code = 4 * forward + _F
     backward_code = 4 * backward + back
     if weight >= 0:
-        weight_s = duration_s[_W * state[1][0].size + weight]
+        weight_s = _duration_s(_W, weight, tables)
         soonest = min(forward_s, backward_s)
         if blocked and (rules[FREE_BY_WEIGHTS] > 0 or waits_for_memory):
             soonest = np.inf
@@ -95,6 +97,12 @@ def _choose(rank, duration_s, state, limits, in_flight, rules):  # type: ignore[
     if backward_s <= max(forward_s, free):
         return max(free, backward_s), backward_code
     return max(free, forward_s), forward_code
+
+
+@njit(cache=True, inline="always")
+def _duration_s(kind, slot, tables):  # type: ignore[no-untyped-def]
+    num_stages, num_microbatches = tables.shape
+    return tables.duration_s[kind * num_stages * tables.width + figure_place(tables, slot // num_microbatches, slot)]
 
 
 @njit(cache=True, inline="always")
@@ -166,12 +174,12 @@ def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-def]
     """Do an action, send its message; returns the rank that gets it, or -1."""
-    shape, duration_s, rank_of_stage = tables[0], tables[1], tables[2]
+    shape, rank_of_stage = tables.shape, tables.rank_of_stage
     done, arrival, free, used, last, _, _ = state
     taken, freed = memory
     kind, slot = code & 3, code >> 2
     stage, microbatch = slot // shape[1], slot % shape[1]
-    free[rank] = start + duration_s[kind * shape[0] * shape[1] + slot]
+    free[rank] = start + _duration_s(kind, slot, tables)
     last[rank] = kind if kind != _W else last[rank]
     used[rank] += taken[stage, microbatch, kind] - freed[stage, microbatch, kind]
     if kind != _B:
@@ -185,19 +193,17 @@ def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-de
     target = stage + 1 - 2 * direction
     if target < 0 or target >= shape[0]:
         return -1
-    arrival[direction, target, microbatch] = _arrival(
-        direction * shape[0] * shape[1] + slot, free[rank], tables, state[6]
-    )
+    message = direction * shape[0] * tables.width + figure_place(tables, stage, slot)
+    arrival[direction, target, microbatch] = _arrival(message, free[rank], tables, state[6])
     return rank_of_stage[target]
 
 
 @njit(cache=True)
 def _arrival(message, ready, tables, link_free):  # type: ignore[no-untyped-def]
     """Arrival of a message; on a link that others feed too, served in the order in which this is asked."""
-    link, occupies_s, arrives_after_s = tables[3], tables[4], tables[5]
-    name = link[message]
+    name = tables.link[message]
     if name < 0:
         return ready
     start = max(ready, link_free[name])
-    link_free[name] = start + occupies_s[message]
-    return start + arrives_after_s[message]
+    link_free[name] = start + tables.occupies_s[message]
+    return start + tables.arrives_after_s[message]

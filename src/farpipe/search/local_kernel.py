@@ -11,7 +11,7 @@ There is no move that joins I and W into B: in our model B is never faster than 
 import numpy as np
 from numba import njit
 
-from farpipe.step.player import makespan
+from farpipe.step.player import figure_place, makespan
 
 _F, _I, _W, _B = 0, 1, 2, 3
 MAX_STRETCH = 64
@@ -43,12 +43,12 @@ def anneal(  # type: ignore[no-untyped-def]
     temperatures fall from the first to the second of `temperatures_s`. Stops early at `target_s`.
     """
     np.random.seed(seed)
-    num_ranks, rank_of_stage = begin.size - 1, tables[2]
-    current, level, place = codes.copy(), np.empty(codes.size), np.empty(4 * tables[0][0] * tables[0][1], np.int32)
+    (num_stages, num_microbatches), num_ranks = tables.shape, begin.size - 1
+    current, level, place = codes.copy(), np.empty(codes.size), np.empty(4 * num_stages * num_microbatches, np.int32)
     _lay_out(current, begin, memory, level, place)
-    state = (current, begin, memory, level, place, tables[0][1], rank_of_stage, slices)
+    state = (current, begin, memory, level, place, num_microbatches, tables.rank_of_stage, slices)
     undo = (np.empty((_MAX_CHAIN, 3), np.int64), np.empty((_MAX_CHAIN, MAX_STRETCH), np.int32))
-    cursor = np.empty(4 * tables[0][0], np.int64)
+    cursor = np.empty(4 * num_stages, np.int64)
     path = np.empty(codes.size, np.int64)
     no_limit = np.full(num_ranks, np.inf)
     now_s = makespan(current, begin, tables, out, scratch, no_limit)
@@ -92,13 +92,15 @@ def _lay_out(codes, begin, memory, level, place):  # type: ignore[no-untyped-def
 def _critical_path(codes, begin, tables, out, place, path):  # type: ignore[no-untyped-def]
     """Write the places of a chain of actions of which each waited for the one before, up to the last to end, into
     `path`; returns how many they are. Only what changes something on this path can make the step shorter."""
-    shape, duration_s, rank_of_stage = tables[0], tables[1], tables[2]
+    shape, rank_of_stage = tables.shape, tables.rank_of_stage
     start_s, arrival_s = out[0], out[2]
     per_kind, last_s, at = shape[0] * shape[1], -1.0, -1
     for rank in range(begin.size - 1):
         final = begin[rank + 1] - 1
         if final >= begin[rank]:
-            end_s = start_s[final] + duration_s[(codes[final] & 3) * per_kind + (codes[final] >> 2)]
+            slot = codes[final] >> 2
+            row = figure_place(tables, slot // shape[1], slot)
+            end_s = start_s[final] + tables.duration_s[(codes[final] & 3) * shape[0] * tables.width + row]
             if end_s > last_s:
                 last_s, at = end_s, final
     length = 0

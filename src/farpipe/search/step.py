@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.step import KINDS, Holding, Problem, Schedule, byte_tables, holdings
-from farpipe.step.lowering import Floats, Ints, StepArrays, lower
+from farpipe.step.lowering import Floats, Ints, StepArrays, Tables, lower
 
 _I, _W, _B = map(KINDS.index, "IWB")
 
@@ -21,8 +21,6 @@ class SearchStep:
 
     problem: Problem
     arrays: StepArrays
-    tables: tuple[Any, ...]
-    """The arrays that `farpipe.step.player.run` reads."""
     headroom_bytes: Floats
     """[R]: what a rank has for activations; infinite where memory is unlimited."""
     taken_bytes: Floats
@@ -36,6 +34,11 @@ class SearchStep:
     """[R + 1]: where each rank's stages begin in `stages`."""
     alike: bool
     """True if all microbatches are, so that they may be done in their own order without loss; chains are not."""
+
+    @property
+    def tables(self) -> Tables:
+        """The arrays that compiled loops read."""
+        return self.arrays.tables
 
     @property
     def num_actions(self) -> int:
@@ -76,7 +79,6 @@ def search_step(problem: Problem) -> SearchStep:
     return SearchStep(
         problem=problem,
         arrays=arrays,
-        tables=arrays.tables,
         headroom_bytes=np.array([_headroom_bytes(problem, rank) for rank in range(problem.num_ranks)]),
         taken_bytes=taken_bytes,
         freed_bytes=freed_bytes,
@@ -119,7 +121,7 @@ class Player:
         arrays = step.arrays
         num_links, any_shared = arrays.shared.size, bool(arrays.shared.any())
         sizes = (arrays.num_ranks, num_links, any_shared, arrays.collectives.link.size)
-        self.scratch = self._compiled.new_scratch(step.tables[0], *sizes)
+        self.scratch = self._compiled.new_scratch(step.tables.shape, *sizes)
         self._no_limit = np.full(arrays.num_ranks, np.inf)
 
     def out(self, num_actions: int) -> tuple[NDArray[Any], ...]:

@@ -3,6 +3,8 @@
 import numpy as np
 from numba import njit
 
+from farpipe.step.player import figure_place
+
 _F, _I, _W, _B = 0, 1, 2, 3
 
 
@@ -34,23 +36,23 @@ def latest_starts(codes, begin, tables, place, last_first, end_s):  # type: igno
 
     Longest paths backwards in time, actions in the sequence `last_first` of their ends; links keep theirs as well.
     """
-    shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, _, _, other_after_s, after = tables[:10]
-    per_kind = shape[0] * shape[1]
-    due, link_due = np.empty(codes.size), np.full(tables[10].size, np.inf)
+    shape, per_row, after = tables.shape, tables.shape[0] * tables.width, tables.collective_begin
+    due, link_due = np.empty(codes.size), np.full(tables.shared.size, np.inf)
     for at in last_first:
         kind, slot = codes[at] & 3, codes[at] >> 2
         stage = slot // shape[1]
-        end = end_s if at + 1 == begin[rank_of_stage[stage] + 1] else due[at + 1]
+        place_of_figures = figure_place(tables, stage, slot)
+        end = end_s if at + 1 == begin[tables.rank_of_stage[stage] + 1] else due[at + 1]
         if kind >= _W:
             for other in range(after[stage], after[stage + 1]):
-                end = min(end, end_s - other_after_s[other])
+                end = min(end, end_s - tables.collective_arrives_after_s[other])
         user = consumer(codes[at], place, shape)
         if user >= 0:
-            sent = (0 if kind == _F else per_kind) + slot
-            name, there = link[sent], due[user]
+            sent = (0 if kind == _F else per_row) + place_of_figures
+            name, there = tables.link[sent], due[user]
             if name >= 0:
-                there = min(there - arrives_after_s[sent], link_due[name] - occupies_s[sent])
+                there = min(there - tables.arrives_after_s[sent], link_due[name] - tables.occupies_s[sent])
                 link_due[name] = there
             end = min(end, there)
-        due[at] = end - duration_s[kind * per_kind + slot]
+        due[at] = end - tables.duration_s[kind * per_row + place_of_figures]
     return due

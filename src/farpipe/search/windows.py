@@ -194,7 +194,7 @@ def _add_messages(window: _Window) -> None:
 
     consumer: Any = window_kernel.consumer
     step, now, model = window.step, window.now, window.model
-    arrays, shape = step.arrays, step.tables[0]
+    arrays, shape = step.arrays, step.tables.shape
     free_s = _links_free_s(window)
     intervals: dict[int, list[Any]] = {}
     awaited: set[int] = set()

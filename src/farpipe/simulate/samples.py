@@ -22,10 +22,10 @@ def makespans_s(samples: Iterable[StepArrays], schedule: Schedule) -> Floats:
     found, scratch, out = [], None, None
     for arrays in samples:
         if scratch is None:
-            tables, shape = arrays.tables, arrays.messages.link.shape
+            shape = arrays.messages.link.shape
             new_scratch: Any = player.new_scratch
             sizes, num_collectives = (arrays.num_ranks, arrays.shared.size), arrays.collectives.link.size
-            scratch = new_scratch(tables[0], *sizes, bool(arrays.shared.any()), num_collectives)
+            scratch = new_scratch(shape[1:], *sizes, bool(arrays.shared.any()), num_collectives)
             out = (np.empty(codes.size), np.zeros(np.prod(shape)), np.empty(np.prod(shape)), np.empty(num_collectives))
             patience_s = np.full(arrays.num_ranks, np.inf)
         found.append(float(play(codes, begin, arrays.tables, out, scratch, patience_s)))

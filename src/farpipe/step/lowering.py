@@ -1,7 +1,8 @@
 """A Problem as flat arrays: what the compiled player reads besides the codes of a Schedule."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,41 @@ from farpipe.step.problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
+
+
+class Tables(NamedTuple):
+    """Flat arrays of one step that compiled loops read.
+
+    Figures of actions and messages have one row per stage with `width` entries: one per microbatch, or a single one
+    where all microbatches are alike, so that the tables of a long step stay in the cache (`figure_place`).
+    """
+
+    shape: tuple[int, int]
+    """Numbers of stages S and of microbatches M."""
+    width: int
+    """Figures per stage: M, or 1 where all microbatches have the same ones."""
+    duration_s: Floats
+    """[4 S width] by kind."""
+    rank_of_stage: Ints
+    """[S]"""
+    link: Ints
+    """[2 S width] by direction, as the next two: see `Messages`."""
+    occupies_s: Floats
+    arrives_after_s: Floats
+    collective_link: Ints
+    """[C], as the next two: see `Collectives`."""
+    collective_occupies_s: Floats
+    collective_arrives_after_s: Floats
+    collective_begin: NDArray[np.int64]
+    """[S + 1]: the collectives that wait for the last backward of stage s are at `[s]` to `[s + 1]`."""
+    shared: NDArray[np.bool_]
+    """[L]: whether messages may become ready out of the order in which one rank makes them."""
+    opens_s: Floats
+    """[S], as the next two: see `Opening`."""
+    link_opens_s: Floats
+    """[L]"""
+    gather_s: Floats
+    """[number of gathers]"""
 
 
 @dataclass(frozen=True)
@@ -31,13 +67,17 @@ class StepArrays:
     """[L]: whether messages may become ready out of the order in which one rank makes them."""
     num_ranks: int
 
-    @property
-    def tables(self) -> tuple[Any, ...]:
-        """The arrays that the player reads, flat."""
-        shape, flat = self.messages.link.shape[1:], (self.duration_s, self.rank_of_stage, *self.messages.figures)
-        opening = self.collectives.opening(self.opens_s, self.shared.size)
+    @cached_property
+    def tables(self) -> Tables:
+        """The arrays that compiled loops read, flat."""
+        rows: tuple[NDArray[Any], ...] = (self.duration_s, *self.messages.figures)
+        _, num_stages, num_microbatches = self.duration_s.shape
+        width = 1 if all(bool((row == row[..., :1]).all()) for row in rows) else num_microbatches
+        duration_s, *messages = [row[..., :width].ravel() for row in rows]
         collectives = (*self.collectives.figures, self.collectives.begin)
-        return (shape, *(a.reshape(-1) for a in flat), *collectives, self.shared, *opening)
+        opening = self.collectives.opening(self.opens_s, self.shared.size)
+        others: tuple[Any, ...] = (self.rank_of_stage, *messages, *collectives, self.shared, *opening)
+        return Tables((num_stages, num_microbatches), width, duration_s, *others)
 
 
 def lower(problem: Problem) -> StepArrays:

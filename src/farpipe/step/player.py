@@ -55,6 +55,18 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
     _settle(heap, place, ready_s, tie, item)
 
 
+@njit(cache=True, inline="always")
+def stage_of(slot, per_microbatch):  # type: ignore[no-untyped-def]
+    """Stage of a slot; `per_microbatch`: 1 / M. Exact below 2**51 slots, and faster than dividing integers."""
+    return np.int64((slot + 0.5) * per_microbatch)
+
+
+@njit(cache=True, inline="always")
+def figure_place(tables, stage, slot):  # type: ignore[no-untyped-def]
+    """Place of the figures of stage * M + microbatch = `slot` among those of one kind or direction."""
+    return slot if tables.width > 1 else stage
+
+
 @njit(cache=True)
 def new_scratch(shape, num_ranks, num_links, any_shared, num_collectives):  # type: ignore[no-untyped-def]
     """Arrays for a play, to be used again: (link_free_s, idle_s, left, position, free_s, waits_for, stack, heap)."""
@@ -71,13 +83,13 @@ def new_scratch(shape, num_ranks, num_links, any_shared, num_collectives):  # ty
 def play(codes, begin, tables, num_links, out):  # type: ignore[no-untyped-def]
     """Play the orders; returns the number of actions that could be played.
 
-    `codes` and `begin` are a Schedule's, `tables` as `StepArrays.tables` has them. They are flat: a message's place is
+    `codes` and `begin` are a Schedule's, `tables` as `StepArrays.tables` has them. In `out` a message's place is
     ``direction * S * M + stage * M + microbatch`` (direction 0 forward, 1 backward), of collective c
     ``2 * S * M + c``.
     `out` = (start_s [A], message_start_s [2SM], arrival_s [2SM], starts of the collectives [C]).
     """
     num_ranks = begin.size - 1
-    scratch = new_scratch(tables[0], num_ranks, num_links, tables[10].any(), tables[6].size)
+    scratch = new_scratch(tables.shape, num_ranks, num_links, tables.shared.any(), tables.collective_link.size)
     return run(codes, begin, tables, out, scratch, np.full(num_ranks, np.inf))
 
 
@@ -86,7 +98,7 @@ def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[
     """The end of the last action or collective; infinite when the orders deadlock or a rank idles too long."""
     if run(codes, begin, tables, out, scratch, idle_limit_s) < codes.size:
         return np.inf
-    arrives_after_s, first = tables[8], tables[9][0]
+    arrives_after_s, first = tables.collective_arrives_after_s, tables.collective_begin[0]
     end_s = scratch[4].max()
     for at in range(first, arrives_after_s.size):
         end_s = max(end_s, out[3][at] + arrives_after_s[at])
@@ -96,7 +108,7 @@ def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[
 @njit(cache=True)
 def _begin(begin, tables, out, scratch):  # type: ignore[no-untyped-def]
     """Nothing is there yet but what needs no message: the first forwards, the last backwards."""
-    num_microbatches, link_opens_s, gather_s = tables[0][1], tables[12], tables[13]
+    num_microbatches, link_opens_s, gather_s = tables.shape[1], tables.link_opens_s, tables.gather_s
     arrival_s, other_start_s = out[2], out[3]
     link_free_s, idle_s, left, position, free_s, waits_for, stack = scratch[:7]
     arrival_s[:] = -1.0
@@ -114,25 +126,27 @@ def _begin(begin, tables, out, scratch):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _end_stage(stage, now, pending, tables, out, scratch):  # type: ignore[no-untyped-def]
     """The collectives that wait for the last backward of a stage; returns the number of pending messages."""
-    shape, link, occupies_s, after, shared = tables[0], tables[6], tables[7], tables[9], tables[10]
+    shape, link, after, shared = tables.shape, tables.collective_link, tables.collective_begin, tables.shared
     for other in range(after[stage], after[stage + 1]):
         if shared[link[other]]:
             tie = stage * link.size + (stage + 1) * shape[1] + other
             _settle(scratch[7], pending, now, tie, 2 * shape[0] * shape[1] + other)
             pending += 1
         else:
-            out[3][other] = _put(link[other], now, occupies_s[other], scratch[0])
+            out[3][other] = _put(link[other], now, tables.collective_occupies_s[other], scratch[0])
     return pending
 
 
 @njit(cache=True)
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """`play` in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
-    shape, duration_s, rank_of_stage, link, occupies_s, arrives_after_s, other_link, other_s = tables[:8]
-    shared, opens_s = tables[10], tables[11]
+    duration_s, rank_of_stage, link = tables.duration_s, tables.rank_of_stage, tables.link
+    occupies_s, arrives_after_s = tables.occupies_s, tables.arrives_after_s
+    shared, opens_s = tables.shared, tables.opens_s
     start_s, message_start_s, arrival_s, other_start_s = out
     link_free_s, idle_s, left, position, free_s, waits_for, stack, heap = scratch
-    num_microbatches, per_kind = shape[1], shape[0] * shape[1]
+    (num_stages, num_microbatches), num_others = tables.shape, tables.collective_link.size
+    per_kind, per_row, per_microbatch = num_stages * num_microbatches, num_stages * tables.width, 1 / num_microbatches
     _begin(begin, tables, out, scratch)
     top, played, pending = stack.size, 0, 0
     while top > 0 or pending > 0:
@@ -142,13 +156,17 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
             pending -= 1
             if item >= 2 * per_kind:
                 other = item - 2 * per_kind
-                other_start_s[other] = _put(other_link[other], ready_s, other_s[other], link_free_s)
+                name, occupied_s = tables.collective_link[other], tables.collective_occupies_s[other]
+                other_start_s[other] = _put(name, ready_s, occupied_s, link_free_s)
                 continue
             direction = item // per_kind
+            slot = item - direction * per_kind
+            stage = stage_of(slot, per_microbatch)
+            sent = direction * per_row + figure_place(tables, stage, slot)
             target = item + num_microbatches - 2 * direction * num_microbatches
-            start = _put(link[item], ready_s, occupies_s[item], link_free_s)
-            message_start_s[item], arrival_s[target] = start, start + arrives_after_s[item]
-            rank = rank_of_stage[(target - direction * per_kind) // num_microbatches]
+            start = _put(link[sent], ready_s, occupies_s[sent], link_free_s)
+            message_start_s[item], arrival_s[target] = start, start + arrives_after_s[sent]
+            rank = rank_of_stage[stage + 1 - 2 * direction]
             if waits_for[rank] != target:
                 continue
             waits_for[rank] = -1
@@ -158,7 +176,8 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
         at, end, now = position[rank], begin[rank + 1], free_s[rank]
         while at < end:
             kind, slot = codes[at] & 3, codes[at] >> 2
-            stage = slot // num_microbatches
+            stage = stage_of(slot, per_microbatch)
+            place = figure_place(tables, stage, slot)
             direction = 0 if kind == _F else 1
             message = direction * per_kind + slot
             if kind != _W:
@@ -174,17 +193,18 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
                         return -1
                     now = arrival
             start_s[at] = now
-            now += duration_s[kind * per_kind + slot]
+            now += duration_s[kind * per_row + place]
             at += 1
             if kind != _W:
-                name = link[message]
+                sent = direction * per_row + place
+                name = link[sent]
                 if name >= 0 and shared[name]:
-                    _settle(heap, pending, now, stage * other_link.size + slot, message)
+                    _settle(heap, pending, now, stage * num_others + slot, message)
                     pending += 1
                 elif name != _NOTHING:
                     target = message + num_microbatches - 2 * direction * num_microbatches
-                    start = _put(name, now, occupies_s[message], link_free_s)
-                    message_start_s[message], arrival_s[target] = start, start + arrives_after_s[message]
+                    start = _put(name, now, occupies_s[sent], link_free_s)
+                    message_start_s[message], arrival_s[target] = start, start + arrives_after_s[sent]
                     receiver = rank_of_stage[stage + 1 - 2 * direction]
                     if waits_for[receiver] == target:
                         waits_for[receiver] = -1

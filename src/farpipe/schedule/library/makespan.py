@@ -16,7 +16,7 @@ def makespan_s(problem: Problem, schedule: Schedule) -> float:
     arrays = lower(problem)
     size, num_collectives = arrays.messages.link.size, arrays.collectives.link.size
     sizes = (problem.num_ranks, len(problem.links), bool(arrays.shared.any()), num_collectives)
-    scratch = new_scratch(arrays.tables[0], *sizes)
+    scratch = new_scratch(arrays.tables.shape, *sizes)
     out = (np.empty(schedule.codes.size), np.empty(size), np.empty(size), np.empty(num_collectives))
     never = np.full(problem.num_ranks, np.inf)
     return float(makespan(schedule.codes, schedule.begin, arrays.tables, out, scratch, never))
