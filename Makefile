@@ -32,8 +32,8 @@ check: $(READY)  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: $(READY)  ## all benchmarks that print their figures; writes docs/reference/benchmarks/
-	$(BIN)/python benchmarks/run_all.py
+bench: $(READY)  ## all benchmarks that print their figures; writes docs/reference/benchmarks/raw/
+	$(BIN)/python -m benchmarks.run_all
 
 docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors
 	$(BIN)/python -m mkdocs build --strict --quiet

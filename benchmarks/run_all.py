@@ -1,10 +1,10 @@
 """Run the benchmarks one after the other, and write what they print as tables for the docs.
 
-python benchmarks/run_all.py [NAME ...]
+python -m benchmarks.run_all [NAME ...]
 
-Without names: all whose figures stand between marks on one of the pages. A page is written after each. What is replaced
-stands between the marks below the heading of its script; everything else is written by hand and kept. One that fails
-says so in its section, the others are run all the same, and the exit code is 1.
+Without names: all whose figures are in docs/reference/benchmarks/raw. Each has a file there, which is written anew; the
+pages beside it are written by hand, with the headlines. One that fails has that in its file, the others are run all the
+same, and the exit code is 1. One that can't be measured here, for want of data or rights, keeps its figures.
 """
 
 import argparse
@@ -18,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).parent
-PAGES = HERE.parent / "docs" / "reference" / "benchmarks"
+from benchmarks.shared.outcome import NOT_MEASURED
 
-BEGIN, END = "<!-- {}: written by make bench -->", "<!-- {}: end -->"
-"""Around what was written for the script of this name."""
+HERE = Path(__file__).parent
+"""Folder of the benchmarks; their folders are packages, and commands run in the one above."""
+PAGES = HERE.parent / "docs" / "reference" / "benchmarks"
 
 
 def machine() -> str:
@@ -80,13 +80,18 @@ class Run(NamedTuple):
     """The last line that it wrote to stderr."""
 
 
+def module_of(script: Path) -> str:
+    """The script's name for ``python -m``."""
+    return ".".join(("benchmarks", *script.relative_to(HERE).with_suffix("").parts))
+
+
 def run(script: Path) -> Run:
     """Run one benchmark; what it writes to stderr is shown as it comes."""
     print(f"{script.name} ...", file=sys.stderr, flush=True)
-    last_words = ""
+    last_words, command = "", [sys.executable, "-m", module_of(script)]
     with (
         tempfile.TemporaryFile("w+") as printed,
-        subprocess.Popen([sys.executable, script], stdout=printed, stderr=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(command, cwd=HERE.parent, stdout=printed, stderr=subprocess.PIPE, text=True) as process,
     ):
         for line in process.stderr or ():
             sys.stderr.write(line)
@@ -104,12 +109,12 @@ def block(script: Path, found: Run) -> str:
     data.pop("benchmark", None)
     picture = data.pop("picture", None)
     about = script.read_text(encoding="utf-8").split('"""')[1].strip().split("\n\n")[0].replace("\n", " ")
-    text = f"{about}\n\n    python benchmarks/{script.name}\n\nOn {machine()}.\n"
+    text = f"{about}\n\n    python -m {module_of(script)}\n\nOn {machine()}.\n"
     if found.exit_code:
         text += f"\n{failure(found)}\n"
     if found.data is None:
         return text
-    shown = f"\n![{about.partition('.')[0]}](../../pictures/{picture})\n" if picture else ""
+    shown = f"\n![{about.partition('.')[0]}](../../../pictures/{picture})\n" if picture else ""
     lines = [f"| {name} | {value} |\n" for name, value in rows(data)]
     figures = "".join(["\n| figure | value |\n|---|---|\n", *lines]) if lines else ""
     return f"{text}{shown}{figures}{tables(data)}"
@@ -133,47 +138,38 @@ def page_of(name: str) -> Path | None:
     return next((page for page in sorted(PAGES.glob("*.md")) if heading in page.read_text(encoding="utf-8")), None)
 
 
-def is_marked(name: str) -> bool:
-    """True if the figures of this script stand between marks."""
-    page = page_of(name)
-    return page is not None and BEGIN.format(name) in page.read_text(encoding="utf-8")
-
-
-def with_block(page: Path, name: str, text: str) -> str:
-    """Content of the page with this block of a script: in place of the last one, or below its heading."""
-    begin, end = BEGIN.format(name), END.format(name)
-    marked, heading = f"{begin}\n\n{text.strip()}\n\n{end}", f"\n## {name}\n"
-    content = page.read_text(encoding="utf-8")
-    before, begins, rest = content.partition(begin)
-    _, ends, after = rest.partition(end)
-    if begins and not ends:
-        sys.exit(f"{page}: {begin} has no {end} behind it: put that where the figures of {name} end")
-    if begins:
-        return f"{before}{marked}{after}"
-    return content.replace(heading, f"{heading}\n{marked}\n", 1)
+def raw(name: str) -> Path:
+    """File with the figures of this script."""
+    return PAGES / "raw" / f"{name}.md"
 
 
 def main() -> None:
-    """Run those that are named, or all whose figures are marked."""
+    """Run those that are named, or all that have been run before."""
     options = argparse.ArgumentParser(description=str(__doc__))
-    options.add_argument("names", nargs="*", metavar="NAME", help="such as kernel_speed; default: all that are marked")
-    scripts = {path.stem: path for path in sorted(HERE.glob("*.py")) if path.name != "run_all.py" and _is_script(path)}
-    wanted = options.parse_args().names or [name for name in scripts if is_marked(name)]
+    options.add_argument("names", nargs="*", metavar="NAME", help="such as kernel_speed; default: all that have a file")
+    scripts = {path.stem: path for path in sorted(HERE.glob("*/*.py")) if _is_script(path)}
+    wanted = options.parse_args().names or [name for name in scripts if raw(name).exists()]
     if unknown := [name for name in wanted if name not in scripts]:
         options.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(scripts)}")
     if homeless := [name for name in wanted if page_of(name) is None]:
-        options.error(f"no page in {PAGES} has a heading '## {homeless[0]}': put one where its figures belong")
+        options.error(f"no page in {PAGES} has a heading '## {homeless[0]}': put one where its headline belongs")
     failed = [name for name in wanted if not refresh(scripts[name])]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
 def refresh(script: Path) -> bool:
-    """Run one benchmark and put its block on its page; True if it went well."""
+    """Run one benchmark and write its file, if it was measured; True if it went well."""
     page = page_of(script.stem)
     assert page is not None
     result = run(script)
-    page.write_text(with_block(page, script.stem, block(script, result)), encoding="utf-8")
+    if result.exit_code == NOT_MEASURED and result.data is None:
+        return True
+    raw(script.stem).parent.mkdir(exist_ok=True)
+    head = (
+        f"# {script.stem}\n\nWritten by `make bench`; its meaning is on [the page](../{page.name}#{script.stem}).\n\n"
+    )
+    raw(script.stem).write_text(head + block(script, result), encoding="utf-8")
     return not result.exit_code
 
 

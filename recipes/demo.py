@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from farpipe.processes.cpu_share import other_work
+
 RUN_DIR = Path("runs/demo")
 
 JOB = """\
@@ -90,6 +92,7 @@ def figures(run: str) -> dict[str, float]:
 def conclude() -> None:
     """One line about what farpipe's plan was worth."""
     planned, plain = figures("planned"), figures("1f1b")
+    doubt = other_work(min(planned["cpu_share"], plain["cpu_share"]))
     print(
         f"\n{planned['method']} took {planned['step_s'] / plain['step_s']:.0%} of plain 1F1B's step time; "
         f"predicted were {planned['predicted_s'] / plain['predicted_s']:.0%}.\n"
@@ -97,6 +100,8 @@ def conclude() -> None:
         f"{plain['first_loss']:.2f} -> {plain['last_loss']:.2f} (1F1B).\n"
         f"Open {RUN_DIR / 'report.html'} in a browser."
     )
+    if doubt:
+        print(f"{doubt} Run it again when the machine is quiet.")
 
 
 def main() -> None:

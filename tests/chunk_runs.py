@@ -9,9 +9,10 @@ from farpipe.cost import place_evenly
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.cost.layout import Layout
 from farpipe.cost.stage import JobCosts
-from farpipe.runtime.data.document_batches import load_document_batches
-from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, initialise
+from farpipe.runtime.data.batches import load_document_batches
+from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.stages.slices import StageSlice
 from farpipe.runtime.step_plans import PlannedStep
 from farpipe.sequences import StepPlan
 from farpipe.spec import Cluster, Data, SiteLink, Training, preset_site

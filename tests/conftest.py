@@ -5,8 +5,10 @@ import signal
 import pytest
 from hypothesis import settings
 
-# Background jobs of a shell are started with SIGINT ignored, and pass that on to the processes that tests interrupt.
+# Background jobs of a shell are started with SIGINT ignored, those of nohup with SIGHUP, and pass that on to the
+# processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

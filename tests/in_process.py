@@ -4,6 +4,8 @@ import threading
 import time
 from collections import defaultdict
 
+import torch
+
 from farpipe.errors import RunError
 from farpipe.runtime.peers import TensorMessage
 from farpipe.transport import MessageTimes
@@ -39,15 +41,23 @@ class Switchboard:
 class InProcessPeers:
     """One rank's view of a Switchboard; has the methods of the transport that the engine uses."""
 
-    def __init__(self, board, rank):
+    def __init__(self, board, rank, late_s=0.0):
+        """`late_s`: time that gradients and weights of other replicas take to be delivered here."""
         self.board, self.rank, self.world_size, self.clock = board, rank, board.world_size, Clock()
+        self.late_s = late_s
 
     def send(self, peer, kind, tag, tensor):
-        self.board.put(self.board.messages, (self.rank, peer, kind, tag), (tensor.clone(), self.clock.now_ns()))
+        sent = (tensor.detach(), tensor.detach().clone(), self.clock.now_ns())
+        self.board.put(self.board.messages, (self.rank, peer, kind, tag), sent)
 
     def receive(self, peer, kind, tag, *, waiting_for):
         key = (peer, self.rank, kind, tag)
-        tensor, ready_ns = self.board.wait(lambda: self.board.messages.pop(key, None), f"{waiting_for} from {peer}")
+        time.sleep(self.late_s if kind == "sync" else 0.0)
+        sent, tensor, ready_ns = self.board.wait(
+            lambda: self.board.messages.pop(key, None), f"{waiting_for} from {peer}"
+        )
+        # the transport sends the memory itself, perhaps late and more than once
+        assert torch.equal(sent.nan_to_num(), tensor.nan_to_num()), f"{key} was written to after it had been sent"
         now_ns = self.clock.now_ns()
         return TensorMessage(tensor, MessageTimes(ready_ns, ready_ns, now_ns, now_ns))
 
@@ -80,13 +90,16 @@ class InProcessPeers:
             self.board.condition.notify_all()
 
 
-def run_ranks(world_size, work, timeout_s=20.0):
-    """`work(peers)` in one thread per rank; their results by rank, or the first error that one of them raised."""
+def run_ranks(world_size, work, timeout_s=20.0, late_s=()):
+    """`work(peers)` in one thread per rank; their results by rank, or the first error that one of them raised.
+
+    `late_s`: seconds by rank, see InProcessPeers.
+    """
     board = Switchboard(world_size, timeout_s)
     results, errors = [None] * world_size, []
 
     def body(rank):
-        peers = InProcessPeers(board, rank)
+        peers = InProcessPeers(board, rank, dict(late_s).get(rank, 0.0))
         try:
             results[rank] = work(peers)
         except BaseException as error:

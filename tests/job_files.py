@@ -8,14 +8,12 @@ from farpipe.spec import (
     Device,
     Job,
     LocalLink,
-    Measured,
     Model,
     Pins,
     Prices,
     Site,
     SiteLink,
     Training,
-    Uncertainty,
 )
 
 SMALL_MODEL = """\
@@ -54,12 +52,16 @@ def link_text(one, other, latency, bandwidth):
     return f'[[cluster.links]]\nbetween = ["{one}", "{other}"]\nlatency = "{latency}"\nbandwidth = "{bandwidth}"\n'
 
 
-def cluster_text(
-    one="zurich", other="lugano", *, device="cpu", num_devices=(1, 1), latency="30 ms", bandwidth="200 Mbit/s"
-):
+def sites_text(one="zurich", other="lugano", *, device="cpu", num_devices=(1, 1)):
+    """The tables of two sites."""
+    return "".join(
+        site_text(name, number, device=device) for name, number in zip((one, other), num_devices, strict=True)
+    )
+
+
+def cluster_text(one="zurich", other="lugano", *, latency="30 ms", bandwidth="200 Mbit/s", **sites):
     """The tables of two sites and of the link between them."""
-    sites = [site_text(name, number, device=device) for name, number in zip((one, other), num_devices, strict=True)]
-    return "".join([*sites, link_text(one, other, latency, bandwidth)])
+    return sites_text(one, other, **sites) + link_text(one, other, latency, bandwidth)
 
 
 PLAIN = f"""\
@@ -190,22 +192,4 @@ def jobs(draw):
         if len(names) == 1
         else Pins(),
         schedule=draw(st.none() | st.sampled_from(["1f1b", "greedy"])),
-        measured=draw(measurements(places[0].device.name)),
-        uncertainty=Uncertainty(links=draw(st.floats(0, 0.99)), compute=draw(st.sampled_from([0.0, 0.2]))),
     )
-
-
-@st.composite
-def measurements(draw, device):
-    """Measured times of the device: none, or a layer's and perhaps the head's."""
-    size, times = draw(st.integers(1, 8)), st.floats(1e-9, 1e3)
-    layer = Measured(
-        device=device,
-        microbatch_size=size,
-        num_layers=draw(st.integers(1, 8)),
-        forward_s=draw(times),
-        backward_s=draw(times),
-    )
-    halves = {"input_grad_s": draw(st.floats(0, 1)), "weight_grad_s": draw(st.floats(0, 1))}
-    head = Measured(device=device, microbatch_size=size, part="head", forward_s=draw(times), **halves)
-    return draw(st.sampled_from([(), (layer,), (layer, head)]))

@@ -1,11 +1,12 @@
-"""The frozen trace and path tables of NSFNET, kept outside the project; tests that need them are skipped without."""
+"""Data of optical tests: a step over light paths; a frozen trace and path tables of NSFNET."""
 
-import os
 from pathlib import Path
 
-import pytest
+from benchmarks.optical import optical_training
 
-FOLDER = Path(os.environ.get("FARPIPE_DATA", "/nonexistent")) / "optical"
-needs_data = pytest.mark.skipif(not FOLDER.is_dir(), reason="FARPIPE_DATA does not name the folder with optical/")
-LINKS, TRACE = FOLDER / "nsfnet_links.csv", FOLDER / "nsfnet_trace_250E.csv"
-BY_KM, BY_HOPS = FOLDER / "nsfnet_paths_k5_distance.csv", FOLDER / "nsfnet_paths_k5_hops_distance.csv"
+FOLDER = Path(__file__).parent / "optical" / "data"
+LINKS, TRACE = FOLDER / "nsfnet_links.csv", FOLDER / "nsfnet_trace.csv"
+BY_KM, BY_HOPS = FOLDER / "nsfnet_paths_by_km.csv", FOLDER / "nsfnet_paths_by_hops.csv"
+
+pipeline_problem = optical_training.pipeline_problem
+"""A Problem of one stage per rank with messages between all stages, over links to be lit."""

@@ -16,7 +16,6 @@ class PlainCoupled:
         self.spectrum = PlainSpectrum(shared.paths.network.num_fibres, shared.grid.num_slots)
         self.events, self.count, self.lit = [], 0, {}
         self.carried, self.ends, self.sending = {}, {}, {}
-        self.booked = {}
         traffic = shared.traffic
         for request in range(len(traffic) if traffic else 0):
             self.post(float(traffic.arrival_s[request]), REQUEST, request)
@@ -60,7 +59,7 @@ class PlainCoupled:
         self.there = {("F", 0, j) for j in range(self.batches)} | {
             ("B", self.stages - 1, j) for j in range(self.batches)
         }
-        self.ready, self.arrival, self.units, self.refused = {}, {}, {}, set()
+        self.ready, self.arrival, self.units, self.refused, self.start = {}, {}, {}, set(), {}
         for rank in range(problem.num_ranks):
             self.run(rank)
         while self.left:
@@ -97,7 +96,7 @@ class PlainCoupled:
                 self.run(self.rank_of(target))
             else:
                 self.ready[message] = self.now
-                served = self.serve(message)
+                served = self.serve_in_turn(message, self.waiting)
                 if served == "refused":
                     self.refused.add(message)
                 if served != "served":
@@ -108,166 +107,74 @@ class PlainCoupled:
     def rank_of(self, stage):
         return self.training.problem.stages[stage].rank
 
+    def serve_in_turn(self, message, before):
+        """A hop of one light path at a time is first in, first out within a priority."""
+        rank = self.demands.priority
+        ahead = [m for m in before if m // self.batches == message // self.batches and rank[m] <= rank[message]]
+        return "behind others" if ahead and self.rule.one_at_a_time else self.serve(message)
+
     def serve(self, message):
         hop = message // self.batches
         if self.rule.one_at_a_time and self.lit.get(hop, 0):
             return "its hop's turn"
         pair = self.shared.paths.pairs[self.training.hops[hop]]
         left, least, got = int(self.demands.want[message]), int(self.demands.least[message]), []
-        self.cancel(message)
         if self.rule.earliest:
             got = self.earliest(message, pair, left, least)
-        if self.rule.spread:
-            got = self.spread(message, pair, left, least)
-            if got == "it waits":
-                return got
-        for _ in range(0 if self.rule.earliest or self.rule.spread else self.rule.max_blocks):
-            for units in range(left, least - 1, -1) if left else ():
+        for units in () if self.rule.earliest else range(left, least - 1, -1):
 
-                def need(index, units=units):
-                    rate = units * self.rule.unit_gbit
-                    return slots_on(self.shared.modulation, self.shared.paths, self.shared.grid, index, rate)
+            def need(index, units=units):
+                rate = units * self.rule.unit_gbit
+                return slots_on(self.shared.modulation, self.shared.paths, self.shared.grid, index, rate)
 
-                block = self.light(self.rule.policy, pair, need)
-                if block:
-                    got.append((units, *block))
-                    left, least = left - units, 1
-                    break
-            else:
+            block = self.light(self.rule.policy, pair, need)
+            if block:
+                got.append((units, *block))
                 break
         if not got:
             return "refused"
         self.send(message, hop, got)
         return "served"
 
-    def blocks_on(self, index, most, count=None):
-        """(units, slots) of the blocks, `count` at most, that a message takes on a candidate, longest run first."""
-        shared, found = self.shared, []
+    def block_on(self, index, most):
+        """(units, slots) of the widest block on a candidate, or None."""
+        shared = self.shared
         rate = shared.modulation.efficiency(float(shared.paths.km[index])) * shared.grid.slot_ghz
-        runs = sorted(self.spectrum.blocks(shared.paths._fibres_of(*shared.paths.paths[index])), key=lambda b: -b[1])
-        for _, length in runs[: count or self.rule.max_blocks]:
-            units = min(most, math.floor((length - shared.grid.guard) * rate / self.rule.unit_gbit + 1e-9))
-            if units > 0:
-                found.append((units, math.ceil(units * self.rule.unit_gbit / rate - 1e-9) + shared.grid.guard))
-                most -= units
-        return found
+        blocks = self.spectrum.blocks(shared.paths._fibres_of(*shared.paths.paths[index]))
+        length = max((length for _, length in blocks), default=0)
+        units = min(most, math.floor((length - shared.grid.guard) * rate / self.rule.unit_gbit + 1e-9))
+        return (units, math.ceil(units * self.rule.unit_gbit / rate - 1e-9) + shared.grid.guard) if units > 0 else None
 
-    def earliest(self, message, pair, most, least):
-        paths, best, soonest = self.shared.paths, None, math.inf
-        for index in range(paths.first[pair], paths.first[pair + 1]):
-            blocks = self.blocks_on(index, most)
-            units = sum(units for units, _ in blocks)
-            if units >= max(1, least):
-                arrival = self.gbit(message) / (units * self.rule.unit_gbit) + float(paths.latency_s[index])
-                if arrival < soonest:
-                    best, soonest = (index, blocks), arrival
-        if best is None:
-            return []
-        index, got = best[0], []
-        fibres = paths._fibres_of(*paths.paths[index])
-        for units, count in best[1]:
-            start = block_start(self.spectrum, self.rule.policy.slots, fibres, count)
-            self.spectrum.take(fibres, start, count)
-            got.append((units, index, (fibres, start, count)))
-        return got
-
-    def priced(self, pair, index):
-        """Delay of a candidate and the price of its spectrum."""
-        paths, grid = self.shared.paths, self.shared.grid
-
-        def spectrum(one):
-            rate = self.shared.modulation.efficiency(float(paths.km[one])) * grid.slot_ghz
-            return len(paths._fibres_of(*paths.paths[one])) / rate
-
-        least = min(spectrum(one) for one in range(paths.first[pair], paths.first[pair + 1]))
-        return float(paths.latency_s[index]) + self.rule.price_s * (spectrum(index) / least - 1)
+    def delay(self, index):
+        return float(self.shared.paths.latency_s[index])
 
     def together(self, gbit, parts):
         """Seconds until all parts, each units and delay, arrive."""
         units = sum(units for units, _ in parts)
         return (gbit / self.rule.unit_gbit + sum(u * seconds for u, seconds in parts)) / units
 
-    def best_pair(self, message, pair, most, least, gbit=None):
-        """(seconds, candidate) of the widest block that arrives soonest with the best other one beside it."""
-        paths, gbit = self.shared.paths, self.gbit(message) if gbit is None else gbit
-        candidates = range(paths.first[pair], paths.first[pair + 1])
-        blocks = {index: [units for units, _ in self.blocks_on(index, most, 2)] for index in candidates}
-        best = (math.inf, None)
-        for index in candidates:
-            units = blocks[index][0] if blocks[index] else 0
-            if units < max(1, least):
-                continue
-            for other in candidates:
-                beside = blocks[index][1:] if other == index else blocks[other]
-                more = min(most - units, beside[0]) if beside and self.rule.max_blocks > 1 else 0
-                parts = [(units, self.priced(pair, index))] + ([(more, self.priced(pair, other))] if more else [])
-                seconds = self.together(gbit, parts)
-                if max(delay for _, delay in parts) < seconds < best[0]:
-                    best = (seconds, index)
-        return best
-
-    def one_more(self, pair, most, gbit, parts):
+    def soonest(self, pair, most, least, gbit, parts):
         """The candidate whose widest block beside `parts` makes all arrive soonest, or None."""
-        paths, best = self.shared.paths, (self.together(gbit, parts), None)
+        paths, best = self.shared.paths, (self.together(gbit, parts) if parts else math.inf, None)
         for index in range(paths.first[pair], paths.first[pair + 1]):
-            found, delay = self.blocks_on(index, most, 1), self.priced(pair, index)
-            if found and delay < (seconds := self.together(gbit, [*parts, (found[0][0], delay)])) < best[0]:
+            found, delay = self.block_on(index, most), self.delay(index)
+            if not found or found[0] < max(1, least):
+                continue
+            seconds = self.together(gbit, [*parts, (found[0], delay)])
+            if delay < seconds < best[0]:
                 best = (seconds, index)
         return best[1]
 
     def take(self, index, most):
-        units, count = self.blocks_on(index, most, 1)[0]
+        units, count = self.block_on(index, most)
         fibres = self.shared.paths._fibres_of(*self.shared.paths.paths[index])
         start = block_start(self.spectrum, self.rule.policy.slots, fibres, count)
         self.spectrum.take(fibres, start, count)
         return units, index, (fibres, start, count)
 
-    def spread(self, message, pair, most, least):
-        seconds, index = self.best_pair(message, pair, most, least)
-        if index is None and not self.rule.book:
-            return []
-        if self.rule.patient and self.comes_sooner_later(message, pair, most, least, seconds):
-            return "it waits"
-        return self.blocks_from(index, message, pair, most, self.gbit(message)) if index is not None else []
-
-    def blocks_from(self, index, message, pair, most, gbit):
-        got = [self.take(index, most)]
-        while len(got) < self.rule.max_blocks and sum(units for units, _, _ in got) < most:
-            parts = [(units, self.priced(pair, one)) for units, one, _ in got]
-            left = most - sum(units for units, _, _ in got)
-            index = self.one_more(pair, left, gbit, parts)
-            if index is None:
-                break
-            got.append(self.take(index, left))
-        return got
-
-    def comes_sooner_later(self, message, pair, most, least, seconds):
-        best = (self.now + seconds, None)
-        for end, block in list(self.ends.values()):
-            if self.now < end < best[0] and key(block) not in {one for one, _ in self.booked.values()}:
-                self.spectrum.give(*block)
-                then, index = self.best_pair(message, pair, most, least)
-                self.spectrum.take(*block)
-                if end + then < best[0]:
-                    best = (end + then, (block, index))
-        if best[1] and self.rule.book:
-            self.book(message, most, *best[1])
-        return best[1] is not None
-
-    def book(self, message, most, block, index):
-        """Hold the slots of the block that will be there which are free already."""
-        self.spectrum.give(*block)
-        _, _, (fibres, start, count) = self.take(index, most)
-        self.spectrum.give(fibres, start, count)
-        self.spectrum.take(*block)
-        free = [(f, s) for f in fibres for s in range(start, start + count) if self.spectrum.fits([f], s, 1)]
-        for fibre, slot in free:
-            self.spectrum.take([fibre], slot, 1)
-        self.booked[message] = (key(block), free)
-
-    def cancel(self, message):
-        for fibre, slot in self.booked.pop(message, (None, []))[1]:
-            self.spectrum.give([fibre], slot, 1)
+    def earliest(self, message, pair, most, least):
+        index = self.soonest(pair, most, least, self.gbit(message), [])
+        return [] if index is None else [self.take(index, most)]
 
     def send(self, message, hop, got):
         self.lit[hop] = self.lit.get(hop, 0) + len(got)
@@ -280,7 +187,8 @@ class PlainCoupled:
         mean = sum(units * delay for (units, _, _), delay in zip(got, delays, strict=True)) / total
         seconds = gbit / (total * self.rule.unit_gbit)  # in the kernel's order of operations: who comes first at a tie
         for (_, _, block), delay in zip(got, delays, strict=True):
-            self.until(block, hop, start + seconds + (mean - delay))
+            self.until(block, hop, start + seconds + (mean - delay) + self.rule.release_s)
+        self.start[message] = start
         self.units[message] = sum(units for units, _, _ in got)
         self.arrival[message] = start + seconds + mean
         self.sending[message] = got
@@ -288,56 +196,38 @@ class PlainCoupled:
 
     def improve(self):
         for message in list(self.sending):
-            if self.units[message] < int(self.demands.want[message]):
-                if self.rule.move:
-                    self.move(message)
-                if self.rule.widen:
-                    self.widen(message)
+            if self.rule.widen and self.units[message] < int(self.demands.want[message]):
+                self.widen(message)
 
-    def unsent(self, message):
-        """(blocks, Gbit, delays) of a message of which all blocks still send, or None."""
+    def unsent(self, message, begin):
+        """(blocks, Gbit, delays) of a message of which all blocks still send at `begin`, or None."""
         got = self.sending[message]
         known = [self.ends.get(key(block), (0, None)) for _, _, block in got]
-        if not all(block is mine[2] and end > self.now for (end, block), mine in zip(known, got, strict=True)):
+        sent = [end - self.rule.release_s for end, _ in known]
+        if not all(there[1] is mine[2] for there, mine in zip(known, got, strict=True)) or min(sent) <= begin:
             return None
         rates = [units * self.rule.unit_gbit for units, _, _ in got]
-        gbit = sum(rate * (end - self.now) for rate, (end, _) in zip(rates, known, strict=True))
+        gbit = sum(rate * (end - begin) for rate, end in zip(rates, sent, strict=True))
         return got, gbit, [float(self.shared.paths.latency_s[index]) for _, index, _ in got]
 
-    def move(self, message):
-        if not (found := self.unsent(message)):
-            return
-        got, gbit, delays = found
-        hop, most = message // self.batches, int(self.demands.want[message])
-        pair = self.shared.paths.pairs[self.training.hops[hop]]
-        for _, _, block in got:
-            self.spectrum.give(*block)
-        seconds, index = self.best_pair(message, pair, most, int(self.demands.least[message]), gbit)
-        if index is None or not max(delays) < seconds < self.arrival[message] - self.now - 1e-9:
-            for _, _, block in got:
-                self.spectrum.take(*block)
-            return
-        for _, _, block in got:
-            del self.ends[key(block)]
-        blocks = self.blocks_from(index, message, pair, most, gbit)
-        self.lit[hop] += len(blocks) - len(got)
-        self.divide(message, hop, blocks, self.now, gbit)
-
     def widen(self, message):
-        most, found = int(self.demands.want[message]) - self.units[message], self.unsent(message)
+        begin = self.now + self.rule.setup_s
+        if self.start[message] > begin:
+            return
+        most, found = int(self.demands.want[message]) - self.units[message], self.unsent(message, begin)
         if most == 0 or not found or len(found[0]) == 4:
             return
         got, gbit, delays = found
         hop = message // self.batches
         pair = self.shared.paths.pairs[self.training.hops[hop]]
         parts = [(units, delay) for (units, _, _), delay in zip(got, delays, strict=True)]
-        index = self.one_more(pair, most, gbit, parts)
+        index = self.soonest(pair, most, 1, gbit, parts)
         if index is None:
             return
-        units, delay = self.blocks_on(index, most, 1)[0][0], float(self.shared.paths.latency_s[index])
+        units, delay = self.block_on(index, most)[0], float(self.shared.paths.latency_s[index])
         if self.together(gbit, [*parts, (units, delay)]) > max(*delays, delay):
             self.lit[hop] += 1
-            self.divide(message, hop, [*got, self.take(index, most)], self.now, gbit)
+            self.divide(message, hop, [*got, self.take(index, most)], begin, gbit)
 
     def gbit(self, message):
         way, rest = divmod(message, self.stages * self.batches)
@@ -347,17 +237,17 @@ class PlainCoupled:
 
     def release(self, what):
         block, hop = what
-        if self.ends.get(key(block), (None, None))[0] != self.now or self.ends[key(block)][1] is not block:
+        if self.ends.get(key(block), (None,))[0] != self.now or self.ends[key(block)][1] is not block:
             return
         del self.ends[key(block)]
         self.spectrum.give(*block)
         if hop is not None:
             self.lit[hop] -= 1
         if hasattr(self, "waiting"):
-            first = [message for message, (awaited, _) in self.booked.items() if awaited == key(block)]
-            served = [message for message in first if self.serve(message) == "served"]
-            waiting = [message for message in self.waiting if message not in served]
-            self.waiting = [message for message in waiting if self.serve(message) != "served"]
+            waiting, self.waiting = self.waiting, []
+            for message in waiting:
+                if self.serve_in_turn(message, self.waiting) != "served":
+                    self.waiting.append(message)
             self.improve()
 
     def arrive(self, message):

@@ -48,11 +48,6 @@ def block_start(spectrum, rule, fibres, count):
         return starts[-1]
     if rule == "best":
         return min(blocks, key=lambda block: (block[1], block[0]))[0]
-    if rule == "exact":
-        return min(blocks, key=lambda block: (block[1] != count, block[0]))[0]
-    if rule == "most-used":
-        use = [sum(s in taken for taken in spectrum.taken) for s in range(spectrum.num_slots)]
-        return max(starts, key=lambda s: (sum(use[s : s + count]), -s))
     return starts[0]
 
 

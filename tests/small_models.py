@@ -6,9 +6,10 @@ import torch
 from torch.nn import functional
 
 from farpipe.runtime.data.batches import IGNORED, Batch
-from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, initialise, slices
-from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
 from farpipe.runtime.stage import Boundary, TorchStage
+from farpipe.runtime.stages.deferred import WeightGradStore
+from farpipe.runtime.stages.slices import StageSlice, slices
 from farpipe.spec import Model
 from farpipe.step import Hop, Problem, Rank, Schedule, Stage
 

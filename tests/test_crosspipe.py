@@ -1,32 +1,17 @@
 """Claims against CrossPipe, on the points of its grid that decide it."""
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 
+from benchmarks.orders import crosspipe_grid as grid
 from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "crosspipe_grid.py"
-
-
-@pytest.fixture(scope="module")
-def grid():
-    """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location(PATH.stem, PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PATH.stem] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[PATH.stem]
-
 
 @pytest.mark.slow
-def test_a_third_less_time_than_the_best_traditional_order_in_the_same_memory(grid):
+def test_a_third_less_time_than_the_best_traditional_order_in_the_same_memory():
     """At latency = message = 2 F; the order is proven the best of those with one stage per rank."""
     row = grid.point(grid.EQUAL, (2.0, 2.0), {"one": 20.0, "v": 1.0})
     assert row["less than the best traditional"] >= 0.336
@@ -34,13 +19,13 @@ def test_a_third_less_time_than_the_best_traditional_order_in_the_same_memory(gr
     assert row["less than 1f1b"] > row["less than the best traditional"]
 
 
-def test_without_delay_the_named_orders_take_what_is_published(grid):
+def test_without_delay_the_named_orders_take_what_is_published():
     for name in ("1f1b", "zb-h1"):
         ours = grid.named_s(name, grid.TRADITIONAL[name], (0.0, 0.0), grid.EQUAL)
         assert ours == pytest.approx(grid.PUBLISHED[0, 0][name], abs=0.0005)
 
 
-def test_every_placement_is_the_same_model_in_the_same_memory(grid):
+def test_every_placement_is_the_same_model_in_the_same_memory():
     whole = grid.two_sites("one", (1.0, 1.0), grid.EQUAL)
     for shape in ("v", "round"):
         halves = grid.two_sites(shape, (1.0, 1.0), grid.EQUAL)
@@ -51,7 +36,7 @@ def test_every_placement_is_the_same_model_in_the_same_memory(grid):
         assert [hop is not None for hop in halves.hops].count(True) == {"v": 2, "round": 3}[shape]
 
 
-def test_memory_that_1f1b_needs_is_too_little_for_interleaved(grid):
+def test_memory_that_1f1b_needs_is_too_little_for_interleaved():
     assert grid.named_s("interleaved", "round", (0.0, 0.0), grid.EQUAL) is None
     assert grid.named_s("interleaved", "round", (0.0, 0.0), grid.TWICE) is not None
 
@@ -61,19 +46,19 @@ WAVES = {(0.0, 0.0): 0.119, (0.25, 0.25): 0.127, (0.25, 2.0): 0.250, (2.0, 0.25)
 
 
 @pytest.mark.parametrize("delay", WAVES)
-def test_the_named_wave_takes_no_longer_than_the_published_one(grid, delay):
+def test_the_named_wave_takes_no_longer_than_the_published_one(delay):
     assert round(grid.named_s("wave", "v", delay, grid.EQUAL), 3) <= WAVES[delay]
 
 
-def test_a_wave_over_four_sites_shares_memory_between_the_ways_down_and_up(grid):
+def test_a_wave_over_four_sites_shares_memory_between_the_ways_down_and_up():
     """At latency 2 F and messages of F / 4; with nearly all memory for the way down it takes 0.268 s."""
-    problem = four_sites(grid, (2.0, 0.25))
+    problem = four_sites((2.0, 0.25))
     schedule = order("wave", problem)
     check(problem, schedule)
     assert simulate(problem, schedule).makespan_s / grid.NUM_MICROBATCHES <= 0.2182
 
 
-def four_sites(grid, delay):
+def four_sites(delay):
     """Two ranks of the grid's V at each of four sites."""
     problem = grid.two_sites("v", delay, grid.EQUAL)
     sites = ["abcd"[stage.rank // 2] for stage in problem.stages]

@@ -9,6 +9,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 QUESTIONS = {"what", "whether", "how", "which", "where", "when", "why", "who"}
+FRAGMENTS = {"of", "from", "for", "by", "with", "those", "between", "in", "on", "at", "to", "so", "up", "see", "as"}
 PLAIN_ENGLISH = {"one_way", "both_ways"}
 
 DOCUMENTED = '''
@@ -53,7 +54,11 @@ def helps(tree):
 
 
 def questions(texts):
-    return [(line, text) for line, text in texts if re.split(r"\W", text, maxsplit=1)[0].lower() in QUESTIONS]
+    return [(line, text) for line, text in texts if first_word(text) in QUESTIONS]
+
+
+def first_word(text):
+    return re.split(r"\W", text, maxsplit=1)[0].lower()
 
 
 def names(tree):
@@ -77,8 +82,13 @@ def told(wrong, path):
 
 
 def test_docstrings_name_their_subject_first():
-    wrong = [line for path, tree in TREES.items() for line in told(questions(docstrings(tree)), path)]
-    assert not wrong, "begin with the subject, not with a question word:\n" + "\n".join(wrong)
+    openings = QUESTIONS | FRAGMENTS
+    wrong = [
+        line
+        for path, tree in TREES.items()
+        for line in told([(at, text) for at, text in docstrings(tree) if first_word(text) in openings], path)
+    ]
+    assert not wrong, "begin with the subject, not with a question word or a preposition:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("word", ["What", "Whether", "how", "Where:"])

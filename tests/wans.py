@@ -12,9 +12,8 @@ from farpipe.emulate import namespace
 from farpipe.emulate.tun import in_namespace
 from farpipe.errors import UsageError
 from farpipe.spec import SiteLink
+from waiting import LIMIT_S
 
-LIMIT_S = 30
-"""Longest wait for anything in a test."""
 _NUMBERS = itertools.count()
 
 
@@ -71,10 +70,3 @@ def one_way_s(sender, receiver, tries=8):
         assert receiver.recv(1) == b"x"
         found.append(time.monotonic() - start_s)
     return min(found)
-
-
-def wait_until(condition, what):
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {LIMIT_S} s until {what}"
-        time.sleep(0.01)

@@ -4,7 +4,16 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from pydantic import BaseModel, ConfigDict
+
+from farpipe import notebook
 from farpipe.strict import expect_format, parse_json, read_text, write_text
+
+
+class Table(BaseModel):
+    """Base of what a document is made of: immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Document:
@@ -12,7 +21,7 @@ class Document:
 
     FORMAT: ClassVar[str]
     INDENT: ClassVar[int | None] = None
-    """Of the JSON; None: all in one line."""
+    """Indentation of the JSON; None: all in one line."""
 
     def to_body(self) -> dict[str, Any]:
         """All that is said, for JSON, without the format's name."""
@@ -45,6 +54,9 @@ class Document:
         """Read what `to_json` gives; InputError names the place of whatever is wrong."""
         source = source or cls.FORMAT.split("/")[1]
         return cls.from_data(parse_json(text, source), source)
+
+    def _repr_svg_(self) -> str | None:
+        return notebook.draw(self)
 
     def save(self, path: Path | str) -> None:
         """Write it to `path`, whole or not at all; RunError when it can't be written."""

@@ -4,16 +4,23 @@ Every failure is an InputError that names the source, the key path, the value an
 nearest good word. Nothing unknown is accepted and nothing is guessed.
 """
 
+import csv
 import difflib
+import glob
+import inspect
+import io
 import json
 import math
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import date, time
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
@@ -64,6 +71,26 @@ def read_text(path: Path | str) -> str:
     return text
 
 
+def read_csv(path: Path | str) -> tuple[list[str], Iterator[tuple[str, dict[str, str]]]]:
+    """Column names of a CSV, and its rows, each with its place.
+
+    InputError for a column that is there twice and for a row with another number of cells.
+    """
+    lines = csv.reader(io.StringIO(read_text(path)))
+    names = next(lines, [])
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{path}: line 1: column {twice[0]!r} is there twice")
+
+    def rows() -> Iterator[tuple[str, dict[str, str]]]:
+        for cells in filter(None, lines):
+            place = f"{path}: line {lines.line_num}"
+            if len(cells) != len(names):
+                raise InputError(f"{place}: expected {len(names)} columns, found {len(cells)}")
+            yield place, dict(zip(names, cells, strict=True))
+
+    return names, rows()
+
+
 def write_text(path: Path | str, text: str, *, private: bool = False) -> None:
     """Write `text` in UTF-8; see `write_bytes`."""
     write_bytes(path, text.encode("utf-8"), private=private)
@@ -85,6 +112,13 @@ def write_bytes(path: Path | str, data: bytes | memoryview, *, private: bool = F
         raise RunError(f"{path}: can't be written: {path.parent} is not a directory") from None
     except OSError as error:
         raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
+
+
+def remove_unfinished(path: Path) -> None:
+    """Delete what processes that were killed while they wrote `path` have left; only while nobody writes it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}"):
+        with suppress(OSError):
+            left.unlink()
 
 
 def _write_whole(path: Path, data: bytes | memoryview, *, private: bool) -> None:
@@ -131,10 +165,16 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            hint = "; it looks like JSON" if text.lstrip().startswith("{") else ""
+            hint = _json_hint(text) if text.lstrip().startswith("{") else ""
             if "twice" in str(error):
                 hint = "; only tables of a list stand several times, in double brackets: [[cluster.sites]]"
             raise InputError(f"{source}: not TOML: {error}{hint}") from None
+
+
+def _json_hint(text: str) -> str:
+    found = re.search(r'"format": *"farpipe/(\w+)/', text[:300])
+    shown = ", which `farpipe simulate` shows" if found and found[1] == "plan" else ""
+    return f"; it is a {found[1]} of farpipe{shown}" if found else "; it looks like JSON"
 
 
 @contextmanager
@@ -293,6 +333,8 @@ def _show(value: Any) -> str:
         return "a table"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
+    if isinstance(value, date | time):
+        return value.isoformat()
     try:
         text = "nothing" if value is None else repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -313,3 +355,10 @@ def finite(value: Any, *, minimum: float = 0.0, exclusive: bool = False) -> floa
     if number < minimum or (exclusive and number == minimum):
         raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {_show(value)}")
     return number
+
+
+def plain_signature(model: type) -> inspect.Signature:
+    """The signature of a model's class with plain types: what validates them is for the documents."""
+    found = inspect.signature(model)
+    plain = get_type_hints(SimpleNamespace(__annotations__={n: one.annotation for n, one in found.parameters.items()}))
+    return found.replace(parameters=[one.replace(annotation=plain[n]) for n, one in found.parameters.items()])

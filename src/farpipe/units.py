@@ -19,6 +19,7 @@ BYTES_PER_S: Final = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).i
 FLOPS: Final = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()} | {
     f"{prefix}FLOPS": factor for prefix, factor in _DECIMAL.items()
 }
+COUNTS: Final = _DECIMAL | {"B": 1e9}
 WATTS: Final = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)\s*")
@@ -60,6 +61,11 @@ def _nearest(unit: str, units: dict[str, float], example: str) -> str:
     close = difflib.get_close_matches(unit[:20], units, n=1, cutoff=0.6)
     guesses = [guess for guess in bits_or_bytes if guess in units] or same_letters[:1] or close
     return f"; did you mean {' or '.join(map(repr, guesses))}?" if guesses else f'; write it like "{example}"'
+
+
+def format_about(seconds: float, *, is_rough: bool) -> str:
+    """Predicted seconds, with ``~`` before them where nobody has compared such predictions with measurements."""
+    return f"{'~' if is_rough else ''}{format_seconds(seconds)}"
 
 
 def format_seconds(seconds: float) -> str:

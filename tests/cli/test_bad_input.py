@@ -106,9 +106,9 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["report"], "Missing argument"),
         (["schedule", "problem.json", "--method", "1f1b", "--time-limit", "10"], "--time-limit is for a search, and"),
         (["schedule", "problem.json", "--method", "wave", "--seed", "0"], "--seed is for a search, and --method wave"),
-        (["schedule", "problem.json", "--method", "local", "--any-order"], "take exact or auto"),
         (["schedule", "problem.json", "--timeline"], "--timeline is a part of what --json prints: give both"),
-        (["train", str(JOB), "--prepare", "--json"], "--json is for a run that starts here, and --prepare starts none"),
+        (["train", str(JOB), "--prepare", "--json"], "No such option: --json"),
+        (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to go on from: a rehearsal"),
         (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext is for --wan"),
         (["export", "problem.json", "--dtype", "bfloat16"], "--dtype is for weights: add --format hugging-face"),
         (["compare", "problem.json", "--method", "1f1b", "--search-s", "5"], "add one of greedy, local, exact, auto"),
@@ -131,7 +131,7 @@ def test_words_that_look_like_markup_are_shown_as_they_are(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(job([site("here", num_devices=1)]).to_toml().replace('"small"', f'"{name}"'))
     run = farpipe("plan", "job.toml")
     assert run.returncode == 0
-    assert run.stdout.startswith(f"{name} at here: ")
+    assert run.stdout.startswith(f"{name}: use here.")
 
 
 def test_a_profile_comes_too_late_for_a_plan(farpipe, tmp_path):
@@ -194,14 +194,15 @@ def test_a_folder_that_may_not_be_entered_is_named(without_rights, problem_file,
         closed.chmod(0o700)
 
 
-def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_path, monkeypatch):
-    monkeypatch.delenv("FARPIPE_DATA", raising=False)  # whole tables instead
+def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_path):
     columns = "group,model,num_layers,hidden,num_heads,global_batch,microbatch_size,tensor,data,pipeline,step_s"
     (tmp_path / "points.csv").write_text(f"{columns}\nvtrain-multi-node,mine,24,2048,16,64,2,2,4,4,1.0\n")
     run = farpipe("validate", "--points", "points.csv")
     assert run.returncode == 5
     assert run.stdout.count("mean error") == 1
-    assert run.stderr == "farpipe: outside tolerance: vtrain-multi-node\n"
+    assert (
+        run.stderr.splitlines()[-1] == "farpipe: outside tolerance: vtrain-multi-node"
+    )  # a slow machine shows progress
 
 
 @pytest.mark.slow

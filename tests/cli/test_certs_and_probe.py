@@ -3,6 +3,7 @@ import stat
 import sys
 
 import pytest
+from cryptography import x509
 
 from farpipe.errors import InputError
 from farpipe.spec import load_cluster
@@ -31,6 +32,15 @@ def test_certificates_are_made_and_keys_kept(certs):
     assert stat.S_IMODE((certs / "authority.key").stat().st_mode) == 0o600
 
 
+def test_a_certificate_is_limited_to_names_and_addresses(farpipe, certs):
+    done = farpipe("certs", "issue", certs, "zurich", "--host", "a.example", "--host", "10.0.0.1", "--ip", "::1")
+    assert "--ip of `certs issue` is now --host" in done.stderr
+    made = x509.load_pem_x509_certificate(TlsFiles.find(certs / "zurich", "zurich").certificate.read_bytes())
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "a.example" in names.get_values_for_type(x509.DNSName)
+    assert {str(one) for one in names.get_values_for_type(x509.IPAddress)} == {"10.0.0.1", "::1"}
+
+
 @pytest.mark.parametrize("make", [init, lambda folder: issue(folder, "zurich")], ids=["init", "issue"])
 def test_without_the_library_for_certificates_the_remedy_is_named(make, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
@@ -51,7 +61,7 @@ def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
     cluster.write_text(CLUSTER)
     server = ProbeServer("127.0.0.1", 0, Sides(TlsFiles.find(certs / "lugano", "lugano"), b""))
     try:
-        options = ["--certs", certs / "zurich", "--seconds", "0.2", "--streams", "2", "--json"]
+        options = ["--certs", certs / "zurich", "--seconds", "0.2", "--json"]
         write = ["--write", cluster, "--from", "zurich", "--to", "lugano"]
         run = farpipe("probe", f"127.0.0.1:{server.port}", *options, *write)
         assert run.returncode == 0, run.stderr

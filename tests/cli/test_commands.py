@@ -1,9 +1,14 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from farpipe.cli.plan import number_of_tokens, plan
+from farpipe.errors import RunInterruptedError, UsageError
+from farpipe.plan import Plan
+from farpipe.plan.planner import FoundPlans
 from farpipe.schedule import check
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline
@@ -128,8 +133,36 @@ def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
 def test_plan_tells_why_the_others_lost(farpipe):
     run = farpipe("plan", RECIPES / "two_sites.toml")
     assert not [line for line in run.stdout.splitlines() if line.endswith(" ")]
+    use, cost, gain, empty, headline, *_ = run.stdout.splitlines()
+    assert use.startswith("llama-3-8b: use both sites, ")
+    assert re.search(r"1\.9\d times as fast as zurich alone, with 2\.00 times its devices\.$", use)
+    assert re.fullmatch(r"1,000 steps of .* take .*, .* device-hours, no prices given; limited by computing\.", cost)
+    assert gain.startswith("Cheapest gain: +")
+    assert (empty, headline.partition(":")[0]) == ("", "llama-3-8b, pipeline over lugano > zurich")
     assert "Why the others lost" in run.stdout
-    assert "times as fast as" in run.stdout
+
+
+@pytest.mark.parametrize(("text", "number"), [("15T", 15e12), ("300 B", 3e11), ("1.5e12", 1.5e12), ("4_096", 4096)])
+def test_tokens_are_counted_as_people_write_them(text, number):
+    assert number_of_tokens(text) == number
+
+
+@pytest.mark.parametrize("text", ["15X", "nan", "0", "-3T", "1e30", ""])
+def test_what_is_no_number_of_tokens_is_refused(text):
+    with pytest.raises(UsageError, match="--tokens"):
+        number_of_tokens(text)
+
+
+def test_the_verdict_is_printed_before_arms_and_changes_are_looked_for(monkeypatch, capsys, tmp_path):
+    def advised(self, local_steps, progress):
+        progress(1, 2)
+        assert "use both sites" in capsys.readouterr().out
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FoundPlans, "advised", advised)
+    with pytest.raises(RunInterruptedError, match=r"the plan without strategies and changes is in .*plan\.json"):
+        plan(RECIPES / "two_sites.toml", tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").strategies == ()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +171,9 @@ def test_plan_tells_why_the_others_lost(farpipe):
         (["schedule", "absent.json"], 3, "absent.json: can't be read: No such file or directory"),
         (["schedule", "{problem}", "--method", "1f1"], 2, "there is no schedule '1f1'; did you mean '1f1b'?"),
         (["simulate", "{problem}"], 2, "give one with --schedule"),
-        (["plan", "{problem}"], 3, "not TOML"),
+        (["plan", "{problem}"], 3, "it is a problem of farpipe"),
+        (["export", "{problem}", "--format", "tochtitan"], 2, "hugging-face; did you mean 'torchtitan'?"),
+        (["plan"], 2, "Usage: farpipe plan [OPTIONS] JOB\n"),
         (["compare", "empty.json"], 3, "empty.json: the file is empty"),
         (["simulate", "binary.json"], 3, "binary.json: not UTF-8"),
         (["schedul"], 2, "No such command 'schedul'"),

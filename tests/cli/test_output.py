@@ -23,8 +23,9 @@ def test_a_line_is_due_after_every_interval_and_not_before():
     assert due == [10.0, 21.0, 50.0]
 
 
-def test_what_takes_long_is_told_while_it_lasts_and_at_its_end(capsys):
-    with status("planning"):
+@pytest.mark.parametrize("doing", [status("planning"), progress_bar("planning", "layouts")])
+def test_what_takes_long_is_told_while_it_lasts_and_at_its_end(capsys, doing):
+    with doing:
         time.sleep(0.2)
         begun = capsys.readouterr().err
     assert begun == "planning ...\n"
@@ -42,11 +43,13 @@ def test_a_long_plan_says_how_far_it_is(capsys, monkeypatch):
     monkeypatch.setattr(PacedLog, "due", lambda self: True)
     with progress_bar("planning", "layouts") as advance:
         advance(3, 262)
+        advance(35, 0)
     with search_status("searching") as tell:
         tell(Progress("local", 1.0, 2.0, 1.5))
         tell(Progress("exact", 1.0, float("inf"), 1.5))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("planning: 3 of 262 layouts, ")
+    assert lines.pop(1).startswith("planning: 35 layouts, ")
     assert lines[1].startswith("searching: local, makespan 2.00 s, lower bound 1.50 s, ")
     assert lines[2].startswith("searching: exact, lower bound 1.50 s, ")
 

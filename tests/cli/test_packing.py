@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from farpipe.cost import model_shape
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.spec import Model
+
 JOB = """
 [model]
 num_layers = 4
@@ -49,14 +53,15 @@ def test_a_plan_tells_of_the_first_batch(farpipe, job, tmp_path):
 
 def test_a_text_whose_longest_document_fits_in_no_number_of_slices(farpipe, job, tmp_path):
     (tmp_path / "giant").mkdir()
-    header = {"format": "farpipe/tokens/1", "dtype": "uint8", "num_tokens": 9 * 10**9, "vocab_size": 256}
+    header = {"format": "farpipe/tokens/1", "dtype": "uint8", "num_tokens": 9 * 10**6, "vocab_size": 256}
     (tmp_path / "giant" / "a.json").write_text(json.dumps(header))
     with (tmp_path / "giant" / "a.bin").open("wb") as file:
         file.truncate(header["num_tokens"])
-    job.write_text(JOB.replace('"text"', '"giant"').replace("4096", str(3 * 10**9)).replace("= 4\np", "= 1\np"))
+    small = JOB.replace('"cpu"', '{ preset = "cpu", memory = "2 GiB" }')
+    job.write_text(small.replace('"text"', '"giant"').replace("4096", str(3 * 10**6)).replace("= 4\np", "= 1\np"))
     done = farpipe("plan", job)
     assert done.returncode == 4, done.stderr
-    assert "a sequence of 3000000000 tokens does not fit in any number of slices: rank" in done.stderr
+    assert "a sequence of 3000000 tokens does not fit in any number of slices: rank" in done.stderr
     assert "tokens fit" in done.stderr
 
 
@@ -79,13 +84,73 @@ def test_a_text_whose_longest_document_fits_in_no_number_of_slices(farpipe, job,
 )
 def test_what_packing_does_not_go_together_with(farpipe, job, change, arguments, code, message):
     job.write_text(JOB.replace(*change, 1))
-    done = farpipe("train", job, "--prepare", "--run-dir", "run", *arguments)
+    done = farpipe("prepare", job, "--run-dir", "run", *arguments)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
 
 
+def test_the_text_is_read_before_anything_is_planned(farpipe, job, monkeypatch):
+    monkeypatch.setattr("farpipe.cli.shown.plan_of", lambda *_: pytest.fail("planned first"))
+    job.write_text(JOB.replace('source = "text"', 'source = "absent.txt"').replace('packing = "elastic"', ""))
+    done = farpipe("prepare", job, "--run-dir", "run")
+    assert (done.returncode, "there is no file or folder 'absent.txt'" in done.stderr) == (3, True), done.stderr
+
+
 def test_a_plan_is_no_job(farpipe, job):
     assert farpipe("plan", job, "-o", "plan.json").returncode == 0
-    done = farpipe("train", "plan.json", "--run-dir", "run", "--prepare")
+    done = farpipe("prepare", "plan.json", "--run-dir", "run")
     assert done.returncode == 2, done.stderr
     assert "every step is planned for itself; give the job" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--top", "2"), "there is no second one; pin [layout]"),
+        (("--learned-from", "run"), "measure them with `farpipe profile --sequences`"),
+        (("--strategies",), "compared for sequences of one length"),
+        (("--arms",), "compared for sequences of one length"),
+        (("--local-steps", "50"), "for strategies, which are not compared there"),
+    ],
+)
+def test_options_of_a_plan_that_mean_nothing_for_chunks_are_refused(farpipe, job, arguments, reason):
+    done = farpipe("plan", job, *arguments)
+    option = "--strategies" if arguments[0] == "--arms" else arguments[0]
+    assert done.returncode == 2, done.stderr
+    assert f"{option} is not for data.packing" in done.stderr
+    assert reason in " ".join(done.stderr.split())
+
+
+def chunk_profile(device="cpu", **differs):
+    """Times a hundred times those of the cost model or so."""
+    law = {"pair_s": 1e-9, "token_s": 1e-4, "fixed_s": 1e-3}
+    part = {"forward": law, "backward": law, "held_bytes": 8.0}
+    fields = {"recomputed_bytes": 1.0, "boundary_bytes": 1.0, "action_forward_s": 0.0, "action_backward_s": 0.0}
+    shape = model_shape(Model(num_layers=4, hidden=64, num_heads=4, ffn_hidden=128, vocab_size=256))
+    known = {"device": device, "shape": shape, "precision": "fp32", "longest": 4096, "errors": {}}
+    return ChunkProfile(**known | fields | {"embedding": part, "layer": part, "head": part} | differs)
+
+
+def test_a_plan_of_chunks_takes_measured_times(farpipe, job, tmp_path):
+    chunk_profile().save(tmp_path / "profile.json")
+    steps = []
+    for arguments in ((), ("--profile", "profile.json")):
+        done = farpipe("plan", job, "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        steps.append(json.loads(done.stdout)["step_s"])
+    assert steps[1] > 2 * steps[0]
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: chunk_profile("h100").save(path), "profile of 'h100': no site of the job has this device"),
+        (lambda path: chunk_profile(precision="bf16").save(path), "precision: measured with 'bf16'"),
+        (lambda path: path.write_text('{"format": "farpipe/profile/1"}'), "farpipe/chunk-profile/1"),
+    ],
+)
+def test_a_profile_that_is_not_of_this_job_is_refused(farpipe, job, tmp_path, write, message):
+    write(tmp_path / "profile.json")
+    done = farpipe("plan", job, "--profile", "profile.json")
+    assert done.returncode == 3, done.stderr
+    assert message in done.stderr

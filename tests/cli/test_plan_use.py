@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from farpipe.cli.efficiency import use_line, use_of
-from farpipe.cli.frameworks import megatron_flags, torchtitan_config
+from farpipe.cli.efficiency import cost_line, use_line, use_of
 from farpipe.cli.output import check_folder, keep_earlier
 from farpipe.cli.plan import plan as plan_command
 from farpipe.cli.profile import _write as write_profile
@@ -16,6 +15,8 @@ from farpipe.cli.shown import show_plan
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.document import Document
 from farpipe.errors import InputError, RunError
+from farpipe.interop.megatron_flags import megatron_flags
+from farpipe.interop.torchtitan_config import torchtitan_config
 from farpipe.plan import make_plan
 from farpipe.spec import parse_job, preset_model
 from job_files import cluster_text
@@ -61,9 +62,17 @@ def test_the_use_of_devices_is_flops_by_hand(pipeline):
     assert use.model_flops_utilisation == pytest.approx(use.flops_per_device_s / 989e12, rel=1e-3)
     tokens = 64 * 2048 * 1000
     assert use.device_hours(tokens) == pytest.approx(1000 * pipeline.prediction.step_s * 4 / 3600)
-    assert "4 devices, " in use_line(pipeline, None)
-    assert "; 1,000 steps: " in use_line(pipeline, None)
-    assert "; 1 T tokens: " in use_line(pipeline, 1e12)
+    assert "4 devices, " in use_line(pipeline)
+    told = f"{100 * use.model_flops_utilisation:.1f} % with attention in full, as torchtitan counts it; "
+    assert told + f"{100 * use.model_flops_utilisation * use.causal_share:.1f} %" in use_line(pipeline)
+    assert cost_line(pipeline, None).startswith("1,000 steps of ")
+    assert cost_line(pipeline, 1e12).startswith("1 T tokens in steps of ")
+
+
+def test_the_peak_is_the_rate_of_the_products_in_use(pipeline):
+    fp8 = pipeline.job.training.model_copy(update={"matmul": "fp8"})
+    plan = pipeline.model_copy(update={"job": pipeline.job.model_copy(update={"training": fp8})})
+    assert use_of(plan).peak_flops_per_s == pytest.approx(2 * use_of(pipeline).peak_flops_per_s, rel=1e-2)
 
 
 def test_megatron_gets_the_layers_of_every_stage(pipeline):
@@ -136,31 +145,6 @@ def test_frameworks_get_experts(pipeline):
     config = tomllib.loads(torchtitan_config(found))
     assert config["parallelism"]["expert_parallel_degree"] == 4
     assert config["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
-
-
-GROUPS = """
-[[layout.groups]]
-sites = ["zurich", "lugano"]
-tensor = [2, 1]
-data = [1, 1]
-"""
-
-
-def test_a_plan_of_unlike_ranks_is_refused_by_every_export_and_by_train(farpipe, tmp_path):
-    text = cluster_text(device="h100", num_devices=(2, 2), latency="2 ms", bandwidth="100 Gbit/s")
-    job = GPT.format(method="1f1b", layout="", training="", cluster=text).replace("[layout]\n", GROUPS)
-    (tmp_path / "job.toml").write_text(job)
-    assert farpipe("plan", "job.toml").returncode == 0
-    for form in ("torch-csv", "megatron", "torchtitan"):
-        run = farpipe("export", "plan.json", "--format", form)
-        assert run.returncode == 3
-        assert "has no ranks or replicas that differ" in run.stderr
-        assert "plan again without layout.groups" in run.stderr
-    for source in ("job.toml", "plan.json"):
-        run = farpipe("train", source)
-        assert run.returncode == 3
-        assert "the engine can't run this yet, only plan it: ranks or replicas that differ" in run.stderr
-        assert "plan again with no layout.groups" in run.stderr
 
 
 def test_a_v_is_refused_for_megatron_and_named_for_torchtitan():

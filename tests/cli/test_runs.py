@@ -118,11 +118,25 @@ def test_a_damaged_file_is_still_an_error(farpipe, run_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("option", ["--output", "--trace"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "plan.json"])
+def test_a_page_never_takes_the_place_of_what_the_run_has_written(farpipe, run_dir, option, name):
+    before = (run_dir / name).read_bytes()
+    answer = farpipe("report", run_dir, option, run_dir / name)
+    assert answer.returncode == 3
+    assert f"{name}: this command reads it; write to another file" in answer.stderr
+    assert (run_dir / name).read_bytes() == before
+
+
 def test_runs_side_by_side_share_a_page(farpipe, run_dir, tmp_path):
     (tmp_path / "both").mkdir()
     run = farpipe("report", run_dir, run_dir, "-o", "both/page.html", "--trace", "t.json")
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "both" / "page.html").exists()
     assert (tmp_path / "t.json").exists()
-    assert not (tmp_path / "both" / "trace.json").exists()
+    (tmp_path / "both" / "trace.json").write_text("another's")
+    assert farpipe("report", run_dir, "-o", "both/page.html").returncode == 0
+    assert (tmp_path / "both" / "trace.json").read_text() == "another's"
+    assert (tmp_path / "both" / "page.trace.json").exists()
+    assert farpipe("report", run_dir, run_dir, "-o", "both/page.html").returncode == 0
     assert f", {run_dir}" in (tmp_path / "both" / "page.html").read_text(), "runs of one order are told apart"

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from farpipe.sequences import Chunk, check_chunks
+from farpipe.sequences import Chunk
+from sound_chunks import check_chunks
 
 JOB = """
 [model]
@@ -36,13 +37,21 @@ def job(tmp_path):
     return tmp_path / "job.toml"
 
 
+def test_the_texts_that_are_trained_on_have_lengths(farpipe, job, tmp_path):
+    (tmp_path / "texts.jsonl").write_text('{"text": "four"}\n\n{"text": ""}\n{"text": "sixsix"}\n')
+    assert json.loads(farpipe("lengths", "texts.jsonl", "--json").stdout)["num_tokens"] == len("four\n\n\n\nsixsix")
+    job.write_text(f'{JOB}\n[data]\nsource = "{tmp_path / "texts.jsonl"}"\n')
+    run = farpipe("lengths", "--job", job, "--json")
+    assert json.loads(run.stdout)["longest"] == len("sixsix"), run.stderr
+    assert farpipe("lengths").returncode == 2
+
+
 @pytest.mark.slow
-def test_lengths_show_shares_and_the_gain_of_chunks(farpipe, job, tmp_path):
-    shown = farpipe("lengths", "lengths.txt", "--job", job, "--batch", 10, "--plot", "lengths.svg")
+def test_lengths_show_shares_and_the_gain_of_chunks(farpipe, job):
+    shown = farpipe("lengths", "lengths.txt", "--job", job, "--batch", 10)
     assert shown.returncode == 0, shown.stderr
     assert "10 sequences, 64,462 tokens" in shown.stdout
     assert "with every sequence whole" in shown.stdout
-    assert (tmp_path / "lengths.svg").read_text().startswith("<svg")
     data = json.loads(farpipe("lengths", "lengths.txt", "--json").stdout)
     assert data["num_tokens"] == sum(LENGTHS)
     assert {row["tokens"]: row["num_sequences"] for row in data["beyond"]}[2048] == 5
@@ -55,8 +64,13 @@ def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
     check_chunks([Chunk.from_data(chunk) for chunk in data["chunks"]], LENGTHS)
     keys = {"chunks", "pipelines", "recomputed_layers", "step_s", "peak_memory_bytes", "planning_s"}
     assert keys <= set(data)
-    shown = farpipe("sequences", "plan", job, "--lengths", "lengths.txt", "--slices", 3, "--cut", 20000)
+    assert (data["num_stages"], data["devices_per_stage"], data["devices"]) == (4, 1, {"zurich": 4})
+    assert (data["kind"], data["num_replicas"], data["replicas"]) == ("one site", 1, [[0]])
+    options = ("--slices", 3, "--cut", 20000, "--html", "page.html")
+    shown = farpipe("sequences", "plan", job, "--lengths", "lengths.txt", *options)
+    assert (job.parent / "page.html").read_text().count("tokens 0 to") > len(LENGTHS)
     assert "the longest sequence in 3 slices" in shown.stdout
+    assert "4 stages of 1 device each, 4 devices in all: zurich (4)" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Commands about steps that differ: links that lose packets, figures that may be off."""
+"""Commands about steps that differ: links that lose packets."""
 
 import json
 
@@ -42,18 +42,3 @@ def test_a_plan_over_lossy_links_shows_its_steps_as_a_distribution(farpipe, tmp_
     assert spread(json.loads(farpipe("simulate", "plan.json", "--json").stdout)) == spread(data)
     assert "nine of ten within" in farpipe("simulate", "plan.json").stdout
     assert "nine of ten within" in farpipe("plan", job, "--no-arms").stdout
-
-
-def test_uncertainty_is_asked_for_on_the_command_line(farpipe, tmp_path):
-    job = write_job(tmp_path)
-    plain, none, unsure = (
-        json.loads(farpipe("plan", job, "--json", "--no-arms", *options).stdout) | {"search_s": 0}
-        for options in ((), ("--uncertainty", "links=0"), ("--uncertainty", "links=20%,compute=5%"))
-    )
-    assert "step_p90_s" not in plain
-    assert none == plain
-    assert unsure["step_p90_s"] > unsure["step_p50_s"]
-    assert unsure["job"]["uncertainty"] == {"links": 0.2, "compute": 0.05}
-    wrong = farpipe("plan", job, "--uncertainty", "link=1")
-    assert wrong.returncode == 2
-    assert "links=20%,compute=5%" in wrong.stderr

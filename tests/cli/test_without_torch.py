@@ -70,7 +70,7 @@ def test_planning_simulating_and_preparing_need_no_torch(farpipe):
         ("plan", "job.toml"),
         ("compare", "plan.json", "--method", "1f1b"),
         ("simulate", "plan.json", "--html", "report.html"),
-        ("train", "plan.json", "--prepare", "--run-dir", "runs/1"),
+        ("prepare", "plan.json", "--run-dir", "runs/1"),
     ):
         result = farpipe(*arguments)
         assert result.returncode == 0, result.stderr

@@ -1,6 +1,5 @@
 """Planning beside a training: a process of its own, never waited for long, whose death or slowness is survived."""
 
-import io
 import json
 import queue
 from concurrent.futures import Future
@@ -13,18 +12,18 @@ import torch
 
 from chunk_runs import PlanningHere, make_run, train_whole, write_documents
 from farpipe.control import chunk_planning
-from farpipe.control.chunk_orders import OrderSearch
-from farpipe.control.chunk_planner import ordered, plan_step, question, serve, setting
+from farpipe.control.chunk_planner import OrderSearch, answers, ordered, plan_step, question, setting
 from farpipe.control.chunk_planning import ChunkPlanning
 from farpipe.errors import InfeasibleError, RunError
 from farpipe.run.run import run as run_here
 from farpipe.runtime.step_plans import PlannedStep
 from farpipe.runtime.train import train_rank
 from farpipe.schedule import check
-from farpipe.sequences import StepPlan, check_chunks
+from farpipe.sequences import StepPlan
 from farpipe.simulate import simulate
 from farpipe.step import Schedule
 from in_process import run_ranks
+from sound_chunks import check_chunks
 from trainings import metrics
 
 LENGTHS = np.array([60, 3, 41, 7, 1])
@@ -43,12 +42,11 @@ def planning(documents):
 
 
 def test_questions_and_answers_are_lines(documents):
-    run, answers = make_run(documents), io.StringIO()
-    lines = setting(run.chunk_costs, "elastic", 1) + question(3, LENGTHS, 0.1) + question(4, np.array([10**9]), 0.1)
+    run = make_run(documents)
+    lines = [setting(run.chunk_costs, "elastic", 1), question(3, LENGTHS, 0.1), question(4, np.array([10**9]), 0.1)]
     tiny = run.chunk_costs.base.ranks[0].model_copy(update={"memory_bytes": 1e6})
     assert tiny.memory_bytes == 1e6
-    serve(io.StringIO(lines), answers)
-    first, second = map(json.loads, answers.getvalue().splitlines())
+    first, second = (json.loads(json.dumps(answer)) for answer in answers(lines))
     check_chunks(StepPlan.from_data(first["plans"][0], "plan").chunks, LENGTHS)
     assert first["facts"]["num_tokens"] == LENGTHS.sum()
     assert second["step"] == 4

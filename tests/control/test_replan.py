@@ -15,17 +15,17 @@ from statistics import median
 import pytest
 
 from farpipe.control.measured import replaced
-from farpipe.control.replanning import Replanner, Search
+from farpipe.control.replanning import Replanner, SearchRequest
 from farpipe.control.searcher import LOWEST_PRIORITY
-from farpipe.control.watch import LOG_NAME, STATE_NAME, Searcher, Watch
+from farpipe.control.watch import LOG_NAME, STATE_NAME, ReplanWatch, Searcher
 from farpipe.run.run import run
 from farpipe.runtime import train
-from farpipe.runtime.replanning import REPLAN, Replanning
+from farpipe.runtime.commands import REPLAN, Replanning
 from farpipe.runtime.run_spec import LinkChange, RunSpec
 from farpipe.runtime.train import train_rank
 from farpipe.schedule import check
 from farpipe.schedule.library import order
-from farpipe.spec.replanning import ReplanSettings
+from farpipe.spec.training import ReplanSettings
 from farpipe.step import Link, Problem
 from in_process import run_ranks
 from rank_processes import child_of, processes_of
@@ -109,7 +109,7 @@ def test_a_later_attempt_begins_with_the_order_of_before(text_file, tmp_path, mo
         return executor_of(loop, schedule)
 
     monkeypatch.setattr(train._Loop, "_executor_of", told)
-    run_ranks(2, lambda peers: train_rank(plain, peers, tmp_path, make_watch=Watch))
+    run_ranks(2, lambda peers: train_rank(plain, peers, tmp_path, make_watch=ReplanWatch))
     assert sorted(began) == sorted([plain.schedule.method, "zb-h1"] * 2), "on both ranks"
     (event,) = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
     assert event == {"step": 0, "event": "go on", "why": "with the order of before", "method": "zb-h1"}
@@ -122,13 +122,13 @@ def test_a_later_attempt_begins_with_the_order_of_before(text_file, tmp_path, mo
 def test_a_state_of_another_run_or_none_is_passed_over(text, text_file, tmp_path):
     plain = make_run(text_file, num_steps=4).model_copy(update={"replan": ReplanSettings()})
     (tmp_path / STATE_NAME).write_text(text)
-    watch = Watch(plain, tmp_path)
+    watch = ReplanWatch(plain, tmp_path)
     watch.close()
     assert watch.first_order is None
     (event,) = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
     assert (event["event"], event["method"]) == ("go on", plain.schedule.method)
     assert event["why"].startswith("with the plan's order: ")
-    again = Watch(plain, tmp_path)
+    again = ReplanWatch(plain, tmp_path)
     again.close()
     assert again.first_order is None, "which it has written itself"
 
@@ -146,7 +146,7 @@ def searcher():
 
 
 PROBLEM = two_sites((0.02, 0.02, 0.02), (2, 2), num_ranks=4, num_microbatches=6)
-SEARCH = Search(0, "a test", PROBLEM, (PROBLEM,))
+SEARCH = SearchRequest(0, "a test", PROBLEM, (PROBLEM,))
 
 
 def last_answer(searcher):
@@ -244,7 +244,7 @@ def test_what_goes_wrong_in_watching_does_not_end_the_training(text_file, tmp_pa
         raise OSError("no space left")
 
     monkeypatch.setattr("farpipe.control.replanning.Replanner.observe", broken)
-    run_ranks(2, lambda peers: train_rank(changing, peers, tmp_path, make_watch=Watch))
+    run_ranks(2, lambda peers: train_rank(changing, peers, tmp_path, make_watch=ReplanWatch))
     assert len(losses(tmp_path)) == 4
     (event,) = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
     assert event == {"step": 0, "event": "failed", "why": "OSError: no space left"}

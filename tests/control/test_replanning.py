@@ -7,11 +7,11 @@ import pytest
 
 from control.test_measured import noisy, real_problem, replaced
 from farpipe.control.measured import largest_change
-from farpipe.control.replanning import Replanner, Search, UnexpectedSteps
+from farpipe.control.replanning import Replanner, SearchRequest, UnexpectedSteps
 from farpipe.errors import InputError
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
-from farpipe.spec.replanning import ReplanSettings
+from farpipe.spec.training import ReplanSettings
 from farpipe.step import Rank
 
 NEAR = real_problem(latency_s=0.01, rate=200e6 / 8)
@@ -38,7 +38,7 @@ def play(worlds, find, *, start=NEAR, method="1f1b", settings=SETTINGS, delay=0,
             continue
         timeline = noisy(simulate(world, replanner.schedule), step, outliers=0.0)
         for item in replanner.observe(step, timeline):
-            if isinstance(item, Search):
+            if isinstance(item, SearchRequest):
                 pending = (step + delay, item)
             else:
                 coming = item.schedule
@@ -126,7 +126,7 @@ def test_a_better_order_that_is_found_during_a_trial_is_taken_after_it():
     replanner = Replanner(NEAR, order("1f1b", NEAR), SETTINGS)
     for step in range(2):
         todo = replanner.observe(step, simulate(FAR, order("1f1b", FAR)))
-    assert [type(item) for item in todo] == [Search]
+    assert [type(item) for item in todo] == [SearchRequest]
     quick = replanner.found(1, order("zb-h1", FAR), is_last=False)
     assert replanner.found(1, order("zb-h1", FAR), is_last=False) is None, "it is under way"
     replanner.swapped(2)
@@ -153,7 +153,7 @@ def test_a_world_that_was_not_yet_what_it_became_is_looked_at_again():
     slowly = [real_problem(latency_s=0.17, rate=55e6 / 8), real_problem(latency_s=0.14, rate=60e6 / 8), FARTHER]
     todo = [replanner.observe(3 + i, simulate(world, replanner.schedule)) for i, world in enumerate([*slowly, FARTHER])]
     (search,) = [item for items in todo for item in items]
-    assert isinstance(search, Search)
+    assert isinstance(search, SearchRequest)
     assert largest_change(search.problem, FARTHEST) > SETTINGS.change
     assert told(replanner) == ["search", "swap", "search"], "nothing to judge"
 
@@ -161,7 +161,7 @@ def test_a_world_that_was_not_yet_what_it_became_is_looked_at_again():
 def test_a_swap_that_brings_nothing_is_taken_back():
     replanner = Replanner(NEAR, order("1f1b", NEAR), SETTINGS)
     slow = [noisy(simulate(FAR, order("1f1b", FAR)), seed) for seed in range(2)]
-    assert [type(item) for step, t in enumerate(slow) for item in replanner.observe(step, t)] == [Search]
+    assert [type(item) for step, t in enumerate(slow) for item in replanner.observe(step, t)] == [SearchRequest]
     swap = replanner.found(1, eager(FAR))
     replanner.swapped(2)
     assert swap.expected_s < 0.9 * swap.before_s
@@ -188,10 +188,10 @@ def test_an_order_that_brought_nothing_is_not_tried_again_in_the_same_world():
     assert back.is_step_back
     replanner.swapped(5)
     twice = [item for step in range(20, 30) for item in replanner.observe(step, simulate(NEAR, replanner.schedule))]
-    assert [type(item) for item in twice] == [Search], "the way back: no order that is known is better"
+    assert [type(item) for item in twice] == [SearchRequest], "the way back: no order that is known is better"
     replanner.found(30, replanner.schedule)
     again = [item for step in range(50, 60) for item in replanner.observe(step, slow)]
-    assert [type(item) for item in again] == [Search], "and not a swap"
+    assert [type(item) for item in again] == [SearchRequest], "and not a swap"
     assert replanner.found(60, eager(FAR)) is None
     assert "tried before" in replanner.events[-1]["why"]
 

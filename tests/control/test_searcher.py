@@ -1,4 +1,3 @@
-import io
 import json
 from statistics import fmean
 
@@ -7,7 +6,7 @@ import pytest
 
 from control.test_measured import real_problem
 from farpipe.control.measured import replaced
-from farpipe.control.searcher import preload, question, seek, serve
+from farpipe.control.searcher import answers, question, seek
 from farpipe.schedule import check
 from farpipe.search import search
 from farpipe.simulate import simulate
@@ -68,9 +67,6 @@ def test_nothing_fits():
 
 
 def test_questions_and_answers_are_lines():
-    preload()
-    answers = io.StringIO()
-    serve(io.StringIO(question(FAR, [FAR], 0.5) * 2), answers)
-    told = [json.loads(line) for line in answers.getvalue().splitlines()]
+    told = [json.loads(json.dumps(answer)) for answer in answers([question(FAR, [FAR], 0.5)] * 2)]
     assert [answer["is_last"] for answer in told] == [True, True]
     check(FAR, Schedule.from_data(told[0]["schedule"]))

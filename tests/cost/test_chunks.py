@@ -26,7 +26,7 @@ def whole(lengths):
     """The load of chunks that are one whole sequence each."""
     tokens = np.array(lengths, np.float64)
     none = np.zeros(tokens.size)
-    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none)
+    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none, none)
 
 
 def chunk_costs(longest=65536, context=1, **training):
@@ -105,6 +105,26 @@ def test_laws_add_up_with_the_rate_of_slices():
     assert one.of_slices == Law(5.0, 2.0, 3.0)
 
 
+def test_a_fit_finds_what_a_call_of_attention_takes():
+    rng = np.random.default_rng(2)
+    tokens, calls = rng.uniform(100, 2000, 40), rng.integers(0, 16, 40).astype(float)
+    pairs = tokens**2 / (2 * (1 + calls))
+    law = Law(3e-9, 2e-6, 1e-4, call_s=4e-5)
+    found = fit_law(tokens, pairs, law.seconds(tokens, pairs, further_calls=calls), None, calls)
+    assert vars(found) == pytest.approx(vars(law))
+    assert (law + law).call_s == 8e-5
+    assert law.spread(4).call_s == law.call_s
+
+
+def test_whole_sequences_of_one_length_side_by_side_are_one_call():
+    parts = [Slice(0, 4, 2, 6), Slice(1, 0, 3, 3), Slice(2, 0, 2, 2), Slice(3, 0, 2, 2), Slice(4, 0, 1, 1)]
+    chunk = Chunk(tuple(parts))
+    assert [len(run) for run in chunk.runs] == [1, 1, 2, 1]
+    assert load_of([chunk]).further_calls.tolist() == [3]
+    law = Law(fixed_s=100.0, call_s=1.0)
+    assert law.of_load(load_of([chunk])).tolist() == [103]
+
+
 def test_no_coefficient_of_a_fit_is_below_zero():
     tokens = np.array([1.0, 2.0, 3.0])
     assert min(vars(fit_law(tokens, tokens**2 / 2, np.array([3.0, 2.0, 1.0]))).values()) >= 0
@@ -112,7 +132,7 @@ def test_no_coefficient_of_a_fit_is_below_zero():
 
 def test_a_recomputed_layer_saves_activations_but_never_keys_and_values_that_others_use():
     stage = chunk_costs().stages[0]
-    rows = ([1000.0] * 2, [5e5] * 2, [False, True], [0.0, 1000.0], [False, False], [0.0, 5e5])
+    rows = ([1000.0] * 2, [5e5] * 2, [False, True], [0.0, 1000.0], [False, False], [0.0, 5e5], [0.0, 0.0])
     load = Load(*map(np.array, rows))
     saved = stage.saved_of(load)
     assert saved[0] - saved[1] == pytest.approx(2 * 4096 * 2 * 1000)

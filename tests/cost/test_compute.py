@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cost_jobs import A100, gpt, layout, llama, site, training
 from farpipe.cost import calibration_of, compute, flops
-from farpipe.cost.compute import Speed
 from farpipe.cost.flops import Product
+from farpipe.cost.speed import Speed
 from farpipe.errors import InfeasibleError
 
 LAW = calibration_of(A100)

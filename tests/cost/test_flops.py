@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_jobs import gpt, llama
-from farpipe.cost import flops, step_flops
+from farpipe.cost import causal_share, flops, step_flops
 from farpipe.cost.flops import Product
+from farpipe.spec import preset_model
 
 
 @given(
@@ -45,3 +46,11 @@ def test_tensor_parallelism_divides_the_flops(tensor):
     for parts in (flops.attention_linear, flops.mlp_linear, flops.head_linear):
         whole, part = (sum(p.flops for p in parts(model, 100, t)) for t in (1, tensor))
         assert part * tensor == pytest.approx(whole)
+
+
+def test_the_causal_half_of_attention_is_what_the_mask_keeps_of_its_pairs():
+    model, length = preset_model("gpt3-1.3b"), 128 * 1024
+    without = step_flops(model, length, 1) - 3 * sum(p.flops for p in flops.attention_core(model, 1, length)) * 24
+    kept = 3 * 24 * 4 * model.hidden * sum(range(1, length + 1))  # two products, a multiplication and an addition each
+    assert causal_share(model, length) * step_flops(model, length, 1) == pytest.approx(without + kept, rel=1e-12)
+    assert causal_share(model, length) < 0.6

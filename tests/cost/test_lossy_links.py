@@ -18,7 +18,7 @@ from farpipe.cost.lossy_links import (
 )
 from farpipe.emulate.pipe import Pipe
 from farpipe.spec import Cluster, SiteLink, preset_site
-from farpipe.transport.tuning import choose_streams
+from farpipe.transport.tcp import choose_streams
 
 NEAR = LossyLink(latency_s=0.020, bandwidth_bytes_per_s=25e6, round_trip_s=0.040)
 BYTES, ALONE = 500_000, math.inf
@@ -106,7 +106,7 @@ def test_jitter_is_the_emulator_s(jitter_s):
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.001, 0.04, 0.1, 0.3])
 @pytest.mark.parametrize("rate", [1e6, 25e6, 125e6, 1.25e9])
 def test_connections_are_as_many_as_the_transport_opens(monkeypatch, round_trip_s, rate):
-    monkeypatch.setattr("farpipe.transport.tuning.send_buffer_limit_bytes", lambda: 4 << 20)
+    monkeypatch.setattr("farpipe.transport.tcp.send_buffer_limit_bytes", lambda: 4 << 20)
     assert replace(NEAR, bandwidth_bytes_per_s=rate, round_trip_s=round_trip_s).num_connections == choose_streams(
         round_trip_s, rate
     )

@@ -1,11 +1,13 @@
 """Bytes of activations and of the state, against the published formulas."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_jobs import gpt, layout, llama, site, training
-from farpipe.cost import memory, stage_cost
+from farpipe.cost import flops, memory, stage_cost
 
 SHAPES = {
     "hidden": st.sampled_from([512, 1024, 6144]),
@@ -67,6 +69,81 @@ def test_state_bytes_per_parameter(precision, per_param):
 def test_zero_1_divides_the_optimizer_alone(precision, rest, adam):
     spec = training(precision=precision, zero1=True)
     assert memory.state_bytes(1000, spec, layout(data=4)) == 1000 * (rest + adam / 4)
+
+
+FP8 = {"matmul": "fp8", "grad_reduce_in_fp32": False}
+
+
+@pytest.mark.parametrize(
+    ("how", "weight"),
+    [
+        ({"matmul": "same"}, 2),
+        ({"matmul": "fp8"}, 2 + 1 + 1),  # bf16, the 8-bit copy and its transpose
+        ({"matmul": "fp8", "fp8_param_gather": True}, 1 + 1),
+        ({"matmul": "mxfp8", "fp8_param_gather": True}, 2 * (1 + 1 / 32)),  # blocks along rows, and along columns
+        ({"matmul": "nvfp4", "fp8_param_gather": True}, 2 * (1 / 2 + 1 / 16)),
+    ],
+)
+def test_quantized_weights_are_kept_in_both_directions(how, weight):
+    assert memory.state_bytes(1000, training(**how), layout()) == pytest.approx(1000 * (weight + 4 + 12))
+
+
+def test_devices_that_multiply_in_any_layout_keep_no_transpose_of_tensor_scaled_weights():
+    spec = training(matmul="fp8", fp8_param_gather=True)
+    sizes = [memory.state_bytes(1000, spec, layout(), transposed=transposed) for transposed in (True, False)]
+    assert sizes[0] - sizes[1] == 1000
+    both = [memory.weight_bytes(training(matmul="mxfp8"), transposed=transposed) for transposed in (True, False)]
+    assert both[0] == both[1]
+
+
+def test_embedding_and_head_are_never_quantized():
+    spec = training(matmul="fp8", fp8_param_gather=True)
+    plain = training()
+    for ends in (0, 400, 1000):
+        narrow, wide = (memory.state_bytes(1000, how, layout(), end_params=ends) for how in (spec, plain))
+        assert narrow == wide
+    blackwell = memory.state_bytes(1000, spec, layout(), end_params=400, transposed=False)
+    assert blackwell == memory.state_bytes(1000, plain, layout()) - 600
+
+
+def test_gradients_in_16_bit_are_half_as_wide():
+    assert memory.state_bytes(1000, training(grad_reduce_in_fp32=False), layout()) == 1000 * (2 + 2 + 12)
+    assert memory.state_bytes(1000, training(precision="fp16", grad_reduce_in_fp32=True), layout()) == 1000 * 18
+
+
+def test_experts_state_is_divided_by_those_that_hold_the_same_experts():
+    spec, at = training(zero1=True), replace(layout(data=8), expert=4)
+    found = memory.state_bytes(1000, spec, at, expert_params=600)
+    assert found == pytest.approx(1000 * 6 + 400 * 12 / 8 + 600 * 12 / 2)
+
+
+@pytest.mark.parametrize(("expert", "width", "same"), [(1, 4, 8), (8, 4, 1), (16, 1, 2), (32, 1, 1)])
+def test_more_experts_degrees_than_replicas_are_folded_over_the_tensor_parallel_devices(expert, width, same):
+    """Every parameter of the experts is somewhere, as often as devices hold the same ones."""
+    at = replace(layout(data=8, tensor=4), expert=expert)
+    assert (at.expert_tensor, at.num_expert_shares) == (width, same)
+    assert expert * width * same == 8 * 4
+    assert memory.num_expert_shares(training(zero1=True), at) == same
+    model = llama(experts={"num_experts": 32, "per_token": 4, "ffn_hidden": 64})
+    work = [sum(p.flops for p in flops.mlp_linear(model, 1024, 4, e, w)) for e, w in ((1, 4), (expert, width))]
+    assert work[0] == pytest.approx(work[1])
+
+
+def test_quantized_products_keep_their_inputs_in_8_bit():
+    """Inputs of norms and of the nonlinearity, query, key, value and context stay in 16 bit."""
+    model = llama(hidden=6, num_heads=3, head_dim=4, num_kv_heads=1, ffn_hidden=5)
+    kept = memory.layer_activation_bytes(model, training(sequence_length=7, **FP8), layout(microbatch_size=1))
+    norms, attention, mlp = 2 * 6 * (2 + 1), (2 * 12 + 2 * 4) * 2 + 12, 5 * (2 * 2 + 1)
+    assert kept == 7 * (norms + attention + mlp)
+    stash = [memory.layer_stash_bytes(model, training(**how), layout()) for how in (FP8, {})]
+    assert stash[1] == 2 * stash[0]
+
+
+@given(operation=st.sampled_from(["layernorm", "mlp"]))
+def test_recomputation_frees_quantized_activations_at_most(operation):
+    model, spec = llama(), training(**FP8)
+    freed = memory.freed_bytes(model, spec, layout(), operation)
+    assert 0 < freed < memory.freed_bytes(model, training(), layout(), operation)
 
 
 @given(

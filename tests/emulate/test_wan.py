@@ -14,7 +14,8 @@ import pytest
 from farpipe.emulate import Wan, namespace, state
 from farpipe.emulate.tun import in_namespace
 from farpipe.errors import InputError, RunError
-from wans import LIMIT_S, both_ways, connection, free_name, link, needs_wan, one_way_s, python, wait_until
+from waiting import LIMIT_S, wait_until
+from wans import both_ways, connection, free_name, link, needs_wan, one_way_s, python
 
 pytestmark = [needs_wan, pytest.mark.slow]
 

@@ -8,7 +8,8 @@ import pytest
 
 from farpipe.emulate import state
 from job_files import cluster_text
-from wans import LIMIT_S, free_name, needs_wan
+from waiting import LIMIT_S
+from wans import free_name, needs_wan
 
 pytestmark = [needs_wan, pytest.mark.slow]
 

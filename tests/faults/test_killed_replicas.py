@@ -23,7 +23,7 @@ SECONDS = 15
 def test_kill_9_of_replicas_while_they_sum_write_and_compute_changes_nothing(make, undisturbed, tmp_path, monkeypatch):
     """The survivors are left to end by themselves, as at other sites."""
     monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps(FAULTS))
-    monkeypatch.setattr("farpipe.run.local_launcher.SETTLE_S", 60)
+    monkeypatch.setattr("farpipe.run.launcher.SETTLE_S", 60)
     spec, run_dir, reasons, lasted_s = make(num_replicas=2), tmp_path / "run", [], []
 
     def on_restart(reason):

@@ -4,6 +4,7 @@ import pytest
 
 from farpipe.errors import InputError
 from farpipe.run.directory import reopen
+from farpipe.run.run import run
 from farpipe.runtime.lock import only_run
 from small_models import LLAMA
 from trainings import make_run, train
@@ -34,7 +35,7 @@ def test_going_on_with_a_run_that_is_at_work_is_refused_and_leaves_it_as_it_is(d
     run_dir, before = done
     with only_run(run_dir):
         with pytest.raises(InputError, match="another run is at work in it"):
-            reopen(make_run(text_file, num_steps=4), run_dir)
+            run(make_run(text_file, num_steps=4), run_dir, resume=True)
         assert contents(run_dir) == before
 
 

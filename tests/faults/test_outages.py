@@ -40,7 +40,7 @@ class Interruptions:
 
 
 def test_short_outages_cost_time_and_nothing_else(make, undisturbed, program, proxy, tmp_path):
-    """Two replicas with ZeRO-1; benchmarks/soak.py does the same with one."""
+    """Two replicas with ZeRO-1; benchmarks/engine/soak.py does the same with one."""
     tls_files(tmp_path, SITES)
     spec = make(num_replicas=2)
     rank_program = program("--certs", tmp_path / "authority", proxy=proxy.answer_routes())

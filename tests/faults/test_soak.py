@@ -9,13 +9,13 @@ import pytest
 
 pytestmark = pytest.mark.slow  # starts processes
 
-PROGRAM = Path(__file__).parent.parent.parent / "benchmarks" / "soak.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 def test_a_short_soak_ends_like_the_undisturbed_run():
-    command = [sys.executable, str(PROGRAM), "--steps", "240", "--kills", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    command = [sys.executable, "-m", "benchmarks.engine.soak", "--steps", "240", "--kills", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
     assert done.stdout, done.stderr
     result = json.loads(done.stdout)
     assert all(result["equal to the undisturbed run"].values())

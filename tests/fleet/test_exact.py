@@ -5,19 +5,17 @@ from itertools import permutations, product
 
 import pytest
 
-from farpipe.fleet.conformance import SimpleQuotes
+from benchmarks.fleet.exact_place import ORACLE, _alone, ask, enumerated, exact, solved
 from farpipe.fleet.events import JobSubmitted, Price, PriceChanged
 from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.policies import POLICIES, places
-from farpipe.fleet.policies.exact import _alone, enumerated, exact
-from farpipe.fleet.policies.exact_paths import solved
-from farpipe.fleet.policies.paths import is_stall_free
+from farpipe.fleet.policies.places import is_stall_free
 from farpipe.fleet.policies.protocol import View
-from farpipe.fleet.policies.question import ask
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.state import first_state
 from farpipe.spec import Cluster, preset_site
 from farpipe.spec.cluster import SiteLink
+from fleet_conformance import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)
 
@@ -87,7 +85,7 @@ def test_the_oracle_crosses_where_a_longer_path_is_cheaper():
         for pair in pairs
         for one, other in (pair, pair[::-1])
     ]
-    state = first_state(Cluster(sites=sites, links=tuple(links)), POLICIES["oracle"], SimpleQuotes())
+    state = first_state(Cluster(sites=sites, links=tuple(links)), ORACLE, SimpleQuotes())
     started, commands = state.handle(JobSubmitted(0.0, queued(32).job))
     assert [site for site, _ in commands[0].placement.devices] in (list("abcd"), list("dcba"))
     assert not started.refusals

@@ -5,17 +5,19 @@ from dataclasses import replace
 import pytest
 
 from farpipe.errors import UsageError
-from farpipe.fleet.conformance import SimpleQuotes, violations
 from farpipe.fleet.events import Price, PriceChanged
-from farpipe.fleet.job import FleetJob, Kind
+from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.policies import POLICIES, policy_of
+from farpipe.fleet.policies.orders import bace_priority, by_work_left
 from farpipe.fleet.policies.own import OwnPolicy
-from farpipe.fleet.policies.protocol import Decision
+from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.simulator import Simulator
+from farpipe.fleet.snapshot import Space
 from farpipe.fleet.state import first_state
 from farpipe.spec import Cluster, preset_site
 from farpipe.spec.cluster import SiteLink
+from fleet_conformance import SimpleQuotes, violations
 
 KIND = Kind("llama-3-8b", 512, 64)
 
@@ -111,6 +113,21 @@ def test_bace_crosses_only_where_links_do_not_stall_it():
     assert set(run("bace", [wide], thin)["wide"].final.spent.device_s) == {"s2"}
 
 
+def test_bace_s_order_weighs_work_on_idle_links_and_need_of_links_on_busy_ones():
+    """`small` has less work, `thrifty` needs less of the links."""
+    jobs = [JobState(job("small", 0.0, 100, 32, 32)), JobState(job("thrifty", 0.0, 900, 8, 8))]
+    state = first_state(cluster(8, 8, rate=1e9), POLICIES["bace"], SimpleQuotes())
+    idle = bace_priority(View(state), jobs)
+    assert idle[0] < idle[1]
+    busy = View(state)
+    busy.space = lambda: Space(dict(state.space().devices), dict.fromkeys(state.rates, 50000000.0))
+    small, thrifty = bace_priority(busy, jobs)
+    work, need = by_work_left(busy, jobs), [state.world.quotes.needed_rate(KIND, number) for number in (32, 8)]
+    assert small == pytest.approx(-0.05 * (1 - work[0] / work[1]))
+    assert thrifty == pytest.approx(-0.95 * (1 - need[1] / need[0]))
+    assert thrifty < small
+
+
 def test_an_unknown_policy_is_named():
     with pytest.raises(UsageError, match="did you mean 'bace'"):
         policy_of("bake")
@@ -149,6 +166,34 @@ def test_own_policy_runs_what_is_wider_than_a_site_even_where_every_link_slows_i
     assert run("bace", [wide], cluster(8, 8, rate=1000.0))["wide"].finished_s is None
 
 
+def test_own_policy_crosses_where_no_site_has_room_and_links_are_wide_enough():
+    """The one site of 16 is taken; two sites of 8 are free."""
+    jobs = [job("first", 0.0, 2000, 16, 16), job("second", 1.0, 10, 16, 16)]
+    crossed = run("farpipe", jobs, cluster(8, 8, 16))["second"]
+    assert set(crossed.final.spent.device_s) == {"s0", "s1"}
+    waited = run("farpipe", jobs, cluster(8, 8, 16, rate=1.0))["second"]
+    assert set(waited.final.spent.device_s) == {"s2"}
+    assert crossed.finished_s < waited.finished_s
+
+
+@pytest.mark.parametrize(("rate", "devices"), [(1e9, (("s0", 16), ("s1", 16))), (1e3, (("s0", 16),))])
+def test_own_policy_runs_on_more_than_a_site_has_room_for_where_links_carry_it(rate, devices):
+    """16 devices at one site, or 32 over two whose links do not slow it; over a slow one it would only lose."""
+    records = run("farpipe", [job("only", num_steps=1000, least=16, most=32)], cluster(16, 16, rate=rate))
+    assert set(dict(records["only"].final.spent.device_s)) == {site for site, _ in devices}
+
+
+def test_own_policy_puts_a_short_wide_job_before_a_long_narrow_one():
+    """Less time left, more work: with the order of work the narrow one would go first."""
+    jobs = [job("first", 0.0, 50, 8, 8), job("narrow", 1.0, 300, 4, 4), job("wide", 2.0, 396, 8, 8)]
+    waits = {
+        order: {n: r.final.queued_s for n, r in run(OwnPolicy(order=order), jobs, cluster(8)).items()}
+        for order in ("rest", "work")
+    }
+    assert waits["rest"]["wide"] < waits["rest"]["narrow"]
+    assert waits["work"]["narrow"] < waits["work"]["wide"]
+
+
 def test_keys_are_those_of_the_plain_rule():
     """The quick look at who is urgent against the rule for every job."""
     policy = OwnPolicy(max_queued_s=5000.0)
@@ -162,7 +207,7 @@ def test_keys_are_those_of_the_plain_rule():
 
         def decide(self, view):
             for of in (view.queue, view.active):
-                plain = [j.left_at(view.now_s) * view.best_step_s(j.job) * j.job.max_devices for j in of]
+                plain = [j.left_at(view.now_s) * view.best_step_s(j.job) * j.job.max_devices**0.25 for j in of]
                 plain = [policy._urgency(view, j) or key for key, j in zip(plain, of, strict=True)]
                 assert policy.keys(view, of) == plain
                 seen.extend(plain)
@@ -181,7 +226,7 @@ def crowd(num_jobs=120, every_s=400.0):
 @pytest.mark.parametrize("hours", [3, 8])
 def test_nobody_waits_longer_than_the_bound(hours):
     """Then it goes before all that have not waited so long: the stop of one that has just begun takes half an hour."""
-    bounded = OwnPolicy(max_queued_s=hours * 3600.0, wait_share=0.0)
+    bounded = OwnPolicy(max_queued_s=hours * 3600.0)
     free = replace(bounded, max_queued_s=float("inf"))
     found, starved = (run(policy, crowd(), cluster(8))["long"].final for policy in (bounded, free))
     assert found.queued_s <= hours * 3600 + 1800 + 600
@@ -201,14 +246,14 @@ def test_tenants_get_nearer_to_equal_shares():
     """One tenant's many short jobs against the longer ones of another."""
     jobs = [replace(job(f"a{index}", 1.0, 300), tenant="many") for index in range(12)]
     jobs += [replace(job(f"b{index}", 2.0, 450), tenant="few") for index in range(2)]
-    fair, plain = (run(OwnPolicy(fairness=f, wait_share=0.0), jobs, cluster(8, 8)) for f in (2.0, 0.0))
+    fair, plain = (run(OwnPolicy(fairness=f), jobs, cluster(8, 8)) for f in (2.0, 0.0))
     mean = [sum(found[f"b{index}"].finished_s for index in range(2)) for found in (fair, plain)]
     assert mean[0] < mean[1]
 
 
 def test_a_larger_share_of_a_tenant_brings_its_jobs_forward():
     jobs = [replace(job(f"{name}{index}", 1.0, 300), tenant=name) for name in ("a", "b") for index in range(8)]
-    plain = OwnPolicy(fairness=2.0, wait_share=0.0)
+    plain = OwnPolicy(fairness=2.0)
     ends = []
     for shares in ((("a", 4.0),), (), (("b", 4.0),)):
         found = run(replace(plain, tenant_shares=shares), jobs, cluster(8, 8, 8))

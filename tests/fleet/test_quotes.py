@@ -3,9 +3,8 @@
 import pytest
 
 from farpipe.errors import InfeasibleError
-from farpipe.fleet.hops import request_of
 from farpipe.fleet.job import Kind
-from farpipe.fleet.quotes import PlannerQuotes
+from farpipe.fleet.quotes import PlannerQuotes, request_of
 from farpipe.plan.service import Planner
 from farpipe.spec import Cluster, preset_site
 

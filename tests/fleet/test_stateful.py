@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from farpipe.errors import InputError
-from farpipe.fleet.conformance import SITES, SimpleQuotes, random_cluster
 from farpipe.fleet.events import (
     DevicesChanged,
     JobCancelled,
@@ -24,10 +23,10 @@ from farpipe.fleet.events import (
     StepReported,
     Tick,
 )
-from farpipe.fleet.invariants import broken
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.state import first_state
+from fleet_conformance import SITES, SimpleQuotes, broken, random_cluster
 
 LINKS = [f"{a}>{b}" for a in SITES for b in SITES if a != b]
 
@@ -65,7 +64,7 @@ class Fleet(RuleBasedStateMachine):
     def submit(self, name, after_s, least, times, steps):
         now_s = self.state.now_s + after_s
         job = FleetJob(name, Kind("llama-3-8b", 512, 64), now_s, steps, least, least * times)
-        if name in self.state.jobs:
+        if name in self.state.jobs or name in self.state.ended:
             with pytest.raises(InputError, match="another job of that name"):
                 self.state.handle(JobSubmitted(now_s, job))
         else:
@@ -79,12 +78,13 @@ class Fleet(RuleBasedStateMachine):
         if job is None or job.phase == "queued":
             return
         kind = JobStarted if job.phase == "starting" else JobEnded
-        self.give(kind(self.state.now_s + after_s, name))
+        self.give(kind(self.state.now_s + after_s, name, job.attempt))
 
     @rule(name=names, after_s=st.floats(0, 5000), lost=st.floats(0, 1000), final=st.booleans())
     def fail(self, name, after_s, lost, final):
         if name in self.state.jobs and self.state.jobs[name].phase == "running":
-            self.give(JobFailed(self.state.now_s + after_s, name, lost, final))
+            attempt = self.state.jobs[name].attempt
+            self.give(JobFailed(self.state.now_s + after_s, name, attempt, lost, final))
 
     @rule(name=names)
     def cancel(self, name):
@@ -94,7 +94,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=names, step_s=st.floats(0.01, 1000))
     def report(self, name, step_s):
         if name in self.state.jobs and self.state.jobs[name].phase == "running":
-            self.give(StepReported(self.state.now_s, name, step_s))
+            self.give(StepReported(self.state.now_s, name, self.state.jobs[name].attempt, step_s))
 
     @rule(link=st.sampled_from(LINKS), rate=st.sampled_from([0.0, 1.0, 1e5, 1e8]))
     def change_link(self, link, rate):

@@ -5,16 +5,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from farpipe.errors import InputError
-from farpipe.fleet.events import Price, PriceChanged
-from farpipe.fleet.models import model_of
+from benchmarks.fleet.fleet_traces import RawJob, acme_like, at_load, offered_load
+from farpipe.cli.app import app
+from farpipe.errors import InputError, UsageError
+from farpipe.fleet.events import LinkChanged, Price, PriceChanged
+from farpipe.fleet.job import FleetJob, Kind, timed_kind
+from farpipe.fleet.play import play, quotes_of
+from farpipe.fleet.quotes import model_of
 from farpipe.fleet.scenario import load_scenario
 from farpipe.fleet.series import read_series
-from farpipe.fleet.traces import COLUMNS, RawJob, acme_like, at_load, offered_load, read_jobs
+from farpipe.fleet.traces import COLUMNS, read_jobs
 from farpipe.spec.link_matrices import links_between, read_matrix
+from fleet_conformance import SimpleQuotes
 
-HEADER = ",".join(COLUMNS)
+HEADER = ",".join(COLUMNS[:10])
 GOOD = "a,0,llama-3-8b,4096,64,100,8,16,lab,"
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -39,7 +45,9 @@ def test_jobs_survive_a_round_trip(tmp_path):
         (f"{HEADER}\na,0,llama-3-8b,4096,64,0,8,16,,\n", "num_steps: expected 1 or more"),
         (f"{HEADER}\na,0,llama-3-8b,4096,64,1000000000001,8,16,,\n", "num_steps: expected 1,000,000,000 at most"),
         (f"{HEADER}\na,0,llama-3-8b,4096,64,1,32,16,,\n", "min_devices 32 is more than"),
-        (f"{HEADER}\na,0,llama-3-8b,4096\n", "columns"),
+        (f"{HEADER}\na,0,llama-3-8b,4096\n", "line 2: expected 10 columns, found 4"),
+        (f"{HEADER}\n{GOOD},\n", "line 2: expected 10 columns, found 11"),
+        (f"{HEADER},model\n{GOOD},x\n", "line 1: column 'model' is there twice"),
         (f"{HEADER}\na,9,llama-3-8b,4096,64,1,8,16,,8\n", "deadline_s 8 is before submit_s 9"),
         (f"{HEADER}\n,0,llama-3-8b,4096,64,1,8,16,,\n", "a name of its own"),
     ],
@@ -85,7 +93,53 @@ def test_what_is_wrong_with_a_json_trace_is_named(tmp_path, change, message):
         read_jobs(path)
 
 
-def test_a_trace_is_stretched_to_a_load():
+TIMED = "job,submit_s,duration_s,devices,tenant\n"
+
+
+def test_a_job_may_be_known_by_its_duration_and_its_times_be_of_the_calendar(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"{TIMED}a,2024-01-01T01:00:00+01:00,100.5,8,lab\nb,2024-01-01 00:00:05,3600,4,\n")
+    jobs = read_jobs(path, START)
+    assert [(job.submit_s, job.num_steps, job.min_devices, job.max_devices) for job in jobs] == [
+        (0.0, 101, 8, 8),
+        (5.0, 3600, 4, 4),
+    ]
+    without_outage = fleet(tmp_path, FLEET.replace("from_s = 100\nto_s = 200", "from_s = 90000\nto_s = 90001"))
+    assert {record.job.name: record.jct_s for record in play(without_outage, jobs, "fcfs").records} == {
+        "a": pytest.approx(101 + 120),  # the restart of [stops]
+        "b": pytest.approx(3600 + 120),
+    }
+
+
+def test_a_job_of_known_duration_is_quicker_on_more_devices_and_never_over_two_sites(tmp_path):
+    quotes = quotes_of(fleet(tmp_path, FLEET))
+    assert quotes.placement(timed_kind(8), (("a", 16),), {}).step_s == 0.5
+    assert quotes.placement(timed_kind(8), (("a", 8), ("b", 8)), {"a>b": 1e9, "b>a": 1e9}) is None
+    (tmp_path / "jobs.csv").write_text(f"{TIMED}wide,0,100,20,\n")
+    (record,) = play(fleet(tmp_path, FLEET), read_jobs(tmp_path / "jobs.csv"), "farpipe").records
+    assert "20 devices are more than any site has" in record.refused
+    assert "min_devices 16 would do" in record.refused
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("job,submit_s,duration_s\n", "column 'devices' is missing; expected job,submit_s,duration_s,devices"),
+        (f"{TIMED}a,0,-5,8,\n", "duration_s: expected seconds"),
+        (f"{TIMED}a,0,5,0,\n", "devices: expected 1 or more"),
+        (f"{TIMED}a,2023-12-31T00:00:00,5,8,\n", r"submit_s: .* is before \[clock\] start"),
+        (f"{TIMED}a,2024-13-01,5,8,\n", "submit_s: expected a time"),
+        ("job,submit_s,duration_s,devices,model\na,0,5,8,llama-3-8b\n", "model: leave it empty where duration_s"),
+        ("job,submit_s,duration_s,devices,min_devices\na,0,5,8,9\n", "min_devices 9 is more than max_devices 8"),
+    ],
+)
+def test_what_is_wrong_with_a_timed_job_is_named(tmp_path, text, message):
+    (tmp_path / "jobs.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_jobs(tmp_path / "jobs.csv", START)
+
+
+def test_a_trace_of_the_benchmarks_is_stretched_to_a_load():
     raw = acme_like(500, seed=1, mean_gap_s=600.0)
     assert offered_load(at_load(raw, 384, 0.9), 384) == pytest.approx(0.9)
     assert acme_like(500, seed=1, mean_gap_s=600.0) == raw
@@ -116,6 +170,8 @@ def test_negative_prices_are_real_and_short_gaps_go_on(tmp_path):
         ("utc,X\n2024-03-01T00:00:00,5\n", "no figure for the start"),
         ("utc,X\n2024-01-01T00:00:00,5\n2024-02-01T00:00:00,5\n", "nothing for 31.0 days"),
         ("utc,X\nyesterday,5\n", "expected a time"),
+        ("utc,X\n2024-01-01T00:00:00,5,6\n", "line 2: expected 2 columns, found 3"),
+        ("utc,X,X\n2024-01-01T00:00:00,5,6\n", "line 1: column 'X' is there twice"),
         ("utc,X\n2024-01-01T00:00:00,inf\n", "no price"),
     ],
 )
@@ -170,7 +226,7 @@ def test_a_job_s_model_may_be_a_file_beside_the_trace(tmp_path):
     (tmp_path / "own.toml").write_text(MODEL)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     rows = [f"{name},0,{name},512,8,10,1,8,," for name in ("own.toml", "config.json", str(tmp_path / "own.toml"))]
-    (tmp_path / "jobs.csv").write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
+    (tmp_path / "jobs.csv").write_text("\n".join([HEADER, *rows]) + "\n")
     jobs = read_jobs(tmp_path / "jobs.csv")
     assert {model_of(job.kind.model).num_params for job in jobs} == {model_of(str(tmp_path / "own.toml")).num_params}
     assert len({job.kind for job in jobs}) == 2  # the same file under two names is one kind
@@ -189,7 +245,7 @@ def test_a_job_s_model_may_be_a_file_beside_the_trace(tmp_path):
 def test_what_is_wrong_with_a_model_s_file_is_named(tmp_path, name, text, message):
     if text is not None:
         (tmp_path / name).write_text(text)
-    (tmp_path / "jobs.csv").write_text(f"{','.join(COLUMNS)}\nj,0,{name},512,8,10,1,8,,\n")
+    (tmp_path / "jobs.csv").write_text(f"{HEADER}\nj,0,{name},512,8,10,1,8,,\n")
     with pytest.raises(InputError, match=message):
         read_jobs(tmp_path / "jobs.csv")
 
@@ -220,7 +276,7 @@ site = "b"
 from_s = 100
 to_s = 200
 [policy]
-wait_share = 0.0
+fairness = 0.0
 """
 
 
@@ -245,8 +301,41 @@ def test_a_fleet_file_becomes_a_scenario(tmp_path):
     assert found.cluster.site("a").prices.pue == 1.1
     assert [type(event).__name__ for event in found.events].count("PriceChanged") == 2
     assert found.events[0].prices["b"].usd_per_mwh == 40.0
-    assert found.policy_parameters == {"wait_share": 0.0}
+    assert found.policy_parameters == {"fairness": 0.0}
     assert found.idle_power_w["a"] == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize("start", ["2024-01-01T00:00:00", "2024-01-01T01:00:00+01:00", "2024-01-01"])
+def test_the_clock_may_start_at_a_date_time_of_toml(tmp_path, start):
+    found = fleet(tmp_path, FLEET.replace('"2024-01-01T00:00:00"', start))
+    assert found.start == START
+
+
+def test_parameters_of_the_policy_are_of_their_kind(tmp_path):
+    text = FLEET.replace("fairness = 0.0", 'preempts = 0\ngrows = true\norder = "arrival"\nmoves_per_event = 3')
+    found = fleet(tmp_path, text).policy_parameters
+    assert found == {"preempts": False, "grows": True, "order": "arrival", "moves_per_event": 3}
+    assert found["preempts"] is False
+
+
+def test_a_link_may_go_down(tmp_path):
+    change = '[[link_changes]]\nlink = "a>b"\nat_s = 10\nbandwidth = "0 Gbit/s"\n'
+    assert LinkChanged(10.0, "a>b", 0.0) in fleet(tmp_path, FLEET + change).events
+
+
+def test_a_series_that_ends_before_the_jobs_is_named(tmp_path):
+    """Its last figure goes on for a week at most; less than that the command tells."""
+    scenario = fleet(tmp_path, FLEET)
+    late = FleetJob("late", Kind("llama-3.2-1b", 2048, 8), 9 * 86400.0, 1, 8, 8)
+    with pytest.raises(InputError, match=r"a: electricity: ends after 0.0 days, the last job comes after 9.0"):
+        play(scenario, [late], "fcfs", quotes=SimpleQuotes())
+    (tmp_path / "jobs.csv").write_text(f"{HEADER}\na,400000,llama-3.2-1b,2048,8,7,8,8,,\n")
+    files = [str(tmp_path / "fleet.toml"), "--jobs", str(tmp_path / "jobs.csv")]
+    found = CliRunner().invoke(app, ["fleet", "simulate", *files, "--policy", "fcfs"])
+    assert "a: electricity: its last figure stands for the 110 hours after it as well" in found.stderr
+    same = str(tmp_path / "same.svg")
+    with pytest.raises(UsageError, match=r"same.svg: two results can't be written to one file"):
+        CliRunner().invoke(app, ["fleet", "simulate", *files, "--plot", same, "--charts", same], catch_exceptions=False)
 
 
 def test_carbon_goes_on_by_the_hour_where_electricity_has_one_price(tmp_path):
@@ -277,6 +366,13 @@ def test_a_written_link_goes_before_that_of_the_matrices(tmp_path):
         ('start = "2024-01-01T00:00:00"', 'start = "soon"', "clock.start"),
         ("num_devices = 16", "num_device = 16", "num_device: unknown key"),
         ("pue = 1.1", "pue = 0.5", "pue"),
+        ("fairness = 0.0", "fairness = nan", r"policy.fairness: expected a finite number, found nan \(line"),
+        ("fairness = 0.0", "fairness = -1", "policy.fairness: must be at least 0"),
+        ("fairness = 0.0", "preempts = 2", "policy.preempts: .*found 2"),
+        ("fairness = 0.0", "moves_per_event = 1.5", "policy.moves_per_event"),
+        ("fairness = 0.0", 'order = "size"', "policy.order: .*'size'"),
+        ("fairness = 0.0", "fairnes = 1", "policy.fairnes: unknown key; did you mean 'fairness'"),
+        ('start = "2024-01-01T00:00:00"', "start = 12:00:00", "clock.start: .*found 12:00:00 "),
         ('name = "b"', 'name = "a"', r"sites\[1\].name: there is already a site called 'a' \(line 13\)"),
         ('["a", "b"]', '["a", "c"]', r"links\[0\]: there is no site 'c'"),
     ],

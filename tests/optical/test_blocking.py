@@ -23,10 +23,10 @@ from farpipe.optical import (
     poisson_blocking,
 )
 from farpipe.optical.network import build_network
-from farpipe.optical.policies import Policy
+from farpipe.optical.policies import AssignmentPolicy
 from farpipe.optical.spectrum import free_masks
 from farpipe.optical.traffic import Traffic
-from optical_data import BY_HOPS, BY_KM, LINKS, TRACE, needs_data
+from optical_data import BY_HOPS, BY_KM, LINKS, TRACE
 
 DEEPRMSA, BPSK, KSP_FF = find_modulation("deeprmsa"), find_modulation("bpsk"), find_policy("ksp-ff")
 
@@ -39,12 +39,24 @@ def erlang_b(load_erlang, num_servers):
     return blocking
 
 
-@needs_data
-@pytest.mark.parametrize(("path", "accepted"), [(BY_KM, 9551), (BY_HOPS, 9754)])
+@pytest.mark.parametrize(("path", "accepted"), [(BY_KM, 1149), (BY_HOPS, 1182)])
 def test_the_frozen_trace_is_accepted_exactly(path, accepted):
     network = find_network(str(LINKS))
     outcome = play_traffic(load_trace(TRACE, network), load_paths(path, network), KSP_FF, Grid(100), DEEPRMSA)
-    assert (outcome.accepted, outcome.blocked, outcome.requests) == (accepted, 10_000 - accepted, 10_000)
+    assert (outcome.accepted, outcome.blocked, outcome.requests) == (accepted, 1200 - accepted, 1200)
+
+
+def test_the_mean_holding_time_at_a_given_load_changes_only_the_clock():
+    network = find_network("nsfnet")
+    paths = k_shortest(network, k=2)
+    outcomes = [
+        play_traffic(
+            PoissonTraffic(300.0, mean_s).draw(tuple(paths.of_pair), 2000, 1), paths, KSP_FF, Grid(60), DEEPRMSA
+        )
+        for mean_s in (1.0, 4096.0)
+    ]
+    assert outcomes[0].blocked > 50
+    assert (outcomes[0].path == outcomes[1].path).all()
 
 
 def one_link(num_fibres=1):
@@ -111,7 +123,7 @@ def networks(draw):
 @settings(max_examples=60, deadline=None)
 @given(
     networks(),
-    st.sampled_from([*POLICIES.values(), Policy("cd-2", "cross-domain", "last", (0.2, 3.0, 1.0))]),
+    st.sampled_from([*POLICIES.values(), AssignmentPolicy("cd-2", "cross-domain", "last", (0.2, 3.0, 1.0))]),
     st.sampled_from([Grid(7, 12.5, 0), Grid(20, 12.5, 1), Grid(64, 12.5, 1), Grid(70, 12.5, 2), Grid(130, 12.5, 1)]),
     st.sampled_from(["km", "hops"]),
     st.integers(0, 1 << 30),
@@ -184,6 +196,7 @@ def test_the_same_seed_finds_the_same_and_runs_side_by_side():
         ("0,1,1,2,10,-1", "holding_s: must be more than 0"),
         ("0,-1,1,2,10,1", "arrival_s: must be at least 0"),
         ("0,1,1,2,inf,1", "gbit_s: expected a number"),
+        ("7,1,1,2,10,1\n7,1,1,2,10,1", "line 3: request: '7' is there already .*line 2"),
     ],
 )
 def test_a_bad_trace_is_refused_with_its_place(tmp_path, row, says):

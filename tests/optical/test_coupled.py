@@ -20,10 +20,11 @@ from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.network import build_network
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import Traffic
-from farpipe.optical.training import Demands, Training, TransferRule, pipeline_problem
+from farpipe.optical.training import Demands, Training, TransferRule
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
-from optical_data import BY_KM, LINKS, TRACE, needs_data
+from farpipe.spec.cluster import SECONDS_PER_KM
+from optical_data import BY_KM, LINKS, TRACE, pipeline_problem
 from optical_pipeline_twin import PlainCoupled, close
 
 NODES = ("1", "4", "4", "10", "6", "14", "8", "12")
@@ -41,20 +42,19 @@ def training_of(name="gpipe", nodes=NODES, num_microbatches=16, num_bytes=512e6,
     return Training(problem, order(name, problem), nodes)
 
 
-@needs_data
 @pytest.mark.parametrize(
-    ("units", "seconds", "refused", "carried"), [(3, 221.439494, 37, 9576), (6, 341.944537, 696, 9561)]
+    ("units", "seconds", "refused", "carried"), [(3, 40.278631, 45, 1050), (6, 86.489653, 169, 1047)]
 )
 def test_the_frozen_coupled_check(units, seconds, refused, carried):
     network = find_network(str(LINKS))
-    shared = Shared(load_paths(BY_KM, network), Grid(100), traffic=load_trace(TRACE, network))
+    shared = Shared(load_paths(BY_KM, network), Grid(70), traffic=load_trace(TRACE, network))
     training = training_of()
-    coupled = Coupled(shared, training, TransferRule(), begin_s=300.0)
-    steps = [coupled.step(Demands.same(training, units)) for _ in range(100)]
-    coupled.wait_until(2000.0)
-    assert coupled.now_s == 2000.0
-    assert round(steps[-1].end_s - 300, 6) == seconds
-    assert (sum(s.num_refused for s in steps), sum(s.num_sent for s in steps)) == (refused, 19_200)
+    coupled = Coupled(shared, training, TransferRule(), begin_s=50.0)
+    steps = [coupled.step(Demands.same(training, units)) for _ in range(15)]
+    coupled.wait_until(200.0)
+    assert coupled.now_s == 200.0
+    assert round(steps[-1].end_s - 50, 6) == seconds
+    assert (sum(s.num_refused for s in steps), sum(s.num_sent for s in steps)) == (refused, 2_880)
     assert (coupled.background_path >= 0).sum() == carried
     assert PENDING not in coupled.background_path
 
@@ -68,18 +68,7 @@ RING = build_network(
 )
 
 
-CHOICES = (
-    {},
-    {"earliest": True},
-    {"spread": True},
-    {"spread": True, "price_s": 0.001},
-    {"spread": True, "patient": True},
-    {"spread": True, "widen": True},
-    {"spread": True, "patient": True, "widen": True},
-    {"spread": True, "patient": True, "book": True},
-    {"spread": True, "patient": True, "book": True, "widen": True, "move": True, "price_s": 0.001},
-    {"spread": True, "move": True},
-)
+CHOICES = ({}, {"earliest": True}, {"widen": True}, {"earliest": True, "widen": True})
 
 
 @st.composite
@@ -91,8 +80,8 @@ def settings_of_a_run(draw):
     rule = TransferRule(
         policy=find_policy(draw(st.sampled_from(["ksp-ff", "last-fit", "ff-ksp", "min-cuts", "cd"]))),
         unit_gbit=draw(st.sampled_from([75.0, 12.5])),
-        max_blocks=draw(st.integers(1, 2)),
-        setup_s=0.0 if choice.keys() & {"widen", "move"} else draw(st.sampled_from([0.0, 0.003])),
+        setup_s=draw(st.sampled_from([0.0, 0.003])),
+        release_s=draw(st.sampled_from([0.0, 0.002])),
         one_at_a_time=draw(st.booleans()),
         **choice,
     )
@@ -156,22 +145,27 @@ def test_set_up_time_is_paid_unless_one_asks_ahead():
     assert late.makespan_s == pytest.approx(plain.makespan_s + 0.02)
     assert ahead.makespan_s == pytest.approx(plain.makespan_s)
     assert ahead.held_slot_s == pytest.approx(plain.held_slot_s + 0.02)
+    released, _ = alone(TransferRule(release_s=0.01), lambda t: Demands.same(t, 1))
+    assert released.makespan_s == plain.makespan_s
+    assert released.held_slot_s == pytest.approx(plain.held_slot_s + 0.02)
     too_long, _ = alone(TransferRule(setup_s=0.1, ahead=True), lambda t: Demands.same(t, 1))
     forward, backward = 0.026, 0.052 * 1.0071  # only the time of the action that makes the message is hidden
     hidden = forward * 1.0 + backward
     assert too_long.makespan_s == pytest.approx(plain.makespan_s + 0.2 - hidden, abs=1e-6)
 
 
-def test_asking_at_a_planned_time_hides_any_set_up():
-    plain, _ = alone(TransferRule(), lambda t: Demands.same(t, 1))
-
-    def planned(training):
-        same = Demands.same(training, 1)
-        return Demands(same.want, same.least, same.priority, np.maximum(0.0, plain.out.ready_s - 0.1))
-
-    early, _ = alone(TransferRule(setup_s=0.1), planned)
-    late, _ = alone(TransferRule(setup_s=0.1), lambda t: Demands.same(t, 1))
-    assert plain.makespan_s < early.makespan_s < late.makespan_s - 0.1  # the first has no time to be hidden in
+@pytest.mark.parametrize(("retry_s", "waits_s"), [(0.0, 0.005), (0.02, 0.02), (0.004, 0.008)])
+def test_those_who_wait_try_again_at_releases_or_periodically(retry_s, waits_s):
+    training = training_of("gpipe", ("a", "b"), 1, 75e9 / 8 * 0.1)
+    pair = np.zeros(1, np.int32)  # all 4 slots are taken until 5 ms after the message is ready
+    taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([50.0]), np.array([1.0 + 0.026 + 0.005]))
+    shared = Shared(
+        k_shortest(RING, k=1), Grid(4, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
+    )
+    step = Coupled(shared, training, TransferRule(retry_s=retry_s), begin_s=1.0).step(Demands.same(training, 4))
+    assert step.wait_s == pytest.approx([waits_s, 0.0])
+    with pytest.raises(InfeasibleError, match="never finds 5 units"):
+        Coupled(shared, training, TransferRule(retry_s=retry_s)).step(Demands.same(training, 5))
 
 
 def test_a_kept_light_path_is_set_up_once():
@@ -188,6 +182,23 @@ def test_a_kept_light_path_is_set_up_once():
     assert np.isfinite(coupled.log[:, 5]).all()
 
 
+def test_a_kept_light_path_is_replaced_by_a_wider_one():
+    training = training_of("gpipe", ("a", "b"), 6, 75e9 / 8 * 0.1, forward=0.08)
+    pair, ends_s = np.zeros(1, np.int32), 1.25  # 4 of 5 slots are taken until then
+    taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([50.0]), np.array([ends_s]))
+    shared = Shared(
+        k_shortest(RING, k=1), Grid(5, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
+    )
+    rule = TransferRule(earliest=True, widen=True, keep_s=9.0, setup_s=0.01, release_s=0.02)
+    coupled = Coupled(shared, training, rule, begin_s=1.0, num_logged=9)
+    step = coupled.step(Demands.same(training, 4, 1))
+    narrow, wide = (row for row in coupled.log if 0 <= row[0] < 6)
+    assert (narrow[3], wide[3], wide[4]) == (1, 4, ends_s)
+    assert list(step.out.units[:6]) == [1, 1, 1, 4, 4, 4]
+    assert narrow[5] == pytest.approx(1.39 + 0.02)  # after a forward, the set-up and three messages
+    assert step.out.end_s[:6] == pytest.approx([1.19, 1.29, 1.39, 1.415, 1.44, 1.505])
+
+
 def test_a_kept_light_path_is_given_back_when_idle():
     rule = TransferRule(keep_s=0.001)
     _, coupled = alone(rule, lambda t: Demands.same(t, 6), num_microbatches=3)
@@ -201,14 +212,21 @@ def test_one_light_path_at_a_time_makes_the_others_wait():
     assert one.num_refused == free.num_refused == 0
 
 
-def test_blocks_side_by_side_add_up():
-    # Two candidates of 4 slots each: 6 units fit only as 4 + 2.
-    demands = lambda t: Demands.same(t, 6, 1)  # noqa: E731
-    one, _ = alone(TransferRule(), demands, slots=4)
-    two, _ = alone(TransferRule(max_blocks=2), demands, slots=4)
-    assert list(one.out.units[one.training.sent]) == [4, 4]
-    assert list(two.out.units[two.training.sent]) == [6, 6]
-    assert two.makespan_s < one.makespan_s
+@pytest.mark.parametrize("rule", [{"one_at_a_time": True}, {"keep_s": 1.0}])
+def test_nobody_overtakes_at_a_hop_of_one_light_path(rule):
+    training = training_of("gpipe", ("a", "b"), 3, 75e9 / 8 * 0.1, forward=0.001)
+    pair = np.zeros(1, np.int32)  # 3 of 4 slots are taken until 2 s: the first message does not fit, those behind would
+    taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([37.5]), np.array([2.0]))
+    shared = Shared(
+        k_shortest(RING, k=1), Grid(4, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
+    )
+    want = np.ones(training.num_messages, np.int64)
+    want[0] = 4
+    step = Coupled(shared, training, TransferRule(**rule), begin_s=1.0).step(Demands(want, want, 0 * want))
+    grants = step.out.grant_s[:3]
+    assert grants[0] == 2.0
+    assert (np.diff(grants) >= 0).all()
+    assert list(step.out.refused[:3]) == [True, False, False]  # those behind wait without asking
 
 
 def test_those_who_wait_are_served_by_priority():
@@ -241,14 +259,12 @@ def test_wrong_trainings_are_refused():
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_blocks": 5},
-        {"patient": True},
-        {"spread": True, "widen": True, "setup_s": 0.1},
-        {"spread": True, "move": True, "keep_s": 0.1},
-        {"spread": True, "book": True},
+        {"release_s": -1.0},
+        {"retry_s": -1.0},
+        {"retry_s": 1e-15},
         {"unit_gbit": 0.0},
         {"setup_s": -1.0},
-        {"keep_s": 1.0, "max_blocks": 2},
+        {"keep_s": -1.0},
     ],
 )
 def test_senseless_rules_are_refused(options):
@@ -264,98 +280,31 @@ def test_the_earliest_block_weighs_width_against_length():
     plain, earliest = (
         Coupled(Shared(paths, Grid(20)), training, rule).step(Demands.same(training, 6, 1)) for rule in rules
     )
-    assert earliest.out.arrival_s[0] == pytest.approx(plain.out.arrival_s[0] - 100 * 4.9e-6)
+    assert earliest.out.arrival_s[0] == pytest.approx(plain.out.arrival_s[0] - 100 * SECONDS_PER_KM)
     assert paths.km[earliest.out.path[0]] == 800
     assert (earliest.out.units[earliest.training.sent] == 6).all()
 
 
-def test_two_blocks_of_a_short_path_beat_one_of_a_long_one():
-    # From a to c over b, 800 km, slots 5 to 8 of 12 are someone else's: 4 + 2 units there arrive before 6 straight.
-    training = training_of("gpipe", ("a", "c"), 1, 75e9 / 8 * 0.02)
-    paths, flat = k_shortest(RING, k=3), find_modulation("bpsk")
-    times, pair = np.array([0.0, 0.1]), np.zeros(2, np.int32)
-    taken = Traffic((("b", "c"),), times, pair, np.array([4.0, 3.0]) * 12.5, np.array([0.5, 9.0]))  # the first leaves
-    arrivals = []
-    for blocks in (1, 2):
-        shared = Shared(paths, Grid(12), traffic=taken, background_modulation=flat)
-        rule = TransferRule(earliest=True, max_blocks=blocks)
-        step = Coupled(shared, training, rule, begin_s=1.0).step(Demands.same(training, 6, 1))
-        arrivals.append(step.out.arrival_s[0] - step.out.ready_s[0])
-        assert paths.km[step.out.path[0]] == (900 if blocks == 1 else 800)
-        assert step.out.units[0] == 6
-    assert arrivals[1] == pytest.approx(arrivals[0] - 100 * 4.9e-6)
-
-
-def test_blocks_on_two_candidates_arrive_together():
-    # From a to b: 4 units straight, 500 km, and 2 over c, 1200 km.
-    near, far = 500 * 4.9e-6, 1200 * 4.9e-6
-    step, coupled = alone(TransferRule(spread=True, max_blocks=2), lambda t: Demands.same(t, 6, 1), slots=4)
-    assert step.out.units[0] == 6
-    assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx((0.1 + 4 * near + 2 * far) / 6)
-    ends = coupled.log[:2, 5] - step.out.ready_s[0]
-    assert ends == pytest.approx([(0.1 + 4 * near + 2 * far) / 6 - delay for delay in (near, far)])
-    dear = TransferRule(spread=True, max_blocks=2, price_s=0.1)  # two fibres for one
-    step, _ = alone(dear, lambda t: Demands.same(t, 6, 1), slots=4)
-    assert step.out.units[0] == 4
-
-
 @pytest.mark.parametrize(
     ("rule", "units", "seconds"),
-    [({}, 1, 0.1), ({"patient": True}, 4, 0.005 + 0.1 / 4), ({"widen": True}, 4, 0.005 + 0.095 / 4)],
+    [
+        ({}, 1, 0.1),
+        ({"widen": True}, 4, 0.005 + 0.095 / 4),
+        ({"widen": True, "setup_s": 0.01}, 4, 0.01 + 0.005 + 0.095 / 4),  # 0.095 are left when it is set up
+    ],
 )
-def test_a_light_path_that_ends_is_waited_for_or_widens(rule, units, seconds):
+def test_a_light_path_that_ends_widens_a_message(rule, units, seconds):
     training = training_of("gpipe", ("a", "b"), 1, 75e9 / 8 * 0.1)
     begin_s, pair = 1.0, np.zeros(1, np.int32)  # 3 of 4 slots are taken until 5 ms after the message is ready
     taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([37.5]), np.array([begin_s + 0.026 + 0.005]))
     shared = Shared(
         k_shortest(RING, k=1), Grid(4, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
     )
-    coupled = Coupled(shared, training, TransferRule(spread=True, **rule), begin_s=begin_s)
+    coupled = Coupled(shared, training, TransferRule(earliest=True, **rule), begin_s=begin_s)
     step = coupled.step(Demands.same(training, 4, 1))
     assert step.out.units[0] == units
-    assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx(seconds + 500 * 4.9e-6)
+    assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx(seconds + 500 * SECONDS_PER_KM)
     assert not step.out.refused[0]
-
-
-def booking(rule, taken, late):
-    """A message of 0.1 units x s from a to b, where a request holds `taken` of 4 slots until 5 ms after it is ready,
-    and another asks for `late` slots 2 ms after that, for 1 s."""
-    training = training_of("gpipe", ("a", "b"), 1, 75e9 / 8 * 0.1)
-    ready_s, slots = 1.026, np.array([taken, late]) * 12.5
-    traffic = Traffic(
-        (("a", "b"),), np.array([0.0, ready_s + 0.002]), np.zeros(2, np.int32), slots, np.array([ready_s + 0.005, 1.0])
-    )
-    shared = Shared(
-        k_shortest(RING, k=1), Grid(4, guard=0), traffic=traffic, background_modulation=find_modulation("bpsk")
-    )
-    coupled = Coupled(shared, training, TransferRule(spread=True, **rule), begin_s=1.0)
-    step = coupled.step(Demands.same(training, 4, 1))
-    return step, [int(path) for path in coupled.background_path]
-
-
-def test_what_is_booked_is_nobody_elses():
-    step, background = booking({"patient": True}, taken=3.0, late=1.0)
-    assert (step.out.units[0], background[1] >= 0) == (3, True)  # it waited, and somebody took the fourth slot
-    step, background = booking({"patient": True, "book": True}, taken=3.0, late=1.0)
-    assert (step.out.units[0], background[1]) == (4, -1)
-    assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx(0.005 + 0.1 / 4 + 500 * 4.9e-6)
-    assert step.held_slot_s == pytest.approx(0.005 + 0.1 + 0.1)  # a slot while it waits, 4 units, and the answer
-
-
-def test_a_message_that_books_waits_but_is_not_refused():
-    refused, _ = booking({"patient": True}, taken=4.0, late=1.0)
-    booked, _ = booking({"patient": True, "book": True}, taken=4.0, late=1.0)
-    assert (refused.refused_ratio, booked.refused_ratio) == (0.5, 0.0)  # one of two messages
-    assert refused.waited_ratio == booked.waited_ratio == 0.5
-
-
-def test_a_running_message_moves_where_the_rest_arrives_sooner():
-    # 1 of 4 slots is free; 3 come free after 5 ms, but a block of 4 needs the one that is used, so that only moving
-    # gets it in one block.
-    rule = {"max_blocks": 1}
-    plain, moved = (booking(rule | {"move": move}, taken=3.0, late=4.0)[0] for move in (False, True))
-    assert (plain.out.units[0], moved.out.units[0]) == (1, 4)
-    assert moved.out.arrival_s[0] - moved.out.ready_s[0] == pytest.approx(0.005 + 0.095 / 4 + 500 * 4.9e-6)
 
 
 def test_the_background_may_have_candidates_of_its_own():

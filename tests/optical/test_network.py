@@ -9,7 +9,7 @@ from farpipe.errors import InputError, UsageError
 from farpipe.optical import find_modulation, find_network
 from farpipe.optical.modulation import of_modes
 from farpipe.optical.network import load_network, network_from_data
-from farpipe.optical.topologies import fibre_km
+from farpipe.optical.network_files import fibre_km
 
 RATES = {100: 4560, 200: 2400, 300: 1280, 400: 640}
 """Reach in km by Gbit/s."""
@@ -54,6 +54,7 @@ def test_a_network_survives_json(tmp_path):
         ("a,b,km\n1,2,100\n3,4,100\n", "not connected: no path from 1 to 3, 4"),
         ("a,b,km\n1,2,0\n", "line 2: km: must be more than 0"),
         ("a,b,km\n1,2,-5\n", "line 2: km: must be more than 0, found -5"),
+        ("a,b,km\n1,2,1e308\n", "line 2: km: must be at most 100000, found 1e308"),
         ("a,b,km\n1,2,nan\n", "km: expected a number"),
         ("a,b,km\n1,2,100\n2,1,100\n", "line 3: the edge 2-1 is there already"),
         ("a,b,km\n1,1,100\n", "from 1 to itself"),

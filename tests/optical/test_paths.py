@@ -6,7 +6,7 @@ import pytest
 from farpipe.errors import InputError, UsageError
 from farpipe.optical import find_modulation, find_network, k_shortest, load_paths
 from farpipe.optical.network import build_network
-from optical_data import BY_HOPS, BY_KM, LINKS, needs_data
+from optical_data import BY_HOPS, BY_KM, LINKS
 
 
 def network_of(edges, **options):
@@ -44,7 +44,6 @@ def test_large_networks_get_the_same_paths_as_listing_all(monkeypatch):
         assert k_shortest(network, [("1", "12"), ("4", "9")], k=5, by=by).of_pair == expected
 
 
-@needs_data
 @pytest.mark.parametrize(("path", "by"), [(BY_KM, "km"), (BY_HOPS, "hops")])
 def test_frozen_tables_hold_paths_as_short_as_ours(path, by):
     network = find_network(str(LINKS))

@@ -11,15 +11,16 @@ from farpipe.optical.coupled import Coupled
 from farpipe.optical.intervals import mean_interval, paired_change, t_975
 from farpipe.optical.joint import in_flight, joint_order, nominal_problem
 from farpipe.optical.strategies import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
-from farpipe.optical.study import Scenario, bound_s, compare, no_network_s, run_once
-from farpipe.optical.training import Training, pipeline_problem
+from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s, run_once
+from farpipe.optical.training import Training
 from farpipe.report.light import draw_light, write_light_page
 from farpipe.schedule.library import order
+from optical_data import pipeline_problem
 
 NODES = ("1", "4", "4", "10")
 NSFNET = find_network("nsfnet", shared=True)
 KM4 = k_shortest(NSFNET, k=4)
-SCENARIO = Scenario(KM4, KM4, Grid(80), PoissonTraffic(60.0, 0.2, 4, 20))
+SCENARIO = OpticalSetting(KM4, KM4, Grid(80), PoissonTraffic(60.0, 0.2, 4, 20))
 
 
 def training_of(name, num_microbatches=8):
@@ -57,7 +58,6 @@ def test_cba_labels_what_the_pipeline_waited_for():
     assert (demands.want[bound] == last[bound] + 2).all()
     assert (demands.want[~bound] == last[~bound]).all()
     assert (demands.priority[bound] == 0).all()
-    assert communication_bound(step, "same").sum() <= bound.sum()
 
 
 def test_cba_asks_for_fewer_where_it_was_refused():
@@ -110,12 +110,6 @@ def test_intervals_are_student_s():
     assert interval.half_width == pytest.approx(4.303 / np.sqrt(3))
     assert t_975(60) == pytest.approx(2.0003, abs=1e-3)
     assert paired_change([2.0, 4.0], [1.0, 2.0]).mean == 1
-
-
-def test_nothing_is_widened_where_set_up_takes_time():
-    assert find_strategy("known-ends").rule.widen
-    assert not find_strategy("known-ends", setup_s=0.01).rule.widen
-    assert not find_strategy("known-ends", keep_s=1.0).rule.widen
 
 
 @pytest.mark.parametrize(("name", "says"), [("cd-cbaa", r"did you mean 'cd-cba'\?"), ("best-fit", "known: ksp-ff")])

@@ -53,7 +53,7 @@ def test_only_links_between_sites_are_changed():
 
 def test_the_plan_tells_what_bandwidth_is_worth():
     plan = pinned_plan(1.0)
-    line = next(line for line in plan.advice if "inter-site bandwidth: half" in line)
+    line = next(line for line in plan.advice if "nothing planned anew: half" in line)
     assert "double" in line
     assert "unlimited" in line
     assert not any("bandwidth" in line for line in make_plan(job([site("a")], pipeline=2)).advice)

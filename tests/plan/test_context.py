@@ -3,11 +3,13 @@
 import pytest
 from pydantic import ValidationError
 
-from farpipe.cli.frameworks import megatron_flags, torchtitan_config
 from farpipe.errors import InputError
+from farpipe.interop.megatron_flags import megatron_flags
+from farpipe.interop.torchtitan_config import torchtitan_config
 from farpipe.plan import make_plan
-from farpipe.plan.candidates import candidates
+from farpipe.plan.candidates import context_degrees
 from farpipe.spec import Cluster, LocalLink, Training
+from plan.every_layout import candidates
 from plan.jobs import job, site
 
 DEGREES = {"pipeline": 1, "data": 1, "tensor": 1, "num_microbatches": 8}
@@ -27,6 +29,22 @@ def test_the_planner_takes_the_faster_method(length, rate):
     plan = make_plan(long_job(length, rate))
     assert plan.prediction.step_s == min(steps.values())
     assert steps[plan.layout.context_exchange] == plan.prediction.step_s
+
+
+def test_the_planner_chooses_how_many_devices_share_a_sequence():
+    """Where a step has fewer sequences than the cluster has devices, half of them would idle or layers be cut small."""
+    asked = Training(sequence_length=32768, global_batch=2)
+    free, alone = (make_plan(job([site("a", 8)], training=asked, **pins)) for pins in ({}, {"context": 1}))
+    assert free.layout.context > 1
+    assert free.prediction.step_s < alone.prediction.step_s
+
+
+def test_short_sequences_are_shared_only_where_there_are_too_few_of_them():
+    few = job([site("a", 8)], training=Training(sequence_length=4096, global_batch=2))
+    many = job([site("a", 8)], training=Training(sequence_length=4096, global_batch=8))
+    assert context_degrees(few, 8) == [1, 2, 4]
+    assert context_degrees(many, 8) == [1]
+    assert context_degrees(job([site("a", 8)], training=few.training, context=2), 8) == [2]
 
 
 def test_a_long_sequence_hides_the_ring_and_otherwise_fewest_bytes_win():

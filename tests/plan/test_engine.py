@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.plan.engine import TRAINABLE, plan_obstacle, within_engine
+from farpipe.spec import Lora
 from plan.jobs import TRAINING, job, site
 
 
@@ -17,6 +20,53 @@ def test_a_pin_of_the_user_stays_and_is_the_obstacle():
     pinned, told = within_engine(request)
     assert (pinned, told) == (request, "")
     assert plan_obstacle(make_plan(pinned))[0] == "tensor = 2"
+
+
+@pytest.fixture
+def of_transformers(tmp_path):
+    """`of_transformers(type, **pins)`: a job whose model is of that type of transformers."""
+
+    def make(kind, training=TRAINING, **pins):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        request = job([site("a")], training=training, **pins)
+        changed = request.model.model_copy(update={"hugging_face": str(tmp_path)})
+        return request.model_copy(update={"model": changed})
+
+    return make
+
+
+def test_layers_of_tested_models_are_divided_by_plan_and_train_alike(of_transformers):
+    from farpipe.run.spec_of_plan import run_spec_of
+
+    divided = TRAINING.model_copy(update={"sequence_parallel": True})
+    request = of_transformers("qwen3", divided, tensor=2)
+    assert within_engine(of_transformers("qwen3", divided))[1] == "", "the planner chooses"
+    assert within_engine(of_transformers("qwen3"))[1] == "layout.tensor = 1", "without sequence parallelism none"
+    plan = make_plan(request)
+    assert plan_obstacle(plan) == ("", "")
+    assert run_spec_of(plan, num_steps=1).num_processes == 2 * plan.layout.data * plan.layout.pipeline
+
+
+@pytest.mark.parametrize(
+    ("kind", "training", "obstacle", "change"),
+    [
+        ("opt", {"sequence_parallel": True}, "tensor = 2", "layout.tensor = 1"),
+        (
+            "llama",
+            {"sequence_parallel": False},
+            "training.sequence_parallel = false",
+            "training.sequence_parallel = true",
+        ),
+    ],
+)
+def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, kind, training, obstacle, change):
+    plan = make_plan(of_transformers(kind, TRAINING.model_copy(update=training), tensor=2))
+    assert plan_obstacle(plan) == (obstacle, change)
+
+
+def test_shared_sequences_are_pinned_away_only_where_the_planner_could_choose_them():
+    long = TRAINING.model_copy(update={"sequence_length": 16384})
+    assert within_engine(job([site("a")], training=long))[1] == "layout.tensor = 1, layout.context = 1"
 
 
 def test_the_engine_refuses_what_the_filter_names():
@@ -34,6 +84,12 @@ def test_the_engine_refuses_what_the_filter_names():
         ("training", {"precision": "fp16"}, 'training.precision = "fp16"; plan again with training.precision = "bf16"'),
         ("training", {"zero": 3}, "training.zero = 3"),
         ("training", {"cuda_graphs": True}, "training.cuda_graphs = true"),
+        ("training", {"lora": Lora(rank=8)}, "training.lora; plan again with a training of all weights"),
+        (
+            "training",
+            {"activation_func_fp8_input_store": True},
+            "training.activation_func_fp8_input_store = true; plan again with",
+        ),
     ],
 )
 def test_what_only_the_cost_model_knows_is_refused(section, change, message):

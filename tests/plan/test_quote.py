@@ -62,7 +62,8 @@ def test_what_sites_send_and_cost_is_told_of_estimates_too():
     priced = REQUEST.model_copy(update={"cluster": REQUEST.cluster.model_copy(update={"sites": tuple(sites)})})
     request = priced.model_copy(update={"layout": Pins(sites=("a", "b"), replicas="inside", tensor=2)}).request
     quote = Planner().quote(request, priced.cluster)
-    assert quote.money_per_step["rent"] == pytest.approx(2.0 * quote.device_s / 3600)
+    seconds = quote.num_devices * quote.step_s
+    assert quote.money.rent_usd == pytest.approx(2.0 * seconds / 3600)
     sent = sum(quote.link_bytes_per_s.values()) * quote.step_s
-    assert quote.money_per_step["egress"] == pytest.approx(0.02 * sent / 1e9)
-    assert "electricity" not in quote.money_per_step, "the device has no stated power"
+    assert quote.money.egress_usd == pytest.approx(0.02 * sent / 1e9)
+    assert "power at a" in quote.money.unpriced, "the device has no stated power"

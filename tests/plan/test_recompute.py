@@ -8,18 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.cost import JobCosts, place_stages, step_cost
+from farpipe.cost import JobCosts, Layout, place_stages, step_cost
 from farpipe.cost.stage import stage_cost
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
-from farpipe.plan.candidates import candidates
+from farpipe.plan.candidates import Candidate
 from farpipe.plan.evaluate import Evaluated, describe_recompute, evaluate, finish
 from farpipe.plan.in_flight import in_flight_targets, minimum_in_flight
 from farpipe.plan.partition import divide_layers
-from farpipe.plan.refine_recompute import refine_recomputation
+from farpipe.plan.refine import refine_recomputation
 from farpipe.plan.stage_modes import StageModes, every_mode, stage_options
+from farpipe.schedule.check import peak_memory_bytes
+from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import extra_forwards
 from farpipe.spec import Model, Training
+from pipelines import pipeline
+from plan.every_layout import candidates
 from plan.jobs import TRAINING, both_ways, device, job, site
 
 TIGHT = {"pipeline": 4, "data": 1, "tensor": 1, "virtual": 1}
@@ -185,3 +189,14 @@ def test_a_plan_with_operations_is_faster_than_all_and_slower_than_none_of_them(
     full = make_plan(tight_job(training=TRAINING.model_copy(update={"recompute": "full"}), num_microbatches=8))
     nothing = make_plan(tight_job(80.0, num_microbatches=8)).prediction.step_s
     assert nothing <= auto < 0.9 * full.prediction.step_s
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("virtual", [1, 2, 3, 8])
+def test_microbatches_in_flight_are_those_of_interleaved_1f1b(ranks, virtual):
+    """Memory that the checker finds, in units of one microbatch on one stage, is what the division of layers plans."""
+    problem = pipeline(ranks, 4 * ranks, virtual)
+    schedule = order("interleaved" if virtual > 1 else "1f1b", problem)
+    planned = minimum_in_flight(Candidate(Layout(ranks, 1, 1, virtual, 1, 4 * ranks), ()))
+    for rank, held in enumerate(peak_memory_bytes(problem, schedule)):
+        assert round(held * virtual) <= sum(planned[rank::ranks]) <= round(held * virtual) + 1

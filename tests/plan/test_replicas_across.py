@@ -5,19 +5,15 @@ from itertools import pairwise
 
 import pytest
 
-from attempts import assert_one_of_five
-from farpipe.cost import JobCosts
+from attempts import assert_most_of_five_steps
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
-from farpipe.plan.candidates import candidates
-from farpipe.plan.evaluate import Evaluated, evaluate
-from farpipe.plan.inter_site_traffic import inter_site_traffic_s
 from farpipe.plan.placement import differing_keys
 from farpipe.run.spec_of_plan import run_spec_of
-from farpipe.schedule.bounds import lower_bound_s
 from farpipe.spec import LocalLink, load_job
 from farpipe.step import is_inter_site
 from job_files import cluster_text
+from plan.every_layout import candidates
 from plan.jobs import MODEL, TRAINING, both_ways, device, job, site
 
 PINS = {"pipeline": 2, "tensor": 1, "virtual": 1, "schedule": "1f1b"}
@@ -66,6 +62,15 @@ def test_three_sites_are_a_ring():
         )
     )
     assert far.prediction.step_s - plan.prediction.step_s == pytest.approx(0.1 * (4 + 1))  # four turns, and clipping
+
+
+@pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "b", "a"), ("b", "a", "c")])
+def test_pinned_sites_are_a_ring_in_their_order(order):
+    training = TRAINING.model_copy(update={"global_batch": 24})
+    open_job = across(sites=[site(name) for name in "abc"], training=training)
+    pins = open_job.layout.model_copy(update={"sites": order})
+    plan = make_plan(open_job.model_copy(update={"layout": pins}))
+    assert [replica[0] for replica in plan.replicas] == list(order)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -133,21 +138,6 @@ def test_pipelines_send_less_below_parameters_over_hidden(precision, global_batc
     threshold = (2 if precision == "bf16" else 1) * MODEL.num_params / MODEL.hidden
     assert (training.tokens_per_step < threshold) == (less == "pipeline")
     assert f"below {threshold / 1e6:.3g} M tokens" in each.advice[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wire_type", ["none", "int8"])
-def test_no_candidate_beats_what_has_to_cross(wire_type):
-    training = TRAINING.model_copy(update={"wire_type": wire_type})
-    request = job([site("a"), site("b")], both_ways("a", "b", 0.01, 1.0), training, tensor=2)
-    costs, num_evaluated = JobCosts(request.model, request.training), 0
-    for candidate in candidates(request):
-        result = evaluate(request, candidate, costs)
-        if isinstance(result, Evaluated):
-            num_evaluated += 1
-            assert result.step_s >= inter_site_traffic_s(costs, candidate, request.cluster)
-            assert result.timeline.makespan_s >= lower_bound_s(result.problem)
-    assert num_evaluated > 10
 
 
 def test_the_better_use_of_a_second_site_is_chosen_and_the_other_told():
@@ -221,7 +211,7 @@ def test_a_plan_survives_its_file_and_a_wrong_one_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
-    """Within a quarter in one of five runs: the steps are short, and the processes more than the cores."""
+    """The median of five steps is within a quarter: the steps are short, and the processes more than the cores."""
     from farpipe.run.run import run
     from farpipe.simulate import Timeline
     from farpipe.simulate.timeline import MESSAGE_KINDS
@@ -229,14 +219,15 @@ def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
     (tmp_path / "job.toml").write_text(TINY)
     plan = make_plan(load_job(tmp_path / "job.toml"))
     assert plan.where == "east + west"
-    spec = run_spec_of(plan, num_steps=5, device="sleep")
+    spec = run_spec_of(plan, num_steps=7, device="sleep")
     assert spec.replicas == (("east", "east"), ("west", "west"))
     predicted_s = plan.prediction.makespan_s
-    assert_one_of_five(
-        lambda index: run(spec, tmp_path / str(index)).makespan_s,
-        lambda measured_s: abs(predicted_s / measured_s - 1) < 0.25,
+    assert_most_of_five_steps(
+        lambda: run(spec, tmp_path / "run"),
+        tmp_path / "run",
+        lambda step: abs(predicted_s / step["makespan_s"] - 1) < 0.25,
     )
-    timeline = Timeline.load(tmp_path / "0" / "timeline.json")
+    timeline = Timeline.load(tmp_path / "run" / "timeline.json")
     reduces = [m for m in timeline.messages if MESSAGE_KINDS[m["kind"]] == "reduce"]
     assert sum(m["bytes"] for m in reduces) == pytest.approx(crossing_bytes(plan)["east>west"], rel=0.01)
 

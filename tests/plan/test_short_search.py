@@ -1,7 +1,7 @@
 from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
-from farpipe.plan.planner import search
-from farpipe.plan.short_search import improve_order
+from farpipe.plan.refine import improve_order
+from farpipe.plan.search import search
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from plan.jobs import both_ways, job, site

@@ -5,8 +5,8 @@ import pytest
 from farpipe.cost import round_robin, v_shape
 from farpipe.errors import InfeasibleError
 from farpipe.plan import make_plan
-from farpipe.plan.candidates import candidates
 from farpipe.plan.orders import V_ORDERS
+from plan.every_layout import candidates
 from plan.jobs import both_ways, job, site
 
 
@@ -31,6 +31,20 @@ def test_a_v_crosses_a_cut_twice_each_way():
     crossing = [hop.forward.link for hop in plan.problem.hops if hop and ":" not in hop.forward.link]
     assert crossing == ["a>b", "b>a"]
     assert plan.sites == ("a", "a", "b", "b")
+
+
+def test_pinned_layers_may_leave_the_first_and_the_last_of_many_stages_without_one():
+    """Of 8 layers on 10 stages: embedding and head count as a layer each where layers are dealt."""
+    layers = (0, *[1] * 8, 0)
+    pins = {"pipeline": 2, "virtual": 5, "layers": layers, "data": 1, "tensor": 1, "num_microbatches": 8}
+    plan = make_plan(job([site("a", 2)], **pins))
+    assert tuple(placement.num_layers for placement in plan.placements) == layers
+
+
+def test_any_number_of_stages_on_a_rank_is_planned():
+    plan = make_plan(job([site("a", 2)], pipeline=2, virtual=4, data=1, tensor=1, num_microbatches=16))
+    assert plan.layout.virtual == 4
+    assert [p.rank for p in plan.placements] == round_robin(2, 8)
 
 
 @pytest.mark.parametrize(("method", "in_v"), [("zbv", True), ("wave", True), ("1f1b", False), ("interleaved", False)])

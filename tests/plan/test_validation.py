@@ -66,13 +66,32 @@ def test_the_carried_points_are_within_tolerance(carried):
         "h100": 9,
         "b200": 8,
         "sailor-opt-350-gh200": 15,
+        "mlperf-hopper": 5,
+        "mlperf-blackwell": 13,
+        "mlperf-amd": 2,
+        "lora": 33,
+        "bridge-dense": 14,
+        "bridge-experts": 28,
+        "b200-experts": 6,
+        "b200-context": 4,
     }
 
 
 @pytest.mark.slow
 def test_the_tolerances_are_the_marks_that_the_project_set_itself(carried):
-    assert [group.group.tolerance for group in carried.groups] == [0.04, 0.08, 0.08, 0.08, 0.08, 0.08, 0.10]
-    assert [group.group.memory_tolerance for group in carried.groups[-2:]] == [0.04, 0.08]
+    times = {group.group.name: group.group.tolerance for group in carried.groups}
+    assert list(times.values())[:7] == [0.04, 0.08, 0.08, 0.08, 0.08, 0.08, 0.10]
+    assert list(times.values())[7:] == [0.05, 0.08, 0.12, 0.10, 0.10, 0.11, 0.10, 0.06]
+    sizes = {group.group.name: group.group.memory_tolerance for group in carried.groups}
+    assert {name: size for name, size in sizes.items() if size} == {
+        "b200": 0.04,
+        "sailor-opt-350-gh200": 0.08,
+        "mlperf-hopper": 0.05,
+        "mlperf-blackwell": 0.05,
+        "lora": 0.06,
+        "b200-experts": 0.06,
+        "b200-context": 0.05,
+    }
 
 
 @pytest.mark.slow
@@ -191,3 +210,28 @@ def test_a_bad_csv_file_is_an_error_that_names_the_line(tmp_path, text, message)
 def test_layers_that_the_stages_do_not_divide_go_to_the_first_stages():
     point = load_points()[0].points[0].model_copy(update={"num_layers": 10, "pipeline": 4})
     assert [stage.num_layers for stage in point.job().placements] == [3, 3, 2, 2]
+
+
+def test_a_point_may_have_the_shape_of_a_model_of_the_catalogue(tmp_path):
+    head = "group,preset,experts,global_batch,microbatch_size,tensor,data,pipeline,step_s\n"
+    row = 'b200-context,qwen3-30b-a3b,"{ num_experts = 64, per_token = 8, ffn_hidden = 768 }",8,1,1,8,1,1.0\n'
+    (group,) = load_points(written(tmp_path, "points.csv", head + row))
+    point = group.points[0]
+    assert (point.model, point.num_layers, point.head_dim, point.gated_mlp) == ("qwen3-30b-a3b", 48, 128, True)
+    assert point.experts.num_experts == 64
+    bad = written(tmp_path, "bad.csv", head + row.replace("qwen3-30b-a3b", "qwen3-30b"))
+    with pytest.raises(InputError, match=r"line 2\.preset: there is no model 'qwen3-30b'"):
+        load_points(bad)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('recompute = "mla_up_proj"', "recompute: the layers of GPT have no mla_up_proj; they have core_attn"),
+        ('lora = { rank = 8, target_modules = ["linear_q_proj"] }', "lora: the layers of GPT have no linear_q_proj"),
+    ],
+)
+def test_a_point_of_a_part_that_its_model_lacks_is_an_input_error(tmp_path, more, message):
+    text = GROUP.replace('recompute = "none"', "") if more.startswith("recompute") else GROUP
+    with pytest.raises(InputError, match=message):
+        load_points(written(tmp_path, "mine.toml", text.replace("[[group.points]]", f"{more}\n[[group.points]]")))

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from farpipe.processes import Guarded, ParentPipe, wait_for_any
 from rank_processes import child_of
+from waiting import wait_until
 
 SLEEPER = ("sleep", "300")
 
@@ -27,13 +27,6 @@ def runs(pid):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
     except OSError:
         return False
-
-
-def wait_until(condition, limit_s, what):
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {limit_s} s until {what}"
-        time.sleep(0.02)
 
 
 def test_a_process_ends_as_its_command_ends(parent_pipe):
@@ -58,7 +51,7 @@ def test_stop_leaves_nothing_whatever_the_process_does(command, parent_pipe):
     child = child_of(process)
     process.stop(parent_pipe, leave_s=0.3)
     assert process.exit_code is not None
-    wait_until(lambda: not runs(child), 5, "the process had ended")
+    wait_until(lambda: not runs(child), "the process had ended", 5)
 
 
 def test_a_process_that_is_stopped_is_ended_too(parent_pipe):
@@ -93,7 +86,7 @@ def test_a_rank_ends_with_an_agent_that_is_killed():
         rank = int(agent.stdout.readline())
         assert agent.stdout.readline() == "up\n"
         agent.kill()
-        wait_until(lambda: not runs(rank), 5, "the rank had ended")
+        wait_until(lambda: not runs(rank), "the rank had ended", 5)
 
 
 @pytest.mark.slow

@@ -156,3 +156,14 @@ def test_ranks_with_equal_curves_and_limits_share_a_chart():
     x = np.arange(3.0)
     curves = {rank: [Curve("predicted", x, x + (rank == 1), "predicted")] for rank in range(4)}
     assert _alike(curves, {0: 8.0, 1: 8.0, 2: 8.0, 3: None}) == [(0, 2), (1,), (3,)]
+
+
+def test_a_link_that_is_hardly_used_is_no_flat_line():
+    view = run_view(2, 16)
+    messages = view.predicted.messages.copy()
+    messages["end_s"] = messages["start_s"] + (messages["end_s"] - messages["start_s"]) / 50
+    quick = dataclasses.replace(view, predicted=dataclasses.replace(view.predicted, messages=messages), measured=None)
+    charts = link_charts(quick, "l").charts
+    assert len(charts) == 2
+    for chart in charts:
+        assert chart.curves[0].y.max() <= chart.y_range[1] <= 0.1

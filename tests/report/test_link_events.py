@@ -33,3 +33,8 @@ def test_of_very_many_events_the_newest_are_shown_and_the_rest_counted():
 
 def test_a_sentence_for_the_log():
     assert event_sentence(OUTAGE) == "link west>east, process 0 to 2: outage (it was closed)"
+
+
+def test_the_events_of_one_run_among_several_have_its_name():
+    metrics = [{"step": 1, "link_events": [OUTAGE]}]
+    assert link_event_view(metrics, "1f1b").title == "Link events of 1f1b"

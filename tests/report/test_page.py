@@ -48,7 +48,7 @@ class Page(HTMLParser):
 def report(**changes):
     runs = (run_view(4, 4, "eager", 5), run_view(4, 4, "1f1b", 5))
     table = TableView("Runners-up", ("plan", "step"), (("best", "1 s"), ("other", "2 s")), frozenset({1}), 0, "why")
-    whole = RunReport("tiny over east and west", runs, "a summary", (("layers", "8"),), (table,), "first\nsecond")
+    whole = RunReport("tiny over east and west", runs, "a summary", (table,), "first\nsecond")
     return dataclasses.replace(whole, **changes)
 
 
@@ -68,7 +68,7 @@ def test_every_part_is_there():
     page = Page(render(report()))
     for heading in ("Step time", "Plan", "Timeline", "Memory", "Links", "Training"):
         assert heading in page.text
-    for part in ("a summary", "layers", "Runners-up", "why", "second", "eager", "Loss", "Time of a step"):
+    for part in ("a summary", "Runners-up", "why", "second", "eager", "Loss", "Time of a step"):
         assert part in page.text
     keys = {
         attributes["aria-labelledby"].split("-title")[0] for attributes in page.all("svg") if "viewbox" in attributes
@@ -94,7 +94,7 @@ def test_what_comes_from_the_user_is_escaped_everywhere():
     links = tuple(EVIL if name == "east>west" else name for name in run.predicted.links)
     run = dataclasses.replace(run, problem=problem, predicted=dataclasses.replace(run.predicted, links=links))
     table = TableView(EVIL, (EVIL,), ((EVIL,),), note=EVIL)
-    page = Page(render(RunReport(EVIL, (run, run), EVIL, ((EVIL, EVIL),), (table,), EVIL)))
+    page = Page(render(RunReport(EVIL, (run, run), EVIL, (table,), EVIL)))
     assert not page.all("img")
     assert page.text.count(EVIL) > 10
 

@@ -56,6 +56,24 @@ def test_the_step_time_table_shows_prediction_and_measurement():
         assert part in text
 
 
+def test_a_run_beside_other_work_says_so():
+    view = run_view(num_steps=4)
+    assert "Other work" not in step_time_view([step_row(view)]).note
+    busy = dataclasses.replace(view, metrics=[{**line, "cpu_share": 0.4} for line in view.metrics])
+    assert "had the CPU for 60 %" in step_time_view([step_row(busy)]).note
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_actions_of_other_lengths_than_planned_are_told(factor):
+    view = run_view(num_steps=4)
+    actions = view.predicted.actions.copy()
+    actions["start_s"], actions["end_s"] = factor * actions["start_s"], factor * actions["end_s"]
+    changed = dataclasses.replace(view, measured=dataclasses.replace(view.predicted, actions=actions))
+    alike = dataclasses.replace(view, measured=view.predicted)
+    assert f"Actions took {factor:.2f} times as long as planned" in step_time_view([step_row(changed)]).note
+    assert "as long as planned" not in step_time_view([step_row(alike)]).note
+
+
 def test_schedules_are_compared_with_the_best():
     rows = [
         ComparisonRow("a", 2.0, 0.0, 0.1, 0.0, 0.0, 2.0**30, 0.5),
@@ -87,14 +105,21 @@ def test_brackets_in_a_table_are_shown_as_they_are():
     assert "[red]t" in text
 
 
+def test_a_plan_that_nobody_compared_says_so_beside_its_error():
+    view = dataclasses.replace(run_view(num_steps=4), trust="~ nobody has compared cpu")
+    assert ": ~ nobody has compared cpu" in step_time_view([step_row(view)]).note
+    only_predicted = dataclasses.replace(view, measured=None)
+    assert "nobody" not in step_time_view([step_row(only_predicted)]).note
+
+
 def test_the_use_of_a_device_is_told_where_it_is_known():
-    view = dataclasses.replace(run_view(num_steps=4), device_flops=1e12, device_peak=2e12)
+    view = dataclasses.replace(run_view(num_steps=4), device_flops=1e12, device_peak=2e12, causal_share=0.9)
     row = step_row(view)
-    assert (row.device_flops_per_s, row.model_flops_utilisation) == (5e11, 0.25)
-    assert {"FLOP/s per device", "MFU"} <= set(step_time_view([row]).columns)
+    assert (row.device_flops_per_s, row.model_flops_utilisation, row.causal_utilisation) == (5e11, 0.25, 0.225)
+    assert {"FLOP/s per device", "MFU, full", "MFU, causal"} <= set(step_time_view([row]).columns)
     without_peak = step_row(dataclasses.replace(view, device_peak=0.0))
     assert without_peak.model_flops_utilisation is None
-    assert "MFU" not in step_time_view([without_peak]).columns
+    assert "MFU, causal" not in step_time_view([without_peak]).columns
 
 
 def test_device_hours_are_those_of_all_steps_on_all_devices():

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from farpipe.plan.plan import Arm
+from farpipe.plan.plan import Strategy
 from farpipe.report import ComparisonRow, StepRow, TableView, comparison_table, step_time_table, to_rich
-from farpipe.report.arms import arm_table
+from farpipe.report.strategies import strategy_table
 from farpipe.report.tables import fitted, turned
 from farpipe.units import format_seconds
 
@@ -86,14 +86,19 @@ def test_what_is_shown_is_never_wider_than_the_terminal_nor_cut_within_a_word(ce
 def arm(step_s, usd=0.0, training=""):
     figures = {"step_s": step_s, "tokens_per_s": 8004.0, "num_devices": 2, "inter_site_bytes": 2.0**20}
     words = {"what": "p2 d1 t1", "limited_by": "optimizer and other overhead", "training": training}
-    return Arm(kind="pipeline", where="zurich > lugano", usd_per_million_tokens=usd, **figures, **words)
+    return Strategy(kind="pipeline", where="zurich > lugano", usd_per_million_tokens=usd, **figures, **words)
+
+
+def test_steps_of_arms_that_nobody_compared_are_marked():
+    assert "~519 ms" in printed(to_rich(strategy_table([arm(0.519)], is_rough=True)), 80)
+    assert "~" not in printed(to_rich(strategy_table([arm(0.519)])), 80)
 
 
 def test_arms_that_train_otherwise_are_told_apart_on_a_narrow_terminal():
-    text = printed(to_rich(arm_table([arm(0.512, training="int8 or fp8 messages"), arm(0.519), arm(0.6)] * 2)), 80)
+    text = printed(to_rich(strategy_table([arm(0.512, training="int8 or fp8 messages"), arm(0.519), arm(0.6)] * 2)), 80)
     assert "int8 or fp8 messages" in text
     assert "USD/M" not in text.split("Not shown")[0]
     rows = [arm(0.512, 0.2, "int8 or fp8 messages"), arm(0.519, 0.3), arm(0.6, 0.4)] * 2
-    priced = printed(to_rich(arm_table(rows)), 80)
+    priced = printed(to_rich(strategy_table(rows)), 80)
     assert "int8 or fp8 messages" in priced
     assert "0.3" in priced

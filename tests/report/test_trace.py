@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from farpipe.report import write_trace
+from farpipe.report.charts import memory_over_time
 from farpipe.report.trace import trace
 from farpipe.simulate import simulate
 from report.steps import as_measured, play, two_sites
@@ -16,6 +17,7 @@ SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 KEYS = {
     "M": {"ph", "name", "pid", "tid", "args"},
     "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "C": {"ph", "name", "pid", "ts", "args"},
     "s": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
     "t": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
     "f": {"ph", "name", "cat", "id", "pid", "tid", "ts", "bp"},
@@ -37,7 +39,7 @@ def check_strictly(data):
     for event in events:
         assert set(event) == KEYS[event["ph"]]
         assert event["pid"] in groups
-        if event["ph"] == "M":
+        if event["ph"] in "MC":
             continue
         assert (event["pid"], event["tid"]) in names
         assert isinstance(event["ts"], float)
@@ -80,6 +82,21 @@ def test_an_arrow_goes_from_the_action_over_the_link_to_the_action():
     assert [tracks[event["tid"]] for event in forward] == ["rank 0", "east>west", "rank 1"]
     assert [tracks[event["tid"]] for event in backward] == ["rank 1", "west>east", "rank 0"]
     assert [event["ts"] for event in forward] == [999999.999, 1e6, 1.75e6]
+
+
+def test_memory_and_links_are_counted():
+    problem = two_sites(2, 2)
+    data = trace({"predicted": play(problem)}, problem)
+    check_strictly(data)
+    counters = defaultdict(list)
+    for event in data["traceEvents"]:
+        if event["ph"] == "C":
+            counters[event["name"]].append(next(iter(event["args"].items())))
+    assert {*counters} == {"memory of rank 0", "memory of rank 1", "east>west", "west>east"}
+    peak = max(memory_over_time(problem, play(problem), 0)[1]) / 2**20
+    assert max(value for _, value in counters["memory of rank 0"]) == pytest.approx(peak, rel=1e-5)
+    assert {unit for unit, _ in counters["east>west"]} == {"Mbit/s"}
+    assert counters["east>west"][0][1] > counters["east>west"][-1][1] == 0
 
 
 def test_collectives_are_tied_to_the_first_and_last_action_of_their_stage():

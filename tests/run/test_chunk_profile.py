@@ -13,10 +13,10 @@ from farpipe.cost.chunk_profile import ChunkProfile, MeasuredLaw
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.cost.layout import Layout
 from farpipe.errors import InputError
-from farpipe.run.chunk_profile import chunk_profile, profile_chunks
-from farpipe.runtime.chunk_times import Point, points
-from farpipe.runtime.data.document_batches import load_document_batches
+from farpipe.run.profile import chunk_profile, profile_chunks
+from farpipe.runtime.data.batches import load_document_batches
 from farpipe.runtime.profile_request import STACK_NAMES, ChunkTimes
+from farpipe.runtime.stack_times import Point, points
 from farpipe.runtime.train import train_rank
 from farpipe.sequences import Chunk, Slice, plan_sequences
 from farpipe.sequences.chunk import load_of
@@ -25,7 +25,7 @@ from in_process import run_ranks
 from trainings import metrics
 
 TRAINING = Training(sequence_length=64, global_batch=1, precision="fp32")
-FORWARD, BACKWARD = Law(1e-9, 2e-6, 1e-5), Law(3e-9, 4e-6, 2e-5, 1e-9)
+FORWARD, BACKWARD = Law(1e-9, 2e-6, 1e-5, call_s=3e-5), Law(3e-9, 4e-6, 2e-5, 1e-9, call_s=7e-5)
 HELD = {
     "one_layer": 300.0,
     "three_layers": 700.0,
@@ -54,18 +54,22 @@ def made(longest=4096, noise=0.0):
         tokens=tuple(tokens.tolist()),
         pairs=tuple(load.pairs.tolist()),
         split_pairs=tuple(load.split_pairs.tolist()),
+        further_calls=tuple(load.further_calls.tolist()),
         forward_s={name: of(FORWARD, layers[name], 1e-6 * (name == "embedding_and_layer")) for name in STACK_NAMES},
         backward_s={name: of(BACKWARD, layers[name], 5e-6 * (name == "layer_and_head")) for name in STACK_NAMES},
         held_bytes=HELD,
+        cpu_share=1.0,
     )
 
 
 def test_points_are_whole_sequences_and_slices_behind_prefixes():
     found = points(4096)
-    assert len(found) == 15
+    assert len(found) == 20
     assert Point(4096, 3072) in found
     assert [chunk.context for chunk in Point(4096, 3072).chunks] == [0, 3072]
     assert all(sum(chunk.num_tokens for chunk in point.chunks) == point.length for point in found)
+    packed = [point for point in found if point.packed]
+    assert [len(chunk.runs) for point in packed for chunk in point.chunks] == [16] * 5
 
 
 def test_laws_are_found_again_and_errors_told_of_points_that_fits_did_not_see():
@@ -73,6 +77,8 @@ def test_laws_are_found_again_and_errors_told_of_points_that_fits_did_not_see():
     assert found.layer.forward.law.token_s == pytest.approx(FORWARD.token_s, rel=1e-6)
     assert found.layer.backward.law.pair_s == pytest.approx(BACKWARD.pair_s, rel=1e-6)
     assert found.layer.backward.law.split_pair_s == pytest.approx(BACKWARD.split_pair_s, rel=1e-6)
+    assert found.layer.forward.law.call_s == pytest.approx(FORWARD.call_s, rel=1e-6)
+    assert found.layer.laws.input_grad.call_s == pytest.approx(BACKWARD.call_s, rel=1e-6)
     assert found.layer.laws.input_grad.split_pair_s == found.layer.backward.split_pair_s
     assert found.embedding.forward.token_s == pytest.approx(1e-6, rel=1e-3)
     assert found.head.backward.token_s == pytest.approx(5e-6, rel=1e-3)

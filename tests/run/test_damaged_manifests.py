@@ -112,6 +112,15 @@ def test_a_damaged_newest_manifest_is_told_and_the_checkpoint_before_is_taken(co
     assert losses(run_dir) == losses(tmp_path / "undisturbed")
 
 
+def test_a_manifest_that_vanished_is_said_and_the_checkpoint_before_is_taken(copied):
+    run_dir, spec = copied
+    (folder(run_dir, 4) / "manifest.json").unlink()
+    open_run_dir(spec, run_dir, resume=True)
+    train(spec, run_dir)
+    warnings = [warning for line in metrics(run_dir) for warning in line.get("warnings", ())]
+    assert warnings == [f"skipped a checkpoint: {folder(run_dir, 4)}: has files, but no manifest.json"]
+
+
 def test_a_start_that_finds_no_checkpoint_keeps_what_earlier_ones_have_left(copied):
     run_dir, spec = copied
     for step in (2, 4):
@@ -143,5 +152,8 @@ def test_logs_of_earlier_starts_stay(tmp_path):
 def test_an_interrupted_run_says_how_far_it_came(copied, tmp_path):
     run_dir, _ = copied
     newest = run_dir / "checkpoints" / "step-4"
+    (run_dir / "run.json").touch()
     assert what_is_left(run_dir) == f"at step 4. Newest checkpoint: {newest}; continue with --resume {run_dir}"
-    assert what_is_left(tmp_path / "empty") == "before the first step. No checkpoint was written."
+    assert what_is_left(tmp_path / "empty") == "before the first step. No checkpoint was written"
+    (run_dir / "run.json").unlink()
+    assert what_is_left(run_dir) == f"while {run_dir} was removed or renamed; what it had is where it was moved to"

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from farpipe.cost import JobCosts, profiles_of, step_cost
+from farpipe.cost import JobCosts, MeasuredPart, completed_profile, step_cost
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.run.directory import write_inputs
 from farpipe.run.learned import learned_from, with_links
 from farpipe.simulate import simulate
 from farpipe.spec import parse_job
+from job_files import cluster_text
 
-JOB = """
+JOB = f"""
 [model]
 name = "small"
 num_layers = 6
@@ -28,31 +29,19 @@ sequence_length = 256
 global_batch = 8
 microbatch_size = 1
 precision = "fp32"
-[[cluster.sites]]
-name = "west"
-device = "cpu"
-num_devices = 1
-[[cluster.sites]]
-name = "east"
-device = "cpu"
-num_devices = 1
-[[cluster.links]]
-between = ["west", "east"]
-latency = "{latency}"
-bandwidth = "400 Mbit/s"
+{cluster_text("west", "east", latency="{latency}", bandwidth="400 Mbit/s")}
 [layout]
 sites = ["west", "east"]
 replicas = "inside"
 virtual = 1
 """
-MEASURED = """
-[[measured]]
-device = "cpu"
-microbatch_size = 1
-forward = "20 ms"
-input_grad = "30 ms"
-weight_grad = "15 ms"
-"""
+
+
+def costs_of(plan):
+    """Costs of a plan's job whose layers take 20 ms, 30 ms and 15 ms for F, I and W."""
+    job = plan.job
+    profile = completed_profile(job, job.cluster.sites[0], {"layer": MeasuredPart(0.02, 0.045, 0.015)})
+    return JobCosts(job.model, job.training, {profile.device: profile})
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +49,8 @@ def run_dir(tmp_path_factory):
     """A run planned with modelled times and a link of 5 ms; in truth a layer is slower and the link has 40 ms."""
     folder = tmp_path_factory.mktemp("run")
     plan = make_plan(parse_job(JOB.format(latency="5 ms")))
-    real = parse_job(JOB.format(latency="40 ms") + MEASURED)
-    costs = JobCosts(plan.job.model, plan.job.training, {p.device: p for p in profiles_of(real)})
-    step = step_cost(costs, plan.layout, plan.placements, real.cluster)
+    real = parse_job(JOB.format(latency="40 ms"))
+    step = step_cost(costs_of(plan), plan.layout, plan.placements, real.cluster)
     timeline = replace(simulate(step.problem, plan.schedule), source="measured")
     write_inputs(plan, folder)
     timeline.save(folder / "timeline.json")
@@ -76,9 +64,8 @@ def test_the_next_plan_of_the_same_machines_is_told_within_three_percent(run_dir
     learned, told = learned_from(run_dir)
     job = with_links(parse_job(JOB.format(latency="5 ms").replace("global_batch = 8", "global_batch = 16")), learned)
     plan = make_plan(job, learned.profiles)
-    real = parse_job(JOB.format(latency="40 ms") + MEASURED)
-    costs = JobCosts(plan.job.model, plan.job.training, {p.device: p for p in profiles_of(real)})
-    step = step_cost(costs, plan.layout, plan.placements, real.cluster)
+    real = parse_job(JOB.format(latency="40 ms"))
+    step = step_cost(costs_of(plan), plan.layout, plan.placements, real.cluster)
     measured_s = simulate(step.problem, plan.schedule).makespan_s + step.overhead_s
     assert plan.prediction.step_s == pytest.approx(measured_s, rel=0.03)
     assert "Learned from" in told[0]

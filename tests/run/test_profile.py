@@ -1,5 +1,12 @@
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
 import pytest
 
+from farpipe.cost import tell_busy
 from farpipe.cost.profile import PartTimes, Profile
 from farpipe.errors import InputError
 from farpipe.run.profile import StackTimes, part_times, profile
@@ -25,6 +32,7 @@ def test_the_times_of_the_parts_are_differences_of_stacks():
         embedding_and_layer=stack_times(1, embedding=1),
         layer_and_head=stack_times(1, head=1),
         optimizer_s_per_param=1e-9,
+        cpu_share=1.0,
     )
     slow = stacks.model_copy(update={"one_layer": stack_times(9), "three_layers": stack_times(27)})
     assert part_times([stacks, slow, stacks]) == {
@@ -43,6 +51,7 @@ def test_noise_never_makes_a_time_negative():
         embedding_and_layer=stack_times(0),
         layer_and_head=same,
         optimizer_s_per_param=1e-9,
+        cpu_share=1.0,
     )
     assert part_times([stacks])["layer"] == PartTimes(forward_s=0, input_grad_s=0, weight_grad_s=0)
 
@@ -59,6 +68,19 @@ def test_a_profile_is_measured_by_several_processes_at_once(tmp_path):
     assert 0 < wide.optimizer_s_per_param < 1e-6
     wide.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == wide
+
+
+@pytest.mark.slow
+def test_a_profile_beside_other_work_says_so_and_is_measured_for_longer():
+    with ExitStack() as stack:
+        for _ in range(3 * len(os.sched_getaffinity(0))):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+        begin_s = time.monotonic()
+        found = profile(model(768), TRAINING, "this machine", seconds=1.0)
+        assert time.monotonic() - begin_s > 3.0
+    assert found.cpu_share < 0.9
+    assert "had the CPU for" in "".join(tell_busy([found]))
 
 
 @pytest.mark.slow

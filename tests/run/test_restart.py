@@ -4,6 +4,7 @@ Under torchrun's agents: tests/faults/test_two_agents.py.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.errors import DivergedError, RunError, RunStoppedError
+from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.processes.leaving import SAME_REQUEST_S
 from farpipe.run.run import run
-from farpipe.runtime.run_spec import TransportSettings
+from farpipe.runtime.lock import only_run
+from farpipe.runtime.run_spec import RunSpec, TransportSettings
+from rank_processes import processes_of
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +59,7 @@ def test_kill_9_of_a_rank_in_every_phase_costs_no_step_and_changes_nothing(
     def on_restart(reason):
         reasons.append(reason)
         lasted_s.append(time.monotonic() - float((run_dir / "killed_s").read_text()))
-        monkeypatch.setattr("farpipe.run.local_launcher.SETTLE_S", 60)
+        monkeypatch.setattr("farpipe.run.launcher.SETTLE_S", 60)
 
     summary = run(spec, run_dir, max_restarts=len(PHASES), on_restart=on_restart, rank_program=FAULTY_RANK)
     assert len(reasons) == len(PHASES)
@@ -104,7 +109,7 @@ from farpipe.errors import FarpipeError
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec
 try:
-    run(RunSpec.load(sys.argv[1]), sys.argv[2])
+    run(RunSpec.load(sys.argv[1]), sys.argv[2], **eval(sys.argv[3]))
 except FarpipeError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -113,11 +118,11 @@ except KeyboardInterrupt:
 """
 
 
-def started(spec, run_dir):
+def started(spec, run_dir, **options):
     """A launcher of its own, once a step is done."""
     path = run_dir.parent / "spec.json"
     spec.save(path)
-    command = [sys.executable, "-c", RUN, str(path), str(run_dir)]
+    command = [sys.executable, "-c", RUN, str(path), str(run_dir), repr(options)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 60
     while not ((run_dir / "metrics.jsonl").exists() and (run_dir / "metrics.jsonl").read_text()):
@@ -146,12 +151,100 @@ def test_sigterm_writes_a_checkpoint_and_leaves_and_the_run_goes_on(text_file, t
 
 
 def test_a_second_sigterm_ends_everything_at_once(text_file, tmp_path):
-    spec = make(text_file, num_steps=2000, checkpoint_every_steps=0)
+    spec = make(text_file, num_steps=20_000, checkpoint_every_steps=0)
     process = started(spec, tmp_path / "run")
-    process.send_signal(signal.SIGSTOP)  # so that both arrive before the ranks can leave
+    ranks = processes_of(tmp_path / "run")
+    os.kill(ranks[1], signal.SIGSTOP)  # so that the ranks can't leave
     process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGCONT)
+    time.sleep(SAME_REQUEST_S + 1)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    assert process.returncode in (130, RunStoppedError.exit_code)
+    assert process.returncode == 130
     assert not (tmp_path / "run" / "summary.json").exists()
+    assert checkpoints(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_signal_to_all_processes_at_once_loses_no_step(number, text_file, tmp_path):
+    """As systemd and Slurm send it: to the launcher, the guards and the ranks, which then get it twice."""
+    run_dir = tmp_path / "run"
+    process = started(make(text_file, num_steps=20_000, checkpoint_every_steps=0), run_dir)
+    for pid in [process.pid, *descendants(process.pid)]:
+        os.kill(pid, number)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == RunStoppedError.exit_code, words
+    (num_done,) = checkpoints(run_dir)
+    assert f"step-{num_done} is written" in words
+    assert len(metrics(run_dir)) == num_done
+
+
+def descendants(pid):
+    """The processes that `pid` has started, and those that these have."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [found for child in children for found in descendants(child)]
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_sigterm_with_a_lost_rank_starts_nothing_again(has_checkpoint, text_file, tmp_path):
+    spec = make(text_file, num_steps=20_000, checkpoint_every_steps=1 if has_checkpoint else 0)
+    process = started(spec, tmp_path / "run", max_restarts=3)
+    ranks = processes_of(tmp_path / "run")
+    process.send_signal(signal.SIGTERM)
+    os.kill(ranks[1], signal.SIGKILL)
+    _, words = process.communicate(timeout=60)
+    kind = RunStoppedError if checkpoints(tmp_path / "run") else RunInterruptedError
+    assert process.returncode == kind.exit_code, words
+    assert not (tmp_path / "run" / "logs" / "restart-1").exists()
+
+
+def test_sigterm_while_ranks_start_again_ends_the_run(text_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps([[1, "checkpoint"]]))
+    spec, run_dir = make(text_file, num_steps=20_000), tmp_path / "run"
+    process = started(spec, run_dir, max_restarts=3, rank_program=FAULTY_RANK)
+    wait_until((run_dir / "logs" / "restart-1" / "rank-1.log").exists, "ranks had started again", 60)
+    process.send_signal(signal.SIGTERM)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode in (RunStoppedError.exit_code, RunInterruptedError.exit_code), words
+    assert not (run_dir / "logs" / "restart-2").exists()
+    assert len(metrics(run_dir)) < 20_000
+
+
+def test_sigterm_after_the_last_step_ends_the_run_well(text_file, tmp_path):
+    spec, run_dir = make(text_file), tmp_path / "run"
+    process = started(spec, run_dir)
+    wait_until((run_dir / "summary.json").exists, "all steps were done", 60)
+    process.send_signal(signal.SIGTERM)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 0, words
+
+
+def test_the_second_of_two_starts_is_refused_before_it_changes_a_file(text_file, tmp_path):
+    spec, run_dir = make(text_file, num_steps=20_000, checkpoint_every_steps=0), tmp_path / "run"
+    other = make(text_file, num_steps=2, learning_rate=0.5)
+    with only_run(run_dir, make=True), pytest.raises(InputError, match="another run is at work in it"):
+        run(other, run_dir)
+    assert not (run_dir / "run.json").exists()
+    process = started(spec, run_dir)
+    with pytest.raises(InputError, match="another run is at work in it"):
+        run(other, run_dir, resume=True)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert RunSpec.load(run_dir / "run.json") == spec
+
+
+def test_ranks_refuse_a_run_that_was_changed_since_the_launcher_started_them(text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("farpipe.run.run.digest_of", lambda path: "0" * 64)
+    with pytest.raises(InputError, match=r"run\.json: was changed while the run started"):
+        run(make(text_file), tmp_path)
+
+
+def test_a_run_that_goes_on_shows_its_own_lines_and_warnings(text_file, tmp_path):
+    """Not those of the attempt before; a checkpoint that is skipped is among the warnings, whatever is done again."""
+    run(make(text_file, num_steps=6), tmp_path)
+    damaged = sorted((tmp_path / "checkpoints" / "step-6").glob("rank-1*.safetensors"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    lines = []
+    run(make(text_file, num_steps=8), tmp_path, resume=True, on_step=lines.append)
+    assert [line["step"] for line in lines] == [5, 6, 7]
+    assert {line["attempt"] for line in lines} == {1}
+    assert any("skipped a checkpoint" in warning for line in lines for warning in line.get("warnings", ()))

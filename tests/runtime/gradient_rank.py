@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from farpipe.runtime.executor import Executor, stage_ranks
+from farpipe.runtime.peers import TensorPeers
 from farpipe.runtime.rendezvous import rendezvous_from_env
-from farpipe.runtime.tensor_peers import TensorPeers
 from farpipe.step import Schedule
 from farpipe.transport import TransportConfig, connect
 from small_models import LLAMA, make_batch, make_stages

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from farpipe.errors import DivergedError, InputError, RunError, RunStoppedError
 from farpipe.runtime.checkpoint import folders
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
 from farpipe.runtime.checkpoint.folders import folder_of, remove_incomplete, whole_checkpoints
+from farpipe.runtime.checkpoint.resume import choose
 from farpipe.runtime.figures.metrics import MetricsFile
-from farpipe.runtime.learning_rate import learning_rate
+from farpipe.runtime.optimizer import learning_rate
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.work import Trainer
 from farpipe.spec import Training
@@ -286,6 +288,32 @@ def test_what_one_rank_has_put_aside_no_other_rank_removes(tmp_path, monkeypatch
     assert not later.exists()
 
 
+def answer(manifests=(), damaged=()):
+    return {"manifests": {str(step): f"manifest {step}" for step in manifests}, "damaged": dict.fromkeys(damaged, "x")}
+
+
+def test_ranks_try_the_newest_checkpoints_first_that_any_of_them_has_and_that_are_not_beyond_the_run():
+    answers = [answer([10, 20], ["30"]), answer([30, 40])]
+    found = choose(answers, Path("run"), 40, is_own=False)
+    assert found == [(30, "manifest 30", "x"), (20, "manifest 20", None), (10, "manifest 10", None)]
+    assert [step for step, *_ in choose(answers, Path("run"), 40, is_own=True)] == [40, 30, 20, 10]
+    assert choose([answer(), answer()], Path("run"), 40, is_own=True) == []
+    with pytest.raises(InputError, match="after 40 steps has all 30"):
+        choose(answers, Path("run"), 30, is_own=True)
+    with pytest.raises(InputError, match="after 40 steps has all 10"):
+        choose(answers, Path("run"), 10, is_own=False)
+
+
+def test_folders_that_another_rank_renames_meanwhile_are_no_fault(tmp_path, monkeypatch):
+    folder(tmp_path, 5).mkdir(parents=True)
+    found = folders._folders(tmp_path / "checkpoints")
+    monkeypatch.setattr(folders, "_folders", lambda checkpoints: found)
+    folders.abandon_after(tmp_path / "checkpoints", 4)
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)  # gone after glob has looked whether it is there
+    assert folders.incomplete_after(tmp_path / "checkpoints", 4) == []
+    folders.remove_unfinished_files(folder(tmp_path, 5))
+
+
 def crash(run_dir, num_steps):
     """Make a whole run look as if it had been killed after `num_steps` steps, in the middle of a line and a file."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -470,6 +498,51 @@ def test_a_warning_that_can_not_be_printed_does_not_end_the_training(text_file, 
     monkeypatch.setattr("sys.stderr", FullDisk())
     train(make_run(text_file, num_steps=4, checkpoint_every_steps=2), tmp_path / "run")
     assert checkpoints(tmp_path / "run") == [4]
+
+
+def test_a_run_that_can_write_no_checkpoint_ends_at_the_second(text_file, tmp_path, monkeypatch):
+    def full(folder, rank, site, tensors):
+        if rank == 1:
+            raise RunError("the disk is full")
+        return write_file(folder, rank, site, tensors)
+
+    monkeypatch.setattr("farpipe.runtime.checkpoint.checkpointer.write_file", full)
+    words = r"no checkpoint after [24] steps: rank 1: the disk is full; it is not the first .* there is no checkpoint"
+    with pytest.raises(RunError, match=words):
+        train(make_run(text_file, num_steps=40, checkpoint_every_steps=2), tmp_path / "run")
+    assert len(metrics(tmp_path / "run")) < 40
+
+
+def test_parts_of_files_go_with_the_next_whole_checkpoint_and_a_manifest_that_is_being_written_stays(
+    text_file, tmp_path, monkeypatch
+):
+    def killed_before(folder, rank, site, tensors):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (".tmp5xAb9Q", ".rank-7.safetensors.part", ".manifest.json.abcd1234"):
+            (folder / name).write_text("half")
+        return write_file(folder, rank, site, tensors)
+
+    monkeypatch.setattr("farpipe.runtime.checkpoint.checkpointer.write_file", killed_before)
+    train(make_run(text_file, num_steps=2), tmp_path / "run")
+    hidden = [path.name for path in folder(tmp_path / "run", 2).iterdir() if path.name.startswith(".")]
+    assert hidden == [".manifest.json.abcd1234"], "another rank's, as far as anybody knows"
+
+
+def test_a_checkpoint_that_another_process_has_completed_is_no_failure(text_file, tmp_path, monkeypatch):
+    """Rank 1's disk takes no manifest, rank 0's does, and both are one."""
+    save = Manifest.save
+
+    def full_at_first(manifest, path):
+        save(manifest, path)
+        if threading.current_thread() is not threading.main_thread() and not full_at_first.failed:
+            full_at_first.failed = True
+            raise RunError("the disk is full")
+
+    full_at_first.failed = False
+    monkeypatch.setattr(Manifest, "save", full_at_first)
+    train(make_run(text_file, num_steps=4), tmp_path / "run")
+    assert checkpoints(tmp_path / "run") == [4]
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def failing_at(place, rank):

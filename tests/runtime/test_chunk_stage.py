@@ -10,12 +10,13 @@ from farpipe.cost.chunk_laws import Law
 from farpipe.errors import RunError
 from farpipe.runtime.chunk_stage import ChunkStage, chunk_batch
 from farpipe.runtime.executor import Executor
-from farpipe.runtime.model.chunk_attention import _grads, attend, attend_in_parts
-from farpipe.runtime.model.decoder import Numerics, StageModule, initialise, slices
-from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.runtime.model.chunk_attention import ChunkAttention, KeyValueStore, _grads, attend, attend_in_parts
+from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
 from farpipe.runtime.stage import Boundary
+from farpipe.runtime.stages.deferred import WeightGradStore
+from farpipe.runtime.stages.slices import slices
 from farpipe.search import search
-from farpipe.sequences import followed
+from farpipe.sequences import Chunk, Slice, followed
 from farpipe.sequences.cut import Cut, cut_batch
 from farpipe.sequences.order import chunk_order
 from farpipe.step import Problem, Rank, Stage
@@ -47,13 +48,15 @@ def make_stages(model, num_stages, dtype, seed=7):
     return made
 
 
-def plain_loss(module, documents):
-    """Every document alone and whole; the mean over all targets of the step."""
-    total, count = 0.0, sum(len(document) - 1 for document in documents)
-    for document in documents:
+def plain_loss(module, documents, counted=None):
+    """Every document alone and whole; the mean over all targets of the step that count."""
+    counted = counted or [torch.ones(len(document), dtype=torch.bool) for document in documents]
+    total, count = 0.0, sum(int(marks[1:].sum()) for marks in counted)
+    for document, marks in zip(documents, counted, strict=True):
         if len(document) > 1:
             logits = module(document[None, :-1])
-            total = total + functional.cross_entropy(logits[0], document[1:], reduction="sum")
+            losses = functional.cross_entropy(logits[0], document[1:], reduction="none")
+            total = total + losses[marks[1:]].sum()
     return total / count
 
 
@@ -88,13 +91,13 @@ def chunks_of(lengths, slices_of_longest, limit=1000):
     return cut_batch(lengths, Cut(target, limit), LAW).chunks()
 
 
-def assert_gradients(model, documents, chunks, schedule, recomputed, dtype):
+def assert_gradients(model, documents, chunks, schedule, recomputed, dtype, counted=None):
     """Loss and the gradient of every parameter are those of the plain model, and nothing is left behind."""
     made = make_stages(model, len(recomputed), dtype)
-    loss = run(made, schedule, chunk_batch(chunks, documents), recomputed)
+    loss = run(made, schedule, chunk_batch(chunks, documents, counted), recomputed)
     whole = StageModule(model, slices(((0, model.num_layers),))[0], LONGEST, None, Numerics(dtype, dtype))
     initialise(whole, 7)
-    expected = plain_loss(whole, documents)
+    expected = plain_loss(whole, documents, counted)
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=LIMITS[dtype])
     found = {name: p.grad for stage in made for name, p in stage.module.named_parameters()}
@@ -178,6 +181,36 @@ def test_packed_sequences_do_not_see_each_other():
         x = stage._compute(0, stage._tokens(0))
         losses.append(x[0, :6].detach())
     assert torch.equal(*losses)
+
+
+def test_prompts_are_read_and_not_trained_on():
+    """Also where a slice of a split sequence has no target that counts."""
+    documents = documents_of(MODELS["llama"], MIXED)
+    counted = [torch.arange(len(document)) >= min(25, len(document) // 2) for document in documents]
+    chunks = chunks_of(MIXED, 4)
+    order = chunk_order(followed(chunks), (0, 0))
+    recomputed = [[1] * len(chunks)] * 2
+    assert_gradients(MODELS["llama"], documents, chunks, order.schedule(), recomputed, torch.float64, counted)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_sequences_of_one_length_share_a_call_and_see_only_themselves(grouped, monkeypatch):
+    calls, plain = [], functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or plain(*a, **k))
+    torch.manual_seed(0)
+    sizes = [6, 4, 4, 4, 1, 1]
+    rows = [torch.randn(1, heads, sum(sizes), 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    rows = rows if grouped else [rows[0], rows[0] + 1, rows[0] * 2]
+    chunk = Chunk(tuple(Slice(index, 0, size, size) for index, size in enumerate(sizes)))
+    found = ChunkAttention(KeyValueStore(), "0", chunk, grouped)(*rows)
+    assert len(calls) == 3
+    pieces = zip(*(torch.split(row, sizes, -2) for row in rows), strict=True)
+    alone = torch.cat([plain(*piece, is_causal=True, enable_gqa=grouped) for piece in pieces], -2)
+    torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
+    weights = torch.randn_like(found)
+    leaves = [row for row in rows if row.is_leaf]
+    grads = [torch.autograd.grad((out * weights).sum(), leaves, retain_graph=True) for out in (found, alone)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("context", [0, 1, 7])

@@ -3,14 +3,28 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farpipe.errors import InputError
-from farpipe.runtime.data.batches import IGNORED, Batch, Batches, Share, require_vocabulary
-from farpipe.runtime.data.tokens import Tokens
+from farpipe.runtime.data import tokens
+from farpipe.runtime.data.batches import (
+    IGNORED,
+    Batch,
+    Batches,
+    DocumentBatches,
+    Permutation,
+    Share,
+    load_document_batches,
+    require_vocabulary,
+)
+from farpipe.runtime.data.tokens import Tokens, load_tokens
+from farpipe.spec import Data, Training
 from small_models import LLAMA
 
 TEXT = Tokens((np.frombuffer(bytes(range(256)) * 4, np.uint8),), 256)
 SHAPE = (3, 2, 16)
+MODEL = LLAMA.model_copy(update={"vocab_size": 256})
 
 
 def numbered(*sizes):
@@ -174,3 +188,116 @@ def test_a_vocabulary_that_is_too_small_is_refused():
     with pytest.raises(InputError, match=r"model\.vocab_size: .* 33 different tokens, the model 32"):
         require_vocabulary(numbered(33), LLAMA)
     require_vocabulary(numbered(32), LLAMA)
+
+
+@given(st.integers(1, 3000), st.integers(0, 5))
+def test_every_number_comes_exactly_once(size, key):
+    found = Permutation(size, key)(np.arange(size))
+    assert sorted(found.tolist()) == list(range(size))
+
+
+def test_it_depends_on_its_key_alone():
+    places = np.arange(1000)
+    assert (Permutation(1000, 1, 2)(places) == Permutation(1000, 1, 2)(places)).all()
+    assert (Permutation(1000, 1, 2)(places) != Permutation(1000, 1, 3)(places)).any()
+    assert (Permutation(1000, 1, 2)(places)[10:20] == Permutation(1000, 1, 2)(places[10:20])).all()
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 10**15])
+def test_it_looks_shuffled(size):
+    found = Permutation(size, 7)(np.arange(1000)) / size
+    assert abs(found.mean() - 0.5) < 0.03
+    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.1
+    assert abs(np.corrcoef(found, np.arange(1000))[0, 1]) < 0.1
+
+
+def batches(lengths, longest=8, global_batch=2, **options):
+    text = np.arange(sum(lengths), dtype=np.uint16)
+    return DocumentBatches(Tokens((text,), 1 << 16, ends=(np.cumsum(lengths),)), longest, global_batch, 3, **options)
+
+
+def test_an_epoch_has_every_token_once_and_no_sequence_is_too_long():
+    found = batches([5, 20, 0, 1, 8, 16], global_batch=4)
+    assert found.num_sequences == 8
+    assert found.longest_sequence == 8
+    seen = [piece for step in range(2) for piece in found.batch(step)]
+    assert [len(piece) for step in range(2) for piece in found.batch(step)] == [
+        length for step in range(2) for length in found.lengths(step)
+    ]
+    assert sorted(token for piece in seen for token in piece.tolist()) == list(range(50))
+    assert all((np.diff(piece) == 1).all() for piece in seen), "a sequence is of one document, in order"
+
+
+def test_held_out_documents_are_never_trained_on_and_epochs_differ():
+    found = batches([3] * 20, held_out=0.25, global_batch=5)
+    epochs = [[piece[0].item() for step in steps for piece in found.batch(step)] for steps in ((0, 1, 2), (3, 4, 5))]
+    assert len(set(epochs[0])) == 15
+    assert set(epochs[0]) == set(epochs[1])
+    assert epochs[0] != epochs[1]
+
+
+def test_too_few_documents_for_a_step_are_told():
+    with pytest.raises(InputError, match="2 sequences of up to 8 tokens, but one step takes 3"):
+        batches([16], global_batch=3)
+    with pytest.raises(InputError, match="0 sequences"):
+        batches([0], global_batch=1)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_files_are_documents(tmp_path, monkeypatch, in_memory):
+    monkeypatch.setattr(tokens, "IN_MEMORY_BYTES", 1 << 20 if in_memory else 1)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name, text in (("a", "one"), ("b", ""), ("c", "three and more"), ("d", "4")):
+        (folder / f"{name}.txt").write_text(text)
+    data = Data(source=str(folder), cache=str(tmp_path / "cache"))
+    (ends,) = load_tokens(data).ends
+    assert ends.tolist() == [5, 7, 23, 24]
+    training = Training(sequence_length=10, global_batch=5)
+    found = load_document_batches(data, MODEL, training)
+    assert sorted(found.lengths(0)) == [1, 2, 5, 6, 10]
+    texts = {bytes(piece.tolist()) for piece in found.batch(0)}
+    assert texts == {b"one\n\n", b"\n\n", b"three and ", b"more\n\n", b"4"}
+
+
+def test_arrays_of_tokens_say_beside_them_where_documents_end(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(10, dtype=np.uint16))
+    np.save(tmp_path / "a.ends.npy", np.array([4, 10]))
+    np.save(tmp_path / "b.npy", np.arange(3, dtype=np.uint16))
+    data = Data(source=str(tmp_path), cache=str(tmp_path / "cache"))
+    assert [ends.tolist() for ends in load_tokens(data).ends] == [[4, 10], [3]]
+    for wrong in ([4, 9], [5, 4, 10], [[4, 10]], []):
+        np.save(tmp_path / "a.ends.npy", np.array(wrong, np.int64))
+        with pytest.raises(
+            InputError, match=r"a\.ends\.npy: expected ascending numbers of tokens, the last of them 10"
+        ):
+            load_tokens(data)
+
+
+def test_the_digest_tells_documents_apart():
+    one = batches([5, 20, 4])
+    assert one.digest == batches([5, 20, 4]).digest
+    assert len({other.digest for other in (one, batches([6, 19, 4]), batches([5, 20, 4], longest=9))}) == 3
+
+
+def test_targets_that_are_only_read_do_not_count_in_any_replica():
+    text = np.arange(40, dtype=np.uint16)
+    marks = (text % 4 != 0).astype(np.uint8)
+    whole = Batches(Tokens((text,), 40, counted=(marks,)), (2, 1, 8), seed=0)
+    shares = [Batches(whole.tokens, (2, 1, 8), seed=0, share=Share(replica, 2)).batch(0) for replica in (0, 1)]
+    batch = whole.batch(0)
+    assert (batch.targets == IGNORED).tolist() == (((batch.tokens + 1) % 4) == 0).tolist()
+    assert batch.num_target_tokens == 12
+    assert [share.num_target_tokens for share in shares] == [12, 12]
+    assert sum(int((share.targets != IGNORED).sum()) for share in shares) == 12
+    assert whole.digest != Batches(Tokens((text,), 40), (2, 1, 8), seed=0).digest
+
+
+def test_sequences_of_documents_have_their_marks():
+    text = np.arange(40, dtype=np.uint16)
+    marks = (text >= 20).astype(np.uint8)
+    tokens = Tokens((text,), 40, ends=(np.array([15, 40]),), counted=(marks,))
+    found = DocumentBatches(tokens, 8, 3, seed=1, held_out=0.2)
+    for rows, counted in ((found.batch(0), found.counted(0)), (found.held_out_batch(0), found.held_out_counted(0))):
+        assert [(row >= 20).tolist() for row in rows] == [each.tolist() for each in counted]
+    assert DocumentBatches(Tokens((text,), 40, ends=tokens.ends), 8, 3, seed=1).counted(0) is None

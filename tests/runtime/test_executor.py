@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attempts import assert_one_of_five
+from attempts import assert_most_of_five
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.executor import Executor, lower, received, stage_ranks
 from farpipe.runtime.stage import SleepStage
@@ -194,6 +194,20 @@ def test_a_missing_message_is_named():
         run_ranks(2, work, timeout_s=0.2)
 
 
+def test_the_share_of_the_cpu_is_that_of_the_actions_alone():
+    problem = Problem(
+        num_microbatches=1,
+        ranks=(Rank(),),
+        stages=(Stage(rank=0, forward_s=0.05, input_grad_s=0.0, weight_grad_s=0.0),),
+        links={},
+        hops=(),
+    )
+    executed = []
+    schedule = Schedule.from_text(["0F0 0B0"], 1)
+    run_ranks(1, lambda peers: executed.append(Executor(schedule, {0: SleepStage(problem, 0)}, peers).run(0)))
+    assert 0 <= executed[0].cpu_share < 0.3  # it slept
+
+
 def test_a_rehearsal_takes_its_time_and_passes_tensors_of_the_right_size():
     link = {"a>b": Link(latency_s=0, bandwidth_bytes_per_s=1e9), "b>a": Link(latency_s=0, bandwidth_bytes_per_s=1e9)}
     stage = {"forward_s": (0.03, 0.01), "input_grad_s": 0.01, "weight_grad_s": 0.02}
@@ -212,7 +226,7 @@ def test_a_rehearsal_takes_its_time_and_passes_tensors_of_the_right_size():
     def late_s(logs):
         return (logs[0].actions[:, 1] - logs[0].actions[:, 0]) / 1e9 - [0.03, 0.01, 0.03, 0.01, 0.02]
 
-    first, second = assert_one_of_five(lambda _: run_ranks(2, work), lambda logs: max(late_s(logs)) < 0.02)
+    first, second = assert_most_of_five(lambda _: run_ranks(2, work), lambda logs: max(late_s(logs)) < 0.02)
     assert min(late_s([first])) >= 0
     assert second.messages[:, 4].tolist() == [1000, 2000]
     assert first.messages[:, 4].tolist() == [0, 0]

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from chunk_runs import make_run, write_documents
-from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
-from farpipe.runtime.held_bytes import HeldBytes
+from farpipe.runtime.chunk_stage import ChunkBatch, chunk_batch
 from farpipe.runtime.make_stage import make_stage, numerics_of
-from farpipe.runtime.model.decoder import slices as slices_of
+from farpipe.runtime.model.chunk_attention import HeldBytes
+from farpipe.runtime.stages.slices import slices as slices_of
 from farpipe.sequences import Chunk, Slice
 from farpipe.sequences.chunk import load_of
 from farpipe.sequences.cut import Cut, cut_batch
@@ -69,7 +69,7 @@ def test_every_chunk_holds_what_the_costs_say(documents, name, layers):
     ids = tuple(torch.zeros((1, chunk.num_tokens), dtype=torch.int64) for chunk in chunks)
     for part, costs in zip(slices_of(run.partition), run.chunk_costs.stages, strict=True):
         numerics = numerics_of(run.training, recompute="none")
-        stage = make_stage(run.model, run.training, part, numerics, "cpu", ChunkStage)
+        stage = make_stage(run.model, run.training, part, numerics, "cpu", on_chunks=True)
         stage.begin_chunks(ChunkBatch(chunks, ids, ids), [layers] * len(chunks))
         before, measured = 0, []
         for index, chunk in enumerate(chunks):

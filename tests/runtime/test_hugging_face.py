@@ -5,11 +5,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from farpipe.errors import InputError
-from farpipe.runtime.model import hugging_face
-from farpipe.runtime.model.decoder import StageModule, StageSlice, slices
-from farpipe.runtime.model.hugging_face import expected_names, load_weights, save_model, their_name
+from farpipe.runtime.model.hugging_face import expected_names, save_model, their_name
+from farpipe.runtime.stages import hugging_face_weights
+from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.runtime.stages.hugging_face_weights import load, read_config, save
+from farpipe.runtime.stages.slices import StageSlice, slices
 from farpipe.spec import parse_job
 from farpipe.spec.hugging_face import config_of, model_fields, read_model
+from farpipe.spec.hugging_face import read_config as read_config_alone
 from job_files import changed
 from runtime.hugging_face_golden import CONFIGS, GOLDEN, TOKENS, weight
 from small_models import GPT, even_partition
@@ -63,12 +66,14 @@ def write_model(folder, config, *, num_files=1, dtype=torch.float32):
     return tensors
 
 
+def load_stage(folder, part):
+    module = HuggingFaceSlice(build(read_config(folder), torch.float32), part)
+    load(module, folder)
+    return module
+
+
 def load_stages(folder, num_stages=1):
-    model = read_model(folder)
-    stages = [StageModule(model, part, len(TOKENS[0])) for part in slices(even_partition(model, num_stages))]
-    for stage in stages:
-        load_weights(stage, model, folder)
-    return stages
+    return [load_stage(folder, part) for part in slices(even_partition(read_model(folder), num_stages))]
 
 
 def run(stages):
@@ -109,29 +114,21 @@ def parse_model(config):
     return Model.model_validate(model_fields(config))
 
 
-EXPORTED = [name for name, config in CONFIGS.items() if config["model_type"] != "mistral"]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("max_shard_bytes", [1 << 30, 20_000])
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_what_was_loaded_is_exported_bit_for_bit(name, max_shard_bytes, dtype, tmp_path):
     tensors = write_model(tmp_path / "in", CONFIGS[name], num_files=2, dtype=getattr(torch, dtype))
     (tmp_path / "in" / "tokenizer.json").write_text("{}")
-    kind = CONFIGS[name]["model_type"]
     parameters = {key: p for stage in load_stages(tmp_path / "in", 2) for key, p in stage.named_parameters()}
-    model = read_model(tmp_path / "in")
-    save_model(parameters, model, tmp_path / "out", dtype=dtype, max_shard_bytes=max_shard_bytes)
+    save(parameters, tmp_path / "in", tmp_path / "out", dtype=dtype, max_shard_bytes=max_shard_bytes)
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert (len(files) > 1) == (max_shard_bytes == 20_000)
     assert all(file.stat().st_size < 20_000 + 4_000 for file in files) or max_shard_bytes > 20_000
     found = {key: tensor for file in files for key, tensor in load_file(file).items()}
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[key], tensors[key]) and found[key].dtype == tensors[key].dtype for key in tensors)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
-    assert read_model(tmp_path / "out") == model.model_copy(
-        update={"hugging_face": str(tmp_path / "out"), "name": read_model(tmp_path / "out").name}
-    )
+    assert read_model(tmp_path / "out").num_params == read_model(tmp_path / "in").num_params
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert torch.equal(run(load_stages(tmp_path / "out")), run(load_stages(tmp_path / "in")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], "nothing temporary is left"
@@ -140,18 +137,26 @@ def test_what_was_loaded_is_exported_bit_for_bit(name, max_shard_bytes, dtype, t
 def test_a_stage_reads_its_own_tensors_only(tmp_path, monkeypatch):
     write_model(tmp_path / "m", CONFIGS["llama 3, grouped"], num_files=3)
     read = []
-    whole = hugging_face._read_tensors
+    whole = hugging_face_weights.convert_and_load_state_dict_in_model
 
-    def listening(path, names):
-        read.extend(names)
-        return whole(path, names)
+    def listening(model, slices, settings):
+        read.extend(slices)
+        return whole(model, slices, settings)
 
-    monkeypatch.setattr(hugging_face, "_read_tensors", listening)
-    model = read_model(tmp_path / "m")
-    stage = StageModule(model, StageSlice(1, 2, False, False), 4)
-    load_weights(stage, model, tmp_path / "m")
+    monkeypatch.setattr(hugging_face_weights, "convert_and_load_state_dict_in_model", listening)
+    load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
     assert len(read) == 9
     assert all(name.startswith("model.layers.1.") for name in read)
+
+
+def test_files_of_other_stages_need_not_be_there(tmp_path):
+    write_model(tmp_path / "m", CONFIGS["llama 3, grouped"], num_files=30)
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())["weight_map"]
+    for file in {file for name, file in index.items() if not name.startswith("model.layers.1.")}:
+        (tmp_path / "m" / file).unlink()
+    load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
+    with pytest.raises(InputError, match=r"model-\d+-of-00030\.safetensors: can't be read: No such file"):
+        load_stage(tmp_path / "m", StageSlice(0, 1, True, False))
 
 
 @pytest.mark.parametrize(
@@ -180,10 +185,39 @@ def test_a_stage_reads_its_own_tensors_only(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_not_supported_is_refused(changes, message, tmp_path):
-    write_model(tmp_path / "m", CONFIGS["llama 2"])
-    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIGS["llama 2"] | changes))
+    """By farpipe's own decoder, which learns of a model by its config alone."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama 2"] | changes))
     with pytest.raises(InputError, match=message):
+        read_config_alone(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sliding_window": 8, "model_type": "mistral"}, {"rope_parameters": {"partial_rotary_factor": 0.5}}]
+)
+def test_what_transformers_computes_needs_no_description_of_ours(changes, tmp_path):
+    config = CONFIGS["llama 2"] | changes
+    write_model(tmp_path / "m", CONFIGS["llama 2"])
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    model = read_model(tmp_path / "m")
+    assert (model.num_layers, model.hidden, model.hugging_face) == (3, 32, str(tmp_path / "m"))
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"quantization_config": {"bits": 4}}))
+    with pytest.raises(InputError, match="quantization_config"):
         read_model(tmp_path / "m")
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+GEMMA = {
+    "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "num_params"), [(GPT2, 124_439_808), (GEMMA, 999_885_952)], ids=["gpt2", "gemma3"])
+def test_other_models_have_about_their_published_number_of_parameters(config, num_params, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = read_model(tmp_path)
+    assert model.num_params == pytest.approx(num_params, rel=1e-3)
+    assert model.tied_embeddings, "which their configs need not say"
 
 
 def test_a_mistral_has_to_say_that_it_has_no_window():
@@ -250,31 +284,31 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(InputError, match="there is no such folder"):
         read_model(tmp_path / "absent")
     write_model(tmp_path / "m", CONFIGS["llama 2"], num_files=2)
-    model = read_model(tmp_path / "m")
-    stage = StageModule(model, StageSlice(0, 1, True, False), 4)
+    part = StageSlice(0, 1, True, False)
     index = tmp_path / "m" / "model.safetensors.index.json"
     text = index.read_text()
     index.write_text(text.replace("model.embed_tokens.weight", "model.embed_token.weight"))
-    with pytest.raises(InputError, match=r"no tensor model\.embed_tokens\.weight; did you mean 'model\.embed_token\."):
-        load_weights(stage, model, tmp_path / "m")
+    with pytest.raises(InputError, match=r"no tensor model\.embed_tokens\.weight; does config\.json belong"):
+        load_stage(tmp_path / "m", part)
     index.write_text(text.replace("model-00001", "../model-00001"))
     with pytest.raises(InputError, match="expected a table from tensors to files of this folder"):
-        load_weights(stage, model, tmp_path / "m")
+        load_stage(tmp_path / "m", part)
     index.unlink()
     with pytest.raises(InputError, match=r"neither model\.safetensors nor"):
-        load_weights(stage, model, tmp_path / "m")
+        load_stage(tmp_path / "m", part)
 
 
 def test_damaged_and_unfitting_files_are_told(tmp_path):
     write_model(tmp_path / "m", CONFIGS["llama 2"])
-    other = read_model(tmp_path / "m").model_copy(update={"vocab_size": 65})
-    with pytest.raises(InputError, match=r"embed_tokens\.weight is \[64, 32\] .* needs \[65, 32\]"):
-        load_weights(StageModule(other, StageSlice(0, 1, True, False), 4), other, tmp_path / "m")
+    part = StageSlice(0, 1, True, False)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIGS["llama 2"] | {"vocab_size": 65}))
+    with pytest.raises(InputError, match=r"embed_tokens\.weight is \[64, 32\], but the model needs \[65, 32\]"):
+        load_stage(tmp_path / "m", part)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIGS["llama 2"]))
     file = tmp_path / "m" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    model = read_model(tmp_path / "m")
     with pytest.raises(InputError, match=r"model\.safetensors: not a whole safetensors file"):
-        load_weights(StageModule(model, StageSlice(0, 1, True, False), 4), model, tmp_path / "m")
+        load_stage(tmp_path / "m", part)
 
 
 def test_what_can_not_be_exported_is_refused(tmp_path):
@@ -286,7 +320,7 @@ def test_what_can_not_be_exported_is_refused(tmp_path):
         save_model({}, model, tmp_path / "out")
     parameters = dict(load_stages(tmp_path / "m")[0].named_parameters())
     with pytest.raises(InputError, match="has something in it"):
-        save_model(parameters, model, tmp_path / "m")
+        save(parameters, tmp_path / "m", tmp_path / "m")
 
 
 def test_a_job_takes_the_shape_from_the_config(tmp_path):

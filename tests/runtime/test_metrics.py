@@ -7,12 +7,11 @@ import weakref
 
 import pytest
 
-from farpipe.cost.flops import step_flops
+from farpipe.cost.flops import causal_share, step_flops
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.figures import metrics as metrics_module
 from farpipe.runtime.figures import sinks as sinks_module
-from farpipe.runtime.figures.log_line import is_logged, log_line
-from farpipe.runtime.figures.metrics import MetricsFile, last_line, read_metrics, summarise
+from farpipe.runtime.figures.metrics import MetricsFile, is_logged, last_line, log_line, read_metrics, summarise
 from farpipe.runtime.figures.sinks import Prometheus, figures, open_sinks
 from farpipe.runtime.run_spec import MetricsSettings
 from trainings import make_run, metrics, train
@@ -40,6 +39,7 @@ def test_a_line_has_what_people_watch(text_file, tmp_path):
         assert entry["learning_rate"] == run.training.learning_rate
         expected = step_flops(run.model, 6, 8) / entry["step_s"] / 1e9
         assert entry["model_flops_utilisation"] == pytest.approx(expected)
+        assert entry["causal_utilisation"] == pytest.approx(expected * causal_share(run.model, 6))
     assert summary.model_flops_utilisation > 0
 
 
@@ -93,18 +93,61 @@ def test_lines_of_steps_that_are_done_again_are_dropped(tmp_path):
     assert path.read_text() == ""
 
 
-def test_a_restart_reads_no_more_of_a_long_file_than_its_end(tmp_path, monkeypatch):
+def test_the_last_line_of_a_long_file_is_found_from_its_end(tmp_path, monkeypatch):
     path, parsed = tmp_path / "metrics.jsonl", []
     path.write_text("".join(json.dumps(line(step, 3)) + "\n" for step in range(10_000)))
-    size = path.stat().st_size
     monkeypatch.setattr(metrics_module, "parse_json", lambda text, source: parsed.append(text) or json.loads(text))
-    for first_step, attempt in ((10_000, 4), (9_995, 4)):
-        file = MetricsFile(path, first_step)
-        assert file.attempt == attempt
-        file.close()
-    assert len(parsed) < 12
-    assert path.stat().st_size < size
-    assert last_line(path)["step"] == 9_994
+    assert last_line(path)["step"] == 9_999
+    assert len(parsed) == 1
+
+
+def written(path, steps, attempt=0):
+    path.write_text("".join(json.dumps(line(step, attempt)) + "\n" for step in steps))
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last", "zeros"])
+def test_damaged_lines_are_put_aside_and_said(place, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    written(path, range(5))
+    lines = path.read_bytes().splitlines(keepends=True)
+    number = {"first": 0, "middle": 2, "last": 4, "zeros": 4}[place]
+    lines[number] = bytes(len(lines[number]) - 1) + b"\n" if place == "zeros" else lines[number].replace(b'"', b"#", 1)
+    path.write_bytes(before := b"".join(lines))
+    file = MetricsFile(path, first_step=5)
+    file.write(line(5, file.attempt))
+    file.close()
+    assert [entry["step"] for entry in read_metrics(path)] == [step for step in range(6) if step != number]
+    assert (tmp_path / "metrics-damaged-1.jsonl").read_bytes() == before
+    assert len(file.problems) == 2
+    assert "the file is kept as metrics-damaged-1.jsonl, its 4 good lines are used" in file.problems[0]
+    assert f"has no lines of 1 earlier steps, the first of which is {number}" in file.problems[1]
+    assert summarise(read_metrics(path), None).num_steps == 6
+
+
+@pytest.mark.parametrize(("steps", "missing"), [((), range(4)), ((0, 1, 3), [2]), ((1, 2, 3), [0]), (range(4), [])])
+def test_missing_lines_are_said(steps, missing, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    if steps:
+        written(path, steps)
+    file = MetricsFile(path, first_step=4)
+    file.close()
+    told = [f"{path}: has no lines of {len(missing)} earlier steps, the first of which is {min(missing, default=0)}"]
+    assert file.problems == (told if missing else [])
+
+
+def test_a_run_that_goes_on_from_another_one_has_no_earlier_lines(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl", first_step=4, is_whole=False)
+    file.close()
+    assert file.problems == []
+
+
+def test_a_directory_that_is_renamed_is_missed_at_once(tmp_path):
+    (tmp_path / "run").mkdir()
+    file = MetricsFile(tmp_path / "run" / "metrics.jsonl")
+    (tmp_path / "run").rename(tmp_path / "other")
+    with pytest.raises(RunError, match="it or its directory was removed or renamed while the run went on"):
+        file.write(line(0))
+    file.close()
 
 
 @pytest.mark.parametrize("text", [None, "", '{"step": 0, "att'])
@@ -123,7 +166,7 @@ def test_a_file_that_somebody_removes_is_missed_at_once(tmp_path):
     file = MetricsFile(path)
     file.write(line(0))
     path.unlink()
-    with pytest.raises(RunError, match=r"metrics\.jsonl: can't be written: it was removed while the run went on"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: can't be written: it or its directory was removed or renamed"):
         file.write(line(1))
     file.close()
 
@@ -240,15 +283,22 @@ def test_what_is_open_is_closed_when_a_later_one_fails(tmp_path, monkeypatch):
 
 def test_a_line_of_the_log_has_what_torchtitans_has():
     figures = line(9, loss=4.25, grad_norm=1.5, rss_max_bytes=1 << 30, tokens_per_s=7225.4, step_s=0.5671)
-    figures |= {"model_flops_utilisation": 0.1234}
+    figures |= {"model_flops_utilisation": 0.1234, "causal_utilisation": 0.12}
     expected = "step: 10/40  loss: 4.2500  grad_norm: 1.5000  memory: 1 GiB  step_s: 0.567  tps: 7,225  mfu: 12.34%"
+    expected += "  causal_mfu: 12.00%"
     assert log_line(figures, 40) == expected
-    rehearsed = figures | {"loss": None, "grad_norm": None, "model_flops_utilisation": None, "tokens_per_s": 0.0}
+    rehearsed = figures | {
+        "loss": None,
+        "grad_norm": None,
+        "model_flops_utilisation": None,
+        "causal_utilisation": None,
+        "tokens_per_s": 0.0,
+    }
     assert log_line(rehearsed, 40) == "step: 10/40  memory: 1 GiB  step_s: 0.567"
 
 
 def test_the_first_the_last_and_every_nth_step_are_logged():
-    assert [step for step in range(25) if is_logged(step, 25)] == [0, 9, 19, 24]
+    assert [step for step in range(25) if is_logged(step, 25, every=10)] == [0, 9, 19, 24]
     assert [step for step in range(25) if is_logged(step, 25, every=0)] == []
 
 

@@ -1,10 +1,14 @@
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from farpipe.errors import InputError
-from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, compute_dtype, initialise, rotate, slices
-from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.runtime.model.decoder import Numerics, StageModule, compute_dtype, discarding, initialise, rotate
+from farpipe.runtime.stages.deferred import WeightGradStore
+from farpipe.runtime.stages.slices import StageSlice, slices
 from farpipe.spec import Model
 from small_models import (
     GPT,
@@ -145,3 +149,37 @@ def test_recomputing_attention_keeps_no_scores_and_recomputing_all_keeps_next_to
     none, selective, full = (kept_bytes(LLAMA, recompute) for recompute in ("none", "selective", "full"))
     assert selective + inputs <= none - 0.9 * scores, "nearly all of two layers' softmax"
     assert full + 2 * MICROBATCH_SIZE * LONG * LLAMA.hidden * 8 < (selective + inputs) / 4
+
+
+def test_a_result_is_made_again_once_for_all_that_use_it():
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    made = []
+
+    def work(values):
+        made.append(values.exp())
+        return made.pop() if torch.is_grad_enabled() else made[-1]
+
+    with discarding(work, x) as y:
+        loss = sum((y @ weight).square().sum() for weight in weights)
+    del y
+    found = torch.autograd.grad(loss, [x, *weights])
+    assert len(made) == 1
+    plain = sum((x.exp() @ weight).square().sum() for weight in weights)
+    for one, other in zip(found, torch.autograd.grad(plain, [x, *weights]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_norm_s_result_is_not_kept_by_the_maps_that_read_it():
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    norm = torch.nn.LayerNorm(4, dtype=torch.float64)
+    with discarding(norm, x) as y:
+        gone, kept = weakref.ref(y), y @ weight
+    del y
+    gc.collect()
+    assert gone() is None
+    kept.sum().backward()
+    assert weight.grad is not None
+    with torch.no_grad():
+        torch.testing.assert_close(weight.grad, (norm(x).T @ torch.ones(3, 4, dtype=torch.float64)))

@@ -1,10 +1,13 @@
 import dataclasses
 import json
 import math
+import re
 import resource
 import socket
 import time
+import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from farpipe.errors import InputError, RunError
 from farpipe.runtime.executor import StepEvents, message_table
 from farpipe.runtime.figures.metrics import Summary, num_skipped_steps, summarise
 from farpipe.runtime.figures.recorder import Recorder
+from farpipe.runtime.figures.sinks import Prometheus, gauge_name
 from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
 from farpipe.runtime.run_spec import MetricsSettings, RunSpec, TransportSettings
 from farpipe.simulate import simulate
@@ -60,7 +64,7 @@ def played(step=0, skew_ns=(0, 0), slower=1.0):
 
 
 def test_reports_survive_the_way_to_rank_0():
-    further = {"pause_ns": 7, "evaluation_loss": 3.5, "rss_bytes": 8, "cuda_peak_bytes": 9}
+    further = {"pause_ns": 7, "evaluation_loss": 3.5, "cpu_share": 0.5, "rss_bytes": 8, "cuda_peak_bytes": 9}
     report = dataclasses.replace(played()[1], **further, link_bytes=np.array([5, 6]))
     found = StepReport.unpack(report.pack())
     assert {name: getattr(found, name) for name in further} == further
@@ -83,6 +87,13 @@ def test_a_run_that_does_what_was_predicted_is_measured_as_predicted(skew_ns):
         assert np.array_equal(measured.actions[name], predicted.actions[name])
     key = ["kind", "stage", "microbatch"]
     assert np.array_equal(np.sort(measured.messages, order=key)[key], np.sort(predicted.messages, order=key)[key])
+
+
+def test_a_step_has_the_cpu_share_of_the_rank_that_had_it_least():
+    first, second = played()
+    reports = [dataclasses.replace(first, cpu_share=0.9), dataclasses.replace(second, cpu_share=0.4)]
+    assert step_metrics(None, reports, tokens=1)["cpu_share"] == 0.4
+    assert step_metrics(None, [first, second], tokens=1)["cpu_share"] is None  # nobody computed on a CPU
 
 
 def later(report, by_ns):
@@ -191,6 +202,37 @@ def test_sinks_are_closed_when_the_metrics_can_not_be_written(tmp_path):
     with pytest.raises(InputError, match="not a line of metrics"):
         Recorder(run, tmp_path, InProcessPeers(Switchboard(2), 0))
     socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_the_dashboard_asks_for_what_the_endpoint_has(tmp_path):
+    """Every metric of recipes/grafana.json is one that lines of a run, with a link event, give the endpoint."""
+    pytest.importorskip("prometheus_client")
+    board = json.loads((Path(__file__).parents[2] / "recipes" / "grafana.json").read_text())
+    wanted = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"farpipe_\w+", target["expr"])
+    }
+    recorder, peers = make_recorder(tmp_path)
+    post(peers, played(0))
+    recorder.collect()
+    recorder.close()
+    [line] = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    sink = Prometheus("127.0.0.1", 0, "tiny")
+    try:
+        sink.write(line | {"link_events": [{"kind": "outage", "link": "a>b"}] * 2})
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    finally:
+        sink.close()
+    assert 'farpipe_link_events_total{kind="outage",link="a>b",run="tiny"} 2.0' in text
+    missing = wanted - set(re.findall(r"^(farpipe_\w+)\{", text, re.MULTILINE))
+    assert not missing - {gauge_name(name) for name in OPTIONAL}, missing
+
+
+OPTIONAL = ("evaluation_loss", "model_flops_utilisation")
+"""Figures of runs that evaluate, and of devices with a known peak."""
 
 
 class PeersAfterAnOutage(InProcessPeers):

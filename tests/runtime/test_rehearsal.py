@@ -2,7 +2,7 @@
 
 import pytest
 
-from attempts import assert_one_of_five
+from attempts import assert_most_of_five_steps
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
@@ -24,21 +24,22 @@ def two_sites(num_microbatches=16, forward_s=0.020, latency_s=0.020, mbit_per_s=
 
 @pytest.mark.parametrize("method", ["1f1b", "gpipe", "eager"])
 def test_measured_step_time_is_the_predicted_one(method, tmp_path):
-    """Within 5 % in one of five runs."""
+    """The median of five steps is within 5 %; where others keep the machine busy, nothing can be concluded."""
     problem = two_sites()
     schedule = order(method, problem)
     predicted = simulate(problem, schedule)
-    spec = RunSpec(problem=problem, schedule=schedule, sites=("a", "a", "b", "b"), num_steps=4, device="sleep")
-    assert_one_of_five(lambda index: run(spec, tmp_path / str(index)), lambda run: is_as_predicted(run, predicted))
+    spec = RunSpec(problem=problem, schedule=schedule, sites=("a", "a", "b", "b"), num_steps=8, device="sleep")
+    start = lambda: run(spec, tmp_path)  # noqa: E731
+    assert_most_of_five_steps(start, tmp_path, lambda step: is_as_predicted(step, predicted))
 
 
-def is_as_predicted(summary, predicted):
+def is_as_predicted(step, predicted):
     """True if step time and exposed times are within 5 % of the step; never faster than the links allow."""
-    assert summary.makespan_s > 0.99 * predicted.makespan_s
+    assert step["makespan_s"] > 0.99 * predicted.makespan_s
     tolerance = 0.05 * predicted.makespan_s
     inter_site_s, intra_site_s = predicted.exposed_s.mean(axis=0)
     return (
-        abs(summary.makespan_s - predicted.makespan_s) <= tolerance
-        and abs(summary.exposed_inter_site_s - inter_site_s) <= tolerance
-        and abs(summary.exposed_intra_site_s - intra_site_s) <= tolerance
+        abs(step["makespan_s"] - predicted.makespan_s) <= tolerance
+        and abs(step["exposed_inter_site_s"] - inter_site_s) <= tolerance
+        and abs(step["exposed_intra_site_s"] - intra_site_s) <= tolerance
     )

@@ -63,8 +63,8 @@ def make_run(text_file, placement, replicas, *, model=LLAMA, split=False, method
     )
 
 
-def train(run, dtype, num_steps=NUM_STEPS):
-    """Every process's reports and Trainer after the steps, by process; weights complete."""
+def train(run, dtype, num_steps=NUM_STEPS, late_s=()):
+    """Every process's reports and Trainer after the steps, by process; weights complete. `late_s`: see `run_ranks`."""
 
     def work(peers):
         learning = Trainer(run, peers, parameters=dtype)
@@ -74,7 +74,7 @@ def train(run, dtype, num_steps=NUM_STEPS):
         learning.complete_weights(num_steps - 1)
         return reports, learning
 
-    return run_ranks(run.num_processes, work)
+    return run_ranks(run.num_processes, work, late_s=late_s)
 
 
 def weights_of(run, results, replica):
@@ -87,9 +87,9 @@ def weights_of(run, results, replica):
     return found
 
 
-def assert_equals_whole(run, dtype):
+def assert_equals_whole(run, dtype, late_s=()):
     """Losses, norms and weights after several steps are the plain model's; replicas have the same bits."""
-    results, training = train(run, dtype), run.training
+    results, training = train(run, dtype, late_s=late_s), run.training
     losses, norms, whole = train_in_one_process(run, dtype)
     limit = LIMITS[dtype]
     for step in range(NUM_STEPS):
@@ -147,6 +147,14 @@ def test_replicas_inside_and_across_sites(replicas, zero1, text_file):
 def test_tied_matrices_of_replicas(placement, model, zero1, text_file):
     run = make_run(text_file, placement, (("a", "a"), ("b", "b")), model=model, zero1=zero1, split=True)
     assert_equals_whole(run, torch.float64)
+
+
+@pytest.mark.parametrize("zero1", [False, True], ids=["whole", "zero1"])
+@pytest.mark.parametrize("late", [0, 2])
+def test_what_is_late_to_one_replica_is_what_was_summed(late, zero1, text_file):
+    """With three replicas one may be done with the sum, and with the ends' exchange, before another has heard of it."""
+    run = make_run(text_file, (0, 1), (("a", "a"), ("b", "b"), ("c", "c")), model=TIED, zero1=zero1)
+    assert_equals_whole(run, torch.float64, late_s={late: 0.03})
 
 
 def gradients_of(run, dtype):

@@ -197,10 +197,43 @@ def test_collectives_of_replicas_are_those_that_the_training_needs():
     options = {"replicas": (SITES,) * 2}
     assert make_run(make_problem(sync=divided), training=zero1, **options).has_gather(1)
     assert not make_run(make_problem(sync=whole), training=HALF, **options).has_gather(1)
-    with pytest.raises(ValueError, match="zero1 = True: every stage needs a reduce and a gather"):
+    with pytest.raises(ValueError, match="zero = 1: every stage needs a reduce and a gather"):
         make_run(make_problem(sync=whole), training=zero1, **options)
-    with pytest.raises(ValueError, match="zero1 = False: every stage needs a reduce and no gather"):
+    with pytest.raises(ValueError, match="zero = auto: every stage needs a reduce and no gather"):
         make_run(make_problem(sync=divided), training=HALF, **options)
+
+
+AWAY = ("c", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "num_sharing", "reduced"),
+    [((SITES,) * 2, 2, False), ((SITES, SITES, AWAY, AWAY), 2, True), ((SITES, AWAY), 1, True)],
+)
+def test_replicas_at_a_site_share_weights_with_zero_3_and_sum_over_sites(replicas, num_sharing, reduced):
+    batch = 8 * len(replicas)
+    training = TRAINING.model_copy(update={"zero": 3, "global_batch": batch})
+    own = LLAMA.model_copy(update={"module": "package:build"})
+    run = make_run(training=training, replicas=replicas, model=own)
+    assert (run.num_sharing, run.has_reduce(0), run.has_gather(0)) == (num_sharing, reduced, False)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "model", "message"),
+    [
+        ((SITES, SITES, AWAY), {"module": "package:build"}, "as many at every site"),
+        (
+            (SITES, ("a", "c", "d")),
+            {"module": "package:build"},
+            "the same ones at all sites that they have; say zero = 1",
+        ),
+        ((SITES, SITES), {}, "zero = 3 is not for farpipe's own decoder; use model.hugging_face, or say zero = 1"),
+    ],
+)
+def test_replicas_that_can_t_share_weights_are_refused(replicas, model, message):
+    training = TRAINING.model_copy(update={"zero": 3, "global_batch": 8 * len(replicas)})
+    with pytest.raises(ValueError, match=message):
+        make_run(training=training, replicas=replicas, model=LLAMA.model_copy(update=model))
 
 
 def test_recomputation_is_said_per_stage():

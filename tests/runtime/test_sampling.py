@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.runtime.figures import sampling
+from farpipe.runtime.figures import step_report
 from farpipe.runtime.figures.metrics import read_metrics
-from farpipe.runtime.figures.sampling import is_recorded, record_bytes, record_every
-from farpipe.runtime.figures.step_report import StepReport
+from farpipe.runtime.figures.step_report import StepReport, is_recorded, record_bytes, record_every
 from farpipe.runtime.train import train_rank
 from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
-from farpipe.spec.replanning import ReplanSettings
+from farpipe.spec.training import ReplanSettings
 from in_process import run_ranks
 from runtime.test_recorder import PROBLEM, RUN, SCHEDULE, make_recorder, played, post
 from runtime.test_train import make_run
@@ -27,7 +26,7 @@ def test_what_is_counted_is_what_is_sent():
 
 
 def test_large_records_are_sampled(monkeypatch):
-    monkeypatch.setattr(sampling, "RECORD_BYTES", record_bytes(RUN) / 3)
+    monkeypatch.setattr(step_report, "RECORD_BYTES", record_bytes(RUN) / 3)
     assert record_every(RUN) == 3
     twice = RUN.model_copy(update={"replicas": (("a", "b"),) * 2})
     assert record_every(twice) == 6
@@ -48,7 +47,7 @@ def test_a_report_without_its_record_survives_the_way_to_rank_0():
 
 
 def test_figures_are_of_the_recorded_steps_and_the_others_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampling, "RECORD_BYTES", record_bytes(RUN) / 2)
+    monkeypatch.setattr(step_report, "RECORD_BYTES", record_bytes(RUN) / 2)
     recorder, peers = make_recorder(tmp_path, num_steps=9)
     for step, slower in enumerate([9, 9, 9, 2, 7, 3, 7, 2, 7]):
         reports = played(step, slower=slower)
@@ -83,7 +82,7 @@ class Listener:
 @pytest.mark.slow
 def test_a_training_tells_re_planning_of_the_recorded_steps(text_file, tmp_path, monkeypatch):
     run = make_run(text_file, num_steps=7).model_copy(update={"replan": ReplanSettings()})
-    monkeypatch.setattr(sampling, "RECORD_BYTES", record_bytes(run) / 3)
+    monkeypatch.setattr(step_report, "RECORD_BYTES", record_bytes(run) / 3)
     watch = Listener()
     run_ranks(2, lambda peers: train_rank(run, peers, tmp_path, make_watch=lambda run, run_dir, step: watch))
     num_actions = sum(map(len, run.schedule.ranks))

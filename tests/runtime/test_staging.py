@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from farpipe.errors import RunError
-from farpipe.runtime import message_memory as memory_of_messages
 from farpipe.runtime import staging, train
 from farpipe.runtime.executor import Executor, stage_ranks
 from farpipe.runtime.figures.metrics import read_metrics
-from farpipe.runtime.message_memory import host_tensor, message_memory
-from farpipe.runtime.peers import TensorMessage
-from farpipe.runtime.staging import Staging
-from farpipe.runtime.tensor_peers import describe, tensor_of
+from farpipe.runtime.peers import TensorMessage, describe, tensor_of
+from farpipe.runtime.staging import Staging, host_tensor, message_memory
 from farpipe.runtime.train import train_rank
 from farpipe.schedule.library import order
 from farpipe.transport import MessageTimes, Tag
@@ -175,7 +172,7 @@ def test_a_message_that_cannot_be_sent_is_told_by_the_next_one(gpu):
     outlet = Outlet(error=RunError("no room within 60 s"))
     staged = Staging(outlet, outlet.abort, cuda=gpu)
     staged.send(2, "forward", tag(0), computed(gpu, 0.0))
-    staged._leaving[0].task._done.wait(LIMIT_S)
+    assert staged._leaving[0].task.exception(LIMIT_S) is not None
     with pytest.raises(RunError, match="no room within 60 s"):
         staged.send(2, "forward", tag(1), computed(gpu, 1.0))
     assert outlet.reasons == ["no room within 60 s"]
@@ -370,9 +367,7 @@ def test_training_through_staging_is_training(options, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("device", "expected"), [("cpu", False), ("cuda", True)])
 def test_a_rank_with_a_gpu_receives_into_page_locked_memory(gpu, monkeypatch, device, expected):
     made = []
-    monkeypatch.setattr(
-        memory_of_messages, "host_tensor", lambda *args, **kw: made.append(host_tensor(*args, **kw)) or made[0]
-    )
+    monkeypatch.setattr(staging, "host_tensor", lambda *args, **kw: made.append(host_tensor(*args, **kw)) or made[0])
     data = message_memory(device)(16)
     data[:] = torch.arange(4.0).numpy().tobytes()
     assert tensor_of(data, describe(torch.empty(4))).tolist() == [0, 1, 2, 3]

@@ -1,7 +1,9 @@
+import gzip
 import json
 import os
 import threading
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.data import documents, known_files, token_cache, tokens
-from farpipe.runtime.data.tokenizer import LearnedTokenizer
+from farpipe.runtime.data.documents import Encoded, LearnedTokenizer
+from farpipe.runtime.data.known_files import OpenedFile
 from farpipe.runtime.data.tokens import SAMPLED_BYTES, Tokens, load_tokens
 from farpipe.spec import Data
 
@@ -128,10 +131,10 @@ def test_a_crash_while_tokenizing_leaves_nothing(tmp_path, tokenizer, monkeypatc
     data = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer))
 
     def broken(*_):
-        yield np.array([2], np.uint16), False
+        yield Encoded(np.array([2], np.uint16), False)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LearnedTokenizer, "tokens", broken)
+    monkeypatch.setattr(LearnedTokenizer, "encoded", broken)
     with pytest.raises(KeyboardInterrupt):
         load_tokens(data)
     assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".lock"}, "of which nobody is the owner"
@@ -185,7 +188,7 @@ def test_what_can_not_be_read_is_named(tmp_path, tokenizer):
         (data_of(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": 5}\n'), r"a\.jsonl:2: expected an object with text"),
         (data_of(tmp_path, "b.jsonl", "{}\n"), r"b\.jsonl:1: expected an object with text under 'text'"),
         (data_of(tmp_path, "c.jsonl", '{"text": \n'), r"c\.jsonl:1: not JSON"),
-        (data_of(tmp_path, "d.parquet", "PAR1 no"), r"d\.parquet: not a parquet file"),
+        (data_of(tmp_path, "d.parquet", "PAR1 no"), r"d\.parquet: not a table of Parquet"),
         (data_of(tmp_path, "e.npy", "no"), r"e\.npy: not an array"),
         (data_of(tmp_path, "empty.npy", ""), r"empty\.npy: not an array"),
         (data_of(tmp_path, "f.bin", "no"), r"f\.json: can't be read"),
@@ -242,10 +245,12 @@ def test_a_cache_that_can_not_be_written_is_told(tmp_path, tokenizer):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The names of the files whose content was hashed; files count as settled at once."""
+    """The names of the files of text whose content was hashed; files count as settled at once."""
     found, read = [], known_files._hash
     monkeypatch.setattr(known_files, "SETTLED_NS", -(10**9))
-    monkeypatch.setattr(known_files, "_hash", lambda file: (found.append(file.name), read(file))[1])
+    monkeypatch.setattr(
+        known_files, "_hash", lambda file: (file.suffix == ".txt" and found.append(file.name), read(file))[1]
+    )
     return found
 
 
@@ -331,6 +336,64 @@ def test_no_change_of_a_large_text_goes_unseen(tmp_path, monkeypatch):
         assert found[0] == found[2] != found[1]
 
 
+def mapped_tokens(tmp_path, numbers=range(100), **header):
+    """A file of tokens, opened."""
+    (tmp_path / "a.bin").write_bytes(np.array(numbers, "<u2").tobytes())
+    body = {"format": "farpipe/tokens/1", "dtype": "uint16", "num_tokens": len(numbers), "vocab_size": 100} | header
+    (tmp_path / "a.json").write_text(json.dumps(body))
+    return load_tokens(Data(source=str(tmp_path / "a.bin"), cache=str(tmp_path / "cache")))
+
+
+def read(tokens, start, stop):
+    """Tokens of the first shard."""
+    return tokens.read(*(np.array([place]) for place in (0, start, stop)))[0].tolist()
+
+
+def test_a_batch_looks_at_each_file_twice_however_many_sequences_it_has(tmp_path, monkeypatch):
+    found, looks = mapped_tokens(tmp_path), []
+    before = OpenedFile.expect_unchanged
+    monkeypatch.setattr(OpenedFile, "expect_unchanged", lambda *args: (looks.append(1), before(*args)))
+    starts = np.arange(0, 90, 3)
+    assert len(found.read(np.zeros_like(starts), starts, starts + 5)) == 30
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize("how", ["in place", "shorter", "another file", "gone"])
+def test_tokens_that_change_while_they_are_trained_on_are_refused(how, tmp_path):
+    found, file = mapped_tokens(tmp_path), tmp_path / "a.bin"
+    assert read(found, 3, 6) == [3, 4, 5]
+    time.sleep(0.02)  # longer than a file system's clock needs for a tick
+    if how == "in place":
+        with file.open("r+b") as opened:
+            opened.write(b"x")
+    elif how == "shorter":
+        os.truncate(file, 10)
+    else:
+        file.rename(tmp_path / "old.bin")
+        if how == "another file":
+            file.write_bytes((tmp_path / "old.bin").read_bytes())
+    with pytest.raises(InputError, match=r"a\.bin: (was changed while it is trained on|can't be read)"):
+        read(found, 90, 95)
+
+
+def test_a_token_above_the_vocabulary_is_named(tmp_path):
+    found = mapped_tokens(tmp_path, [1, 2, 300, 4])
+    assert read(found, 0, 2) == [1, 2]
+    with pytest.raises(InputError, match=r"a\.bin: token 2 is 300, but vocab_size says 100"):
+        read(found, 1, 4)
+
+
+def test_a_damaged_cache_is_refused_at_the_next_start(tmp_path, tokenizer):
+    data = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer))
+    assert listed(data) == [2, 5]
+    (kept,) = (tmp_path / "cache").glob("*.bin")
+    kept.write_bytes(bytes([2, 0, 4, 0]))
+    with pytest.raises(InputError, match=r"\.bin: is damaged: its SHA-256 is not that of its header; remove it"):
+        load_tokens(data)
+    kept.unlink()
+    assert listed(data) == [2, 5]
+
+
 def test_waiting_for_another_tokenizer_has_an_end(tmp_path, tokenizer, monkeypatch):
     data = data_of(tmp_path, "a.txt", "the fox", tokenizer=str(tokenizer))
     begun, go_on = threading.Event(), threading.Event()
@@ -351,3 +414,60 @@ def test_waiting_for_another_tokenizer_has_an_end(tmp_path, tokenizer, monkeypat
     go_on.set()
     first.join(30)
     assert listed(data) == [2, 5]
+
+
+def test_compressed_json_lines_are_trained_on_as_plain_ones(tmp_path):
+    lines = b'{"text": "one"}\n{"text": "two"}\n'
+    plain = listed(data_of(tmp_path, "a.jsonl", lines))
+    assert listed(data_of(tmp_path, "b.jsonl.gz", gzip.compress(lines))) == plain
+    assert listed(data_of(tmp_path, "c.txt.gz", gzip.compress(b"one\n\ntwo"))) == plain
+
+
+def test_prompts_are_read_and_not_trained_on(tmp_path, tokenizer):
+    lines = '{"ask": "the quick", "text": "fox"}\n{"ask": "", "text": "brown fox"}\n'
+    given = {"prompt_key": "ask", "tokenizer": str(tokenizer), "end_of_text": "<end>"}
+    found = load_tokens(data_of(tmp_path, "a.jsonl", lines, **given))
+    assert found.shards[0].tolist() == [2, 3, 5, 1, 4, 5, 1]
+    assert found.ends[0].tolist() == [4, 7]
+    assert found.counted[0].tolist() == [0, 0, 1, 1, 1, 1, 1]
+    assert found.num_counted == 5
+    other = load_tokens(data_of(tmp_path, "b.jsonl", lines.replace("ask", "no"), **given | {"prompt_key": "no"}))
+    assert other.digest == found.digest
+    assert not load_tokens(data_of(tmp_path, "a.jsonl", lines, tokenizer=str(tokenizer))).is_masked
+    with pytest.raises(InputError, match=r"expected an object with text under 'none' \(data\.prompt_key\)"):
+        load_tokens(data_of(tmp_path, "a.jsonl", lines, prompt_key="none"))
+    with pytest.raises(InputError, match=r"data\.prompt_key: .*a\.txt is text and has no keys"):
+        load_tokens(data_of(tmp_path, "a.txt", "fox", prompt_key="ask"))
+
+
+def test_tables_of_tokens_are_trained_on_as_they_are(tmp_path):
+    from sequences.test_corpora import DOCUMENTS, LABELS, write_data_set
+
+    found = load_tokens(Data(source=str(write_data_set(tmp_path / "set")), cache=str(tmp_path / "cache")))
+    assert found.shards[0].tolist() == [*chain(*DOCUMENTS)]
+    assert found.ends[0].tolist() == [3, 303, 305]
+    assert found.vocab_size == 7
+    assert found.counted[0].tolist() == [label != -100 for label in chain(*LABELS)]
+    with pytest.raises(InputError, match=r"data\.prompt_key: .* has tokens"):
+        load_tokens(Data(source=str(tmp_path / "set"), cache=str(tmp_path / "cache"), prompt_key="ask"))
+
+
+def test_data_sets_of_megatron_are_trained_on_as_they_are(tmp_path):
+    from sequences.test_corpora import write_megatron
+
+    write_megatron(tmp_path / "a", [[1, 2, 3], [4] * 300, [5, 6]])
+    for name in ("a.bin", "a.idx"):
+        found = load_tokens(Data(source=str(tmp_path / name), cache=str(tmp_path / "cache")))
+        assert found.ends[0].tolist() == [3, 303, 305]
+        assert found.vocab_size == 7
+        assert found.shards[0][[0, 2, 3, 304]].tolist() == [1, 3, 4, 6]
+
+
+def test_marks_beside_a_file_of_tokens_are_of_as_many(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(4))
+    np.save(tmp_path / "a.counted.npy", np.array([0, 1, 1, 0], np.uint8))
+    found = load_tokens(Data(source=str(tmp_path / "a.npy"), cache=str(tmp_path / "cache")))
+    assert (found.num_tokens, found.num_counted) == (4, 2)
+    np.save(tmp_path / "a.counted.npy", np.array([0, 1], np.uint8))
+    with pytest.raises(InputError, match=r"a\.counted\.npy: expected a number for each of 4 tokens"):
+        load_tokens(Data(source=str(tmp_path), cache=str(tmp_path / "cache")))

@@ -8,7 +8,10 @@ import pytest
 import torch.distributed as dist
 
 from farpipe.errors import InputError
-from farpipe.run.launch import launch
+from farpipe.interop.torch_comms import to_torch_comms_csv
+from farpipe.interop.trace_files import read_all
+from farpipe.interop.traced_steps import timeline_of
+from farpipe.run.launcher import launch
 from farpipe.runtime.executor import stage_ranks
 from farpipe.schedule.library import order
 from farpipe.schedule.torch_csv import from_torch_csv, to_torch_csv
@@ -43,6 +46,32 @@ def write(folder, schedule, name=None):
     return path
 
 
+def write_traced(folder, schedule):
+    facts = write(folder, schedule, f"{schedule.method}-traced").with_suffix(".json")
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"traced": True}))
+
+
+def expect_traced(folder, problem, schedule):
+    """Traces of torch's runtime hold every action once a step, in the order that was exported, between its messages."""
+    files = sorted(folder.glob(f"{schedule.method}-traced.rank*.trace.json"))
+    assert len(files) == problem.num_ranks
+    timeline, notes = timeline_of(read_all(files), problem, schedule)
+    assert notes == ("the traced step is one of 2, the median",)
+    for rank, order_of_rank in enumerate(schedule.ranks):
+        mine = timeline.actions[timeline.actions["rank"] == rank]
+        assert [timeline.label(action) for action in mine] == [str(action) for action in order_of_rank]
+        assert (mine["start_s"][1:] >= mine["end_s"][:-1]).all()
+    assert (timeline.messages["ready_s"] <= timeline.messages["arrival_s"]).all()
+
+
+def write_with_communication(folder, problem, method):
+    schedule = order(method, problem)
+    path = write(folder, schedule, f"{method}-comms")
+    path.write_text(to_torch_comms_csv(problem, schedule))
+    facts = path.with_suffix(".json")
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"format": "compute_comms"}))
+
+
 def run_in_torch(folder, num_ranks):
     """The largest error of every file in `folder` over all ranks."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -60,8 +89,19 @@ def test_torch_runs_exported_orders_with_the_plain_models_gradients(tmp_path):
     for method in ("zbv", "wave"):
         write(tmp_path, order(method, vee))
     write(tmp_path, order("interleaved", pipeline(2, 6, stages_per_rank=2)))
+    for method in ("1f1b", "zb-h1", "eager"):
+        write_with_communication(tmp_path, flat, method)
+    write_with_communication(tmp_path, vee, "zbv")
+    write_with_communication(tmp_path, pipeline(2, 6, stages_per_rank=2), "interleaved")
+    for method in ("zb-h1", "zbv"):
+        write_traced(tmp_path, order(method, vee if method == "zbv" else flat))
     errors = run_in_torch(tmp_path, 2)
-    assert errors.keys() == {*names, "zbv", "wave", "interleaved"}
+    for method in ("zb-h1", "zbv"):
+        problem = vee if method == "zbv" else flat
+        expect_traced(tmp_path, problem, order(method, problem))
+    traced = {f"{method}-traced" for method in ("zb-h1", "zbv")}
+    with_communication = {f"{method}-comms" for method in ("1f1b", "zb-h1", "eager", "zbv", "interleaved")}
+    assert errors.keys() == {*names, "zbv", "wave", "interleaved", *with_communication, *traced}
     assert max(errors.values()) < 1e-12, errors
 
 

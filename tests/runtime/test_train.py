@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from attempts import assert_one_of_five
+from attempts import assert_most_of_five
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import Summary
@@ -138,7 +138,7 @@ def test_a_rehearsal_needs_no_model(tmp_path):
         folder.mkdir()
         return run_ranks(2, lambda peers: train_rank(run, peers, folder))[0]
 
-    summary = assert_one_of_five(rehearse, lambda summary: 0.12 < summary.makespan_s < 0.14)
+    summary = assert_most_of_five(rehearse, lambda summary: 0.12 < summary.makespan_s < 0.14)
     assert summary.last_loss is None
 
 

@@ -10,14 +10,15 @@ import pytest
 
 from farpipe.emulate import Wan, links_of_problem, state
 from farpipe.errors import InputError, RunError
-from farpipe.run.launch import launch
+from farpipe.run.launcher import launch
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from job_files import cluster_text
-from wans import both_ways, free_name, needs_wan, wait_until
+from waiting import wait_until
+from wans import both_ways, free_name, needs_wan
 
 pytestmark = [needs_wan, pytest.mark.slow]
 
@@ -78,7 +79,7 @@ def rehearsal(method, step, sites=SITES):
 
 @pytest.mark.slow
 def test_a_step_over_the_kernels_tcp_takes_about_as_long_as_predicted(tmp_path):
-    """The exact figures are in benchmarks/wan_prediction.py; here nobody knows what else the machine does."""
+    """The exact figures are in benchmarks/engine/wan_prediction.py; here nobody knows what else the machine does."""
     step = problem()
     spec = rehearsal("1f1b", step)
     with Wan.up(["west", "east"], links_of_problem(step), name=free_name()) as up:
@@ -140,13 +141,6 @@ def train(tmp_path):
     return start
 
 
-def test_a_wan_is_refused_where_nothing_is_started(train):
-    process = train("--prepare")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "--prepare starts none" in err
-
-
 SAYS_ITS_OPTIONS = """
 import pathlib, ssl, stat, sys
 from farpipe.runtime.figures.metrics import SUMMARY_NAME
@@ -189,6 +183,13 @@ def test_without_the_library_for_certificates_both_remedies_are_named(wan, tmp_p
     with pytest.raises(InputError, match=words):
         run(rehearsal("1f1b", problem()), tmp_path / "run", wan=wan)
     assert not [*wan.folder.glob("certs-*")]
+
+
+def test_the_end_of_the_wan_is_reported_not_the_ranks_that_it_costs(wan, tmp_path):
+    kill = f"import os; os.kill({state.forwarder_pid(wan.name)}, 9); raise SystemExit(6)"
+    (tmp_path / "rank.py").write_text(kill)
+    with pytest.raises(RunError, match="carries nothing any more"):
+        run(rehearsal("1f1b", problem()), tmp_path / "run", wan=wan, rank_program=[str(tmp_path / "rank.py")])
 
 
 def wan_of(process):

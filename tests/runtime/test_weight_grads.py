@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from farpipe.runtime.model.weight_grads import Embedding, Linear, WeightGradStore
+from farpipe.runtime.model.weight_grads import Embedding, Linear
+from farpipe.runtime.stages.deferred import WeightGradStore
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ PRIVATE_NAMES = ("_PipelineScheduleRuntime", "_Action")
 WIDTH, ROWS_PER_MICROBATCH = 6, 2
 
 
-def load(stages, num_microbatches, file, loss_fn):
-    """torch's runtime with the order in `file`; torch adds the communication."""
+def load(stages, num_microbatches, file, loss_fn, form="compute_only"):
+    """torch's runtime with the order in `file`; torch adds the communication to one that has none."""
     runtime = schedules._PipelineScheduleRuntime(stages, num_microbatches, loss_fn=loss_fn, scale_grads=False)
-    runtime._load_csv(str(file), format="compute_only")
+    runtime._load_csv(str(file), format=form)
     return runtime
 
 
@@ -58,11 +58,14 @@ def run_file(file, rank):
     x, target = torch.randn(2, ROWS_PER_MICROBATCH * num_microbatches, WIDTH, dtype=torch.float64)
     modules = {stage: make_module(stage) for stage in mine}
     stages = [PipelineStage(module, stage, num_stages, torch.device("cpu")) for stage, module in modules.items()]
-    runtime = load(stages, num_microbatches, file, squared)
-    for _ in range(2):
-        inputs = (x,) if 0 in mine else ()
-        targets = {"target": target} if num_stages - 1 in mine else {}
-        runtime.step(*inputs, **targets)
+    runtime = load(stages, num_microbatches, file, squared, facts.get("format", "compute_only"))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(2):
+            inputs = (x,) if 0 in mine else ()
+            targets = {"target": target} if num_stages - 1 in mine else {}
+            runtime.step(*inputs, **targets)
+    if facts.get("traced"):
+        profiler.export_chrome_trace(str(file.with_suffix(f".rank{rank}.trace.json")))
     expected = plain_gradients(num_stages, x, target)
     return max(
         float((parameter.grad - 2 * reference).abs().max())

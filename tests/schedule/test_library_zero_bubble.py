@@ -8,6 +8,7 @@ from farpipe.errors import InfeasibleError, UsageError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import order
+from farpipe.schedule.library.makespan import makespan_s
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from pipelines import bubble_s, longest_s, pipeline, two_sites, work_s
@@ -60,6 +61,16 @@ def test_memory_limited_zero_bubble_is_at_or_below_the_published_bubble(row, nam
     assert round(bubble(problem, schedule), 4) <= row[column]
     limit = factor * 8 * problem.stages[0].activation_bytes
     assert max(peak_memory_bytes(problem, schedule)) <= limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seconds", [(1, 1, 1), (2, 2, 1), (76, 93, 41), (10, 12, 9), (4, 3, 3)])
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(2, 4), (4, 8), (4, 20), (8, 16)])
+@pytest.mark.parametrize(("limited", "pattern"), [("zb-1p", "zb-h1"), ("zb-2p", "zb-h2")])
+def test_memory_limited_zero_bubble_is_never_longer_than_the_pattern_in_the_same_memory(
+    limited, pattern, num_ranks, num_microbatches, seconds
+):
+    problem = pipeline(num_ranks, num_microbatches, seconds=seconds, stash=1.0)
+    assert makespan_s(problem, order(limited, problem)) <= makespan_s(problem, order(pattern, problem)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seconds", [(1, 1, 1), (2, 2, 1), (76, 93, 41), (10, 12, 9), (4, 3, 3)])

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search.exact import solve
-from farpipe.search.greedy import greedy_orders
-from farpipe.search.one_by_one import one_by_one
-from farpipe.search.step import Player, fits_memory, search_step, to_orders, to_schedule
+from farpipe.search.greedy import greedy_orders, one_by_one
+from farpipe.search.step import StepPlayer, fits_memory, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
 from farpipe.step import Action, Problem, Rank, Schedule, least_activation_bytes
 from strategies import POSITIVE_SECONDS, problems
@@ -30,7 +29,7 @@ def rank_orders(stage, num_microbatches, kinds):
 
 def brute_force_s(problem, kinds="FIW"):
     """The step time of the best of all orders that fit memory."""
-    player = Player(search_step(problem))
+    player = StepPlayer(search_step(problem))
     of_stage = [list(rank_orders(s, problem.num_microbatches, kinds)) for s in range(problem.num_stages)]
     of_rank = [of_stage[stages[0]] for stages in problem.stages_of_rank]
     idle = [()] * problem.num_ranks
@@ -57,7 +56,7 @@ def exactly(problem, split=True, **options):
 def first_answer(step, split=True):
     """Greedy's worst, or what fits wherever anything does."""
     found, orders = greedy_orders(step, split=split), to_orders(one_by_one(step.problem))
-    return found[-1] if found else (Player(step).makespan_s(orders), orders)
+    return found[-1] if found else (StepPlayer(step).makespan_s(orders), orders)
 
 
 def with_a_link_each(problem: Problem) -> Problem:

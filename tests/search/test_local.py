@@ -7,7 +7,7 @@ from farpipe.schedule import check
 from farpipe.search import local_kernel
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.local import improve
-from farpipe.search.step import Player, search_step, to_orders, to_schedule
+from farpipe.search.step import StepPlayer, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
 from strategies import POSITIVE_SECONDS, problems_with_schedules
 from two_sites import two_sites
@@ -19,7 +19,7 @@ from two_sites import two_sites
 def test_any_walk_ends_in_a_sound_order_that_is_no_worse(pair, seed):
     problem, schedule = pair
     step, orders = search_step(problem), to_orders(schedule)
-    before_s = Player(step).makespan_s(orders)
+    before_s = StepPlayer(step).makespan_s(orders)
     makespan_s, better = improve(step, [(before_s, orders)], num_evaluations=400, num_rounds=2, seed=seed)
     found = to_schedule(better, problem.num_microbatches, "local")
     check(problem, found)
@@ -41,7 +41,7 @@ def test_a_walk_keeps_memory(in_flight, chunks, seed):
 @settings(max_examples=60, deadline=None)
 def test_the_critical_path_leads_from_the_first_action_to_the_last_to_end(pair):
     problem, schedule = pair
-    player, (codes, begin) = Player(search_step(problem)), to_orders(schedule)
+    player, (codes, begin) = StepPlayer(search_step(problem)), to_orders(schedule)
     makespan_s, out = player.play((codes, begin))
     place = np.full(4 * problem.num_stages * problem.num_microbatches, -1, np.int32)
     place[codes] = np.arange(codes.size)

@@ -35,14 +35,11 @@ def tiny(counts, num_stages, seed, tightness):
     follows = follows_of(counts)
     order, shape = chunk_order(follows, (0,) * num_stages), (num_stages, len(follows))
     held, again = rng.uniform(4, 8, shape), rng.uniform(0.5, 2, shape)
-    since = np.maximum(np.arange(len(follows)) - np.array(order.warm_up)[:, None], 0)
     layers = np.full(num_stages, 2)
-    model = MemoryModel(
-        order, since, held, held / 3, 0 * held, layers, again, np.zeros(num_stages), np.zeros(num_stages)
-    )
+    model = MemoryModel(order, held, held / 3, 0 * held, layers, again, np.zeros(num_stages), np.zeros(num_stages))
     most, least = (model.used(np.full(shape, c)).max(axis=1) for c in (0, 2))
     headroom = least + tightness * (most - least)
-    return MemoryModel(order, since, held, held / 3, 0 * held, layers, again, headroom, headroom)
+    return MemoryModel(order, held, held / 3, 0 * held, layers, again, headroom, headroom)
 
 
 @settings(deadline=None, max_examples=25)
@@ -92,7 +89,7 @@ def test_polishing_keeps_every_constraint_and_lowers_what_it_can(seed, share):
 
 
 def chunks_of(stage_costs, lengths, slices):
-    load = Load(*(np.array([v]) for v in (1.0, 0.5, False, 0.0, False, 0.0)))
+    load = Load(*(np.array([v]) for v in (1.0, 0.5, False, 0.0, False, 0.0, 0.0)))
     law = total_law(stage_costs, load)
     longest = max(lengths)
     target_s = (law.pair_s * longest**2 / 2 + law.token_s * longest) / slices

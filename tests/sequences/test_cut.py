@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InputError
-from farpipe.sequences import check_chunks, followed
+from farpipe.sequences import followed
 from farpipe.sequences.chunk import Chunk, Slice, load_of
 from farpipe.sequences.cut import Cut, cut_batch, num_slices_within, pack, slice_offsets
+from sound_chunks import check_chunks
 
 LAWS = st.builds(Law, st.floats(0, 1e-6), st.floats(1e-9, 1e-4), split_pair_s=st.just(0.0) | st.floats(0, 1e-6))
 LENGTHS = st.lists(st.one_of(st.integers(1, 50), st.integers(1, 20_000)), min_size=1, max_size=60)
@@ -102,13 +103,29 @@ def test_the_compiled_packing_is_the_plain_one(shorts, tails, target, limit, rul
     assert found.tolist() == plain_pack(shorts.tolist(), tails, cut, LAW)
 
 
-def test_the_literal_rule_makes_no_more_and_heavier_chunks():
+def test_calls_of_attention_fill_chunks_too():
+    law = Law(token_s=1.0, call_s=10.0)
+    alike, unlike = (cut_batch(lengths, Cut(100.0, 1000), law).chunks() for lengths in ([5] * 12, range(4, 14)))
+    assert len(alike) == 1
+    assert max(law.of_load(load_of(unlike))) <= 100 < sum(range(4, 14)) + 9 * law.call_s
+
+
+@settings(deadline=None, max_examples=40)
+@given(LENGTHS)
+def test_the_load_of_a_table_is_that_of_its_chunks(lengths):
+    table = cut_batch(lengths, Cut(0.05, 10_000), LAW)
+    for one, other in zip(table.load, load_of(table.chunks()), strict=True):
+        assert np.asarray(one).tolist() == pytest.approx(np.asarray(other).tolist())
+
+
+def test_the_literal_rule_fills_up_to_the_longest_slice_and_makes_heavier_chunks():
     rng = np.random.default_rng(3)
     lengths = np.clip(rng.lognormal(7, 1.6, 512).astype(np.int64), 1, 60_000)
     target = seconds_upto(LAW, float(lengths.max())) / 8
     ours, theirs = (cut_batch(lengths, Cut(target, 40_000, rule), LAW).chunks() for rule in ("best-fit", "literal"))
+    slices = [part.length for chunk in theirs for part in chunk.slices if part.length < part.sequence_length]
+    assert max(chunk.num_tokens for chunk in theirs) <= max(slices)
     heaviest = [LAW.of_load(load_of(chunks)).max() for chunks in (ours, theirs)]
-    assert len(theirs) <= len(ours)
     assert heaviest[0] < heaviest[1]
 
 

@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check
-from farpipe.sequences import BatchOptions, check_chunks, plan_sequences, plan_with_cut, shares
+from farpipe.sequences import BatchOptions, plan_sequences, plan_with_cut, shares
+from farpipe.sequences.checkpointing import token_limit
 from farpipe.sequences.chunk import load_of
 from farpipe.sequences.interleaved import layers_of_stages
 from farpipe.sequences.layout import chunk_layout
-from farpipe.sequences.planner import token_limit
 from sequences.batches import costs, job, mixed
+from sound_chunks import check_chunks
 
 GIB = 2.0**30
 TWO = {"virtual": 2}
-PATIENT = BatchOptions(budget_s=60.0)
+PATIENT = BatchOptions()
 
 
 @pytest.fixture(scope="module")

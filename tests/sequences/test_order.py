@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.schedule import check
-from farpipe.sequences.order import backward_order, chain_lengths, chunk_order, extra_forwards, makespan_s
+from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
@@ -59,7 +59,7 @@ def test_chunks_in_flight_get_fewer_when_the_longest_sequence_is_over():
 
 def in_flight(order, stage):
     """Chunks that a stage holds when each backward begins."""
-    return order.forwards_before(stage) - np.arange(order.num_chunks)
+    return order.forwards_before[stage] - np.arange(order.num_chunks)
 
 
 @settings(deadline=None)
@@ -70,7 +70,7 @@ def test_fewer_in_flight_is_never_more_and_enough_for_every_sequence(counts, num
     ends = np.repeat(np.cumsum(counts), counts)
     for stage in range(num_stages):
         assert (in_flight(fewer, stage) <= in_flight(many, stage)).all()
-        assert (fewer.forwards_before(stage) >= ends).all()
+        assert (fewer.forwards_before[stage] >= ends).all()
 
 
 @settings(deadline=None)
@@ -104,14 +104,15 @@ def test_every_order_is_sound_and_played_as_the_simulator_does(counts, num_stage
 @given(CHAINS)
 def test_backwards_go_from_the_last_slice_to_the_first(counts):
     follows = follows_of(counts)
-    place = np.argsort(backward_order(follows))
+    order = chunk_order(follows, (0,))
+    place = order.backward_place
     assert all(place[index] == place[before] - 1 for index, before in enumerate(follows) if before is not None)
-    assert chain_lengths(follows) == counts
+    assert order.chains.lengths.tolist() == np.repeat(counts, counts).tolist()
 
 
 def test_a_chain_with_something_in_between_is_refused():
     with pytest.raises(ValueError, match="follows"):
-        backward_order((None, None, 0))
+        chunk_order((None, None, 0), (0, 0))
 
 
 def test_extra_forwards_hide_a_round_trip_and_leave_short_hops_alone():

@@ -1,27 +1,30 @@
 """Plans of whole batches: every token once, memory kept, no part of the method in vain, told where impossible."""
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core import event
 
 from farpipe.cost.chunk_laws import Law, Laws
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
-from farpipe.sequences import BatchOptions, Chunk, check_chunks, chunk_costs, followed, plan_sequences, planner
-from farpipe.sequences.document import plan_data
-from farpipe.sequences.planner import token_limit
+from farpipe.sequences import BatchOptions, Chunk, chunk_costs, followed, plan_sequences, planner
+from farpipe.sequences.checkpointing import token_limit
 from farpipe.simulate import simulate
-from farpipe.spec import Cluster, Job, Pins, Training, preset_model, preset_site
+from farpipe.spec import Cluster, Job, Model, Pins, Training, preset_model, preset_site
 from farpipe.step import Problem, Schedule
 from sequences.batches import costs, mixed
+from sound_chunks import check_chunks
 
 GIB = 2.0**30
 
@@ -68,7 +71,7 @@ from farpipe.sequences import BatchOptions, plan_sequences, step_plan
 from sequences.batches import costs, mixed
 for layout in ({}, {"virtual": 2}):
     of = costs(pipeline=2, layout=layout, memory_bytes=26 * 2.0**30)
-    plan = plan_sequences(of, mixed(24, 16384), BatchOptions(budget_s=1e9))
+    plan = plan_sequences(of, mixed(24, 16384))
     print(hashlib.sha256(step_plan(plan).to_json().encode()).hexdigest(), plan.step_s.hex())
 """
 
@@ -86,7 +89,7 @@ def test_two_processes_plan_the_same_to_the_last_bit():
 @pytest.mark.slow
 def test_the_same_batch_gives_the_same_plan(tight):
     lengths = mixed(32)
-    one, two = (plan_sequences(tight, lengths, BatchOptions(budget_s=1e9)) for _ in range(2))
+    one, two = (plan_sequences(tight, lengths) for _ in range(2))
     assert one.chunks == two.chunks
     assert [p.schedule for p in one.pipelines] == [p.schedule for p in two.pipelines]
     assert one.step_s == two.step_s
@@ -95,10 +98,10 @@ def test_the_same_batch_gives_the_same_plan(tight):
 @pytest.mark.slow
 def test_cutting_searching_and_recomputing_by_chunk_each_help(tight):
     lengths = mixed(40)
-    best = plan_sequences(tight, lengths, BatchOptions(budget_s=1e9))
-    worse = [BatchOptions(num_slices=n, budget_s=1e9) for n in (2, 40)]
-    worse += [BatchOptions(checkpointing=rule, budget_s=1e9) for rule in ("uniform", "full")]
-    worse += [BatchOptions(rule="literal", budget_s=1e9)]
+    best = plan_sequences(tight, lengths)
+    worse = [BatchOptions(num_slices=n) for n in (2, 40)]
+    worse += [BatchOptions(checkpointing=rule) for rule in ("uniform", "full")]
+    worse += [BatchOptions(rule="literal")]
     for options in worse:
         try:
             assert best.step_s <= plan_sequences(tight, lengths, options).step_s * 1.005
@@ -109,10 +112,7 @@ def test_cutting_searching_and_recomputing_by_chunk_each_help(tight):
 @pytest.mark.slow
 def test_less_memory_never_makes_a_step_faster():
     lengths = mixed(24)
-    times = [
-        plan_sequences(costs(memory_bytes=gib * GIB), lengths, BatchOptions(budget_s=1e9)).step_s
-        for gib in (80, 40, 28)
-    ]
+    times = [plan_sequences(costs(memory_bytes=gib * GIB), lengths).step_s for gib in (80, 40, 28)]
     assert times[0] <= times[1] * 1.02
     assert times[1] <= times[2] * 1.02
 
@@ -179,7 +179,7 @@ def test_an_empty_batch_and_pinned_slices(roomy):
 
 def test_json_has_the_keys_that_others_read(tight):
     lengths = mixed(40)
-    data = json.loads(json.dumps(plan_data(plan_sequences(tight, lengths))))
+    data = json.loads(json.dumps(plan_sequences(tight, lengths).to_data()))
     chunks = [Chunk.from_data(chunk) for chunk in data["chunks"]]
     check_chunks(chunks, lengths)
     assert sorted(index for pipeline in data["pipelines"] for index in pipeline) == list(range(len(chunks)))
@@ -233,3 +233,65 @@ def test_a_sequence_that_fits_whole_but_in_no_slices_stays_whole():
     assert plan.num_slices == 1
     with pytest.raises(InfeasibleError):
         plan_sequences(short_of_memory(), lengths, BatchOptions(num_slices=8))
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "context", "takes"),
+    [(52, 8, "1, 2, 4"), (52, 13, "1, 2, 4"), (40, 5, "1, 2, 4, 8"), (32, 3, "1, 2, 4, 8, 16, 32")],
+)
+def test_devices_that_share_chunks_divide_heads_and_devices(num_heads, context, takes):
+    """As `plan` has it of ulysses; and no devices of a site are left over without a word."""
+    asked = Job(
+        model=Model(num_layers=8, hidden=128 * num_heads, num_heads=num_heads, ffn_hidden=1024, vocab_size=1000),
+        training=Training(sequence_length=4096, global_batch=8),
+        cluster=Cluster(sites=(preset_site("a", "a100-80gb", 32),)),
+    )
+    with pytest.raises(InputError, match=rf"{num_heads} heads and .* \(32\); take {takes}$"):
+        chunk_costs(asked, 4096, context)
+    assert chunk_costs(asked, 4096, 4).context == 4
+    assert chunk_costs(asked.model_copy(update={"layout": Pins(context=2)}), 4096).context == 2
+
+
+def test_zero_that_is_left_open_is_what_the_planner_takes():
+    """ZeRO-1 over the devices that share a stage."""
+    free, first = ({rank.static_bytes for rank in costs(context=8, **zero).base.ranks} for zero in ({}, {"zero": 1}))
+    assert free == first
+    assert free != {rank.static_bytes for rank in costs(context=8, zero=0).base.ranks}
+
+
+def test_plans_do_not_depend_on_the_clock(monkeypatch):
+    """A machine on which every look at the clock takes a minute finds the same plan."""
+    lengths = mixed(32, 45_000)
+    quick = plan_sequences(short_of_memory(), lengths)
+    ticks = itertools.count(0, 60)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    slow = plan_sequences(short_of_memory(), lengths)
+    assert (slow.chunks, slow.step_s) == (quick.chunks, quick.step_s)
+    limited = plan_sequences(short_of_memory(), lengths, BatchOptions(limit_s=1.0))
+    assert limited.step_s > quick.step_s
+
+
+def test_compiling_is_no_planning(roomy, monkeypatch):
+    search = planner._searched
+
+    def compiling(*asked):
+        with event.trigger_event("numba:compile"):
+            time.sleep(0.5)
+        return search(*asked)
+
+    monkeypatch.setattr(planner, "_searched", compiling)
+    assert plan_sequences(roomy, [8, 4]).planning_s < 0.4
+
+
+def test_short_sequences_fill_chunks_no_further_than_the_longest_has_tokens():
+    """In the time of a long sequence short ones have several times its tokens, and would be recomputed."""
+    job = Job(
+        model=preset_model("llama-2-7b"),
+        training=Training(sequence_length=262144, global_batch=401, zero=3),
+        cluster=Cluster(sites=(preset_site("a", "a100-80gb", 32),)),
+        layout=Pins(pipeline=1),
+    )
+    plan = plan_sequences(chunk_costs(job, 262144, 32), [262144] + [3000] * 400)
+    assert plan.num_slices == 1
+    assert sum(int(pipeline.recomputed.sum()) for pipeline in plan.pipelines) == 0
+    assert plan.step_s < 24.3

@@ -12,7 +12,6 @@ from farpipe.schedule import check, peak_memory_bytes
 from farpipe.sequences import (
     BatchOptions,
     StepPlan,
-    check_chunks,
     options_of,
     plan_sequences,
     plan_with_cut,
@@ -20,6 +19,7 @@ from farpipe.sequences import (
 )
 from farpipe.simulate import simulate
 from sequences.batches import costs, mixed
+from sound_chunks import check_chunks
 
 GIB = 2.0**30
 

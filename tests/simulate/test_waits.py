@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from farpipe.simulate import simulate
-from farpipe.simulate.causes import inputs, makers, users
+from farpipe.simulate.events import inputs, makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS
 from farpipe.simulate.waits import waits
 from farpipe.step import KINDS, is_inter_site

@@ -4,9 +4,24 @@ import pytest
 
 from farpipe.catalog import model_row
 from farpipe.errors import InputError
+from farpipe.plan import make_plan
 from farpipe.spec import Model, parse_job, preset_model
 from farpipe.spec.hugging_face import model_fields
 from job_files import added
+
+MIXTRAL = """
+[model]
+preset = "mixtral-8x7b"
+[training]
+sequence_length = 4096
+global_batch = 64
+[[cluster.sites]]
+name = "a"
+device = "h100"
+num_devices = 16
+[layout]
+{pins}
+"""
 
 
 @pytest.mark.parametrize(
@@ -36,6 +51,30 @@ def test_more_experts_per_token_than_there_are_is_an_error_that_names_the_place(
     table = "experts = { num_experts = 4, per_token = 5, ffn_hidden = 64 }"
     with pytest.raises(InputError, match=r"model.experts.per_token: 5 of 4 experts"):
         parse_job(added("model", table))
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ("expert = 3", "layout.expert: 3 does not divide the 8 experts of mixtral-8x7b; 1, 2, 4, 8 would"),
+        ("expert = 8\ndata = 4", "layout.expert: 8 does not divide the 4 devices .* 1, 2, 4 would"),
+        ("expert = 6\ndata = 4", "layout.expert: 6 does not divide the 8 experts"),
+    ],
+)
+def test_a_degree_that_divides_nothing_is_an_error_that_names_those_that_would(pins, message):
+    with pytest.raises(InputError, match=message):
+        parse_job(MIXTRAL.format(pins=pins))
+
+
+def test_experts_of_a_dense_model_are_an_input_error():
+    with pytest.raises(InputError, match=r"layout.expert: llama-3-8b has no experts; leave it out"):
+        parse_job(MIXTRAL.replace("mixtral-8x7b", "llama-3-8b").format(pins="expert = 2"))
+
+
+@pytest.mark.slow
+def test_a_pinned_degree_may_fold_experts_over_tensor_parallel_devices():
+    plan = make_plan(parse_job(MIXTRAL.format(pins="expert = 8\ndata = 4\ntensor = 2")))
+    assert (plan.layout.expert, plan.layout.expert_tensor, plan.layout.data, plan.layout.tensor) == (8, 1, 4, 2)
 
 
 def test_a_job_with_experts_survives_its_file():

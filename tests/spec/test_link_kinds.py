@@ -6,23 +6,16 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InputError
 from farpipe.spec import parse_job
-from farpipe.spec.windows import TCP_WINDOW_BYTES
+from farpipe.spec.cluster import TCP_WINDOW_BYTES
+from job_files import sites_text
 
-JOB = """
+JOB = f"""
 [model]
 preset = "llama-2-13b"
 [training]
 sequence_length = 4096
 global_batch = 64
-[[cluster.sites]]
-name = "here"
-device = "a100-80gb"
-num_devices = 16
-[[cluster.sites]]
-name = "there"
-device = "a100-80gb"
-num_devices = 8
-[[cluster.links]]
+{sites_text("here", "there", device="a100-80gb", num_devices=(16, 8))}[[cluster.links]]
 between = ["here", "there"]
 bandwidth = "100 Gbit/s"
 """

@@ -4,7 +4,6 @@ import pytest
 
 from farpipe.errors import InputError
 from farpipe.spec import LocalLink, load_job, parse_job, preset_device
-from farpipe.spec.write import as_toml
 from job_files import PLAIN, added, changed
 
 
@@ -65,7 +64,7 @@ def test_a_device_may_be_given_without_a_preset():
 def test_machines_have_eight_devices_and_the_last_may_have_fewer(num_devices, devices_per_machine):
     job = parse_job(changed(("num_devices = 8", f"num_devices = {num_devices}")))
     assert job.cluster.sites[0].devices_per_machine == devices_per_machine
-    assert parse_job(as_toml(job)).cluster == job.cluster
+    assert parse_job(job.model_copy(update={"text": ""}).to_toml()).cluster == job.cluster
 
 
 def test_clipping_is_switched_off_with_the_word_none():
@@ -228,6 +227,11 @@ MISTAKES = [
         added("layout", "pipeline = 8\nvirtual = 5"),
         "layout.pipeline: 40 stages (pipeline x virtual) are too many for 32",
     ),
+    (
+        added("layout", "[[layout.groups]]\nsites = ['zurich']"),
+        "layout.groups: replicas and ranks that differ in their degrees are no longer planned; leave it out",
+    ),
+    (added("layout", "replicas = 'unlike'"), "layout.replicas: replicas and ranks that differ in their degrees"),
     (added("layout", "tensor = 3"), "layout.tensor: 3 does not divide model.num_heads 32"),
     (added("layout", "data = 3"), "training.global_batch: 256 does not match layout.data = 3"),
     (

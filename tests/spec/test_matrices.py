@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.spec import load_job, load_table, parse_job
-from farpipe.spec.windows import windowed_rate
+from farpipe.spec.cluster import windowed_rate
+from job_files import sites_text
 
 HEAD = """
 [model]
@@ -22,16 +23,7 @@ vocab_size = 1000
 sequence_length = 128
 global_batch = 8
 """
-SITES = """
-[[cluster.sites]]
-name = "here"
-device = "a100-80gb"
-num_devices = 16
-[[cluster.sites]]
-name = "there"
-device = "a100-80gb"
-num_devices = 8
-"""
+SITES = "\n" + sites_text("here", "there", device="a100-80gb", num_devices=(16, 8))
 MATRICES = """
 [cluster.matrices]
 throughput = "throughput.csv"
@@ -138,7 +130,11 @@ def test_a_matrix_of_one_direction_joins_no_pipeline_and_the_plan_says_so():
         ("throughput.csv", ["src_region,dst_region,gbps", "x:one,x:two,5"], "no column 'throughput_gbit_s'"),
         ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:two,fast"], "line 2: .* number"),
         ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:two,-5"], "a number from 0"),
-        ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:two"], "found 'nothing'"),
+        (
+            "throughput.csv",
+            ["src_region,dst_region,throughput_gbit_s", "x:one,x:two"],
+            "line 2: expected 3 columns, found 2",
+        ),
         ("throughput.csv", ["src_region,dst_region,throughput_gbit_s", "x:one,x:three,5"], "no region 'x:two'"),
         ("rtt.csv", ["src_region,dst_region,avg_rtt_ms", "x:one,x:three,5"], "there is a throughput but no round trip"),
     ],

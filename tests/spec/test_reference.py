@@ -7,10 +7,10 @@ import pytest
 
 from farpipe.catalog import device_names, link_names, model_names, region_names
 from farpipe.errors import InputError
-from farpipe.spec import Data, Model, Pins, Prices, Training, Uncertainty, parse_job
-from farpipe.spec.measured import WrittenMeasured
+from farpipe.spec import Data, Model, Pins, Prices, Training, parse_job
+from farpipe.spec.link_matrices import WrittenMatrices
+from farpipe.spec.lora import Lora
 from farpipe.spec.written import WrittenDevice, WrittenLink, WrittenSchedule, WrittenSite
-from farpipe.spec.written_matrices import WrittenMatrices
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text(encoding="utf-8")
 
@@ -32,14 +32,13 @@ def keys_in(*tables):
     [
         ("[model]", keys_in(Model) | {"preset"}),
         ("[training]", keys_in(Training)),
+        ("[training.lora]", keys_in(Lora)),
         ("[data]", keys_in(Data)),
         ("[[cluster.sites]]", keys_in(WrittenSite, WrittenDevice, Prices)),
         ("[[cluster.links]]", keys_in(WrittenLink)),
         ("[cluster.matrices]", keys_in(WrittenMatrices)),
         ("[layout]", keys_in(Pins)),
         ("[schedule]", keys_in(WrittenSchedule)),
-        ("[[measured]]", keys_in(WrittenMeasured)),
-        ("[uncertainty]", keys_in(Uncertainty)),
     ],
 )
 def test_the_reference_has_every_key_and_no_other(heading, keys):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.errors import FarpipeError, InputError
-from farpipe.step import Problem, is_inter_site
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer, is_inter_site
 from strategies import problems
 
 EXAMPLE = {
@@ -234,3 +234,21 @@ def test_the_earlier_name_of_the_number_of_staggered_replicas_is_read():
     assert {link.num_staggered for link in problem.links.values()} == {2}
     assert '"num_staggered":2' in problem.to_json()
     assert "num_turns" not in problem.to_json()
+
+
+def test_a_step_over_other_links_keeps_its_bytes_and_its_collectives():
+    slow, fast = (Link(latency_s=0.0, bandwidth_bytes_per_s=rate) for rate in (1.0, 2.0))
+    hop = Hop(forward=Transfer(link="a>b", bytes=4.0))
+    problem = Problem(
+        num_microbatches=2,
+        ranks=(Rank(),) * 3,
+        stages=tuple(Stage(rank=rank, forward_s=1, input_grad_s=1, weight_grad_s=1) for rank in range(3)),
+        links={"a>b": slow, "b>a": slow, "c": slow},
+        hops=(hop, hop),
+        sync=(Sync(reduce=Transfer(link="c", bytes=1.0)), None, None),
+    )
+    moved = problem.over({"x": fast, "y": fast, "unused": fast}, [(("x", "y"), "y"), None])
+    assert moved.hops == (Hop(forward=Transfer(link=("x", "y"), bytes=4.0)), None)
+    assert moved.links == {"c": slow, "x": fast, "y": fast}
+    assert moved.sync == problem.sync
+    assert Problem.from_json(moved.to_json()) == moved

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from farpipe.errors import RunError
-from farpipe.run.launch import launch
+from farpipe.run.launcher import launch
 from farpipe.transport import PeerError, Tag
 from transports import connected, in_parallel, printed, program
 

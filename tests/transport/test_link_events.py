@@ -5,7 +5,7 @@ import time
 from farpipe.transport import Tag
 from farpipe.transport.link_events import BURST_PACKETS, MAX_EVENTS, LinkEvent, LinkEventLog
 from transports import connected
-from wans import wait_until
+from waiting import wait_until
 
 
 def test_connections_that_are_lost_together_are_one_outage():
@@ -35,6 +35,15 @@ def test_outages_of_two_peers_are_two():
     log.lost(2, "b", "y")
     log.restored(2, "b", 0, 0)
     assert [(event.kind, event.peer) for event in log.take()] == [("outage", 1), ("outage", 2), ("reconnection", 2)]
+
+
+def test_an_outage_begins_when_something_was_heard_last():
+    log = LinkEventLog()
+    log.lost(1, "a", "nothing was heard", silent_s=30.0)
+    log.restored(1, "a", 0, 0)
+    outage, back = log.take()
+    assert 30.0 <= back.duration_s < 60.0
+    assert 30.0 <= back.unix_s - outage.unix_s < 60.0
 
 
 def test_few_packets_sent_again_are_no_event_and_many_are_one():

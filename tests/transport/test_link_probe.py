@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attempts import assert_one_of_five
+from attempts import assert_most_of_five
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
 from farpipe.transport import Tag, TransportConfig, handshake, link_figures, link_probe
@@ -172,7 +172,7 @@ def test_an_emulated_link_is_measured_as_it_is(num_streams):
         right = found.round_trip_s == pytest.approx(0.025, rel=0.1)
         return right and there == pytest.approx([12.5e6] * 2, rel=0.1) and back == pytest.approx([5e6] * 2, rel=0.1)
 
-    assert_one_of_five(measured, is_right)
+    assert_most_of_five(measured, is_right)
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_kernel_link_is_measured_as_it_is():
         listening = in_namespace(namespaces["east"].name, lambda: ProbeServer(namespaces["east"].address, 0, PLAIN))
         address = (namespaces["east"].address, listening.port)
         measured = lambda: measure(address, PLAIN, seconds=1.5, num_streams=4)  # noqa: E731
-        found = assert_one_of_five(lambda _: in_namespace(namespaces["west"].name, measured), _is_a_kernel_link)
+        found = assert_most_of_five(lambda _: in_namespace(namespaces["west"].name, measured), _is_a_kernel_link)
         listening.close()
     assert found.num_streams == 4
 

@@ -16,15 +16,13 @@ from farpipe.schedule.library import order
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.transport import PeerError, Tag, TransportConfig, meeting
 from farpipe.transport.connection import Connection
-from farpipe.transport.control_inbox import ControlInbox
-from farpipe.transport.control_link import ControlMessage
+from farpipe.transport.control_link import ControlInbox, ControlMessage
 from farpipe.transport.control_plane import ControlPlane
 from farpipe.transport.control_topology import ControlTopology
-from farpipe.transport.frames import FRAME, PREFIX
 from farpipe.transport.health import Health
 from farpipe.transport.loop import Loop
 from farpipe.transport.stream import Stream
-from farpipe.transport.wire import EVERYBODY, ControlFrame
+from farpipe.transport.wire import EVERYBODY, FRAME, PREFIX, ControlFrame
 from proxies import RESET, Proxy
 from transports import connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan

@@ -104,7 +104,7 @@ def test_an_introduction_that_makes_no_sense_is_refused(text):
         meet(0, text, TransportConfig(connect_timeout_s=0.5))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '["a", "b", "c"]', "7"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '["a", "b", "c", "d"]', "7"])
 def test_what_is_no_rank_s_signature_is_refused(text):
     store = dist.HashStore()
 
@@ -166,11 +166,25 @@ def test_agents_that_count_restarts_differently_bring_their_ranks_together():
 
 def test_a_token_from_outside_does_not_go_through_the_store():
     store = dist.HashStore()
-    ranks = [Rendezvous(store, rank, 2, token=token) for rank, token in enumerate([b"secret", None])]
+    ranks = [Rendezvous(store, rank, 2, token=b"secret") for rank in range(2)]
     in_parallel(*(lambda rank=rank: rank.introduce("", 5.0) for rank in ranks))
-    assert ranks[0].token == b"secret"
-    with pytest.raises(InputError, match="FARPIPE_RUN_TOKEN is set for rank 0, but not for rank 1; set it at all"):
-        _ = ranks[1].token
+    assert [rank.token for rank in ranks] == [b"secret"] * 2
+    name = store.get("meeting").decode()
+    assert not any(b"secret" in store.get(f"{name}/{key}") for key in ("list", "rank 1"))
+
+
+@pytest.mark.parametrize("tokens", [(b"one", b"other", b"one"), (b"one", None, b"one"), (None, b"other", None)])
+def test_a_rank_with_another_token_is_named_by_all_at_once(tokens):
+    store = dist.HashStore()
+    ranks = [Rendezvous(store, rank, 3, token=token) for rank, token in enumerate(tokens)]
+
+    def come(rank):
+        with pytest.raises(InputError, match="FARPIPE_RUN_TOKEN is not the same for rank 0 and for rank 1; set the"):
+            rank.introduce("", 60.0)
+
+    begin_s = time.monotonic()
+    in_parallel(*(lambda rank=rank: come(rank) for rank in ranks))
+    assert time.monotonic() - begin_s < 20
 
 
 TORCHRUN_PROGRAM = (

@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 
 from farpipe.transport.connection import Connection
-from farpipe.transport.frames import ACKNOWLEDGEMENT, FRAME, PADDING, PREFIX, STAMP, Frame
 from farpipe.transport.loop import Loop
 from farpipe.transport.stream import Stream
+from farpipe.transport.wire import ACKNOWLEDGEMENT, FRAME, PADDING, PREFIX, STAMP, Frame
 
 CHUNK_BYTES = 40_000
 """So long that a stream leaves the next chunk to another stream, if there is one that is free."""

@@ -17,7 +17,7 @@ from farpipe.transport.security import authority
 from farpipe.transport.security.authority import init, issue
 from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from transports import MemoryStore, connected, in_parallel, tls_files
-from wans import wait_until
+from waiting import wait_until
 
 SITES = ("zurich", "lugano")
 

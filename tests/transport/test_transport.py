@@ -1,6 +1,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -329,3 +330,9 @@ def test_a_wildcard_address_works_with_one_to_advertise():
     with connected(**settings) as (first, second):
         first.send(1, "forward", Tag(0, 0, 0), b"abc")
         assert take(second, 0, Tag(0, 0, 0)) == b"abc"
+
+
+def test_the_delay_of_a_slow_link_is_no_silence():
+    near = TransportConfig(outage_s=4.0)
+    assert near.silence_s == 2.0
+    assert replace(near, latency_s=2.0).silence_s == 6.0

@@ -76,12 +76,12 @@ class PriceRow:
 
     name: str
     rent_usd_per_device_hour: Mapping[str, float]
-    """By device."""
+    """Rent by device."""
     electricity_usd_per_mwh: float | None
     pue: float
     carbon_g_per_kwh: float | None
     egress_usd_per_gb: float | None
-    """To another region of the same provider."""
+    """Price of traffic to another region of the same provider."""
     source: str
     date: datetime.date
 

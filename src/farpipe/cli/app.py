@@ -1,21 +1,27 @@
 """The commands under their names."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo, CommandInfo
 
 from farpipe import __version__
 from farpipe.cli.certs import certs
+from farpipe.cli.check import check
 from farpipe.cli.compare import compare
 from farpipe.cli.export import export
 from farpipe.cli.fleet import fleet
 from farpipe.cli.import_ import import_
 from farpipe.cli.lengths import lengths
 from farpipe.cli.list_ import list_
+from farpipe.cli.old_spellings import with_moved_command, with_renamed_options
 from farpipe.cli.optical import optical
 from farpipe.cli.pareto import pareto
 from farpipe.cli.plan import plan
+from farpipe.cli.prepare import prepare
 from farpipe.cli.probe import probe
 from farpipe.cli.profile import profile
 from farpipe.cli.report import report
@@ -26,20 +32,56 @@ from farpipe.cli.sweep import sweep
 from farpipe.cli.train import train
 from farpipe.cli.validate import validate
 from farpipe.cli.wan import wan
+from farpipe.strict import nearest
+
+
+def _words(ctx: Any) -> str:
+    """Words that call a command, without the program's name: ``optical simulate``."""
+    return str(ctx.command_path).removeprefix(ctx.find_root().command_path).strip()
+
+
+class _Command(TyperCommand):
+    """A command whose usage names its arguments as JOB, not {JOB}."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_renamed_options(_words(ctx), args))
+
+
+class _Commands(TyperGroup):
+    """The commands; a choice that is misspelt is answered with the nearest one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, with_moved_command(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            found = re.fullmatch(r"(?:Value error, )?'(.*?)' is not one of (.*)\.", error.message)
+            if found is not None:
+                known = re.findall("'([^']*)'", found[2])
+                error.message = f"{found[1]!r} is not one of {', '.join(known)}{nearest(found[1], known)}"
+            raise
+
 
 app = typer.Typer(
     name="farpipe",
+    cls=_Commands,
     help="Plan, simulate and run the training of one large model over several datacenters.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for command in (plan, pareto, sweep, schedule, compare, simulate, profile, train, report, validate):
+for command in (plan, pareto, sweep, schedule, compare, simulate, profile, train, prepare, report, validate):
     app.command()(command)
 app.command()(export)
 app.command("list")(list_)
 app.command("import")(import_)  # the word alone is Python's
+app.command()(check)
 app.add_typer(optical, name="optical")
 app.add_typer(fleet, name="fleet")
 app.command()(lengths)
@@ -64,13 +106,16 @@ def common(
     """Plan, simulate and run the training of one large model over several datacenters."""
 
 
-def _functions(commands: typer.Typer) -> Iterator[Callable[..., Any]]:
-    yield from (command.callback for command in commands.registered_commands if command.callback)
+def _registered(commands: typer.Typer) -> Iterator[CommandInfo]:
+    yield from commands.registered_commands
     for group in commands.registered_groups:
-        yield from _functions(group.typer_instance) if group.typer_instance else ()
+        yield from _registered(group.typer_instance) if group.typer_instance else ()
 
 
-for function in _functions(app):
-    for annotation in function.__annotations__.values():
+for info in _registered(app):
+    info.cls = _Command
+    for name, annotation in getattr(info.callback, "__annotations__", {}).items():
         for option in getattr(annotation, "__metadata__", ()):
             option.readable = False  # to the parser it is wrong usage; whoever reads the file says it better
+            if isinstance(option, ArgumentInfo):
+                option.metavar = name.upper()

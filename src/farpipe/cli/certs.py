@@ -1,5 +1,6 @@
 """``farpipe certs init|issue``: a private authority and the certificates of the sites."""
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
 
 certs = typer.Typer(help="Make a private authority and the certificates of the sites.", no_args_is_help=True)
 
+Days = Annotated[int, typer.Option(min=1, max=36500, help="Days for which it is valid.")]
+
 
 @certs.command("init")
 def certs_init(
     folder: Annotated[Path, typer.Argument(help="Folder of the authority; its key should stay there.")],
-    days: Annotated[int, typer.Option(min=1, max=36500, help="Days for which the authority is valid.")] = 3650,
+    days: Days = 3650,
 ) -> None:
     """Make the private authority of a cluster."""
     from farpipe.transport.security.authority import init
@@ -30,12 +33,9 @@ def certs_issue(
     folder: Annotated[Path, typer.Argument(help="The authority's folder.")],
     site: Annotated[str, typer.Argument(help="The site's name, as in the cluster.")],
     host: Annotated[
-        list[str] | None, typer.Option(metavar="<str>", help="Limit it to this host name; may be repeated.")
+        list[str] | None, typer.Option(metavar="<str>", help="Limit it to this host name or address; may be repeated.")
     ] = None,
-    ip: Annotated[
-        list[str] | None, typer.Option(metavar="<str>", help="Limit it to this address; may be repeated.")
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, max=36500, help="Days for which it is valid.")] = 365,
+    days: Days = 365,
 ) -> None:
     """Make or renew the certificate of one site."""
     from urllib.parse import quote
@@ -47,12 +47,21 @@ def certs_issue(
         site_name(site)
     except ValueError as error:
         raise InputError(str(error)) from None
-    end = issue(folder, site, hosts=host or [], ips=ip or [], days=days)
+    ips = [one for one in host or [] if _is_address(one)]
+    hosts = [one for one in host or [] if one not in ips]
+    end = issue(folder, site, hosts=hosts, ips=ips, days=days)
     place = folder / quote(site)
     typer.echo(
         f"certificate of {site} in {place}, valid until {_day(end)}; copy this folder to the site and start its "
         f"ranks with --certs; renew it by the same command"
     )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ip_address(text))
+    except ValueError:
+        return False
 
 
 def _day(moment: "datetime") -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from farpipe.cli.options import AsJson, Plot
 from farpipe.cli.output import check_folder, check_picture, console, print_json, search_status
 from farpipe.errors import InfeasibleError, InputError, UsageError
 
@@ -32,11 +33,11 @@ def compare(
         float | None,
         typer.Option(min=0, help="Search too (greedy, auto, or those of --method), each for so many seconds."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write all Gantt charts as one SVG picture.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    plot: Plot = None,
+    as_json: AsJson = False,
 ) -> None:
     """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
-    from farpipe.cli.shown import load_step
+    from farpipe.cli.shown import load_step, trust_note
     from farpipe.report import comparison_table, obstacles
     from farpipe.units import format_seconds
 
@@ -64,6 +65,8 @@ def compare(
     out.print(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
     if overhead_s:
         out.print(f"optimizer and clipping: {format_seconds(overhead_s)} per step, included")
+    if plan is not None and plan.is_rough:
+        out.print(trust_note(plan))
 
 
 def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
@@ -90,11 +93,11 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
     """Outcome of every method, the fastest first, and the highest lower bound that anything proved."""
     from farpipe.plan.orders import Outcome, find_order, try_orders
     from farpipe.schedule.bounds import lower_bound_s
-    from farpipe.schedule.library import ORDERS
+    from farpipe.search import SEARCHES
 
-    outcomes = try_orders(problem, [name for name in names if name in ORDERS])
+    outcomes = try_orders(problem, [name for name in names if name not in SEARCHES])
     bound_s = lower_bound_s(problem)
-    for name in (name for name in names if name not in ORDERS):
+    for name in (name for name in names if name in SEARCHES):
         try:
             with search_status(f"searching ({name})") as tell:
                 found = find_order(problem, name, time_limit_s=search_s, on_progress=tell)
@@ -115,7 +118,7 @@ def _with_own(problem: "Problem", own: "Schedule", outcomes: "list[Outcome]") ->
 
 
 def _makespan_s(outcome: "Outcome") -> float:
-    """To nine digits, so that rounding does not decide between equals; infinite where there is none."""
+    """Makespan to nine digits, so that rounding does not decide between equals; infinite where there is none."""
     return float(f"{outcome.timeline.makespan_s:.9g}") if outcome.timeline else float("inf")
 
 

@@ -22,13 +22,17 @@ def export(
         Path, typer.Argument(help="A plan, a schedule, a run file or a run directory; for weights a checkpoint too.")
     ],
     form: Annotated[
-        Literal["torch-csv", "megatron", "torchtitan", "hugging-face"],
+        Literal["torch-csv", "megatron", "torchtitan", "torchtitan-flags", "nemo", "hugging-face"],
         typer.Option(
             "--format",
-            help="torch-csv: the schedule; megatron, torchtitan: the plan as their settings; hugging-face: the weights "
-            "of the newest checkpoint.",
+            help="torch-csv: the schedule; megatron, torchtitan, nemo: the plan as their settings; torchtitan-flags: "
+            "options of torchtitan 0.3 under farpipe.torch.titan; hugging-face: weights of the newest checkpoint.",
         ),
     ] = "torch-csv",
+    comms: Annotated[
+        bool,
+        typer.Option("--comms", help="With torch-csv of a plan: sends and receives too, for torch's compute_comms."),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file, by default stdout; for weights a new folder.")
     ] = None,
@@ -44,7 +48,9 @@ def export(
     from farpipe.strict import write_text
 
     check_folder(output, keeping=(source,))
-    text = _exported(source, form)
+    if comms and form != "torch-csv":
+        raise typer.BadParameter("is for --format torch-csv", param_hint="--comms")
+    text = _with_comms(source) if comms else _exported(source, form)
     if output is None:
         sys.stdout.write(text)
     else:
@@ -53,15 +59,34 @@ def export(
 
 def _exported(source: Path, form: str) -> str:
     """The plan or the schedule in `source`, in the format `form`."""
-    from farpipe.cli.frameworks import megatron_flags, torchtitan_config
+    from farpipe.interop.megatron_flags import megatron_flags
+    from farpipe.interop.nemo_config import nemo_config
+    from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
     from farpipe.plan import Plan
-    from farpipe.run.directory import PLAN_NAME
+    from farpipe.runtime.figures.metrics import PLAN_NAME
     from farpipe.schedule.torch_csv import to_torch_csv
 
     if form == "torch-csv":
         return to_torch_csv(load_schedule(source))
     plan = Plan.load(source / PLAN_NAME if source.is_dir() else source)
-    return megatron_flags(plan) if form == "megatron" else torchtitan_config(plan)
+    return {
+        "megatron": megatron_flags,
+        "torchtitan": torchtitan_config,
+        "torchtitan-flags": torchtitan_flags,
+        "nemo": nemo_config,
+    }[form](plan)
+
+
+def _with_comms(source: Path) -> str:
+    """The plan's schedule with sends and receives where the simulator sees them."""
+    from farpipe.cli.shown import load_step
+    from farpipe.interop.torch_comms import to_torch_comms_csv
+    from farpipe.runtime.figures.metrics import PLAN_NAME
+
+    problem, schedule, _ = load_step(source / PLAN_NAME if source.is_dir() else source)
+    if schedule is None:
+        raise InputError(f"{source}: --comms needs a plan, whose seconds say where receives stand")
+    return to_torch_comms_csv(problem, schedule)
 
 
 def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
@@ -77,11 +102,9 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 
 def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
-    from farpipe.cli.frameworks import expect_alike
     from farpipe.cli.runs import no_run
     from farpipe.plan import Plan
-    from farpipe.run.directory import PLAN_NAME
-    from farpipe.runtime.figures.metrics import RUN_NAME
+    from farpipe.runtime.figures.metrics import PLAN_NAME, RUN_NAME
     from farpipe.runtime.run_spec import RunSpec
     from farpipe.step import Schedule
 
@@ -92,9 +115,7 @@ def load_schedule(path: Path) -> "Schedule":
         path = found[0]
     text, data, name = read_named(path)
     if name.startswith("farpipe/plan/"):
-        plan = Plan.from_json(text, str(path))
-        expect_alike(plan, "torch.distributed.pipelining")
-        return plan.schedule
+        return Plan.from_json(text, str(path)).schedule
     if name.startswith("farpipe/run/"):
         return RunSpec.from_json(text, str(path)).schedule
     if name.startswith("farpipe/schedule/"):

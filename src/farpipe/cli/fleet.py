@@ -5,63 +5,74 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.fleet_sweep import sweep
+from farpipe.cli.options import AsJson, Plot
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
+from farpipe.errors import UsageError
+from farpipe.strict import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
 
-    from farpipe.fleet.outcome import Outcome
+    from farpipe.fleet.outcome import FleetOutcome
     from farpipe.fleet.scenario import Scenario
+    from farpipe.fleet.waiting import Waits
     from farpipe.report import FittedTable
 
 fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_args_is_help=True)
 
-MAX_REFUSED = 5
-"""Jobs that were not taken, named one by one."""
+MAX_NAMED = 5
+"""Jobs that were not taken or did not finish, named one by one."""
 
-Fleet = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
+FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw who has which devices, and who waits, to this PNG or SVG.")]
 Charts = Annotated[
     Path | None,
     typer.Option(help="Draw completion times, use, queue and money over time, links and a map to this PNG or SVG."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
 @fleet.command()
 def simulate(
-    path: Fleet,
+    path: FleetFile,
     jobs: Jobs,
     policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe fleet policies` lists them.")] = "farpipe",
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None,
     plot: Plot = None,
     charts: Charts = None,
+    why: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Tell why this job waits, and what would help.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a trace of jobs over regions under one policy."""
     from farpipe.fleet.play import play
     from farpipe.fleet.scenario import load_scenario
     from farpipe.fleet.traces import read_jobs
+    from farpipe.fleet.waiting import Waits
 
-    _check_outputs(path, jobs, plot, charts)
-    check_folder(events, keeping=(path, jobs))
-    scenario, trace = load_scenario(path), read_jobs(jobs)
+    _check_outputs(path, jobs, plot, charts, events)
+    scenario = load_scenario(path)
+    trace = read_jobs(jobs, scenario.start)
+    names = [job.name for job in trace]
+    if why is not None and why not in names:
+        raise UsageError(f"--why {why}: {jobs} has no such job{nearest(why, names)}")
+    waits = Waits(why or "")
     with status(f"simulating {len(trace)} jobs under {policy}"):
-        outcome = _logged(events, lambda log: play(scenario, trace, policy, log=log))
+        outcome = _logged(events, lambda log: play(scenario, trace, policy, log=log, after=waits))
+    _print_series_ends(scenario, outcome.end_s)
     _draw([outcome], scenario, plot, charts)
     if as_json:
-        print_json(outcome.to_data())
+        reasons = [{"time_s": time_s, "why": reason or None} for time_s, reason in waits.found]
+        print_json(outcome.to_data() | ({"why": reasons} if why else {}))
     else:
-        console().print(_table([outcome]))
-        _print_refused(outcome)
+        _print_outcome(outcome, waits)
+    _print_left([outcome])
 
 
 @fleet.command()
 def compare(
-    path: Fleet,
+    path: FleetFile,
     jobs: Jobs,
     policies: Annotated[str, typer.Option(help="Names with commas between them; all: every one.")] = "all",
     plot: Plot = None,
@@ -78,20 +89,29 @@ def compare(
     for name in names:
         policy_of(name)
     _check_outputs(path, jobs, plot, charts)
-    scenario, trace = load_scenario(path), read_jobs(jobs)
+    scenario = load_scenario(path)
+    trace = read_jobs(jobs, scenario.start)
     quotes, outcomes = quotes_of(scenario), []
     for name in names:
         with status(f"simulating {len(trace)} jobs under {name}"):
             outcomes.append(play(scenario, trace, name, quotes=quotes))
+    _print_series_ends(scenario, max(outcome.end_s for outcome in outcomes))
     _draw(outcomes, scenario, plot, charts)
     if as_json:
         print_json([_without_jobs(outcome.to_data()) for outcome in outcomes])
     else:
         console().print(_table(outcomes))
-        _print_refused(outcomes[0])
+    _print_left(outcomes)
 
 
-fleet.command()(sweep)
+def _print_outcome(outcome: "FleetOutcome", waits: "Waits") -> None:
+    console().print(_table([outcome]))
+    if len(outcome.tenants()) > 1:
+        console().print(_tenants_table(outcome))
+    for time_s, reason in waits.found:
+        typer.echo(f"{time_s:,.0f} s: {reason or 'it does not wait any more'}")
+    if waits.name and not waits.found:
+        typer.echo(f"{waits.name!r} never waits")
 
 
 @fleet.command("policies")
@@ -103,13 +123,13 @@ def list_policies() -> None:
         typer.echo(name)
 
 
-def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None) -> None:
+def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None, events: Path | None = None) -> None:
     check_picture(plot)
     check_picture(charts, "--charts")
-    check_folder(plot, charts, keeping=(path, jobs))
+    check_folder(plot, charts, events, keeping=(path, jobs))
 
 
-def _draw(outcomes: "list[Outcome]", scenario: "Scenario", plot: Path | None, charts: Path | None) -> None:
+def _draw(outcomes: "list[FleetOutcome]", scenario: "Scenario", plot: Path | None, charts: Path | None) -> None:
     if plot is not None:
         from farpipe.report.fleet import draw_fleet
 
@@ -120,7 +140,15 @@ def _draw(outcomes: "list[Outcome]", scenario: "Scenario", plot: Path | None, ch
         draw_charts(outcomes, charts, scenario.locations)
 
 
-def _logged(path: Path | None, run: "Callable[[TextIO | None], Outcome]") -> "Outcome":
+def _print_series_ends(scenario: "Scenario", end_s: float) -> None:
+    """Series of prices and carbon that end before the jobs."""
+    for name, last_s in scenario.series_end_s.items():
+        if end_s > last_s + 3600.0:
+            hours = (end_s - last_s) / 3600.0
+            typer.echo(f"{name}: its last figure stands for the {hours:,.0f} hours after it as well", err=True)
+
+
+def _logged(path: Path | None, run: "Callable[[TextIO | None], FleetOutcome]") -> "FleetOutcome":
     """Outcome of `run`; its log is written whole or not at all."""
     import io
 
@@ -137,37 +165,67 @@ def _without_jobs(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "jobs"}
 
 
-def _table(outcomes: "list[Outcome]") -> "FittedTable":
+def _table(outcomes: "list[FleetOutcome]") -> "FittedTable":
     from farpipe.report import TableView, to_rich
 
-    head = ("policy", "finished", "mean JCT", "p95 JCT", "p99 wait", "use", "energy", "electricity", "rent", "egress")
-    rows = [_row(outcome) for outcome in outcomes]
+    with_deadlines = any(record.job.deadline_s is not None for record in outcomes[0].records)
+    head: tuple[str, ...] = ("policy", "finished", "mean JCT", "p95 JCT", "p99 wait", "max wait", "use", "energy")
+    head += ("idle", "carbon", "electricity", "rent", "egress", *(["in time"] if with_deadlines else []))
+    rows = [_row(outcome) + ((_in_time(outcome),) if with_deadlines else ()) for outcome in outcomes]
     title = f"{len(outcomes[0].records)} jobs on {sum(outcomes[0].num_devices.values())} devices"
-    return to_rich(TableView(title, head, tuple(rows), frozenset(range(1, len(head))), expendable=(6, 1, 3, 9)))
+    return to_rich(
+        TableView(title, head, tuple(rows), frozenset(range(1, len(head))), expendable=(8, 9, 7, 1, 3, 5, 12))
+    )
 
 
-def _print_refused(outcome: "Outcome") -> None:
-    """Jobs that can never run, with what would help; and decisions of the policy that were not possible."""
-    refused = [record.refused for record in outcome.records if record.refused]
-    for why in refused[:MAX_REFUSED]:
-        typer.echo(f"not taken: {why}", err=True)
-    if (more := len(refused) - MAX_REFUSED) > 0:
-        typer.echo(f"not taken: {more} more jobs; --events names each with its reason", err=True)
-    if outcome.num_refused:
-        typer.echo(
-            f"{outcome.num_refused} decisions of {outcome.policy} were not possible; --events names them", err=True
-        )
+def _print_left(outcomes: "list[FleetOutcome]") -> None:
+    """Jobs that can never run, with what would help; jobs that did not finish; and decisions that were not possible."""
+    _print_named("not taken", [record.refused for record in outcomes[0].records if record.refused])
+    for outcome in outcomes:
+        left = [f"job {record.job.name!r}: {record.unfinished}" for record in outcome.records if record.unfinished]
+        _print_named("not finished", left)
+        if outcome.num_refused:
+            typer.echo(
+                f"{outcome.num_refused} decisions of {outcome.policy} were not possible; --events names them", err=True
+            )
 
 
-def _row(outcome: "Outcome") -> tuple[str, ...]:
+def _print_named(what: str, reasons: list[str]) -> None:
+    for why in reasons[:MAX_NAMED]:
+        typer.echo(f"{what}: {why}", err=True)
+    if (more := len(reasons) - MAX_NAMED) > 0:
+        typer.echo(f"{what}: {more} more jobs; `farpipe fleet simulate --json` names each with its reason", err=True)
+
+
+def _row(outcome: "FleetOutcome") -> tuple[str, ...]:
     from farpipe.units import format_percent
 
     data = outcome.to_data()
-    hours = [_hours(data[key]) for key in ("mean_jct_s", "p95_jct_s", "p99_wait_s")]
+    hours = [_hours(data[key]) for key in ("mean_jct_s", "p95_jct_s", "p99_wait_s", "max_wait_s")]
     money = [_usd(sum(data["money"][kind].values())) for kind in ("electricity", "rent", "egress")]
-    energy = f"{sum(data['energy_kwh']['jobs'].values()) / 1000:,.1f} MWh"
+    energy = [f"{sum(data['energy_kwh'][part].values()) / 1000:,.1f} MWh" for part in ("jobs", "idle")]
+    carbon = f"{sum(data['carbon_g'].values()) / 1e6:,.1f} t"
     finished = f"{data['num_finished']} of {data['num_jobs']}"
-    return (outcome.policy, finished, *hours, format_percent(data["utilization"], 0), energy, *money)
+    return (outcome.policy, finished, *hours, format_percent(data["utilization"], 0), *energy, carbon, *money)
+
+
+def _in_time(outcome: "FleetOutcome") -> str:
+    found = [record.is_in_time for record in outcome.records if record.is_in_time is not None]
+    return f"{sum(found)} of {len(found)}"
+
+
+def _tenants_table(outcome: "FleetOutcome") -> "FittedTable":
+    from farpipe.report import TableView, to_rich
+
+    head = ("tenant", "jobs", "mean JCT", "max wait", "device-hours", "money")
+    rows = [
+        (
+            *(name or "-", str(one["num_jobs"]), _hours(one["mean_jct_s"]), _hours(one["max_wait_s"])),
+            *(f"{one['device_hours']:,.0f}", _usd(one["total_usd"])),
+        )
+        for name, one in outcome.tenants().items()
+    ]
+    return to_rich(TableView("tenants", head, tuple(rows), frozenset(range(1, len(head)))))
 
 
 def _usd(amount: float) -> str:

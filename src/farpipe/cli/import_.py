@@ -1,24 +1,214 @@
-"""``farpipe import FILE.csv``: a schedule from elsewhere."""
+"""``farpipe import``: settings of other frameworks as a job, and schedules from elsewhere."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.output import check_folder, console, keep_earlier, print_json
+from farpipe.cli.import_lists import import_lists
+from farpipe.cli.options import AsJson, Output, pairs
+from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
+from farpipe.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from farpipe.cost import Profile
+    from farpipe.interop.settings import Draft, DraftSite, Link
+    from farpipe.interop.trace_files import Trace
+    from farpipe.report import FittedTable
+    from farpipe.simulate import Timeline
+
+FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="A CSV schedule of torch.distributed.pipelining (compute_only).")],
-    method: Annotated[str, typer.Option(help="The name that the schedule gets.")] = "torch-csv",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the schedule as JSON.")] = False,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Settings of a training: a script or options of Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
+            "TOML of torchtitan, JSON of DeepSpeed or Hugging Face; several files are joined. Outputs of iperf3, "
+            "ping, mtr, nccl-tests, perftest and qperf become the link, Slurm's nodes (scontrol, sinfo) and tasks of "
+            "SkyPilot the sites; a trace of torch.profiler or nsys (SQLite) becomes a profile, those of a pipeline's "
+            "ranks its timeline. Lists of jobs (sacct -P, Kueue, Volcano, SkyPilot, Philly, Acme, Helios) become "
+            "JOBS.csv, prices and carbon (ENTSO-E, gridstatus, Electricity Maps) a table for FLEET.toml. "
+            "Or a CSV schedule of torch.distributed.pipelining (compute_only).",
+        ),
+    ],
+    form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto",
+    device: Annotated[str, typer.Option(help="The device that it runs on, by its name in the catalogue.")] = "h100",
+    num_devices: Annotated[int | None, typer.Option(min=1, help="Devices, where the files don't say it.")] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A variable or an argument (1=...) that a script takes; zone=, EUR= and carbon= for lists.",
+        ),
+    ] = None,
+    second_site: Annotated[
+        int | None,
+        typer.Option(min=1, help="Devices of a second site: the job then leaves the degrees to the planner."),
+    ] = None,
+    latency: Annotated[
+        str | None, typer.Option(help="Latency of the link to the second site, one way; else measured, or 20 ms.")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Bandwidth of the link to the second site; else measured, or 100 Gbit/s.")
+    ] = None,
+    job: Annotated[Path | None, typer.Option(help="The job that a trace is of.")] = None,
+    method: Annotated[str, typer.Option(help="The name that a schedule gets.")] = "torch-csv",
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Read a schedule that others have made, strictly, and show it."""
+    """Read what other frameworks have: settings become a job.toml with the place of every value behind it.
+
+    What was not understood is listed, and nothing is run or guessed in silence.
+    """
+    if form not in FORMATS.split(", "):
+        raise typer.BadParameter(f"expected one of {FORMATS}, found {form!r}", param_hint="--format")
+    known = pairs(given)
+    if form == "auto" and import_lists(files, known, output, as_json):
+        return
+    if form == "torch-csv" or (form == "auto" and files[0].suffix == ".csv"):
+        _import_schedule(files, method, output, as_json)
+        return
+    if _is_traced(files, job, output, as_json):
+        return
+    from farpipe.interop.files import draft_of_devices, read_draft
+    from farpipe.interop.settings import Setting
+    from farpipe.spec import parse_job
+    from farpipe.strict import write_text
+
+    settings, sites, notes, link = _sorted(files, device) if form == "auto" else (files, [], [], {})
+    link |= {name: (text, f"--{name}") for name, text in (("latency", latency), ("bandwidth", bandwidth)) if text}
+    if not settings:
+        _print_cluster(sites, link, notes, as_json)
+        return
+    draft = draft_of_devices(read_draft(settings, form, known), num_devices, device)  # type: ignore[arg-type]
+    draft.not_understood += notes
+    _expect_whole(draft, files)
+    if second_site is not None:
+        sites = sites or [draft.site(device)]
+        sites.append(draft.site(device, Setting(second_site, "--second-site"), "second"))
+    text = draft.to_toml(device, sites, link)
+    parse_job(text, "the job read from " + ", ".join(map(str, files)))
+    if output is not None:
+        expect_new(output)
+        write_text(output, text)
+    if as_json:
+        print_json(draft.to_data())
+    elif output is None:
+        typer.echo(text, nl=False)
+    _report(draft, output)
+
+
+def _expect_whole(draft: "Draft", files: list[Path]) -> None:
+    """InputError where the files lack what a job needs."""
+    if missing := draft.missing():
+        raise InputError(
+            f"{', '.join(map(str, files))}: {', '.join(missing)} missing"
+            + "".join(f"\n  {text}" for text in [*draft.notes, *draft.not_understood])
+            + f"\ngive another file that has it, or --set NAME=VALUE for a variable of the script{_asked(draft)}"
+        )
+
+
+def _asked(draft: "Draft") -> str:
+    return f": {', '.join(sorted(draft.unset))}" if draft.unset else ""
+
+
+def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:
+    """True if the files are traces, which then were written or shown: one as a profile, those of several ranks as the
+    step's timeline."""
+    from farpipe.interop.trace_files import is_trace, read_all
+
+    if not all(file.is_file() and is_trace(file) for file in files):
+        return False
+    if job is None:
+        raise UsageError(f"{files[0]}: a trace has times, but no model: give the job that it is of with --job")
+    traces = read_all(files)
+    found, notes = _profile(traces[0], job) if len(traces) == 1 else _traced_step(traces, job)
+    for note in notes:
+        log(note)
+    if output is not None:
+        expect_new(output)
+        found.save(output)
+    if as_json:
+        print_json(found.to_data())
+    else:
+        console().print(_shown(found))
+    return True
+
+
+def _profile(trace: "Trace", job: Path) -> "tuple[Profile, tuple[str, ...]]":
+    from farpipe.interop.traces import profile_of
+    from farpipe.spec import load_job
+
+    return profile_of(trace, load_job(job))
+
+
+def _traced_step(traces: "list[Trace]", job: Path) -> "tuple[Timeline, tuple[str, ...]]":
+    from farpipe.cli.shown import plan_of
+    from farpipe.interop.traced_steps import timeline_of
+    from farpipe.spec import load_job
+
+    plan = plan_of(load_job(job), job)
+    return timeline_of(traces, plan.problem, plan.schedule)
+
+
+def _shown(found: "Profile | Timeline") -> "FittedTable | Timeline":
+    from farpipe.cli.shown import profile_table
+    from farpipe.cost import Profile
+
+    return profile_table(found) if isinstance(found, Profile) else found
+
+
+def _sorted(
+    files: list[Path], device: str
+) -> "tuple[list[Path], list[DraftSite], list[str], dict[str, tuple[str, str]]]":
+    """Files of settings; and of the others the sites, notes on what of them could not be used, and the link."""
+    from farpipe.interop.link_tests import link_of, mixed_units, read_link_test
+    from farpipe.interop.sites import read_sites
+
+    tests = {file: test for file in files if (test := read_link_test(file)) is not None}
+    rest = [file for file in files if file not in tests]
+    found = {file: of_file for file in rest if (of_file := read_sites(file, device)) is not None}
+    sites = [site for of_file in found.values() for site in of_file.sites]
+    notes = [*(note for of_file in found.values() for note in of_file.notes), *mixed_units(tests.values())]
+    return [file for file in rest if file not in found], sites, notes, link_of(tests.values())
+
+
+def _print_cluster(sites: "list[DraftSite]", link: "Link", notes: list[str], as_json: bool) -> None:
+    """Sites and the link of files without settings, as tables of a job."""
+    from farpipe.interop.settings import cluster_lines, link_lines
+
+    for note in notes:
+        log(note)
+    if as_json:
+        tables = [{"name": one.name, "device": one.device.value, "num_devices": one.num_devices.value} for one in sites]
+        figures = {key: text for key, (text, _) in link.items()}
+        print_json({"format": "farpipe/import/1", "sites": tables, "link": figures})
+        return
+    lines = cluster_lines(sites, link) if sites else link_lines(["site", "second"], link)
+    typer.echo("\n".join(lines[1:]))
+
+
+def _report(draft: "Draft", output: Path | None) -> None:
+    """Counts on stderr, and what was not understood where the file goes elsewhere."""
+    for text in (*draft.notes, *draft.not_understood) if output is not None else ():
+        log(text)
+    log(
+        f"{sum(map(len, draft.tables.values()))} values read, {len(draft.not_understood)} not understood, "
+        f"{len(draft.without_effect)} without effect on a step"
+    )
+
+
+def _import_schedule(files: list[Path], method: str, output: Path | None, as_json: bool) -> None:
     from farpipe.schedule.torch_csv import from_torch_csv
     from farpipe.strict import read_text
 
-    schedule = from_torch_csv(read_text(file), str(file), method)
+    if len(files) > 1:
+        raise typer.BadParameter("a schedule is one file", param_hint="FILE")
+    schedule = from_torch_csv(read_text(files[0]), str(files[0]), method)
     if output is not None:
         check_folder(output)
         keep_earlier(output, "schedule")

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import refuse, typed
-from farpipe.cli.output import check_folder, check_picture, console, print_json, status
+from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed
+from farpipe.cli.output import console, print_json, status
+from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
+    from farpipe.cli.corpus import Corpus
     from farpipe.report import TableView
     from farpipe.sequences.chunk import Ints
     from farpipe.sequences.summary import Gain, LengthSummary
@@ -16,61 +18,67 @@ if TYPE_CHECKING:
 
 def lengths(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Lengths in tokens: one a line, CSV, JSON lines, .npy; or tokens.")],
-    column: Annotated[
-        str | None, typer.Option(help="Column of a CSV, or key of JSON lines, that has the lengths.")
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Lengths in tokens: one a line, CSV, JSON lines, .npy; or tokens (.bin with .idx), Parquet, Arrow, a "
+            "folder of datasets, JSON lines of texts, all also .gz or .zst. Default: what --job trains on."
+        ),
     ] = None,
-    job: Annotated[Path | None, typer.Option(help="A job (.toml): tell what chunks would gain on its cluster.")] = None,
+    column: LengthColumn = None,
+    job: Annotated[Path | None, typer.Option(help="A job (.toml): report the gain of chunks on its cluster.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="With --job: sequences of the batch that is planned.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="With --job: of the draw of that batch.")] = 0,
-    devices_per_stage: Annotated[
-        int, typer.Option(min=1, help="With --job: devices that share a stage's chunks (context parallelism).")
-    ] = 1,
-    plot: Annotated[Path | None, typer.Option(help="Write the distribution as an SVG picture.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    seed: Seed = 0,
+    devices_per_stage: DevicesPerStage = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the lengths of a corpus: tokens beyond each length, slices, and what chunks would gain."""
-    from farpipe.sequences import read_lengths, summarize
+    from farpipe.sequences import summarize
+    from farpipe.units import format_percent
 
     if job is None:
         of_job = typed(context, batch="--batch", seed="--seed", devices_per_stage="--devices-per-stage")
         refuse(of_job, "is for the batch that --job plans: give that too")
-    check_picture(plot, kinds=(".svg",))
-    check_folder(plot, keeping=(file, job))
-    found = read_lengths(file, column)
+    corpus = _read(file, column, job)
+    found = corpus.lengths
     summary = summarize(found)
     gain = _gain(found, job, batch, seed, devices_per_stage) if job else None
-    if plot is not None:
-        _draw(found, plot, file.name)
     if as_json:
-        print_json(summary.to_data() | ({"gain": _gain_data(gain)} if gain else {}))
+        counted = {} if corpus.num_counted is None else {"num_trained_tokens": corpus.num_counted}
+        print_json(summary.to_data() | counted | ({"gain": _gain_data(gain)} if gain else {}))
         return
     _show(summary)
+    if corpus.num_counted is not None:
+        share = format_percent(corpus.num_counted / summary.num_tokens)
+        typer.echo(f"{corpus.num_counted:,} tokens ({share}) are trained on, the others are only read")
     if gain is not None:
         typer.echo(_gain_text(gain, min(batch, found.size)))
 
 
-def _gain(found: "Ints", job: Path, batch: int, seed: int, devices_per_stage: int) -> "Gain":
-    from farpipe.sequences import chunk_costs, gain_of_chunks, sample_lengths
+def _read(file: Path | None, column: str | None, job: Path | None) -> "Corpus":
+    """The lengths in a file, or of the documents in it or in the job's own text, by the job's tokenizer."""
+    from farpipe.cli.corpus import read_corpus, trained_corpus
+    from farpipe.spec import load_job
+
+    if file is not None:
+        return read_corpus(file, column, load_job(job).data if job else None)
+    if job is None:
+        raise UsageError("give a file of lengths, or --job, whose text is then read")
+    return trained_corpus(load_job(job))
+
+
+def _gain(found: "Ints", job: Path, batch: int, seed: int, devices_per_stage: int | None) -> "Gain":
+    from farpipe.cli.compiling import compilation_told
+    from farpipe.sequences import gain_of_chunks, sample_lengths
     from farpipe.spec import load_job
 
     drawn = sample_lengths(found, min(batch, found.size), seed)
-    costs = chunk_costs(load_job(job), int(drawn.max()), devices_per_stage)
-    with status("planning a batch"):
-        return gain_of_chunks(costs, drawn)
+    with compilation_told(), status("planning a batch"):
+        return gain_of_chunks(load_job(job), drawn, devices_per_stage)
 
 
 def _gain_data(gain: "Gain") -> dict[str, Any]:
     return vars(gain) | {"speedup": gain.speedup}
-
-
-def _draw(found: "Ints", path: Path, name: str) -> None:
-    from farpipe.report.lengths import draw_lengths
-    from farpipe.sequences.summary import histogram
-    from farpipe.strict import write_text
-
-    title = f"{name}: {found.size:,} sequences, {int(found.sum()):,} tokens"
-    write_text(path, draw_lengths(*histogram(found), title).svg())
 
 
 def _show(summary: "LengthSummary") -> None:

@@ -1,110 +1,186 @@
 """The options that commands about trainings over light paths share, and what they stand for."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.optical_blocking import Guard, Modulation, Network, Shared, SlotGhz, parse_rates
+from farpipe.cli.optical_blocking import Guard, Modulation, Network, PathsFile, SlotGhz, Slots
+from farpipe.cli.options import Given, settings
+from farpipe.cli.output import status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farpipe.cli.light_settings import LightSettings
     from farpipe.optical import PoissonTraffic
+    from farpipe.optical.modulation import Modulation as ModulationTable
+    from farpipe.optical.network import Network as OpticalNetwork
+    from farpipe.optical.paths import PathTable
     from farpipe.optical.strategies import Strategy
-    from farpipe.optical.study import Scenario
+    from farpipe.optical.study import OpticalSetting
+    from farpipe.optical.traffic import Traffic
     from farpipe.optical.training import Training
+    from farpipe.plan import Plan
+    from farpipe.step import Problem, Schedule
+
+    Loaded = tuple[Problem, Schedule | None, Plan | None]
 
 Nodes = Annotated[
-    str, typer.Option(help="The node of every rank, in order: 'a,b,c'; or of every site: 'zurich=a,lugano=b'.")
+    str | None,
+    typer.Option(help="The node of every rank, in order: 'a,b,c'; or of every site: 'zurich=a,lugano=b'."),
+]
+Placements = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Instead of the nodes' names: so many random placements; ranks with one name in --nodes share a node.",
+    ),
 ]
 Order = Annotated[
     str | None, typer.Option(help="Name of an order, or joint: chosen with the network; default the plan's, or joint.")
 ]
-Slots = Annotated[int, typer.Option(min=1, help="Slots per fibre.")]
-K = Annotated[int, typer.Option("--k", min=1, max=1000, help="Candidate paths of the training's messages.")]
-By = Annotated[str, typer.Option(help="Their order: km, hops (then km), or efficiency.")]
 Load = Annotated[float, typer.Option(min=0, help="Background traffic in Erlang; 0: none.")]
-MeanHolding = Annotated[float, typer.Option(help="Mean holding time of the background in seconds.")]
-Rates = Annotated[str, typer.Option(help="Least and largest background request in slots, 'LOW-HIGH'.")]
-Units = Annotated[int | None, typer.Option(min=1, help="Units of 75 Gbit/s that a message asks for at most.")]
-Setup = Annotated[float, typer.Option(min=0, help="Seconds to set up a light path.")]
-Ahead = Annotated[bool, typer.Option("--ahead", help="Ask for light paths so long before they are needed.")]
+Trace = Annotated[Path | None, typer.Option(help="Background instead: CSV request,arrival_s,src,dst,gbit_s,holding_s.")]
 Keep = Annotated[float | None, typer.Option(min=0, help="Keep one light path per hop until idle for so many seconds.")]
-Steps = Annotated[int, typer.Option(min=1, help="Steps that count; two more go before them.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps that count.")]
 
 
 @dataclass(frozen=True)
 class LightOptions:
     """A training's places and order, the network with its background, and how light paths are asked for."""
 
-    nodes: Nodes
+    nodes: Nodes = None
+    placements: Placements = None
     network: Network = "nsfnet"
     order: Order = None
     slots: Slots = 80
     slot_ghz: SlotGhz = 12.5
     guard: Guard = 1
-    modulation: Modulation = "64qam"
-    k: K = 64
-    by: By = "efficiency"
-    shared: Shared = False
+    modulation: Modulation = "gnpy"
+    paths: PathsFile = None
     load: Load = 60.0
-    mean_holding: MeanHolding = 0.2
-    rates: Rates = "4-20"
-    units: Units = None
-    setup: Setup = 0.0
-    ahead: Ahead = False
+    trace: Trace = None
     keep: Keep = None
     steps: Steps = 3
+    given: Given = None
 
-    def scenario(self) -> "Scenario":
-        """The network, its candidate paths and its background."""
-        from farpipe.optical import Grid, find_modulation, find_network, k_shortest
-        from farpipe.optical.study import Scenario
+    def __post_init__(self) -> None:
+        if self.paths is not None and (self.settings.k or self.settings.by):
+            raise UsageError("--set k and by are for paths that farpipe finds; --paths gives them")
 
-        net, table = find_network(self.network, shared=self.shared), find_modulation(self.modulation)
-        at = [node for word in self.nodes.split(",") if (node := word.rpartition("=")[2].strip()) in net.nodes]
-        pairs = tuple(dict.fromkeys((a, b) for a in at for b in at if a != b))
-        paths = k_shortest(net, pairs or None, k=self.k, by=self.by, modulation=table)
+    @cached_property
+    def settings(self) -> "LightSettings":
+        """The settings that `--set` names."""
+        from farpipe.cli.light_settings import LightSettings
+
+        return settings(LightSettings, self.given)
+
+    @cached_property
+    def net(self) -> "OpticalNetwork":
+        """The network."""
+        from farpipe.optical import find_network
+
+        return find_network(self.network, shared=not self.settings.directed)
+
+    @cached_property
+    def table(self) -> "ModulationTable":
+        """Modulation of the messages."""
+        from farpipe.optical import find_modulation
+
+        return find_modulation(self.modulation)
+
+    def places(self, loaded: "Loaded") -> list[tuple[str, ...]]:
+        """The node of every rank: given, or in so many random placements."""
+        problem, _, plan = loaded
+        sites = plan.sites if plan else ()
+        if self.placements is None:
+            nodes = _places(self.nodes, problem.num_ranks, sites)
+            return [tuple(self.net.expect_node(node, "--nodes") for node in nodes)]
+        from farpipe.optical.study import random_nodes
+
+        labels = self.nodes.split(",") if self.nodes else sites or tuple(map(str, range(problem.num_ranks)))
+        if len(labels) != problem.num_ranks:
+            raise UsageError(f"--nodes: expected a name for each of {problem.num_ranks} ranks, found {len(labels)}")
+        return [random_nodes(self.net, labels, self.table, draw) for draw in range(self.placements)]
+
+    def candidates(self, policy: str, nodes: "Sequence[str]") -> "PathTable":
+        """Candidate paths of a policy between the nodes of a training."""
+        from farpipe.optical import k_shortest, load_paths
+        from farpipe.optical.strategies import CANDIDATES
+
+        if self.paths is not None:
+            return load_paths(self.paths, self.net)
+        pairs = dict.fromkeys((a, b) for a in nodes for b in nodes if a != b)
+        k, by = CANDIDATES[policy]
+        return k_shortest(
+            self.net, pairs or None, k=self.settings.k or k, by=self.settings.by or by, modulation=self.table
+        )
+
+    @cached_property
+    def _background(self) -> "tuple[PoissonTraffic | Traffic | None, PathTable]":
+        """The background and its candidates."""
+        from farpipe.optical import PoissonTraffic, k_shortest, load_paths, load_trace
+
+        traffic = load_trace(self.trace, self.net) if self.trace else None
+        pairs = traffic.pairs if traffic else None
+        paths = load_paths(self.paths, self.net) if self.paths else k_shortest(self.net, pairs, k=4)
+        if traffic or not self.load:
+            return traffic, paths
+        return PoissonTraffic(self.load, self.settings.mean_holding, *self.settings.low_and_high), paths
+
+    def scenario(self, candidates: "PathTable") -> "OpticalSetting":
+        """The network, candidate paths and background."""
+        from farpipe.optical import Grid, find_modulation
+        from farpipe.optical.study import OpticalSetting
+
         grid = Grid(self.slots, self.slot_ghz, self.guard)
-        return Scenario(paths, k_shortest(net, k=4), grid, self._background(), table)
-
-    def _background(self) -> "PoissonTraffic | None":
-        from farpipe.optical import PoissonTraffic
-
-        low, high = parse_rates(self.rates)
-        return PoissonTraffic(self.load, self.mean_holding, low, high) if self.load else None
+        of_trace = find_modulation(self.settings.trace_modulation or self.modulation) if self.trace else None
+        traffic, paths = self._background
+        return OpticalSetting(candidates, paths, grid, traffic, self.table, of_trace, self.settings.begin)
 
     def strategy(self, name: str) -> "Strategy":
-        """The strategy called `name` with what the options say of units, set-up and keeping."""
+        """The strategy called `name` with what the options say of units, set-up, release and keeping."""
         from farpipe.optical.strategies import find_strategy
 
-        return find_strategy(name, self.units, setup_s=self.setup, ahead=self.ahead, keep_s=self.keep)
+        return find_strategy(
+            name,
+            self.settings.units,
+            setup_s=self.settings.setup,
+            release_s=self.settings.release,
+            ahead=self.settings.ahead,
+            keep_s=self.keep,
+            one_at_a_time=self.settings.one_per_hop,
+            retry_s=self.settings.retry,
+        )
 
-    def training(self, job: Path, scenario: "Scenario", strategy: "Strategy") -> "Training":
-        """The step of `job` at its nodes, in the order that was asked for, the plan's own, or the joint one."""
-        from farpipe.cli.shown import load_step
+    def training(
+        self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "OpticalSetting", strategy: "Strategy"
+    ) -> "Training":
+        """The step at its nodes, in the order that was asked for, the plan's own, or the joint one."""
         from farpipe.optical.joint import joint_order, nominal_problem
         from farpipe.optical.training import UNIT_GBIT, Training
         from farpipe.schedule.library import order as named
 
-        problem, own, plan = load_step(job)
-        places = _places(self.nodes, problem.num_ranks, plan.sites if plan else ())
-        for place in places:
-            scenario.paths.network.expect_node(place, "--nodes")
+        problem, own, _ = loaded
         if self.order is None and own is not None:
-            return Training(problem, own, places)
-        nominal = nominal_problem(problem, places, scenario.paths, 6 * UNIT_GBIT)
+            return Training(problem, own, nodes)
+        nominal = nominal_problem(problem, nodes, scenario.paths, 6 * UNIT_GBIT)
         if self.order not in (None, "joint"):
-            return Training(nominal, named(str(self.order), nominal), places)
+            return Training(nominal, named(str(self.order), nominal), nodes)
         shared = scenario.shared(1_000_000, scenario.begin_s + 600)  # a background that no result is measured on
-        return Training(nominal, joint_order(shared, problem, places, strategy, begin_s=scenario.begin_s), places)
+        with status("choosing an order"):
+            chosen = joint_order(shared, problem, nodes, strategy, begin_s=scenario.begin_s)
+        return Training(nominal, chosen, nodes)
 
 
-def _places(nodes: str, num_ranks: int, sites: "Sequence[str]") -> tuple[str, ...]:
+def _places(nodes: str | None, num_ranks: int, sites: "Sequence[str]") -> tuple[str, ...]:
     """The node of every rank."""
+    if nodes is None:
+        raise UsageError("give the node of every rank as --nodes, or --placements for random ones")
     words = [word.strip() for word in nodes.split(",")]
     if all("=" in word for word in words):
         of_site = dict(word.split("=", 1) for word in words)

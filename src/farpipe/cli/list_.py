@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Listed(StrEnum):
 
 def list_(
     kind: Annotated[Listed, typer.Argument(help="models, devices or links.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print every fact with its source, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the presets of the catalogue, which a job names."""
     from farpipe.report import to_rich

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import refuse, typed
+from farpipe.cli.options import AsJson, Given, refuse, settings, typed
 from farpipe.cli.output import print_json, status
 from farpipe.errors import UsageError
 
@@ -13,25 +13,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farpipe import optical
+    from farpipe.cli.light_settings import BlockingSettings
     from farpipe.optical.blocking import Blocking, TrafficOutcome
     from farpipe.optical.intervals import Interval
     from farpipe.optical.modulation import Modulation as ModulationTable
     from farpipe.optical.network import Network as OpticalNetwork
     from farpipe.optical.paths import Pair, PathTable
-    from farpipe.optical.policies import Policy as AssignmentPolicy
+    from farpipe.optical.policies import AssignmentPolicy
 
 Network = Annotated[
-    str, typer.Option(help="nsfnet, topohub:sndlib/NAME, gnpy:coronet-conus, or a file: CSV a,b,km[,fibres] or JSON.")
+    str, typer.Option(help="nsfnet, topohub:sndlib/NAME, gnpy:coronet-conus, or a file: CSV, JSON, XML, GraphML, GML.")
 ]
-Policy = Annotated[str, typer.Option(help="ksp-ff, ff-ksp, sd-ff, best-fit, last-fit, exact-fit, most-used, ...")]
-K = Annotated[int, typer.Option("--k", min=1, max=1000, help="Candidate paths per pair of nodes.")]
-By = Annotated[str, typer.Option(help="Order of the candidates: km, hops (then km), or efficiency.")]
+Policy = Annotated[
+    str, typer.Option(help="ksp-ff, ff-ksp, sd-ff, best-fit, last-fit, min-cuts, congestion-aware, or cd.")
+]
+PathsFile = Annotated[Path | None, typer.Option(help="Candidate paths: CSV src,dst,order,nodes,km.")]
 Slots = Annotated[int, typer.Option(min=1, help="Slots per fibre.")]
 SlotGhz = Annotated[float, typer.Option(help="Width of a slot in GHz.")]
 Guard = Annotated[int, typer.Option(min=0, help="Guard slots beside every light path.")]
 Modulation = Annotated[str, typer.Option(help="deeprmsa, gnpy, 64qam, bpsk, or a CSV file reach_km,bit_s_hz.")]
 Shared = Annotated[bool, typer.Option("--shared", help="Both directions of an edge share one spectrum.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Independent runs of random traffic, side by side.")]
 
 
 def blocking(
@@ -41,44 +43,38 @@ def blocking(
         Path | None, typer.Option(help="Requests: CSV request,arrival_s,src,dst,gbit_s,holding_s.")
     ] = None,
     load: Annotated[float | None, typer.Option(help="Instead of a trace: Poisson traffic of so many Erlang.")] = None,
-    paths: Annotated[Path | None, typer.Option(help="Candidate paths: CSV src,dst,order,nodes,km.")] = None,
+    paths: PathsFile = None,
     policy: Policy = "ksp-ff",
     slots: Slots = 100,
     slot_ghz: SlotGhz = 12.5,
     guard: Guard = 1,
     modulation: Modulation = "deeprmsa",
-    k: K = 5,
-    by: By = "km",
     shared: Shared = False,
-    requests: Annotated[int, typer.Option(min=1, help="With --load: requests that are counted.")] = 10_000,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests before these that are not; of a trace 0.")] = 3_000,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --load: independent runs, side by side.")] = 5,
-    mean_holding: Annotated[float, typer.Option(help="With --load: mean holding time in seconds.")] = 25.0,
-    truncate: Annotated[
-        float | None, typer.Option(help="With --load: holding times are cut at so many means (DeepRMSA: 2).")
-    ] = None,
-    rates: Annotated[str, typer.Option(help="With --load: least and largest rate in Gbit/s, 'LOW-HIGH'.")] = "25-100",
+    seeds: Seeds = 5,
     defragment: Annotated[
         bool, typer.Option("--defragment", help="Move light paths to lower slots when a request does not fit.")
     ] = False,
+    given: Given = None,
     as_json: AsJson = False,
 ) -> None:
     """Requests that an optical network refuses, from a trace or under random traffic."""
+    from farpipe.cli.light_settings import BlockingSettings
     from farpipe.optical import Grid, find_modulation, find_network, find_policy
 
-    _expect_one_source(context, trace, load)
+    details = settings(BlockingSettings, given)
+    _expect_one_source(context, details, trace, load)
     net, table = find_network(network, shared=shared), find_modulation(modulation)
     grid, chosen = Grid(slots, slot_ghz, guard), find_policy(policy)
-    setting = _Setting(net, table, grid, chosen, paths, k, by, defragment=defragment)
+    setting = _Setting(net, table, grid, chosen, paths, details.k, details.by, defragment=defragment)
     if trace is not None:
-        uncounted = warm_up if typed(context, warm_up="--warm-up") else 0
-        _show(_trace_facts(setting, trace, uncounted), as_json)
+        _show(_trace_facts(setting, trace, details.warm_up or 0), as_json)
         return
     from farpipe.optical.traffic import PoissonTraffic
 
-    low, high = parse_rates(rates)
-    how = PoissonTraffic(load or 0.0, mean_holding, low, high, truncate)
-    _show(_poisson_facts(setting, how, requests, warm_up, seeds), as_json)
+    low, high = details.low_and_high
+    how = PoissonTraffic(load or 0.0, low=low, high=high, truncate_at=details.truncate)
+    warm_up = 3_000 if details.warm_up is None else details.warm_up
+    _show(_poisson_facts(setting, how, details.requests, warm_up, seeds), as_json)
 
 
 class _Setting:
@@ -104,27 +100,26 @@ class _Setting:
         from farpipe.optical import k_shortest, load_paths
 
         if self._file is not None:
-            return load_paths(self._file, self.network)
+            found = load_paths(self._file, self.network)
+            if pairs is None:
+                found.expect_all_pairs(str(self._file))
+            return found
         with status("finding paths"):
             return k_shortest(self.network, pairs, k=self._k, by=self._by, modulation=self.modulation)
 
 
-def _expect_one_source(context: typer.Context, trace: Path | None, load: float | None) -> None:
+def _expect_one_source(
+    context: typer.Context, details: "BlockingSettings", trace: Path | None, load: float | None
+) -> None:
     if (trace is None) == (load is None):
         raise UsageError("give the traffic as --trace FILE or as --load ERLANG, one of them")
+    named = details.model_fields_set
     if trace is not None:
-        of_poisson = {"requests": "--requests", "seeds": "--seeds", "mean_holding": "--mean-holding"}
-        refuse(typed(context, **of_poisson, truncate="--truncate", rates="--rates"), "is for --load, not for a trace")
+        of_poisson = [f"--set {name}" for name in ("requests", "truncate", "rates") if name in named]
+        refuse(typed(context, seeds="--seeds") + of_poisson, "is for --load, not for a trace")
     if context.params.get("paths") is not None:
-        refuse(typed(context, k="--k", by="--by"), "is for paths that farpipe finds; --paths gives them")
-
-
-def parse_rates(text: str) -> tuple[int, int]:
-    """The least and the largest of "LOW-HIGH"; UsageError for anything else."""
-    low, _, high = text.partition("-")
-    if not (low.isdigit() and high.isdigit()):
-        raise UsageError(f"--rates: expected two whole numbers such as 25-100, found {text!r}")
-    return int(low), int(high)
+        of_found = [f"--set {name}" for name in ("k", "by") if name in named]
+        refuse(of_found, "is for paths that farpipe finds; --paths gives them")
 
 
 def _trace_facts(setting: _Setting, trace: Path, warm_up: int) -> dict[str, Any]:

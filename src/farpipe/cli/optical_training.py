@@ -6,59 +6,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.light_options import LightOptions
-from farpipe.cli.optical_blocking import AsJson
-from farpipe.cli.options import with_groups
+from farpipe.cli.optical_blocking import Seeds
+from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farpipe.optical.strategies import Strategy
-    from farpipe.optical.study import Comparison, Run, Scenario
+    from farpipe.optical.study import OpticalSetting, PolicyComparison, Run
     from farpipe.optical.training import Training
     from farpipe.report import FittedTable
 
 Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
-Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Independent backgrounds.")]
 
-_SKIPPED = 2
+POLICIES = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
 
 
 @with_groups
 def simulate(
     job: Job,
     options: LightOptions,
-    policy: Annotated[
-        str, typer.Option(help="ksp-ff, ksp-ff-fewer, cba, cd-cba, widest, spread, known-ends, ...")
-    ] = "known-ends",
+    policy: Annotated[str, typer.Option(help=POLICIES.replace(",", ", ") + ".")] = "widen",
     seeds: Seeds = 1,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw a step: the pipeline above, the spectrum below (SVG or PNG).")
-    ] = None,
+    plot: Plot = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None,
     light_paths: Annotated[
         Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
     ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Write every light path of one step, the background's too, as CSV.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""
-    from farpipe.units import counted
-
     check_picture(plot)
-    check_folder(plot, report, light_paths, keeping=(job,))
-    scenario, strategy = options.scenario(), options.strategy(policy)
-    training = options.training(job, scenario, strategy)
-    runs = _runs(scenario, {policy: strategy}, training, seeds, options.steps).runs[policy]
-    facts = _facts(scenario, training, policy, runs)
-    _draw(plot, report, scenario, training, strategy, facts)
+    check_folder(plot, report, light_paths, log, keeping=(job, options.paths, options.trace))
+    cases, runs = _run(job, options, [policy], seeds)
+    scenario, training = cases[0]
+    facts = _facts(cases, policy, runs.runs[policy])
+    _draw(plot, report, log, scenario, training, options.strategy(policy), facts)
     if light_paths is not None:
-        _write_light_paths(light_paths, runs[0])
+        _write_light_paths(light_paths, runs.runs[policy][0])
     if as_json:
         print_json(facts)
         return
-    typer.echo(
-        f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {counted(seeds, 'background')}"
-    )
+    typer.echo(f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {_draws(options, seeds)}")
     typer.echo(f"bound of this order {facts['bound_s']:.4g} s, without a network {facts['no_network_s']:.4g} s")
     console().print(_table([{"policy": policy, **facts}]))
 
@@ -67,50 +60,67 @@ def simulate(
 def compare(
     job: Job,
     options: LightOptions,
-    policies: Annotated[
-        str, typer.Option(help="Policies to compare, the baseline first.")
-    ] = "ksp-ff,ksp-ff-fewer,sd-ff,cd,cba,cd-cba,cd-cba-fewer,widest,earliest,spread,known-ends",
+    policies: Annotated[str, typer.Option(help="Policies to compare, the baseline first.")] = POLICIES,
     seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Compare policies for a training's light paths on the same background traffic, order and candidate paths."""
-    from farpipe.units import counted
-
-    scenario, names = options.scenario(), [name.strip() for name in policies.split(",")]
-    strategies = {name: options.strategy(name) for name in names}
-    training = options.training(job, scenario, strategies[names[0]])
-    rows = _runs(scenario, strategies, training, seeds, options.steps).to_data()
+    """Compare policies for a training's light paths on the same background traffic and order."""
+    cases, found = _run(job, options, [name.strip() for name in policies.split(",")], seeds)
+    rows, order = found.to_data(), cases[0][1].schedule.method
     if as_json:
-        print_json({"order": training.schedule.method, "seeds": seeds, "policies": rows})
+        draws = {"seeds": seeds} if options.placements is None else {"placements": options.placements}
+        print_json({"order": order, **draws, "policies": rows})
         return
-    typer.echo(f"order {training.schedule.method}, {counted(seeds, 'background')}; change against {names[0]}")
+    typer.echo(f"order {order}, {_draws(options, seeds)}; change against {found.baseline}")
     console().print(_table(rows))
 
 
-_EXPENDABLE = ("held_slots", "mean_units", "waited_ratio", "mean_wait_s")
+def _draws(options: LightOptions, seeds: int) -> str:
+    from farpipe.units import counted
+
+    return counted(seeds, "background") if options.placements is None else counted(options.placements, "placement")
+
+
+_EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
-def _runs(
-    scenario: "Scenario", strategies: "dict[str, Strategy]", training: "Training", seeds: int, steps: int
-) -> "Comparison":
+def _run(
+    job: Path, options: LightOptions, names: list[str], seeds: int
+) -> "tuple[list[tuple[OpticalSetting, Training]], PolicyComparison]":
+    """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each."""
+    from farpipe.cli.shown import load_step
+    from farpipe.optical.study import PolicyComparison
     from farpipe.optical.study import compare as compared
 
-    settings = {name: (training, strategy, None) for name, strategy in strategies.items()}
-    with progress_bar("simulating", "runs") as told:
-        return compared(scenario, settings, range(seeds), num_steps=steps, skipped=_SKIPPED, progress=told)
+    strategies, loaded = {name: options.strategy(name) for name in names}, load_step(job)
+    cases: list[tuple[OpticalSetting, Training]] = []
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    for draw, nodes in enumerate(options.places(loaded)):
+        scenario = options.scenario(options.candidates(names[0], nodes))
+        training = options.training(loaded, nodes, scenario, strategies[names[0]])
+        arms = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
+        drawn = range(seeds) if options.placements is None else [draw]
+        with progress_bar("simulating", "runs") as progress:
+            found = compared(
+                scenario, arms, drawn, num_steps=options.steps, skipped=options.settings.skipped, progress=progress
+            )
+        cases.append((scenario, training))
+        for name in names:
+            runs[name] += found.runs[name]
+    return cases, PolicyComparison(runs)
 
 
-def _facts(scenario: "Scenario", training: "Training", policy: str, runs: "Sequence[Run]") -> dict[str, Any]:
+def _facts(cases: "list[tuple[OpticalSetting, Training]]", policy: str, runs: "Sequence[Run]") -> dict[str, Any]:
     from farpipe.optical.study import bound_s, no_network_s
 
     figures = [run.figures() for run in runs]
     means = {key: sum(one[key] for one in figures) / len(figures) for key in figures[0]}
     return {
         "policy": policy,
-        "order": training.schedule.method,
-        "bound_s": bound_s(scenario, training),
-        "no_network_s": no_network_s(training),
+        "order": cases[0][1].schedule.method,
+        "bound_s": sum(bound_s(*case) for case in cases) / len(cases),
+        "no_network_s": no_network_s(cases[0][1]),
         **means,
         "steps": [[step.makespan_s for step in run.played.steps] for run in runs],
     }
@@ -164,22 +174,28 @@ def _cell(key: str, row: dict[str, Any]) -> str:
 def _draw(
     plot: Path | None,
     page: Path | None,
-    scenario: "Scenario",
+    log: Path | None,
+    scenario: "OpticalSetting",
     training: "Training",
     strategy: "Strategy",
     facts: dict[str, Any],
 ) -> None:
-    if plot is None and page is None:
+    """Draw and list the light paths of one step."""
+    if plot is None and page is None and log is None:
         return
     from farpipe.optical.joint import play_steps
-    from farpipe.report.light import draw_light, write_light_page
+    from farpipe.report.light import draw_light, light_rows, write_light_page
+    from farpipe.strict import write_text
 
     shared = scenario.shared(0, scenario.begin_s + 600)
     played = play_steps(
-        shared, training, strategy, num_steps=1, begin_s=scenario.begin_s, skipped=_SKIPPED, num_logged=1_000_000
+        shared, training, strategy, num_steps=1, begin_s=scenario.begin_s, skipped=2, num_logged=1_000_000
     )
-    drawn = (played.steps[0], shared.table, played.log, shared.grid.num_slots)
+    drawn = (played.steps[0], shared.table, played.log)
     if plot is not None:
-        draw_light(plot, *drawn)
+        draw_light(plot, *drawn, shared.grid.num_slots)
     if page is not None:
-        write_light_page(page, *drawn, title=f"{facts['policy']} over {scenario.paths.network.name}")
+        title = f"{facts['policy']} over {scenario.paths.network.name}"
+        write_light_page(page, *drawn, shared.grid.num_slots, title=title)
+    if log is not None:
+        write_text(log, "\n".join(light_rows(*drawn)) + "\n")

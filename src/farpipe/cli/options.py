@@ -1,14 +1,70 @@
-"""Options that mean nothing beside others are refused, and options that several commands share stand in one class."""
+"""Options that several commands share, and refusals of options that mean nothing beside others."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-from farpipe.errors import UsageError
+import typer
+
+from farpipe.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    import typer
+    from pydantic import BaseModel
+
+SettingsType = TypeVar("SettingsType", bound="BaseModel")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Why = Annotated[
+    bool, typer.Option("--why", help="Show what every predicted second is made of, down to products and bytes.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the result as a picture to this file.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of random choices; the same seed gives the same result.")]
+Processes = Annotated[int | None, typer.Option(min=1, max=1024, help="Processes at a time; default: all cores.")]
+AllowPlaintext = Annotated[
+    bool,
+    typer.Option("--allow-plaintext", help="Send without encryption: on a private network, or with --wan."),
+]
+LengthColumn = Annotated[
+    str | None, typer.Option("--column", help="Column of a CSV, or key of JSON lines, that has the lengths.")
+]
+DevicesPerStage = Annotated[
+    int | None,
+    typer.Option(min=1, help="One pipeline, whose stages have so many devices each (Ulysses); else searched."),
+]
+ProfileFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--profile", metavar="<path>", help="Measured times from `farpipe profile`; may be repeated."),
+]
+
+Given = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting that is rarely changed, such as setup=1 (docs: Light paths); may be repeated.",
+    ),
+]
+
+
+def settings(kind: type[SettingsType], given: list[str] | None) -> SettingsType:
+    """The settings of `--set` as a `kind`; UsageError for one that it does not have or whose value it refuses."""
+    from farpipe.strict import validate
+
+    try:
+        return validate(kind, pairs(given), "--set")
+    except InputError as error:
+        raise UsageError(str(error)) from None
+
+
+def pairs(given: list[str] | None) -> dict[str, str]:
+    """The NAME=VALUE of `--set` by name."""
+    for text in given or ():
+        if "=" not in text:
+            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint="--set")
+    return dict(text.split("=", 1) for text in given or ())
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -50,8 +106,8 @@ def _options_of(group: type) -> list[inspect.Parameter]:
     ]
 
 
-def typed(context: "typer.Context", **options: str) -> list[str]:
-    """Those of `options` (parameter and how it is called) that stand on the command line."""
+def typed(context: typer.Context, **options: str) -> list[str]:
+    """Names of the `options` (parameter and name) that are on the command line."""
     sources = {parameter: context.get_parameter_source(parameter) for parameter in options}
     return [
         name for parameter, name in options.items() if (source := sources[parameter]) and source.name == "COMMANDLINE"

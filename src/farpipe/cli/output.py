@@ -48,7 +48,7 @@ class _Trimmed(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """By which rich chooses the lines of a table."""
+        """Encoding of the file, by which rich chooses the lines of a table."""
         return self._file.encoding
 
 
@@ -76,8 +76,12 @@ def _piped_width() -> int:
 def check_folder(*files: Path | None, keeping: Iterable[Path | None] = ()) -> None:
     """RunError for the first of `files` whose folder does not exist: a typing slip should not become a folder.
 
-    InputError for one that would take the place of one of `keeping`, the files that the command reads.
+    InputError for one that would take the place of one of `keeping`, the files that the command reads, UsageError for
+    two that are one file.
     """
+    paths = [file.resolve() for file in files if file]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise UsageError(f"{twice[0]}: two results can't be written to one file; give each its own")
     for file in filter(None, files):
         for kept in filter(None, keeping):
             if _is_same(file, kept):
@@ -115,8 +119,15 @@ def expect_replaceable(path: Path, kind: str) -> bool:
     return True
 
 
+def expect_new(path: Path) -> None:
+    """InputError where a file is at `path` already: it may be what somebody has written by hand."""
+    check_folder(path)
+    if path.exists():
+        raise InputError(f"{path}: is there already; give another name")
+
+
 def keep_earlier(path: Path, kind: str) -> str:
-    """Before `path` is replaced: give the file of this `kind` that is there a second name, and say which.
+    """Give the file of this `kind` at `path`, which is about to be replaced, a second name; return a note on it.
 
     So it is still there, under its own name as well, when writing fails. Errors as in `expect_replaceable`.
     """
@@ -197,14 +208,15 @@ def _search_line(what: str, progress: "Progress") -> str:
 
 @contextmanager
 def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Told (done, total): a bar on a terminal, elsewhere a line every `LINE_EVERY_S`."""
+    """Told (done, total), 0 for an unknown total: a bar on a terminal, elsewhere a line every `LINE_EVERY_S`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not sys.stderr.isatty():
         pace = PacedLog()
-        yield lambda done, total: pace.tell(f"{what}: {done} of {total} {unit}")
+        with status(what):
+            yield lambda done, total: pace.tell(f"{what}: {done}{f' of {total}' if total else ''} {unit}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)

@@ -3,49 +3,44 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from farpipe.cli.options import AsJson, ProfileFiles, Why
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
-from farpipe.errors import InputError, UsageError
+from farpipe.errors import InputError, RunInterruptedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farpipe.cost import Profile
+    from farpipe.cli.shown import Measured
+    from farpipe.cost import JobCosts
     from farpipe.plan import Plan
+    from farpipe.plan.objective import Objective
+    from farpipe.plan.planner import FoundPlans
     from farpipe.spec import Job
 
-
-Shares = Annotated[
-    str | None,
-    typer.Option(
-        metavar="<shares>",
-        help="Shares by which figures may be off, for example links=20%,compute=5%; the plan is chosen by what nine of "
-        "ten steps keep. Default: the job's.",
-    ),
-]
+MAX_TOKENS: Final = 1e21
+LOCAL_STEPS: Final = 100
+"""Steps between two exchanges of the strategy with local steps, where nothing else is asked for."""
 
 
 def plan(
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan.")] = Path("plan.json"),
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="<path>", help="Measured times from `farpipe profile`; may be given several times."),
-    ] = None,
+    profile: ProfileFiles = None,
     learned_from: Annotated[
         Path | None,
         typer.Option(metavar="<run>", help="Take times and links from what was measured in this run's directory."),
     ] = None,
     search_s: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found."),
+        float, typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found.")
     ] = 0.0,
     tokens: Annotated[
-        float | None,
-        typer.Option(min=1, max=1e21, help="Show time and device-hours for so many tokens; default: the job's steps."),
+        str | None,
+        typer.Option(
+            metavar="<number>",
+            help="Show time, device-hours and money for so many tokens, such as 15T; default: the job's steps.",
+        ),
     ] = None,
     top: Annotated[
         int, typer.Option(min=1, max=20, help="Write the best so many plans, those after the first beside it.")
@@ -55,57 +50,139 @@ def plan(
         typer.Option(help="Objective of the plan: step time, or USD, kWh or grams of carbon per token."),
     ] = "time",
     local_steps: Annotated[
-        int, typer.Option(min=2, help="Steps between two exchanges of the arm with local steps.")
-    ] = 100,
-    compare_arms: Annotated[
-        bool, typer.Option("--arms/--no-arms", help="Compare the arms, and the changes that would help.")
-    ] = True,
-    uncertainty: Shares = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of a table.")] = False,
+        int | None,
+        typer.Option(min=2, help="Steps between two exchanges of the strategy with local steps; default: 100."),
+    ] = None,
+    strategies: Annotated[
+        bool | None,
+        typer.Option(
+            "--strategies/--no-strategies",
+            "--arms/--no-arms",
+            help="Compare strategies (site sets, replicas, local steps) and changes that would help; default: yes.",
+        ),
+    ] = None,
+    why: Why = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the answer as one HTML page: strategies, changes, money, derivation.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
     from farpipe.cli.compiling import compilation_told
-    from farpipe.cli.shown import plans_of, show_plan
-    from farpipe.plan import refine
-    from farpipe.spec import load_job, parse_uncertainty
+    from farpipe.cli.shown import find_plans_of, load_profiles, show_derivation, show_plan, verdict
+    from farpipe.spec import load_job
 
-    check_folder(output)
+    check_folder(output, html, keeping=(job,))
     expect_replaceable(output, "plan")
     spec = load_job(job)
-    if uncertainty is not None:
-        spec = spec.model_copy(update={"uncertainty": parse_uncertainty(uncertainty)})
+    if spec.data.packing is not None:
+        _refuse_for_packing(top, learned_from, local_steps, strategies, why)
     if search_s:
         _expect_open_schedule(spec, job)
-    spec, profiles, learned = _with_measured(spec, profile or [], learned_from)
+    num_tokens = None if tokens is None else number_of_tokens(tokens)
     began_s = time.perf_counter()
-    if objective != "time":
-        from farpipe.plan.objective import choose, options, pinned_to
-        from farpipe.plan.service import Planner
-
-        spec = pinned_to(spec, choose(options(Planner(profiles), spec), objective))
-    steps = local_steps if compare_arms else None
+    spec, profiles, learned = _with_learned(spec, load_profiles(spec, profile or []), learned_from)
+    spec = _pinned_by(objective, spec, profiles)
     with compilation_told(), progress_bar("planning", "layouts") as advance:
-        found, *others = plans_of(spec, job, profiles, progress=advance, num_plans=top, local_steps=steps)
+        plans = find_plans_of(spec, job, profiles, progress=advance, num_plans=top)
+    found, out = plans.plans[0], console()
+    if not as_json and not search_s:
+        out.print(*verdict(found, num_tokens), sep="\n")
+    if strategies is not False:
+        found = _advised(plans, local_steps or LOCAL_STEPS, output)
     found = found.model_copy(update={"advice": (*learned, *found.advice)})
-    if search_s:
-        with search_status("searching for a faster schedule") as tell:
-            found = refine(found, search_s, tell)
+    found = _refined(found, search_s)
     searched_s = time.perf_counter() - began_s
-    told = _write(output, found, others)
+    told = _write(output, found, *plans.plans[1:])
+    if html is not None:
+        _write_page(found, plans.costs, html)
     if as_json:
         _print_as_json(found, searched_s)
         return
-    show_plan(found, console(), tokens)
+    out.print(*(verdict(found, num_tokens) if search_s else ()), *_gain(found), "", sep="\n")
+    show_plan(found, out)
+    if why:
+        show_derivation(found, plans.costs, out)
     typer.echo(f"\nplan written to {output}{told}")
 
 
-def _with_measured(
-    job: "Job", paths: "Sequence[Path]", run_dir: Path | None
-) -> "tuple[Job, list[Profile], tuple[str, ...]]":
-    """The job with learned links, all profiles, and what is to be told of them; files go before what was learned."""
-    from farpipe.cost import Profile
+def _refined(found: "Plan", search_s: float) -> "Plan":
+    from farpipe.plan import refine
 
-    profiles = [Profile.load(path) for path in paths]
+    if not search_s:
+        return found
+    with search_status("searching for a faster schedule") as tell:
+        return refine(found, search_s, tell)
+
+
+def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
+    from farpipe.cli.shown import plan_report, planned_view
+    from farpipe.report import write_report
+
+    write_report(plan_report(found, [planned_view(found)], costs=costs), page)
+
+
+def _gain(found: "Plan") -> list[str]:
+    from farpipe.cli.shown import cheapest_gain
+
+    return [cheapest_gain(found)] if found.strategies else []
+
+
+def _pinned_by(objective: "Objective", job: "Job", profiles: "Measured") -> "Job":
+    """The job pinned to the layout that is best for `objective` by estimates; the job itself for step time."""
+    from farpipe.plan.objective import choose, options, pinned_to
+    from farpipe.plan.service import Planner
+
+    return job if objective == "time" else pinned_to(job, choose(options(Planner(profiles), job), objective))
+
+
+def number_of_tokens(text: str) -> float:
+    """A number of tokens such as ``15T``, ``1.5e12`` or ``300_000``."""
+    from farpipe.units import COUNTS, parse
+
+    try:
+        number = float(text) if text[-1:].isdecimal() else parse(text, COUNTS, "15T")
+    except ValueError as error:
+        raise UsageError(f"--tokens: {error}") from None
+    if not 1 <= number <= MAX_TOKENS:
+        raise UsageError(f"--tokens {text}: expected 1 to {MAX_TOKENS:g}")
+    return number
+
+
+def _advised(plans: "FoundPlans", local_steps: int, output: Path) -> "Plan":
+    """The best plan with its strategies and changes; Ctrl-C leaves it without them in `output`."""
+    try:
+        with progress_bar("comparing strategies and changes", "changes") as advance:
+            return plans.advised(local_steps, advance)
+    except KeyboardInterrupt:
+        told = _write(output, *plans.plans)
+        raise RunInterruptedError(
+            f"interrupted; the plan without strategies and changes is in {output}{told}"
+        ) from None
+
+
+def _refuse_for_packing(
+    top: int, run: Path | None, local_steps: int | None, strategies: bool | None, why: bool
+) -> None:
+    """UsageError for options that mean nothing for a job with `data.packing`."""
+    reasons = {
+        "--top": (top > 1, "its layout follows from the pins and the devices, so there is no second one; pin [layout]"),
+        "--learned-from": (
+            run is not None,
+            "a run measures whole microbatches, not chunks; measure them with `farpipe profile --sequences` and give "
+            "--profile",
+        ),
+        "--strategies": (bool(strategies), "strategies are compared for sequences of one length; leave out `packing`"),
+        "--why": (why, "it follows microbatches of one length; leave out `packing`"),
+        "--local-steps": (local_steps is not None, "it is for strategies, which are not compared there"),
+    }
+    for option, (is_given, reason) in reasons.items():
+        if is_given:
+            raise UsageError(f"{option} is not for data.packing: {reason}")
+
+
+def _with_learned(job: "Job", profiles: "Measured", run_dir: Path | None) -> "tuple[Job, Measured, tuple[str, ...]]":
+    """The job with learned links, all profiles, and sentences about them; files go before what was learned."""
     if run_dir is None:
         return job, profiles, ()
     from farpipe.run.learned import learned_from, with_links
@@ -115,10 +192,10 @@ def _with_measured(
     devices = {site.device.name for site in job.cluster.sites} - taken
     if not devices & {profile.device for profile in learned.profiles}:
         raise InputError(
-            f"--learned-from {run_dir}: it tells nothing of the job's devices: {', '.join(sorted(devices))}"
+            f"--learned-from {run_dir}: it has no times of the job's devices: {', '.join(sorted(devices))}"
         )
-    profiles += [profile for profile in learned.profiles if profile.device in devices]
-    return with_links(job, learned), profiles, told
+    more = (profile for profile in learned.profiles if profile.device in devices)
+    return with_links(job, learned), (*profiles, *more), told
 
 
 def _expect_open_schedule(job: "Job", path: Path) -> None:
@@ -129,7 +206,7 @@ def _expect_open_schedule(job: "Job", path: Path) -> None:
         )
 
 
-def _write(output: Path, best: "Plan", others: "Sequence[Plan]") -> str:
+def _write(output: Path, best: "Plan", *others: "Plan") -> str:
     """Write the plans, those after the best beside it; what is to be told of the files."""
     from farpipe.units import format_seconds
 

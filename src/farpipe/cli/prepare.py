@@ -1,58 +1,50 @@
-"""Output of ``farpipe train`` before anything runs: the plan, the text, with ``--prepare`` the commands to start it."""
+"""``farpipe prepare JOB|PLAN``: a run directory, and the commands or scripts that start it at every site."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.errors import InputError
+from farpipe.cli.options import with_groups
+from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
+    from farpipe.run.machines import Machine
     from farpipe.runtime.run_spec import RunSpec
 
 HOSTFILE_NAME = "hostfile"
-TCP_NOTE = (
-    "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
-    "host's memory, so steps take longer where a site has several ranks"
-)
-STDLIB_NOTE = "training text: the source code of Python's standard library, as bytes (data.source names another)"
 
 
-def check_text(plan: "Plan", device: str) -> None:
-    """Say that a run trains on the standard library; InputError where GPUs would, and the job does not ask for it."""
-    if device == "sleep" or plan.job.data.source != "stdlib":
-        return
-    if device == "cuda" and not _is_asked_for(plan):
-        raise InputError(
-            'data.source: needed to train on GPUs: name the training text in the job, or say source = "stdlib" for '
-            "the source code of Python's standard library as bytes"
-        )
-    typer.echo(STDLIB_NOTE, err=True)
+@with_groups
+def prepare(
+    options: RunOptions,
+    launch_format: Annotated[
+        Literal["torchrun", "sbatch", "skypilot", "jobset"],
+        typer.Option("--format", help="Commands, scripts for Slurm, a JobGroup of SkyPilot, JobSets for Kubernetes."),
+    ] = "torchrun",
+    hostfile: Annotated[
+        Path | None, typer.Option(metavar="<path>", help="Machines, as lines ADDRESS site=NAME [slots=N].")
+    ] = None,
+) -> None:
+    """Write the directory of a run over real sites, and show how to start it."""
+    from farpipe.runtime.lock import only_run
+
+    place = options.place()
+    plan, costs = options.load_plan()
+    show_planned(plan, options.device, to_stderr=False)
+    spec = options.spec(plan, costs, emulate_links=False, resume=place.resume)
+    with only_run(place.run_dir, make=True):
+        write_run_dir(plan, spec, place)
+        _show_how_to_start(plan, spec, place.run_dir, options.max_restarts, launch_format, hostfile)
 
 
-def _is_asked_for(plan: "Plan") -> bool:
-    """True if the job's file has the key."""
-    from farpipe.strict import parse_toml
-
-    data = parse_toml(plan.job.text, "job").get("data") if plan.job.text else None
-    return isinstance(data, dict) and "source" in data
-
-
-def show_plan(plan: "Plan", device: str, *, to_stderr: bool) -> None:
-    """The plan's layout and step in two lines, and what it assumes that the engine does not do."""
-    typer.echo("\n".join(str(plan).splitlines()[:2]), err=to_stderr)
-    if device == "cuda":
-        typer.echo(TCP_NOTE, err=to_stderr)
-
-
-def show_how_to_start(
+def _show_how_to_start(
     plan: "Plan", spec: "RunSpec", run_dir: Path, max_restarts: int, launch_format: str, hostfile: Path | None
 ) -> None:
-    """The commands or scripts that start the run; a hostfile to fill in where none is given."""
+    """Print the commands or scripts that start the run; write a hostfile to fill in where none is given."""
     from farpipe.run.machines import hostfile as hostfile_of
-    from farpipe.run.machines import machines_of, read_hostfile
-    from farpipe.run.torchrun import sbatch_scripts, torchrun_commands
+    from farpipe.run.machines import machines_of, read_hostfile, torchrun_commands
     from farpipe.strict import write_text
 
     sizes = {site.name: site.devices_per_machine for site in plan.job.cluster.sites}
@@ -62,12 +54,29 @@ def show_how_to_start(
     if launch_format == "torchrun":
         typer.echo(torchrun_commands(machines, run_dir, max_restarts))
         return
-    scripts = sbatch_scripts(machines, run_dir, max_restarts, with_gpus=spec.device == "cuda")
-    for name, text in scripts.items():
+    texts = _manifests(plan, spec, machines, run_dir, max_restarts, launch_format)
+    for name, text in texts.items():
         write_text(run_dir / name, text)
+    commands = {"sbatch": "MASTER_ADDR=ADDRESS sbatch", "skypilot": "sky jobs launch --env MASTER_ADDR=ADDRESS"}
     typer.echo(
         "ready. Copy this directory to the same path at every site, then submit there with the address of the first "
         f"machine at {machines[0].site}:\n"
     )
-    for name in scripts:
-        typer.echo(f"    MASTER_ADDR=ADDRESS sbatch {run_dir / name}")
+    for name in texts:
+        typer.echo(f"    {commands.get(launch_format, 'kubectl apply -f')} {run_dir / name}")
+
+
+def _manifests(
+    plan: "Plan", spec: "RunSpec", machines: "list[Machine]", run_dir: Path, max_restarts: int, launch_format: str
+) -> dict[str, str]:
+    """The files that start the run at its sites, by name."""
+    from farpipe.run.machines import sbatch_scripts
+    from farpipe.run.manifests import GROUP_NAME, jobsets, skypilot_group
+
+    with_gpus = spec.device == "cuda"
+    if launch_format == "sbatch":
+        return sbatch_scripts(machines, run_dir, max_restarts, with_gpus=with_gpus)
+    if launch_format == "jobset":
+        return jobsets(machines, run_dir, max_restarts, with_gpus=with_gpus)
+    devices = {site.name: site.device.name for site in plan.job.cluster.sites if with_gpus}
+    return {GROUP_NAME: skypilot_group(machines, run_dir, max_restarts, devices)}

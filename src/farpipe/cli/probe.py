@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import refuse, typed
+from farpipe.cli.options import AllowPlaintext, AsJson, refuse, typed
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import InputError, UsageError
 
@@ -22,26 +22,23 @@ def probe(
     ],
     listen: Annotated[bool, typer.Option("--listen", help="Wait there for the other side, until Ctrl-C.")] = False,
     certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None,
-    allow_plaintext: Annotated[
-        bool, typer.Option("--allow-plaintext", help="The network is private: measure without certificates.")
-    ] = False,
+    allow_plaintext: AllowPlaintext = False,
     token: Annotated[
         str | None,
         typer.Option(envvar="FARPIPE_PROBE_TOKEN", help="Shown by the side that listens without certificates."),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0,
-    streams: Annotated[int, typer.Option(min=2, max=64, help="Connections at once, in the second half.")] = 8,
     write: Annotated[Path | None, typer.Option(help="Cluster or job (.toml) to write the link into.")] = None,
     source: Annotated[str | None, typer.Option("--from", help="With --write: the site of this side.")] = None,
     target: Annotated[str | None, typer.Option("--to", help="With --write: the site of the side that listens.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the link to another machine: round trip and rate, both directions."""
     host, port = _split(address)
     if (write is None) != (source is None) or (write is None) != (target is None):
         raise UsageError("--write, --from and --to go together: the file and the names of the two sites in it")
     if listen:
-        of_the_other_side = {"seconds": "--seconds", "streams": "--streams", "write": "--write", "as_json": "--json"}
+        of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
         refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
         _listen(host, port, certs, allow_plaintext, token)
         return
@@ -51,7 +48,7 @@ def probe(
     if write is not None:
         _check_sites(write, str(source), str(target))
     with status(f"measuring the link to {host}, about {4 * seconds:.0f} s"):
-        found = measure((host, port), sides, seconds=seconds, num_streams=streams)
+        found = measure((host, port), sides, seconds=seconds)
     if write is not None:
         _write(write, str(source), str(target), found)
     if as_json:
@@ -120,7 +117,7 @@ def _check_sites(path: Path, *names: str) -> None:
 def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
     """Put both directions into the file; the sites are there, see `_check_sites`."""
     from farpipe.spec import load_cluster
-    from farpipe.spec.measured_links import with_link
+    from farpipe.spec.write import with_link
     from farpipe.strict import read_text, write_text
 
     latency_s = found.round_trip_s / 2

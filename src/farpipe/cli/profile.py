@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farpipe.cli.extras import need_torch
-from farpipe.cli.options import refuse, typed
+from farpipe.cli.options import AsJson
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
-    from farpipe.cost import Profile
     from farpipe.cost.chunk_profile import ChunkProfile
     from farpipe.document import Document
     from farpipe.spec import Job
 
 
 def profile(
-    context: typer.Context,
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json"),
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to measure on.")] = "cpu",
@@ -38,37 +36,24 @@ def profile(
     sequences: Annotated[
         bool, typer.Option("--sequences", help="Slices of many lengths behind many prefixes, for data.packing.")
     ] = False,
-    import_: Annotated[
-        Literal["sailor"] | None, typer.Option("--import", help="Import a profile of others instead of measuring.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="With --import: the file with their tables.")] = None,
-    table: Annotated[str | None, typer.Option(help="With --import: MODEL/DEVICE as the file calls them.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
     from farpipe.cli.shown import profile_table
     from farpipe.run.profile import profile as measure
     from farpipe.spec import load_job
 
-    if import_ is not None:
-        measuring = typed(context, device="--device", processes="--processes", sequences="--sequences")
-        refuse(measuring, "is for measuring: leave it out beside --import")
-    else:
-        refuse(typed(context, file="--file", table="--table"), "is for tables of others: add --import sailor")
-    check_folder(output, keeping=(job, file))
+    check_folder(output, keeping=(job,))
     expect_replaceable(output, "chunk-profile" if sequences else "profile")
     spec = load_job(job)
     called = _device_name(spec, name)
     if sequences:
         _profile_chunks(spec, called, device, processes, output, as_json=as_json)
         return
-    if import_ is not None:
-        measured = _imported(spec, file, table, called)
-    else:
-        need_torch("farpipe profile")
-        num_processes = processes or _num_processes(spec, device)
-        with status(f"measuring the parts of the model in {num_processes} processes at once"):
-            measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
+    need_torch("farpipe profile")
+    num_processes = processes or _num_processes(spec, device)
+    with status(f"measuring the parts of the model in {num_processes} processes at once"):
+        measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
     _write(measured, output, as_json=as_json, show=lambda: console().print(profile_table(measured)))
 
 
@@ -77,7 +62,7 @@ def _profile_chunks(
 ) -> None:
     """Measure, write and show what chunks take and hold."""
     from farpipe.cost.chunk_profile import MARK
-    from farpipe.run.chunk_profile import profile_chunks
+    from farpipe.run.profile import profile_chunks
 
     need_torch("farpipe profile")
     num_processes = processes or _num_processes(job, device)
@@ -87,11 +72,15 @@ def _profile_chunks(
 
 
 def _show_chunks(found: "ChunkProfile", mark: float) -> None:
+    from farpipe.processes.cpu_share import other_work
+
     errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.errors.items())
     typer.echo(f"error on slices that the fit did not see: {errors}")
     worst = max(error for kind, error in found.errors.items() if kind.endswith("mean"))
     kept = "kept" if worst <= mark else "missed"
     typer.echo(f"mark of {mark:.0%} {kept}; a layer holds {found.layer.held_bytes:,.0f} B per token")
+    if doubt := other_work(found.cpu_share):
+        typer.echo(doubt)
 
 
 def _write(found: "Document", output: Path, *, as_json: bool, show: Callable[[], None]) -> None:
@@ -103,18 +92,6 @@ def _write(found: "Document", output: Path, *, as_json: bool, show: Callable[[],
         return
     show()
     typer.echo(f"profile written to {output}{told}")
-
-
-def _imported(job: "Job", path: Path | None, table: str | None, device: str) -> "Profile":
-    """The times that the job's tensor degree has in Sailor's tables."""
-    from farpipe.cost import import_sailor
-
-    if path is None:
-        raise UsageError("--import sailor: name the file of Sailor's profiler with --file")
-    model, separator, theirs = (table or "").partition("/")
-    if not separator:
-        raise UsageError(f"--table: expected MODEL/DEVICE, OPT-350/GH-96 for example, found {table!r}")
-    return import_sailor(path, model, theirs, job.model, job.training, device, job.layout.tensor or 1)
 
 
 def _num_processes(job: "Job", device: str) -> int:

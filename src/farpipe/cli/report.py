@@ -14,16 +14,20 @@ def report(
         typer.Argument(help="Run directories; the first is the one that the page is about."),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html in the first.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Of the first run. Default: trace.json beside the page.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Of the first run. Default: trace.json in it, or NAME.trace.json beside the page NAME.html."),
+    ] = None,
 ) -> None:
     """Put runs side by side on one HTML page, write the trace of the first, and show their step times."""
     from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_runs, write_pages
     from farpipe.cli.shown import link_event_tables, step_table
+    from farpipe.run.directory import WRITTEN
 
-    check_folder(output, trace)
+    check_folder(output, trace, keeping=[folder / name for folder in run_dir for name in WRITTEN])
     runs = load_runs(run_dir)
     page = output or run_dir[0] / PAGE_NAME
-    trace = trace or page.with_name(TRACE_NAME)
+    trace = trace or (run_dir[0] / TRACE_NAME if output is None else page.with_suffix(".trace.json"))
     write_pages(runs, page, trace)
     for run in (run for run in runs if run.broken_off):
         typer.echo(run.broken_off, err=True)

@@ -1,4 +1,4 @@
-"""From a run directory to what can be shown of it."""
+"""Views of a run directory for tables, pages and traces."""
 
 import json
 from collections import Counter
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farpipe.errors import InputError
-from farpipe.run.directory import PLAN_NAME, how_it_ended
+from farpipe.run.directory import how_it_ended
+from farpipe.runtime.figures.metrics import PLAN_NAME
 from farpipe.strict import read_text
 
 if TYPE_CHECKING:
@@ -28,12 +29,13 @@ class LoadedRun:
     plan: "Plan"
     view: "RunView"
     broken_off: str = ""
-    """Of a run that has no end: how far it came and the last that its ranks said; it shows what there is."""
+    """Progress of a run that has no end, and the last words of its ranks; empty: it ended."""
 
 
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
     from farpipe.cli.efficiency import of_a_device
+    from farpipe.cli.shown import trust_note
     from farpipe.plan import Plan
     from farpipe.report import RunView
     from farpipe.runtime.figures.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
@@ -51,6 +53,7 @@ def load_run(run_dir: Path) -> LoadedRun:
         metrics=metrics,
         step_overhead_s=overhead_s(plan, run_dir),
         sites=plan.sites,
+        trust=trust_note(plan) if plan.is_rough and _device(run_dir) != "sleep" else "",
         **of_a_device(plan, _device(run_dir)),
     )
     view = view if plan.job.data.packing is None else _on_chunks(view, run_dir)
@@ -89,6 +92,7 @@ def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
         problem=problem,
         predicted=simulate(problem, step.schedule, checked=True),
         chunks=step.chunks,
+        recomputed=step.recomputed,
         predicted_held_bytes=facts.get("predicted_held_bytes", ()),
         measured_held_bytes=facts.get("measured_held_bytes", ())[: problem.num_ranks],
     )
@@ -117,7 +121,7 @@ def _timeline_step(run_dir: Path) -> int:
     from farpipe.runtime.figures.metrics import SUMMARY_NAME
 
     path = run_dir / SUMMARY_NAME
-    return int(json.loads(read_text(path))["timeline_step"]) if path.exists() else 0
+    return int(json.loads(read_text(path))["timeline_step"] or 0) if path.exists() else 0
 
 
 def _facts_of_the_step(view: "RunView", run_dir: Path) -> dict[str, Any]:
@@ -162,7 +166,7 @@ def write_pages(runs: "Sequence[LoadedRun]", page: Path, trace: Path) -> None:
 
     first = runs[0].view
     timelines = {"predicted": first.predicted} | ({"measured": first.measured} if first.measured else {})
-    write_trace(timelines, trace)
+    write_trace(timelines, trace, first.problem)
     notices = tuple(run.broken_off for run in runs if run.broken_off)
     write_report(plan_report(runs[0].plan, [run.view for run in runs], notices), page)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from farpipe.cli.options import refuse, typed
+from farpipe.cli.options import AsJson, Output, Seed, refuse, typed
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, print_json, search_status
 
 
@@ -17,17 +17,10 @@ def schedule(
         str, typer.Option(help="A named schedule, or a search: greedy, local, exact, or auto (all three).")
     ] = "auto",
     time_limit: Annotated[float, typer.Option(min=0, help="Seconds that a search may take.")] = 10.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the search; the same seed finds the same schedule.")] = 0,
-    in_order: Annotated[
-        bool | None,
-        typer.Option(
-            "--in-order/--any-order",
-            help="Exact search: microbatches in their sequence or in any; by default in sequence where all are alike.",
-        ),
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schedule to this file.")] = None,
+    seed: Seed = 0,
+    output: Output = None,
     timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every event too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Schedule one step: which rank does what in which order, its makespan and the gap to the lower bound."""
     from farpipe.cli.shown import load_step
@@ -43,7 +36,7 @@ def schedule(
         expect_replaceable(output, "schedule")
     step, _, _ = load_step(problem)
     with search_status(f"searching ({method})") as tell:
-        best = find_order(step, method, time_limit_s=time_limit, seed=seed, in_order=in_order, on_progress=tell)
+        best = find_order(step, method, time_limit_s=time_limit, seed=seed, on_progress=tell)
     found, played, bound = best.schedule, best.timeline, best.lower_bound_s
     if best.interrupted:
         typer.echo("interrupted: this is the best schedule found so far", err=True)
@@ -90,12 +83,8 @@ def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bo
     from farpipe.search import SEARCHES
 
     expect_known(method)
-    stages = SEARCHES.get(method, ())
-    if not stages:
+    if not SEARCHES.get(method):
         of_searches = typed(context, time_limit="--time-limit", seed="--seed")
         refuse(of_searches, f"is for a search, and --method {method} is none: take one of {', '.join(SEARCHES)}")
-    if "exact" not in stages:
-        of_exact = typed(context, in_order="--in-order/--any-order")
-        refuse(of_exact, f"is for the exact search, which --method {method} is not: take exact or auto")
     if not as_json:
         refuse(typed(context, timeline="--timeline"), "is a part of what --json prints: give both")

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.cli.options import refuse, typed
-from farpipe.cli.output import console, print_json, status
+from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed
+from farpipe.cli.output import check_folder, console, print_json, status
 
 if TYPE_CHECKING:
     from farpipe.report import TableView
-    from farpipe.sequences import SequencePlan
+    from farpipe.sequences import BatchPlan
     from farpipe.sequences.chunk import Ints
     from farpipe.spec import Job
 
@@ -32,15 +32,17 @@ def plan(
     context: typer.Context,
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
     lengths: Annotated[
-        Path, typer.Option(help="The batch: lengths in tokens, one a line, CSV, JSON lines, .npy; or tokens.")
-    ],
-    column: Annotated[
-        str | None, typer.Option(help="Column of a CSV, or key of JSON lines, that has the lengths.")
+        Path | None,
+        typer.Option(
+            help="The batch: lengths, tokens or texts as for `farpipe lengths`. Default: one drawn from what the job "
+            "trains on."
+        ),
     ] = None,
+    column: LengthColumn = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="Draw a batch of so many sequences from the file; else all are the batch.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="With --sample: of the draw.")] = 0,
+    seed: Seed = 0,
     cut: Annotated[
         int | None, typer.Option(min=1, help="Cut longer sequences into several of at most so many tokens.")
     ] = None,
@@ -52,83 +54,154 @@ def plan(
         Literal["chunk", "uniform", "full", "none"],
         typer.Option(help="Layers to recompute: chosen for each stage and chunk, the same for all, all, none."),
     ] = "chunk",
-    devices_per_stage: Annotated[
-        int, typer.Option(min=1, help="Devices that share a stage's chunks (context parallelism).")
-    ] = 1,
+    devices_per_stage: DevicesPerStage = None,
     hide_links: Annotated[
         bool, typer.Option("--hide-links/--plain-order", help="Extra warm-up where links take time, or plain 1F1B.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the chunk map, with recomputed layers, and the timeline as an HTML page.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Plan one batch: chunks, pipelines, recomputed layers, orders, and the time of the step."""
-    from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences
+    """Plan one batch: layout, chunks, pipelines, recomputed layers, orders, and the time of the step."""
+    from farpipe.cli.compiling import compilation_told
+    from farpipe.sequences import BatchOptions, plan_batch
     from farpipe.spec import load_job
 
-    if sample is None:
+    if sample is None and lengths is not None:
         refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
+    if lengths is None:
+        refuse(typed(context, column="--column"), "is of the file of --lengths: give that too")
+    check_folder(html, keeping=(job, *([] if lengths is None else [lengths])))
     spec = load_job(job)
     batch = _batch(spec, lengths, column, sample, seed, cut)
     options = BatchOptions(num_slices=slices, rule=packing, checkpointing=checkpointing, hide_links=hide_links)
-    with status(f"planning {batch.size} sequences"):
-        found = plan_sequences(chunk_costs(spec, int(batch.max()), devices_per_stage), batch, options)
+    with compilation_told(), status(f"planning {batch.size} sequences"):
+        found = plan_batch(spec, batch, options, devices_per_stage)
+    if html is not None:
+        _write_page(found, job.name, html)
     if as_json:
-        from farpipe.sequences.document import plan_data
-
-        print_json(plan_data(found))
+        print_json(found.to_data())
         return
-    _show(found)
+    _show(found, _uncompared(spec, found, int(batch.max())))
 
 
-def _batch(job: "Job", path: Path, column: str | None, sample: int | None, seed: int, cut: int | None) -> "Ints":
+def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
+    """The report of a batch: the chunk map and timeline of every replica, the other kinds of layouts."""
+    from farpipe.report import RunReport, RunView, write_report
+    from farpipe.sequences import step_plan
+    from farpipe.simulate import simulate
+
+    views = []
+    for index, replica in enumerate(plan.replicas):
+        step = step_plan(replica)
+        problem = step.problem(plan.layout.costs)
+        view = RunView(
+            f"replica {index}" if len(plan.replicas) > 1 else step.schedule.method,
+            problem,
+            simulate(problem, step.schedule),
+            step_overhead_s=replica.overhead_s,
+            chunks=step.chunks,
+            recomputed=step.recomputed,
+        )
+        views.append(view)
+    tables = (_kind_table(plan),) if plan.others else ()
+    write_report(RunReport(name, tuple(views), plan.why, plan_tables=tables), path)
+
+
+def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
+    """Properties of the batch with which predictions were never compared."""
+    from farpipe.cost import JobCosts
+    from farpipe.plan.limits import uncompared
+
+    sites = [job.cluster.site(name) for name in plan.layout.devices]
+    return uncompared(JobCosts(job.model, job.training), sites, longest, plan.layout.devices_per_stage)
+
+
+def _batch(job: "Job", path: Path | None, column: str | None, sample: int | None, seed: int, cut: int | None) -> "Ints":
     """The lengths to plan; InputError when one is longer than the model has positions."""
+    from farpipe.cli.corpus import read_corpus, trained_corpus
     from farpipe.errors import InputError
-    from farpipe.sequences import read_lengths, sample_lengths
+    from farpipe.sequences import sample_lengths
     from farpipe.sequences.lengths import cut_lengths
 
-    found = read_lengths(path, column)
+    found = (trained_corpus(job) if path is None else read_corpus(path, column, job.data)).lengths
+    sample = min(job.training.global_batch, found.size) if path is None and sample is None else sample
     found = found if sample is None else sample_lengths(found, sample, seed)
     found = found if cut is None else cut_lengths(found, cut)
     longest, rows = int(found.max()), job.model.max_sequence_length or 0
     if job.model.positions == "learned" and longest > rows:
         raise InputError(
-            f"{path}: a sequence has {longest} tokens, and the model {rows} learned positions "
+            f"{path or job.data.source}: a sequence has {longest} tokens, and the model {rows} learned positions "
             f"(model.max_sequence_length); cut with --cut {rows}"
         )
     return found
 
 
-def _show(plan: "SequencePlan") -> None:
+def _show(plan: "BatchPlan", uncompared: tuple[str, ...]) -> None:
     from farpipe.report import to_rich
-    from farpipe.units import counted, format_bytes, format_seconds
+    from farpipe.units import counted, format_about, format_bytes, format_seconds
 
-    out = console()
+    out, chunks, layout = console(), [one for each in plan.replicas for one in each.chunks], plan.layout
     out.print(
-        f"{counted(plan.num_tokens, 'token')} in {counted(len(plan.chunks), 'chunk')}, the longest sequence in "
-        f"{counted(plan.num_slices, 'slice')}: "
-        f"{format_seconds(plan.step_s)} a step, {plan.num_tokens / plan.step_s:,.0f} tokens/s"
+        f"{counted(plan.num_tokens, 'token')} in {counted(len(chunks), 'chunk')}, the longest sequence in "
+        f"{counted(plan.num_slices, 'slice')}: {format_about(plan.step_s, is_rough=bool(uncompared))} a step, "
+        f"{plan.num_tokens / plan.step_s:,.0f} tokens/s"
     )
-    kinds = [chunk.kind for chunk in plan.chunks]
+    where = " > ".join(f"{site} ({number})" for site, number in layout.devices.items())
+    replicas = f"{len(plan.replicas)} replicas of " if len(plan.replicas) > 1 else ""
+    out.print(
+        f"{replicas}{counted(len(layout.placements), 'stage')} of {counted(layout.devices_per_stage, 'device')} each, "
+        f"{counted(layout.num_devices, 'device')} in all: {where}"
+    )
+    kinds = [chunk.kind for chunk in chunks]
     out.print(", ".join(f"{kinds.count(kind)} {kind}" for kind in ("split", "hybrid", "batched")))
+    out.print(plan.why)
+    if plan.others:
+        out.print(to_rich(_kind_table(plan)))
     out.print(to_rich(_pipeline_table(plan)))
-    peak = max(plan.peak_memory_bytes)
+    peak = max(max(each.peak_memory_bytes) for each in plan.replicas)
     out.print(f"peak memory {format_bytes(peak)}; planned in {format_seconds(plan.planning_s)}")
+    if uncompared:
+        out.print(f"~ nobody has compared predictions for {', '.join(uncompared)} with measurements.")
 
 
-def _pipeline_table(plan: "SequencePlan") -> "TableView":
+def _kind_table(plan: "BatchPlan") -> "TableView":
     from farpipe.report import TableView
-    from farpipe.units import format_bytes, format_percent, format_seconds
+    from farpipe.units import format_seconds
 
     rows = tuple(
         (
-            str(index),
+            one.kind,
+            one.degrees,
+            str(one.num_slices),
+            format_seconds(one.step_s),
+            f"{one.step_s / plan.step_s:.2f}",
+            format_seconds(one.exchange_s),
+        )
+        for one in (plan, *plan.others)
+    )
+    columns = ("layout", "replicas x stages x devices", "slices", "step", "ratio", "exposed sum of gradients")
+    return TableView("The best of every kind", columns, rows, frozenset(range(2, 6)), chosen=0, expendable=(5, 2))
+
+
+def _pipeline_table(plan: "BatchPlan") -> "TableView":
+    from farpipe.report import TableView
+    from farpipe.units import format_bytes, format_percent, format_seconds
+
+    several = len(plan.replicas) > 1
+    rows = tuple(
+        (
+            f"{index} of replica {number}" if several else str(index),
             str(len(pipeline.chunks)),
-            f"{sum(plan.chunks[i].num_tokens for i in pipeline.chunks):,}",
+            f"{sum(replica.chunks[i].num_tokens for i in pipeline.chunks):,}",
             format_seconds(pipeline.makespan_s),
             format_percent(pipeline.timeline.bubble_ratio),
             f"{pipeline.recomputed.sum() / max(1, pipeline.recomputed.size):.2f}",
             format_bytes(max(pipeline.peak_memory_bytes)),
         )
-        for index, pipeline in enumerate(plan.pipelines)
+        for number, replica in enumerate(plan.replicas)
+        for index, pipeline in enumerate(replica.pipelines)
     )
     columns = ("pipeline", "chunks", "tokens", "time", "bubble", "layers recomputed", "peak memory")
     return TableView("Pipelines, one after the other", columns, rows, frozenset(range(1, 7)))

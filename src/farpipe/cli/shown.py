@@ -11,42 +11,53 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from farpipe.cost import PartTimes, Profile
+    from farpipe.cost import JobCosts, PartTimes, Profile
     from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
-    from farpipe.plan.plan import PlanGroup
+    from farpipe.plan.planner import FoundPlans
     from farpipe.report import FittedTable, RunReport, RunView, TableView
     from farpipe.spec import Job
     from farpipe.step import Problem, Schedule
 
+    Measured = Sequence[Any]
+    """Profile of every measured device; ChunkProfile with `data.packing`."""
 
-def plan_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "Plan":
+
+def plan_of(job: "Job", path: Path, profiles: "Measured" = ()) -> "Plan":
     """`make_plan`, whose InputErrors name the file that the job is from."""
-    return plans_of(job, path, profiles, **options)[0]
+    return find_plans_of(job, path, profiles).plans[0]
 
 
-def plan_of_chunks(job: "Job", path: Path, profiles: "Sequence[Path]" = ()) -> "tuple[Plan, ChunkCosts]":
-    """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
+def load_profiles(job: "Job", paths: "Sequence[Path]") -> "Measured":
+    """The profiles in files: with `data.packing` those of chunks, else those of microbatches."""
+    from farpipe.cost import Profile
     from farpipe.cost.chunk_profile import ChunkProfile
+
+    kind = Profile if job.data.packing is None else ChunkProfile
+    return tuple(map(kind.load, paths))
+
+
+def plan_of_chunks(job: "Job", path: Path, profiles: "Measured" = ()) -> "tuple[Plan, ChunkCosts]":
+    """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
     from farpipe.plan.chunked import plan_on_chunks
-    from farpipe.runtime.data.document_batches import load_document_batches
+    from farpipe.runtime.data.batches import load_document_batches
 
     try:
         documents = load_document_batches(job.data, job.model, job.training)
-        measured = {found.device: found for found in map(ChunkProfile.load, profiles)}
-        return plan_on_chunks(job, documents.lengths(0), documents.longest_sequence, measured)
+        return plan_on_chunks(job, documents.lengths(0), documents.longest_sequence, profiles)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def plans_of(job: "Job", path: Path, profiles: "Sequence[Profile]" = (), **options: Any) -> "list[Plan]":
-    """`make_plans`, whose InputErrors name the file that the job is from."""
-    from farpipe.plan.planner import make_plans
+def find_plans_of(job: "Job", path: Path, profiles: "Measured" = (), **options: Any) -> "FoundPlans":
+    """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
+    from farpipe.cost import JobCosts
+    from farpipe.plan.planner import FoundPlans, find_plans
 
     if job.data.packing is not None:
-        return [plan_of_chunks(job, path)[0]]
+        return FoundPlans([plan_of_chunks(job, path, profiles)[0]], job, JobCosts(job.model, job.training))
     try:
-        return make_plans(job, profiles, **options)
+        return find_plans(job, profiles, **options)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -76,7 +87,27 @@ def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
     raise InputError(f"{path}: expected a job (.toml), a plan or a problem, found format {name!r}")
 
 
-def show_plan(plan: "Plan", out: "Console", num_tokens: float | None = None) -> None:
+def verdict(plan: "Plan", num_tokens: float | None = None) -> tuple[str, str]:
+    """The use of the sites and how much faster it is; the time and money it takes, and what limits it."""
+    from farpipe.cli.efficiency import cost_line
+
+    use = plan.verdict or f"Use {plan.where}."
+    limit = f"; limited by {plan.limited_by}" if plan.limited_by else ""
+    return f"{plan.job.model.name}: {use[0].lower()}{use[1:]}", f"{cost_line(plan, num_tokens)}{limit}."
+
+
+def cheapest_gain(plan: "Plan") -> str:
+    """The first of the changes, in one line."""
+    from farpipe.plan.changes import WORTH_LISTING
+    from farpipe.units import format_change, format_percent
+
+    if not plan.changes:
+        return f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}."
+    first = plan.changes[0]
+    return f"Cheapest gain: {format_change(first.gain)} tokens/s for {first.costs}: {first.what}."
+
+
+def show_plan(plan: "Plan", out: "Console") -> None:
     """The plan, its stages and links, the runners-up and why they lost."""
     from rich.text import Text
 
@@ -84,17 +115,24 @@ def show_plan(plan: "Plan", out: "Console", num_tokens: float | None = None) -> 
     from farpipe.report import to_rich
 
     spread = [str(plan.prediction.spread)] if plan.prediction.spread is not None else []
-    out.print(Text(_headline(plan), "bold"), *spread, use_line(plan, num_tokens), "", sep="\n")
+    out.print(Text(_headline(plan), "bold"), *spread, use_line(plan), "", sep="\n")
     for view in filter(lambda view: view.rows, plan_tables(plan)):
         out.print(to_rich(view))
-    if plan.limited_by:
-        out.print(f"* Limited by: {plan.limited_by}.")
     for line in (*plan.advice, *engine_lines(plan)):
         out.print(f"* {line}")
 
 
+def show_derivation(plan: "Plan", costs: "JobCosts", out: "Console") -> None:
+    """Print the derivation of the predicted step."""
+    from farpipe.report import to_rich
+    from farpipe.report.derivation import derivation_tables
+
+    for view in derivation_tables(plan, costs):
+        out.print(to_rich(view))
+
+
 def engine_lines(plan: "Plan") -> tuple[str, ...]:
-    """That the engine can't run a plan, and what of the job to change, in one line; none where it can."""
+    """One line on why the engine can't run a plan and what to change in the job; none where it can."""
     from farpipe.plan.engine import plan_obstacle
 
     obstacle, change = plan_obstacle(plan)
@@ -105,14 +143,13 @@ def engine_lines(plan: "Plan") -> tuple[str, ...]:
 
 
 def _headline(plan: "Plan") -> str:
-    from farpipe.units import counted, format_count, format_percent, format_seconds
+    from farpipe.units import format_about, format_count, format_percent
 
-    at, expected = plan.layout, plan.prediction
+    expected = plan.prediction
     return (
-        f"{plan.job.model.name}{_sites(plan)}: step {format_seconds(expected.step_s)}, "
+        f"{plan.job.model.name}{_sites(plan)}: step {format_about(expected.step_s, is_rough=plan.is_rough)}, "
         f"{format_count(expected.tokens_per_s)} tokens/s, bubble {format_percent(expected.bubble_ratio)}\n"
-        f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}{plan.shape}, "
-        f"{counted(at.num_microbatches, 'microbatch')} of {at.microbatch_size}, schedule {plan.schedule.method}"
+        f"{plan.candidate.degrees}, schedule {plan.schedule.method}"
     )
 
 
@@ -124,43 +161,40 @@ def _sites(plan: "Plan") -> str:
 
 
 def plan_tables(plan: "Plan") -> "tuple[TableView, ...]":
-    """Stages, links between sites, arms, what would help, and what else was looked at."""
-    from farpipe.report.arms import arm_table, change_table
+    """Stages, links between sites, strategies, changes that would help, and runners-up."""
+    from farpipe.report.strategies import change_table, strategy_table
 
-    return *stage_tables(plan), _link_table(plan), arm_table(plan.arms), change_table(plan.changes), _choice_table(plan)
+    return (
+        _stage_table(plan),
+        _link_table(plan),
+        strategy_table(plan.strategies, is_rough=plan.is_rough),
+        change_table(plan.changes),
+        _choice_table(plan),
+    )
 
 
-def stage_tables(plan: "Plan") -> "list[TableView]":
-    """Stages of the plan, and of every group of replicas that differs from them."""
-    own = _stage_table(plan, plan, plan.prediction.peak_memory_bytes, "Stages", _trust_note(plan))
-    others = [_stage_table(plan, group, group.peak_memory_bytes, f"Stages of {group}") for group in plan.groups]
-    return [own, *others]
-
-
-def _stage_table(
-    plan: "Plan", part: "Plan | PlanGroup", peak_bytes: "Sequence[float]", title: str, note: str = ""
-) -> "TableView":
+def _stage_table(plan: "Plan") -> "TableView":
     from farpipe.report import TableView
     from farpipe.units import format_bytes, format_seconds
 
     rows = []
-    recomputes = any(placement.recompute != "none" for placement in part.placements)
+    recomputes = any(placement.recompute != "none" for placement in plan.placements)
     devices = {name.partition(" (")[0] for name in plan.unmeasured}
     marked = {
         site.name
         for site in plan.job.cluster.sites
-        if {site.device.name, site.device.name.partition(" (")[0]} & devices
+        if plan.uncompared or {site.device.name, site.device.name.partition(" (")[0]} & devices
     }
-    for index, (placement, stage) in enumerate(zip(part.placements, part.problem.stages, strict=True)):
+    for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
         times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
-        limit = part.problem.ranks[placement.rank].memory_bytes
+        limit = plan.problem.ranks[placement.rank].memory_bytes
         rows.append(
             (
                 str(index),
                 f"{placement.rank} at {placement.site}{' ~' if placement.site in marked else ''}",
                 placement.layers,
-                *(format_seconds(float(part.problem.row(t).mean())) for t in times),
-                format_bytes(peak_bytes[placement.rank]),
+                *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
+                format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
                 "unlimited" if limit is None else format_bytes(limit),
                 *((placement.recompute,) if recomputes else ()),
             )
@@ -176,20 +210,22 @@ def _stage_table(
         "limit",
         *(("recompute",) if recomputes else ()),
     )
-    return TableView(title, columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), note=note, expendable=(5, 4, 3))
+    return TableView(
+        "Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), note=trust_note(plan), expendable=(5, 4, 3)
+    )
 
 
-def _trust_note(plan: "Plan") -> str:
+def trust_note(plan: "Plan") -> str:
     """Meaning of `~`, and the range in which the step is expected; empty where all times are measured ones."""
     from farpipe.units import format_percent, format_seconds
 
     if not plan.residual:
         return ""
     low, high = map(format_seconds, plan.step_range_s)
-    if not plan.unmeasured:
+    if not plan.is_rough:
         error = format_percent(plan.residual)
         return f"Mean error of predictions for these devices: {error}. Expect a step of {low} to {high}."
-    names = ", ".join(plan.unmeasured)
+    names = ", ".join((*plan.unmeasured, *plan.uncompared))
     return (
         f"~ nobody has compared predictions for {names} with measurements; expect a step of {low} to {high}. "
         "`farpipe profile` or --learned-from gives times of your own."
@@ -198,6 +234,7 @@ def _trust_note(plan: "Plan") -> str:
 
 def _link_table(plan: "Plan") -> "TableView":
     from farpipe.report import TableView
+    from farpipe.step import occupied_s
     from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
     rows = [
@@ -206,9 +243,7 @@ def _link_table(plan: "Plan") -> "TableView":
             format_seconds(link.latency_s),
             format_rate(link.bandwidth_bytes_per_s),
             format_bytes(plan.prediction.link_bytes.get(name, 0.0)),
-            format_percent(
-                plan.prediction.link_bytes.get(name, 0.0) / link.bandwidth_bytes_per_s / plan.prediction.step_s
-            ),
+            format_percent(occupied_s(link, plan.prediction.link_bytes.get(name, 0.0)) / plan.prediction.step_s),
         )
         for name, link in plan.problem.links.items()
         if plan.problem.between_sites[name]
@@ -257,25 +292,57 @@ def link_event_tables(views: "list[RunView]") -> "list[FittedTable]":
     from farpipe.report.link_events import link_event_view
     from farpipe.report.tables import to_rich
 
-    return [to_rich(table) for view in views if (table := link_event_view(view.metrics)) is not None]
+    named = [(view, view.name if len(views) > 1 else "") for view in views]
+    return [to_rich(table) for view, name in named if (table := link_event_view(view.metrics, name)) is not None]
 
 
-def plan_report(plan: "Plan", runs: "list[RunView]", notices: tuple[str, ...] = ()) -> "RunReport":
-    """The page about a plan and its runs; `notices` stand at its top."""
+def _derivation_of(plan: "Plan") -> "tuple[TableView, ...]":
+    """Tables of the derivation of the step; none where a profile that the plan does not hold gave its times."""
+    from farpipe.plan.derivation import costs_of
+    from farpipe.report.derivation import derivation_tables
+
+    costs = costs_of(plan)
+    return () if costs is None else derivation_tables(plan, costs)
+
+
+def planned_view(plan: "Plan", **measured: Any) -> "RunView":
+    """The plan's step as predicted, for a page; `measured` are fields of what was measured of it."""
+    from farpipe.cli.efficiency import of_a_device
+    from farpipe.report import RunView
+    from farpipe.simulate import simulate
+
+    return RunView(
+        name=plan.schedule.method,
+        problem=plan.problem,
+        predicted=simulate(plan.problem, plan.schedule, checked=True),
+        step_overhead_s=plan.prediction.overhead_s,
+        sites=plan.sites,
+        **of_a_device(plan),
+        **measured,
+    )
+
+
+def plan_report(
+    plan: "Plan", runs: "list[RunView]", notices: tuple[str, ...] = (), costs: "JobCosts | None" = None
+) -> "RunReport":
+    """The page about a plan and its runs; `notices` stand at its top, `costs` are those that it was made with."""
     from farpipe.report import RunReport
+    from farpipe.report.derivation import derivation_tables
 
+    why = _derivation_of(plan) if costs is None else derivation_tables(plan, costs)
     return RunReport(
         title=f"{plan.job.model.name} over {plan.where}",
         runs=tuple(runs),
         summary=_headline(plan).splitlines()[1],
-        plan_tables=tuple(view for view in plan_tables(plan) if view.rows),
-        plan_text="\n".join((*plan.advice, *engine_lines(plan))),
+        plan_tables=(*(view for view in plan_tables(plan) if view.rows), *why),
+        plan_text="\n".join((*verdict(plan), *plan.advice, *engine_lines(plan))),
         notices=notices,
     )
 
 
 def profile_table(profile: "Profile") -> "FittedTable":
-    """Measured times of one microbatch."""
+    """Table of measured times of one microbatch."""
+    from farpipe.processes.cpu_share import other_work
     from farpipe.report import TableView, to_rich
     from farpipe.units import format_seconds
 
@@ -284,4 +351,6 @@ def profile_table(profile: "Profile") -> "FittedTable":
 
     rows = tuple(row(name, getattr(profile, name)) for name in ("embedding", "layer", "head"))
     title = f"{profile.device}, {profile.precision}, microbatch {profile.microbatch_size} x {profile.sequence_length}"
-    return to_rich(TableView(title, ("part", "F", "I", "W"), rows, frozenset({1, 2, 3})))
+    return to_rich(
+        TableView(title, ("part", "F", "I", "W"), rows, frozenset({1, 2, 3}), note=other_work(profile.cpu_share))
+    )

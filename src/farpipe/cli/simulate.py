@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from farpipe.cli.options import AsJson, Plot
 from farpipe.cli.output import check_folder, check_picture, console, print_json
 
 
@@ -14,15 +15,13 @@ def simulate(
         Path | None, typer.Option(help="A schedule file to simulate instead of the plan's own.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the Gantt chart as SVG.")] = None,
+    plot: Plot = None,
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the timeline as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate a plan: step time, bubble, exposed communication, memory, links."""
     from farpipe.cli.efficiency import of_a_device
-    from farpipe.cli.groups import group_data, group_views, tell_groups
     from farpipe.cli.shown import load_step, plan_report, step_table
-    from farpipe.plan.grouped_plan import replay
     from farpipe.plan.step_samples import spread_of
     from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
     from farpipe.schedule import check
@@ -41,26 +40,21 @@ def simulate(
     check(problem, chosen)
     timeline = play(problem, chosen)
     overhead_s = source.prediction.overhead_s if source else 0.0
-    use = of_a_device(source) if source and not source.groups else {}
+    use = of_a_device(source) if source else {}
     view = RunView(chosen.method, problem, timeline, None, (), overhead_s, source.sites if source else (), **use)
     if trace is not None:
-        write_trace({"predicted": timeline}, trace)
+        write_trace({"predicted": timeline}, trace, problem)
     if plot is not None:
         write_text(plot, draw_gantt([Panel("predicted", timeline, view.sites)]).svg())
     if html is not None:
         report = plan_report(source, [view]) if source else RunReport(str(plan), (view,))
         write_report(report, html)
     spread = spread_of(source, chosen) if source else None
-    whole = replay(source, chosen) if source and source.groups else None
     if as_json:
-        figures = spread.to_figures() if spread else {}
-        print_json(data_with_slack(timeline) | figures | (group_data(whole) if whole else {}))
+        print_json(data_with_slack(timeline) | (spread.to_figures() if spread else {}))
         return
-    others = group_views(source, whole) if source and whole else []
-    console().print(step_table([view, *others]))
+    console().print(step_table([view]))
     counted = f"{problem.num_ranks} ranks, {len(timeline.actions):,} actions, {len(timeline.messages):,} messages"
     console().print(f"makespan {format_seconds(timeline.makespan_s)}: {counted}")
     if spread is not None:
         console().print(str(spread))
-    if whole:
-        console().print(tell_groups(whole))

@@ -1,15 +1,13 @@
-"""``farpipe sweep JOB.toml``: the arm that wins, over a grid of the job's inputs."""
+"""``farpipe sweep JOB.toml``: the strategy that wins, over a grid of the job's inputs."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from farpipe.cli.options import AsJson, Plot, Processes, refuse
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
-from farpipe.errors import UsageError
-
-if TYPE_CHECKING:
-    from farpipe.run.sweep import Player
 
 
 def sweep(
@@ -24,51 +22,51 @@ def sweep(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File of the results, looked up when the sweep is run again.")
     ] = Path("sweep.jsonl"),
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw which arm wins over the first two axes to an .svg or .png file.")
+    lengths: Annotated[
+        Path | None,
+        typer.Option(help="Plan a batch of documents at every point: lengths, tokens or texts as `farpipe lengths`."),
     ] = None,
-    any_training: Annotated[
-        bool, typer.Option("--any-training", help="Let arms win as well whose training is not as the job says.")
-    ] = False,
-    local_steps: Annotated[
-        int, typer.Option(min=2, help="Steps between two exchanges of the arm with local steps.")
-    ] = 100,
-    jobs: Annotated[int | None, typer.Option(min=1, max=1024, help="Processes at a time; default: all cores.")] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="<address>", help="Use a Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="With --lengths: documents that are drawn from the file; else all.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all arms of all points as JSON.")] = False,
+    processes: Processes = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare the arms of a job at every point of a grid of its inputs, and show which wins where."""
-    from farpipe.plan.sweep import FORMAT, grid, parse_axis
+    """Compare strategies at every point of a grid of the job's inputs, and show which wins where."""
+    from farpipe.plan.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
     from farpipe.report import to_rich
-    from farpipe.report.sweep import draw_map, sweep_table
-    from farpipe.run.sweep import run_sweep
+    from farpipe.report.sweeps import draw_map, sweep_table
+    from farpipe.run.grid import RowFile, here, play_grid
     from farpipe.spec import load_table
 
-    check_folder(output, plot)
+    if lengths is None:
+        refuse(["--sample"] if sample is not None else [], "is of the documents of --lengths: give that too")
+    check_folder(output, plot, keeping=(job, lengths))
     check_picture(plot)
     axes = [parse_axis(text) for text in over]
-    points = grid(load_table(job), axes, local_steps)
+    points = job_points(load_table(job), axes, () if lengths is None else _documents(job, lengths, sample))
+    file = RowFile(output, name_of, {"format": FORMAT})
     with progress_bar("sweeping", "points") as advance:
-        results = run_sweep(points, output, _player(jobs, ray), advance)
+        player = here(processes or len(os.sched_getaffinity(0)))
+        rows = play_grid(points, [point.name for point in points], row_of, file, player, advance)
+    results = [Result.from_data(row, point.values) for row, point in zip(rows, points, strict=True)]
     if plot is not None:
-        draw_map(plot, axes, results, any_training)
+        draw_map(plot, axes, results)
     if as_json:
         named = [{"key": axis.key, "values": list(axis.values)} for axis in axes]
         print_json({"format": FORMAT, "axes": named, "points": [result.to_data() for result in results]})
         return
-    console().print(to_rich(sweep_table(axes, results, any_training)))
+    console().print(to_rich(sweep_table(axes, results)))
     typer.echo(f"results kept in {output}")
 
 
-def _player(jobs: int | None, ray: str | None) -> "Player":
-    import os
+def _documents(job: Path, path: Path, sample: int | None) -> list[int]:
+    """Lengths of the batch, of texts by the job's tokenizer."""
+    from farpipe.cli.corpus import read_corpus
+    from farpipe.sequences import sample_lengths
+    from farpipe.spec import load_job
 
-    from farpipe.run.sweep import here, on_ray
-
-    if ray is None:
-        return here(jobs or len(os.sched_getaffinity(0)))
-    if jobs is not None:
-        raise UsageError("--jobs is for this machine; a Ray cluster uses all of its CPUs")
-    return on_ray(ray)
+    found = read_corpus(path, None, load_job(job).data).lengths
+    documents: list[int] = (found if sample is None else sample_lengths(found, sample, 0)).tolist()
+    return documents

@@ -5,22 +5,20 @@ from typing import Annotated
 
 import typer
 
+from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import ToleranceError
 
 
 def validate(
     points: Annotated[Path | None, typer.Option(help="Measured points of your own (TOML or CSV).")] = None,
-    data: Annotated[
-        Path | None, typer.Option(envvar="FARPIPE_DATA", help="Folder with whole published tables: every row of them.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the cost model and the simulator with published and measured step times."""
     from farpipe.plan.validation import validate as compare_points
 
     with status("simulating the reference points"):
-        report = compare_points(points, data)
+        report = compare_points(points)
     if as_json:
         print_json(report.to_data())
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def wan_up(
 
 
 @wan.command("status")
-def wan_status(
-    name: Name = "default", as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
-) -> None:
+def wan_status(name: Name = "default", as_json: AsJson = False) -> None:
     """Show the sites and links of a WAN and what has passed."""
     from farpipe.report.tables import to_rich
 
@@ -59,25 +58,23 @@ def wan_set(
     link: LinkName,
     latency: Annotated[str | None, typer.Option(help="One way, such as '60 ms'.")] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Such as '50 Mbit/s'.")] = None,
-    queue: Annotated[str | None, typer.Option(help="The most that waits for the link, such as '1 MB'.")] = None,
     loss: Annotated[float | None, typer.Option(help="Share of packets lost, from 0 to below 1.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Largest delay on top of the latency.")] = None,
     name: Name = "default",
 ) -> None:
     """Change a link while it runs."""
     from farpipe.errors import UsageError
-    from farpipe.units import BYTES, BYTES_PER_S, SECONDS
+    from farpipe.units import BYTES_PER_S, SECONDS
 
     figures = {
         "latency_s": _quantity("--latency", latency, SECONDS, "60 ms"),
         "bandwidth_bytes_per_s": _quantity("--bandwidth", bandwidth, BYTES_PER_S, "50 Mbit/s"),
-        "queue_bytes": _quantity("--queue", queue, BYTES, "1 MB"),
         "loss": loss,
         "jitter_s": _quantity("--jitter", jitter, SECONDS, "2 ms"),
     }
     given = {key: value for key, value in figures.items() if value is not None}
     if not given:
-        raise UsageError("nothing to set; give --latency, --bandwidth, --queue, --loss or --jitter")
+        raise UsageError("nothing to set; give --latency, --bandwidth, --loss or --jitter")
     _find(name).set(link, **given)
 
 

@@ -1,17 +1,29 @@
 """A process beside a run that reads questions and writes answers, a line each, and ends with whoever started it."""
 
 import contextlib
+import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
-from farpipe.processes import KILL_S, Guarded, ParentPipe
+from farpipe.processes import KILL_S, Guarded, ParentPipe, ignore_requests
 
 LOWEST_PRIORITY: Final = 19
-"""Of such processes: they get a core only where nobody else wants it."""
+"""Niceness of a process that gets a core only where nobody else wants it."""
+Answering = Callable[[Iterable[str]], Iterator[dict[str, Any]]]
+"""Yields the answers to questions, each as soon as it is known; loads what it needs before it takes the first."""
+
+
+def serve(answering: Answering, niceness: int) -> None:
+    """Answer whoever started this process, as its main function, until no more questions come."""
+    os.nice(niceness)
+    ignore_requests()  # they are for the run, which ends this process
+    for answer in answering(sys.stdin):
+        print(json.dumps(answer), flush=True)
 
 
 class Beside:
@@ -38,7 +50,7 @@ class Beside:
         return self.process.wait(0.0)
 
     def send(self, line: str) -> None:
-        """Ask, with the end of the line; nothing happens where the process is gone, which `receive` tells."""
+        """Ask, with the end of the line; nothing happens where the process is gone, which `receive` reports."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(line)
@@ -53,7 +65,7 @@ class Beside:
         self._parent_pipe.cut()
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """End it; nothing of it is left."""
         self.process.stop(self._parent_pipe, leave_s=0.0)
         self._reader.join()
         self.process.close()

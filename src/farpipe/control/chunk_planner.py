@@ -4,30 +4,85 @@ Its first line says what chunks cost and how to plan: ``{"costs": ..., "packing"
 "seeks_orders": ...}``. Then it reads a question a line, ``{"step": ..., "lengths": [...], "budget_s": ..., "search_s":
 ...}``, and writes an answer a line: ``{"step": ..., "plans": [...], "cuts": [...], "facts": {...}}``, a plan for every
 replica, or ``{"step": ..., "error": ...}``. Where a faster order is found within `search_s` of the question, one more
-line tells it: ``{"step": ..., "schedules": [...], "facts": {...}}``.
+line has it: ``{"step": ..., "schedules": [...], "facts": {...}}``.
 """
 
 import json
-import os
-import signal
-import sys
 import time
-from collections.abc import Sequence
-from typing import IO, Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 
-from farpipe.control.chunk_orders import OrderSearch
+from farpipe.control.beside import serve
 from farpipe.cost.chunks import ChunkCosts
-from farpipe.errors import InfeasibleError
+from farpipe.errors import FarpipeError, InfeasibleError
 from farpipe.schedule import peak_memory_bytes
+from farpipe.search import search
 from farpipe.sequences import Packing, SequencePlan, StepPlan, options_of, plan_sequences, shares, step_plan
 from farpipe.sequences.chunk import Ints
 from farpipe.simulate import simulate
+from farpipe.step import Problem, Rank, Stage
 from farpipe.strict import finite, parse_json
 
+METHODS: Final = ("named", "greedy")
+WORTH: Final = 0.005
+"""Smallest gain for which an order replaces the plan's."""
+LEAST_S: Final = 0.02
+"""Less time than this is not worth to begin with."""
 LOW_PRIORITY: Final = 5
-"""It gives way to the ranks, but they will wait for it."""
+"""Niceness: below the ranks, which will wait for its answers."""
+
+
+class OrderSearch:
+    """Seeks orders for planned steps that beat token-level 1F1B, when it has loaded what it needs.
+
+    It begins when the step's plan has been sent, so nobody waits for it but the next question; so it tries only the
+    methods that take hundredths of a second (on chunks, local search has never found anything better than zero-bubble
+    orders).
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "orders")
+        self._ready: Future[None] = self._pool.submit(_get_ready)
+
+    def wait(self) -> None:
+        """Wait until everything is loaded; `better` finds nothing before."""
+        self._ready.result()
+
+    def better(self, costs: ChunkCosts, plans: Sequence[StepPlan], limit_s: float) -> list[StepPlan] | None:
+        """The plans with the orders that were found in about `limit_s`; None where none is faster by enough.
+
+        Chains and memory are kept, and what is recomputed stays.
+        """
+        if limit_s < LEAST_S or not self._ready.done():
+            return None
+        each_s = limit_s / len(plans)
+        found = [_better(plan, plan.problem(costs), each_s) for plan in plans]
+        return found if any(new is not old for new, old in zip(found, plans, strict=True)) else None
+
+
+def _better(plan: StepPlan, problem: Problem, limit_s: float) -> StepPlan:
+    """The plan itself where no order is faster."""
+    try:
+        found = search(problem, limit_s, methods=METHODS)
+    except FarpipeError:
+        return plan
+    is_worth = found.timeline.makespan_s < (1 - WORTH) * simulate(problem, plan.schedule).makespan_s
+    return replace(plan, schedule=found.schedule) if is_worth else plan
+
+
+def _get_ready() -> None:
+    """Load all that a search needs, in one that is soon over."""
+    stages = tuple(
+        Stage(rank=rank, forward_s=2, input_grad_s=3, weight_grad_s=1, activation_bytes=1) for rank in range(2)
+    )
+    problem = Problem(
+        num_microbatches=3, ranks=(Rank(memory_bytes=9.0),) * 2, stages=stages, hops=(None,), follows=(None, 0, None)
+    )
+    search(problem, 0.1, methods=METHODS)
 
 
 def setting(costs: ChunkCosts, packing: Packing, num_replicas: int, *, seeks_orders: bool = False) -> str:
@@ -42,39 +97,35 @@ def question(step: int, lengths: Ints, budget_s: float, search_s: float = 0.0) -
     return json.dumps(asked) + "\n"
 
 
-def serve(questions: IO[str], answers: IO[str]) -> None:
-    """Answer all questions."""
-    head = parse_json(next(iter(questions)), "setting")
+def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The answers to all questions behind the first line; a second one where a faster order is found."""
+    questions = iter(lines)
+    head = parse_json(next(questions), "setting")
     costs, num_replicas = ChunkCosts.from_data(head["costs"], "setting"), int(head["num_replicas"])
     orders = OrderSearch() if head["seeks_orders"] else None
     preload(costs, head["packing"])
     for line in questions:
         began_s, body = time.perf_counter(), parse_json(line, "question")
         lengths = np.array(body["lengths"], np.int64)
-        told: dict[str, Any] = {"step": body["step"]}
+        answer: dict[str, Any] = {"step": body["step"]}
         try:
-            told |= plan_step(costs, head["packing"], lengths, num_replicas, finite(body["budget_s"]))
+            answer |= plan_step(costs, head["packing"], lengths, num_replicas, finite(body["budget_s"]))
         except InfeasibleError as error:
-            told["error"] = str(error)
-        _tell(answers, told)
-        if orders is not None and "error" not in told:
+            answer["error"] = str(error)
+        yield answer
+        if orders is not None and "error" not in answer:
             left_s = finite(body["search_s"]) - (time.perf_counter() - began_s)
-            _tell(answers, ordered(orders, costs, told, left_s))
+            if (faster := ordered(orders, costs, answer, left_s)) is not None:
+                yield faster
 
 
-def _tell(answers: IO[str], told: dict[str, Any] | None) -> None:
-    if told is not None:
-        answers.write(json.dumps(told) + "\n")
-        answers.flush()
-
-
-def ordered(orders: OrderSearch, costs: ChunkCosts, told: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
-    """The second answer: faster orders for the plans that were told, where there are any."""
-    plans = orders.better(costs, [StepPlan.from_data(plan, "answer") for plan in told["plans"]], limit_s)
+def ordered(orders: OrderSearch, costs: ChunkCosts, first: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
+    """The second answer: faster orders for the plans of the `first`, where there are any."""
+    plans = orders.better(costs, [StepPlan.from_data(plan, "answer") for plan in first["plans"]], limit_s)
     if plans is None:
         return None
-    facts = predicted(costs, plans) | {"pattern_makespan_s": told["facts"]["predicted_makespan_s"]}
-    return {"step": told["step"], "schedules": [plan.schedule.to_data() for plan in plans], "facts": facts}
+    facts = predicted(costs, plans) | {"pattern_makespan_s": first["facts"]["predicted_makespan_s"]}
+    return {"step": first["step"], "schedules": [plan.schedule.to_data() for plan in plans], "facts": facts}
 
 
 def plan_step(costs: ChunkCosts, packing: Packing, lengths: Ints, num_replicas: int, budget_s: float) -> dict[str, Any]:
@@ -129,12 +180,5 @@ def preload(costs: ChunkCosts, packing: Packing) -> None:
         return
 
 
-def main() -> None:
-    """Serve whoever started this process."""
-    os.nice(LOW_PRIORITY)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
-    serve(sys.stdin, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    serve(answers, LOW_PRIORITY)

@@ -23,24 +23,24 @@ from farpipe.step import Schedule
 from farpipe.strict import parse_json
 
 BUDGET_S: Final = 1.5
-"""Of planning one step, at most."""
+"""Longest time to plan one step."""
 SHARE: Final = 0.5
-"""Of the last step's predicted time that planning the next may take, or LEAST_S."""
+"""Share of the last step's predicted time that planning the next may take; LEAST_S at least."""
 LEAST_S: Final = 0.1
 SEARCH_SHARE: Final = 0.75
-"""Of the same time, after which the search for a faster order of the next step ends."""
+"""Share of the same time after which the search for a faster order of the next step ends."""
 MOST_SEARCH_S: Final = 1.0
 PATIENCE_S: Final = 0.25
-"""For so long the end of a step waits for a plan that is late."""
+"""Time for which the end of a step waits for a late plan."""
 LATE_S: Final = 60.0
-"""After so long a plan that no earlier cut can stand in for is given up."""
+"""Time after which a plan that no earlier cut can replace is given up."""
 LOADING_S: Final = 300.0
 """The same for the first plan: before it the process loads all that it needs, which numba may have to compile."""
 _MODULE: Final = "farpipe.control.chunk_planner"
 
 
 class ChunkPlanning:
-    """See `farpipe.runtime.step_plans.StepPlanner`."""
+    """The StepPlanner of `farpipe.runtime.step_plans` that asks a process beside the run."""
 
     def __init__(self, run: RunSpec, run_dir: Path | None = None) -> None:
         assert run.chunk_costs is not None
@@ -48,7 +48,7 @@ class ChunkPlanning:
         self._costs, self._packing, self._num_replicas = run.chunk_costs, run.data.packing, run.num_replicas
         self._lengths: dict[int, Ints] = {}
         self._cuts: list[Cut] = []
-        """Of every replica, from the last plan that was searched."""
+        """Cut of every replica, from the last plan that was searched."""
         self._predicted_s, self._seeks_orders = BUDGET_S / SHARE, run.seeks_orders
         self._start()
 
@@ -58,7 +58,6 @@ class ChunkPlanning:
         self.beside.send(head)
 
     def ask(self, step: int, lengths: Ints) -> None:
-        """See StepPlanner."""
         if self.beside.has_ended:
             self.beside.close()
             self._start()
@@ -67,7 +66,6 @@ class ChunkPlanning:
         self.beside.send(question(step, lengths, budget_s, min(MOST_SEARCH_S, SEARCH_SHARE * self._predicted_s)))
 
     def answer(self, step: int, *, patient: bool) -> PlannedStep:
-        """See StepPlanner."""
         lengths = self._lengths.pop(step)
         found = self._searched(step, PATIENCE_S if not patient else LATE_S if self._cuts else LOADING_S)
         if found is not None:
@@ -144,5 +142,4 @@ class ChunkPlanning:
         return PlannedStep(plans, facts, f"step {step} runs with the last good cut, not with a plan of its own: {why}")
 
     def close(self) -> None:
-        """See StepPlanner."""
         self.beside.close()

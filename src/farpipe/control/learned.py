@@ -37,7 +37,7 @@ FIGURES: Final = {"F": "forward_s", "I": "input_grad_s", "W": "weight_grad_s"}
 PULL: Final = 0.01
 """Weight of the cost model's proportions against a stage's time."""
 LEAST: Final = 0.01
-"""Of what is expected, below which no part is fitted: a part that takes less than nothing is none."""
+"""Smallest share of what is expected to which a part is fitted: no part takes less than nothing."""
 _STEP_S: Final = 1e-9
 """Seconds per parameter of the optimizer, to see how the time outside the pipeline depends on it."""
 
@@ -54,7 +54,9 @@ class RunOfPlan:
     problem: Problem
     timeline: Timeline
     overhead_s: float
-    """Of the measured step, what is not in the Timeline."""
+    """Time of the measured step that is not in the Timeline."""
+    cpu_share: float = 1.0
+    """Share of their time for which the measured actions had the CPU."""
 
     def site(self, stage: int) -> Site:
         """The site of a stage."""
@@ -74,7 +76,7 @@ class Learned:
 def learn(run: RunOfPlan) -> Learned:
     """The profiles and links that explain the run.
 
-    InputError where layers were divided over devices (times are of one), or recomputation does not let them be told.
+    InputError where layers were divided over devices (times are of one), or recomputation can't be separated.
     """
     if run.layout.tensor * run.layout.context > 1:
         raise InputError(f"layers were divided over {run.layout.tensor * run.layout.context} devices; times are of one")
@@ -95,7 +97,7 @@ def with_figures(cluster: Cluster, links: Mapping[str, Link]) -> Cluster:
 
 
 def _links(run: RunOfPlan) -> dict[str, Link]:
-    """Only where one replica's messages are all that a link carries, for the Timeline has those of one replica."""
+    """Figures of the links that carry one replica's messages only, for the Timeline has those of one replica."""
     if run.layout.data_inside > 1:
         return {}
     seen = {run.timeline.links[m["link"]] for m in run.timeline.messages if m["microbatch"] >= 0 and m["link"] >= 0}
@@ -115,7 +117,7 @@ def _profile(run: RunOfPlan, device: str) -> Profile:
         sequence_length=run.training.sequence_length,
         optimizer_s_per_param=0.0,
         action_overhead_s=(times["F"]["overhead"] + times["I"]["overhead"]) / 2,
-        tensor=1,
+        cpu_share=run.cpu_share,
         **{
             part: PartTimes(**{figure: times[kind][part] for kind, figure in FIGURES.items()})
             for part in ("embedding", "layer", "head")
@@ -151,7 +153,7 @@ def _recompute_of(run: RunOfPlan) -> str:
 
 
 def _recomputed(run: RunOfPlan, stage: int) -> float:
-    """Forwards of a layer that a stage's input gradient contains; of operations the part that the cost model tells."""
+    """Forwards of a layer that a stage's input gradient contains; of operations the part that the cost model has."""
     placement = run.placements[stage]
     if not operations_of(placement.recompute) or _recompute_of(run) == "selective":
         return placement.num_layers if placement.recompute == "full" else 0

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from farpipe.simulate import Timeline
 from farpipe.step import KINDS, Kind, Link, Problem, Stage
+from farpipe.step.codes import B
+from farpipe.step.links import free_again_s
 
 RATES_TRIED: Final = 2.0 ** np.linspace(-8, 8, 65)
 """Multiples of the believed rate, that itself among them."""
@@ -49,7 +51,7 @@ def as_in_step(measured: Problem, timeline: Timeline) -> Problem:
     place = actions["kind"], actions["stage"], actions["microbatch"]
     expected = np.where(table[place] > 0, table[place], 1.0)
     ratios[place] = np.where(table[place] > 0, (actions["end_s"] - actions["start_s"]) / expected, 1.0)
-    joined = actions[actions["kind"] == KINDS.index("B")]
+    joined = actions[actions["kind"] == B]
     where = joined["stage"], joined["microbatch"]
     ratios[1][where] = ratios[2][where] = ratios[3][where]
     seconds = np.maximum(table * ratios, 0.0)
@@ -182,14 +184,12 @@ def _fit_latency(rate: float, steps: Sequence[Passages]) -> tuple[float, float]:
 
 
 def _departures(step: Passages, rate: float) -> NDArray[np.float64]:
-    """Times at which the messages have left a link that carries one at a time."""
-    through = np.cumsum(step.bytes / rate)
-    begin = np.maximum.accumulate(step.ready_s - (through - step.bytes / rate))
-    return np.asarray(begin + through)
+    """Times at which the messages have left a link of this rate."""
+    return free_again_s(step.ready_s, step.bytes / rate)
 
 
 def largest_change(before: Problem, after: Problem) -> float:
-    """By how much durations and the times of links differ, relative: 0.5 where something takes half as long again.
+    """Relative difference of durations and times of links: 0.5 where something takes half as long again.
 
     Of a link counts the time of its largest message, latency included, and at most the difference as a part of the
     longest action: what is nothing to the computation is no change.

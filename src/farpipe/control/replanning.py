@@ -18,7 +18,7 @@ from farpipe.control.measured import as_in_step, as_measured, deviations, larges
 from farpipe.errors import FarpipeError, InputError
 from farpipe.schedule import check
 from farpipe.simulate import Timeline, simulate
-from farpipe.spec.replanning import ReplanSettings
+from farpipe.spec.training import ReplanSettings
 from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, finite, parse_json
 from farpipe.units import format_percent, format_rate, format_seconds
@@ -33,11 +33,11 @@ MAX_KNOWN: Final = 8
 MAX_KEPT_STEPS: Final = 8
 """The newest steps of a row, from which stages and links are estimated."""
 MAX_SAMPLES: Final = 4
-"""Of them, those with whose durations orders are compared."""
+"""Largest number of these steps with whose durations orders are compared."""
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchRequest:
     """An order is to be sought for `problem`, beside the run."""
 
     step: int
@@ -130,12 +130,12 @@ class Replanner:
         """Orders that were tried, each with the world in which they did not bring what they promised."""
         self._expected_s = simulate(problem, schedule).makespan_s
         self._odd = UnexpectedSteps(settings)
-        self._search: Search | None = None
+        self._search: SearchRequest | None = None
         self._swap: Swap | None = None
         self._trial: _Trial | None = None
         self._first_step, self._rest_until = first_step + settings.settle_steps, 0
 
-    def observe(self, step: int, timeline: Timeline) -> list[Search | Swap]:
+    def observe(self, step: int, timeline: Timeline) -> list[SearchRequest | Swap]:
         """A measured step; what is to be done about it."""
         if step < self._first_step or self._swap is not None:
             return []
@@ -148,14 +148,14 @@ class Replanner:
             return self._judge(step, self._trial)
         return []
 
-    def _changed(self, step: int) -> list[Search | Swap]:
+    def _changed(self, step: int) -> list[SearchRequest | Swap]:
         """The steps in a row are of another world, or the new order is not what it promised."""
         if self._trial is not None:
             self._trial.timelines = [*self._odd.timelines]
             return self._judge(step, self._trial)
         return self._decide(step, as_measured(self._believed, self._odd.timelines), self._odd.timelines)
 
-    def _decide(self, step: int, measured: Problem, steps: Sequence[Timeline]) -> list[Search | Swap]:
+    def _decide(self, step: int, measured: Problem, steps: Sequence[Timeline]) -> list[SearchRequest | Swap]:
         """Return the searches and swaps for a world that is not the believed one: `measured`, from `steps`."""
         now_s, samples = _median_s(steps), _samples(measured, steps)
         why = self._reason(measured, now_s)
@@ -163,9 +163,9 @@ class Replanner:
         if swap is None and step < self._rest_until:
             return []  # what is odd now will still be when the rest is over
         self._swap = swap
-        todo: list[Search | Swap] = [] if swap is None else [swap]
-        if swap is None or not self._was_sought_for(swap.schedule, measured):
-            self._search = Search(step, why, measured, samples)
+        todo: list[SearchRequest | Swap] = [] if swap is None else [swap]
+        if swap is None or not any(self._is_about(item, measured, swap.schedule) for item in self._known):
+            self._search = SearchRequest(step, why, measured, samples)
             self._log(step, "search", why=why, measured_s=now_s, expected_s=self._expected_s)
             todo.append(self._search)
         self._believe(measured, samples, now_s)
@@ -226,7 +226,7 @@ class Replanner:
         )
 
     def go_on(self, text: str, source: str) -> None:
-        """With the order and the beliefs of an earlier attempt; a trial or a search of then is forgotten.
+        """Take over the order and the beliefs of an earlier attempt; its trial or search is forgotten.
 
         InputError when `text` is no such thing, or of a run with another plan; then nothing has changed.
         """
@@ -254,7 +254,7 @@ class Replanner:
         self.schedule, self._believed, self._samples, self._expected_s = schedule, believed, (believed,), expected_s
         self._known, self._disappointed = known, disappointed
 
-    def _judge(self, step: int, trial: _Trial) -> list[Search | Swap]:
+    def _judge(self, step: int, trial: _Trial) -> list[SearchRequest | Swap]:
         """Judge the new order by its steps, if the world is still the one for which it was taken."""
         self._trial = None
         now_s, problem = _median_s(trial.timelines), as_measured(self._believed, trial.timelines)
@@ -273,7 +273,7 @@ class Replanner:
         return [] if self._swap is None else [self._swap]
 
     def _swap_to_known(self, problem: Problem, samples: Sequence[Problem], now_s: float, why: str) -> Swap | None:
-        """To the best of the remembered orders, if it is worth it."""
+        """The swap to the best of the remembered orders, if it is worth it."""
         stays_s = mean_makespan_s(samples, self.schedule)
         others = {item.schedule.ranks: item.schedule for item in self._known}
         others.pop(self.schedule.ranks, None)
@@ -286,10 +286,6 @@ class Replanner:
 
     def _has_disappointed(self, schedule: Schedule, problem: Problem) -> bool:
         return any(self._is_about(item, problem, schedule) for item in self._disappointed)
-
-    def _was_sought_for(self, schedule: Schedule, problem: Problem) -> bool:
-        """True if another search would find no better one."""
-        return any(self._is_about(item, problem, schedule) for item in self._known)
 
     def _is_about(self, known: RememberedOrder, problem: Problem, schedule: Schedule) -> bool:
         """True if it is the same order in about the same world."""
@@ -311,7 +307,7 @@ class Replanner:
             return f"something takes {format_percent(change, 0)} longer or shorter than assumed: {_links_of(measured)}"
         return f"steps take {format_seconds(now_s)}, expected {format_seconds(self._expected_s)}"
 
-    def _too_little(self, search: Search, schedule: Schedule) -> str:
+    def _too_little(self, search: SearchRequest, schedule: Schedule) -> str:
         if self._has_disappointed(schedule, search.problem):
             return "what it found was tried before and brought too little"
         gain = 1 - mean_makespan_s(search.samples, schedule) / mean_makespan_s(search.samples, self.schedule)

@@ -10,22 +10,18 @@ first question, and gets a core only where nobody else wants it.
 """
 
 import json
-import os
-import signal
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from statistics import fmean
-from typing import IO, Any, Final
+from typing import Any, Final
 
-from farpipe.control.beside import LOWEST_PRIORITY
+from farpipe.control.beside import LOWEST_PRIORITY, serve
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.schedule.library import ORDERS, order
-from farpipe.search import Found, search
+from farpipe.search import FoundOrder, search
 from farpipe.search.step import (
-    CodedSchedule,
-    Player,
+    StepPlayer,
     fits_memory,
     search_step,
     split_backwards,
@@ -33,6 +29,7 @@ from farpipe.search.step import (
     to_schedule,
 )
 from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
+from farpipe.step.player import CodedSchedule
 from farpipe.strict import finite, parse_json
 
 QUICK_METHODS: Final = ("named", "greedy")
@@ -46,20 +43,19 @@ def question(problem: Problem, samples: Sequence[Problem], search_s: float) -> s
     return json.dumps(data | {"search_s": search_s}) + "\n"
 
 
-def serve(questions: IO[str], answers: IO[str]) -> None:
-    """Answer all questions."""
+def answers(questions: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The answers to all questions, one or two to each."""
+    preload()
     for line in questions:
         body = parse_json(line, "question")
         problem, *samples = (Problem.from_data(item, "question") for item in (body["problem"], *body["samples"]))
         for schedule, is_last in seek(problem, samples, finite(body["search_s"])):
-            data = None if schedule is None else schedule.to_data()
-            answers.write(json.dumps({"schedule": data, "is_last": is_last}) + "\n")
-            answers.flush()
+            yield {"schedule": None if schedule is None else schedule.to_data(), "is_last": is_last}
 
 
 def seek(problem: Problem, samples: Sequence[Problem], search_s: float) -> Iterator[tuple[Schedule | None, bool]]:
     """(the best order so far, None where nothing fits memory; whether nothing more comes)"""
-    step, players = search_step(problem), [Player(search_step(sample)) for sample in samples]
+    step, players = search_step(problem), [StepPlayer(search_step(sample)) for sample in samples]
     candidates = [orders for orders in _named_orders(problem, MAX_QUICK_S) if fits_memory(step, orders[1])]
     for limit_s, options in ((min(MAX_QUICK_S, search_s), {"methods": QUICK_METHODS}), (search_s, {})):
         found = _search(problem, limit_s, **options)
@@ -86,7 +82,7 @@ def _named_orders(problem: Problem, limit_s: float) -> Iterator[tuple[str, Coded
             yield f"{name} split", split_backwards(orders)
 
 
-def _search(problem: Problem, search_s: float, **options: Any) -> Found | None:
+def _search(problem: Problem, search_s: float, **options: Any) -> FoundOrder | None:
     try:
         return search(problem, search_s, **options)
     except FarpipeError:
@@ -111,13 +107,5 @@ def preload() -> None:
     search(problem, 0.5)
 
 
-def main() -> None:
-    """Serve whoever started this process."""
-    os.nice(LOWEST_PRIORITY)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
-    preload()
-    serve(sys.stdin, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    serve(answers, LOWEST_PRIORITY)

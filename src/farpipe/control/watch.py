@@ -15,18 +15,18 @@ from farpipe.step import Schedule
 from farpipe.strict import parse_json, read_text, write_text
 
 if TYPE_CHECKING:  # the planner's modules take time to load and are for rank 0 only
-    from farpipe.control.replanning import Search, Swap
+    from farpipe.control.replanning import SearchRequest, Swap
 
 LOG_NAME: Final = "replan.jsonl"
 STATE_NAME: Final = "replan.json"
 QUICK_S: Final = 0.5
-"""For so long rank 0's recorder waits for the first answer of a search, which then counts before this step ends."""
+"""Time for which rank 0's recorder waits for a search's first answer, which then counts before this step ends."""
 LATE_S: Final = 60.0
 """Seconds that a search may take beyond its time, on cores that others use, until it is given up."""
 
 
-class Watch:
-    """Rank 0's part: decides, with the recorder's thread as its own, what the ranks are to do."""
+class ReplanWatch:
+    """The Watch of a run that is planned anew: decides on orders, in the recorder's thread."""
 
     def __init__(self, run: RunSpec, run_dir: Path, first_step: int = 0) -> None:
         from farpipe.control.replanning import Replanner
@@ -44,7 +44,7 @@ class Watch:
         """Steps at whose end they took one."""
 
     def _go_on(self, planned: Schedule, first_step: int) -> Schedule | None:
-        """With what an earlier attempt at the run knew, if there was one."""
+        """The order of an earlier attempt at the run, whose beliefs are taken over, if there was one."""
         if not self._state.exists():
             return None
         event: dict[str, Any] = {"step": first_step, "event": "go on"}
@@ -72,16 +72,16 @@ class Watch:
         self._write_events()
 
     def _observe(self, step: int, timeline: Timeline) -> None:
-        from farpipe.control.replanning import Search
+        from farpipe.control.replanning import SearchRequest
 
         self._take_swapped()
         todo = self._replanner.observe(step, timeline)
         for item in todo:
-            if isinstance(item, Search):
+            if isinstance(item, SearchRequest):
                 self._searcher.ask(item, self._search_s)
             else:
                 self._propose(item)
-        wait_s = QUICK_S if todo and isinstance(todo[0], Search) else 0.0
+        wait_s = QUICK_S if todo and isinstance(todo[0], SearchRequest) else 0.0
         while (answer := self._searcher.answer(wait_s)) is not None:
             self._propose(self._replanner.found(step, answer.schedule, is_last=answer.is_last))
             wait_s = 0.0
@@ -103,7 +103,7 @@ class Watch:
                 write_text(self._state, self._replanner.to_json() + "\n")
 
     def close(self) -> None:
-        """Write what is left to tell; end a search that is still going on."""
+        """Write the last events; end a search that is still going on."""
         if not self._has_failed:
             self._take_swapped()
         self._write_events()
@@ -128,7 +128,7 @@ class Searcher:
         self._beside = Beside("farpipe.control.searcher")
         self.process = self._beside.process
 
-    def ask(self, search: "Search", search_s: float) -> None:
+    def ask(self, search: "SearchRequest", search_s: float) -> None:
         """Begin a search; one that is going on is given up."""
         from farpipe.control.searcher import question
 
@@ -159,7 +159,7 @@ class Searcher:
         return found
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """End the process; nothing of it is left."""
         self._beside.close()
 
 

@@ -12,7 +12,14 @@ from farpipe.spec import Device, Rate
 
 REFERENCE: Final = "a100-80gb"
 """The device that the law was fitted on."""
-UNMEASURED: Final[dict[str, Any]] = {"measured": False, "residual": 0.36, "num_rows": 0, "compared": ()}
+UNMEASURED: Final[dict[str, Any]] = {
+    "measured": False,
+    "residual": 0.36,
+    "num_rows": 0,
+    "compared": (),
+    "kinds": (),
+    "longest": 8192,
+}
 """Calibration of a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
 device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
 
@@ -34,6 +41,11 @@ class Calibration:
     """The same of the 8-bit rate; scaling and casting are part of it."""
     mxfp8_fraction: float
     """The same of the 8-bit rate with a scale for every 32 numbers."""
+    nvfp4_fraction: float
+    """The same of the 4-bit rate."""
+    attention_fraction: float
+    """Share of the 16-bit peak rate that flash attention reaches over long sequences; 0: that of products as small as
+    its blocks."""
     wave_elements: float
     """Elements of a result that the device works on at once; a product of as many takes twice its ideal time."""
     depth_elements: float
@@ -50,18 +62,29 @@ class Calibration:
     """Share of the nominal memory bandwidth."""
     machine_link_fraction: float
     """Share of the nominal rate inside a machine that collectives reach."""
+    flex_link_fraction: float
+    """The same that a token dispatcher made for experts reaches (``moe_token_dispatcher_type = "flex"``)."""
     machine_link_devices: float
     """Devices that have the whole rate at the same time; more of them share it (PCIe). 0: however many there are."""
     site_link_fraction: float
     """Share of the nominal rate between machines."""
+    host_link_bytes_per_s: float
+    """Rate of copies to the host's memory, and of those back, beside computation."""
     collective_start_s: float
     """Start of one collective."""
     hidden_collective_fraction: float
     """Share of the backward's tensor-parallel collectives that runs beside products of weight gradients."""
     overlap_fraction: float
     """Share of a rank's computing time beside which collectives of the replicas can run."""
+    overlap_slowdown: float
+    """Part of a hidden collective's time by which the computation beside it takes longer: it has fewer multiprocessors
+    and less memory bandwidth meanwhile."""
     layer_launch_s: float
     """The host's time to launch one layer's forward; its backward takes twice that."""
+    expert_launch_s: float
+    """The host's time for a layer's experts in addition to it: router, permutation, exchange, grouped products."""
+    expert_sync_s: float
+    """Idle time of the device in a layer's forward after the host has asked how many tokens each expert gets."""
     collective_launch_s: float
     """Overhead of one collective, in addition to it."""
     action_overhead_s: float
@@ -78,20 +101,24 @@ class Calibration:
     """Measurements of this device that the constants were fitted to; 0: none."""
     compared: tuple[Rate, ...]
     """Rates of matrix products that measurements of this very device were compared for."""
+    kinds: tuple[str, ...]
+    """Kinds of models and layouts that they had and that were met within UNCOMPARED, besides dense ones whose devices
+    have whole sequences."""
+    longest: int
+    """Tokens of the longest sequences that they had; of the law's, where there are none."""
     source: str
     date: datetime.date
 
     def fraction(self, rate: Rate) -> float:
         """Share of the device's peak at `rate` that an endless product reaches."""
-        shares = {"fp32": self.fp32_fraction, "tf32": self.tf32_fraction, "fp8": self.fp8_fraction}
-        return (shares | {"mxfp8": self.mxfp8_fraction}).get(rate, self.matrix_fraction)
+        return float(getattr(self, f"{rate}_fraction", self.matrix_fraction))
 
     def residual_at(self, rate: Rate) -> float:
         """The mean error to expect where products run at `rate`: larger where that was never compared."""
         return self.residual if rate in self.compared else max(self.residual, UNCOMPARED)
 
     def crowd(self, num_devices: int) -> float:
-        """By how much `num_devices` that talk inside a machine at once slow each other down."""
+        """Factor by which `num_devices` that talk inside a machine at once slow each other down."""
         return max(1.0, num_devices / self.machine_link_devices) if self.machine_link_devices else 1.0
 
 
@@ -127,4 +154,5 @@ def _reference_peak() -> float:
 def _rows() -> Mapping[str, dict[str, Any]]:
     file = resources.files("farpipe.catalog").joinpath("efficiency.toml")
     rows = tomllib.loads(file.read_text(encoding="utf-8"))
-    return {name: row | {"compared": tuple(row.get("compared", ()))} for name, row in rows.items()}
+    lists = ("compared", "kinds")
+    return {name: row | {key: tuple(row.get(key, ())) for key in lists} for name, row in rows.items()}

@@ -9,7 +9,7 @@ arithmetic.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import Final, NamedTuple
 
@@ -22,11 +22,12 @@ from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout
 from farpipe.cost.transfer import head_exchange_bytes, head_exchange_link
 from farpipe.spec import Model, Site, Training
+from farpipe.step import occupied_s
 
 Floats = NDArray[np.float64]
 
 _SHORTEST_SHARE: Final = 1 / 256
-"""Of the longest sequence: where the lengths begin that a law is fitted on."""
+"""Share of the longest sequence at which the lengths begin that a law is fitted on."""
 _LEAST_LONGEST: Final = 4096
 """Tokens up to which a law is fitted at least: chunks of short sequences have as many, however short these are."""
 _NUM_POINTS: Final = 17
@@ -46,6 +47,8 @@ class Load(NamedTuple):
     """True if that slice is its sequence's last, whose keys and values get no gradient from other chunks."""
     split_pairs: Floats
     """Pairs of that slice, which are among `pairs`."""
+    further_calls: Floats
+    """Calls of attention after the first: one for the split slice, one for all whole sequences of one length."""
 
     def part(self, begin: int, end: int) -> "Load":
         """That of chunks `begin` up to, not including, `end`."""
@@ -57,6 +60,7 @@ class Load(NamedTuple):
             self.split_tokens[mine],
             self.is_last[mine],
             self.split_pairs[mine],
+            self.further_calls[mine],
         )
 
 
@@ -69,6 +73,10 @@ class Law:
     fixed_s: float = 0.0
     split_pair_s: float = 0.0
     """Further seconds of a pair in a slice of a split sequence."""
+    least_s: float = 0.0
+    """Seconds of what runs beside it: no action is shorter, however few its tokens."""
+    call_s: float = 0.0
+    """Seconds of every call of attention after a chunk's first; kernels for packed sequences need no such calls."""
 
     def __add__(self, other: "Law") -> "Law":
         return Law(
@@ -76,30 +84,34 @@ class Law:
             self.token_s + other.token_s,
             self.fixed_s + other.fixed_s,
             self.split_pair_s + other.split_pair_s,
+            self.least_s + other.least_s,
+            self.call_s + other.call_s,
         )
 
     def times(self, factor: float) -> "Law":
-        """All four multiplied by `factor`."""
-        return Law(self.pair_s * factor, self.token_s * factor, self.fixed_s * factor, self.split_pair_s * factor)
+        """All six multiplied by `factor`."""
+        return Law(*(getattr(self, part.name) * factor for part in fields(self)))
 
     def spread(self, num_devices: int) -> "Law":
         """The work divided over devices; what is fixed is each one's."""
         shared = (self.pair_s / num_devices, self.token_s / num_devices)
-        return Law(*shared, self.fixed_s, self.split_pair_s / num_devices)
+        return Law(*shared, self.fixed_s, self.split_pair_s / num_devices, self.least_s, self.call_s)
 
     @property
     def of_slices(self) -> "Law":
         """The law of chunks of which all pairs are those of slices of split sequences."""
         return Law(self.pair_s + self.split_pair_s, self.token_s, self.fixed_s)
 
-    def seconds(self, tokens: Floats, pairs: Floats, split_pairs: Floats | float = 0.0) -> Floats:
+    def seconds(
+        self, tokens: Floats, pairs: Floats, split_pairs: Floats | float = 0.0, further_calls: Floats | float = 0.0
+    ) -> Floats:
         """Seconds of chunks: [num_chunks]."""
-        of_pairs = self.pair_s * pairs + self.split_pair_s * split_pairs
-        return np.asarray(of_pairs + self.token_s * tokens + self.fixed_s)
+        attention_s = self.pair_s * pairs + self.split_pair_s * split_pairs + self.call_s * further_calls
+        return np.maximum(attention_s + self.token_s * tokens + self.fixed_s, self.least_s)
 
     def of_load(self, load: Load) -> Floats:
         """Seconds of the chunks of a load: [num_chunks]."""
-        return self.seconds(load.tokens, load.pairs, load.split_pairs)
+        return self.seconds(load.tokens, load.pairs, load.split_pairs, load.further_calls)
 
 
 class Laws(NamedTuple):
@@ -123,13 +135,22 @@ class Laws(NamedTuple):
         return self.forward + self.input_grad + self.weight_grad
 
 
-def fit_law(tokens: Floats, pairs: Floats, seconds: Floats, split_pairs: Floats | None = None) -> Law:
+def fit_law(
+    tokens: Floats,
+    pairs: Floats,
+    seconds: Floats,
+    split_pairs: Floats | None = None,
+    further_calls: Floats | None = None,
+) -> Law:
     """The law with the least sum of squared relative errors, none of its coefficients below zero.
 
-    Without `split_pairs` all pairs are alike.
+    Without `split_pairs` all pairs are alike, without `further_calls` calls take no time.
     """
     seconds = np.maximum(seconds, 1e-30)
-    rows = [pairs, tokens, np.ones_like(tokens)] + ([] if split_pairs is None else [split_pairs])
+    of_parts = {"pair_s": pairs, "token_s": tokens, "fixed_s": np.ones_like(tokens)}
+    measured = {"split_pair_s": split_pairs, "call_s": further_calls}
+    of_parts |= {name: row for name, row in measured.items() if row is not None}
+    rows = list(of_parts.values())
     columns = np.stack(rows, 1) / seconds[:, None]
     best, least = np.zeros(len(rows)), np.inf
     for size in range(len(rows), 0, -1):
@@ -139,7 +160,7 @@ def fit_law(tokens: Floats, pairs: Floats, seconds: Floats, split_pairs: Floats 
             if found.min() >= 0 and error < least:
                 best, least = np.zeros(len(rows)), error
                 best[chosen] = found
-    return Law(*map(float, best))
+    return Law(**dict(zip(of_parts, best.tolist(), strict=True)))
 
 
 def model_laws(
@@ -159,6 +180,10 @@ def model_laws(
     longest = max(longest, _LEAST_LONGEST)
     lengths = np.unique(np.geomspace(longest * _SHORTEST_SHARE, longest, _NUM_POINTS).astype(np.int64))
     parts = (compute.layer_times, compute.embedding_times, compute.head_times)
+    shared = replace(layout, context=context)
+    traffic = compute.zero_times(model, training, shared, site, calibration, Times(0.0, 0.0, 0.0))
+    is_beside = training.overlap and calibration.overlap_fraction > 0
+    training = training.model_copy(update={"zero": 0})
     rows: list[list[Times]] = [[], [], []]
     for length in lengths.tolist():
         training = training.model_copy(update={"sequence_length": length})
@@ -169,7 +194,20 @@ def model_laws(
     layer, embedding, head = (_laws(tokens, p, row) for p, row in zip(pairs, rows, strict=True))
     exchange = _all_to_all(model, training, layout, site, calibration, context)
     layer = _spread(layer, context).plus(Laws(exchange, exchange, Law()))
+    layer = layer.plus(_sharded(layer, traffic, is_beside=is_beside))
     return layer, _spread(embedding, context), _spread(head, context)
+
+
+def _sharded(layer: Laws, traffic: Times, *, is_beside: bool) -> Laws:
+    """Laws of ZeRO-2's and 3's collectives for a layer: beside each chunk's compute, or before it (exposed)."""
+
+    def law(seconds: float) -> Law:
+        return Law(least_s=seconds) if is_beside else Law(fixed_s=seconds)
+
+    backward_s = layer.input_grad.token_s + layer.weight_grad.token_s
+    of_input = layer.input_grad.token_s / backward_s if backward_s else 1.0
+    backward = law(traffic.input_grad_s)
+    return Laws(law(traffic.forward_s), backward.times(of_input), backward.times(1 - of_input))
 
 
 def _spread(laws: Laws, num_devices: int) -> Laws:
@@ -189,4 +227,4 @@ def _all_to_all(
         return Law()
     effective = head_exchange_link(site, calibration, context, layout.tensor)
     each = head_exchange_bytes(model, training, layout.tensor, 1 / context)
-    return Law(token_s=each / effective.bandwidth_bytes_per_s, fixed_s=effective.latency_s)
+    return Law(token_s=occupied_s(effective, each), fixed_s=effective.latency_s)

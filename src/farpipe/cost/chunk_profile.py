@@ -3,14 +3,14 @@
 `farpipe profile --sequences` writes them (format ``farpipe/chunk-profile/1``).
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from farpipe.cost.chunk_laws import Law, Laws
-from farpipe.cost.profile import Seconds, model_shape
-from farpipe.document import Document
+from farpipe.cost.profile import CpuShare, Seconds, model_shape
+from farpipe.document import Document, Table
 from farpipe.errors import InputError
 from farpipe.spec import Device, Model, Precision, Training
 from farpipe.strict import validate
@@ -19,36 +19,33 @@ MARK: Final = 0.05
 """The largest mean error that a fit should have on points that it did not see."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MeasuredLaw(_Part):
-    """See `Law`."""
+class MeasuredLaw(Table):
+    """Coefficients of a `Law`."""
 
     pair_s: Seconds
     token_s: Seconds
     fixed_s: Seconds
     split_pair_s: Seconds = 0.0
+    call_s: Seconds = 0.0
 
     @classmethod
     def of(cls, law: Law) -> Self:
-        """The same as a part of a document."""
-        return cls(**asdict(law))
+        """The same as a part of a document; nothing runs beside a measured action, so `least_s` is none of its."""
+        return cls(**{name: getattr(law, name) for name in cls.model_fields})
 
     @property
     def law(self) -> Law:
         """The same as a Law."""
-        return Law(self.pair_s, self.token_s, self.fixed_s, self.split_pair_s)
+        return Law(self.pair_s, self.token_s, self.fixed_s, self.split_pair_s, call_s=self.call_s)
 
 
-class PartCosts(_Part):
+class PartCosts(Table):
     """One layer, the embedding or the head of a chunk: seconds, and bytes that are held per token."""
 
     forward: MeasuredLaw
     backward: MeasuredLaw
     held_bytes: Seconds
-    """Of a whole sequence, from a forward to its backward, keys and values included."""
+    """Bytes of a whole sequence, from a forward to its backward, keys and values included."""
 
     @property
     def laws(self) -> Laws:
@@ -58,7 +55,7 @@ class PartCosts(_Part):
         return Laws(forward, replace(backward, token_s=backward.token_s - weight_grad.token_s), weight_grad)
 
 
-class ChunkProfile(_Part, Document):
+class ChunkProfile(Document, Table):
     """Measured costs of chunks on one device for one shape of model."""
 
     FORMAT: ClassVar[str] = "farpipe/chunk-profile/1"
@@ -85,15 +82,15 @@ class ChunkProfile(_Part, Document):
     """Fixed time of a forward besides its layers."""
     action_backward_s: Seconds
     errors: dict[str, float]
-    """Of forwards and backwards at points that the fits did not see: mean and largest, relative."""
+    """Relative errors of forwards and backwards at points that the fits did not see: mean and largest."""
+    cpu_share: CpuShare = 1.0
+    """Share of the CPU that the measurement had; see Profile."""
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         return validate(cls, body, source)
 
     def expect(self, model: Model, training: Training, device: Device, longest: int) -> None:

@@ -30,7 +30,7 @@ class StageChunks:
     """Costs of a chunk on one stage; bytes are those of one device, per token of the chunk."""
 
     laws: Laws
-    """With nothing recomputed; embedding, head and the fixed time of an action included."""
+    """Seconds with nothing recomputed; embedding, head and the fixed time of an action included."""
     layer: Laws
     """One layer's; each recomputed layer adds its forward to the backward."""
     num_layers: int
@@ -51,11 +51,11 @@ class StageChunks:
 
     @property
     def layer_forward(self) -> Law:
-        """Seconds that each recomputed layer adds to the backward."""
-        return self.layer.forward
+        """Seconds that each recomputed layer adds to the backward, which has gathered its parameters anyway."""
+        return replace(self.layer.forward, least_s=0.0)
 
     def held_bytes(self, load: Load, recomputed: Ints | int) -> Floats:
-        """From F to the end of the backward, when `recomputed` layers are: [num_chunks]."""
+        """Bytes held from F to the end of the backward, when `recomputed` layers are: [num_chunks]."""
         whole = self.num_layers * self.whole_bytes * (load.tokens - load.split_tokens)
         return np.asarray(self.activation_bytes * load.tokens + whole - recomputed * self.saved_of(load))
 
@@ -81,15 +81,13 @@ class ChunkCosts(Document):
     context: int
     """Devices that share every chunk of a stage (Ulysses)."""
     overhead_s: float
-    """Of the step, outside the pipeline."""
+    """Seconds of the step outside the pipeline."""
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         return asdict(self) | {"base": self.base.to_data()}
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         try:
             stages = tuple(_stage_of(stage) for stage in body["stages"])
             base = Problem.from_data(body["base"], f"{source}: base")

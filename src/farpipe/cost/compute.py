@@ -9,14 +9,14 @@ backward. A layer is never faster than the host can launch it. Collectives of te
 two in the backward of every layer (Megatron-LM, arXiv 1909.08053).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from farpipe.cost import flops, memory
+from farpipe.cost import adapters, flops, memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.flops import Product
 from farpipe.cost.layout import Layout
+from farpipe.cost.speed import Speed, attention_speed, core_speed
 from farpipe.cost.transfer import (
     context_exchange_s,
     expert_exchange_s,
@@ -26,8 +26,7 @@ from farpipe.cost.transfer import (
     ring_bytes,
     tensor_collective_s,
 )
-from farpipe.errors import InfeasibleError
-from farpipe.spec import Device, Matmul, Model, Precision, Rate, Site, Training, operations_of
+from farpipe.spec import Model, Site, Training, operations_of
 
 FORWARD_PASSES: Final = 2
 """Times that a kept activation crosses memory in the forward."""
@@ -57,86 +56,65 @@ class Times:
         return Times(self.forward_s * factor, self.input_grad_s * factor, self.weight_grad_s * factor)
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Rates that one device reaches, in one precision."""
-
-    calibration: Calibration
-    flops_per_s: float
-    bytes_per_s: float
-    element_bytes: int
-    wave_elements: float
-    depth_elements: float
-
-    @classmethod
-    def of(cls, device: Device, calibration: Calibration, precision: Precision, matmul: Matmul = "same") -> "Speed":
-        """InfeasibleError when the device has no such precision."""
-        rate = rate_name(precision, matmul)
-        if rate not in device.peak_flops:
-            raise InfeasibleError(
-                f"device {device.name!r} has no {rate}; choose one of {', '.join(sorted(device.peak_flops))}"
-            )
-        plain = rate == "fp32"  # its tiles are small and always fill the device
-        return cls(
-            calibration,
-            device.peak_flops[rate] * calibration.fraction(rate),
-            device.memory_bandwidth_bytes_per_s * calibration.memory_fraction,
-            memory.element_bytes(precision),
-            0.0 if plain else calibration.wave_elements,
-            0.0 if plain else calibration.depth_elements,
-        )
-
-    def multiply_s(self, product: Product) -> float:
-        """Seconds of the arithmetic of one product."""
-        idle = 1 + self.wave_elements / (product.count * product.rows * product.columns)
-        drain = 1 + self.depth_elements / product.depth
-        return product.flops / self.flops_per_s * idle * drain
-
-    def product_s(self, product: Product) -> float:
-        """Seconds of one product whose factors and result are in memory."""
-        return max(self.multiply_s(product), self.traffic_s(product.elements * self.element_bytes))
-
-    def products_s(self, products: Iterable[Product]) -> float:
-        """Seconds of several products, one after the other."""
-        return sum(map(self.product_s, products))
-
-    def traffic_s(self, num_bytes: float) -> float:
-        """Seconds to move `num_bytes` to or from memory."""
-        return num_bytes / self.bytes_per_s
-
-
-def rate_name(precision: Precision, matmul: Matmul) -> Rate:
-    """The rate of a device that matrix products run at."""
-    rates: dict[Matmul, Rate] = {"same": precision, "tf32": "tf32", "fp8": "fp8", "mxfp8": "mxfp8"}
-    return rates[matmul]
-
-
-def core_speed(training: Training, device: Device, calibration: Calibration) -> Speed:
-    """The speed of everything but the layers' linear maps: attention and head are never in fp8 (TransformerEngine)."""
-    return Speed.of(device, calibration, training.precision, "tf32" if training.matmul == "tf32" else "same")
-
-
 def layer_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
     """One layer for one microbatch; what is recomputed is part of the input gradient."""
+    return sum(layer_parts(model, training, layout, site, calibration).values(), Times(0.0, 0.0, 0.0))
+
+
+def layer_parts(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration
+) -> dict[str, Times]:
+    """The seconds of `layer_times` by what takes them: matrix products with the traffic between them, adapters,
+    attention's core, exchanges of context, tensor and expert parallelism, launches, what is recomputed, and ZeRO."""
     speed = core_speed(training, site.device, calibration)
     linear = linear_times(
         model, training, layout, Speed.of(site.device, calibration, training.precision, training.matmul)
     )
-    core = attention_core_times(model, training, layout, speed) + _context_times(model, training, layout, site, speed)
+    attend = attention_speed(training, site.device, calibration)
+    attention = attention_core_times(model, training, layout, attend)
+    context = _context_times(model, training, layout, site, attend)
+    adapter = _adapter_times(model, training, layout, site, speed)
     between = _exchange_times(model, training, layout, site, calibration)
-    launch = 0.0 if training.cuda_graphs else launch_s(layout, calibration)
-    computed = linear.forward_s + core.forward_s + between.forward_s
-    forward = max(computed, launch)
-    backward = linear + core + between
-    stretch = max(1.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s))
+    if training.overlap_moe_expert_parallel_comm and model.experts is not None:
+        sent_s = _expert_exchange_s(model, training, layout, site, calibration)
+        between += _hidden_exchange(sent_s, linear + attention, calibration)
+    launch = 0.0 if training.cuda_graphs else launch_s(model, layout, calibration)
+    backward = linear + adapter + attention + context + between
+    computed, core_s = backward.forward_s, attention.forward_s + context.forward_s
+    idle = calibration.expert_sync_s if model.experts is not None and not training.cuda_graphs else 0.0
+    forward = max(computed + idle, launch)
+    late = max(0.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s) - 1)
     again = forward if training.recompute == "full" else 0.0
     for operation in operations_of(training.recompute):
         if operation == "core_attn":
-            again += core.forward_s
+            again += core_s
         else:
             again += forward / computed * again_s(model, training, layout, site, calibration, operation)
-    whole = Times(forward, backward.input_grad_s * stretch + again, backward.weight_grad_s * stretch)
-    return whole + zero_times(model, training, layout, site, calibration, whole)
+    parts = {
+        "matrix products": linear,
+        "adapters": adapter,
+        "attention": attention,
+        "context exchange": context,
+        "tensor and expert exchange": between,
+        "waiting for the host": Times(forward - computed, backward.input_grad_s * late, backward.weight_grad_s * late),
+        "recomputed": Times(0.0, again, 0.0),
+    }
+    whole = sum(parts.values(), Times(0.0, 0.0, 0.0))
+    offloading = _offloading_times(model, training, layout, calibration, whole)
+    return parts | {
+        "copies to the host": offloading,
+        "ZeRO": zero_times(model, training, layout, site, calibration, whole + offloading),
+    }
+
+
+def _offloading_times(
+    model: Model, training: Training, layout: Layout, calibration: Calibration, beside: Times
+) -> Times:
+    """Exposed seconds of activations on their way to the host's memory and back, in the mean of all layers."""
+    offloaded = training.cpu_offloading_num_layers / model.num_layers * memory.kept_bytes(model, training, layout)
+    copied_s = offloaded / calibration.host_link_bytes_per_s
+    backward_s = beside.input_grad_s + beside.weight_grad_s
+    return Times(max(0.0, copied_s - beside.forward_s), max(0.0, copied_s - backward_s), 0.0)
 
 
 def again_share(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
@@ -156,10 +134,10 @@ def again_s(
     An MLP that divides its layer gathers its input and sums its result anew, and experts exchange their tokens anew:
     Megatron-LM checkpoints all of the module. Of the norms and the nonlinearity only traffic counts.
     """
-    tokens, num_experts = memory.microbatch_tokens(training, layout), layout.expert
+    tokens = memory.microbatch_tokens(training, layout)
     products: dict[str, tuple[Product, ...]] = {
         "mlp": flops.mlp_linear(model, tokens, layout.tensor),
-        "moe": flops.mlp_linear(model, tokens, layout.tensor, num_experts),
+        "moe": flops.mlp_linear(model, tokens, layout.tensor, layout.expert, layout.expert_tensor),
         "shared_experts": flops.shared_experts(model, tokens, layout.tensor),
     }
     if model.latent_attention is not None:
@@ -176,18 +154,50 @@ def again_s(
 def _exchange_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
     """All-reduces of tensor parallelism and, with experts, tokens on their way to them and back."""
     collective = COLLECTIVES_PER_PASS * residual_collective_s(model, training, layout, site, calibration)
-    exposed = collective * (1 - calibration.hidden_collective_fraction)
+    beside_w = calibration.hidden_collective_fraction if training.lora is None else 0.0  # there is no W
+    exposed = Times(collective, collective * (1 - beside_w), 0.0)
+    if training.tp_comm_overlap and layout.tensor > 1 and model.experts is None:
+        exposed = _overlapped(model, training, layout, site, calibration, exposed)
     if model.experts is None:
-        return Times(collective, exposed, 0.0)
+        return exposed
     both_ways = _expert_exchange_s(model, training, layout, site, calibration)
-    return Times(collective + both_ways, exposed + both_ways, 0.0)
+    return exposed + Times(both_ways, both_ways, 0.0)
+
+
+def _hidden_exchange(sent_s: float, beside: Times, calibration: Calibration) -> Times:
+    """Gain, as negative seconds, of tokens that travel for `sent_s` in the forward and in the backward beside another
+    microbatch's computation, which they slow by `overlap_slowdown` of the hidden time."""
+    hidden = min(2 * sent_s, beside.forward_s + beside.input_grad_s + beside.weight_grad_s)
+    gained = hidden * (1 - calibration.overlap_slowdown) / 2
+    return Times(-gained, -gained, 0.0)
+
+
+def _overlapped(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, whole: Times
+) -> Times:
+    """Exposed seconds of tensor-parallel collectives that run beside the products, part by part (Transformer Engine).
+
+    A product over t devices has t parts. Gathering its input goes on beside all parts but the last, the device's own
+    being first; scattering the sum of its result beside all but the first, and the last part's is left. In the backward
+    of trained weights that goes for what does not run beside W already; of frozen ones the gathers alone are divided.
+    """
+    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
+    tokens, parts = memory.microbatch_tokens(training, layout), layout.tensor
+    maps = (*flops.attention_linear(model, tokens, parts), *flops.mlp_linear(model, tokens, parts))
+    beside = (parts - 1) / parts / 2 * speed.products_s(maps)
+    half = whole.forward_s / 2
+    gathered, scattered = max(0.0, half - beside), max(half / (parts - 1), half - beside)
+    if training.lora is not None:
+        return Times(gathered + scattered, gathered + half, 0.0)
+    return Times(gathered + scattered, min(whole.input_grad_s, gathered + scattered), 0.0)
 
 
 def _expert_exchange_s(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
     """Tokens on their way to their experts and back."""
     assert model.experts is not None
-    sent = memory.residual_bytes(model, training, layout) * model.experts.per_token / layout.tensor
-    return 2 * expert_exchange_s(site, calibration, layout, sent)
+    sent = memory.residual_bytes(model, training, layout) / layout.tensor
+    once = training.moe_token_dispatcher_type == "flex"
+    return 2 * expert_exchange_s(site, calibration, layout, sent, model.experts.per_token, once=once)
 
 
 def _context_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed") -> Times:
@@ -224,8 +234,10 @@ def zero_times(
         return Times(0.0, 0.0, 0.0)
     size, effective = layout.num_shares, replica_link(site, calibration, layout)
     num_params = device_layer_params(model, layout)
-    weights = ring_bytes("all-gather", num_params * memory.element_bytes(training.precision), size)
-    gradients = ring_bytes("reduce-scatter", num_params * memory.gradient_bytes(training.precision), size)
+    width = memory.gathered_weight_bytes(training) if training.lora is None else memory.weight_bytes(training)
+    weights = ring_bytes("all-gather", num_params * width, size)
+    trained = num_params if training.lora is None else adapters.trained_params(model, training, 1)[0] / layout.tensor
+    gradients = ring_bytes("reduce-scatter", trained * memory.gradient_bytes(training), size)
     gather = effective.seconds(weights) if training.zero == 3 else 0.0
     beside = calibration.overlap_fraction if training.overlap else 0.0
     backward = layer.input_grad_s + layer.weight_grad_s
@@ -238,18 +250,50 @@ def zero_times(
 
 def device_layer_params(model: Model, layout: Layout) -> float:
     """Parameters of one layer on one device, before ZeRO divides them."""
-    return (model.num_layer_params - model.num_expert_params * (1 - 1 / layout.expert)) / layout.tensor
+    common = (model.num_layer_params - model.num_expert_params) / layout.tensor
+    return common + model.num_expert_params / (layout.expert * layout.expert_tensor)
 
 
 def linear_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
     """Linear maps of attention and MLP, and the traffic of what lies between them."""
+    kept = memory.layer_traffic_bytes(model, training, layout)
+    traffic = _traffic_times(_passes(training, speed.calibration) * kept, speed)
+    widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
+    made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
+    return made + Times(widened_s, widened_s, 0.0) + traffic
+
+
+def linear_products(model: Model, training: Training, layout: Layout) -> tuple[Product, ...]:
+    """Linear maps of attention and MLP of one layer on one device."""
     tokens = memory.microbatch_tokens(training, layout)
-    products = (
+    return (
         *flops.attention_linear(model, tokens, layout.tensor),
-        *flops.mlp_linear(model, tokens, layout.tensor, layout.expert),
+        *flops.mlp_linear(model, tokens, layout.tensor, layout.expert, layout.expert_tensor),
     )
-    kept = memory.linear_activation_bytes(model, training, layout)
-    return _product_times(products, speed) + _traffic_times(_passes(training, speed.calibration) * kept, speed)
+
+
+def _widened_bytes(training: Training) -> float:
+    """Traffic of widening one frozen weight for a product: read narrow and written wide; 0 where products take it."""
+    stored = training.lora.base_bytes if training.lora is not None else None
+    if stored is None or (stored == 1 and training.matmul == "fp8"):
+        return 0.0
+    return stored + memory.element_bytes(training.precision)
+
+
+def _adapter_times(model: Model, training: Training, layout: Layout, site: Site, speed: Speed) -> Times:
+    """Adapters of one layer: traffic, and sums of each narrow result over the tensor-parallel devices.
+
+    Products that are `rank` numbers wide or deep are bound by memory, far below the ridge of the roofline.
+    """
+    lora = training.lora
+    if lora is None:
+        return Times(0.0, 0.0, 0.0)
+    tokens = memory.microbatch_tokens(training, layout)
+    base = adapters.layout_adapted(model, lora, tokens, layout)
+    narrow = float(tokens * lora.rank * memory.element_bytes(training.precision))
+    summed = len(base) * tensor_collective_s(site, speed.calibration, layout, narrow)
+    there, back, weights = (speed.traffic_s(speed.element_bytes * numbers) for numbers in adapters.passes(lora, base))
+    return Times(there + summed, back + summed, weights)
 
 
 def _passes(training: Training, calibration: Calibration) -> float:
@@ -257,11 +301,12 @@ def _passes(training: Training, calibration: Calibration) -> float:
     return calibration.eager_traffic if training.kernels == "eager" else 1.0
 
 
-def _product_times(products: tuple[Product, ...], speed: Speed) -> Times:
+def product_times(products: tuple[Product, ...], speed: Speed, *, frozen: bool = False) -> Times:
+    """Seconds of products and of those that make the gradients of their factors, the right ones unless `frozen`."""
     return Times(
         speed.products_s(products),
         speed.products_s(product.input_grad() for product in products),
-        speed.products_s(product.weight_grad() for product in products),
+        0.0 if frozen else speed.products_s(product.weight_grad() for product in products),
     )
 
 
@@ -278,9 +323,8 @@ def attention_core_times(model: Model, training: Training, layout: Layout, speed
         model, layout.microbatch_size, training.sequence_length, layout.tensor, layout.context
     )
     if training.flash_attention:
-        forward = CAUSAL_HALF * (speed.multiply_s(scores) + speed.multiply_s(context))
-        backward = CAUSAL_HALF * (2 * speed.multiply_s(scores) + 3 * speed.multiply_s(context))
-        return Times(forward, backward, 0.0)
+        scores_s, context_s = (CAUSAL_HALF * speed.attend_s(product, model.head_dim) for product in (scores, context))
+        return Times(scores_s + context_s, 2 * scores_s + 3 * context_s, 0.0)
     forward = speed.products_s((scores, context))
     backward = speed.products_s((scores, context, context, context))
     matrix = scores.count * scores.rows * scores.columns * speed.element_bytes
@@ -303,10 +347,11 @@ def residual_collective_s(
     return tensor_collective_s(site, calibration, layout, memory.residual_bytes(model, training, layout))
 
 
-def launch_s(layout: Layout, calibration: Calibration) -> float:
+def launch_s(model: Model, layout: Layout, calibration: Calibration) -> float:
     """The host's time for the forward of one layer."""
     collectives = COLLECTIVES_PER_PASS if layout.tensor > 1 else 0
-    return calibration.layer_launch_s + collectives * calibration.collective_launch_s
+    experts_s = calibration.expert_launch_s if model.experts is not None else 0.0
+    return calibration.layer_launch_s + collectives * calibration.collective_launch_s + experts_s
 
 
 def embedding_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
@@ -314,14 +359,29 @@ def embedding_times(model: Model, training: Training, layout: Layout, site: Site
     speed = core_speed(training, site.device, calibration)
     rows = memory.residual_bytes(model, training, layout)
     collective = residual_collective_s(model, training, layout, site, calibration)
-    return Times(speed.traffic_s(2 * rows) + collective, 0.0, speed.traffic_s(3 * rows))
+    added = 0.0 if training.lora is not None else speed.traffic_s(3 * rows)
+    return Times(speed.traffic_s(2 * rows) + collective, 0.0, added)
 
 
 def head_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
-    """The logits, the loss over them in 32 bit, and one reduction of the gradient that goes back; never recomputed."""
+    """The logits, the loss over them in 32 bit, and one reduction of the gradient that goes back; never recomputed.
+
+    With multi-token prediction each module has a layer, and logits and a loss of its own.
+    """
+    once = _head_times(model, training, layout, site, calibration)
+    if not model.mtp_num_layers:
+        return once
+    job = (training, layout, site, calibration)
+    maps = flops.mtp_linear(model, memory.microbatch_tokens(training, layout), layout.tensor)
+    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
+    further = layer_times(model, *job) + once + product_times(maps, speed, frozen=training.lora is not None)
+    return once + further.times(model.mtp_num_layers)
+
+
+def _head_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
     speed = core_speed(training, site.device, calibration)
     tokens = memory.microbatch_tokens(training, layout)
     loss = speed.traffic_s(calibration.loss_passes * 4 * tokens * model.vocab_size / layout.tensor)
     collective = residual_collective_s(model, training, layout, site, calibration)
-    products = flops.head_linear(model, tokens, layout.tensor)
-    return _product_times(products, speed) + Times(loss, loss + collective, 0.0)
+    products, frozen = flops.head_linear(model, tokens, layout.tensor), training.lora is not None
+    return product_times(products, speed, frozen=frozen) + Times(loss, loss + collective, 0.0)

@@ -1,6 +1,7 @@
 """Matrix products of a transformer, and the FLOPs that follow from them.
 
-Every product is counted in full: attention as a full s x s matrix, not its causal half, as Megatron's publications do.
+Every product is counted in full: attention as a full s x s matrix, not its causal half, as Megatron's publications and
+torchtitan's MFU do; `causal_share` is what is left with the causal mask.
 For the shapes of GPT the sum over a step is 72 B L s h^2 (1 + s/6h + V/12hL) (Korthikanti et al. 2022,
 arXiv 2205.05198, appendix A), exactly.
 """
@@ -72,17 +73,21 @@ def latent_up(model: Model, at: LatentAttention, tokens: float, tensor: int = 1)
     )
 
 
-def mlp_linear(model: Model, tokens: float, tensor: int = 1, expert: int = 1) -> tuple[Product, ...]:
+def mlp_linear(
+    model: Model, tokens: float, tensor: int = 1, expert: int = 1, expert_tensor: int | None = None
+) -> tuple[Product, ...]:
     """The MLP's input projection (gate and up in one, where gated) and output projection, on one of `tensor` devices.
 
     With experts: the router, what all tokens share, and the device's own of the experts, spread over `expert` devices,
-    each with an equal share of the tokens of all of them.
+    each with an equal share of the tokens of all of them. `expert_tensor` devices divide each expert, `tensor` if not
+    given; where they are fewer, each device has its own share of the tokens.
     """
     if model.experts is None:
         return _plain_mlp(model, tokens, model.ffn_hidden / tensor)
     at = model.experts
-    rows = tokens * at.per_token * expert / at.num_experts
-    own = _plain_mlp(model, rows, at.ffn_hidden / tensor, max(1.0, at.num_experts / expert))
+    divided = expert_tensor or tensor
+    rows = tokens * divided / tensor * at.per_token * expert / at.num_experts
+    own = _plain_mlp(model, rows, at.ffn_hidden / divided, max(1.0, at.num_experts / expert))
     return (Product(tokens, at.num_experts, model.hidden), *shared_experts(model, tokens, tensor), *own)
 
 
@@ -120,6 +125,11 @@ def head_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, 
     return (Product(tokens, model.vocab_size / tensor, model.hidden),)
 
 
+def mtp_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
+    """The map of a token's two streams to one ahead of the layer that predicts a further token."""
+    return (Product(tokens, model.hidden / tensor, 2 * model.hidden),)
+
+
 def layer_flops(model: Model, sequence_length: int, sequences: float = 1.0) -> float:
     """FLOPs of one layer's forward; the two gradients take twice as many together."""
     tokens = sequences * sequence_length
@@ -132,11 +142,25 @@ def layer_flops(model: Model, sequence_length: int, sequences: float = 1.0) -> f
 
 
 def head_flops(model: Model, tokens: float) -> float:
-    """FLOPs of the head's forward."""
-    return sum(product.flops for product in head_linear(model, tokens))
+    """FLOPs of the head's forward, and of the heads and maps that predict further tokens, without their layers."""
+    once = sum(product.flops for product in head_linear(model, tokens))
+    return once + model.mtp_num_layers * (once + sum(product.flops for product in mtp_linear(model, tokens)))
 
 
-def step_flops(model: Model, sequence_length: int, sequences: float) -> float:
-    """FLOPs that one optimizer step over `sequences` needs: forward and both gradients, nothing computed twice."""
-    layers = model.num_layers * layer_flops(model, sequence_length, sequences)
-    return 3 * (layers + head_flops(model, sequences * sequence_length))
+def step_flops(model: Model, sequence_length: int, sequences: float, *, frozen: bool = False) -> float:
+    """FLOPs that one optimizer step over `sequences` needs: forward and both gradients, nothing computed twice.
+
+    `frozen` weights have no gradient; adapters beside them are left out.
+    """
+    num_layers = model.num_layers + model.mtp_num_layers
+    layers = num_layers * layer_flops(model, sequence_length, sequences)
+    whole = layers + head_flops(model, sequences * sequence_length)
+    core = sum(product.flops for product in attention_core(model, sequences, sequence_length))
+    return 2 * whole + num_layers * core if frozen else 3 * whole
+
+
+def causal_share(model: Model, sequence_length: int, *, frozen: bool = False) -> float:
+    """Share of `step_flops` that is left where attention counts only the pairs of tokens that its causal mask keeps."""
+    core = sum(product.flops for product in attention_core(model, 1, sequence_length))
+    masked = (model.num_layers + model.mtp_num_layers) * core * (1 - 1 / sequence_length) / 2
+    return 1 - 3 * masked / step_flops(model, sequence_length, 1, frozen=frozen)

@@ -8,7 +8,7 @@ from farpipe.cost.chunk_laws import Law, Laws, model_laws
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import PROBE_TOKENS, ChunkCosts, StageChunks
 from farpipe.cost.layout import Layout, Placement
-from farpipe.cost.stage import JobCosts
+from farpipe.cost.stage import JobCosts, StageCost
 from farpipe.cost.step import StepCost, step_cost
 from farpipe.cost.transfer import ring_bytes, ring_link
 from farpipe.errors import InputError
@@ -130,7 +130,7 @@ class _ChunkJob:
             "stash_bytes": (num_layers * memory.layer_stash_bytes(*job) + ends_stash) / share,
             "saved_bytes": (layer - least) / share,
             "key_bytes": keys * memory.element_bytes(self._probe.precision),
-            "chain_bytes": num_layers * keys * memory.gradient_bytes(self._probe.precision),
+            "chain_bytes": num_layers * keys * memory.gradient_bytes(self._probe),
             "working_bytes": layer / share,
             "logit_bytes": is_last * logits / share,
         }
@@ -154,7 +154,7 @@ class _ChunkJob:
         }
 
     def base(self) -> Problem:
-        """The step of one microbatch, less what ZeRO-1 over the context-parallel devices takes off every rank."""
+        """The step of one microbatch, less the state that ZeRO divides over the devices that share chunks."""
         shared, problem = self._state_shared_bytes(), self.step.problem
         ranks = tuple(
             Rank(memory_bytes=rank.memory_bytes, static_bytes=rank.static_bytes - less)
@@ -163,30 +163,28 @@ class _ChunkJob:
         return problem.model_copy(update={"ranks": ranks})
 
     def _state_shared_bytes(self) -> list[float]:
-        """Bytes of state that ZeRO-1 over the context-parallel devices saves on every rank."""
+        """Bytes of state of every rank that the devices which share its chunks divide."""
         shared = [0.0] * len(self.step.problem.ranks)
-        if self.context == 1 or not self._probe.zero1:
-            return shared
+        divided = replace(self._layout, context=self.context)
         for index, placement in enumerate(self.placements):
-            shared[placement.rank] += (1 - 1 / self.context) * self._optimizer_bytes(index)
+            whole, part = (self._stage(index, layout).static_bytes for layout in (self._layout, divided))
+            shared[placement.rank] += whole - part
         return shared
 
-    def _optimizer_bytes(self, index: int) -> float:
-        per_param = memory.optimizer_bytes(self._probe.precision) / self.layout.data
-        return self._num_params(index) / self.layout.tensor * per_param
-
-    def _num_params(self, index: int) -> int:
+    def _stage(self, index: int, layout: Layout) -> StageCost:
         site, num_layers = self._sites[index], self.placements[index].num_layers
         ends = {"embedding": index == 0, "head": index == len(self.placements) - 1}
-        return self._costs.stage(self._layout, site, num_layers, "none", **ends).num_params
+        return self._costs.stage(layout, site, num_layers, "none", **ends)
 
     def context_sync_s(self) -> float:
-        """The devices that share chunks sum their gradients after the step, as replicas do."""
-        if self.context == 1:
+        """Seconds after the step to sum gradients over the devices that share chunks; ZeRO-2 and 3 do in each chunk."""
+        if self.context == 1 or self._probe.zero in (2, 3):
             return 0.0
         seconds = []
         for index, site in enumerate(self._sites):
             effective = ring_link(site, self._costs.calibration(site), self.context, self.layout.tensor)
-            gradients = self._num_params(index) / self.layout.tensor * memory.gradient_bytes(self._probe.precision)
+            gradients = (
+                self._stage(index, self._layout).num_params / self.layout.tensor * memory.gradient_bytes(self._probe)
+            )
             seconds.append(effective.seconds(ring_bytes("all-reduce", gradients, self.context)))
         return max(seconds)

@@ -1,27 +1,15 @@
 """Layout of a job: degrees of parallelism, and which site has which layers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.spec import Cluster, ContextExchange, Model, Recompute, Site, Training
+from farpipe.spec import Cluster, ContextExchange, Model, Recompute, Training
 from farpipe.spec.training import Zero
 from farpipe.step import MAX_MICROBATCHES
-
-
-@dataclass(frozen=True)
-class RankShape:
-    """The devices of one pipeline rank, where ranks differ."""
-
-    device: str
-    """Name of the devices; they are its site's."""
-    tensor: int
-    """Devices that share each layer."""
-    data: int = 1
-    """Replicas of the rank, which divide the sequences of every microbatch among them."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +37,11 @@ class Layout:
     """Method by which these devices attend to all of a sequence."""
     expert: int = 1
     """Devices that share the experts of each layer: so many of the `data_inside` x `context` that a rank has of each
-    slice."""
+    slice, or, with whole experts on each device, of these times `tensor`."""
     zero: Zero | None = None
     """Stage of ZeRO that the planner chose; None: what the training says."""
     sequence_parallel: bool | None = None
     """True if norms are divided over the tensor-parallel devices; None: what the training says."""
-
-    shapes: Annotated[tuple[RankShape, ...], Field(exclude_if=lambda shapes: not shapes)] = ()
-    """Of every rank, where ranks differ; `data` and `tensor` are the largest of them then, and `microbatch_size` is the
-    size on a rank with most replicas. () where all ranks are alike."""
-
-    def of_rank(self, rank: int) -> "Layout":
-        """Layout of a pipeline whose ranks are all like `rank`, with the same sequences in a microbatch."""
-        if not self.shapes:
-            return self
-        at = self.shapes[rank]
-        size = self.data * self.microbatch_size // at.data
-        return replace(self, data=at.data, tensor=at.tensor, microbatch_size=size, shapes=())
-
-    @property
-    def max_shares(self) -> int:
-        """The largest `num_shares` of a rank."""
-        return max((self.of_rank(rank).num_shares for rank in range(len(self.shapes))), default=self.num_shares)
 
     @property
     def data_inside(self) -> int:
@@ -86,6 +57,17 @@ class Layout:
     def num_shares(self) -> int:
         """Devices of one site that hold the same slice of the model, over which ZeRO divides."""
         return self.data_inside * self.context
+
+    @property
+    def expert_tensor(self) -> int:
+        """Devices that share each expert: the tensor-parallel ones, or one device alone where experts are folded over
+        these too, because there are fewer shares than `expert`."""
+        return self.tensor if self.num_shares % self.expert == 0 else 1
+
+    @property
+    def num_expert_shares(self) -> int:
+        """Devices of one site that hold the same experts of a slice."""
+        return self.num_shares * self.tensor // (self.expert * self.expert_tensor)
 
     @property
     def sharing(self) -> str:
@@ -172,9 +154,6 @@ def check_layout(
     for index, placement in enumerate(placements):
         if placement.site != sites[placement.rank]:
             raise InputError(f"placements[{index}].site: rank {placement.rank} is on {sites[placement.rank]!r} already")
-    if layout.shapes:
-        _check_shapes(model, layout, sites, cluster)
-        return
     _check_replica_sites(layout, set(sites.values()))
     for site in cluster.sites:
         ranks = sum(name == site.name for name in sites.values())
@@ -185,42 +164,6 @@ def check_layout(
                 f"site {site.name!r} has {site.num_devices} devices; {ranks} ranks x tensor {layout.tensor} x "
                 f"data {layout.data_inside} need {ranks * layout.devices_per_rank}"
             )
-
-
-def _check_shapes(model: Model, layout: Layout, sites: Mapping[int, str], cluster: Cluster) -> None:
-    shapes = layout.shapes
-    if len(shapes) != layout.pipeline:
-        raise InputError(f"layout.shapes: expected one for each of {layout.pipeline} ranks, found {len(shapes)}")
-    if layout.replica_sites or layout.expert > 1:
-        raise InputError("layout.shapes: ranks that differ have no layout.replica_sites, and expert degree 1")
-    largest = max(shape.data for shape in shapes), max(shape.tensor for shape in shapes)
-    if (layout.data, layout.tensor) != largest:
-        raise InputError(
-            "layout: with layout.shapes, data and tensor are the largest of them: {} and {}".format(*largest)
-        )
-    for rank, shape in enumerate(shapes):
-        _check_shape(model, layout, shape, f"layout.shapes[{rank}]", cluster.site(sites[rank]))
-    for site in cluster.sites:
-        needed = sum(layout.of_rank(rank).devices_per_rank for rank in sites if sites[rank] == site.name)
-        if needed > site.num_devices:
-            raise InfeasibleError(f"site {site.name!r} has {site.num_devices} devices; its ranks need {needed}")
-
-
-def _check_shape(model: Model, layout: Layout, shape: RankShape, place: str, site: Site) -> None:
-    sequences = layout.data * layout.microbatch_size
-    if shape.device != site.device.name:
-        raise InputError(f"{place}.device: {shape.device!r}, but site {site.name!r} has {site.device.name}")
-    if min(shape.data, shape.tensor) < 1 or sequences % shape.data:
-        raise InputError(f"{place}.data: {shape.data} does not divide the {sequences} sequences of a microbatch")
-    if model.num_heads % shape.tensor or model.ffn_hidden % shape.tensor:
-        raise InputError(
-            f"{place}.tensor: {shape.tensor} does not divide {model.num_heads} heads and a hidden size of the MLP of "
-            f"{model.ffn_hidden}"
-        )
-    if shape.tensor > site.devices_per_machine:
-        raise InputError(
-            f"{place}.tensor: {shape.tensor}; a machine of site {site.name!r} has {site.devices_per_machine} devices"
-        )
 
 
 def _check_replica_sites(layout: Layout, used: set[str]) -> None:
@@ -249,9 +192,12 @@ def _check_shares(model: Model, training: Training, layout: Layout) -> None:
     if model.experts is None or model.experts.num_experts % layout.expert:
         have = f"{model.experts.num_experts} experts" if model.experts else "no experts"
         raise InputError(f"layout.expert: the model has {have}, which {layout.expert} devices can't share evenly")
-    if layout.num_shares % layout.expert:
+    shares = layout.num_shares * layout.tensor
+    if shares % layout.expert:
+        able = [str(e) for e in range(1, shares + 1) if shares % e == 0 and model.experts.num_experts % e == 0]
         raise InputError(
-            f"layout.expert: {layout.expert} does not divide the {layout.num_shares} devices (data x context) at a site"
+            f"layout.expert: {layout.expert} does not divide the {layout.num_shares} devices (data x context) at a "
+            f"site, nor these times tensor {layout.tensor}; {', '.join(able)} would do"
         )
 
 

@@ -1,12 +1,12 @@
 """The links of a step's Problem: who sends to whom over what, each with the name that everyone knows it by."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement
 from farpipe.cost.lossy_links import lossy_link, mean_lateness_s
-from farpipe.cost.resharding import shaped_rank_link
 from farpipe.cost.transfer import EffectiveLink, rank_link
 from farpipe.errors import InfeasibleError
 from farpipe.spec import Cluster, Site, SiteLink
@@ -43,6 +43,12 @@ class StepLinks:
         """`sites`: the site of every rank; `pace_s`: how long the slowest rank takes for a microbatch."""
         self.cluster, self.layout, self.sites, self._pace_s = cluster, layout, sites, pace_s
         self.links: dict[str, Link] = {}
+        self._places: dict[int, int] = {}
+        """The number of ranks before each rank on its site."""
+        count: Counter[str] = Counter()
+        for rank in sorted(sites):
+            self._places[rank] = count[sites[rank].name]
+            count[sites[rank].name] += 1
 
     def between(self, source: Placement, target: Placement, num_bytes: float, calibration: Calibration) -> Transfer:
         """One replica's `num_bytes` from the rank of `source` to that of `target`.
@@ -51,7 +57,8 @@ class StepLinks:
         """
         if source.site == target.site:
             site = self.sites[source.rank]
-            effective = self._inside(site, calibration, source.rank, target.rank)
+            places = self._places[source.rank], self._places[target.rank]
+            effective = rank_link(site, calibration, self.layout, *places)
             return self._over(f"{site.name}:{source.rank}>{site.name}:{target.rank}", effective, num_bytes)
         link = self.cluster.link(source.site, target.site)
         if link is None:
@@ -101,22 +108,6 @@ class StepLinks:
 
     def _over(self, name: str, effective: EffectiveLink, num_bytes: float) -> Transfer:
         if name not in self.links:
-            self.links[name] = Link(
-                latency_s=effective.latency_s, bandwidth_bytes_per_s=effective.bandwidth_bytes_per_s
-            )
+            rate = effective.bandwidth_bytes_per_s
+            self.links[name] = Link.computed(latency_s=effective.latency_s, bandwidth_bytes_per_s=rate)
         return Transfer.computed(link=name, bytes=float(num_bytes))
-
-    def _inside(self, site: Site, calibration: Calibration, source: int, target: int) -> EffectiveLink:
-        if not self.layout.shapes:
-            return rank_link(site, calibration, self.layout, self._place(source), self._place(target))
-        first = self._first_device(source), self._first_device(target)
-        return shaped_rank_link(site, calibration, self.layout, source, target, first)
-
-    def _first_device(self, rank: int) -> int:
-        """Place of the rank's first device on its site."""
-        before = (other for other in range(rank) if self.sites[other].name == self.sites[rank].name)
-        return sum(self.layout.of_rank(other).devices_per_rank for other in before)
-
-    def _place(self, rank: int) -> int:
-        """The number of ranks before `rank` on its site."""
-        return sum(self.sites[other].name == self.sites[rank].name for other in range(rank))

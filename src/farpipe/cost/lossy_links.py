@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.spec import Cluster, CongestionControl, SiteLink
+from farpipe.step import occupied_s
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ SEGMENT_BYTES: Final = 1448
 """Data in a packet of 1500 bytes, with IPv4, TCP and time stamps."""
 LEAST_TIMEOUT_S: Final = 0.2
 MOST_RETRANSMISSIONS: Final = 16
-"""Of one packet, beyond which nobody looks; at a loss of one half that is one packet in 65,536."""
+"""Largest number of losses of one packet that are computed; at a loss of one half that is one packet in 65,536."""
 _BURSTS_PER_S: Final = 1024
 """Linux hands over what a connection may send in about a millisecond at once (`tcp_tso_autosize`)."""
 _MOST_BURSTS: Final = 32
@@ -53,7 +54,7 @@ class LossyLink:
     latency_s: float
     bandwidth_bytes_per_s: float
     round_trip_s: float
-    """With half of the jitter of both directions."""
+    """Seconds there and back, with half of the jitter of both directions."""
     loss: float = 0.0
     jitter_s: float = 0.0
     congestion_control: CongestionControl = "bbr"
@@ -111,7 +112,7 @@ def lossy_link(cluster: Cluster, link: SiteLink) -> LossyLink:
 
 
 def lateness_s(link: LossyLink, num_bytes: float, gap_s: float, shape: tuple[int, int], seed: int = 0) -> Floats:
-    """By how much messages arrive after latency and bytes/goodput: `shape` is samples, messages in a row.
+    """Lateness of messages beyond latency and bytes/goodput: `shape` is samples, messages in a row.
 
     The messages of a row follow each other on one channel, one every `gap_s`; infinity: each is alone. The same seed
     gives the same draws, whatever the gap.
@@ -139,7 +140,7 @@ def mean_lateness_s(link: LossyLink, num_bytes: float, gap_s: float) -> float:
 def _by_losses(
     link: LossyLink, num_bytes: float, gap_s: float, shape: tuple[int, int], rng: np.random.Generator
 ) -> Floats:
-    """See the module: 1 to 3. The last axis inside is that of the connections."""
+    """Lateness by the module's rules 1 to 3. The last axis inside is that of the connections."""
     if not link.loss:
         return np.zeros(shape)
     count = link.connections_of(num_bytes)
@@ -166,7 +167,7 @@ def _by_jitter(link: LossyLink, num_bytes: float, shape: tuple[int, int], rng: n
     if not link.jitter_s:
         return np.zeros(shape)
     burst_bytes = max(2 * SEGMENT_BYTES, link.bandwidth_bytes_per_s / link.num_connections / _BURSTS_PER_S)
-    apart_s = burst_bytes / link.bandwidth_bytes_per_s
+    apart_s = occupied_s(link, burst_bytes)
     that_matter = min(math.ceil(link.jitter_s / apart_s), math.ceil(num_bytes / burst_bytes))
     count = min(max(1, that_matter), _MOST_BURSTS)
     earlier_s = np.arange(count) * (apart_s * max(1.0, that_matter / count))

@@ -3,26 +3,25 @@
 `farpipe profile` writes it (format ``farpipe/profile/1``).
 """
 
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout
-from farpipe.document import Document
+from farpipe.document import Document, Table
 from farpipe.errors import InputError
+from farpipe.processes.cpu_share import other_work
 from farpipe.spec import Device, Model, Precision, Training
 from farpipe.strict import finite, validate
 
 Seconds = Annotated[float, BeforeValidator(finite)]
 Count = Annotated[int, Field(ge=1)]
+CpuShare = Annotated[float, BeforeValidator(finite), Field(gt=0, le=1, exclude_if=lambda share: bool(share == 1))]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class PartTimes(_Part):
+class PartTimes(Table, strict=True):
     """Seconds of one microbatch through one part of the model."""
 
     forward_s: Seconds
@@ -34,7 +33,7 @@ class PartTimes(_Part):
         return Times(self.forward_s, self.input_grad_s, self.weight_grad_s).times(factor)
 
 
-class Profile(Document, _Part):
+class Profile(Document, Table, strict=True):
     """Times and bytes measured on one device for one shape of model; other microbatch sizes take proportional times."""
 
     FORMAT: ClassVar[str] = "farpipe/profile/1"
@@ -54,13 +53,8 @@ class Profile(Document, _Part):
     optimizer_s_per_param: Seconds
     action_overhead_s: Seconds
     """Fixed time of one F or I besides its computation."""
-    tensor: Annotated[Count, Field(exclude_if=lambda tensor: bool(tensor == 1))] = 1
-    """Devices of one machine that shared each layer while it was measured; their collectives are part of the times."""
-
-    @property
-    def key(self) -> str:
-        """The name that costs know it by, see `profile_key`."""
-        return profile_key(self.device, self.tensor)
+    cpu_share: CpuShare = 1.0
+    """Share of their time for which the measured actions had the CPU; other work on the machine had the rest."""
 
     def layer_times(self, recompute: str, share: float = 1.0) -> Times:
         """One layer; recomputation is told by a measurement without: `share` of one more forward."""
@@ -83,10 +77,9 @@ class Profile(Document, _Part):
                     f"profile of {self.device!r}: {key}: measured with {getattr(self, key)!r}, the job has {value!r}; "
                     "measure again with `farpipe profile`"
                 )
-        if layout.tensor != self.tensor:
-            measured = "one device" if self.tensor == 1 else f"{self.tensor} devices that share each layer"
+        if layout.tensor != 1:
             raise InputError(
-                f"profile of {self.device!r}: measured on {measured}; the layout has tensor {layout.tensor}"
+                f"profile of {self.device!r}: measured on one device; the layout has tensor {layout.tensor}"
             )
 
     def tells_of(self, recompute: str) -> bool:
@@ -94,18 +87,11 @@ class Profile(Document, _Part):
         return self.recompute in ("none", recompute)
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         return validate(cls, body, source)
-
-
-def profile_key(device: str, tensor: int) -> str:
-    """``a100-80gb``, or ``a100-80gb x 4`` where so many devices share each layer."""
-    return device if tensor == 1 else f"{device} x {tensor}"
 
 
 def model_shape(model: Model) -> str:
@@ -115,3 +101,17 @@ def model_shape(model: Model) -> str:
         f"hidden {model.hidden}, heads {model.num_heads}/{model.num_kv_heads} x {model.head_dim}, "
         f"{mlp} mlp {model.ffn_hidden}, vocabulary {model.vocab_size}"
     )
+
+
+class _Timed(Protocol):
+    """A profile of microbatches or of chunks."""
+
+    device: str
+    cpu_share: float
+
+
+def tell_busy(profiles: Iterable[_Timed]) -> Iterator[str]:
+    """Doubts about profiles that were measured beside other work, for people."""
+    for profile in profiles:
+        if doubt := other_work(profile.cpu_share):
+            yield f"The profile of {profile.device} was measured on a busy machine; measure it again. {doubt}"

@@ -1,4 +1,4 @@
-"""From a job and its placement to the Problem of one step, and what a step takes besides its pipeline."""
+"""The Problem of one step from a job and its placement, and what a step takes besides its pipeline."""
 
 import math
 from collections.abc import Sequence
@@ -9,18 +9,19 @@ from farpipe.cost import memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout, Placement, check_layout
 from farpipe.cost.links import StepLinks, ring_links
-from farpipe.cost.resharding import gather_s
 from farpipe.cost.stage import JobCosts, StageCost
 from farpipe.cost.transfer import (
     EffectiveLink,
     RingKind,
     effective_site_link,
+    expert_replica_link,
     narrowed_bytes,
     replica_link,
     ring_bytes,
 )
 from farpipe.spec import Cluster, Device, Model, Site, Training
-from farpipe.step import Collective, Exchange, Hop, Problem, Rank, Stage, Sync, Transfer, collectives
+from farpipe.step import Exchange, Hop, Problem, Rank, Stage, Sync, Transfer, occupied_s
+from farpipe.step.collectives import CollectiveKind
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,14 @@ def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], 
     when devices or a link are missing.
     """
     step = _Step(costs, layout, tuple(placements), cluster)
-    return StepCost(step.problem(), step.overhead_s())
+    return StepCost(step.problem(), sum(step.overhead_parts().values()))
+
+
+def overhead_parts(
+    costs: JobCosts, layout: Layout, placements: Sequence[Placement], cluster: Cluster
+) -> dict[str, float]:
+    """The seconds of `StepCost.overhead_s` by what takes them; arguments and errors as for `step_cost`."""
+    return _Step(costs, layout, tuple(placements), cluster).overhead_parts()
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class _Step:
         hops, sync = self.hops(links), self.sync(links, costs)
         return Problem.computed(
             num_microbatches=self.layout.num_microbatches,
-            ranks=tuple(self.rank(rank, costs) for rank in range(self.layout.pipeline)),
+            ranks=tuple(map(self.rank, range(self.layout.pipeline))),
             stages=tuple(map(_stage, self.placements, costs)),
             links=links.links,
             hops=tuple(hops),
@@ -81,15 +89,14 @@ class _Step:
             exchanges=self.exchanges(links),
         )
 
-    def overhead_s(self) -> float:
-        fixed = max(self.calibration(site).step_overhead_s for site in self.sites.values())
-        return (
-            self.optimizer_s(self.stage_costs)
-            + self.clipping_s()
-            + self.late_tied_exchange_s()
-            + self.around_inter_site_s()
-            + fixed
-        )
+    def overhead_parts(self) -> dict[str, float]:
+        return {
+            "optimizer of the slowest rank": self.optimizer_s(),
+            "norm for clipping, told to everybody": self.clipping_s(),
+            "exchange of tied embeddings": self.late_tied_exchange_s(),
+            "around the exchange between sites": self.around_inter_site_s(),
+            "fixed": max(self.calibration(site).step_overhead_s for site in self.sites.values()),
+        }
 
     @cached_property
     def sites(self) -> dict[int, Site]:
@@ -116,18 +123,23 @@ class _Step:
         last = len(self.placements) - 1
         return [
             self.costs.stage(
-                *(self.layout.of_rank(p.rank), self.sites[p.rank], p.num_layers, p.recompute),
+                *(self.layout, self.sites[p.rank], p.num_layers, p.recompute),
                 embedding=i == 0,
                 head=i == last,
             )
             for i, p in enumerate(self.placements)
         ]
 
-    def _of_rank(self, rank: int, costs: Sequence[StageCost]) -> list[StageCost]:
-        return [cost for placement, cost in zip(self.placements, costs, strict=True) if placement.rank == rank]
+    @cached_property
+    def _of_rank(self) -> dict[int, list[StageCost]]:
+        """The costs of each rank's stages."""
+        found: dict[int, list[StageCost]] = {rank: [] for rank in self.sites}
+        for placement, cost in zip(self.placements, self.stage_costs, strict=True):
+            found[placement.rank].append(cost)
+        return found
 
-    def rank(self, rank: int, costs: Sequence[StageCost]) -> Rank:
-        mine = self._of_rank(rank, costs)
+    def rank(self, rank: int) -> Rank:
+        mine = self._of_rank[rank]
         static = sum(cost.static_bytes for cost in mine) + max(cost.working_bytes for cost in mine)
         return Rank.computed(memory_bytes=self.sites[rank].plannable_bytes, static_bytes=static)
 
@@ -137,8 +149,7 @@ class _Step:
             num_bytes = memory.boundary_bytes(self.model, self.training, self.layout)
             if here.site != there.site:
                 num_bytes = narrowed_bytes(num_bytes, self.training)
-            sent = zip(self._exchange(links, here, there, num_bytes), ((here, there), (there, here)), strict=True)
-            forward, backward = (one and self._gathered(links, one, *ends) for one, ends in sent)
+            forward, backward = self._exchange(links, here, there, num_bytes)
             found.append(None if here.rank == there.rank else Hop.computed(forward=forward, backward=backward))
         return found
 
@@ -149,60 +160,72 @@ class _Step:
         calibration = self.calibration(self.cluster.site(one.site))
         return [links.between(a, b, num_bytes, calibration) for a, b in ((one, other), (other, one))]
 
-    def _gathered(self, links: StepLinks, sent: Transfer, source: Placement, target: Placement) -> Transfer:
-        """`sent` with what the rank of `target` takes to put it together, see `farpipe.cost.resharding`."""
-        if not self.layout.shapes:
-            return sent
-        seconds = gather_s(self.costs, self.layout, source.rank, target.rank, self.sites[target.rank])
-        return sent.model_copy(update={"arrives_after_s": links.seconds(sent) + seconds}) if seconds else sent
-
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
-        return [self._replica_sync(links, p, cost) for p, cost in zip(self.placements, costs, strict=True)]
+        """The collectives of every stage's replicas on one site, or of their sites; computed once for equal stages."""
+        if self.layout.replica_sites:
+            once = {id(cost): cost for cost in costs}
+            over_sites = {key: self._sync_over_sites(links, cost) for key, cost in once.items()}
+            return [over_sites[id(cost)] for cost in costs]
+        if self.layout.num_shares == 1 or self.training.zero in (2, 3):  # those are part of every microbatch
+            return [None] * len(costs)
+        exposed: dict[tuple[str, int], dict[CollectiveKind, float]] = {}
+        found: list[Sync | None] = []
+        for placement, cost in zip(self.placements, costs, strict=True):
+            site, key = self.sites[placement.rank], (placement.site, id(cost))
+            effective = replica_link(site, self.calibration(site), self.layout)
+            if key not in exposed:
+                exposed[key] = self._exposed_bytes(site, effective, cost)
+            rings = {kind: links.ring(placement.rank, effective, size) for kind, size in exposed[key].items()}
+            found.append(Sync.computed(**rings))
+        return found
 
     def exchanges(self, links: StepLinks) -> tuple[Exchange, ...]:
-        """Of the matrix that the first and the last stage share; with replicas it is no part of the Problem."""
-        if self.layout.replica_sites or self.layout.max_shares > 1:
+        """Exchange of the tied matrix between the first and the last stage; not in the Problem with replicas."""
+        if self.layout.replica_sites or self.layout.num_shares > 1:
             return ()
         last = len(self.placements) - 1
         pairs = zip(((0, last), (last, 0)), self._tied_exchange(links), strict=True)
         return tuple(Exchange(**dict(t), source_stage=a, target_stage=b) for (a, b), t in pairs if t is not None)
 
-    def _replica_sync(self, links: StepLinks, placement: Placement, cost: StageCost) -> Sync | None:
-        """The collectives of the stage's replicas on one site, or of their sites."""
-        if self.layout.replica_sites:
-            return self._sync_over_sites(links, cost)
-        at = self.layout.of_rank(placement.rank)
-        if at.num_shares == 1 or self.training.zero in (2, 3):  # those are part of every microbatch
-            return None
-        site = self.sites[placement.rank]
-        effective = replica_link(site, self.calibration(site), at)
-        whole = Sync.computed(
-            gather=links.ring(placement.rank, effective, self._weight_bytes(cost, at)) if self.training.zero1 else None,
-            reduce=links.ring(placement.rank, effective, self._gradient_bytes(cost, at)),
-        )
-        return Sync.computed(**{one.kind: self._exposed(one, effective, cost) for one in collectives([whole])})
+    def _exposed_bytes(self, site: Site, effective: EffectiveLink, cost: StageCost) -> dict[CollectiveKind, float]:
+        """Bytes of each collective of a stage's replicas on one site that nothing hides."""
+        whole: dict[CollectiveKind, float] = {"gather": self._weight_bytes(site, cost)} if self.training.zero1 else {}
+        whole["reduce"] = self._gradient_bytes(site, cost)
+        slowdown = self.calibration(site).overlap_slowdown
+        return {kind: self._exposed(kind, size, effective, cost, slowdown) for kind, size in whole.items()}
 
-    def _gradient_bytes(self, cost: StageCost, at: Layout) -> float:
+    def _gradient_bytes(self, site: Site, cost: StageCost) -> float:
         """Bytes that a device sends to sum the stage's gradients over its replicas, whole or divided."""
         kind: RingKind = "reduce-scatter" if self.training.zero1 else "all-reduce"
-        return _ring_bytes(kind, cost, memory.gradient_bytes(self.training.precision), at)
+        return self._ring_bytes(kind, site, cost, memory.gradient_bytes(self.training))
 
-    def _weight_bytes(self, cost: StageCost, at: Layout) -> float:
-        return _ring_bytes("all-gather", cost, memory.element_bytes(self.training.precision), at)
+    def _weight_bytes(self, site: Site, cost: StageCost) -> float:
+        return self._ring_bytes("all-gather", site, cost, memory.gathered_weight_bytes(self.training))
 
-    def _exposed(self, whole: Collective, effective: EffectiveLink, cost: StageCost) -> Transfer:
-        """Exposed seconds of a collective that runs beside the pass that waits for it, or that it waits for.
+    def _ring_bytes(self, kind: RingKind, site: Site, cost: StageCost, width: float) -> float:
+        """Bytes on the ring of a stage's replicas. Experts are the same on fewer devices than all else, which are
+        farther apart: their bytes count as much more as their own ring is slower."""
+        at, calibration = self.layout, self.calibration(site)
+        common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, at.num_shares)
+        experts = ring_bytes(kind, cost.expert_params * width, at.num_expert_shares)
+        rings = replica_link(site, calibration, at), expert_replica_link(site, calibration, at)
+        shared_s, own_s = (occupied_s(ring, 1.0) for ring in rings)
+        return common + experts * own_s / shared_s
+
+    def _exposed(
+        self, kind: CollectiveKind, num_bytes: float, effective: EffectiveLink, cost: StageCost, slowdown: float
+    ) -> float:
+        """Exposed bytes of a collective that runs beside the pass that waits for it, or that it waits for.
 
         Gradients are summed in buckets as the last microbatch's backward makes them, and parameters gathered in the
         order in which the first forward needs them (Megatron-LM's distributed optimizer, FSDP); one bucket, here a
-        layer's, is always left.
+        layer's, is always left. What is hidden slows the computation beside it, by `slowdown` of its own time.
         """
         if not self.overlap_fraction:
-            return whole.transfer
-        assert isinstance(whole.transfer.bytes, float)
-        num_bytes = whole.transfer.bytes
-        left = num_bytes - self.overlap_fraction * _beside_s(whole, cost) * effective.bandwidth_bytes_per_s
-        return whole.transfer.model_copy(update={"bytes": max(left, num_bytes / max(1, cost.num_buckets))})
+            return num_bytes
+        left = num_bytes - self.overlap_fraction * _beside_s(kind, cost) * effective.bandwidth_bytes_per_s
+        left = max(left, num_bytes / max(1, cost.num_buckets))
+        return left + slowdown * (num_bytes - left)
 
     @cached_property
     def overlap_fraction(self) -> float:
@@ -213,27 +236,25 @@ class _Step:
 
     def _sync_over_sites(self, links: StepLinks, cost: StageCost) -> Sync:
         """Whatever number of replicas a site has, everything crosses once; ZeRO-2 and 3 divide inside a site only."""
-        size, precision = len(self.layout.replica_sites), self.training.precision
-        gradients = cost.num_params * memory.gradient_bytes(precision)
-        weights = cost.num_params * memory.element_bytes(precision)
+        size = len(self.layout.replica_sites)
+        gradients = cost.num_params * memory.gradient_bytes(self.training)
+        weights = cost.num_params * memory.gathered_weight_bytes(self.training)
         divided = self.training.zero == 1
-        whole = Sync(
-            gather=links.ring_over_sites(ring_bytes("all-gather", weights, size)) if divided else None,
-            reduce=links.ring_over_sites(ring_bytes("reduce-scatter" if divided else "all-reduce", gradients, size)),
-        )
-        return Sync(**{one.kind: self._exposed_over_sites(links, one, cost) for one in collectives([whole])})
+        whole: dict[CollectiveKind, float] = {"gather": ring_bytes("all-gather", weights, size)} if divided else {}
+        whole["reduce"] = ring_bytes("reduce-scatter" if divided else "all-reduce", gradients, size)
+        return Sync(**{kind: self._exposed_over_sites(links, kind, size, cost) for kind, size in whole.items()})
 
-    def _exposed_over_sites(self, links: StepLinks, whole: Collective, cost: StageCost) -> Transfer:
-        """As `_exposed`, on a link that the collectives of all stages share: each has its part of the rate for the time
+    def _exposed_over_sites(
+        self, links: StepLinks, kind: CollectiveKind, num_bytes: float, cost: StageCost
+    ) -> Transfer:
+        """Exposed seconds on a link that the collectives of all stages share: each has its part of the rate in the time
         of its own pass, so that all together never hide more than the link carries meanwhile. All bytes count."""
-        part = self.overlap_fraction / len(self.placements)
+        part, whole = self.overlap_fraction / len(self.placements), links.ring_over_sites(num_bytes)
         if not part:
-            return whole.transfer
-        occupies_s, there_s = links.occupied_s(whole.transfer), links.seconds(whole.transfer)
-        hidden_s = min(part * _beside_s(whole, cost), occupies_s * (1 - 1 / max(1, cost.num_buckets)))
-        return whole.transfer.model_copy(
-            update={"occupies_s": occupies_s - hidden_s, "arrives_after_s": there_s - hidden_s}
-        )
+            return whole
+        occupies_s, there_s = links.occupied_s(whole), links.seconds(whole)
+        hidden_s = min(part * _beside_s(kind, cost), occupies_s * (1 - 1 / max(1, cost.num_buckets)))
+        return whole.model_copy(update={"occupies_s": occupies_s - hidden_s, "arrives_after_s": there_s - hidden_s})
 
     def around_inter_site_s(self) -> float:
         """Seconds before and after the last exchange between sites: the one inside, and latencies of further rounds.
@@ -250,47 +271,46 @@ class _Step:
 
     def _inside_s(self, placement: Placement, cost: StageCost) -> float:
         """The stage's collectives inside a site that has several replicas."""
-        size, precision = self.layout.num_shares, self.training.precision
+        size = self.layout.num_shares
         if size == 1 or self.training.zero in (2, 3):
             return 0.0
-        site, num_params = self.sites[placement.rank], cost.device_params
-        back = memory.element_bytes(precision) if self.training.zero1 else memory.gradient_bytes(precision)
-        num_bytes = ring_bytes("reduce-scatter", num_params * memory.gradient_bytes(precision), size)
+        site, there = self.sites[placement.rank], memory.gradient_bytes(self.training)
+        back = memory.gathered_weight_bytes(self.training) if self.training.zero1 else there
+        num_bytes = self._ring_bytes("reduce-scatter", site, cost, there)
         effective = replica_link(site, self.calibration(site), self.layout)
-        return effective.seconds(num_bytes + ring_bytes("all-gather", num_params * back, size))
+        return effective.seconds(num_bytes + self._ring_bytes("all-gather", site, cost, back))
 
     def _tied_exchange(self, links: StepLinks) -> list[Transfer | None]:
         """The gradient of the shared matrix from the first stage to the last and back."""
-        matrix = self.model.vocab_size * self.model.hidden * memory.gradient_bytes(self.training.precision)
-        if not self.model.tied_embeddings:
+        matrix = self.model.vocab_size * self.model.hidden * memory.gradient_bytes(self.training)
+        if not self.model.repeats_embedding or self.training.lora is not None:  # frozen
             return [None, None]
         return self._exchange(links, self.placements[0], self.placements[-1], float(matrix))
 
     def late_tied_exchange_s(self) -> float:
-        """With replicas the exchange comes after their reduction, so outside the pipeline."""
-        if not self.layout.replica_sites and self.layout.max_shares == 1:
+        """Seconds of the tied exchange of replicas, which comes after their reduction, so outside the pipeline."""
+        if not self.layout.replica_sites and self.layout.num_shares == 1:
             return 0.0
         links = self.links()
         return max((links.seconds(t) for t in self._tied_exchange(links) if t is not None), default=0.0)
 
-    def optimizer_s(self, costs: Sequence[StageCost]) -> float:
+    def optimizer_s(self) -> float:
         """The slowest rank's Adam; ZeRO-1 divides it over the replicas."""
-        seconds = []
+        job, seconds = (self.training, self.layout), []
+        shares = memory.num_shares(*job), memory.num_expert_shares(*job)
         for rank, site in self.sites.items():
-            at = self.layout.of_rank(rank)
-            num_params = sum(cost.device_params for cost in self._of_rank(rank, costs))
-            num_params /= memory.num_shares(self.training, at)
-            seconds.append(num_params * self._optimizer_s_per_param(site.device, self.calibration(site), at))
+            mine = self._of_rank[rank]
+            num_params = sum(c.device_params - c.expert_params for c in mine) / shares[0]
+            num_params += sum(c.expert_params for c in mine) / shares[1]
+            seconds.append(num_params * self._optimizer_s_per_param(site.device, self.calibration(site)))
         return max(seconds)
 
-    def _optimizer_s_per_param(self, device: Device, calibration: Calibration, at: Layout) -> float:
+    def _optimizer_s_per_param(self, device: Device, calibration: Calibration) -> float:
         """Bound by memory."""
-        profile = self.costs.profile(device, at)
+        profile = self.costs.profiles.get(device.name)
         if profile is not None:
             return profile.optimizer_s_per_param
-        return memory.adam_bytes(self.training.precision) / (
-            device.memory_bandwidth_bytes_per_s * calibration.memory_fraction
-        )
+        return memory.adam_bytes(self.training) / (device.memory_bandwidth_bytes_per_s * calibration.memory_fraction)
 
     def clipping_s(self) -> float:
         """Everybody tells everybody one number: latency alone, of the slowest pair of sites and of a tree inside."""
@@ -303,9 +323,9 @@ class _Step:
         return max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near
 
 
-def _beside_s(collective: Collective, cost: StageCost) -> float:
+def _beside_s(kind: CollectiveKind, cost: StageCost) -> float:
     """Time of the pass that a collective runs beside: the one that waits for it, or that it waits for."""
-    return cost.forward_s if collective.before is not None else cost.input_grad_s + cost.weight_grad_s
+    return cost.forward_s if kind == "gather" else cost.input_grad_s + cost.weight_grad_s
 
 
 def _stage(placement: Placement, cost: StageCost) -> Stage:
@@ -317,10 +337,3 @@ def _stage(placement: Placement, cost: StageCost) -> Stage:
         activation_bytes=cost.activation_bytes,
         weight_stash_bytes=cost.weight_stash_bytes,
     )
-
-
-def _ring_bytes(kind: RingKind, cost: StageCost, width: int, at: Layout) -> float:
-    """Experts are the same on fewer devices than all else."""
-    size = at.num_shares
-    common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, size)
-    return common + ring_bytes(kind, cost.expert_params * width, size // at.expert)

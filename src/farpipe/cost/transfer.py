@@ -15,6 +15,7 @@ from farpipe.cost import memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.layout import Layout
 from farpipe.spec import LocalLink, Model, Site, Training, WireType
+from farpipe.step import occupied_s
 
 RingKind = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
@@ -33,7 +34,7 @@ class EffectiveLink:
 
     def seconds(self, num_bytes: float) -> float:
         """Time of one message."""
-        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+        return self.latency_s + occupied_s(self, num_bytes)
 
 
 def wire_bytes(count: int, item_bytes: int, wire_type: WireType, num_dimensions: int = 3) -> int:
@@ -55,12 +56,12 @@ def narrowed_bytes(num_bytes: float, training: Training) -> float:
 
 
 def effective_machine_link(site: Site, calibration: Calibration) -> EffectiveLink:
-    """From one device to another of its machine."""
+    """Link from one device to another of its machine."""
     return _effective(site.machine_link, calibration.machine_link_fraction)
 
 
 def effective_site_link(site: Site, calibration: Calibration) -> EffectiveLink:
-    """From one device to a device of another machine of the site."""
+    """Link from one device to a device of another machine of the site."""
     return _effective(site.site_link, calibration.site_link_fraction)
 
 
@@ -88,7 +89,7 @@ def all_to_all_link(site: Site, calibration: Calibration, size: int, stride: int
     inside, across = effective_machine_link(site, calibration), effective_site_link(site, calibration)
     near = max(1, min(size, site.devices_per_machine // stride))
     crowd = calibration.crowd(min(size * stride, site.devices_per_machine))
-    slower = max((near - 1) * crowd / inside.bandwidth_bytes_per_s, (size - near) / across.bandwidth_bytes_per_s)
+    slower = max(occupied_s(inside, (near - 1) * crowd), occupied_s(across, size - near))
     return EffectiveLink((across if size > near else inside).latency_s, size / slower if slower else math.inf)
 
 
@@ -115,13 +116,34 @@ def context_exchange_s(site: Site, calibration: Calibration, layout: Layout, num
     )
 
 
-def expert_exchange_s(site: Site, calibration: Calibration, layout: Layout, num_bytes: float) -> float:
-    """One all-to-all of `num_bytes` of each device over the expert-parallel ones; its own share stays."""
-    if layout.expert == 1:
+def expert_exchange_s(
+    site: Site, calibration: Calibration, layout: Layout, num_bytes: float, copies: int, *, once: bool = False
+) -> float:
+    """Each device's `num_bytes` of tokens on their way to `copies` experts each, over the expert-parallel devices.
+
+    An all-to-all sends a copy for each expert. `once`: one for each device that a token reaches and, between machines,
+    one for each machine, which hands it on (DeepEP, github.com/deepseek-ai/DeepEP). The own share stays.
+    """
+    size, stride = layout.expert, layout.expert_tensor
+    if size == 1:
         return 0.0
-    return calibration.collective_start_s + all_to_all_link(site, calibration, layout.expert, layout.tensor).seconds(
-        num_bytes
-    )
+    if not once:
+        link = all_to_all_link(site, calibration, size, stride)
+        return calibration.collective_start_s + link.seconds(num_bytes * copies)
+    inside = _effective(site.machine_link, calibration.flex_link_fraction)
+    across = effective_site_link(site, calibration)
+    near = max(1, min(size, site.devices_per_machine // stride))
+    machines = size / near
+    there = _reached(size, copies) * (near - 1) / near * calibration.crowd(min(size * stride, site.devices_per_machine))
+    far = _reached(machines, copies) * (machines - 1) / machines
+    latency_s = (across if size > near else inside).latency_s
+    slower = max(occupied_s(inside, there * num_bytes), occupied_s(across, far * num_bytes))
+    return calibration.collective_start_s + latency_s + slower
+
+
+def _reached(places: float, copies: int) -> float:
+    """Expected number of different places of `places` that `copies` experts of one token are at, all equally likely."""
+    return places * (1 - (1 - 1 / places) ** copies)
 
 
 def head_exchange_link(site: Site, calibration: Calibration, context: int, tensor: int) -> EffectiveLink:
@@ -144,8 +166,14 @@ def replica_link(site: Site, calibration: Calibration, layout: Layout) -> Effect
     return ring_link(site, calibration, layout.num_shares, layout.tensor)
 
 
+def expert_replica_link(site: Site, calibration: Calibration, layout: Layout) -> EffectiveLink:
+    """The ring of the devices of a site that hold the same experts, as far apart as their experts are spread: where
+    expert parallelism fills a machine, each device of it has a ring of its own over its own port."""
+    return ring_link(site, calibration, layout.num_expert_shares, layout.expert * layout.expert_tensor)
+
+
 def rank_link(site: Site, calibration: Calibration, layout: Layout, source: int, target: int) -> EffectiveLink:
-    """Between two ranks of one site, given as their places in it; the tensor-parallel devices send side by side."""
+    """Link between two ranks of one site, given as places in it; the tensor-parallel devices send side by side."""
     size, machine = layout.devices_per_rank, site.devices_per_machine
     first, last = min(source, target) * size, (max(source, target) + 1) * size - 1
     effective = effective_machine_link if first // machine == last // machine else effective_site_link

@@ -1,7 +1,7 @@
 """The process that is the WAN: carries packets between the sites' TUNs, each link with its own delay and rate.
 
-``python -m farpipe.emulate.forwarder STATE_DIR TELL [PARENT]``, started by `Wan.up`. It makes the namespaces and says
-on the descriptor TELL that it works, or why not. It takes commands on the socket STATE_DIR/control, one JSON object
+``python -m farpipe.emulate.forwarder STATE_DIR REPORT [PARENT]``, started by `Wan.up`. It makes the namespaces and says
+on the descriptor REPORT that it works, or why not. It takes commands on the socket STATE_DIR/control, one JSON object
 each, and answers with one. PARENT is the reading end of a pipe: when that closes, it takes down the WAN and ends;
 without, it stays. Whoever started it may die at any moment: nothing is left then.
 """
@@ -21,16 +21,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.emulate import namespace, tun
-from farpipe.emulate.burst import Burst, parse_burst, without_packets
 from farpipe.emulate.pipe import Pipe, queue_limit_bytes
 from farpipe.emulate.routes import connected_sites, next_links
 from farpipe.emulate.state import CONTROL_NAME, MAX_COMMAND_BYTES, READY, WanState, take_down
+from farpipe.emulate.tun import Burst, parse_burst, without_packets
 from farpipe.errors import FarpipeError, InputError
+from farpipe.processes import ignore_requests
 from farpipe.spec import SiteLink
 from farpipe.strict import nearest, parse_json, validate
 
 PRIORITY: Final = 10
-"""Of SCHED_FIFO: before everything that computes, however many processes do."""
+"""Priority under SCHED_FIFO: before everything that computes, however many processes do."""
 _BURSTS_AT_ONCE: Final = 16
 """Read from one site before the others have their turn."""
 _OPEN_ENDED_S: Final = 60.0
@@ -147,7 +148,7 @@ class _CommandSocket:
         return [self._door.fileno(), *self._clients]
 
     def serve(self, descriptor: int) -> None:
-        """Something has come on `descriptor`: a client, or a command of one."""
+        """Take what has come on `descriptor`: a client, or a command of one."""
         if descriptor == self._door.fileno():
             with contextlib.suppress(OSError):
                 client = self._door.accept()[0]
@@ -194,22 +195,24 @@ def _make_sites(state: WanState) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run until the pipe to its parent closes or a signal comes."""
-    folder, tell = Path(sys.argv[1]), int(sys.argv[2])
+    """Run until the pipe to its parent closes; without one, until a signal comes."""
+    folder, report = Path(sys.argv[1]), int(sys.argv[2])
     parent_pipe = [int(descriptor) for descriptor in sys.argv[3:]]
+    if parent_pipe:
+        ignore_requests()  # the parent's ranks still need the links to write their checkpoint
     state = WanState.load(folder)
     try:
         tuns = _make_sites(state)
         forwarder = Forwarder(state, tuns)
         commands = _CommandSocket(folder / CONTROL_NAME, forwarder.execute)
         _take_real_time_priority()
-        os.write(tell, READY.encode())
+        os.write(report, READY.encode())
     except (OSError, FarpipeError) as error:  # a broken pipe: nobody waits for it any more
         take_down(state.name)
         with contextlib.suppress(OSError):
-            os.write(tell, str(error).encode())
+            os.write(report, str(error).encode())
         return
-    os.close(tell)
+    os.close(report)
     _carry(state.name, forwarder, commands, {descriptor: site for site, descriptor in tuns.items()}, parent_pipe)
 
 

@@ -25,7 +25,7 @@ LOCK_TIMEOUT_S = 10.0
 _LOCK_RETRY_S = 20e-6
 _DIGEST_BYTES = 32
 _SLOT = struct.Struct("<qdd")
-"""Of one link in shared memory: the ns at which it is free, latency in s, bytes per second."""
+"""Record of one link in shared memory: the ns at which it is free, latency in s, bytes per second."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class OwnPath(NamedTuple):
 class EmulatedLinks:
     """The state of all emulated links of one run, shared by its processes on this machine.
 
-    One process calls `create` and tells the others its `path`, under which they `open` the same memory. It is
+    One process calls `create` and passes its `path` to the others, under which they `open` the same memory. It is
     nameless memory (memfd): nothing is left behind, however the processes end.
     """
 
     def __init__(self, file_descriptor: int, shapes: Mapping[str, LinkShape]) -> None:
         self._slots = {name: _DIGEST_BYTES + _SLOT.size * index for index, name in enumerate(sorted(shapes))}
         self._file_descriptor = file_descriptor
-        self._thread_lock = threading.Lock()  # flock tells processes apart, not the threads of one
+        self._thread_lock = threading.Lock()  # flock separates processes, not the threads of one
         self._memory = mmap.mmap(file_descriptor, _size_bytes(shapes))
 
     @classmethod
@@ -121,7 +121,7 @@ class EmulatedLinks:
         return self._read(name)[1]
 
     def change(self, name: str, shape: LinkShape) -> None:
-        """From now on the link is like this, for all processes; what is on its way arrives as it would have."""
+        """Change the link for all processes from now on; what is on its way arrives as it would have."""
         with self._locked(name):
             self._write(name, self._read(name)[0], shape)
 
@@ -186,6 +186,6 @@ def _size_bytes(shapes: Mapping[str, LinkShape]) -> int:
 
 
 def _digest(shapes: Mapping[str, LinkShape]) -> bytes:
-    """Tells whether two processes speak of the same links."""
+    """Digest that is equal where two processes mean the same links."""
     text = json.dumps({name: asdict(shape) for name, shape in shapes.items()}, sort_keys=True)
     return hashlib.sha256(text.encode()).digest()

@@ -14,7 +14,7 @@ from farpipe.emulate.tun import DEVICE, INTERFACE, MTU_BYTES, in_namespace
 from farpipe.errors import RunError, UsageError
 
 NETWORK: Final = IPv4Network("198.18.0.0/15")
-"""For tests of networks (RFC 2544), so that no site's address is anybody's real one."""
+"""Addresses for tests of networks (RFC 2544), so that no site's is anybody's real one."""
 PREFIX: Final = "farpipe-"
 COMMAND_LIMIT_S: Final = 10.0
 _CAPABILITIES: Final = 1 << 12 | 1 << 21

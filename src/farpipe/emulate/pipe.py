@@ -64,7 +64,7 @@ class Pipe:
         self._limit_bytes = queue_limit_bytes(self.link)
 
     def change(self, link: SiteLink, now_ns: int) -> None:
-        """From now on the link is like this; what has been transmitted already arrives as it would have."""
+        """Change the link from now on; what has been transmitted already arrives as it would have."""
         self.transmit(now_ns)
         self.link = link
         self._read_link()

@@ -197,9 +197,9 @@ class _Forwarder:
 def _start_forwarder(name: str, keep: bool) -> _Forwarder | None:
     """Start the process that makes the WAN and carries its packets, and wait until it does; None if it outlives us."""
     folder = folder_of(name)
-    ready, tell_ready = os.pipe()
+    ready, report = os.pipe()
     parent_pipe, our_end = (None, None) if keep else os.pipe()
-    theirs = [tell_ready] if parent_pipe is None else [tell_ready, parent_pipe]
+    theirs = [report] if parent_pipe is None else [report, parent_pipe]
     try:
         with (folder / LOG_NAME).open("wb") as log:
             process = subprocess.Popen(
@@ -215,11 +215,11 @@ def _start_forwarder(name: str, keep: bool) -> _Forwarder | None:
         for descriptor in theirs:
             os.close(descriptor)
     in_time = bool(select.select([ready], [], [], START_LIMIT_S)[0])
-    told = os.read(ready, MAX_COMMAND_BYTES).decode() if in_time else f"its forwarder took over {START_LIMIT_S:g} s"
+    reported = os.read(ready, MAX_COMMAND_BYTES).decode() if in_time else f"its forwarder took over {START_LIMIT_S:g} s"
     os.close(ready)
     forwarder = _Forwarder(process, our_end)
-    if told != READY:
-        why = told or (folder / LOG_NAME).read_text(errors="replace").rstrip().rpartition("\n")[2]
+    if reported != READY:
+        why = reported or (folder / LOG_NAME).read_text(errors="replace").rstrip().rpartition("\n")[2]
         process.kill()
         forwarder.release()
         raise RunError(f"the WAN {name!r} can't be made: {why}")

@@ -1,10 +1,10 @@
-"""Events: facts that the fleet is told, each with the time at which it happened."""
+"""Events, facts that the fleet is told with the time at which each happened, and commands that it gives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farpipe.fleet.job import FleetJob
+from farpipe.fleet.job import FleetJob, JobPlacement
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,32 @@ class JobEvent(Event):
 
 
 @dataclass(frozen=True)
-class JobStarted(JobEvent):
+class AttemptEvent(JobEvent):
+    """Something happened to one attempt of a job; nothing follows from it once the attempt is over."""
+
+    attempt: int
+    """Number of the attempt in the command that began it."""
+
+
+@dataclass(frozen=True)
+class JobStarted(AttemptEvent):
     """The job has loaded its state and begins with its steps."""
 
 
 @dataclass(frozen=True)
-class StepReported(JobEvent):
+class StepReported(AttemptEvent):
     """The job's steps take so long, as measured."""
 
     step_s: float
 
 
 @dataclass(frozen=True)
-class JobEnded(JobEvent):
+class JobEnded(AttemptEvent):
     """The job has done its last step."""
 
 
 @dataclass(frozen=True)
-class JobFailed(JobEvent):
+class JobFailed(AttemptEvent):
     """The job broke; it goes back to the queue without the steps since its last checkpoint, or leaves the fleet."""
 
     num_lost: float = 0.0
@@ -110,3 +118,54 @@ class DevicesChanged(Event):
 @dataclass(frozen=True)
 class Tick(Event):
     """Nothing but time has passed: the policy may think again."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """An order about one job."""
+
+    name: str
+    attempt: int
+    """The attempt that it begins, changes or ends; 0 for a job that never had devices."""
+
+
+@dataclass(frozen=True)
+class Start(Command):
+    """Start the job, from its newest checkpoint if it has one."""
+
+    placement: JobPlacement
+
+
+@dataclass(frozen=True)
+class Resize(Command):
+    """Checkpoint the job and go on at the same sites with other numbers of devices."""
+
+    placement: JobPlacement
+
+
+@dataclass(frozen=True)
+class Migrate(Command):
+    """Checkpoint the job and go on at other sites."""
+
+    placement: JobPlacement
+
+
+@dataclass(frozen=True)
+class Preempt(Command):
+    """Checkpoint the job and put it back into the queue."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Replan(Command):
+    """Go on with the same devices at another speed: links have changed."""
+
+    placement: JobPlacement
+
+
+@dataclass(frozen=True)
+class Cancel(Command):
+    """End the job, or don't take it at all."""
+
+    why: str = ""

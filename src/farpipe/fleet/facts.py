@@ -1,12 +1,15 @@
-"""Changes that each event makes by itself, before the policy is asked."""
+"""Changes that each event makes by itself, before the policy is asked; jobs that can never run are refused here."""
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.fleet.commands import Cancel, Command, Preempt, Replan
 from farpipe.fleet.events import (
+    AttemptEvent,
+    Cancel,
+    Command,
     DevicesChanged,
     Event,
     JobCancelled,
@@ -15,16 +18,28 @@ from farpipe.fleet.events import (
     JobStarted,
     JobSubmitted,
     LinkChanged,
+    Preempt,
     PriceChanged,
+    Replan,
     SiteBack,
     SiteLost,
     StepReported,
     Tick,
 )
-from farpipe.fleet.job import JobState, Placement
-from farpipe.fleet.ledger import placed, queued, settled
-from farpipe.fleet.snapshot import State, smallest_change
+from farpipe.fleet.job import MAX_STEPS, FleetJob, JobPlacement, JobState, sizes
+from farpipe.fleet.policies.places import across, alone, max_sites
+from farpipe.fleet.quotes import Devices
+from farpipe.fleet.snapshot import Snapshot, Space, State, placed, queued, settled
+from farpipe.spec.part import MAX_BANDWIDTH, MAX_DEVICES
 from farpipe.strict import nearest
+
+STEP_SECONDS: Final = (1e-6, 1e7)
+"""Least and most that a step can take."""
+MAX_SECONDS: Final = 1e10
+AMPLE: Final = 1e12
+"""Bytes/s of every link while a submitted job is judged: rates change, and a slow link is no reason to refuse it."""
+MAX_FIGURE: Final = 1e6
+"""Largest price or carbon intensity, as in series."""
 
 Result = tuple[State, list[Command]]
 
@@ -40,53 +55,98 @@ def take_in(state: State, event: Event) -> Result[State]:
 
 def _submitted(state: State, event: JobSubmitted) -> Result[State]:
     job = event.job
-    known = state.jobs.get(job.name)
-    if known is not None or job.name in state.ended:
-        if known is not None and known.job != job:
+    if job.fault:
+        raise InputError(f"job {job.name!r}: {job.fault}")
+    known = state.jobs[job.name].job if job.name in state.jobs else state.ended.job(job.name)
+    if known is not None:
+        if known != job:
             raise InputError(f"job {job.name!r}: there is another job of that name; give each its own")
         return state, []  # the same submission again
-    if why := smallest_change(state, job):
-        return replace(state, ended=state.ended | {job.name}), [Cancel(job.name, f"job {job.name!r}: {why}")]
+    if why := why_refused(state, job):
+        return replace(state, ended=state.ended.plus(job)), [Cancel(job.name, 0, f"job {job.name!r}: {why}")]
     return state.with_job(JobState(job, since_s=state.now_s)), []
 
 
-def _started(state: State, event: JobStarted) -> Result[State]:
+def _attempt(state: State, event: AttemptEvent) -> JobState | None:
+    """The settled job; None if the attempt that the event is about is over."""
+    if event.name in state.ended:
+        return None
     job = settled(state, event.name)
-    if job.phase != "starting" or job.placement is None:
-        raise InputError(f"job {event.name!r} has started, but it was {job.phase}")
+    if event.attempt > job.attempt:
+        raise InputError(f"attempt {event.attempt} of job {event.name!r} has not begun; the newest is {job.attempt}")
+    return job if event.attempt == job.attempt and job.placement is not None else None
+
+
+def _started(state: State, event: JobStarted) -> Result[State]:
+    job = _attempt(state, event)
+    if job is None or job.placement is None or job.phase != "starting":
+        return state, []
     job = placed(job, job.placement, "running")
     return state.with_job(replace(job, stored_at=job.placement.sites[0] if job.placement else None)), []
 
 
 def _reported(state: State, event: StepReported) -> Result[State]:
-    job = settled(state, event.name)
-    if not event.step_s > 0 or job.phase != "running" or job.placement is None:
-        raise InputError(f"job {event.name!r} reports steps of {event.step_s:g} s while it is {job.phase}")
+    _expect(f"job {event.name!r}: step_s", event.step_s, *STEP_SECONDS)
+    job = _attempt(state, event)
+    if job is None or job.placement is None:
+        return state, []
+    _expect_running(job, "reports steps")
     return state.with_job(placed(job, replace(job.placement, step_s=event.step_s), "running")), []
 
 
 def _ended(state: State, event: JobEnded) -> Result[State]:
-    return state.without_job(settled(state, event.name)), []
+    job = _attempt(state, event)
+    if job is None:
+        return state, []
+    _expect_running(job, "has ended")
+    return state.without_job(replace(job, num_done=float(job.job.num_steps))), []
+
+
+def _expect_running(job: JobState, what: str) -> None:
+    if job.phase != "running":
+        raise InputError(f"job {job.name!r} {what} before its attempt {job.attempt} has started")
+
+
+def _expect(what: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise InputError(f"{what}: expected from {least:g} to {most:g}, found {value:g}")
 
 
 def _failed(state: State, event: JobFailed) -> Result[State]:
-    job = settled(state, event.name)
+    _expect(f"job {event.name!r}: num_lost", event.num_lost, 0.0, MAX_STEPS)
+    job = _attempt(state, event)
+    if job is None:
+        return state, []
     if event.is_final:
         return state.without_job(job), []
-    return state.with_job(queued(job, event.num_lost)), []
+    job = _paused(state, queued(job, event.num_lost))
+    if job.num_failures < state.world.stops.max_failures:
+        return state.with_job(job), []
+    why = (
+        f"given up at {job.num_done / job.job.num_steps:.0%} of its steps after {job.num_failures:,} failures in a row"
+    )
+    return state.without_job(job), [Cancel(job.name, job.attempt, why)]
+
+
+def _paused(state: Snapshot, job: JobState) -> JobState:
+    """A job that has failed once more, and is not started again at once if that was not the first time in a row."""
+    goes_on = job.num_failures > 0 and job.num_done < job.failed_at + job.job.num_steps / 100
+    number, failed_at = (job.num_failures + 1, job.failed_at) if goes_on else (1, job.num_done)
+    not_before_s = state.now_s + state.world.stops.pause_s(number)
+    return replace(job, num_failures=number, failed_at=failed_at, not_before_s=not_before_s)
 
 
 def _cancelled(state: State, event: JobCancelled) -> Result[State]:
     if event.name in state.ended:
         return state, []
-    return state.without_job(settled(state, event.name)), [Cancel(event.name, "cancelled by its owner")]
+    job = settled(state, event.name)
+    return state.without_job(job), [Cancel(event.name, job.attempt, "cancelled by its owner")]
 
 
 def _link(state: State, event: LinkChanged) -> Result[State]:
     if event.link not in state.rates:
         raise InputError(f"there is no link {event.link!r}{nearest(event.link, state.rates)}")
-    if not event.bytes_per_s >= 0:
-        raise InputError(f"link {event.link}: a rate is zero or more, found {event.bytes_per_s:g}")
+    _expect(f"link {event.link}: bytes/s", event.bytes_per_s, 0.0, MAX_BANDWIDTH)
     state = replace(state, rates={**state.rates, event.link: event.bytes_per_s})
     return _fit_link(state, event.link)
 
@@ -113,9 +173,9 @@ def _fit_job(state: State, job: JobState, rates: dict[str, float]) -> tuple[Stat
     account = settled(state, job.name)
     if fitted is None or job.phase == "starting":
         stopped = replace(queued(account), num_preemptions=job.num_preemptions + 1)
-        return state.with_job(stopped), Preempt(job.name, "a link it needs is too slow")
+        return state.with_job(stopped), Preempt(job.name, job.attempt, "a link it needs is too slow")
     fitted = replace(fitted, startup_s=0.0, startup_bytes_per_s=fitted.link_bytes_per_s)
-    return state.with_job(placed(account, fitted, "running")), Replan(job.name, fitted)
+    return state.with_job(placed(account, fitted, "running")), Replan(job.name, job.attempt, fitted)
 
 
 def _prices(state: State, event: PriceChanged) -> Result[State]:
@@ -123,11 +183,14 @@ def _prices(state: State, event: PriceChanged) -> Result[State]:
     for site, price in event.prices.items():
         if site not in tariffs:
             raise InputError(f"a price for site {site!r}, which is not in the fleet{nearest(site, tariffs)}")
+        _expect(f"site {site}: USD/MWh", price.usd_per_mwh, -MAX_FIGURE, MAX_FIGURE)
+        _expect(f"site {site}: g/kWh", price.carbon_g_per_kwh, 0.0, MAX_FIGURE)
         tariffs[site] = tariffs[site].changed(price, state.now_s)
     return replace(state, tariffs=tariffs), []
 
 
 def _lost(state: State, event: SiteLost) -> Result[State]:
+    _expect(f"site {event.site}: checkpoint_s", event.checkpoint_s, 0.0, MAX_SECONDS)
     return _site(state, event.site, is_up=False, lost_s=event.checkpoint_s)
 
 
@@ -136,8 +199,7 @@ def _back(state: State, event: SiteBack) -> Result[State]:
 
 
 def _devices(state: State, event: DevicesChanged) -> Result[State]:
-    if event.num_devices < 0:
-        raise InputError(f"site {event.site}: a number of devices is zero or more, found {event.num_devices}")
+    _expect(f"site {event.site}: devices", event.num_devices, 0, MAX_DEVICES)
     return _site(state, event.site, num_devices=event.num_devices)
 
 
@@ -146,30 +208,82 @@ def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result
         raise InputError(f"there is no site {name!r}{nearest(name, state.sites)}")
     state = replace(state, sites={**state.sites, name: replace(state.sites[name], **change)})
     commands: list[Command] = []
+    is_up = state.sites[name].is_up
     for job in _newest_first(state, name):
-        if state.space().devices[name] >= 0:
+        if is_up and state.space().devices[name] >= 0:
             break
         account = settled(state, job.name)
         num_lost = _steps_in(job, job.placement, lost_s)
         stopped = replace(queued(account, num_lost), num_preemptions=job.num_preemptions + 1)
         state = state.with_job(stopped)
-        commands.append(Preempt(job.name, f"{name} has no devices for it any more"))
+        why = f"{name} has no devices for it any more" if is_up else f"{name} is lost"
+        commands.append(Preempt(job.name, job.attempt, why))
     return state, commands
 
 
 def _newest_first(state: State, site: str) -> list[JobState]:
-    """The jobs at `site`, those that have done least there first."""
-    there = [job for job in state.jobs.values() if job.placement and site in job.placement.sites]
-    return sorted(there, key=lambda job: -job.since_s)
+    """The jobs at `site`, those that have done least there first; of a lost one also those that load from there."""
+    is_lost = not state.sites[site].is_up
+
+    def needs(job: JobState) -> bool:
+        here = job.placement
+        loads = is_lost and here is not None and any(site in link.split(">") for link in here.links(job.phase))
+        return loads or (here is not None and site in here.sites)
+
+    return sorted(filter(needs, state.jobs.values()), key=lambda job: -job.since_s)
 
 
-def _steps_in(job: JobState, placement: Placement | None, seconds: float) -> float:
+def _steps_in(job: JobState, placement: JobPlacement | None, seconds: float) -> float:
     """Steps that a running job does in so many seconds."""
     return seconds / placement.step_s if placement is not None and job.phase == "running" else 0.0
 
 
 def _tick(state: State, event: Tick) -> Result[State]:
     return state, []
+
+
+def why_refused(state: Snapshot, job: FleetJob) -> str:
+    """Reason for which `job` can never run in this fleet, and what would help; empty if it can."""
+    empty = Space({name: site.num_devices for name, site in state.sites.items()}, dict.fromkeys(state.rates, AMPLE))
+    if any(state.world.quotes.placement(job.kind, devices, empty.rates) for devices in _places(empty, job)):
+        return ""
+    if not _has_room(empty, job.min_devices):
+        return _too_wide(empty, job.min_devices)
+    if job.kind.num_devices:
+        return (
+            f"{job.min_devices} devices are more than any site has, and with duration_s for model and num_steps nobody "
+            f"knows how fast it would be over several; min_devices {max(empty.devices.values())} would do"
+        )
+    doubled = (job.max_devices << k for k in range(1, max(1, empty.num_devices // job.max_devices).bit_length()))
+    enough = next((n for n in doubled if state.world.quotes.needed_rate(job.kind, n) is not None), None)
+    helps = f"max_devices {enough} would do" if enough else "it needs devices with more memory"
+    return (
+        f"{job.kind.model} with global_batch {job.kind.global_batch} does not fit {job.max_devices} devices of any "
+        f"site; {helps}"
+    )
+
+
+def _places(empty: Space, job: FleetJob) -> Iterator[Devices]:
+    """Places on all sizes of the job, those at one site first."""
+    most = max_sites(empty.devices.values(), job.min_devices)
+    for number in sizes(job):
+        yield from alone(empty, number)
+    for number in sizes(job):
+        yield from across(empty, number, most, lambda site: 0.0)
+
+
+def _has_room(empty: Space, number: int) -> bool:
+    pipelines = across(empty, number, max_sites(empty.devices.values(), number), lambda site: 0.0)
+    return bool(alone(empty, number)) or next(pipelines, None) is not None
+
+
+def _too_wide(empty: Space, min_devices: int) -> str:
+    total = empty.num_devices
+    most = bisect_left(range(min(min_devices, total + 1)), True, lo=1, key=lambda n: not _has_room(empty, n)) - 1
+    ask = f"ask for {most} at most"
+    if min_devices > total:
+        return f"min_devices {min_devices} is more than the {total} devices of all sites; {ask}"
+    return f"min_devices {min_devices} is more than a pipeline over linked sites can have; {ask}, or link the others"
 
 
 _HANDLERS: dict[type, Callable[[Any, Any], Any]] = {

@@ -1,22 +1,35 @@
 """Jobs of a fleet: what is asked for, where a job runs, and how far it has come."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+from farpipe.cost import Layout
 
 Phase = Literal["queued", "starting", "running"]
 """``starting``: it holds its devices and loads its state; no step is done yet."""
+
+MAX_STEPS: Final = 10**9
+"""Steps of one job."""
 
 
 class Kind(NamedTuple):
     """Model and batch, which decide a job's speed: jobs of one kind share their quotes."""
 
     model: str
-    """A preset of the catalogue, or the path of a file; see `farpipe.fleet.models`."""
+    """A preset of the catalogue, or the path of a file; see `farpipe.fleet.quotes`."""
     sequence_length: int
     global_batch: int
     """Sequences in one optimizer step."""
+    num_devices: int = 0
+    """Devices on which a step takes one second, of a job known by its duration alone; 0: the planner quotes it."""
+
+
+def timed_kind(num_devices: int) -> Kind:
+    """Kind of the jobs that are known by their duration on `num_devices`: one step is a second there."""
+    return Kind("", 0, 0, num_devices)
 
 
 @dataclass(frozen=True)
@@ -31,11 +44,31 @@ class FleetJob:
     max_devices: int
     tenant: str = ""
     deadline_s: float | None = None
-    """On the clock of `submit_s`; None: none."""
+    """Deadline on the clock of `submit_s`; None: none."""
+
+    @property
+    def fault(self) -> str:
+        """Reason for which no fleet could take it; empty if there is none."""
+        if not 1 <= self.num_steps <= MAX_STEPS:
+            return f"num_steps: expected {MAX_STEPS:,} at most, and 1 at least, found {self.num_steps:,}"
+        if not 1 <= self.min_devices <= self.max_devices:
+            return f"min_devices {self.min_devices} is more than max_devices {self.max_devices}, or less than 1"
+        deadline_s = math.inf if self.deadline_s is None else self.deadline_s
+        if not -math.inf < self.submit_s <= deadline_s or self.submit_s == math.inf:
+            return f"deadline_s {deadline_s:g} is before submit_s {self.submit_s:g}; both are on one clock"
+        return ""
+
+
+def sizes(job: FleetJob) -> list[int]:
+    """Numbers of devices that a job may have: the maximum, halves of it, and the minimum."""
+    found = [job.max_devices]
+    while found[-1] // 2 > job.min_devices:
+        found.append(found[-1] // 2)
+    return found if found[-1] == job.min_devices else [*found, job.min_devices]
 
 
 @dataclass(frozen=True)
-class Placement:
+class JobPlacement:
     """Devices on which a job runs, the planner's quote for them, and the time that its start takes."""
 
     devices: tuple[tuple[str, int], ...]
@@ -46,9 +79,13 @@ class Placement:
     power_w: Mapping[str, float] = field(default_factory=dict)
     """Drawn by its devices at every site, without the site's PUE."""
     startup_s: float = 0.0
-    """From taking the devices to the first step: restart, reading the checkpoint, moving it."""
+    """Seconds from the reservation to the first step: restart, reading the checkpoint, moving it."""
     startup_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     """Reserved while it starts: what the steps will send, and the checkpoint that moves to another site."""
+    moved_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Bytes of the checkpoint that moves to another site, by link: all that is sent while it starts."""
+    layout: Layout | None = None
+    """The layout that was quoted, for the plan that runs it; None: the quotes know of none."""
 
     @cached_property
     def num_devices(self) -> int:
@@ -63,6 +100,12 @@ class Placement:
     def links(self, phase: Phase) -> Mapping[str, float]:
         """Bytes per second that it has reserved on every link in this phase."""
         return self.link_bytes_per_s if phase == "running" else self.startup_bytes_per_s
+
+    def sent(self, phase: Phase) -> Mapping[str, float]:
+        """Bytes per second that it sends over every link, on average over this phase."""
+        if phase == "running":
+            return self.link_bytes_per_s
+        return {link: size / self.startup_s for link, size in self.moved_bytes.items()}
 
 
 @dataclass(frozen=True)
@@ -103,17 +146,27 @@ class JobState:
     """Time at which it came into this phase or onto this placement; `num_done` is as of then."""
     num_done: float = 0.0
     """Steps done, in fractions of one."""
-    placement: Placement | None = None
+    placement: JobPlacement | None = None
     stored_at: str | None = None
     """The site that has its newest checkpoint; None before the first start."""
     first_start_s: float | None = None
     queued_s: float = 0.0
     """Time in the queue before `since_s`, over all its stays there."""
+    num_stored: float = 0.0
+    """Steps in the checkpoint with which its attempt began: no fault takes more."""
+    attempt: int = 0
+    """Number of the newest start, resize or move; 0: none yet."""
+    num_failures: int = 0
+    """Failures in a row, between which it came no further than a hundredth of its steps."""
+    failed_at: float = 0.0
+    """Steps done when the first of these failures took it back."""
+    not_before_s: float = 0.0
+    """Time before which it is not started again: the pause after a failure."""
     num_starts: int = 0
     num_preemptions: int = 0
     num_moves: int = 0
     spent: Spent = field(default_factory=Spent)
-    """Up to `since_s`."""
+    """Consumption up to `since_s`."""
 
     @property
     def name(self) -> str:

@@ -6,10 +6,9 @@ from typing import Final, NamedTuple
 
 from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.events import Price
-from farpipe.fleet.job import Phase, Placement, Spent
+from farpipe.fleet.job import JobPlacement, Phase, Spent
 
 JOULES_PER_KWH: Final = 3.6e6
-HOURS_KEPT: Final = 24
 
 
 class Reading(NamedTuple):
@@ -32,8 +31,6 @@ class SiteTariff:
     since_s: float
     """`price` holds from then on, and `reading` is of then."""
     reading: Reading = ZERO
-    recent: tuple[float, ...] = ()
-    """Prices before this one, at most a day of hourly ones: what a policy may forecast from."""
 
     def read(self, now_s: float) -> Reading:
         """The integrals up to `now_s`."""
@@ -44,9 +41,8 @@ class SiteTariff:
         )
 
     def changed(self, price: Price, now_s: float) -> "SiteTariff":
-        """With another price from `now_s` on."""
-        recent = (*self.recent, self.price.usd_per_mwh)[-HOURS_KEPT:]
-        return replace(self, price=price, since_s=now_s, reading=self.read(now_s), recent=recent)
+        """Return the tariff with another price from `now_s` on."""
+        return replace(self, price=price, since_s=now_s, reading=self.read(now_s))
 
 
 Readings = Mapping[str, Reading]
@@ -55,7 +51,7 @@ Readings = Mapping[str, Reading]
 def bill(
     tariffs: Mapping[str, SiteTariff],
     egress_usd_per_gb: Mapping[str, float],
-    placement: Placement,
+    placement: JobPlacement,
     phase: Phase,
     begin: Readings,
     begin_s: float,
@@ -67,7 +63,7 @@ def bill(
     energy = {s: w * tariffs[s].pue * seconds / JOULES_PER_KWH for s, w in placement.power_w.items()}
     passed = {site: _less(tariffs[site].read(now_s), begin[site]) for site in devices}
     drawn_kw = {site: placement.power_w.get(site, 0.0) * tariffs[site].pue / 1e3 for site in devices}
-    sent = {link: rate * seconds for link, rate in placement.links(phase).items()}
+    sent = {link: rate * seconds for link, rate in placement.sent(phase).items()}
     return Spent(
         device_s={site: number * seconds for site, number in devices.items()},
         energy_kwh=energy,

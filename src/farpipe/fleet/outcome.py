@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import FleetJob, JobState, Spent
 
 
@@ -16,19 +17,28 @@ class JobRecord:
     states: list[tuple[float, str]] = field(default_factory=list)
     """(time, state it came into)."""
     final: JobState | None = None
-    """As it was when it ended."""
+    """State of the job when it ended."""
     finished_s: float | None = None
     """None: it did not finish."""
     refused: str = ""
     """Reason for which it was not taken at its submission; empty: it was."""
 
+    unfinished: str = ""
+    """Reason for which it neither finished nor ended by itself; empty: it did."""
+
     @property
     def jct_s(self) -> float | None:
-        """From submission to the last step."""
+        """Seconds from submission to the last step."""
         return None if self.finished_s is None else self.finished_s - self.job.submit_s
 
+    @property
+    def is_in_time(self) -> bool | None:
+        """True if it finished by its deadline; None if it has none."""
+        deadline_s = self.job.deadline_s
+        return None if deadline_s is None else self.finished_s is not None and self.finished_s <= deadline_s
+
     def to_data(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the record as JSON data."""
         final = self.final
         return {
             "job": self.job.name,
@@ -41,18 +51,19 @@ class JobRecord:
             "num_moves": final.num_moves if final else 0,
             "cost_usd": final.spent.total_usd if final else 0.0,
             "refused": self.refused or None,
+            "unfinished": self.unfinished or None,
             "states": [{"time_s": time_s, "state": state} for time_s, state in self.states],
         }
 
 
 @dataclass(frozen=True)
-class Change:
+class Allocation:
     """Devices that a job holds from a moment on."""
 
     time_s: float
     job: str
     devices: Mapping[str, int]
-    """By site; empty: none."""
+    """Number by site; empty: none."""
     is_starting: bool
     rates: Mapping[str, float] = field(default_factory=dict)
     """Bytes/s that it has reserved, by directed link."""
@@ -61,7 +72,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FleetOutcome:
     """A simulated fleet from the first submission to the last end."""
 
     policy: str
@@ -70,10 +81,10 @@ class Outcome:
     end_s: float
     num_devices: Mapping[str, int]
     idle_energy_kwh: Mapping[str, float]
-    """Of devices that nobody had, by site."""
+    """Energy of idle devices, by site."""
     idle_usd: Mapping[str, float]
-    changes: Sequence[Change] = ()
-    """Of all jobs, by time."""
+    changes: Sequence[Allocation] = ()
+    """Allocations of all jobs, by time."""
     link_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     """Rate of every directed link at the end."""
     num_refused: int = 0
@@ -95,7 +106,7 @@ class Outcome:
 
     @property
     def queued_s(self) -> list[float]:
-        """Total time in the queue of every job that ended, sorted."""
+        """Total time in the queue of every job that was taken, sorted; up to the end of watching for one that waits."""
         return sorted(record.final.queued_s for record in self.records if record.final)
 
     @property
@@ -103,6 +114,21 @@ class Outcome:
         """Device-seconds that jobs held over those that there were."""
         held = sum(self.spent.device_s.values())
         return held / max(sum(self.num_devices.values()) * (self.end_s - self.begin_s), 1e-9)
+
+    def tenants(self) -> dict[str, dict[str, Any]]:
+        """Jobs, completion times, waits, device-hours and money by tenant."""
+        found = {}
+        for name in sorted({record.job.tenant for record in self.records}):
+            mine = replace(self, records=[record for record in self.records if record.job.tenant == name])
+            jcts, queued, spent = mine.jcts_s, mine.queued_s, mine.spent
+            found[name] = {
+                "num_jobs": len(mine.records),
+                "mean_jct_s": sum(jcts) / len(jcts) if jcts else None,
+                "max_wait_s": queued[-1] if queued else None,
+                "device_hours": sum(spent.device_s.values()) / SECONDS_PER_HOUR,
+                "total_usd": spent.total_usd,
+            }
+        return found
 
     def to_data(self) -> dict[str, Any]:
         """``farpipe fleet simulate --json``; figures of an empty fleet are null."""
@@ -128,6 +154,9 @@ class Outcome:
             "total_usd": spent.total_usd,
             "energy_kwh": {"jobs": dict(spent.energy_kwh), "idle": dict(self.idle_energy_kwh)},
             "carbon_g": dict(spent.carbon_g),
+            "num_deadlines": len(in_time := [r.is_in_time for r in self.records if r.is_in_time is not None]),
+            "num_deadlines_met": sum(in_time),
+            "tenants": self.tenants(),
             "num_moves": sum(record.final.num_moves for record in self.records if record.final),
             "num_preemptions": sum(record.final.num_preemptions for record in self.records if record.final),
             "num_refused": self.num_refused,

@@ -1,20 +1,23 @@
-"""One scenario, one trace, one policy: from files to an outcome."""
+"""Simulation of a scenario and a trace under a policy."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, TextIO
 
 from farpipe.errors import InputError
+from farpipe.fleet.events import Event
 from farpipe.fleet.job import FleetJob
-from farpipe.fleet.outcome import Outcome
+from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes, Quotes
 from farpipe.fleet.scenario import Scenario
+from farpipe.fleet.series import MAX_GAP_S
 from farpipe.fleet.simulator import Simulator
-from farpipe.fleet.state import first_state
-from farpipe.strict import nearest
+from farpipe.fleet.state import FleetState, first_state
+
+SECONDS_PER_DAY: Final = 86400.0
 
 
 def play(
@@ -25,16 +28,19 @@ def play(
     quotes: Quotes | None = None,
     log: TextIO | None = None,
     tick_s: float = 900.0,
-) -> Outcome:
+    after: Callable[[FleetState, Event], None] = lambda state, event: None,
+) -> FleetOutcome:
     """The outcome of `jobs` in `scenario` under `policy`, a name or one's own.
 
     `log` gets a line of JSON for every change; every `tick_s` the policy may think again without an event. `quotes` can
-    be shared between calls on the same cluster. The same arguments give the same outcome.
+    be shared between calls on the same cluster; `after` is told of every state. The same arguments give the same
+    outcome.
     """
+    _expect_series(scenario, jobs)
     chosen = _configured(policy_of(policy), scenario) if isinstance(policy, str) else policy
     quotes = quotes or quotes_of(scenario)
     state = first_state(scenario.cluster, chosen, quotes, scenario.stops)
-    simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log)
+    simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
     return simulator.run(jobs, scenario.events, tick_s=tick_s)
 
 
@@ -45,17 +51,15 @@ def quotes_of(scenario: Scenario) -> PlannerQuotes:
 
 def _configured(policy: Policy, scenario: Scenario) -> Policy:
     """`policy` with the parameters and tenants of `scenario`; listed tenants want fairness unless it is set."""
-    fairness = {"fairness": 1.0} if scenario.tenant_shares else {}
-    chosen = with_parameters(policy, fairness | scenario.policy_parameters)
-    if isinstance(chosen, OwnPolicy):
-        return replace(chosen, tenant_shares=tuple(sorted(scenario.tenant_shares.items())))
-    return chosen
+    if not isinstance(policy, OwnPolicy):
+        return policy
+    shares = tuple(sorted(scenario.tenant_shares.items()))
+    return replace(policy, **({"fairness": 1.0} if shares else {}) | scenario.policy_parameters, tenant_shares=shares)
 
 
-def with_parameters(policy: Policy, parameters: Mapping[str, Any]) -> Policy:
-    """`policy` with the parameters of [policy], which are those of `OwnPolicy`; others have none."""
-    known = {field.name for field in fields(OwnPolicy)} - {"name", "tenant_shares"}
-    for name in parameters:
-        if name not in known:
-            raise InputError(f"policy.{name}: unknown{nearest(name, known)}; known: {', '.join(sorted(known))}")
-    return replace(policy, **parameters) if isinstance(policy, OwnPolicy) else policy
+def _expect_series(scenario: Scenario, jobs: Sequence[FleetJob]) -> None:
+    last_s = max((job.submit_s for job in jobs), default=0.0)
+    for name, end_s in scenario.series_end_s.items():
+        if last_s > end_s + MAX_GAP_S:
+            days = last_s / SECONDS_PER_DAY, end_s / SECONDS_PER_DAY
+            raise InputError(f"{name}: ends after {days[1]:.1f} days, the last job comes after {days[0]:.1f}")

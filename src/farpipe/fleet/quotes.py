@@ -1,26 +1,115 @@
-"""Step times of a job on given devices of given sites: the planner's quotes, and what inter-site hops add."""
+"""Speeds of a job on given devices: the planner's quotes inside a site and over several, and a formula for hops."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
+from farpipe.catalog import model_row
+from farpipe.cost import Layout
+from farpipe.cost.memory import optimizer_bytes
 from farpipe.errors import InfeasibleError
-from farpipe.fleet.hops import Devices, PlannedHops, request_of
-from farpipe.fleet.job import Kind, Placement
-from farpipe.fleet.models import model_of
+from farpipe.fleet.job import JobPlacement, Kind
 from farpipe.plan.quote import Quote
 from farpipe.plan.service import Planner
-from farpipe.spec import Cluster, Request, Site
+from farpipe.spec import Cluster, Model, Prices, Request, Site, Training, load_model, preset_model
+from farpipe.strict import seen_from
 
-__all__ = ["Devices", "HopQuotes", "PlannerQuotes", "Quotes", "StopCosts"]
+SUFFIXES = (".json", ".toml")
+
+
+def model_name(text: str, folder: Path) -> str:
+    """The name that `model_of` knows a job's model by: a preset's, or the path of a file, seen from `folder`.
+
+    ValueError, or InputError in a file, tells what is wrong.
+    """
+    if Path(text).suffix not in SUFFIXES:
+        return model_row(text).name
+    name = str(seen_from(folder, text).resolve())
+    model_of(name)
+    return name
+
+
+@lru_cache(maxsize=1024)
+def model_of(name: str) -> Model:
+    """The model called `name` in a job: a preset, a config of Hugging Face (.json), or a TOML with [model]."""
+    return load_model(name) if Path(name).suffix in SUFFIXES else preset_model(name)
+
+
+Devices = tuple[tuple[str, int], ...]
+"""(site, number of devices) in pipeline order."""
+
+
+def request_of(kind: Kind) -> Request:
+    """The request to the planner for a kind of job."""
+    training = Training(sequence_length=kind.sequence_length, global_batch=kind.global_batch)
+    return Request(model=model_of(kind.model), training=training)
+
+
+class PlannedHops:
+    """Quotes of `Planner.quote` over several sites: layout, microbatches and the sites' order are the planner's choice.
+
+    One takes some 10 ms. Sites that are alike but for their names and prices share them. Where the planner would rather
+    leave a site out, the job runs as if it did and holds all its devices still.
+    """
+
+    def __init__(self, cluster: Cluster, planner: Planner) -> None:
+        self._cluster, self._planner = cluster, planner
+        self._place = {site.name: index for index, site in enumerate(cluster.sites)}
+        self._requests: dict[Kind, Request] = {}
+        self._numbered: dict[tuple[str, ...], Cluster] = {}
+        self._alike: dict[str, Cluster] = {}
+        self._quotes: dict[tuple[object, ...], Quote | None] = {}
+
+    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> JobPlacement | None:
+        """The job on `devices`, which may use no links but those of `rates` (bytes/s); None if it can't run there."""
+        counts = dict(sorted(devices, key=lambda part: self._place[part[0]]))
+        number = {site: str(index) for index, site in enumerate(counts)}
+        links = {name: ">".join(number[site] for site in name.split(">")) for name in rates}
+        free = {links[name]: rate for name, rate in rates.items()}
+        cluster = self._numbered_cluster(tuple(counts))
+        quote = self._quote(kind, cluster, tuple(counts.values()), free)
+        if quote is None:
+            return None
+        power_w = {site: count * (self._cluster.site(site).device.power_w or 0.0) for site, count in devices}
+        sent = {name: quote.link_bytes_per_s.get(links[name], 0.0) for name in rates}
+        return JobPlacement(devices, quote.step_s, sent, power_w, layout=quote.layout)
+
+    def _quote(self, kind: Kind, cluster: Cluster, counts: tuple[int, ...], free: Mapping[str, float]) -> Quote | None:
+        key = kind, id(cluster), counts, tuple(sorted(free.items()))
+        if key not in self._quotes:
+            request = self._requests.setdefault(kind, request_of(kind))  # the planner keeps what it knows by identity
+            devices = {str(index): count for index, count in enumerate(counts)}
+            rates = {link.name: free.get(link.name, 0.0) for link in cluster.links}
+            try:
+                self._quotes[key] = self._planner.quote(request, cluster, devices=devices, bytes_per_s=rates)
+            except InfeasibleError:
+                self._quotes[key] = None
+        return self._quotes[key]
+
+    def _numbered_cluster(self, names: tuple[str, ...]) -> Cluster:
+        """The cluster of these sites, called 0, 1, ... and without prices; one object for all that are alike."""
+        if names not in self._numbered:
+            number = {name: str(index) for index, name in enumerate(names)}
+            sites = tuple(
+                self._cluster.site(name).model_copy(update={"name": number[name], "prices": Prices()}) for name in names
+            )
+            links = tuple(
+                link.model_copy(update={"source": number[a], "target": number[b], "egress_usd_per_gb": None})
+                for a, b in permutations(names, 2)
+                if (link := self._cluster.link(a, b)) is not None
+            )
+            whole = self._cluster.model_copy(update={"sites": sites, "links": links})
+            self._numbered[names] = self._alike.setdefault(whole.model_dump_json(), whole)
+        return self._numbered[names]
+
 
 HopQuotes = Literal["closed-form", "planner"]
 """Source of the speed of a job over several sites."""
 
-STATE_BYTES_PER_PARAM: Final = 14.0
-"""Of a checkpoint: a 16-bit weight, and master weight and two moments in float32 (ZeRO, arXiv 1910.02054)."""
 RATE_STEP: Final = 0.9
 """Quotes know rates in steps of a tenth, rounded down, so that a link's last bits make no new quote."""
 
@@ -33,19 +122,29 @@ class StopCosts:
     """Costs of stopping, moving and starting a job; the same for every policy."""
 
     restart_s: float = 120.0
-    """Processes, connections, compilation."""
+    """Seconds for processes, connections and compilation."""
     checkpoint_bytes_per_s: float = 1e9
-    """To and from storage, for each device of the job."""
+    """Rate to and from storage, for each device of the job."""
     checkpoint_every_s: float = 1800.0
-    """Work of at most so long is lost when a job breaks."""
+    """Longest work, in seconds, that is lost when a job breaks."""
     transfer_share: float = 0.5
-    """Of a link's free rate, for a checkpoint that moves to another site."""
+    """Share of a link's free rate that a checkpoint takes which moves to another site."""
+    first_pause_s: float = 60.0
+    """Pause after the second failure in a row, twice as long after every further one; the first has none."""
+    longest_pause_s: float = 900.0
+    max_failures: int = 1000
+    """Failures in a row, within one hundredth of its steps, after which a job is given up."""
+
+    def pause_s(self, num_failures: int) -> float:
+        """Seconds before the next start after so many failures in a row."""
+        doubled = self.first_pause_s * 2.0 ** min(num_failures - 2, 60) if num_failures > 1 else 0.0
+        return min(doubled, self.longest_pause_s)
 
 
 class Quotes(Protocol):
     """Speed, demand and power of jobs on devices."""
 
-    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
+    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> JobPlacement | None:
         """The job on `devices` with `rates` (bytes/s, by directed link) at most; None if it can't run there."""
 
     def state_bytes(self, kind: Kind) -> float:
@@ -60,7 +159,7 @@ class _Base:
     """A quote inside one site, as far as inter-site hops need it."""
 
     step_s: float
-    num_microbatches: int
+    layout: Layout
     step_bytes: float
     """That cross a boundary of the pipeline in each direction in one step."""
 
@@ -80,14 +179,15 @@ class PlannerQuotes:
         self._planner = planner or Planner()
         self._hops = PlannedHops(cluster, self._planner) if hop_quotes == "planner" else None
         self._inside: dict[tuple[Kind, str, int], _Base | None] = {}
-        self._placed: dict[tuple[Kind, Devices, tuple[float, ...]], Placement | None] = {}
+        self._placed: dict[tuple[Kind, Devices, tuple[float, ...]], JobPlacement | None] = {}
         self._params: dict[str, int] = {}
         self._needed: dict[tuple[Kind, int], float | None] = {}
         self._requests: dict[Kind, Request] = {}
         self._wholes: dict[tuple[str, int, int], Cluster] = {}
 
-    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
-        """As in `Quotes`."""
+    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> JobPlacement | None:
+        if kind.num_devices:
+            return self._timed(kind, devices)
         names = _links_between(devices)
         found = tuple(_stepped(rates.get(name, 0.0)) for name in names)
         if not all(found):
@@ -98,20 +198,33 @@ class PlannerQuotes:
         return self._placed[key]
 
     def state_bytes(self, kind: Kind) -> float:
-        """As in `Quotes`."""
-        if kind.model not in self._params:
+        if kind.num_devices:
+            return 0.0
+        if kind.model not in self._params:  # a checkpoint has 16-bit weights and the optimizer's state
             self._params[kind.model] = model_of(kind.model).num_params
-        return STATE_BYTES_PER_PARAM * self._params[kind.model]
+        return float(2 + optimizer_bytes("bf16")) * self._params[kind.model]
 
     def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
-        """As in `Quotes`; for the fastest devices of the cluster."""
+        """Rate that `Quotes` asks for, on the fastest devices of the cluster."""
+        if kind.num_devices:
+            return None
         if (kind, num_devices) not in self._needed:
             bases = [self._base(kind, site, num_devices) for site in self._sites.values()]
             rates = [base.step_bytes / base.step_s for base in bases if base is not None]
             self._needed[kind, num_devices] = max(rates, default=None)
         return self._needed[kind, num_devices]
 
-    def _quote(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> Placement | None:
+    def _timed(self, kind: Kind, devices: Devices) -> JobPlacement | None:
+        """A job known by its duration: at one site, as fast on every kind of device, in proportion to their number.
+
+        What it would send between sites and the size of its checkpoint are not known: the first forbids several sites,
+        the second counts as nothing.
+        """
+        (site, number), *others = devices
+        power_w = {site: number * (self._sites[site].device.power_w or 0.0)}
+        return None if others else JobPlacement(devices, kind.num_devices / number, {}, power_w)
+
+    def _quote(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> JobPlacement | None:
         if rates and self._hops is not None:
             return self._hops.placement(kind, devices, rates)
         num_devices = sum(number for _, number in devices)
@@ -121,11 +234,11 @@ class PlannerQuotes:
         known = [(base, number) for base, number in bases if base is not None]
         step_s = num_devices / sum(number / base.step_s for base, number in known)
         slowest = max((base for base, _ in known), key=lambda base: base.step_s)
-        size, count = slowest.step_bytes, slowest.num_microbatches
+        size, count = slowest.step_bytes, slowest.layout.num_microbatches
         step_s = max([step_s, *(size / rate for rate in rates.values())])
         step_s += sum(size / rate / count + self._latency_s[name] for name, rate in rates.items())
         power_w = {name: number * (self._sites[name].device.power_w or 0.0) for name, number in devices}
-        return Placement(devices, step_s, dict.fromkeys(rates, size / step_s), power_w)
+        return JobPlacement(devices, step_s, dict.fromkeys(rates, size / step_s), power_w, layout=slowest.layout)
 
     def _base(self, kind: Kind, site: Site, num_devices: int) -> _Base | None:
         key = kind, site.device.name, num_devices
@@ -163,7 +276,7 @@ class PlannerQuotes:
 def _base_of(kind: Kind, quote: Quote) -> _Base:
     hidden = model_of(kind.model).hidden
     step_bytes = 2.0 * kind.sequence_length * kind.global_batch * hidden
-    return _Base(quote.step_s, quote.layout.num_microbatches, step_bytes)
+    return _Base(quote.step_s, quote.layout, step_bytes)
 
 
 def _links_between(devices: Devices) -> list[str]:

@@ -2,26 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.errors import InputError
 from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
+from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.quotes import HopQuotes, StopCosts
 from farpipe.fleet.series import Series, as_utc, read_series
 from farpipe.fleet.simulator import Failures
 from farpipe.spec import Cluster, Prices, Site
 from farpipe.spec.cluster import check_ends
 from farpipe.spec.link_matrices import links_between, read_matrix
-from farpipe.spec.part import Natural, NonNegative, Part, Positive, Share, SiteName, Text
-from farpipe.spec.written import Bandwidth, Power, WrittenLink, WrittenSite
+from farpipe.spec.part import Flag, Natural, NonNegative, Part, Positive, Share, SiteName, Text
+from farpipe.spec.written import BandwidthOrNone, Power, WrittenLink, WrittenSite
 from farpipe.strict import nearest, parse_toml, read_text, seen_from, validate
 
 IDLE_SHARE: Final = 0.2
-"""Of a device's board power, drawn while nobody has it: an A100 idles at 50 to 60 of 400 W, its share of the machine
+"""Share of a device's board power that it draws idle: an A100 takes 50 to 60 of 400 W, its share of the machine
 added."""
 
 
@@ -54,7 +55,7 @@ class FleetSite(WrittenSite):
     carbon: Figures = None
     """g/kWh."""
     idle_power: Power | None = None
-    """Of a device that nobody has."""
+    """Power of an idle device."""
     location: tuple[Latitude, Longitude] | None = None
     """Degrees; for the map alone."""
     matrix_region: Text | None = None
@@ -70,11 +71,15 @@ class FleetSite(WrittenSite):
         return site.model_copy(update={"prices": Prices.model_validate(known)})
 
 
+def _moment(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date) else value
+
+
 class FleetClock(Part):
     """[clock]"""
 
-    start: Text
-    """The moment that is second 0 of the trace, in UTC."""
+    start: Annotated[Text, BeforeValidator(_moment)]
+    """The moment that is second 0 of the trace, in UTC: text, or a date-time of TOML."""
 
 
 class Matrices(Part):
@@ -101,12 +106,12 @@ class Outage(Part):
 
 
 class WrittenLinkChange(Part):
-    """[[link_changes]]: another rate from a moment on."""
+    """[[link_changes]]: another rate from a moment on; "0 Gbit/s": the link is down."""
 
     link: Text
     """``a>b``."""
     at_s: NonNegative
-    bandwidth: Bandwidth
+    bandwidth: BandwidthOrNone
 
 
 class Stops(Part):
@@ -116,6 +121,9 @@ class Stops(Part):
     checkpoint_bytes_per_s: Positive = StopCosts.checkpoint_bytes_per_s
     checkpoint_every_s: Positive = StopCosts.checkpoint_every_s
     transfer_share: Share = StopCosts.transfer_share
+    first_pause_s: NonNegative = StopCosts.first_pause_s
+    longest_pause_s: NonNegative = StopCosts.longest_pause_s
+    max_failures: Natural = StopCosts.max_failures
 
 
 class Tenant(Part):
@@ -134,6 +142,31 @@ class FailureTable(Part):
     seed: Natural = 0
 
 
+def _switch(value: Any) -> Any:
+    return bool(value) if value in (0, 1) else value
+
+
+Switch = Annotated[Flag, BeforeValidator(_switch)]
+"""True or false, or 1 or 0."""
+
+
+class PolicyTable(Part):
+    """[policy]: parameters of `OwnPolicy`, which describes them."""
+
+    electricity_only: Switch = OwnPolicy.electricity_only
+    carbon_usd_per_t: NonNegative = OwnPolicy.carbon_usd_per_t
+    hour_value: NonNegative = OwnPolicy.hour_value
+    order: Literal["rest", "work", "arrival"] = OwnPolicy.order
+    sees_prices: Switch = OwnPolicy.sees_prices
+    preempts: Switch = OwnPolicy.preempts
+    factor: Positive = OwnPolicy.factor
+    moves_per_event: Natural = OwnPolicy.moves_per_event
+    grows: Switch = OwnPolicy.grows
+    moves: Switch = OwnPolicy.moves
+    fairness: NonNegative = OwnPolicy.fairness
+    max_queued_s: NonNegative = OwnPolicy.max_queued_s
+
+
 class FleetFile(Part):
     """FLEET.toml."""
 
@@ -146,8 +179,7 @@ class FleetFile(Part):
     stops: Stops = Stops()
     failures: FailureTable = FailureTable()
     tenants: tuple[Tenant, ...] = ()
-    policy: dict[str, float] = Field(default_factory=dict)
-    """Parameters of the policy `farpipe`."""
+    policy: PolicyTable = PolicyTable()
     hop_quotes: HopQuotes = "planner"
     """Source of the speed of a job over several sites: the planner, or a formula, pessimistic and quicker."""
 
@@ -169,12 +201,15 @@ class Scenario:
     stops: StopCosts
     failures: Failures
     idle_power_w: dict[str, float]
-    policy_parameters: dict[str, float]
+    policy_parameters: dict[str, Any]
+    """Parameters of `OwnPolicy` that are set."""
     hop_quotes: HopQuotes = "planner"
     tenant_shares: Mapping[str, float] = field(default_factory=dict)
     """Weights of the tenants' shares of the devices in use."""
     locations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Latitude and longitude of the sites that have them."""
+    series_end_s: Mapping[str, float] = field(default_factory=dict)
+    """Time of the last figure of every series, by site and kind."""
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -192,7 +227,8 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
     if written.matrices is not None:
         links += tuple(link for link in _from_matrices(written, path) if link.name not in {one.name for one in links})
     cluster = validate(Cluster, {"sites": sites, "links": links}, str(path))
-    events = [*_price_events(written, path, start), *_outages(written, cluster, path)]
+    series = _series_of_sites(written, path, start)
+    events = [*_price_events(written, series), *_outages(written, cluster, path)]
     return Scenario(
         cluster=cluster,
         start=start.astimezone(UTC),
@@ -200,9 +236,10 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
         stops=StopCosts(**written.stops.model_dump()),
         failures=Failures(**written.failures.model_dump()),
         idle_power_w={site.name: _idle_w(table, site) for table, site in zip(written.sites, sites, strict=True)},
-        policy_parameters=dict(written.policy),
+        policy_parameters=written.policy.model_dump(exclude_unset=True),
         hop_quotes=written.hop_quotes,
         tenant_shares=_tenant_shares(written, path),
+        series_end_s={f"{path}: {site}: {kind}": rows[-1][0] for (site, kind), rows in series.items() if len(rows) > 1},
         locations={site.name: site.location for site in written.sites if site.location is not None},
     )
 
@@ -231,11 +268,19 @@ def _from_matrices(written: FleetFile, path: Path) -> Any:
     return links_between(regions, rates, rtt, egress)
 
 
-def _price_events(written: FleetFile, path: Path, start: datetime) -> list[PriceChanged]:
+def _series_of_sites(written: FleetFile, path: Path, start: datetime) -> dict[tuple[str, str], Series]:
+    """The figures by site and kind."""
+    found = {}
+    for site in written.sites:
+        found[site.name, "electricity"] = _rows(site.electricity, path, start, negative=True)
+        found[site.name, "carbon"] = _rows(site.carbon, path, start, negative=False)
+    return found
+
+
+def _price_events(written: FleetFile, series: Mapping[tuple[str, str], Series]) -> list[PriceChanged]:
     by_time: dict[float, dict[str, Price]] = {}
     for site in written.sites:
-        usd = dict(_rows(site.electricity, path, start, negative=True))
-        carbon = dict(_rows(site.carbon, path, start, negative=False))
+        usd, carbon = dict(series[site.name, "electricity"]), dict(series[site.name, "carbon"])
         price, intensity = next(iter(usd.values()), 0.0), next(iter(carbon.values()), 0.0)
         for time_s in sorted({*usd, *carbon}):
             price, intensity = usd.get(time_s, price), carbon.get(time_s, intensity)

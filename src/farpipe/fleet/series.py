@@ -1,7 +1,5 @@
 """Hourly series of electricity prices and carbon: CSV files whose first column is ``utc``."""
 
-import csv
-import io
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
-from farpipe.strict import nearest, read_text
+from farpipe.strict import nearest, read_csv
 
 HOUR_S: Final = 3600.0
 MAX_GAP_S: Final = 7 * 24 * HOUR_S
@@ -25,25 +23,19 @@ def read_series(path: Path | str, column: str, start: datetime, *, negative: boo
     Prices may be `negative`. An empty cell leaves the figure of the hour before. InputError names file and line of a
     time out of order, a gap of more than a week, a figure that is no number, and a series that does not reach `start`.
     """
-    reader = csv.DictReader(io.StringIO(read_text(path)))
-    names = list(reader.fieldnames or [])
+    names, table = read_csv(path)
     if names[:1] != ["utc"]:
         raise InputError(f"{path}: line 1: the first column is 'utc', found {names[:1]}")
     if column not in names:
         raise InputError(f"{path}: line 1: there is no column {column!r}{nearest(column, names)}")
     rows: Series = []
-    for row in reader:
-        place = f"{path}: line {reader.line_num}"
-        time_s = (_time(row["utc"], place) - start).total_seconds()
+    for place, row in table:
+        time_s = (as_utc(row["utc"], f"{place}: utc") - start).total_seconds()
         if rows and time_s <= rows[-1][0]:
             raise InputError(f"{place}: {row['utc']} is not after the hour before it")
         if row[column]:
             rows.append((time_s, _figure(row[column], f"{place}: {column}", negative)))
     return _from_start(rows, f"{path}: {column}", start)
-
-
-def _time(text: str | None, place: str) -> datetime:
-    return as_utc(text or "", f"{place}: utc")
 
 
 def as_utc(text: str, place: str) -> datetime:

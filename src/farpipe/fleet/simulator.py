@@ -6,15 +6,30 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from farpipe.cost.money import SECONDS_PER_HOUR
-from farpipe.fleet.commands import Cancel, Command, Migrate, Preempt, Replan, Resize, Start
-from farpipe.fleet.events import Event, JobEnded, JobFailed, JobStarted, JobSubmitted, Tick
-from farpipe.fleet.job import FleetJob, JobState, Phase
+from farpipe.fleet.events import (
+    Cancel,
+    Command,
+    Event,
+    JobEnded,
+    JobFailed,
+    JobStarted,
+    JobSubmitted,
+    Migrate,
+    Preempt,
+    Replan,
+    Resize,
+    Start,
+    Tick,
+)
+from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Phase
 from farpipe.fleet.meter import JOULES_PER_KWH
-from farpipe.fleet.outcome import Change, JobRecord, Outcome
+from farpipe.fleet.outcome import Allocation, FleetOutcome, JobRecord
+from farpipe.fleet.snapshot import settled
 from farpipe.fleet.state import FleetState
+from farpipe.fleet.waiting import why_unstarted
 
 NAMES: Final[Mapping[type[Command], str]] = {
     Start: "start",
@@ -25,9 +40,8 @@ NAMES: Final[Mapping[type[Command], str]] = {
     Cancel: "cancel",
 }
 MAX_IDLE_S: Final = 60 * 86400.0
-"""For so long a fleet that does nothing is watched for somebody to start."""
+"""Longest time in seconds that an idle fleet is simulated while jobs still wait."""
 ENDS: Final = ("finish", "fail", "cancel", "refuse")
-STATES: Final = {"start": "starting", "resize": "starting", "migrate": "starting", "preempt": "queued"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,7 @@ class Failures:
     device_hours: float | None = None
     """Mean device-hours between two faults, each of which stops a job; None: there are none."""
     final_share: float = 0.0
-    """Of the jobs, those that end themselves at a random point of their work."""
+    """Fraction of jobs that fail permanently, at a uniformly random point of their work."""
     seed: int = 0
 
 
@@ -51,7 +65,7 @@ class Simulator:
     """Watts of a device that nobody has, by site."""
     log: TextIO | None = None
     after: Callable[[FleetState, Event], None] = lambda state, event: None
-    """Told of every state: for checks."""
+    """Told of every state: for checks, and for reasons."""
 
     def __post_init__(self) -> None:
         self._heap: list[tuple[float, int, int, Event, int]] = []
@@ -60,26 +74,25 @@ class Simulator:
         self._fatal: dict[str, float] = {}
         self._draws: dict[str, random.Random] = {}
         self.records: dict[str, JobRecord] = {}
-        self._idle_kwh = dict.fromkeys(self.state.sites, 0.0)
-        self._idle_usd = dict.fromkeys(self.state.sites, 0.0)
+        self._idle = self._idle_at_end = dict.fromkeys(self.state.sites, (0.0, 0.0))
         self._idle_until_s = self.state.now_s
         self._free = self.state.space().devices
         self.num_refused = 0
-        self.changes: list[Change] = []
+        self.changes: list[Allocation] = []
 
-    def run(self, jobs: Sequence[FleetJob], events: Iterable[Event] = (), *, tick_s: float = 900.0) -> Outcome:
+    def run(self, jobs: Sequence[FleetJob], events: Iterable[Event] = (), *, tick_s: float = 900.0) -> FleetOutcome:
         """Play `events` and the submissions of `jobs` until every job has ended.
 
         With `tick_s` between two ticks the policy may think again without an event.
         """
         for job in jobs:
             self._push(JobSubmitted(job.submit_s, job))
-        begin_s = jobs[0].submit_s if jobs else self.state.now_s
+        begin_s = self._idle_until_s = min((job.submit_s for job in jobs), default=self.state.now_s)
         feed = _Feed(sorted(events, key=lambda event: event.time_s), begin_s, tick_s)
-        to_come, last_s = len(jobs), begin_s
+        to_come, last_s, busy_s = len(jobs), begin_s, begin_s
         while to_come or self.state.jobs:
             next_s = self._heap[0][0] if self._heap else feed.next_s()
-            if next_s is None or (not self._heap and next_s > last_s + MAX_IDLE_S):
+            if next_s is None or (not self._heap and next_s > busy_s + MAX_IDLE_S):
                 break  # nothing will ever start the jobs that still wait
             feed.bring_up_to(next_s, self._push)
             time_s, _, _, event, version = heapq.heappop(self._heap)
@@ -88,7 +101,9 @@ class Simulator:
                 continue
             to_come -= isinstance(event, JobSubmitted)
             self._play(event)
-            last_s = time_s if self.state.closed else last_s
+            busy_s = time_s if name or isinstance(event, JobSubmitted) else busy_s
+            if self.state.closed:
+                last_s, self._idle_at_end = time_s, self._idle
         return self._outcome(begin_s, last_s)
 
     def _push(self, event: Event, version: int = 0) -> None:
@@ -101,9 +116,9 @@ class Simulator:
         self.state, commands = self.state.handle(event)
         self._free = self.state.space().devices
         self.num_refused += len(self.state.refusals)
-        self._write_fact(event)
+        self._write_fact(event, before)
         for why in self.state.refusals:
-            self._write_line(self.state.now_s, "reject", "", None, why=why)
+            self._write_line("reject", "", "queued", None, why)
         for command in commands:
             self._write_command(command)
         for name in dict.fromkeys((getattr(event, "name", ""), *(command.name for command in commands))):
@@ -116,14 +131,16 @@ class Simulator:
         """The next thing that this job does by itself."""
         version = self._version[job.name] = self._version.get(job.name, 0) + 1
         if job.placement is None:
+            if job.not_before_s > self.state.now_s:
+                self._push(Tick(job.not_before_s))
             return
         if job.phase == "starting":
-            self._push(JobStarted(job.since_s + job.placement.startup_s, job.name), version)
+            self._push(JobStarted(job.since_s + job.placement.startup_s, job.name, job.attempt), version)
             return
         end_s = job.end_s()
         assert end_s is not None
         found = self._fault(job)
-        self._push(found if found and found.time_s < end_s else JobEnded(end_s, job.name), version)
+        self._push(found if found and found.time_s < end_s else JobEnded(end_s, job.name, job.attempt), version)
 
     def _fault(self, job: JobState) -> JobFailed | None:
         """The first fault of a job that goes on as it is: its own end, or a device's."""
@@ -133,34 +150,34 @@ class Simulator:
             fails = draw.random() < self.failures.final_share
             self._fatal[job.name] = draw.random() * job.job.num_steps if fails else float("inf")
         own_s = job.since_s + max(0.0, self._fatal[job.name] - job.num_done) * job.placement.step_s
-        found = JobFailed(own_s, job.name, is_final=True) if own_s < float("inf") else None
+        found = JobFailed(own_s, job.name, job.attempt, is_final=True) if own_s < float("inf") else None
         if self.failures.device_hours is None:
             return found
         hours = draw.expovariate(job.placement.num_devices / self.failures.device_hours)
         time_s = job.since_s + hours * SECONDS_PER_HOUR
-        lost_s = min(time_s - job.since_s, draw.random() * self.state.world.stops.checkpoint_every_s)
-        fault = JobFailed(time_s, job.name, num_lost=lost_s / job.placement.step_s)
+        lost_s = draw.random() * self.state.world.stops.checkpoint_every_s
+        fault = JobFailed(time_s, job.name, job.attempt, num_lost=lost_s / job.placement.step_s)
         return found if found and found.time_s < time_s else fault
 
     def _count_idle(self, now_s: float) -> None:
-        """Energy of the devices that nobody has had since the last event."""
-        seconds, self._idle_until_s = now_s - self._idle_until_s, now_s
+        """Energy (kWh) and its price of the devices that nobody has had since the last event."""
+        seconds = now_s - self._idle_until_s
         if seconds <= 0:
             return
+        self._idle, self._idle_until_s = dict(self._idle), now_s
         for site, watts in self.idle_power.items():
-            tariff = self.state.tariffs[site]
-            kwh = max(0, self._free[site]) * watts * tariff.pue * seconds / JOULES_PER_KWH
-            self._idle_kwh[site] += kwh
-            self._idle_usd[site] += kwh / 1e3 * tariff.price.usd_per_mwh
+            tariff, (kwh, usd) = self.state.tariffs[site], self._idle[site]
+            more = max(0, self._free[site]) * watts * tariff.pue * seconds / JOULES_PER_KWH
+            self._idle[site] = kwh + more, usd + more / 1e3 * tariff.price.usd_per_mwh
 
-    def _write_fact(self, event: Event) -> None:
+    def _write_fact(self, event: Event, before: Mapping[str, JobState]) -> None:
         """Write down what the event itself says of a job."""
         if isinstance(event, JobSubmitted):
             record = self.records.setdefault(event.job.name, JobRecord(event.job))
             record.states.append((event.time_s, "queued"))
-            self._write(event.time_s, "submit", event.job.name, None)
+            self._write("submit", event.job.name, "queued", None)
         elif isinstance(event, JobStarted):
-            self._note(event.name, "run", "running")
+            self._note(event.name, "run", "running", before[event.name].placement)
         for job in self.state.closed:
             record = self.records[job.name]
             record.final = job
@@ -168,63 +185,65 @@ class Simulator:
             record.finished_s = event.time_s if finished else None
             what = "finish" if finished else "fail" if isinstance(event, JobFailed) else "cancel"
             record.states.append((event.time_s, what))
-            self._write(event.time_s, what, job.name, None)
+            self._write(what, job.name, "queued", None)
         if isinstance(event, JobFailed) and not event.is_final:
             self._note(event.name, "fail", "queued")
 
     def _write_command(self, command: Command) -> None:
         what = NAMES[type(command)]
         if command.name in self.records and isinstance(command, Cancel):
-            if not self.state.closed:
+            if self.state.closed:
+                self.records[command.name].unfinished = command.why
+            else:
                 self.records[command.name].states.append((self.state.now_s, "refused"))
                 self.records[command.name].refused = command.why
-                self._write(self.state.now_s, "refuse", command.name, None, why=command.why)
+                self._write("refuse", command.name, "queued", None, command.why)
             return
-        self._note(command.name, what, STATES.get(what, "running"))
+        placement: JobPlacement | None = getattr(command, "placement", None)
+        phase: Phase = "queued" if placement is None else "running" if isinstance(command, Replan) else "starting"
+        self._note(command.name, what, phase, placement)
 
-    def _note(self, name: str, what: str, state: str) -> None:
-        self.records[name].states.append((self.state.now_s, state))
-        self._write(self.state.now_s, what, name, self.state.jobs.get(name))
+    def _note(self, name: str, what: str, phase: Phase, placement: JobPlacement | None = None) -> None:
+        """Keep a state that begins; another may follow in the same moment."""
+        self.records[name].states.append((self.state.now_s, phase))
+        self._write(what, name, phase, placement)
 
-    def _write(self, time_s: float, what: str, name: str, job: JobState | None, **more: Any) -> None:
+    def _write(self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str = "") -> None:
         """Keep the state that begins for this job and write it to OUT.jsonl."""
-        placement = job.placement if job else None
-        phase: Phase = job.phase if job else "queued"
         devices, rates = (dict(placement.devices), placement.links(phase)) if placement else ({}, {})
-        known = job or self.records[name].final
-        self.changes.append(
-            Change(time_s, name, devices, phase == "starting", rates, known.spent.total_usd if known else 0.0)
-        )
-        self._write_line(time_s, what, name, job, **more)
+        known = self.state.jobs.get(name) or self.records[name].final
+        usd = known.spent.total_usd if known else 0.0
+        self.changes.append(Allocation(self.state.now_s, name, devices, phase == "starting", rates, usd))
+        self._write_line(what, name, phase, placement, why)
 
-    def _write_line(self, time_s: float, what: str, name: str, job: JobState | None, **more: Any) -> None:
+    def _write_line(self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str) -> None:
         if self.log is None:
             return
-        placement = job.placement if job else None
-        phase: Phase = job.phase if job else "queued"
         line = {
-            "time_s": time_s,
+            "time_s": self.state.now_s,
             "event": what,
             "job": name,
-            "phase": phase if job else "ended" if what in ENDS else "queued",
+            "phase": "ended" if what in ENDS else phase,
             "devices": dict(placement.devices) if placement else {},
             "reserved_bytes_per_s": dict(placement.links(phase)) if placement else {},
+            "sent_bytes_per_s": dict(placement.sent(phase)) if placement else {},
             "step_s": placement.step_s if placement and phase == "running" else None,
             "power_w": dict(placement.power_w) if placement else {},
         }
-        self.log.write(json.dumps(line | more) + "\n")
+        self.log.write(json.dumps(line | ({"why": why} if why else {})) + "\n")
 
-    def _outcome(self, begin_s: float, end_s: float) -> Outcome:
-        for name, job in self.state.jobs.items():
-            self.records[name].final = job
-        return Outcome(
+    def _outcome(self, begin_s: float, end_s: float) -> FleetOutcome:
+        for name in self.state.jobs:
+            self.records[name].final = settled(self.state, name)
+            self.records[name].unfinished = why_unstarted(self.state, name)
+        return FleetOutcome(
             policy=self.state.policy.name,
             records=list(self.records.values()),
             begin_s=begin_s,
             end_s=max(end_s, begin_s),
             num_devices={name: site.num_devices for name, site in self.state.sites.items()},
-            idle_energy_kwh=self._idle_kwh,
-            idle_usd=self._idle_usd,
+            idle_energy_kwh={site: kwh for site, (kwh, _) in self._idle_at_end.items()},
+            idle_usd={site: usd for site, (_, usd) in self._idle_at_end.items()},
             changes=self.changes,
             link_bytes_per_s=dict(self.state.rates),
             num_refused=self.num_refused,

@@ -1,15 +1,86 @@
-"""The state of a fleet as plain values, never changed in place; what moves it on is in `state.py`."""
+"""State of a fleet as plain values, never changed in place: sites, free space, jobs and their accounts, starts.
 
-from collections.abc import Iterator, Mapping
+`state.py` moves it on.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from farpipe.errors import InputError
-from farpipe.fleet.job import FleetJob, JobState, Kind
-from farpipe.fleet.meter import Reading, SiteTariff
-from farpipe.fleet.quotes import Quotes, StopCosts
-from farpipe.fleet.space import Space
+from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind, Phase
+from farpipe.fleet.meter import Reading, SiteTariff, bill
+from farpipe.fleet.quotes import Devices, Quotes, StopCosts
 from farpipe.strict import nearest
+
+ROUNDING: Final = 1e-6
+"""Bytes/s that a sum of reservations may be off."""
+
+
+@dataclass
+class Space:
+    """Free devices by site and free bytes/s by directed link; `copy` it to try something."""
+
+    devices: dict[str, int]
+    rates: dict[str, float]
+
+    @property
+    def num_devices(self) -> int:
+        """Free devices at all sites; a site that has fewer than it gave away counts as empty."""
+        return sum(max(0, number) for number in self.devices.values())
+
+    def copy(self) -> "Space":
+        """Another one, the same."""
+        return Space(dict(self.devices), dict(self.rates))
+
+    def take(self, placement: JobPlacement, phase: Phase) -> None:
+        """Less what `placement` holds in `phase`."""
+        self._add(placement, phase, -1)
+
+    def give(self, placement: JobPlacement, phase: Phase) -> None:
+        """More by what `placement` holds in `phase`."""
+        self._add(placement, phase, 1)
+
+    def _add(self, placement: JobPlacement, phase: Phase, sign: int) -> None:
+        for site, number in placement.devices:
+            self.devices[site] += sign * number
+        for link, rate in placement.links(phase).items():
+            self.rates[link] += sign * rate
+
+    def has(self, devices: Devices) -> bool:
+        """True if so many devices are free at every site."""
+        return all(0 < number <= self.devices.get(site, 0) for site, number in devices)
+
+    def overdrawn(self) -> str:
+        """The site or link that has given away more than it has; empty if there is none."""
+        for site, number in self.devices.items():
+            if number < 0:
+                return f"site {site}: {-number} devices too many"
+        for link, rate in self.rates.items():
+            if rate < -ROUNDING * max(1.0, -rate) - 1.0:
+                return f"link {link}: {-rate:.6g} bytes/s too many"
+        return ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A logarithmic method's dictionary (Bentley and Saxe, 1980): parts of falling size, of which equals are merged."""
+
+    parts: tuple[dict[str, FleetJob], ...] = ()
+
+    def __contains__(self, name: str) -> bool:
+        return self.job(name) is not None
+
+    def job(self, name: str) -> FleetJob | None:
+        """The job of that name; None if none has ended."""
+        return next((part[name] for part in self.parts if name in part), None)
+
+    def plus(self, job: FleetJob) -> Self:
+        """Add one, in time that grows with the logarithm of their number on average."""
+        parts, newest = self.parts, {job.name: job}
+        while parts and len(parts[-1]) <= len(newest):
+            parts, newest = parts[:-1], parts[-1] | newest
+        return type(self)((*parts, newest))
 
 
 @dataclass(frozen=True)
@@ -27,11 +98,10 @@ class SiteState:
 
 @dataclass(frozen=True)
 class World:
-    """Facts that do not change: latencies, egress prices, quotes and costs of stopping."""
+    """Facts that do not change: egress prices, quotes and costs of stopping."""
 
     quotes: Quotes
     stops: StopCosts
-    latency_s: Mapping[str, float]
     egress_usd_per_gb: Mapping[str, float]
     best_steps: dict[tuple[Kind, int], float] = field(default_factory=dict, compare=False, repr=False)
     """Results of `View.best_step_s`: quotes inside a site never change."""
@@ -48,11 +118,11 @@ class Snapshot:
     """Bytes/s of every directed link, jobs' reservations included."""
     tariffs: Mapping[str, SiteTariff]
     jobs: Mapping[str, JobState] = field(default_factory=dict)
-    """Those that have not ended, in the order in which they came."""
+    """Jobs that have not ended, in order of submission."""
     meters: Mapping[str, Mapping[str, Reading]] = field(default_factory=dict)
-    """Of every job with devices: the readings of its sites when it came into its phase."""
-    ended: frozenset[str] = frozenset()
-    """Names of jobs that have ended, so that none comes twice."""
+    """Readings of the sites of every running job, taken when it came into its phase."""
+    ended: Ended = field(default_factory=Ended)
+    """Jobs that have ended, so that none comes twice."""
     closed: tuple[JobState, ...] = ()
     """Jobs that the last event has ended, with all that they have used."""
     refusals: tuple[str, ...] = ()
@@ -66,8 +136,12 @@ class Snapshot:
         return self.jobs[name]
 
     def space(self) -> Space:
-        """Devices and rates that no job holds."""
-        space = Space({name: site.usable for name, site in self.sites.items()}, dict(self.rates))
+        """Devices and rates that no job holds; the links of a lost site carry nothing."""
+        lost = {name for name, site in self.sites.items() if not site.is_up}
+        rates = dict(self.rates)
+        if lost:
+            rates.update({link: 0.0 for link in rates if not lost.isdisjoint(link.split(">"))})
+        space = Space({name: site.usable for name, site in self.sites.items()}, rates)
         devices, rates = space.devices, space.rates
         for job in self.jobs.values():
             if (placement := job.placement) is None:
@@ -79,7 +153,7 @@ class Snapshot:
         return space
 
     def with_job(self, job: JobState) -> Self:
-        """With `job` in the place of the one of its name; its meters are read now."""
+        """Replace the job of that name; its meters are read now."""
         jobs = {**self.jobs, job.name: job}
         meters = {name: readings for name, readings in self.meters.items() if name != job.name}
         if job.placement is not None:
@@ -87,48 +161,75 @@ class Snapshot:
         return replace(self, jobs=jobs, meters=meters)
 
     def without_job(self, job: JobState) -> Self:
-        """Without a settled job, which has ended."""
+        """Remove a settled job, which has ended."""
         jobs = {name: other for name, other in self.jobs.items() if name != job.name}
         meters = {name: readings for name, readings in self.meters.items() if name != job.name}
-        return replace(self, jobs=jobs, meters=meters, ended=self.ended | {job.name}, closed=(*self.closed, job))
-
-
-def smallest_change(state: Snapshot, job: FleetJob) -> str:
-    """Reason for which `job` can never run in this fleet, and what would help; empty if it can."""
-    total = sum(site.num_devices for site in state.sites.values())
-    together = _most_linked(state)
-    if job.min_devices > together:
-        ask = f"ask for {together} at most"
-        if job.min_devices > total:
-            return f"min_devices {job.min_devices} is more than the {total} devices of all sites; {ask}"
-        return f"min_devices {job.min_devices} is more than linked sites have together; {ask}, or link the others"
-    fits = state.world.quotes.needed_rate
-    if fits(job.kind, job.max_devices) is None and fits(job.kind, job.min_devices) is None:
-        enough = next((n for n in _doubled(job.max_devices, together) if fits(job.kind, n) is not None), None)
-        helps = f"max_devices {enough} would do" if enough else "it needs devices with more memory"
-        return (
-            f"{job.kind.model} with global_batch {job.kind.global_batch} does not fit {job.max_devices} devices of any "
-            f"site; {helps}"
-        )
-    return ""
-
-
-def _most_linked(state: Snapshot) -> int:
-    """Devices of the largest group of sites that links join in both directions."""
-    groups = [{site} for site in state.sites]
-    for link in state.rates:
-        a, _, b = link.partition(">")
-        if f"{b}>{a}" in state.rates:
-            joined = [group for group in groups if a in group or b in group]
-            groups = [*(group for group in groups if group not in joined), set[str]().union(*joined)]
-    return max(sum(state.sites[site].num_devices for site in group) for group in groups)
-
-
-def _doubled(number: int, most: int) -> Iterator[int]:
-    """Twice `number`, and on, up to `most`."""
-    while (number := 2 * number) <= most:
-        yield number
+        return replace(self, jobs=jobs, meters=meters, ended=self.ended.plus(job.job), closed=(*self.closed, job))
 
 
 State = TypeVar("State", bound=Snapshot)
 """A snapshot, or what is made of one: functions give back the kind that they got."""
+
+
+def settled(state: Snapshot, name: str) -> JobState:
+    """The job as of now: steps done, time queued and money spent up to this moment."""
+    job, now_s = state.job(name), state.now_s
+    if job.placement is None:
+        return replace(job, queued_s=job.total_queued_s(now_s), since_s=now_s)
+    spent = bill(
+        state.tariffs,
+        state.world.egress_usd_per_gb,
+        job.placement,
+        job.phase,
+        state.meters[name],
+        job.since_s,
+        now_s,
+    )
+    return replace(job, num_done=job.done_at(now_s), since_s=now_s, spent=job.spent.plus(spent))
+
+
+def queued(job: JobState, num_lost: float = 0.0) -> JobState:
+    """A settled job without devices; `num_lost` steps are to be done again, none of those it began with."""
+    stored_at = job.placement.sites[0] if job.placement and job.phase == "running" else job.stored_at
+    num_done = max(job.num_stored, job.num_done - num_lost)
+    return replace(job, phase="queued", placement=None, num_done=num_done, stored_at=stored_at)
+
+
+def placed(job: JobState, placement: JobPlacement, phase: Phase) -> JobState:
+    """A settled job on `placement`."""
+    first = job.since_s if job.first_start_s is None else job.first_start_s
+    return replace(job, phase=phase, placement=placement, first_start_s=first)
+
+
+def start_on(world: World, space: Space, job: JobState, devices: Devices) -> JobPlacement | None:
+    """The job starting on `devices` out of `space`, with what its start takes; None if it can't."""
+    if not space.has(devices):
+        return None
+    stored_at = job.placement.sites[0] if job.placement and job.phase == "running" else job.stored_at
+    rates, sent = space.rates, dict[str, float]()
+    seconds = 0.0
+    if stored_at is not None and all(stored_at != site for site, _ in devices):
+        link = f"{stored_at}>{devices[0][0]}"
+        rate = world.stops.transfer_share * rates.get(link, 0.0)
+        if rate <= 0:
+            return None
+        sent[link], rates = rate, {**rates, link: rates[link] - rate}
+        seconds = world.quotes.state_bytes(job.job.kind) / rate
+    placement = world.quotes.placement(job.job.kind, devices, rates)
+    if placement is None:
+        return None
+    seconds += startup_s(world.stops, world.quotes.state_bytes(job.job.kind), job, placement.num_devices)
+    steps = placement.link_bytes_per_s
+    both = {link: steps.get(link, 0.0) + sent.get(link, 0.0) for link in {**steps, **sent}} if sent else steps
+    moved = dict.fromkeys(sent, world.quotes.state_bytes(job.job.kind))
+    return replace(placement, startup_s=seconds, startup_bytes_per_s=both, moved_bytes=moved)
+
+
+def startup_s(stops: StopCosts, state_bytes: float, job: JobState, num_devices: int) -> float:
+    """Seconds until the first step: restart; its checkpoint is read, and written before if the job is running."""
+    seconds = stops.restart_s
+    if job.stored_at is not None or job.phase == "running":
+        seconds += state_bytes / (stops.checkpoint_bytes_per_s * num_devices)
+    if job.phase == "running" and job.placement is not None:
+        seconds += state_bytes / (stops.checkpoint_bytes_per_s * job.placement.num_devices)
+    return seconds

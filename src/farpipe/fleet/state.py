@@ -4,18 +4,20 @@ No clock, no files, no randomness: time comes with the events, speeds from the q
 core runs the simulator and a service.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from farpipe.cost.money import egress_of
 from farpipe.errors import InputError
-from farpipe.fleet.commands import Cancel, Command
-from farpipe.fleet.decide import decide
-from farpipe.fleet.events import Event, Price
+from farpipe.fleet.events import Cancel, Command, Event, Migrate, Preempt, Price, Resize, Start
 from farpipe.fleet.facts import take_in
+from farpipe.fleet.job import JobPlacement, JobState
 from farpipe.fleet.meter import SiteTariff
-from farpipe.fleet.policies.protocol import Policy
+from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import Quotes, StopCosts
-from farpipe.fleet.snapshot import SiteState, Snapshot, World
+from farpipe.fleet.snapshot import SiteState, Snapshot, Space, State, World, placed, queued, settled, start_on
 from farpipe.spec import Cluster
 
 
@@ -25,20 +27,28 @@ class FleetState(Snapshot):
 
     policy: Policy
 
-    def handle(self, event: Event) -> tuple["FleetState", list[Command]]:
-        """The state after `event` and after what the policy makes of it, and the commands that this takes.
+    def handle(self, *events: Event) -> tuple["FleetState", list[Command]]:
+        """The state after `events`, in this order, and after the policy's one decision, and the commands of both.
 
-        InputError for an event that can't be: of an earlier time, about a job, site or link that nobody knows.
+        InputError for an event that can't be: of an earlier time, about a job, site or link that nobody knows; then
+        none of them has happened. An event of an attempt that is over changes nothing.
         """
-        if not event.time_s >= self.now_s:
-            raise InputError(
-                f"event {type(event).__name__} at {event.time_s:g} s: the fleet's clock is at {self.now_s:g} s already"
-            )
-        state, commands = take_in(replace(self, now_s=event.time_s, closed=(), refusals=()), event)
-        if any(isinstance(command, Cancel) for command in commands) and state.jobs is self.jobs:
+        state, commands = replace(self, closed=(), refusals=()), list[Command]()
+        for event in events:
+            state, further = take_in(state.at(event), event)
+            commands += further
+        if len(events) == 1 and state.jobs is self.jobs and any(isinstance(command, Cancel) for command in commands):
             return state, commands  # nothing that the policy could act on
         state, further = decide(state, self.policy)
         return state, commands + further
+
+    def at(self, event: Event) -> "FleetState":
+        """The state at the time of `event`; InputError if that is before the fleet's clock."""
+        if not self.now_s <= event.time_s < math.inf:
+            raise InputError(
+                f"event {type(event).__name__} at {event.time_s:g} s: the fleet's clock is at {self.now_s:g} s already"
+            )
+        return replace(self, now_s=event.time_s)
 
 
 def first_state(cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCosts | None = None) -> FleetState:
@@ -49,7 +59,7 @@ def first_state(cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCos
         price = Price(p.electricity_usd_per_mwh or 0.0, p.carbon_g_per_kwh or 0.0)
         tariffs[site.name] = SiteTariff(p.rent_usd_per_device_hour or 0.0, p.pue, price, 0.0)
     egress = {name: price or 0.0 for name, price in egress_of(cluster).items()}
-    world = World(quotes, stops or StopCosts(), {link.name: link.latency_s for link in cluster.links}, egress)
+    world = World(quotes, stops or StopCosts(), egress)
     return FleetState(
         world=world,
         policy=policy,
@@ -58,3 +68,86 @@ def first_state(cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCos
         rates={link.name: link.bandwidth_bytes_per_s for link in cluster.links},
         tariffs=tariffs,
     )
+
+
+def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
+    """The state after what the policy decides, and the commands for it; what can't be is in `refusals`."""
+    try:
+        decisions = list(policy.decide(View(state)))
+        known = [_known(state, decision) for decision in decisions]
+    except Exception as error:
+        return replace(state, refusals=(f"{policy.name} failed: {type(error).__name__}: {error}",)), []
+    space, commands, refusals = state.space(), list[Command](), [why for why in known if why]
+    for decision in _stops_first([d for d, why in zip(decisions, known, strict=True) if not why]):
+        done = _apply(state, space, decision)
+        if isinstance(done, str):
+            refusals.append(done)
+        elif done is not None:
+            state, command = done
+            commands.append(command)
+    return replace(state, refusals=tuple(refusals)), commands
+
+
+def _known(state: State, decision: Decision) -> str:
+    """Reason for which a decision makes no sense at all; empty if it does."""
+    name, devices = decision.name, decision.devices
+    if name not in state.jobs:
+        return f"{name}: no such job"
+    if devices is None:
+        return ""
+    sites = [site for site, _ in devices]
+    if len(set(sites)) != len(sites) or not set(sites) <= set(state.sites):
+        return f"{name}: sites {sites} are unknown, or one is there twice"
+    job, number = state.jobs[name].job, sum(count for _, count in devices)
+    if not job.min_devices <= number <= job.max_devices:
+        return f"{name}: {number} devices; it wants from {job.min_devices} to {job.max_devices}"
+    pause_s = state.jobs[name].not_before_s - state.now_s
+    return f"{name}: it pauses for {pause_s:g} s more, after its last failure" if pause_s > 0 else ""
+
+
+def _stops_first(decisions: Sequence[Decision]) -> chain[Decision]:
+    stops = [decision for decision in decisions if decision.devices is None]
+    return chain(stops, [decision for decision in decisions if decision.devices is not None])
+
+
+def _apply(state: State, space: Space, decision: Decision) -> tuple[State, Command] | str | None:
+    """Do one decision, in `space` as well; the reason if it is not possible, None if there is nothing to do."""
+    job = state.jobs[decision.name]
+    if decision.devices is None:
+        return _stop(state, space, job, decision.why)
+    if job.placement is not None and job.placement.devices == decision.devices:
+        return None
+    before = job.placement, job.phase
+    if before[0] is not None:
+        space.give(before[0], before[1])
+    placement = start_on(state.world, space, job, decision.devices)
+    if placement is None:
+        if before[0] is not None:
+            space.take(before[0], before[1])
+        return f"{job.name}: {_show(decision)} is not free, or can't run the job"
+    space.take(placement, "starting")
+    return _go(state, job, placement)
+
+
+def _stop(state: State, space: Space, job: JobState, why: str) -> tuple[State, Command] | None:
+    if job.placement is None:
+        return None
+    space.give(job.placement, job.phase)
+    stopped = replace(queued(settled(state, job.name)), num_preemptions=job.num_preemptions + 1)
+    return state.with_job(stopped), Preempt(job.name, job.attempt, why)
+
+
+def _go(state: State, job: JobState, placement: JobPlacement) -> tuple[State, Command]:
+    account = placed(settled(state, job.name), placement, "starting")
+    account = replace(account, num_stored=account.num_done, attempt=job.attempt + 1)
+    if job.placement is None:
+        account = replace(account, num_starts=job.num_starts + 1)
+        return state.with_job(account), Start(job.name, account.attempt, placement)
+    if set(job.placement.sites) == set(placement.sites):
+        return state.with_job(account), Resize(job.name, account.attempt, placement)
+    account = replace(account, num_moves=job.num_moves + 1)
+    return state.with_job(account), Migrate(job.name, account.attempt, placement)
+
+
+def _show(decision: Decision) -> str:
+    return " > ".join(f"{number} at {site}" for site, number in decision.devices or ())

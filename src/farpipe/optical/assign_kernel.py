@@ -1,6 +1,6 @@
 """Compiled assignment: a path and a block of slots for one request, by the rules of `policies`.
 
-`spectrum` is (free [fibres, words], used [fibres], slot_use [slots]); `table` is (begin, fibres, km, neighbour_begin,
+`spectrum` is (free [fibres, words], used [fibres], num_slots); `table` is (begin, fibres, km, neighbour_begin,
 neighbours) of the candidate paths; `policy` is (rule of paths, rule of slots, weights).
 """
 
@@ -19,15 +19,15 @@ from farpipe.optical.spectrum_kernel import (
     next_set,
 )
 
-_FIRST, _LAST, _BEST, _EXACT, _MOST_USED = range(5)
+_FIRST, _LAST, _BEST = range(3)
 _SAME = 1e-9
 """Scores that differ by less are equal, and the earlier candidate is taken: sums are rounded differently."""
 _IN_ORDER, _LOWEST_SLOT, _SHORTEST, _MIN_CUTS, _CONGESTION, _CROSS_DOMAIN = range(6)
 
 
 @inner
-def _sized_block(mask, count, num_slots, exact):  # type: ignore[no-untyped-def]
-    """Start of the smallest block of at least `count` slots; with `exact` of one of that size, else of the first."""
+def _sized_block(mask, count, num_slots):  # type: ignore[no-untyped-def]
+    """Start of the smallest block of at least `count` slots."""
     found, size = -1, num_slots + 1
     start = next_set(mask, 0, num_slots)
     while start < num_slots:
@@ -35,50 +35,32 @@ def _sized_block(mask, count, num_slots, exact):  # type: ignore[no-untyped-def]
         length = end - start
         if length == count:
             return start
-        if length > count and (length < size if not exact else found < 0):
+        if count < length < size:
             found, size = start, length
         start = next_set(mask, end, num_slots)
     return found
 
 
 @inner
-def _most_used_block(mask, count, slot_use):  # type: ignore[no-untyped-def]
-    """Start whose `count` slots are taken on most fibres; `mask` holds the possible starts."""
-    found, most = -1, -1
-    start = next_set(mask, 0, slot_use.size)
-    while start < slot_use.size:
-        use = 0
-        for slot in range(start, start + count):
-            use += slot_use[slot]
-        if use > most:
-            found, most = start, use
-        start = next_set(mask, start + 1, slot_use.size)
-    return found
-
-
-@inner
 def find_block(spectrum, table, rule, path, count, mask):  # type: ignore[no-untyped-def]
     """Start of a block of `count` slots that are free on the whole path, or -1."""
-    free, _, slot_use = spectrum
-    num_slots = slot_use.size
+    free, _, num_slots = spectrum
     if count > num_slots or not common(free, table[0], table[1], path, mask):
         return -1
-    if rule in (_BEST, _EXACT):
-        return _sized_block(mask, count, num_slots, rule == _EXACT)
+    if rule == _BEST:
+        return _sized_block(mask, count, num_slots)
     keep_starts(mask, count)
-    if rule == _LAST:
-        return highest(mask)
-    return _most_used_block(mask, count, slot_use) if rule == _MOST_USED else lowest(mask)
+    return highest(mask) if rule == _LAST else lowest(mask)
 
 
 @inner
 def _cuts(spectrum, table, path, start, count):  # type: ignore[no-untyped-def]
     """Fibres of the path on which the block would lie inside a free block and split it."""
-    free, _, slot_use = spectrum
+    free, _, num_slots = spectrum
     cuts, end = 0, start + count
     for place in range(table[0][path], table[0][path + 1]):
         mask = free[table[1][place]]
-        cuts += is_free(mask, start - 1) and end < slot_use.size and is_free(mask, end)
+        cuts += is_free(mask, start - 1) and end < num_slots and is_free(mask, end)
     return cuts
 
 
@@ -88,7 +70,7 @@ def _congestion(spectrum, table, path):  # type: ignore[no-untyped-def]
     used = 0
     for place in range(table[0][path], table[0][path + 1]):
         used += spectrum[1][table[1][place]]
-    return used / spectrum[2].size
+    return used / spectrum[2]
 
 
 @inner
@@ -97,7 +79,7 @@ def _discontinuity(spectrum, table, path):  # type: ignore[no-untyped-def]
     low, high = table[3][path], table[3][path + 1]
     total = 0.0
     for place in range(low, high):
-        longest, free, _ = largest_block(spectrum[0][table[4][place]], spectrum[2].size)
+        longest, free, _ = largest_block(spectrum[0][table[4][place]], spectrum[2])
         total += 1.0 - longest / free if free else 1.0
     return total / (high - low)
 
@@ -158,14 +140,11 @@ def choose(spectrum, table, policy, first, last, need, mask):  # type: ignore[no
 @inner
 def occupy(spectrum, table, path, start, count, sign):  # type: ignore[no-untyped-def]
     """Take a block on all fibres of a path (`sign` 1), or give it back (-1)."""
-    free, used, slot_use = spectrum
-    low, high = table[0][path], table[0][path + 1]
-    for place in range(low, high):
+    free, used, _ = spectrum
+    for place in range(table[0][path], table[0][path + 1]):
         fibre = table[1][place]
         flip(free[fibre], start, count)
         used[fibre] += sign * count
-    for slot in range(start, start + count):
-        slot_use[slot] += sign * (high - low)
 
 
 @inner

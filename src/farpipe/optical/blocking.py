@@ -4,24 +4,57 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from math import log
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError, UsageError
-from farpipe.optical.fragmentation import Fragmentation, fragmentation
 from farpipe.optical.intervals import Interval, mean_interval
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.paths import PathTable
-from farpipe.optical.policies import Policy
-from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, path_arrays
-from farpipe.optical.traffic import PoissonTraffic, Traffic
+from farpipe.optical.policies import AssignmentPolicy
+from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, free_masks, path_arrays
+from farpipe.optical.traffic import PoissonTraffic, Traffic, expect_few
+
+
+@dataclass(frozen=True)
+class Fragmentation:
+    """Means over the fibres that have free slots, but for `used_share`, which is over all."""
+
+    used_share: float
+    """Taken slots over all slots."""
+    external: float
+    """1 - largest free block / free slots: 0 when all free slots lie together."""
+    entropy: float
+    """Sum over free blocks of b/N ln(N/b) (Wright, Parker, Lord, OFC 2015), in nats; 0 when the fibre is empty."""
+    num_blocks: float
+    """Number of free blocks."""
+
+
+def fragmentation(free: NDArray[np.uint64], grid: Grid) -> Fragmentation:
+    """The metrics of a spectrum given as masks of free slots."""
+    blocks = [free_blocks(mask) for mask in free_masks(free)]
+    some = [there for there in blocks if there]
+    total = sum(map(sum, blocks))
+    mean = max(1, len(some))
+    return Fragmentation(
+        used_share=1 - total / (len(blocks) * grid.num_slots),
+        external=sum(1 - max(there) / sum(there) for there in some) / mean,
+        entropy=sum(b / grid.num_slots * log(grid.num_slots / b) for there in some for b in there) / mean,
+        num_blocks=sum(map(len, some)) / mean,
+    )
+
+
+def free_blocks(mask: int) -> list[int]:
+    """The lengths of the runs of ones, lowest first."""
+    return [len(run) for run in f"{mask:b}"[::-1].split("0") if run]
 
 
 @dataclass(frozen=True, repr=False)
 class TrafficOutcome:
-    """Fate of every request of some traffic."""
+    """Outcome of every request of some traffic."""
 
     traffic: Traffic
     path: NDArray[np.int32]
@@ -33,7 +66,7 @@ class TrafficOutcome:
     num_moved: int
     """Light paths that defragmentation moved."""
     fragmentation: Fragmentation
-    """Of the spectrum after the last request."""
+    """Metrics of the spectrum after the last request."""
 
     @cached_property
     def _refused(self) -> NDArray[np.bool_]:
@@ -79,7 +112,7 @@ class TrafficOutcome:
 def play_traffic(
     traffic: Traffic,
     paths: PathTable,
-    policy: Policy,
+    policy: AssignmentPolicy,
     grid: Grid,
     modulation: Modulation,
     *,
@@ -110,7 +143,7 @@ def play_traffic(
         (traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s),
         path_arrays(paths),
         (paths.first, per_slot),
-        (*policy.codes, np.array(policy.weights)),
+        policy.codes,
         (spectrum, heap),
         (np.zeros(int(np.diff(paths.first).max()), np.int64), np.zeros(spectrum[0].shape[1], np.uint64)),
         out,
@@ -129,12 +162,12 @@ class Blocking:
 
     @property
     def blocking_ratio(self) -> Interval:
-        """By request."""
+        """Share of the requests."""
         return self._interval("blocking_ratio")
 
     @property
     def bandwidth_blocking_ratio(self) -> Interval:
-        """By Gbit/s."""
+        """Share of the asked-for Gbit/s."""
         return self._interval("bandwidth_blocking_ratio")
 
     def _interval(self, figure: str) -> Interval:
@@ -146,7 +179,7 @@ class Blocking:
 def poisson_blocking(
     how: PoissonTraffic,
     paths: PathTable,
-    policy: Policy,
+    policy: AssignmentPolicy,
     grid: Grid,
     modulation: Modulation,
     *,
@@ -158,6 +191,7 @@ def poisson_blocking(
     """`num_requests` counted requests after `warm_up` more, for each of `seeds`; these run side by side."""
     if num_requests < 1 or not seeds:
         raise InputError(f"expected at least one request and one seed, found {num_requests} and {len(seeds)}")
+    expect_few((warm_up + num_requests) * len(seeds), "lower requests or warm_up (--set), or --seeds")
     pairs = tuple(paths.of_pair)
 
     def run(seed: int) -> TrafficOutcome:

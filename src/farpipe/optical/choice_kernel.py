@@ -7,7 +7,7 @@ import numpy as np
 
 from farpipe.optical.assign_kernel import choose, find_block, slots_needed
 from farpipe.optical.compiled import inner
-from farpipe.optical.spectrum_kernel import common, flip, longest_run
+from farpipe.optical.spectrum_kernel import common, largest_block
 
 
 @inner
@@ -33,49 +33,13 @@ def first_units(net, rule, path, most):  # type: ignore[no-untyped-def]
     """Units, at most `most`, that the widest block on one path carries now."""
     if net.per_slot[path] <= 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
         return 0
-    return units_of_run(net, rule, path, longest_run(net.mask, net.spectrum[2].size)[1], most)
-
-
-@inner
-def units_on(net, rule, path, most):  # type: ignore[no-untyped-def]
-    """Units, at most `most`, that `max_blocks` blocks on one path carry now."""
-    if net.per_slot[path] <= 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
-        return 0
-    total = np.int64(0)
-    for _ in range(rule.max_blocks):
-        start, length = longest_run(net.mask, net.spectrum[2].size)
-        units = units_of_run(net, rule, path, length, most - total)
-        total += units
-        if units == 0 or total == most:
-            break
-        flip(net.mask, start, length)
-    return total
-
-
-@inner
-def soonest(net, rule, pair, most, least, gbit):  # type: ignore[no-untyped-def]
-    """The candidate over which `gbit` arrive first, on up to `max_blocks` blocks of it, or -1: none has `least` units.
-
-    Width counts, and so does a short path.
-    """
-    found, soonest_s = -1, np.inf
-    for path in range(np.int64(net.first[pair]), np.int64(net.first[pair + 1])):
-        units = units_on(net, rule, path, most)
-        if units < max(1, least):
-            continue
-        arrival_s = gbit / (units * rule.unit_gbit) + net.latency_s[path]
-        if arrival_s < soonest_s:
-            found, soonest_s = path, arrival_s
-    return found
+    return units_of_run(net, rule, path, largest_block(net.mask, net.spectrum[2])[0], most)
 
 
 @inner
 def block_on(net, rule, path, most):  # type: ignore[no-untyped-def]
     """(units, path, start, slots) of the widest block of at most `most` units on one path; units 0: none fits."""
-    if path < 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
-        return 0, -1, -1, 0
-    _, length = longest_run(net.mask, net.spectrum[2].size)
-    units = units_of_run(net, rule, path, length, most)
+    units = first_units(net, rule, path, most) if path >= 0 else 0
     if units == 0:
         return 0, -1, -1, 0
     count = np.int64(np.ceil(units * rule.unit_gbit / net.per_slot[path] - 1e-9)) + net.guard
@@ -92,38 +56,17 @@ def together_s(rule, gbit, units, unit_latency_s):  # type: ignore[no-untyped-de
 
 
 @inner
-def first_spread(net, rule, pair, most, least, gbit):  # type: ignore[no-untyped-def]
-    """(path, seconds) of the widest block that, with the best second one beside it, brings `gbit` soonest.
+def soonest(net, rule, pair, most, least, gbit, units, weighted_s):  # type: ignore[no-untyped-def]
+    """Candidate whose widest block, beside the `units` that are assigned, brings `gbit` soonest; -1: none does.
 
-    Path -1: none has `least` units. Candidates that share fibres are taken for apart here; the second block is sought
-    anew when the first is lit.
+    The block has at least `least` units; `weighted_s`: sum of units x latency of those that are assigned.
     """
-    low, high = np.int64(net.first[pair]), np.int64(net.first[pair + 1])
-    for path in range(low, high):
-        net.wide[0, path - low] = first_units(net, rule, path, most)
-        net.wide[1, path - low] = units_on(net, rule, path, most) - net.wide[0, path - low]
-    found, soonest_s = -1, np.inf
-    for path in range(low, high):
-        units = net.wide[0, path - low]
-        if units < max(1, least):
-            continue
-        for other in range(low, high):
-            room = net.wide[int(other == path), other - low]
-            more = min(most - units, room) if rule.max_blocks > 1 else 0
-            weighted_s = units * net.priced_s[path] + more * net.priced_s[other]
-            seconds = together_s(rule, gbit, units + more, weighted_s)
-            if max(net.priced_s[path], net.priced_s[other] * (more > 0)) < seconds < soonest_s:
-                found, soonest_s = path, seconds
-    return found, soonest_s
-
-
-@inner
-def more_spread(net, rule, pair, most, gbit, units, weighted_s):  # type: ignore[no-untyped-def]
-    """The candidate whose widest block, beside those that are lit, brings `gbit` soonest; -1: none makes it sooner."""
-    found, soonest_s = -1, together_s(rule, gbit, units, weighted_s)
+    found, soonest_s = -1, np.inf if units == 0 else together_s(rule, gbit, units, weighted_s)
     for path in range(np.int64(net.first[pair]), np.int64(net.first[pair + 1])):
         more = first_units(net, rule, path, most)
-        seconds = together_s(rule, gbit, units + more, weighted_s + more * net.priced_s[path])
-        if more > 0 and net.priced_s[path] < seconds < soonest_s:
+        if more < max(1, least):
+            continue
+        seconds = together_s(rule, gbit, units + more, weighted_s + more * net.latency_s[path])
+        if net.latency_s[path] < seconds < soonest_s:
             found, soonest_s = path, seconds
     return found

@@ -1,10 +1,34 @@
-"""Compilation of the kernels of `optical`."""
+"""Compilation of the kernels of `optical`, and the heap of events that they share.
+
+A heap is (times, ranks, items, count): earliest first, ties by rank; `count` is an array of one.
+"""
 
 from typing import Any, Final
 
 from numba import njit
 
+from farpipe.step.inlined import pop as pop_first
+from farpipe.step.inlined import settle
+
 _OPTIONS: Final[dict[str, Any]] = {"cache": True, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 inner: Final[Any] = njit(**_OPTIONS)
-"""For what only other kernels call: wrappers for so many arrays take longer to compile than the functions."""
+"""Decorator of functions that only kernels call: their wrappers for so many arrays would take longer to compile."""
+
+
+@inner
+def push(heap, at_s, rank, item):  # type: ignore[no-untyped-def]
+    """Put an event on the heap; it must have space for it."""
+    count = heap[3]
+    settle((heap[0], heap[1], heap[2]), count[0], at_s, rank, item)
+    count[0] += 1
+
+
+@inner
+def pop(heap):  # type: ignore[no-untyped-def]
+    """(time, rank, item) of the earliest event, taken off."""
+    times_s, ranks, items, count = heap
+    found = (times_s[0], ranks[0], items[0])
+    pop_first((times_s, ranks, items), count[0])
+    count[0] -= 1
+    return found

@@ -12,14 +12,14 @@ from farpipe.errors import InfeasibleError, InputError
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.paths import PathTable
 from farpipe.optical.pipeline_state import LOGGED, NEXT, NUM_COUNTERS, SPARE, Background, Lights, Net, Out, Rule, State
-from farpipe.optical.policies import POLICIES, Policy
+from farpipe.optical.policies import POLICIES, AssignmentPolicy
 from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, path_arrays
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.training import MAX_BLOCKS, Demands, Step, Training, TransferRule
 
 _BACKGROUND = ("background",)
 PENDING = -2
-"""In `Background.path`: the request has not come yet."""
+"""Entry of `Background.path` of a request that has not come yet."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Shared:
     paths: PathTable
     grid: Grid
     modulation: Modulation = MODULATIONS["64qam"]
-    """Of the training's messages."""
+    """Modulation of the training's messages."""
     traffic: Traffic | None = None
     background_paths: PathTable | None = None
     """Candidates of the background; None: the training's."""
-    background_policy: Policy = POLICIES["ksp-ff"]
+    background_policy: AssignmentPolicy = POLICIES["ksp-ff"]
     background_modulation: Modulation = MODULATIONS["deeprmsa"]
 
     @cached_property
@@ -58,11 +58,11 @@ class Coupled:
         training.expect_in(shared.paths.network)
         self.training, self.rule, self.shared = training, rule, shared
         places = {pair: shared.paths.pair(*pair, "training") for pair in training.pairs}
-        self._net = _net(shared, shared.modulation, rule.price_s)
+        self._net = _net(shared)
         expect_reach(shared.table, shared.modulation, self._net.per_slot, training.pairs)
         self._orders = training.orders(places)
         self._background = _background(shared)
-        self._state = _state(shared, training, num_logged, rule.book)
+        self._state = _state(shared, training, num_logged)
         self.now_s = 0.0
         self.wait_until(begin_s)
 
@@ -93,17 +93,17 @@ class Coupled:
         return float(kernel(self._net, self._background, self._orders, rule, self._state, out, self.now_s, until_s))
 
     def _held(self, now_s: float) -> float:
-        """Slots x fibres x seconds that messages have held, those of light paths that are still lit included."""
+        """Slots x fibres x seconds that messages have held, light paths that have not ended included."""
         lights, hops = self._state.lights, np.diff(self._net.table[0])
-        lit = np.ones(len(lights.path), np.bool_)
-        lit[lights.spare[: self._state.counters[SPARE]]] = False
-        mine = lit & (lights.hop >= 0)
+        active = np.ones(len(lights.path), np.bool_)
+        active[lights.spare[: self._state.counters[SPARE]]] = False
+        mine = active & (lights.hop >= 0)
         slots = lights.width[mine] * hops[lights.path[mine]]
         return float(self._state.used[0] + (slots * (now_s - lights.begun_s[mine])).sum())
 
     @property
     def background_path(self) -> NDArray[np.int32]:
-        """Fate of every background request so far: its candidate, -1 refused, PENDING."""
+        """Outcome of every background request so far: its candidate, -1 refused, PENDING."""
         return self._background.path
 
     @property
@@ -127,25 +127,15 @@ class Coupled:
         )
 
 
-def _keep_s(rule: TransferRule) -> float:
-    return -1.0 if rule.keep_s is None else rule.keep_s
-
-
-def _codes(policy: Policy) -> tuple[int, int, NDArray[np.float64]]:
-    return (*policy.codes, np.array(policy.weights))
-
-
-def _net(shared: Shared, modulation: Modulation, price_s: float) -> Net:
+def _net(shared: Shared) -> Net:
     paths, grid = shared.table, shared.grid
-    per_slot = modulation.gbit_per_slot(paths.km, grid.slot_ghz)
     spectrum = grid.empty(paths.network.num_fibres)
     return Net(
         spectrum=spectrum,
         table=path_arrays(paths),
         first=paths.first,
-        per_slot=per_slot,
+        per_slot=shared.modulation.gbit_per_slot(paths.km, grid.slot_ghz),
         latency_s=paths.latency_s,
-        priced_s=paths.latency_s + price_s * _detour(paths, per_slot),
         guard=grid.guard,
         need=np.zeros(int(np.diff(paths.first).max()), np.int64),
         wide=np.zeros((2, int(np.diff(paths.first).max())), np.int64),
@@ -153,22 +143,12 @@ def _net(shared: Shared, modulation: Modulation, price_s: float) -> Net:
     )
 
 
-def _detour(paths: PathTable, per_slot: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Spectrum x time of a message on every candidate, relative to the least of its pair, less 1."""
-    fibres = np.diff(paths.begin)
-    spectrum = np.divide(fibres, per_slot, out=np.full(len(fibres), inf), where=per_slot > 0)
-    least = np.minimum.reduceat(spectrum, paths.first[:-1]) if len(fibres) else spectrum
-    each = np.repeat(least, np.diff(paths.first))
-    more = np.divide(spectrum, each, out=np.ones(len(spectrum)), where=np.isfinite(spectrum)) - 1
-    return np.asarray(more, np.float64)
-
-
 def _background(shared: Shared) -> Background:
     traffic, paths = shared.traffic, shared.table
     per_slot = shared.background_modulation.gbit_per_slot(paths.km, shared.grid.slot_ghz)
     if traffic is None:
-        none, nobody = np.zeros(0), np.zeros(0, np.int32)
-        return Background(none, nobody, none, none, per_slot, _codes(shared.background_policy), nobody.copy())
+        none, no_pair = np.zeros(0), np.zeros(0, np.int32)
+        return Background(none, no_pair, none, none, per_slot, shared.background_policy.codes, no_pair.copy())
     marked = [(*pair, *_BACKGROUND) for pair in traffic.pairs]
     for source, target, _ in marked:
         (shared.background_paths or shared.paths).pair(source, target, "background")
@@ -176,60 +156,50 @@ def _background(shared: Shared) -> Background:
     expect_reach(paths, shared.background_modulation, per_slot, marked)
     expect_narrow(paths, per_slot, pair, traffic.gbit_s, shared.grid)
     path = np.full(len(traffic), PENDING, np.int32)
-    codes = _codes(shared.background_policy)
+    codes = shared.background_policy.codes
     return Background(traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s, per_slot, codes, path)
 
 
-def _state(shared: Shared, training: Training, num_logged: int, books: bool) -> State:
+def _state(shared: Shared, training: Training, num_logged: int) -> State:
     places = shared.paths.network.num_fibres * shared.grid.num_slots + 1
     hops = 2 * training.problem.num_stages
     counters = np.zeros(NUM_COUNTERS, np.int64)
     counters[SPARE] = places
     path, start, count, hop, entry = (np.zeros(places, np.int64) for _ in range(5))
-    begun_s, until_s, nobody = np.zeros(places), np.full(places, inf), np.full(places, -1, np.int64)
-    longest = int(np.diff(shared.table.begin).max()) if books else 0
-    messages, words = training.num_messages, (shared.grid.num_slots + 63) // 64
+    begun_s, until_s, messages = np.zeros(places), np.full(places, inf), training.num_messages
     return State(
         events=empty_heap(places + 16 * messages + 2 * hops + 64),
-        lights=Lights(path, start, count, hop, begun_s, until_s, nobody, entry, np.arange(places)),
+        lights=Lights(path, start, count, hop, begun_s, until_s, entry, np.arange(places)),
         counters=counters,
         used=np.zeros(1),
         waiting=np.zeros(messages, np.int64),
         sending=np.zeros(messages, np.int64),
-        lit=np.zeros(hops, np.int64),
+        num_active=np.zeros(hops, np.int64),
         kept=np.full(hops, -1, np.int64),
         kept_units=np.zeros(hops, np.int64),
+        wider=np.full(hops, -1, np.int64),
         kept_until_s=np.zeros(hops),
         watched=np.zeros(hops, np.bool_),
-        booked=np.full(messages, -1, np.int64),
-        booked_path=np.zeros(messages, np.int64),
-        booked_s=np.zeros(messages),
-        held=np.zeros((messages, longest, words), np.uint64),
         log=np.zeros((num_logged, 6)),
     )
 
 
 def _rule(rule: TransferRule, demands: Demands) -> Rule:
-    ask_s = np.full(len(demands.want), inf) if demands.ask_s is None else demands.ask_s
     if (demands.least < 1).any() or (demands.least > demands.want).any():
         raise InputError("demands: every message asks for at least one unit, and takes no more than it asks for")
     return Rule(
         want=demands.want,
         least=demands.least,
         priority=demands.priority,
-        ask_s=ask_s,
-        policy=_codes(rule.policy),
+        policy=rule.policy.codes,
         unit_gbit=rule.unit_gbit,
         earliest=rule.earliest,
-        spread=rule.spread,
-        patient=rule.patient,
-        book=rule.book,
-        move=rule.move,
         widen=rule.widen,
-        max_blocks=rule.max_blocks,
         setup_s=rule.setup_s,
+        release_s=rule.release_s,
+        retry_s=rule.retry_s,
         ahead=rule.ahead and rule.setup_s > 0,
-        keep_s=_keep_s(rule),
+        keep_s=-1.0 if rule.keep_s is None else rule.keep_s,
         one_at_a_time=rule.one_at_a_time,
     )
 

@@ -1,4 +1,4 @@
-"""Orders chosen together with the network: what a warm-up is worth is only known with the light paths' delays."""
+"""Orders chosen together with the network: the gain of a warm-up depends on the light paths' delays."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from farpipe.errors import InfeasibleError
 from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.paths import PathTable
 from farpipe.optical.strategies import Strategy
-from farpipe.optical.training import UNIT_GBIT, Step, Training
+from farpipe.optical.training import BYTES_PER_GBIT, UNIT_GBIT, Step, Training, over_pairs
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
-from farpipe.step import Problem, Schedule
+from farpipe.step import Link, Problem, Schedule
 
 ZERO_BUBBLE: Final = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
 MOST_EXTRA: Final = 3
@@ -24,15 +24,15 @@ MOST_EXTRA: Final = 3
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedSteps:
     """A training's steps on a network, in one order."""
 
     schedule: Schedule
     steps: tuple[Step, ...]
     background_path: NDArray[np.int32]
-    """Fate of the background: see `Coupled.background_path`."""
+    """Outcome of the background: see `Coupled.background_path`."""
     log: NDArray[np.float64]
-    """See `Coupled.log`."""
+    """Light paths of the steps: see `Coupled.log`."""
 
     @property
     def mean_s(self) -> float:
@@ -49,13 +49,13 @@ def play_steps(
     begin_s: float = 0.0,
     skipped: int = 0,
     num_logged: int = 0,
-) -> Played:
+) -> PlayedSteps:
     """`num_steps` steps after `skipped` more, in which a strategy that learns from steps settles."""
     coupled, last, steps = Coupled(shared, training, strategy.rule, begin_s=begin_s, num_logged=num_logged), None, []
     for _ in range(skipped + num_steps):
         last = coupled.step(strategy.demands(training, last))
         steps.append(last)
-    return Played(training.schedule, tuple(steps[skipped:]), coupled.background_path, coupled.log)
+    return PlayedSteps(training.schedule, tuple(steps[skipped:]), coupled.background_path, coupled.log)
 
 
 def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gbit_s: float) -> Problem:
@@ -63,21 +63,13 @@ def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gb
 
     Orders are made for it. A hop between ranks at one node costs nothing.
     """
-    data = problem.to_data()
-    at = [nodes[stage.rank] for stage in problem.stages]
-    for index, ends in enumerate(itertools.pairwise(at)):
-        if ends[0] == ends[1]:
-            data["hops"][index] = None
-            continue
-        for direction, (a, b) in (("forward", ends), ("backward", ends[::-1])):
-            name, pair = f"{a}>{b}", paths.pair(a, b, "nodes")
-            km = paths.km[paths.first[pair] : paths.first[pair + 1]].min()
-            data["links"][name] = {"latency_s": float(km) * 4.9e-6, "bandwidth_bytes_per_s": gbit_s * 1.25e8}
-            if data["hops"][index] is not None and data["hops"][index][direction] is not None:
-                data["hops"][index][direction]["link"] = name
-    used = {t["link"] for hop in data["hops"] if hop for t in hop.values() if t}
-    links = {name: link for name, link in data["links"].items() if name in used}
-    return Problem.from_data(data | {"links": links})
+
+    def shortest(a: str, b: str) -> Link:
+        pair = paths.pair(a, b, "nodes")
+        latency_s = float(paths.latency_s[paths.first[pair] : paths.first[pair + 1]].min())
+        return Link(latency_s=latency_s, bandwidth_bytes_per_s=gbit_s * BYTES_PER_GBIT)
+
+    return over_pairs(problem, nodes, shortest)
 
 
 def candidate_orders(problem: Problem, nodes: Sequence[str]) -> list[Schedule]:

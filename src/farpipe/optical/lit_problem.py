@@ -1,41 +1,34 @@
-"""A Problem whose messages take the times of the light paths they had, for everything that reads Problems."""
+"""Steps over light paths as what others read: a Problem with the messages' own times, and a run's light paths."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from farpipe.optical.training import Step
-from farpipe.step import LightPaths, LitHop, LitStep, Problem, retimed
+from farpipe.optical.training import BYTES_PER_GBIT, Step, over_pairs
+from farpipe.step import LightPaths, Link, LitHop, LitStep, Problem, retimed
 
 
 def lit_problem(step: Step) -> Problem:
     """The Problem of a step with one link per pair of nodes and direction, and each message's own time there.
 
-    A message has its light path for itself, so it keeps nobody else waiting, and what it waited for the path is part of
-    its delay. Simulating the Problem in the same order gives the step's time again, and any tool that reads Problems
+    A message has its light path for itself, so it delays no other message, and its wait for the path is part of its
+    delay. Simulating the Problem in the same order gives the step's time again, and any tool that reads Problems
     sees the same step. The bandwidth of a link is that of its fastest light path.
     """
     training, out = step.training, step.out
-    data = training.problem.to_data()
     shape = (2, training.problem.num_stages, training.problem.num_microbatches)
-    arrives_after_s, rates = np.zeros((2, *shape))
-    sent = training.sent
+    sent, arrives_after_s = training.sent, np.zeros(shape)
     arrives_after_s.flat[sent] = out.arrival_s[sent] - out.ready_s[sent]
-    rates.flat[sent] = out.units[sent] * step.unit_gbit * 1.25e8
-    links: dict[str, Any] = {}
-    for hop, ends in enumerate(training.hops):
-        if ends is None:
-            continue
-        direction, stage = divmod(hop, training.problem.num_stages)
-        name = f"{ends[0]}>{ends[1]}"
-        fastest = max(float(rates[direction, stage].max()), links.get(name, {}).get("bandwidth_bytes_per_s", 0.0))
-        links[name] = {"latency_s": 0.0, "bandwidth_bytes_per_s": fastest}
-        data["hops"][stage - direction][("forward", "backward")[direction]]["link"] = name
-    for index, (a, b) in enumerate(zip(training.nodes, training.nodes[1:], strict=False)):
-        if a == b:
-            data["hops"][index] = None
-    return retimed(Problem.from_data(data | {"links": links}), np.zeros(shape), arrives_after_s)
+    units = out.units.reshape(len(training.hops), -1).max(axis=1)
+    fastest: dict[tuple[str, str], float] = {}
+    for ends, most in zip(training.hops, units, strict=True):
+        if ends is not None:
+            fastest[ends] = max(fastest.get(ends, 0.0), float(most) * step.unit_gbit * BYTES_PER_GBIT)
+
+    def link(a: str, b: str) -> Link:
+        return Link(latency_s=0.0, bandwidth_bytes_per_s=fastest[a, b])
+
+    return retimed(over_pairs(training.problem, training.nodes, link), np.zeros(shape), arrives_after_s)
 
 
 def light_paths(steps: Sequence[Step]) -> LightPaths:
@@ -57,7 +50,7 @@ def _lit_hop(step: Step, hop: int) -> LitHop:
     own = slice(hop * count, (hop + 1) * count)
     direction, stage = divmod(hop, problem.num_stages)
     sizes, sending_s = problem.traffic.messages.bytes[direction, stage], out.end_s[own] - out.start_s[own]
-    asked = out.units[own] * step.unit_gbit * 1.25e8
+    asked = out.units[own] * step.unit_gbit * BYTES_PER_GBIT
     rates = np.divide(sizes, sending_s, out=asked, where=sending_s > 0)
     return LitHop(
         direction=("forward", "backward")[direction],

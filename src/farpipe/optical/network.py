@@ -16,6 +16,8 @@ from farpipe.strict import expect_format, nearest, parse_json, read_text
 FORMAT: Final = "farpipe/network/1"
 MAX_FIBRES: Final = 64
 """Parallel fibres of one edge."""
+MAX_KM: Final = 100_000.0
+"""Length of one edge: more than twice around the Earth."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,9 @@ def read_rows(
     return [(f"{source}: line {line}", dict(zip(header, map(str.strip, row), strict=True))) for line, row in table[1:]]
 
 
-def number(place: str, column: str, value: Any, *, least: float = 0.0, exclusive: bool = False) -> float:
+def number(
+    place: str, column: str, value: Any, *, least: float = 0.0, most: float = math.inf, exclusive: bool = False
+) -> float:
     """A finite number from a cell; InputError with place, column and value otherwise."""
     try:
         found = float(value) if not isinstance(value, bool) else math.nan
@@ -187,6 +191,8 @@ def number(place: str, column: str, value: Any, *, least: float = 0.0, exclusive
         raise InputError(
             f"{place}: {column}: must be {'more than' if exclusive else 'at least'} {least:g}, found {value}"
         )
+    if found > most:
+        raise InputError(f"{place}: {column}: must be at most {most:g}, found {value}")
     return found
 
 
@@ -209,7 +215,7 @@ def _edge(place: str, row: Mapping[str, Any]) -> Edge:
     fibres = number(place, "fibres", row.get("fibres", 1), least=1)
     if fibres != int(fibres) or fibres > MAX_FIBRES:
         raise InputError(f"{place}: fibres: expected a whole number from 1 to {MAX_FIBRES}, found {row['fibres']}")
-    return Edge(a, b, number(place, "km", row["km"], exclusive=True), int(fibres))
+    return Edge(a, b, number(place, "km", row["km"], most=MAX_KM, exclusive=True), int(fibres))
 
 
 def _expect_connected(network: Network) -> None:

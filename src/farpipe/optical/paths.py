@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.network import Network, number, read_rows
-from farpipe.spec.windows import SECONDS_PER_KM
+from farpipe.spec.cluster import SECONDS_PER_KM
 from farpipe.strict import nearest, read_text
 
 Pair = tuple[str, ...]
-"""Source and target; a further word tells tables of the same nodes apart."""
+"""Source and target; a further word distinguishes tables of the same nodes."""
 Nodes = tuple[str, ...]
 
 PATH_ORDERS: Final = ("km", "hops", "efficiency")
@@ -25,7 +25,7 @@ MAX_K: Final = 1000
 MAX_PAIRS: Final = 50_000
 """Pairs of nodes whose paths are found when all are asked for: minutes; those of 1,000 nodes would take hours."""
 _MAX_CYCLES: Final = 12
-"""Up to so many independent cycles every simple path of a pair is listed: at most a few thousand."""
+"""Most independent cycles of a network whose simple paths are all listed: at most a few thousand for a pair."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +80,15 @@ class PathTable:
         if (source, target) not in self.pairs:
             raise InputError(f"{place}: there is no path from {source} to {target} in the table of paths")
         return self.pairs[source, target]
+
+    def expect_all_pairs(self, source: str) -> None:
+        """InputError unless every pair of the network's nodes has a path; `source` names the table."""
+        missing = [pair for pair in all_pairs(self.network) if pair not in self.of_pair]
+        if missing:
+            raise InputError(
+                f"{source}: random traffic goes between all pairs of nodes, and {len(missing)} of them have no path "
+                f"here, the first {missing[0][0]} to {missing[0][1]}; add their paths, or give a trace"
+            )
 
     def _planes(self, paths: Sequence[Nodes]) -> Iterator[tuple[Nodes, int]]:
         """Each path once per parallel fibre of its widest edge: the i-th time it takes the i-th fibre of every edge.
@@ -180,9 +189,7 @@ class _Candidates:
         if self._listed:
             yield from map(tuple, self._networkx.all_simple_paths(self._graph, source, target))
             return
-        weight = "km" if self._by == "km" else None
-        if self._by == "efficiency":
-            weight = "km"
+        weight = None if self._by == "hops" else "km"
         generated = self._networkx.shortest_simple_paths(self._graph, source, target, weight=weight)
         if self._by == "efficiency":
             yield from map(tuple, islice(generated, 4 * self._k))

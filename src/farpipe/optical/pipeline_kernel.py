@@ -1,20 +1,17 @@
 """The compiled simulator of a pipeline whose messages are light paths, among background traffic.
 
 One queue of events. At the same time come, in this order: light paths that end, background requests, actions that end,
-messages that arrive, requests ahead of time, light paths that may have been kept long enough. Whenever a light path
-ends, those who wait try again, by priority and then in order of asking.
+messages that arrive, requests ahead of time, light paths that may have been kept long enough, light paths that replace
+kept ones, periodic retries. Whenever a light path ends (or periodically) the messages that wait try again, by priority
+and then in order of asking; at a hop of one light path at a time none tries before those ahead of it are served.
 """
 
 import numpy as np
 from numba import njit
 
 from farpipe.optical.assign_kernel import choose, slots_needed
-from farpipe.optical.booking_kernel import cancel, wait_for_end
-from farpipe.optical.choice_kernel import first_spread, soonest
-from farpipe.optical.compiled import inner
-from farpipe.optical.heap_kernel import pop
-from farpipe.optical.lights_kernel import dark, light
-from farpipe.optical.pipeline_state import AT_ONCE, NEXT, NOTHING, SENDING, WAITING
+from farpipe.optical.compiled import inner, pop
+from farpipe.optical.pipeline_state import AT_ONCE, NEXT, NOTHING, RETRYING, SENDING, WAITING
 from farpipe.optical.sending_kernel import (
     ACTION,
     ARRIVAL,
@@ -22,13 +19,19 @@ from farpipe.optical.sending_kernel import (
     IDLE,
     RELEASE,
     REQUEST,
+    RETRY,
+    SWITCH,
+    assign,
+    assign_message,
     divide,
-    improve,
-    light_blocks,
     post,
+    release,
+    replace_kept,
+    switch,
+    widen,
 )
-
-_F, _W = 0, 2
+from farpipe.step.codes import W
+from farpipe.step.inlined import arrival_of, direction_of, kind_of, message_of, slot_of
 
 
 @inner
@@ -38,7 +41,7 @@ def _launch(net, orders, rule, state, out, message):  # type: ignore[no-untyped-
     divide(net, orders, rule, state, out, message, out.start_s[message], orders.gbit[message])
     if rule.keep_s >= 0:
         _stay(rule, state, message // orders.num_microbatches, out.end_s[message])
-    if rule.widen or rule.move:
+    if rule.widen and rule.keep_s < 0:
         state.sending[state.counters[SENDING]] = message
         state.counters[SENDING] += 1
 
@@ -68,34 +71,18 @@ def _reuse(net, orders, rule, state, out, message, now_s):  # type: ignore[no-un
 
 
 @inner
-def _light_message(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Light up to `max_blocks` paths for a message: 1 lit, 0 none is free, -1 it waits for a better one."""
-    pair, gbit = orders.pair_of_hop[message // orders.num_microbatches], orders.gbit[message]
-    most, least, best = rule.want[message], rule.least[message], -1
-    if rule.earliest:
-        best = soonest(net, rule, pair, most, least, gbit)
-    elif rule.spread:
-        cancel(net, state, message, now_s)
-        best, seconds = first_spread(net, rule, pair, most, least, gbit)
-        if wait_for_end(net, orders, rule, state, out, message, now_s, seconds):
-            return -1
-    return 1 if light_blocks(net, orders, rule, state, out, message, now_s, best, gbit) > 0 else 0
-
-
-@inner
 def _serve(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Give a message its light path: 1 served, 0 refused for lack of spectrum, -1 it is to wait."""
+    """Give a message its light path: 1 served, 0 refused for lack of spectrum, -1 its hop's turn has not come."""
     hop = message // orders.num_microbatches
     if rule.keep_s >= 0 and state.kept[hop] >= 0:
         if out.ready_s[message] == np.inf or state.kept_until_s[hop] == np.inf:
             return -1
         _reuse(net, orders, rule, state, out, message, now_s)
         return 1
-    if (rule.one_at_a_time or rule.keep_s >= 0) and state.lit[hop] > 0:
+    if (rule.one_at_a_time or rule.keep_s >= 0) and state.num_active[hop] > 0:
         return -1
-    lit = _light_message(net, orders, rule, state, out, message, now_s)
-    if lit <= 0:
-        return lit
+    if not assign_message(net, orders, rule, state, out, message, now_s):
+        return 0
     out.grant_s[message] = now_s
     if rule.keep_s >= 0:
         state.kept[hop], state.kept_units[hop] = out.held[0, message], out.units[message]
@@ -117,25 +104,70 @@ def _wait(rule, state, message):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _behind(orders, rule, state, out, message, num_before):  # type: ignore[no-untyped-def]
+    """True for a message of a hop of one light path that is not the first there of the `num_before` that wait."""
+    if not rule.one_at_a_time and rule.keep_s < 0:
+        return False
+    for place in range(num_before):
+        other = state.waiting[place]
+        same_hop = other // orders.num_microbatches == message // orders.num_microbatches
+        first = rule.priority[other] <= rule.priority[message] and out.ready_s[other] <= out.ready_s[message]
+        if same_hop and first and out.grant_s[other] == np.inf:
+            return True
+    return False
+
+
+@inner
+def _serve_in_turn(net, orders, rule, state, out, message, now_s, num_before):  # type: ignore[no-untyped-def]
+    """Result of `_serve`; -1 for a message behind another one of its hop."""
+    if _behind(orders, rule, state, out, message, num_before):
+        return -1
+    return _serve(net, orders, rule, state, out, message, now_s)
+
+
+@inner
 def _ask(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """The first request of a message."""
     out.ask_s[message] = now_s
-    served = _serve(net, orders, rule, state, out, message, now_s)
+    served = _serve_in_turn(net, orders, rule, state, out, message, now_s, state.counters[WAITING])
     out.refused[message] = served == 0
     if served <= 0:
         _wait(rule, state, message)
+        if rule.retry_s > 0 and state.counters[RETRYING] == 0:
+            post(state, now_s + rule.retry_s, np.int64(RETRY), 0)
+            state.counters[RETRYING] = 1
 
 
 @inner
 def _retry(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
-    """Those who wait try again."""
+    """Serve the messages that wait, by priority, then in order of asking."""
     kept = 0
     for place in range(state.counters[WAITING]):
         message = state.waiting[place]
-        if out.grant_s[message] == np.inf and _serve(net, orders, rule, state, out, message, now_s) <= 0:
+        waits = out.grant_s[message] == np.inf
+        if waits and _serve_in_turn(net, orders, rule, state, out, message, now_s, kept) <= 0:
             state.waiting[kept] = message
             kept += 1
     state.counters[WAITING] = kept
+
+
+@inner
+def _use_released(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
+    """A light path has ended: messages that wait try again, others are widened."""
+    if rule.retry_s == 0:
+        _retry(net, orders, rule, state, out, now_s)
+    if rule.widen and rule.keep_s >= 0:
+        replace_kept(net, orders, rule, state, now_s)
+    widen(net, orders, rule, state, out, now_s)
+
+
+@inner
+def _retry_later(background, rule, state, now_s):  # type: ignore[no-untyped-def]
+    """Post the next periodic retry if messages wait and anything else can still happen."""
+    goes_on = state.events[3][0] > 0 or state.counters[NEXT] < background.arrival_s.size
+    state.counters[RETRYING] = state.counters[WAITING] > 0 and goes_on
+    if state.counters[RETRYING]:
+        post(state, now_s + rule.retry_s, np.int64(RETRY), 0)
 
 
 @inner
@@ -155,15 +187,14 @@ def _begin(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-untyp
     if out.running[rank] or at == orders.begin[rank + 1]:
         return
     code, per_direction = np.int64(orders.codes[at]), orders.num_stages * orders.num_microbatches
-    kind, slot = code & 3, code >> 2
-    direction = 0 if kind == _F else 1
-    if kind != _W and not out.there[direction * per_direction + slot]:
+    kind, slot = kind_of(code), slot_of(code)
+    message = message_of(direction_of(kind), slot, per_direction)
+    if kind != W and not out.there[message]:
         return
     end_s = now_s + orders.duration_s[kind * per_direction + slot]
     out.action_s[at], out.running[rank] = now_s, True
     post(state, end_s, np.int64(ACTION), rank)
-    message = direction * per_direction + slot
-    if kind != _W and orders.pair_of_hop[message // orders.num_microbatches] >= 0:
+    if kind != W and orders.pair_of_hop[message // orders.num_microbatches] >= 0:
         _ready_at(net, orders, rule, state, out, message, now_s, end_s)
 
 
@@ -171,7 +202,7 @@ def _begin(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-untyp
 def _arrive(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """A message is with its consumer."""
     direction = message // (orders.num_stages * orders.num_microbatches)
-    target = message + (1 - 2 * direction) * orders.num_microbatches
+    target = arrival_of(message, direction, orders.num_microbatches)
     out.there[target] = True
     stage = target // orders.num_microbatches - direction * orders.num_stages
     _begin(net, orders, rule, state, out, np.int64(orders.rank_of_stage[stage]), now_s)
@@ -183,16 +214,16 @@ def _finish(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-unty
     code = np.int64(orders.codes[orders.begin[rank] + out.position[rank]])
     out.position[rank] += 1
     out.running[rank] = False
-    kind, slot = code & 3, code >> 2
-    if kind != _W:
-        message = (0 if kind == _F else 1) * orders.num_stages * orders.num_microbatches + slot
+    kind, slot = kind_of(code), slot_of(code)
+    if kind != W:
+        message = message_of(direction_of(kind), slot, orders.num_stages * orders.num_microbatches)
         pair = orders.pair_of_hop[message // orders.num_microbatches]
         if pair == AT_ONCE:
             _arrive(net, orders, rule, state, out, message, now_s)
         elif pair != NOTHING and out.ask_s[message] == np.inf:
             _ask(net, orders, rule, state, out, message, now_s)
         elif pair != NOTHING and out.grant_s[message] == np.inf:
-            _retry(net, orders, rule, state, out, now_s)  # it may have asked before its hop's light path could tell
+            _retry(net, orders, rule, state, out, now_s)  # it may have asked before its hop's light path had an end
     _begin(net, orders, rule, state, out, rank, now_s)
 
 
@@ -205,8 +236,10 @@ def _idle(net, state, hop, keep_s, now_s):  # type: ignore[no-untyped-def]
         post(state, until_s, np.int64(IDLE), hop)
     if state.kept[hop] < 0 or now_s < until_s:
         return False
-    dark(net, state, state.kept[hop], now_s)
-    state.kept[hop] = -1
+    for kept in (state.kept, state.wider):
+        if kept[hop] >= 0:
+            release(net, state, kept[hop], now_s)
+            kept[hop] = -1
     return True
 
 
@@ -221,7 +254,7 @@ def _request(net, background, state, now_s):  # type: ignore[no-untyped-def]
     path, start = choose(net.spectrum, net.table, background.policy, low, high, net.need, net.mask)
     background.path[request] = path
     if path >= 0:
-        place = light(net, state, (path, start, net.need[path - low]), -1 - request, -1, now_s)
+        place = assign(net, state, (path, start, net.need[path - low]), -1 - request, -1, now_s)
         state.lights.until_s[place] = now_s + background.holding_s[request]
         post(state, state.lights.until_s[place], np.int64(RELEASE), place)
 
@@ -244,44 +277,45 @@ def _next_event(background, state, until_s):  # type: ignore[no-untyped-def]
     return background.arrival_s[request], REQUEST, 0
 
 
+@inner
+def _change_lights(net, background, orders, rule, state, out, kind, item, now_s):  # type: ignore[no-untyped-def]
+    """A light path ends or is replaced, or messages that wait try again."""
+    if kind == RELEASE and state.lights.until_s[item] == now_s:  # else it has been widened, and ended before
+        release(net, state, item, now_s)
+        _use_released(net, orders, rule, state, out, now_s)
+    elif kind == RETRY:
+        _retry(net, orders, rule, state, out, now_s)
+        _retry_later(background, rule, state, now_s)
+    elif kind == SWITCH:
+        switch(net, orders, rule, state, item, now_s)
+    elif kind == IDLE and _idle(net, state, item, rule.keep_s, now_s):
+        _retry(net, orders, rule, state, out, now_s)
+
+
 @njit(cache=True, nogil=True)
-def play(net, background, orders, rule, state, out, begin_s, until_s):  # type: ignore[no-untyped-def]  # noqa: C901
+def play(net, background, orders, rule, state, out, begin_s, until_s):  # type: ignore[no-untyped-def]
     """Play one step from `begin_s` on; when it ends, or -1 when nothing can happen any more.
 
     With a finite `until_s` the pipeline rests, and the background goes on alone until then.
     """
     left = orders.codes.size if until_s == np.inf else 0
     state.counters[SENDING] = 0
-    for message in range(rule.ask_s.size):
-        if rule.ask_s[message] < np.inf:
-            post(state, begin_s + rule.ask_s[message], np.int64(ASK), np.int64(message))
     for rank in range(out.running.size if left > 0 else 0):
         _begin(net, orders, rule, state, out, np.int64(rank), begin_s)
     now_s = begin_s
     while left > 0 or now_s < until_s < np.inf:
         now_s, kind, item = _next_event(background, state, until_s)
-        if kind == RELEASE:
-            if state.lights.until_s[item] == now_s:  # else it has been widened, and ended before
-                booked = state.lights.booked[item]
-                dark(net, state, item, now_s)
-                if booked >= 0:
-                    _serve(net, orders, rule, state, out, booked, now_s)
-                _retry(net, orders, rule, state, out, now_s)
-                improve(net, orders, rule, state, out, now_s)
-        elif kind == REQUEST:
+        if kind < 0:
+            return until_s if until_s < np.inf else -1.0
+        if kind == REQUEST:
             _request(net, background, state, now_s)
         elif kind == ACTION:
             left -= 1
             _finish(net, orders, rule, state, out, item, now_s)
-        elif kind == ARRIVAL:
-            if out.arrival_s[item] == now_s:
-                _arrive(net, orders, rule, state, out, item, now_s)
-        elif kind == ASK:
-            if out.ask_s[item] == np.inf:
-                _ask(net, orders, rule, state, out, item, now_s)
-        elif kind == IDLE:
-            if _idle(net, state, item, rule.keep_s, now_s):
-                _retry(net, orders, rule, state, out, now_s)
+        elif kind == ARRIVAL and out.arrival_s[item] == now_s:  # else it has been widened, and arrived before
+            _arrive(net, orders, rule, state, out, item, now_s)
+        elif kind == ASK and out.ask_s[item] == np.inf:
+            _ask(net, orders, rule, state, out, item, now_s)
         else:
-            return until_s if until_s < np.inf else -1.0
+            _change_lights(net, background, orders, rule, state, out, kind, item, now_s)
     return now_s

@@ -27,8 +27,6 @@ class Net(NamedTuple):
     """[paths]: Gbit/s that one slot carries."""
     latency_s: Floats
     """[paths]"""
-    priced_s: Floats
-    """[paths]: latency and the price of the spectrum that a message takes there, to choose by."""
     guard: int
     need: Ints
     """Scratch."""
@@ -77,36 +75,28 @@ class Rule(NamedTuple):
     """[M]: fewest units taken."""
     priority: Ints
     """[M]: rank among the messages that wait; lower is served first."""
-    ask_s: Floats
-    """[M]: time to ask, from the start of the step; infinite: see `ahead`."""
     policy: tuple[int, int, Floats]
     unit_gbit: float
     """Rate of one unit."""
     earliest: bool
-    """Take the candidate over which the message arrives first, instead of the first one with the widest block."""
-    spread: bool
-    """The same, and the blocks of a message may be on different candidates."""
-    patient: bool
-    """Wait for a light path that is known to end if the message arrives sooner so."""
-    book: bool
-    """Book what will be free then."""
-    move: bool
-    """Move a message that is being sent to better blocks whenever a light path ends."""
+    """Take the widest block on the candidate over which the message arrives first, instead of the first candidate."""
     widen: bool
-    """Add a block to a message that is being sent whenever a light path ends."""
-    max_blocks: int
-    """Light paths of one message side by side."""
+    """Add a block to a message that is being sent, or replace a kept light path, whenever a light path ends."""
     setup_s: float
+    release_s: float
+    """Time from the last bit until the spectrum is free for others."""
+    retry_s: float
+    """Time after which messages that wait try again; 0: whenever a light path ends."""
     ahead: bool
     """Ask `setup_s` before the producer ends, at its start at the earliest."""
     keep_s: float
-    """For how long without use a hop's light path is kept for its next message; below zero: one per message."""
+    """Seconds without use for which a hop's light path is kept for its next message; below zero: one per message."""
     one_at_a_time: bool
     """A hop has one light path at a time."""
 
 
 class Lights(NamedTuple):
-    """The light paths that are lit, by place; `spare` holds the free places, the next one at its end."""
+    """The light paths there are, by place; `spare` holds the free places, the next one at its end."""
 
     path: Ints
     start: Ints
@@ -116,9 +106,7 @@ class Lights(NamedTuple):
     """Its owner: a hop, or -1: the background."""
     begun_s: Floats
     until_s: Floats
-    """Time at which it ends; infinite: not known, or not lit."""
-    booked: Ints
-    """The message that has booked what it leaves, or -1."""
+    """Time at which it ends; infinite: not known, or there is none."""
     entry: Ints
     """Its row in the log, or -1."""
     spare: Ints
@@ -131,30 +119,24 @@ class State(NamedTuple):
     lights: Lights
     counters: Ints
     """Events posted; free places of `lights`; rows of `log` used; next background request; messages that wait;
-    messages that may be widened."""
+    messages that may be widened; 1 if an event will let those that wait try again."""
     used: Floats
     """Slots x fibres x seconds that messages have held."""
     waiting: Ints
     """[M]: messages that wait for a light path, by priority, then in order of asking."""
     sending: Ints
     """[M]: messages that may be widened."""
-    lit: Ints
-    """[hops]: light paths that each hop holds."""
+    num_active: Ints
+    """[hops]: light paths of each hop."""
     kept: Ints
     """[hops]: the light path that is kept, or -1."""
     kept_units: Ints
+    wider: Ints
+    """[hops]: the light path that is set up to replace the kept one, or -1."""
     kept_until_s: Floats
     """[hops]: time at which it will have sent all that it was given."""
     watched: Flags
     """[hops]: True if an event will check whether the kept light path is idle."""
-    booked: Ints
-    """[M]: the light path whose end a booking waits for, or -1."""
-    booked_path: Ints
-    """[M]: the candidate of the booking."""
-    booked_s: Floats
-    """[M]: time of the booking."""
-    held: NDArray[np.uint64]
-    """[M, fibres of a path, words]: slots that a booking holds."""
     log: Floats
     """Rows (owner, path, first slot, slots, from, until); owner: a message, or -1 - background request."""
 
@@ -188,6 +170,6 @@ class Out(NamedTuple):
     """[ranks]"""
 
 
-NUM_COUNTERS = 6
-POSTED, SPARE, LOGGED, NEXT, WAITING, SENDING = range(NUM_COUNTERS)
+NUM_COUNTERS = 7
+POSTED, SPARE, LOGGED, NEXT, WAITING, SENDING, RETRYING = range(NUM_COUNTERS)
 NOTHING, AT_ONCE = -2, -1

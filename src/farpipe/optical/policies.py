@@ -7,12 +7,14 @@ candidates on which there is one. The compiled kernels (`assign_kernel`) know th
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from farpipe.errors import UsageError
 from farpipe.strict import nearest
 
-SLOT_RULES: Final = ("first", "last", "best", "exact", "most-used")
-"""The lowest block that fits; the highest; the smallest (ties: lowest); one of exactly that size, else the lowest; the
-one whose slots are taken on most fibres of the network (ties: lowest)."""
+SLOT_RULES: Final = ("first", "last", "best")
+"""The lowest block that fits; the highest; the smallest (ties: lowest)."""
 
 PATH_RULES: Final = ("in-order", "lowest-slot", "shortest", "min-cuts", "congestion", "cross-domain")
 """The first candidate on which the request fits; the one with the lowest slot; the shortest in km and no other; the one
@@ -21,7 +23,7 @@ congestion and discontinuity of the neighbourhood. Ties always go to the earlier
 
 
 @dataclass(frozen=True)
-class Policy:
+class AssignmentPolicy:
     """A rule of paths with a rule of slots; `weights` (km, congestion, neighbourhood) are of "cross-domain" alone."""
 
     name: str
@@ -30,32 +32,30 @@ class Policy:
     weights: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
-    def codes(self) -> tuple[int, int]:
-        """The two rules as the kernels know them."""
-        return PATH_RULES.index(self.paths), SLOT_RULES.index(self.slots)
+    def codes(self) -> tuple[int, int, NDArray[np.float64]]:
+        """The two rules and the weights as the kernels know them."""
+        return PATH_RULES.index(self.paths), SLOT_RULES.index(self.slots), np.array(self.weights)
 
 
 POLICIES: Final = {
     policy.name: policy
     for policy in (
-        Policy("ksp-ff", "in-order", "first"),
-        Policy("ff-ksp", "lowest-slot", "first"),
-        Policy("sd-ff", "shortest", "first"),
-        Policy("best-fit", "in-order", "best"),
-        Policy("last-fit", "in-order", "last"),
-        Policy("exact-fit", "in-order", "exact"),
-        Policy("most-used", "in-order", "most-used"),
-        Policy("min-cuts", "min-cuts", "first"),
-        Policy("congestion-aware", "congestion", "first"),
+        AssignmentPolicy("ksp-ff", "in-order", "first"),
+        AssignmentPolicy("ff-ksp", "lowest-slot", "first"),
+        AssignmentPolicy("sd-ff", "shortest", "first"),
+        AssignmentPolicy("best-fit", "in-order", "best"),
+        AssignmentPolicy("last-fit", "in-order", "last"),
+        AssignmentPolicy("min-cuts", "min-cuts", "first"),
+        AssignmentPolicy("congestion-aware", "congestion", "first"),
         # CD-CBA's three terms; their weights were not published: equal here, see docs/reference/optical.md.
-        Policy("cd", "cross-domain", "first", (1.0, 1.0, 1.0)),
+        AssignmentPolicy("cd", "cross-domain", "first", (1.0, 1.0, 1.0)),
     )
 }
 """The policies by the names that users write. Min-cuts and congestion-aware are XLRON's KMC-FF and KCA-FF (but that a
 path on which the request does not fit is never taken)."""
 
 
-def find_policy(name: str) -> Policy:
+def find_policy(name: str) -> AssignmentPolicy:
     """The policy called `name`; UsageError with the nearest name otherwise."""
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}{nearest(name, POLICIES)}; known: {', '.join(POLICIES)}")

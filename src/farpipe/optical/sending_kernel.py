@@ -1,16 +1,50 @@
-"""Compiled sending of a message over the light paths that it holds, and their change while it is sent."""
+"""Compiled light paths: assigning them, sending a message over those that it has, and releasing them."""
 
 import numpy as np
 
 from farpipe.optical.assign_kernel import occupy
-from farpipe.optical.choice_kernel import block_on, first_spread, more_spread, together_s, widest
-from farpipe.optical.compiled import inner
-from farpipe.optical.heap_kernel import push
-from farpipe.optical.lights_kernel import dark, light
-from farpipe.optical.pipeline_state import POSTED, SENDING
+from farpipe.optical.choice_kernel import block_on, soonest, together_s, units_of_run, widest
+from farpipe.optical.compiled import inner, push
+from farpipe.optical.pipeline_state import LOGGED, POSTED, SENDING, SPARE
 
-RELEASE, REQUEST, ACTION, ARRIVAL, ASK, IDLE = range(6)
+RELEASE, REQUEST, ACTION, ARRIVAL, ASK, IDLE, SWITCH, RETRY = range(8)
 """Kinds of events in their order at the same time."""
+
+
+@inner
+def assign(net, state, block, owner, hop, now_s):  # type: ignore[no-untyped-def]
+    """Take a block (path, start, count); the place of the new light path."""
+    lights, counters = state.lights, state.counters
+    counters[SPARE] -= 1
+    place = lights.spare[counters[SPARE]]
+    lights.path[place], lights.start[place], lights.width[place] = block
+    lights.hop[place], lights.begun_s[place], lights.entry[place] = hop, now_s, -1
+    lights.until_s[place] = np.inf
+    occupy(net.spectrum, net.table, block[0], block[1], block[2], 1)
+    if hop >= 0:
+        state.num_active[hop] += 1
+    if counters[LOGGED] < state.log.shape[0]:
+        row = state.log[counters[LOGGED]]
+        row[0], row[1], row[2], row[3], row[4], row[5] = owner, block[0], block[1], block[2], now_s, np.inf
+        lights.entry[place] = counters[LOGGED]
+        counters[LOGGED] += 1
+    return place
+
+
+@inner
+def release(net, state, place, now_s):  # type: ignore[no-untyped-def]
+    """Release the block of a light path."""
+    lights, counters = state.lights, state.counters
+    path, count, hop = lights.path[place], lights.width[place], lights.hop[place]
+    occupy(net.spectrum, net.table, path, lights.start[place], count, -1)
+    if hop >= 0:
+        state.num_active[hop] -= 1
+        state.used[0] += count * (net.table[0][path + 1] - net.table[0][path]) * (now_s - lights.begun_s[place])
+    if lights.entry[place] >= 0:
+        state.log[lights.entry[place], 5] = now_s
+    lights.until_s[place] = np.inf
+    lights.spare[counters[SPARE]] = place
+    counters[SPARE] += 1
 
 
 @inner
@@ -31,123 +65,113 @@ def divide(net, orders, rule, state, out, message, start_s, gbit):  # type: igno
     mean_s, seconds = weighted_s / out.units[message], gbit / (out.units[message] * rule.unit_gbit)
     for place in out.held[:, message]:
         if place >= 0:
-            until_s = start_s + seconds + (mean_s - net.latency_s[lights.path[place]])
-            end_s = max(end_s, until_s)
+            sent_s = start_s + seconds + (mean_s - net.latency_s[lights.path[place]])
+            end_s = max(end_s, sent_s)
             if rule.keep_s < 0:
-                lights.until_s[place] = until_s
-                post(state, until_s, np.int64(RELEASE), place)
+                lights.until_s[place] = sent_s + rule.release_s
+                post(state, lights.until_s[place], np.int64(RELEASE), place)
     out.end_s[message], out.arrival_s[message] = end_s, start_s + seconds + mean_s
     post(state, out.arrival_s[message], np.int64(ARRIVAL), message)
 
 
 @inner
-def light_blocks(net, orders, rule, state, out, message, now_s, path, gbit):  # type: ignore[no-untyped-def]
-    """Light up to `max_blocks` blocks for `gbit` of a message, with `spread` or `earliest` the first one on `path`.
-
-    Returns the units of all; 0: none is free.
-    """
-    hop = message // orders.num_microbatches
-    pair, most, least, total, weighted_s = orders.pair_of_hop[hop], rule.want[message], rule.least[message], 0, 0.0
-    for block in range(rule.max_blocks if rule.keep_s < 0 else 1):
-        if most == 0:
-            break
-        if rule.spread and block > 0:
-            path = more_spread(net, rule, pair, most, gbit, total, weighted_s)
-        if rule.earliest or rule.spread:
-            units, path, start, count = block_on(net, rule, path, most)
-        else:
-            units, path, start, count = widest(net, rule, pair, most, least)
-        if units == 0:
-            break
-        out.held[block, message] = light(net, state, (path, start, count), message, hop, now_s)
-        if block == 0:
-            out.path[message] = path
-        out.block_units[block, message] = units
-        total, most, least = total + units, most - units, 1
-        weighted_s += units * net.priced_s[path]
-    out.units[message] = total
-    return total
+def assign_message(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
+    """Assign a light path to a message; False: none is free."""
+    hop, most, least = message // orders.num_microbatches, rule.want[message], rule.least[message]
+    pair = orders.pair_of_hop[hop]
+    if rule.earliest:
+        path = soonest(net, rule, pair, most, least, orders.gbit[message], 0, 0.0)
+        units, path, start, count = block_on(net, rule, path, most)
+    else:
+        units, path, start, count = widest(net, rule, pair, most, least)
+    if units == 0:
+        return False
+    out.held[0, message] = assign(net, state, (path, start, count), message, hop, now_s)
+    out.path[message], out.block_units[0, message], out.units[message] = path, units, units
+    return True
 
 
 @inner
-def improve(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
-    """Move or widen each message that is being sent on fewer units than it asked for, where that brings it sooner."""
+def widen(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
+    """Add blocks to the messages that are being sent on fewer units than they asked for."""
     sending, kept = state.sending, 0
     for place in range(state.counters[SENDING]):
         message = sending[place]
         if out.end_s[message] > now_s and out.units[message] < rule.want[message]:
             sending[kept] = message
             kept += 1
-            if out.start_s[message] <= now_s:
-                if rule.move:
-                    _move(net, orders, rule, state, out, message, now_s)
-                if rule.widen:
-                    _widen(net, orders, rule, state, out, message, now_s)
+            if out.start_s[message] <= now_s + rule.setup_s:
+                _widen(net, orders, rule, state, out, message, now_s)
     state.counters[SENDING] = kept
 
 
 @inner
-def _unsent(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """(blocks, Gbit that are not sent yet, sum of units x latency, longest latency) of a message that is being sent.
+def _unsent(net, rule, state, out, message, from_s):  # type: ignore[no-untyped-def]
+    """(blocks, Gbit to be sent after `from_s`, sum of units x latency, longest latency) of a message.
 
-    Blocks 0: one of them has sent its part, so that what is left can't be divided anew.
+    Blocks 0: one of them will have sent its part, so that what is left can't be divided anew.
     """
     lights, left, weighted_s, longest_s, blocks = state.lights, 0.0, 0.0, 0.0, 0
     for block in range(out.held.shape[0]):
         place, units = out.held[block, message], out.block_units[block, message]
         if place < 0:
             break
-        if lights.hop[place] != message // orders.num_microbatches or not now_s < lights.until_s[place] < np.inf:
+        sent_s, latency_s = lights.until_s[place] - rule.release_s, net.latency_s[lights.path[place]]
+        ended = abs(sent_s + latency_s - out.arrival_s[message]) > 1e-9  # its place may be another message's by now
+        if ended or sent_s <= from_s:
             return 0, 0.0, 0.0, 0.0
-        left += units * rule.unit_gbit * (lights.until_s[place] - now_s)
-        weighted_s += units * net.latency_s[lights.path[place]]
-        longest_s, blocks = max(longest_s, net.latency_s[lights.path[place]]), blocks + 1
+        left += units * rule.unit_gbit * (sent_s - from_s)
+        weighted_s += units * latency_s
+        longest_s, blocks = max(longest_s, latency_s), blocks + 1
     return blocks, left, weighted_s, longest_s
 
 
 @inner
 def _widen(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Add a block to a message that is being sent, and divide what is left of it anew."""
-    blocks, left, weighted_s, longest_s = _unsent(net, orders, rule, state, out, message, now_s)
+    """Add a block to a message that is being sent, and divide anew what is left when the block is set up."""
+    from_s = now_s + rule.setup_s
+    blocks, left, weighted_s, longest_s = _unsent(net, rule, state, out, message, from_s)
     if blocks in (0, out.held.shape[0]):
         return
     hop, total, most = message // orders.num_microbatches, out.units[message], rule.want[message] - out.units[message]
-    path = more_spread(net, rule, orders.pair_of_hop[hop], most, left, total, weighted_s)
+    path = soonest(net, rule, orders.pair_of_hop[hop], most, 1, left, total, weighted_s)
     units, path, start, count = block_on(net, rule, path, most)
     if units == 0:
         return
     seconds = together_s(rule, left, total + units, weighted_s + units * net.latency_s[path])
     if seconds <= max(longest_s, net.latency_s[path]):
         return
-    out.held[blocks, message] = light(net, state, (path, start, count), message, hop, now_s)
+    out.held[blocks, message] = assign(net, state, (path, start, count), message, hop, now_s)
     out.block_units[blocks, message] = units
     out.units[message] = total + units
-    divide(net, orders, rule, state, out, message, now_s, left)
+    divide(net, orders, rule, state, out, message, from_s, left)
 
 
 @inner
-def _occupy_all(net, state, out, message, blocks, sign):  # type: ignore[no-untyped-def]
-    """Take the blocks of a message (`sign` 1), or give them back (-1), for a trial."""
-    lights = state.lights
-    for block in range(blocks):
-        place = out.held[block, message]
-        occupy(net.spectrum, net.table, lights.path[place], lights.start[place], lights.width[place], sign)
+def replace_kept(net, orders, rule, state, now_s):  # type: ignore[no-untyped-def]
+    """Set up a wider light path beside every kept one that has fewer units than its hop asks for."""
+    for hop in range(state.kept.size):
+        place, first = state.kept[hop], hop * orders.num_microbatches
+        settled = place >= 0 and state.wider[hop] < 0 and state.kept_until_s[hop] < np.inf
+        if not settled or state.kept_units[hop] >= rule.want[first]:
+            continue
+        units, latency_s = state.kept_units[hop], net.latency_s[state.lights.path[place]]
+        now_takes_s = together_s(rule, orders.gbit[first], units, units * latency_s)
+        path = soonest(net, rule, orders.pair_of_hop[hop], rule.want[first], units + 1, orders.gbit[first], 0, 0.0)
+        units, path, start, count = block_on(net, rule, path, rule.want[first])
+        if units > 0 and together_s(rule, orders.gbit[first], units, units * net.latency_s[path]) < now_takes_s:
+            state.wider[hop] = assign(net, state, (path, start, count), first, hop, now_s)
+            post(state, now_s + rule.setup_s, np.int64(SWITCH), hop)
 
 
 @inner
-def _move(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Move a message that is being sent to other blocks, as if nobody noticed, where these bring the rest sooner."""
-    blocks, left, _, longest_s = _unsent(net, orders, rule, state, out, message, now_s)
-    if blocks == 0:
+def switch(net, orders, rule, state, hop, now_s):  # type: ignore[no-untyped-def]
+    """Keep a hop's wider light path, once it is set up, instead of the one before, which ends after its message."""
+    place, old, lights = state.wider[hop], state.kept[hop], state.lights
+    if place < 0 or lights.begun_s[place] + rule.setup_s != now_s:
         return
-    pair = orders.pair_of_hop[message // orders.num_microbatches]
-    _occupy_all(net, state, out, message, blocks, -1)
-    path, seconds = first_spread(net, rule, pair, rule.want[message], rule.least[message], left)
-    _occupy_all(net, state, out, message, blocks, 1)
-    if path < 0 or not longest_s < seconds < out.arrival_s[message] - now_s - 1e-9:
-        return  # what is on its way already arrives first
-    for block in range(blocks):
-        dark(net, state, out.held[block, message], now_s)
-        out.held[block, message] = -1
-    light_blocks(net, orders, rule, state, out, message, now_s, path, left)
-    divide(net, orders, rule, state, out, message, now_s, left)
+    want = rule.want[hop * orders.num_microbatches]
+    state.kept[hop], state.wider[hop] = place, -1
+    state.kept_units[hop] = units_of_run(net, rule, lights.path[place], lights.width[place], want)
+    lights.until_s[old] = max(now_s, state.kept_until_s[hop]) + rule.release_s
+    post(state, lights.until_s[old], np.int64(RELEASE), old)

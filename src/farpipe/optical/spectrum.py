@@ -14,7 +14,7 @@ from farpipe.optical.paths import Pair, PathTable
 MAX_SLOTS: Final = 4096
 
 Table = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]
-Arrays = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int32]]
+Arrays = tuple[NDArray[np.uint64], NDArray[np.int32], int]
 Heap = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -35,11 +35,11 @@ class Grid:
             raise UsageError(f"the guard band must leave slots of the {self.num_slots}, found {self.guard}")
 
     def empty(self, num_fibres: int) -> Arrays:
-        """Free masks [fibres, words], slots used per fibre, fibres used per slot: nothing taken."""
+        """Free masks [fibres, words], slots used per fibre, number of slots: nothing taken."""
         words = (self.num_slots + 63) // 64
         full = [(1 << min(64, self.num_slots - 64 * word)) - 1 for word in range(words)]
         free = np.tile(np.array(full, np.uint64), (num_fibres, 1))
-        return free, np.zeros(num_fibres, np.int32), np.zeros(self.num_slots, np.int32)
+        return free, np.zeros(num_fibres, np.int32), self.num_slots
 
 
 def free_masks(free: NDArray[np.uint64]) -> list[int]:

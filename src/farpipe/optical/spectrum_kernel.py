@@ -137,16 +137,3 @@ def largest_block(mask, num_slots):  # type: ignore[no-untyped-def]
         longest, total, blocks = max(longest, end - start), total + end - start, blocks + 1
         start = next_set(mask, end, num_slots)
     return longest, total, blocks
-
-
-@inner
-def longest_run(mask, num_slots):  # type: ignore[no-untyped-def]
-    """(first slot, length) of the longest run of free slots, the lowest of several; length 0: none is free."""
-    found, longest = -1, 0
-    start = next_set(mask, 0, num_slots)
-    while start < num_slots:
-        end = next_clear(mask, start, num_slots)
-        if end - start > longest:
-            found, longest = start, end - start
-        start = next_set(mask, end, num_slots)
-    return found, longest

@@ -1,45 +1,54 @@
 """Studies of trainings over light paths: seeds side by side, strategies on the same background, harm to it."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from random import Random
 from typing import Any
 
 import numpy as np
 
+from farpipe.errors import InputError
 from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.intervals import Interval, mean_interval, paired_change
-from farpipe.optical.joint import Played, nominal_problem, play_steps
+from farpipe.optical.joint import PlayedSteps, nominal_problem, play_steps
 from farpipe.optical.modulation import MODULATIONS, Modulation
-from farpipe.optical.paths import PathTable
+from farpipe.optical.network import Network
+from farpipe.optical.paths import PathTable, k_shortest
 from farpipe.optical.spectrum import Grid
-from farpipe.optical.strategies import Fixed, Strategy
-from farpipe.optical.traffic import PoissonTraffic, Traffic
+from farpipe.optical.strategies import Strategy
+from farpipe.optical.traffic import MAX_REQUESTS, PoissonTraffic, Traffic, expect_few
 from farpipe.optical.training import UNIT_GBIT, Training, TransferRule
 from farpipe.simulate import simulate
-from farpipe.step import Problem, Schedule
+from farpipe.step import retimed
 
 SETTLE_S = 10.0
 """Mean holding times of background traffic before a training begins."""
 
 
 @dataclass(frozen=True)
-class Scenario:
+class OpticalSetting:
     """A network with random background traffic, on which trainings are compared."""
 
     paths: PathTable
     """Candidates of the training."""
     background_paths: PathTable
     grid: Grid
-    background: PoissonTraffic | None
-    """Its rates are numbers of slots, the same on every path."""
+    background: PoissonTraffic | Traffic | None
+    """Random traffic, whose rates are numbers of slots, the same on every path; or a trace."""
     modulation: Modulation = MODULATIONS["64qam"]
+    trace_modulation: Modulation | None = None
+    """Modulation of a trace's requests."""
+    first_s: float | None = None
 
     @property
     def begin_s(self) -> float:
-        """Time at which trainings begin: the background has settled."""
-        return SETTLE_S * self.background.mean_holding_s if self.background else 0.0
+        """Time at which trainings begin: `first_s`, or when the background has settled."""
+        if self.first_s is not None or self.background is None:
+            return self.first_s or 0.0
+        return SETTLE_S * self.background.mean_holding_s
 
     def shared(self, seed: int, until_s: float, paths: PathTable | None = None) -> Shared:
         """The network with background traffic of `seed` that lasts until `until_s` at least."""
@@ -49,23 +58,30 @@ class Scenario:
             self.modulation,
             self._traffic(seed, until_s),
             background_paths=self.background_paths,
-            background_modulation=MODULATIONS["bpsk"],
+            background_modulation=self.trace_modulation or MODULATIONS["bpsk"],
         )
 
     def _traffic(self, seed: int, until_s: float) -> Traffic | None:
-        if self.background is None:
-            return None
-        rate = self.background.load_erlang / self.background.mean_holding_s
-        count = int(rate * until_s + 6 * (rate * until_s) ** 0.5) + 10
+        if self.background is None or isinstance(self.background, Traffic):
+            return self.background
+        load, holding_s = self.background.load_erlang, self.background.mean_holding_s
+        mean = load / holding_s * until_s
+        expect_few(
+            mean,
+            f"{until_s:.3g} s of background at {load:g} Erlang with a mean holding time of {holding_s:g} s; lower the "
+            "load (--load), raise the holding time (--set mean_holding), or shorten the run (--steps, --set setup, "
+            "--set begin)",
+        )
+        count = min(int(mean + 6 * mean**0.5) + 10, MAX_REQUESTS)
         drawn = self.background.draw(tuple(self.background_paths.of_pair), count, seed)
         return replace(drawn, gbit_s=drawn.gbit_s * self.grid.slot_ghz)  # at 1 bit/s/Hz: so many slots
 
 
 @dataclass(frozen=True)
 class Run:
-    """Steps of a training on one background, beside that background alone."""
+    """Steps of a training on one background, compared with that background alone."""
 
-    played: Played
+    played: PlayedSteps
     harm: float
     """Background requests refused during the steps, as a share, less the share without a training then."""
     harm_by_slots: float
@@ -93,18 +109,18 @@ class Run:
         }
 
 
-def _mean_units(played: Played) -> float:
+def _mean_units(played: PlayedSteps) -> float:
     units = [step.out.units[step.training.sent] * (step.unit_gbit / UNIT_GBIT) for step in played.steps]
     return float(np.concatenate(units).mean()) if units[0].size else 0.0
 
 
-def _refused_share(played: Played) -> float:
+def _refused_share(played: PlayedSteps) -> float:
     came, refused = np.sum([step.background for step in played.steps], axis=0)
     return float(refused / came) if came else 0.0
 
 
 def run_once(
-    scenario: Scenario,
+    scenario: OpticalSetting,
     training: Training,
     strategy: Strategy,
     seed: int,
@@ -119,12 +135,13 @@ def run_once(
         shared = scenario.shared(seed, until_s, paths)
         played = play_steps(shared, training, strategy, num_steps=num_steps, begin_s=scenario.begin_s, skipped=skipped)
         end_s = played.steps[-1].end_s
-        if shared.traffic is None or end_s < shared.traffic.arrival_s[-1]:
+        traffic = shared.traffic
+        if traffic is None or traffic is scenario.background or end_s < traffic.arrival_s[-1]:
             return Run(played, *_harm(shared, training, played))
         until_s = 1.5 * max(until_s, end_s)
 
 
-def _harm(shared: Shared, training: Training, played: Played) -> tuple[float, float]:
+def _harm(shared: Shared, training: Training, played: PlayedSteps) -> tuple[float, float]:
     """Additional share of the background that was refused because of the training, by request and by slots."""
     traffic = shared.traffic
     if traffic is None:
@@ -137,39 +154,41 @@ def _harm(shared: Shared, training: Training, played: Played) -> tuple[float, fl
     return float(more.mean()), float((more * slots).sum() / slots.sum())
 
 
-def bound_s(scenario: Scenario, training: Training, paths: PathTable | None = None, units: int = 6) -> float:
+def random_nodes(network: Network, labels: Sequence[str], modulation: Modulation, draw: int) -> tuple[str, ...]:
+    """Random nodes of ranks, a different one for each different label, with neighbouring ranks within reach.
+
+    The same `draw` gives the same nodes. InputError when 1000 samples have none within reach.
+    """
+    random, sites = Random(draw), tuple(dict.fromkeys(labels))
+    if len(sites) > len(network.nodes):
+        raise InputError(f"{network.name}: {len(sites)} sites need different nodes, and it has {len(network.nodes)}")
+    for _ in range(1000):
+        at = dict(zip(sites, random.sample(network.nodes, len(sites)), strict=True))
+        pairs = [(at[a], at[b]) for a, b in itertools.pairwise(labels) if a != b]
+        if not pairs or all(map(modulation.efficiency, k_shortest(network, pairs, k=1).km)):
+            return tuple(at[label] for label in labels)
+    raise InputError(f"{network.name}: no random placement with neighbours within reach of {modulation.name} was found")
+
+
+def bound_s(scenario: OpticalSetting, training: Training, paths: PathTable | None = None, units: int = 6) -> float:
     """The step of a training's order if every message got `units` at once: a lower bound for that many units.
 
     It is alone on the shortest candidates of a network without limits, where nothing is ever refused.
     """
     table = paths or scenario.paths
     nominal = nominal_problem(training.problem, training.nodes, table, units * UNIT_GBIT)
-    return _unqueued_s(nominal, training.schedule)
-
-
-def _unqueued_s(problem: Problem, schedule: Schedule) -> float:
-    """Simulated with one link per message, so that none waits for another."""
-    data: dict[str, Any] = problem.to_data()
-    links: dict[str, Any] = {}
-    for index, hop in enumerate(data["hops"]):
-        for transfer in filter(None, (hop or {}).values()):
-            name, transfer["link"] = transfer["link"], []
-            for microbatch in range(problem.num_microbatches):
-                own = f"{index}.{microbatch}.{name}"
-                links[own] = data["links"][name]
-                transfer["link"].append(own)
-    return simulate(Problem.from_data(data | {"links": links}), schedule).makespan_s
+    alone_s = nominal.traffic.messages.arrives_after_s  # no message keeps another one waiting
+    return simulate(retimed(nominal, np.zeros_like(alone_s), alone_s), training.schedule).makespan_s
 
 
 def no_network_s(training: Training) -> float:
     """The step of a training's order if messages took no time at all."""
-    data = training.problem.to_data()
-    free = Problem.from_data(data | {"hops": [None] * (training.problem.num_stages - 1), "links": {}})
+    free = training.problem.over({}, [None] * len(training.problem.hops))
     return simulate(free, training.schedule).makespan_s
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PolicyComparison:
     """Runs of several named settings over the same seeds; the first is the baseline."""
 
     runs: Mapping[str, Sequence[Run]]
@@ -205,14 +224,14 @@ def _finite(interval: Interval) -> list[float] | None:
 
 
 def compare(
-    scenario: Scenario,
+    scenario: OpticalSetting,
     settings: Mapping[str, tuple[Training, Strategy, PathTable | None]],
     seeds: Sequence[int],
     *,
     num_steps: int,
     skipped: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Comparison:
+) -> PolicyComparison:
     """Every setting (training, strategy, candidates or None for the scenario's) on the same backgrounds."""
     runs: dict[str, list[Run]] = {}
     for name, (training, strategy, paths) in settings.items():
@@ -221,15 +240,4 @@ def compare(
             found = run_once(scenario, training, strategy, seed, num_steps=num_steps, skipped=skipped, paths=paths)
             runs[name].append(found)
             progress(sum(map(len, runs.values())), len(settings) * len(seeds))
-    return Comparison(runs)
-
-
-def best_fixed(
-    scenario: Scenario, training: Training, seeds: Sequence[int], *, fewer: bool, policy: TransferRule | None = None
-) -> Fixed:
-    """The fixed number of units, 1 to 6, with the shortest steps: the baseline that a paper owes its readers."""
-    rule = policy or TransferRule()
-    candidates = {f"{units}": Fixed(units, fewer, rule) for units in range(1, 7)}
-    settings = {name: (training, strategy, None) for name, strategy in candidates.items()}
-    found = compare(scenario, settings, seeds, num_steps=2, skipped=1)
-    return candidates[min(candidates, key=lambda name: found.mean(name, "step_s").mean)]
+    return PolicyComparison(runs)

@@ -13,6 +13,16 @@ from farpipe.optical.paths import Pair
 from farpipe.strict import read_text
 
 TRACE_COLUMNS: Final = ("request", "arrival_s", "src", "dst", "gbit_s", "holding_s")
+MAX_REQUESTS: Final = 50_000_000
+"""Random requests that are drawn at once: 2 GB, and minutes to play."""
+
+
+def expect_few(num_requests: float, advice: str) -> None:
+    """UsageError with `advice` for more random requests than `MAX_REQUESTS`."""
+    if not num_requests <= MAX_REQUESTS:
+        raise UsageError(
+            f"random traffic of {num_requests:.3g} requests is too much, at most {MAX_REQUESTS:,}: {advice}"
+        )
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,11 @@ class Traffic:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def mean_holding_s(self) -> float:
+        """Mean holding time."""
+        return float(self.holding_s.mean())
 
     @property
     def load_erlang(self) -> float:
@@ -53,9 +68,9 @@ class PoissonTraffic:
     truncate_at: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("load_erlang", "mean_holding_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UsageError(f"{name} must be more than 0, found {getattr(self, name)}")
+        for name, most in (("load_erlang", MAX_REQUESTS), ("mean_holding_s", 1e12)):
+            if not 0 < getattr(self, name) <= most:
+                raise UsageError(f"{name} must be more than 0 and at most {most:.3g}, found {getattr(self, name)}")
         if not 1 <= self.low <= self.high:
             raise UsageError(
                 f"the rates must be whole numbers of at least 1, the least first, found {self.low}, {self.high}"
@@ -65,6 +80,7 @@ class PoissonTraffic:
 
     def draw(self, pairs: tuple[Pair, ...], num_requests: int, seed: int) -> Traffic:
         """`num_requests` requests; the same seed draws the same, and of more requests the first ones."""
+        expect_few(num_requests, "draw fewer")
         times, ends, rates, holds = (np.random.default_rng((seed, column)) for column in range(4))
         rate = self.load_erlang / self.mean_holding_s
         arrival_s = np.cumsum(times.exponential(1 / rate, num_requests))
@@ -87,9 +103,12 @@ def load_trace(path: Path | str, network: Network) -> Traffic:
         raise InputError(f"{path}: the trace has no requests")
     known = set(network.nodes)
     pairs: dict[Pair, int] = {}
+    lines: dict[str, str] = {}
     columns: tuple[list[float], ...] = ([], [], [], [])
     last_s = 0.0
     for place, row in rows:
+        if lines.setdefault(row["request"], place) != place:
+            raise InputError(f"{place}: request: {row['request']!r} is there already ({lines[row['request']]})")
         for end in (row["src"], row["dst"]):
             if end not in known:
                 network.expect_node(end, place)

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from farpipe.optical.assign_kernel import choose, find_block, occupy, slots_needed
-from farpipe.optical.heap_kernel import pop, push
+from farpipe.optical.compiled import pop, push
 
 
 @njit(cache=True, nogil=True)

@@ -1,7 +1,7 @@
 """A training whose messages between sites are light paths: what it asks for, and what became of each step."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.network import Network
 from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Orders, Out
-from farpipe.optical.policies import POLICIES, Policy
+from farpipe.optical.policies import POLICIES, AssignmentPolicy
 from farpipe.schedule import check
-from farpipe.simulate import Timeline
-from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE
-from farpipe.step import Problem, Schedule
-from farpipe.step.lowering import lower
+from farpipe.simulate import Timeline, timeline_of
+from farpipe.step import Link, Problem, Schedule, lower
 
-MAX_BLOCKS = 4
+MAX_BLOCKS: Final = 4
+"""Light paths of one message side by side, at most."""
+BYTES_PER_GBIT: Final = 1.25e8
+"""Bytes per second of 1 Gbit/s."""
+SHORTEST_RETRY_S: Final = 1e-6
+"""Shortest period of tries: below the resolution of a second's floating-point number time would stand still."""
 UNIT_GBIT: Final = 75.0
 """Rate of the units in which messages ask (CBA's frequency slot)."""
 
@@ -54,7 +57,7 @@ class Training:
 
     @cached_property
     def hops(self) -> tuple[tuple[str, str] | None, ...]:
-        """For every direction and producing stage the nodes that its messages go between; None: no light path."""
+        """Nodes of the messages of every direction and producing stage, (from, to); None: no light path."""
         at = [self.nodes[stage.rank] for stage in self.problem.stages]
         forward = [*itertools.pairwise(at), None]
         backward = [None, *zip(at[1:], at, strict=False)]
@@ -76,16 +79,18 @@ class Training:
         """Length of arrays by message: 2 x stages x microbatches, those that are no light paths included."""
         return 2 * self.problem.num_stages * self.problem.num_microbatches
 
+    @cached_property
+    def over_light(self) -> Problem:
+        """The problem with a link per pair of nodes and direction, whose rates are not known yet."""
+        return over_pairs(self.problem, self.nodes, lambda a, b: _UNKNOWN)
+
     def orders(self, places: dict[tuple[str, str], int]) -> Orders:
         """The arrays that the kernel reads; `places` are the pairs' places in the table of paths."""
         arrays = lower(self.problem)
         codes, begin = self.schedule.codes, self.schedule.begin
         stages = self.problem.num_stages
         kinds = [AT_ONCE if ends is None else places[ends] for ends in self.hops]
-        kinds[stages - 1], kinds[stages] = (
-            NOTHING,
-            NOTHING,
-        )  # the last stage sends nothing forward, the first nothing back
+        kinds[stages - 1] = kinds[stages] = NOTHING  # the last stage sends nothing forward, the first nothing back
         return Orders(
             codes=codes,
             begin=begin,
@@ -102,56 +107,40 @@ class Training:
 class TransferRule:
     """Rules by which messages ask for light paths; the same for all messages of a training."""
 
-    policy: Policy = POLICIES["ksp-ff"]
+    policy: AssignmentPolicy = POLICIES["ksp-ff"]
     unit_gbit: float = UNIT_GBIT
     """Rate of one unit; a message asks for a number of units."""
     earliest: bool = False
-    """Take the candidate over which the message arrives first by its widest block and its length, not the first that
-    has the most units; of the policy then only the rule of slots counts."""
-    spread: bool = False
-    """As `earliest`, and the blocks of a message may be on different candidates; its bits are divided so that all
-    arrive together."""
-    price_s: float = 0.0
-    """With `spread`: a candidate that takes twice the spectrum of the best one (fibres / bit/s/Hz) must bring the
-    message so much sooner."""
-    patient: bool = False
-    """With `spread`: wait for a light path whose end is known, when the message arrives sooner so."""
-    book: bool = False
-    """With `patient`: what will be free then is booked: what is free of it already is held, and nobody else gets the
-    rest. A message that finds nothing when it asks books too, and is not refused."""
+    """Take the widest block on the candidate over which the message arrives first, instead of the first candidate that
+    has the most units; of the policy only the rule of slots counts then."""
     widen: bool = False
-    """With `spread`: add blocks to a message that is being sent, up to what it asked for, when a light path ends."""
-    move: bool = False
-    """With `spread`: move a message that is being sent on fewer units than it asked for to other blocks when a light
-    path ends and the rest arrives sooner so; moving interrupts nobody."""
-    max_blocks: int = 1
-    """Light paths of one message side by side."""
+    """Add a block, up to `MAX_BLOCKS`, to every message that is being sent on fewer units than it asked for whenever a
+    light path ends, and divide what is left so that all of it arrives together. A kept light path is replaced by a
+    wider one."""
     setup_s: float = 0.0
-    """From the grant until the first bit can be sent; the spectrum is taken from the grant on."""
+    """Seconds from the grant until the first bit can be sent; the spectrum is taken from the grant on."""
+    release_s: float = 0.0
+    """Seconds from a message's last bit until its spectrum is free for others: the signalling of releases."""
+    retry_s: float = 0.0
+    """Seconds after which messages that wait try again; 0: whenever a light path ends."""
     ahead: bool = False
     """Ask so long before the producer ends that the light path is set up by then (at the producer's start at most)."""
     keep_s: float | None = None
     """Keep one light path per hop until it has been idle so long; None: one per message."""
     one_at_a_time: bool = False
-    """A hop has at most one light path at a time; its other messages wait."""
+    """A hop has at most one light path at a time; its other messages wait, and none overtakes: by priority, then in
+    order of asking, also where one behind would fit and the first one does not. So with `keep_s`."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_blocks <= MAX_BLOCKS:
-            raise UsageError(f"max_blocks must be from 1 to {MAX_BLOCKS}, found {self.max_blocks}")
-        if (self.patient or self.widen or self.move or self.price_s) and not self.spread:
-            raise UsageError("price_s, patient, widen and move belong to spread")
-        if (self.widen or self.move) and (self.setup_s > 0 or self.keep_s is not None):
-            raise UsageError("widen and move are for light paths without set-up time that are not kept")
-        if self.book and (not self.patient or self.keep_s is not None):
-            raise UsageError("book belongs to patient, and to light paths that are not kept")
-        if not 0 <= self.price_s < inf:
-            raise UsageError(f"price_s must be at least 0, found {self.price_s}")
         if not 0 < self.unit_gbit < inf:
             raise UsageError(f"unit_gbit must be more than 0, found {self.unit_gbit}")
-        if not 0 <= self.setup_s < inf:
-            raise UsageError(f"setup_s must be at least 0, found {self.setup_s}")
-        if self.keep_s is not None and (self.keep_s < 0 or self.max_blocks > 1):
-            raise UsageError("keep_s must be at least 0, and a light path that is kept is one block")
+        for name in ("setup_s", "release_s", "retry_s"):
+            if not 0 <= getattr(self, name) < inf:
+                raise UsageError(f"{name} must be at least 0, found {getattr(self, name)}")
+        if 0 < self.retry_s < SHORTEST_RETRY_S:
+            raise UsageError(f"retry_s must be 0 or at least {SHORTEST_RETRY_S:g}, found {self.retry_s:g}")
+        if self.keep_s is not None and self.keep_s < 0:
+            raise UsageError(f"keep_s must be at least 0, found {self.keep_s}")
 
 
 @dataclass(frozen=True)
@@ -161,8 +150,6 @@ class Demands:
     want: Ints
     least: Ints
     priority: Ints
-    ask_s: Floats | None = None
-    """Time to ask, from the start of the step; infinite: when the producer ends (or `TransferRule.ahead`)."""
 
     @classmethod
     def same(cls, training: Training, most: int, least: int | None = None) -> "Demands":
@@ -211,7 +198,7 @@ class Step:
 
     @cached_property
     def wait_s(self) -> Floats:
-        """For every message over a light path, from when it was ready until its first bit was sent."""
+        """Seconds of every message over a light path from when it was ready until its first bit was sent."""
         sent = self.training.sent
         return np.asarray(self.out.start_s[sent] - self.out.ready_s[sent], np.float64)
 
@@ -228,69 +215,21 @@ class Step:
 
     def timeline(self) -> Timeline:
         """The step as a Timeline; links are named by their nodes. A message is on its link while it is sent."""
-        pairs = self.training.pairs
-        return Timeline(
-            "predicted",
-            self.training.problem.num_ranks,
-            tuple(f"{a}>{b}" for a, b in pairs),
-            self._actions(),
-            self._messages({pair: index for index, pair in enumerate(pairs)}),
-        )
-
-    def _actions(self) -> NDArray[np.void]:
-        codes, begin = self.training.schedule.codes, self.training.schedule.begin
-        duration_s = lower(self.training.problem).duration_s
-        rows = np.empty(codes.size, ACTION_DTYPE)
-        rows["rank"] = np.repeat(np.arange(begin.size - 1), np.diff(begin))
-        rows["kind"] = codes & 3
-        rows["stage"], rows["microbatch"] = np.divmod(codes >> 2, self.training.problem.num_microbatches)
-        rows["start_s"] = self.out.action_s - self.begin_s
-        rows["end_s"] = rows["start_s"] + duration_s[rows["kind"], rows["stage"], rows["microbatch"]]
-        return rows
-
-    def _messages(self, places: dict[tuple[str, str], int]) -> NDArray[np.void]:
-        problem, sent = self.training.problem, self.training.sent
-        hop, microbatch = np.divmod(sent, problem.num_microbatches)
-        direction, stage = np.divmod(hop, problem.num_stages)
-        rank_of_stage = np.array([one.rank for one in problem.stages])
-        rows = np.zeros(len(sent), MESSAGE_DTYPE)
-        rows["link"] = [places[ends] for ends in (self.training.hops[h] for h in hop) if ends]
-        rows["kind"], rows["stage"], rows["microbatch"] = direction, stage, microbatch
-        rows["source"], rows["target"] = rank_of_stage[stage], rank_of_stage[stage + 1 - 2 * direction]
-        rows["bytes"] = problem.traffic.messages.bytes.reshape(-1)[sent]
-        for name in ("ready_s", "start_s", "end_s", "arrival_s"):
-            rows[name] = getattr(self.out, name)[sent] - self.begin_s
-        return rows
+        problem, out = self.training.over_light, self.out
+        shape = (3, 2, problem.num_stages, problem.num_microbatches)
+        message_s = np.reshape((out.start_s, out.end_s, out.arrival_s), shape) - self.begin_s
+        return timeline_of(problem, lower(problem), self.training.schedule, out.action_s - self.begin_s, message_s)
 
 
-def pipeline_problem(
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    num_microbatches: int,
-    nodes: Sequence[str],
-    num_bytes: float,
-) -> Problem:
-    """A Problem of one stage per rank with messages of `num_bytes` between all stages, over links to be lit.
+_UNKNOWN: Final = Link(latency_s=0.0, bandwidth_bytes_per_s=BYTES_PER_GBIT)
 
-    The links stand for light paths that are not known yet: no latency, 1 Gbit/s.
+
+def over_pairs(problem: Problem, nodes: Sequence[str], link_of: Callable[[str, str], Link]) -> Problem:
+    """The problem with a link per pair of nodes and direction, called ``node>node``.
+
+    Hops inside a node take no time.
     """
-    names = [f"{a}>{b}" for a, b in itertools.pairwise(nodes)]
-    back = [f"{b}>{a}" for a, b in itertools.pairwise(nodes)]
-    link = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1.25e8}
-    stages = [
-        {"rank": rank, "forward_s": f, "input_grad_s": b / 2, "weight_grad_s": b / 2, "activation_bytes": 1.0}
-        for rank, (f, b) in enumerate(zip(forward_s, backward_s, strict=True))
-    ]
-    hops = [
-        {"forward": {"link": there, "bytes": num_bytes}, "backward": {"link": again, "bytes": num_bytes}}
-        for there, again in zip(names, back, strict=True)
-    ]
-    return Problem.model_validate(
-        {
-            "num_microbatches": num_microbatches,
-            "ranks": [{} for _ in stages],
-            "stages": stages,
-            "links": dict.fromkeys([*names, *back], link),
-            "hops": hops,
-        }
-    )
+    at = [nodes[stage.rank] for stage in problem.stages]
+    pairs = [(a, b) if a != b else None for a, b in itertools.pairwise(at)]
+    links = {f"{a}>{b}": link_of(a, b) for pair in filter(None, pairs) for a, b in (pair, pair[::-1])}
+    return problem.over(links, [pair and (">".join(pair), ">".join(pair[::-1])) for pair in pairs])

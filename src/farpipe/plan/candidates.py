@@ -1,24 +1,29 @@
-"""Every layout that a job allows: degrees of parallelism, microbatch sizes, orders of sites, shapes of the pipeline."""
+"""Candidates: a layout on sites; the degrees, microbatch sizes and shapes of the pipeline that a job allows."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Final
 
 from farpipe.cost import Layout, round_robin, v_shape
-from farpipe.errors import InfeasibleError
 from farpipe.plan.orders import V_ORDERS
-from farpipe.plan.placement import differing_keys, missing_link, place_ranks, replica_sites, site_orders
+from farpipe.plan.placement import differing_keys, missing_link, place_ranks
 from farpipe.search import SEARCHES
 from farpipe.spec import ContextExchange, Job, Site
 from farpipe.units import counted
 
 MICROBATCH_SIZES: Final = (1, 2, 4, 8, 16)
 """Tried when neither the job nor its number of microbatches says."""
-MAX_PAIRS_TOLD: Final = 3
-"""Pairs of unlike sites that a message names."""
+SHARED_TOKENS: Final = 4096
+"""Tokens of a sequence that each device has at least where several share it and the planner chooses how many."""
+FEWEST_TOKENS: Final = 1024
+"""The same where a step has fewer sequences than there are devices."""
+MAX_EXPERT: Final = 64
+"""Largest degree of expert parallelism that the planner chooses."""
+MAX_PAIRS_LISTED: Final = 3
+"""Largest number of pairs of heterogeneous sites that a message names."""
 Shape = tuple[int, bool]
 """Stages on each rank, and whether they are placed in a V instead of round robin."""
 
@@ -45,6 +50,11 @@ class Candidate:
         return self.layout.replica_sites or tuple(dict.fromkeys(site.name for site in self.sites))
 
     @property
+    def kind(self) -> str:
+        """``alone``, ``pipelines`` over several sites, or ``replicas`` at several."""
+        return "alone" if len(self.order) == 1 else "replicas" if self.layout.replica_sites else "pipelines"
+
+    @property
     def where(self) -> str:
         """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
         return (" + " if self.layout.replica_sites else " > ").join(self.order)
@@ -62,64 +72,76 @@ class Candidate:
         """Devices in use."""
         return self.layout.pipeline * self.layout.data * self.layout.tensor * self.layout.context
 
-    def __str__(self) -> str:
+    @property
+    def degrees(self) -> str:
+        """Degrees, shape and microbatches in words."""
         at = self.layout
         degrees = f"pipeline {at.pipeline} x data {at.data} x tensor {at.tensor}"
         virtual = f", {at.virtual} stages per rank{' in a V' if self.in_v else ''}" if at.virtual > 1 else ""
-        cut = f"{counted(at.num_microbatches, 'microbatch')} of {at.microbatch_size}"
-        return f"{self.where}: {degrees}{virtual}{at.sharing}, {cut}"
+        return f"{degrees}{virtual}{at.sharing}, {counted(at.num_microbatches, 'microbatch')} of {at.microbatch_size}"
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.degrees}"
 
 
-def candidates(job: Job) -> list[Candidate]:
-    """Every layout that the job's pins, its batch and the sites' devices allow.
+def placed(job: Job, order: Sequence[Site], layout: Layout, in_v: bool, linked: bool = False) -> Candidate | None:
+    """The candidate of a layout on sites in this order; None where it does not fit there.
 
-    Raises InfeasibleError, naming what is in the way, when there is none.
+    `linked`: links are known to be there.
     """
-    wanted = job.layout.replicas
-    found = [] if wanted == "across" else list(_inside(job))
-    found += [] if wanted == "inside" else list(_across(job))
-    if not found:
-        raise InfeasibleError(_why_none(job))
-    return found
+    pinned = len(job.layout.layers or ())
+    if layout.num_stages != pinned if pinned else layout.num_stages > job.model.num_layers:
+        return None
+    if not (linked or missing_link(job.cluster, order) is None):
+        return None
+    sites = place_ranks(order, layout.pipeline, layout.devices_per_rank)
+    return None if sites is None else Candidate(layout, tuple(sites), in_v)
 
 
-def _inside(job: Job) -> Iterator[Candidate]:
-    """Pipelines over one or several sites; the replicas of a rank are where the rank is."""
-    for order in site_orders(job.cluster, job.layout.sites):
-        for layout, in_v in _layouts(job, order):
-            sites = place_ranks(order, layout.pipeline, layout.devices_per_rank)
-            if sites is not None:
-                yield Candidate(layout, tuple(sites), in_v)
+def allows(job: Job, order: Sequence[Site], layout: Layout) -> bool:
+    """True if the job's pins and its batch allow the degrees of a layout on sites in this order."""
+    at = layout
+    return (
+        at.tensor in tensor_degrees(job, order)
+        and at.data in data_degrees(job, at.data)
+        and not at.data % max(1, len(at.replica_sites))
+        and (at.microbatch_size, at.num_microbatches) in microbatches(job, at.data)
+        and at.pipeline in pipeline_degrees(job, order, at.pipeline, at.virtual)
+        and at.context in context_degrees(job, job.cluster.num_devices)
+        and at.context_exchange in context_exchanges(job, at.tensor, at.context)
+        and shares_experts(job, at.num_shares, at.tensor, at.expert)
+    )
 
 
-def _across(job: Job) -> Iterator[Candidate]:
-    """Whole pipelines at each of several sites, equally many, as far as the smallest of them has devices."""
-    for homes in replica_sites(job.cluster, job.layout.sites):
-        smallest, names = min(homes, key=lambda site: site.num_devices), tuple(site.name for site in homes)
-        for layout, in_v in _layouts(job, (smallest,), len(homes)):
-            spread = replace(layout, replica_sites=names)
-            if place_ranks((smallest,), spread.pipeline, spread.devices_per_rank) is not None:
-                yield Candidate(spread, homes[:1] * spread.pipeline, in_v)
+def shares_experts(job: Job, num_shares: int, tensor: int, expert: int) -> bool:
+    """True if `num_shares` devices that hold the same slice can share a layer's experts evenly; where the degree is
+    pinned, also if only all of the tensor-parallel ones can."""
+    return not num_shares % expert or (job.layout.expert is not None and not num_shares * tensor % expert)
 
 
-def _layouts(job: Job, order: tuple[Site, ...], times: int = 1) -> Iterator[tuple[Layout, bool]]:
-    """Layouts and whether they are in a V, on `times` the devices of `order` with as many replicas at least."""
-    context, expert = job.layout.context or 1, job.layout.expert or 1
-    num_devices = times * sum(site.num_devices for site in order) // context
-    for tensor in tensor_degrees(job, order):
-        for data in (d for d in data_degrees(job, num_devices // tensor) if d % times == 0):
-            for microbatch_size, num_microbatches in microbatches(job, data):
-                for virtual, in_v in shapes(job):
-                    for pipeline in pipeline_degrees(job, order, num_devices // (tensor * data), virtual):
-                        if pipeline > 1 or not in_v:
-                            degrees = (pipeline, data, tensor, virtual, microbatch_size, num_microbatches)
-                            for method in context_exchanges(job, tensor):
-                                yield Layout(*degrees, (), context, method, expert), in_v
+def context_degrees(job: Job, num_devices: int) -> list[int]:
+    """The pinned number of devices that share a sequence, or powers of two that leave each of them enough tokens.
+
+    Chunks of documents are shared by other rules; there only a pin says.
+    """
+    if job.layout.context is not None or job.data.packing is not None:
+        return [job.layout.context or 1]
+    length, batch = job.training.sequence_length, job.training.global_batch
+    most = max(length // SHARED_TOKENS, min(length // FEWEST_TOKENS, num_devices // batch), 1)
+    return [c for c in _powers_of_two(min(most, num_devices)) if c == 1 or length % (2 * c) == 0]
 
 
-def context_exchanges(job: Job, tensor: int) -> list[ContextExchange]:
+def expert_degrees(job: Job) -> list[int]:
+    """The pinned number of devices that share a layer's experts, or powers of two that divide these."""
+    if job.layout.expert is not None or job.model.experts is None:
+        return [job.layout.expert or 1]
+    number = job.model.experts.num_experts
+    return [e for e in _powers_of_two(min(number, MAX_EXPERT)) if number % e == 0]
+
+
+def context_exchanges(job: Job, tensor: int, context: int) -> list[ContextExchange]:
     """The pinned method, or both of those that the heads allow; a ring where nobody shares a sequence."""
-    context, wanted = job.layout.context or 1, job.layout.context_exchange
+    wanted = job.layout.context_exchange
     if context == 1:
         return ["ring"]
     fits: list[ContextExchange] = ["ring", "ulysses"] if job.model.divides_heads(tensor * context) else ["ring"]
@@ -130,6 +152,8 @@ def shapes(job: Job) -> list[Shape]:
     """One stage per rank and two in a V, or as many as are pinned: two of them with both placements."""
     pinned, method = job.layout.virtual, job.schedule
     every: list[Shape] = [(1, False), (2, True), (2, False)]
+    if job.training.cpu_offloading_num_layers:
+        return every[:1]
     shapes = every if pinned is None else [shape for shape in every if shape[0] == pinned] or [(pinned, False)]
     if method is None or method in SEARCHES:
         return shapes
@@ -167,6 +191,8 @@ def pipeline_degrees(job: Job, order: Sequence[Site], most: int, virtual: int, f
     if pins.layers is not None:
         num_ranks, rest = divmod(len(pins.layers), virtual)
         wanted = num_ranks if not rest and wanted in (None, num_ranks) else 0
+    if job.training.cpu_offloading_num_layers:
+        wanted = 1
     if wanted is not None:
         return [wanted] if 0 < wanted <= most else []
     return [
@@ -178,8 +204,14 @@ def _powers_of_two(most: int) -> list[int]:
     return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
 
 
-def _why_none(job: Job) -> str:
+def why_none(job: Job) -> str:
+    """Reason why the job's pins, its batch and the sites' devices allow no layout."""
     pins = job.layout
+    if pins.sites and (missing := missing_link(job.cluster, [job.cluster.site(name) for name in pins.sites])):
+        return (
+            f"layout.sites: {' > '.join(pins.sites)} needs a link from {missing[0]} to {missing[1]}; "
+            "add it to cluster.links or choose another order"
+        )
     if pins.replicas == "across" and (obstacle := why_no_replicas(job)):
         return f'layout.replicas = "across": {obstacle}'
     sequences = (pins.num_microbatches or 0) * (job.training.microbatch_size or 0)
@@ -208,12 +240,12 @@ def why_no_replicas(job: Job) -> str:
     pairs = list(combinations([site for _, site in job.used_sites()], 2))
     if not pairs:
         return "replicas at each of several sites need two sites at least"
-    alike = [(a, b) for a, b in pairs if not differing_keys(a, b)]
-    if any(missing_link(job.cluster, pair) is None for pair in alike):
+    identical = [(a, b) for a, b in pairs if not differing_keys(a, b)]
+    if any(missing_link(job.cluster, pair) is None for pair in identical):
         return ""  # two sites are a ring, and every ring has two that are
-    if alike:
-        source, target = missing_link(job.cluster, alike[0]) or (alike[0][0].name, alike[0][1].name)
+    if identical:
+        source, target = missing_link(job.cluster, identical[0]) or (identical[0][0].name, identical[0][1].name)
         return f"replicas at each of several sites need links both ways: there is none from {source} to {target}"
-    told = [f"{a.name} and {b.name} differ in {', '.join(differing_keys(a, b))}" for a, b in pairs[:MAX_PAIRS_TOLD]]
-    more = f"; and {len(pairs) - MAX_PAIRS_TOLD} further pairs" if len(pairs) > MAX_PAIRS_TOLD else ""
-    return f"replicas at each of several sites need sites that are alike: {'; '.join(told)}{more}"
+    listed = [f"{a.name} and {b.name} differ in {', '.join(differing_keys(a, b))}" for a, b in pairs[:MAX_PAIRS_LISTED]]
+    more = f"; and {len(pairs) - MAX_PAIRS_LISTED} further pairs" if len(pairs) > MAX_PAIRS_LISTED else ""
+    return f"replicas at each of several sites need sites that are alike: {'; '.join(listed)}{more}"

@@ -1,18 +1,22 @@
 """The plan of a training on chunks: layout and costs, and the first batch's step to show what is to be expected."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.cost import tell_busy
+from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InputError
+from farpipe.plan.decided import expect_devices
 from farpipe.plan.plan import Plan
-from farpipe.plan.refined import predict
+from farpipe.plan.refine import predict
 from farpipe.sequences import StepPlan, options_of, plan_sequences, shares, step_plan
-from farpipe.sequences.layout import ChunkLayout, Profiles, chunk_layout
-from farpipe.sequences.planner import token_limit
+from farpipe.sequences.checkpointing import token_limit
+from farpipe.sequences.layout import ChunkLayout, chunk_layout
 from farpipe.simulate import simulate
 from farpipe.spec import Job
 
@@ -22,7 +26,7 @@ SEARCHED: Final = "chunk-search"
 
 
 def plan_on_chunks(
-    job: Job, lengths: NDArray[np.int64], longest: int, profiles: Profiles | None = None
+    job: Job, lengths: NDArray[np.int64], longest: int, profiles: Sequence[ChunkProfile] = ()
 ) -> tuple[Plan, ChunkCosts]:
     """(plan, what chunks cost) of a job with `data.packing`, for a first batch of these `lengths`.
 
@@ -35,13 +39,21 @@ def plan_on_chunks(
             f"schedule: chunks of sequences have an order of their own, not {job.schedule!r}; leave it out, or take "
             f"{SEARCHED!r} for faster ones that are sought beside the run"
         )
-    found = chunk_layout(job, max(longest, 2), profiles=profiles)
+    if (job.layout.context or 1) > 1:
+        raise InputError(
+            f"layout.context: {job.layout.context}, but with data.packing each device trains on whole chunks; leave it "
+            "out (farpipe sequences plan and lengths --job plan chunks that several devices share)"
+        )
+    expect_devices(job, profiles)
+    known = {profile.device: profile for profile in profiles}
+    found = chunk_layout(job, max(longest, 2), profiles=known)
     token_limit(found.costs, longest)
     options = options_of(job.data.packing)
     parts = [lengths[mine] for mine in shares(found.costs, lengths, found.layout.data)]
     plans = [plan_sequences(found.costs, part, options) for part in parts]
     slowest = max(plans, key=lambda plan: plan.step_s)
-    return _plan(job, found, step_plan(slowest), int(lengths.sum())), found.costs
+    plan = _plan(job, found, step_plan(slowest), int(lengths.sum()))
+    return plan.model_copy(update={"advice": (*tell_busy(profiles), *plan.advice)}), found.costs
 
 
 def _plan(job: Job, found: ChunkLayout, step: StepPlan, num_tokens: int) -> Plan:

@@ -1,24 +1,29 @@
 """Choices made before the search: ZeRO's stage, sequence parallelism, and which of very many sites."""
 
+from collections.abc import Sequence
 from typing import Final
 
+from farpipe.cost import Profile
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.errors import InputError
 from farpipe.spec import Job
+from farpipe.spec.training import Zero
+from farpipe.strict import nearest
 
 MAX_PLANNED_SITES: Final = 16
-ZERO_STAGES: Final = (1, 3)
+ZERO_STAGES: Final[tuple[Zero, ...]] = (1, 3)
 """Tried in turn where the job leaves it open, the next one only if memory is too small for all before it."""
 
 
-def decided(job: Job, zero: int = 1) -> Job:
+def decided(job: Job, zero: Zero = 1) -> Job:
     """The job with this stage of ZeRO and with sequence parallelism where the user leaves them open.
 
     Under this cost model ZeRO-1 and sequence parallelism only save: ZeRO-1 sends what an all-reduce sends, the other
     moves what tensor parallelism moves (Rajbhandari et al., arXiv 1910.02054; Korthikanti et al., arXiv 2205.05198).
     Where there are no replicas, or no tensor parallelism, they change nothing.
     """
-    wanted = {"zero": zero, "sequence_parallel": True}
-    chosen = {key: value for key, value in wanted.items() if getattr(job.training, key) == "auto"}
-    return job.model_copy(update={"training": job.training.model_copy(update=chosen)}) if chosen else job
+    training = job.training.decided(zero)
+    return job if training is job.training else job.model_copy(update={"training": training})
 
 
 def largest_sites(job: Job) -> Job:
@@ -42,3 +47,14 @@ def tell_left_out(num_sites: int) -> str:
         f"Of {num_sites:,} sites the {MAX_PLANNED_SITES} that compute most were looked at; layout.sites pins others. A "
         "plan with others may be better."
     )
+
+
+def expect_devices(job: Job, profiles: Sequence[Profile | ChunkProfile]) -> None:
+    """InputError for a profile of a device that no site has."""
+    names = {site.device.name for site in job.cluster.sites}
+    for profile in profiles:
+        if profile.device not in names:
+            raise InputError(
+                f"profile of {profile.device!r}: no site of the job has this device{nearest(profile.device, names)}; "
+                f"devices: {', '.join(sorted(names))}"
+            )

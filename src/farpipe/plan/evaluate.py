@@ -1,21 +1,21 @@
 """Evaluation of one candidate: its layers and recomputation, its Problem, its best order, its step time."""
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import Final
 
 from farpipe.cost import JobCosts, Placement, StepCost, place_stages, step_cost
 from farpipe.errors import InfeasibleError, InputError
+from farpipe.plan.bandwidth import link_bytes
 from farpipe.plan.candidates import Candidate
 from farpipe.plan.in_flight import InFlight, in_flight_targets, minimum_in_flight
-from farpipe.plan.orders import AUTO, QUICK, best_order
+from farpipe.plan.orders import AUTO, QUICK, best_order, quick_orders
 from farpipe.plan.partition import Division, divide_layers
 from farpipe.plan.stage_modes import StageModes, missing_bytes, stage_options
 from farpipe.schedule.bounds import lower_bound_s
-from farpipe.schedule.library import ORDERS
+from farpipe.schedule.library import ORDERS, is_in_file
 from farpipe.simulate import Timeline
 from farpipe.spec import Job, Recompute, operations_of
 from farpipe.step import Problem, Schedule, stagger
@@ -23,7 +23,7 @@ from farpipe.units import format_bytes
 
 ROUNDING = 1e-9
 MAX_QUICK_ACTIONS: Final = 7_000
-"""Of steps that the quick search plays whole."""
+"""Largest number of actions that a quick evaluation simulates in full."""
 MIN_SHORT: Final = 24
 
 
@@ -42,8 +42,28 @@ class Evaluated:
 
     @property
     def step_s(self) -> float:
-        """From one step's start to the next one's: makespan and what is outside the pipeline."""
+        """Seconds from one step's start to the next one's: makespan and what is outside the pipeline."""
         return (self.extrapolated_s or self.timeline.makespan_s) + self.overhead_s
+
+    @property
+    def where(self) -> str:
+        """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
+        return self.candidate.where
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Devices in use by site."""
+        return self.candidate.devices
+
+    @cached_property
+    def link_bytes(self) -> dict[str, float]:
+        """Bytes of a step over each link, all replicas together."""
+        return link_bytes(self.problem, self.timeline)
+
+    @property
+    def inter_site_bytes(self) -> dict[str, float]:
+        """The same of the links between sites."""
+        return {name: size for name, size in self.link_bytes.items() if self.problem.between_sites[name]}
 
     def __str__(self) -> str:
         return f"{self.candidate}{describe_recompute([p.recompute for p in self.placements])}"
@@ -56,16 +76,6 @@ class Rejected:
     candidate: Candidate
     reason: str
     missing_bytes: float = 0.0
-
-
-class Node(NamedTuple):
-    """A node of the branch and bound: a part of a candidate, none of whose steps is faster than `bound_s`."""
-
-    bound_s: float
-    candidate: Candidate
-    follow: Callable[[float], "list[Node] | Evaluated"]
-    """Narrower nodes, or what it comes to, of which only a step faster than the limit that is given, seconds, is of
-    use; InfeasibleError or InputError where it comes to nothing."""
 
 
 def evaluate(
@@ -84,57 +94,29 @@ def evaluate(
     For every target of `in_flight_targets` layers are divided and stages recompute so that the slowest stage is as fast
     as it can be with so many microbatches in flight; of these, the one with the shortest simulated step is taken.
     """
-    nodes, best = Frontier([node(job, candidate, costs, method=method)]), None
+    best: Evaluated | None = None
     obstacle: InfeasibleError | InputError | None = None
-    while (next_one := nodes.pop()) is not None:
+    try:
+        steps = _Divisions(job, candidate, costs, method).steps(limit_s)
+    except (InfeasibleError, InputError) as error:
+        return reject(candidate, costs, error)
+    for bound_s, placements, step in steps:
         limit_s = limit_s if best is None else min(limit_s, best.step_s)
-        if next_one.bound_s >= limit_s * (1 - ROUNDING):
+        if bound_s >= limit_s * (1 - ROUNDING):
             return best
         try:
-            found = next_one.follow(min(limit_s, wanted_s))
+            found = finish(candidate, placements, step, _method_of(job, method), min(limit_s, wanted_s))
         except (InfeasibleError, InputError) as error:
             obstacle = error
             continue
-        if isinstance(found, Evaluated):
-            best = found if best is None or found.step_s < best.step_s else best
-        else:
-            nodes.push(found)
-    if best is None:
-        assert obstacle is not None
-        return reject(candidate, costs, obstacle)
-    return best
+        best = found if best is None or found.step_s < best.step_s else best
+    return reject(candidate, costs, obstacle) if best is None and obstacle is not None else best
 
 
-class Frontier:
-    """Nodes still to follow: the one with the lowest bound first; of equals the one that was found last."""
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._heap = [(one.bound_s, -index, one) for index, one in enumerate(nodes)]
-        self._count = len(self._heap)
-        heapq.heapify(self._heap)
-
-    def push(self, nodes: Iterable[Node]) -> None:
-        """Add some."""
-        for one in nodes:
-            self._count += 1
-            heapq.heappush(self._heap, (one.bound_s, -self._count, one))
-
-    def pop(self) -> Node | None:
-        """Take the first one off; None: there is none."""
-        return heapq.heappop(self._heap)[2] if self._heap else None
-
-    @property
-    def rest(self) -> list[Node]:
-        """All that there are."""
-        return [one for _, _, one in self._heap]
-
-
-def node(job: Job, candidate: Candidate, costs: JobCosts, bound_s: float = 0.0, method: str = AUTO) -> Node:
-    """Evaluations of a candidate: its divisions of layers, each with every method of sending, and each of them played.
-
-    From `bound_s`, which is told at once, every node that it comes to has a higher bound, and takes longer to follow.
-    """
-    return Node(bound_s, candidate, lambda _: _Divisions(job, candidate, costs, method).nodes(bound_s))
+def _method_of(job: Job, method: str) -> str:
+    """Named order of the job, or else `method`."""
+    is_named = job.schedule is not None and (job.schedule in ORDERS or is_in_file(job.schedule))
+    return job.schedule if job.schedule is not None and is_named else method
 
 
 def reject(candidate: Candidate, costs: JobCosts, error: InfeasibleError | InputError) -> Rejected:
@@ -161,8 +143,13 @@ def finish(
 
 
 def short_count(problem: Problem) -> int | None:
-    """Microbatches of a shorter step that has fill, drain and a steady state; None for a step that is short itself."""
-    count = max(problem.num_stages + 8, MIN_SHORT)
+    """Microbatches of a shorter step that has fill, drain and a steady state; None for a step that is short itself.
+
+    Where stages share a rank, round robin, it has whole rounds of the ranks, as interleaved orders need them.
+    """
+    count, ranks = max(problem.num_stages + 8, MIN_SHORT), problem.num_ranks
+    if quick_orders(problem)[0] == "interleaved":
+        count = 2 * ranks * -(-count // (2 * ranks))
     long = 3 * problem.num_stages * problem.num_microbatches > MAX_QUICK_ACTIONS
     return count if long and 2 * count < problem.num_microbatches else None
 
@@ -217,17 +204,17 @@ def whole(found: Evaluated) -> Evaluated:
     return replace(found, schedule=schedule, timeline=timeline, extrapolated_s=None)
 
 
-def staggerings(candidate: Candidate, together: StepCost) -> list[StepCost]:
-    """Replicas that send together between sites, and staggered replicas."""
-    data = candidate.layout.data
-    if data == 1 or candidate.layout.replica_sites or not any(together.problem.between_sites.values()):
+def staggerings(candidate: Candidate, together: StepCost, costs: JobCosts) -> list[StepCost]:
+    """Replicas that send together between sites, and staggered replicas; ZeRO-2 and 3 keep replicas together."""
+    data, is_coupled = candidate.layout.data, costs.settled(candidate.layout).zero in (2, 3)
+    if data == 1 or is_coupled or candidate.layout.replica_sites or not any(together.problem.between_sites.values()):
         return [together]
     return [together, StepCost(stagger(together.problem, data), together.overhead_s)]
 
 
-def staggered_like(best: Evaluated, together: StepCost) -> StepCost:
+def staggered_like(best: Evaluated, together: StepCost, costs: JobCosts) -> StepCost:
     """Replicas send as they do in `best`."""
-    return staggerings(best.candidate, together)[-1 if best.problem.traffic.num_staggered > 1 else 0]
+    return staggerings(best.candidate, together, costs)[-1 if best.problem.traffic.num_staggered > 1 else 0]
 
 
 class _Divisions:
@@ -235,50 +222,50 @@ class _Divisions:
 
     def __init__(self, job: Job, candidate: Candidate, costs: JobCosts, method: str) -> None:
         self._job, self._candidate, self._costs = job, candidate, costs
-        self._method = job.schedule if job.schedule is not None and job.schedule in ORDERS else method
+        self._method = _method_of(job, method)
         self._stages = StageModes(costs, candidate)
         self._modes = self._stages.open if method == AUTO else self._stages.coarse
         self._first = self._divide(minimum_in_flight(candidate))
 
-    def nodes(self, bound_s: float) -> list[Node]:
-        """The first division, where no order needs less memory: then the others.
+    def steps(self, limit_s: float) -> list[tuple[float, tuple[Placement, ...], StepCost]]:
+        """Steps of all divisions, replicas sending together and staggered, each with its bound, the lowest first.
 
-        Orders of one stage per rank have at least as many microbatches under way as 1F1B; then no division that fits
-        has a faster slowest stage.
+        Those that a bound shows to be no faster than `limit_s` are left out. Orders of one stage per rank have at least
+        as many microbatches under way as 1F1B; then no division that fits has a faster slowest stage than the first.
         """
-        alone = self._candidate.layout.virtual == 1
-        fastest_s = self._first.slowest_s * self._candidate.layout.num_microbatches if alone else 0.0
-        return [Node(max(bound_s, fastest_s), self._candidate, self._each)]
-
-    def _each(self, limit_s: float) -> list[Node]:
-        """One node for every division; all that its busiest rank computes is the bound."""
+        enough_s, alone = limit_s * (1 - ROUNDING), self._candidate.layout.virtual == 1
+        if alone and self._first.slowest_s * self._candidate.layout.num_microbatches >= enough_s:
+            return []
         problem = self._costed(self._first)[1].problem
         divisions = dict.fromkeys([self._first, *self._others(in_flight_targets(self._candidate, problem))])
-        return [Node(self._busiest_s(d), self._candidate, partial(self._staggerings, d)) for d in divisions]
+        found = []
+        for division in divisions:
+            busiest_s = self._busiest_s(division)
+            if busiest_s < enough_s:
+                placements, together = self._costed(division)
+                found += [
+                    (max(busiest_s, self._bound_s(step, limit_s)), placements, step)
+                    for step in staggerings(self._candidate, together, self._costs)
+                ]
+        return sorted((one for one in found if one[0] < enough_s), key=lambda one: one[0])
 
-    def _staggerings(self, division: Division, limit_s: float) -> list[Node]:
-        """One node for replicas that send together and one for staggered ones, with the bounds of their Problems."""
-        placements, together = self._costed(division)
-        return [
-            Node(
-                lower_bound_s(step.problem, limit_s - step.overhead_s) + step.overhead_s,
-                self._candidate,
-                partial(finish, self._candidate, placements, step, self._method),
-            )
-            for step in staggerings(self._candidate, together)
-        ]
+    def _bound_s(self, step: StepCost, limit_s: float) -> float:
+        """Lower bound of a step; 0 for one that is told by shorter ones: to play those takes less than its bound."""
+        if self._method == QUICK and short_count(step.problem) is not None:
+            return 0.0
+        return lower_bound_s(step.problem, limit_s - step.overhead_s) + step.overhead_s
 
     def _others(self, hopes: list[InFlight]) -> Iterator[Division]:
         """The other divisions of layers that fit; the first one did.
 
         Where stages share a rank, memory is shared out for the lightest mode; if that is not enough for all of them, it
-        is also shared out for each other mode alone.
+        is also shared out for each mode alone.
         """
         if (only := self._same_for_all(hopes)) is not None:
             yield only
             return
         for wanted in hopes:
-            alone = self._stages.coarse[1:] if self._candidate.layout.virtual > 1 else ()
+            alone = self._stages.coarse if self._candidate.layout.virtual > 1 else ()
             for modes in [self._modes, *((mode,) for mode in alone)]:
                 try:
                     division = self._divide(wanted, modes)
@@ -311,11 +298,11 @@ class _Divisions:
         return max(work) * self._candidate.layout.num_microbatches
 
     def _divide(self, in_flight: InFlight, modes: tuple[Recompute, ...] | None = None) -> Division:
-        """With all operations open only where with few modes stages recompute."""
+        """The best division; modes with single operations are tried only where stages recompute without them."""
         chosen = modes or (self._modes if self._candidate.layout.virtual == 1 else self._modes[-1:])
         few = tuple(mode for mode in chosen if mode in self._stages.coarse)
         for some in dict.fromkeys([few or chosen, chosen]):
-            options = stage_options(self._stages, in_flight, some)
+            options = stage_options(self._stages, in_flight, some, self._job.layout.layers)
             division = divide_layers(self._job.model.num_layers, options, self._job.layout.layers)
             if set(division.recompute) == {self._modes[0]}:
                 return division
@@ -335,7 +322,7 @@ def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, 
     """
     stages, flights = StageModes(costs, candidate), minimum_in_flight(candidate)
     modes = stages.open if candidate.layout.virtual == 1 else stages.open[-1:]
-    options = stage_options(stages, flights, modes)
+    options = stage_options(stages, flights, modes, job.layout.layers)
     division = divide_layers(job.model.num_layers, options, job.layout.layers)
     held, working = [0.0] * candidate.layout.pipeline, [0.0] * candidate.layout.pipeline
     for index, rank in enumerate(candidate.ranks):

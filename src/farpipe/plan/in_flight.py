@@ -24,7 +24,7 @@ def minimum_in_flight(candidate: Candidate) -> InFlight:
 
 
 def in_flight_targets(candidate: Candidate, problem: Problem) -> list[InFlight]:
-    """From few to many, each different: to fill the pipeline, to hide delays half and whole, twice as many with that.
+    """Targets from few to many: to fill the pipeline, to hide delays half and whole, twice as many with that.
 
     What hides the delays is GeoPipe's closed form (arXiv 2510.12064): a round trip of a hop over the time that the
     slowest rank takes for a microbatch, rounded up, for every stage upstream of it. Twice as many is what zero-bubble
@@ -40,12 +40,18 @@ def in_flight_targets(candidate: Candidate, problem: Problem) -> list[InFlight]:
 
 
 def _filling(layout: Layout) -> InFlight:
-    """As many as there are stages from here to the end."""
-    return _within(layout, [layout.num_stages - index for index in range(layout.num_stages)])
+    """One microbatch for every stage from here to the end, and no more than (interleaved) 1F1B keeps.
+
+    That goes round the ranks with as many microbatches as there are ranks, so stages between a rank's first and its
+    last keep one for each rank (Megatron-LM, arXiv 2104.04473, section 2.2).
+    """
+    ranks, stages = layout.pipeline, layout.num_stages
+    return _within(layout, [min(stages - index, max(ranks, 2 * ranks - index)) for index in range(stages)])
 
 
 def _hiding(layout: Layout, problem: Problem) -> list[int]:
-    """Extra ones by stage: the sum over the hops downstream."""
+    """Extra ones by stage: the sum over the hops downstream. Microbatches of a plan are identical: one is enough."""
+    problem = problem.model_copy(update={"num_microbatches": 1})
     pace_s = _pace_s(problem)
     hops = [math.ceil(_round_trip_s(problem, hop) / pace_s - 1e-9) for hop in range(len(problem.hops))]
     return [min(layout.num_microbatches, sum(hops[stage:])) for stage in range(problem.num_stages)]

@@ -7,43 +7,40 @@ else is closed forms over arrays (`lattice_kernel`). The estimates order the sea
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
+from itertools import pairwise, permutations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farpipe.cost import JobCosts, Layout, memory
-from farpipe.cost.transfer import narrowed_bytes, rank_link, replica_link, ring_bytes
-from farpipe.plan.candidates import data_degrees, microbatches, pipeline_degrees, shapes, tensor_degrees
+from farpipe.plan.candidates import Candidate, context_exchanges, placed, shapes
+from farpipe.plan.lattice_tables import (
+    Bounds,
+    Floats,
+    Ints,
+    LinkTable,
+    OrderTable,
+    Question,
+    Rows,
+    SiteTable,
+    Split,
+    Tables,
+    most_tensor,
+    rows_of,
+    tables_of,
+)
 from farpipe.plan.placement import MAX_SITES
 from farpipe.plan.site_paths import best_paths
 from farpipe.plan.stage_modes import coarse_modes
-from farpipe.spec import Cluster, Job, Site
+from farpipe.spec import Cluster, ContextExchange, Job, Site
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-MAX_ROWS: Final = 200_000
+MAX_ORDERED: Final = 3
+"""Sites of which every order is estimated."""
 
 
-class Rows(NamedTuple):
-    """Degrees, one combination per row."""
-
-    tensor: Ints
-    inside: Ints
-    """Replicas of a rank on its own site."""
-    num_microbatches: Ints
-    pipeline: Ints
-    data: Ints
-    """Replicas at all sites."""
-    table: Ints
-    """Row of the tables: tensor degree and microbatch size."""
-
-
-class Use(NamedTuple):
-    """One use of sites: a pipeline over `order`, or whole pipelines at each of `homes`, one of which is `order`."""
+class SiteSet(NamedTuple):
+    """Sites and their use: a pipeline over `order`, or whole pipelines at each of `homes`, one of which is `order`."""
 
     order: tuple[int, ...]
     homes: tuple[int, ...] = ()
@@ -54,11 +51,11 @@ class Use(NamedTuple):
         return "replicas" if self.homes else "alone" if len(self.order) == 1 else "pipelines"
 
 
-class Promise(NamedTuple):
-    """One point of the lattice and about what a step takes there."""
+class Estimate(NamedTuple):
+    """One point of the lattice with about the seconds of its step."""
 
     step_s: float
-    use: Use
+    site_set: SiteSet
     layout: Layout
     in_v: bool
 
@@ -80,9 +77,10 @@ class Lattice:
         self.sites = tuple(site for _, site in job.used_sites())
         self.number = {site.name: index for index, site in enumerate(self.sites)}
         self.kind_of_site, self._kinds = _kinds(self.sites)
-        self.most_tensor = np.array([_most_tensor(job, site) for site in self.sites])
+        self.most_tensor = np.array([most_tensor(job, site) for site in self.sites])
         self._last: tuple[Left, list[list[int]]] | None = None
-        self._alike: dict[tuple[int, int], bool] = {}
+        self._identical: dict[tuple[int, int], bool] = {}
+        self._exchanges: dict[Split, ContextExchange] = {}
 
     @cached_property
     def latency_s(self) -> Floats:
@@ -115,28 +113,40 @@ class Lattice:
     @cached_property
     def rows(self) -> Rows:
         """Every combination of degrees that the pins, the batch and all devices of the cluster allow."""
-        return _rows(self.job, self.sites, self._table_rows)
+        return rows_of(self.job, self.sites, self._table_rows)
 
     @cached_property
-    def _table_rows(self) -> dict[tuple[int, int], int]:
-        """By tensor degree and microbatch size; filled as rows are made."""
+    def _table_rows(self) -> dict[Split, int]:
+        """Rows of the tables; filled as rows of degrees are made."""
         return {}
 
     @cached_property
-    def _sizes(self) -> Ints:
-        """[V]: sequences in a microbatch."""
-        of_row = {row: size for (_, size), row in self._table_rows.items()}
-        return np.array([of_row[int(row)] for row in self.rows.table])
+    def _splits(self) -> list[Split]:
+        """The split of every row of the tables."""
+        return list(self._table_rows)
 
     @cached_property
-    def tables(self) -> tuple[Any, ...]:
-        """The arrays that `lattice_kernel.estimate` reads."""
-        return _tables(self)
+    def tables(self) -> Tables:
+        """Costs by kind of site and row, as `lattice_kernel.estimate` reads them."""
+        return tables_of(self.job, self.costs, self._kinds, self.rows, self._table_rows, self.one_rank)
 
-    @property
-    def kinds(self) -> Sequence[Site]:
-        """One site of each kind."""
-        return self._kinds
+    def one_rank(self, split: Split, data: int) -> Layout:
+        """Layout of one rank and one microbatch."""
+        tensor, context, expert, size = split
+        return Layout(1, data, tensor, 1, size, 1, (), context, self._exchange(split), expert)
+
+    def _exchange(self, split: Split) -> ContextExchange:
+        """Fastest method of sharing a sequence, as a layer on the first kind of site tells."""
+        if split not in self._exchanges:
+            fits = context_exchanges(self.job, split.tensor, split.context)
+            fastest = min(fits, key=partial(self._layer_s, split)) if len(fits) > 1 else fits[0]
+            self._exchanges[split] = fastest
+        return self._exchanges[split]
+
+    def _layer_s(self, split: Split, exchange: ContextExchange) -> float:
+        at, site = Layout(1, 1, split.tensor, 1, split.size, 1, (), split.context, exchange), self._kinds[0]
+        none, one = self.costs.apart(at, site, coarse_modes(self.costs, [site])[0], embedding=False, head=False)
+        return one.seconds - none.seconds
 
     def likeness(self, site: int) -> tuple[int, int]:
         """Equal for sites that differ in name, prices and links alone."""
@@ -148,14 +158,20 @@ class Lattice:
         open_shapes = shapes(self.job)
         return any(not in_v for _, in_v in open_shapes), any(in_v for _, in_v in open_shapes)
 
-    def uses(self, left: Left) -> list[Use]:
-        """The best order of every set of sites for one pipeline, and every set for whole pipelines at each."""
+    def site_sets(self, left: Left, every_order: bool = False) -> list[SiteSet]:
+        """The best order of every set of sites for one pipeline, and every set for whole pipelines at each.
+
+        With `every_order` all orders of up to MAX_ORDERED sites, in one direction each, and rings in the job's.
+        """
         wanted, pinned = self.job.layout.replicas, self.job.layout.sites
-        found: list[Use] = []
+        found: list[SiteSet] = []
         if wanted != "across":
-            found += [Use(tuple(path)) for path in self._paths(left, pinned)]
+            paths = self._paths(left, pinned)
+            if every_order and pinned is None:
+                paths = [order for path in paths for order in self._orders(path, left)]
+            found += [SiteSet(tuple(path)) for path in paths]
         if wanted != "inside":
-            found += self._rings(left, pinned)
+            found += self._rings(left, pinned, every_order)
         return found
 
     def _paths(self, left: Left, pinned: Sequence[str] | None) -> list[list[int]]:
@@ -165,8 +181,16 @@ class Lattice:
             return [path] if linked else []
         return self._best_paths(left)
 
+    def _orders(self, path: list[int], left: Left) -> Iterator[list[int]]:
+        """`path`, and the other linked orders of its sites that are no reverse of one before."""
+        yield path
+        for order in permutations(path) if 2 < len(path) <= MAX_ORDERED else []:
+            linked = all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in pairwise(order))
+            if linked and order[0] > order[-1] and list(order) not in (path, path[::-1]):
+                yield list(order)
+
     def _best_paths(self, left: Left) -> list[list[int]]:
-        """For every set of sites its best order; those of the `left` that was asked for last are kept."""
+        """The best order of every set of sites; the answer for the last `left` is kept."""
         if self._last is None or self._last[0] is not left:
             self._last = left, best_paths(self._weight(left), left.num_devices, MAX_SITES)
         return self._last[1]
@@ -178,72 +202,103 @@ class Lattice:
         with np.errstate(divide="ignore"):
             return np.where(left.rate > 0, self.latency_s + sent / left.rate, np.inf)
 
-    def _rings(self, left: Left, pinned: Sequence[str] | None) -> list[Use]:
-        """Sets of alike sites around which there are links, the smallest first in each."""
+    def _rings(self, left: Left, pinned: Sequence[str] | None, in_order: bool) -> list[SiteSet]:
+        """Sets of identical sites with links around them, the smallest first in each; pinned sites in their order.
+
+        `in_order`: in the direction of their numbers, as far as that can be.
+        """
         found = []
-        for path in self._best_paths(left) if len(self.sites) > 1 else []:
+        orders = self._best_paths(left) if pinned is None else [[self.number[name] for name in pinned]]
+        for order in orders if len(self.sites) > 1 else []:
+            path = order[::-1] if pinned is None and in_order and order[0] > order[-1] else order
             ring = list(zip(path, path[1:] + path[:1], strict=True))
             linked = len(path) > 1 and all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in ring)
-            if not linked or (pinned is not None and {self.sites[index].name for index in path} != set(pinned)):
-                continue
-            if all(self._are_alike(path[0], other) for other in path[1:]):
-                smallest = min(path, key=lambda index: left.num_devices[index])
-                found.append(Use((smallest,), tuple(path)))
+            if linked and all(self._are_identical(path[0], other) for other in path[1:]):
+                first = min(range(len(path)), key=lambda place: left.num_devices[path[place]])
+                found.append(SiteSet((path[first],), tuple(path[first:] + path[:first])))
         return found
 
-    def _are_alike(self, one: int, other: int) -> bool:
+    def _are_identical(self, one: int, other: int) -> bool:
         """True if a whole pipeline at one of two sites stands for one at the other."""
         from farpipe.plan.placement import differing_keys
 
-        if (one, other) not in self._alike:
-            self._alike[one, other] = not differing_keys(self.sites[one], self.sites[other])
-        return self._alike[one, other]
+        if (one, other) not in self._identical:
+            self._identical[one, other] = not differing_keys(self.sites[one], self.sites[other])
+        return self._identical[one, other]
 
-    def promises(
-        self, left: Left, most: int, slack: float = 1.3, max_devices: int | None = None, shared: bool = False
-    ) -> list[list[Promise]]:
-        """For every use of sites that works its `most` best points, the best first; the uses as `uses` gives them.
+    def estimates(
+        self,
+        left: Left,
+        most: int,
+        slack: float = 1.3,
+        max_devices: int | None = None,
+        shared: bool = False,
+        every_order: bool = False,
+    ) -> list[list[Estimate]]:
+        """The `most` best points of every site set that works, the best first; in the order of `site_sets`.
 
         `slack` and `shared` as for `lattice_kernel.estimate`: the larger the slack, the more points that are worse than
-        the best are known; shared, uses are left out that are worse than the best of all uses by so much.
+        the best are known; shared, site sets are left out that are worse than the best of all by so much.
         """
-        uses = self.uses(left)
-        if not uses or not self.rows.table.size:
+        site_sets = self.site_sets(left, every_order)
+        if not site_sets or not self.rows.table.size:
             return []
-        step_s, points = self._estimates(uses, left, (slack, shared), most, max_devices)
+        step_s, points = self._estimates(site_sets, left, (slack, shared), most, max_devices)
         found = [
-            [self._promise(use, *point) for point in zip(seconds, at, strict=True) if math.isfinite(point[0])]
-            for use, seconds, at in zip(uses, step_s.tolist(), points.tolist(), strict=True)
+            [self._estimate(site_set, *point) for point in zip(seconds, at, strict=True) if math.isfinite(point[0])]
+            for site_set, seconds, at in zip(site_sets, step_s.tolist(), points.tolist(), strict=True)
         ]
-        return [of_use for of_use in found if of_use]
+        return [of_set for of_set in found if of_set]
 
     def _estimates(
-        self, uses: Sequence[Use], left: Left, limits: tuple[float, bool], most: int, max_devices: int | None
+        self, site_sets: Sequence[SiteSet], left: Left, limits: tuple[float, bool], most: int, max_devices: int | None
     ) -> tuple[Floats, Ints]:
-        """The least estimates of every use, the fastest first, and their points: [O, most]."""
+        """The least estimates of every site set, the fastest first, and their points: [O, most]."""
         from farpipe.plan import lattice_kernel  # here, for numba takes a third of a second to import
 
         compiled: Any = lattice_kernel.estimate
-        width = max(len(use.order) for use in uses)
-        orders = np.array([use.order + (-1,) * (width - len(use.order)) for use in uses])
-        sizes = np.array([len(use.order) for use in uses])
-        times = np.array([max(1, len(use.homes)) for use in uses])
-        ring = np.array([self._ring(use.homes, left) for use in uses])
-        sites = (left.num_devices, self.kind_of_site, self.most_tensor)
-        step_s, points = np.empty((len(uses), most)), np.zeros((len(uses), most), np.int64)
+        width = max(len(site_set.order) for site_set in site_sets)
+        asked = OrderTable(
+            np.array([site_set.order + (-1,) * (width - len(site_set.order)) for site_set in site_sets]),
+            np.array([len(site_set.order) for site_set in site_sets]),
+            np.array([max(1, len(site_set.homes)) for site_set in site_sets]),
+            np.array([self._ring(site_set.homes, left) for site_set in site_sets]),
+        )
+        sites = SiteTable(left.num_devices, self.kind_of_site, self.most_tensor)
         allowed = np.iinfo(np.int64).max if max_devices is None else max_devices
-        table, links, bounds = self._table, (self.latency_s, left.rate), (self.allow, *limits)
-        compiled(orders, sizes, times, ring, *table, allowed, sites, links, self.tables, *bounds, step_s, points)
-        return step_s, points
+        bounds = Bounds(allowed, *self.allow, *limits)
+        best = np.empty((len(site_sets), most)), np.zeros((len(site_sets), most), np.int64)
+        links = LinkTable(self.latency_s, left.rate)
+        compiled(asked, Question(*self._scanned, sites, links, self.tables, bounds), best)
+        return best
 
     @cached_property
-    def _table(self) -> tuple[Ints, Ints]:
-        """`rows` as the kernel reads them, [V, 6], and the order in which it looks at them: the least work first."""
+    def _scanned(self) -> tuple[Ints, Ints]:
+        """`rows` as the kernel reads them, [V, 7], and the order in which it scans them: the least work first."""
         from farpipe.plan import lattice_kernel
 
         least_s: Any = lattice_kernel.least_work_s
         table = np.stack(self.rows, axis=1)
-        return table, np.argsort(least_s(table, self.tables[0][0]), kind="stable")
+        return table, np.argsort(least_s(table, self.tables.stages.layer_s), kind="stable")
+
+    def candidate(self, estimate: Estimate) -> Candidate | None:
+        """The candidate of an estimate on the whole cluster; None where it does not fit there after all."""
+        order = [self.sites[index] for index in estimate.site_set.order]
+        return placed(self.job, order, estimate.layout, estimate.in_v)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """The candidates of all points on the best order of every set of sites, whether or not memory is enough."""
+        rows = self.rows
+        for site_set in self.site_sets(self.whole):
+            most_tensor = self.most_tensor[list(site_set.homes or site_set.order)].min()
+            inside = (rows.data == rows.inside * max(1, len(site_set.homes))) & (rows.tensor <= most_tensor)
+            for v in np.flatnonzero(inside).tolist():
+                for in_v in (
+                    shape for shape in (False, True) if self.allow[shape] and (rows.pipeline[v] > 1 or not shape)
+                ):
+                    found = self.candidate(self._estimate(site_set, math.inf, 2 * v + in_v))
+                    if found is not None:
+                        yield found
 
     def _ring(self, homes: Sequence[int], left: Left) -> tuple[float, float]:
         ring = list(zip(homes, (*homes[1:], *homes[:1]), strict=True))
@@ -251,21 +306,24 @@ class Lattice:
             return 0.0, 1.0
         return max(float(self.latency_s[pair]) for pair in ring), min(float(left.rate[pair]) for pair in ring)
 
-    def _promise(self, use: Use, step_s: float, index: int) -> Promise:
+    def _estimate(self, site_set: SiteSet, step_s: float, index: int) -> Estimate:
         v, in_v = index // 2, bool(index % 2)
         rows = self.rows
-        names = tuple(self.sites[home].name for home in use.homes)
+        names = tuple(self.sites[home].name for home in site_set.homes)
         virtual = 2 if in_v else (self.job.layout.virtual or 1)
-        degrees = (int(rows.pipeline[v]), int(rows.data[v]), int(rows.tensor[v]), virtual)
-        layout = Layout(*degrees, int(self._sizes[v]), int(rows.num_microbatches[v]), names)
-        return Promise(step_s, use, layout, in_v)
+        split = self._splits[rows.table[v]]
+        degrees = (int(rows.pipeline[v]), int(rows.data[v]), split.tensor, virtual, split.size)
+        count = int(rows.num_microbatches[v])
+        layout = Layout(*degrees, count, names, split.context, self._exchange(split), split.expert)
+        return Estimate(step_s, site_set, layout, in_v)
 
 
 def _measured_only(job: Job, costs: JobCosts) -> Job:
     """A profile tells of one device: with one, layers are not divided over several unless the job pins that."""
-    if not costs.profiles or job.layout.tensor is not None:
+    open_keys = [key for key in ("tensor", "context") if getattr(job.layout, key) is None]
+    if not costs.profiles or not open_keys:
         return job
-    return job.model_copy(update={"layout": job.layout.model_copy(update={"tensor": 1})})
+    return job.model_copy(update={"layout": job.layout.model_copy(update=dict.fromkeys(open_keys, 1))})
 
 
 def _links(cluster: Cluster, number: Mapping[str, int]) -> Iterator[Any]:
@@ -284,100 +342,3 @@ def _kinds(sites: Sequence[Site]) -> tuple[Ints, list[Site]]:
             kinds.append(site)
         numbers.append(bare.index(same))
     return np.array(numbers), kinds
-
-
-def _most_tensor(job: Job, site: Site) -> int:
-    return job.layout.tensor or min(site.devices_per_machine, site.num_devices)
-
-
-def _rows(job: Job, sites: Sequence[Site], table: dict[tuple[int, int], int]) -> Rows:
-    num_devices = sum(site.num_devices for site in sites)
-    homes = sorted({1, *range(2, min(len(sites), MAX_SITES) + 1)} if job.layout.replicas != "inside" else {1})
-    found: set[tuple[int, ...]] = set()
-    degrees = sorted({t for site in sites for t in tensor_degrees(job, [site])})
-    for tensor in degrees:
-        for data in data_degrees(job, num_devices // tensor):
-            for size, count in microbatches(job, data):
-                row = table.setdefault((tensor, size), len(table))
-                for times in (h for h in homes if data % h == 0):
-                    inside = data // times
-                    most = num_devices // (tensor * (inside if times == 1 else data))
-                    for p in pipeline_degrees(job, sites, most, job.layout.virtual or 1, fewest=1):
-                        found.add((tensor, inside, count, p, data, row))
-    by_devices = sorted(found, key=lambda r: (-r[0] * r[4] * r[3], r))[:MAX_ROWS]
-    columns = np.array(by_devices, np.int64).reshape(-1, 6).T
-    return Rows(*(np.ascontiguousarray(column) for column in columns))
-
-
-def _tables(lattice: Lattice) -> tuple[Any, ...]:
-    job, costs, rows = lattice.job, lattice.costs, lattice.rows
-    model, training = job.model, job.training
-    modes = [coarse_modes(costs, [site]) for site in lattice.kinds]
-    num_modes = max(map(len, modes))
-    shape = (len(lattice.kinds), len(lattice._table_rows))
-    layer_s, layer_bytes = np.full((*shape, num_modes, 3), 1e18), np.full((*shape, num_modes), 1e30)
-    working = np.zeros((*shape, num_modes))
-    base_s, ends_s, hop_s = np.zeros(shape), np.zeros((*shape, 2)), np.zeros(shape)
-    ends_bytes, message = np.zeros((shape[1], 2)), np.zeros(shape[1])
-    for (tensor, size), row in lattice._table_rows.items():
-        at = Layout(1, 1, tensor, 1, size, 1)
-        boundary = memory.boundary_bytes(model, training, at)
-        message[row] = narrowed_bytes(boundary, training)
-        for kind, site in enumerate(lattice.kinds):
-            if tensor > min(site.devices_per_machine, site.num_devices) and job.layout.tensor is None:
-                continue
-            for index, mode in enumerate(modes[kind]):
-                none, one = costs.apart(at, site, mode, embedding=False, head=False)
-                layer_s[kind, row, index] = [
-                    getattr(one, name) - getattr(none, name) for name in ("forward_s", "input_grad_s", "weight_grad_s")
-                ]
-                layer_bytes[kind, row, index] = one.activation_bytes - none.activation_bytes
-                working[kind, row, index] = one.working_bytes
-            base_s[kind, row] = none.seconds
-            for end, (embedding, head) in enumerate(((True, False), (False, True))):
-                cost, _ = costs.apart(at, site, modes[kind][0], embedding=embedding, head=head)
-                ends_s[kind, row, end] = cost.seconds - none.seconds
-                ends_bytes[row, end] = cost.activation_bytes - none.activation_bytes
-            effective = rank_link(site, costs.calibration(site), at, 0, 1)
-            hop_s[kind, row] = effective.seconds(boundary)
-    state = _per_row(rows, lambda at: memory.state_bytes(1.0 / at.tensor, training, at))
-    sync = np.stack([_sync(lattice, site) for site in lattice.kinds])
-    ends_params = _ends_params(model)
-    limits = np.array([site.plannable_bytes for site in lattice.kinds])
-    overlap = min(costs.calibration(site).overlap_fraction for site in lattice.kinds) if training.overlap else 0.0
-    bytes_of = (layer_bytes, working, ends_bytes, float(model.num_layer_params), ends_params, limits)
-    step = (layer_s, base_s, ends_s, state, model.num_layers, sync, bytes_of, overlap)
-    exchanged = float(model.num_params * memory.gradient_bytes(training.precision))
-    overhead_s = max(costs.calibration(site).step_overhead_s for site in lattice.kinds)
-    return step, message, hop_s, exchanged, overhead_s
-
-
-def _ends_params(model: Any) -> Floats:
-    """Parameters of the embedding's and of the head's stage besides layers; a tied head has a copy."""
-    copy = model.vocab_size * model.hidden if model.tied_embeddings else 0
-    return np.array([model.num_embedding_params, model.num_head_params + copy], np.float64)
-
-
-def _per_row(rows: Rows, figure: Any) -> Floats:
-    """[V]: `figure` of a layout with the row's tensor and data degrees, asked for once each."""
-    known: dict[tuple[int, int], float] = {}
-    found = np.empty(rows.table.size)
-    for index, key in enumerate(zip(rows.tensor.tolist(), rows.data.tolist(), strict=True)):
-        if key not in known:
-            known[key] = figure(Layout(1, key[1], key[0], 1, 1, 1))
-        found[index] = known[key]
-    return found
-
-
-def _sync(lattice: Lattice, site: Site) -> Floats:
-    """[V, 2]: latency of the replicas' reduction inside `site`, and seconds per parameter of one device."""
-    calibration, precision = lattice.costs.calibration(site), lattice.job.training.precision
-    known: dict[tuple[int, int], tuple[float, float]] = {}
-    found = np.zeros((lattice.rows.table.size, 2))
-    for index, key in enumerate(zip(lattice.rows.tensor.tolist(), lattice.rows.inside.tolist(), strict=True)):
-        if key not in known:
-            effective = replica_link(site, calibration, Layout(1, key[1], key[0], 1, 1, 1))
-            size = ring_bytes("all-reduce", memory.gradient_bytes(precision), key[1])
-            known[key] = (effective.latency_s, size / effective.bandwidth_bytes_per_s)
-        found[index] = known[key]
-    return found

@@ -10,52 +10,71 @@ on any stage. Fill and drain are (p - 1)(F + I - W) with as many microbatches in
 with twice as many (arXiv 2401.10241), a share of pace in a V, and the round trip over all links.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
+from farpipe.plan import placement
+
 MAX_STAGES = 1024
 V_BUBBLE = 0.35
-"""Of (p - 1) x pace: what the best named order in a V leaves idle, about, where F, I and W differ."""
+"""Share of (p - 1) x pace that the best named order in a V leaves idle, about, where F, I and W differ."""
 _BISECTIONS = 14
 
 
-@njit(cache=True)
-def _place(order, num_sites, num_devices, per_rank, pipeline, site_of_rank):  # type: ignore[no-untyped-def]  # noqa: C901
-    """The site of every rank in proportion to what the sites hold, as `placement.place_ranks`; False: they can't."""
-    counts, total, given = np.zeros(num_sites, np.int64), 0, 0
-    for k in range(num_sites):
-        most = num_devices[order[k]] // per_rank
-        if most < 1:
-            return False
-        total += most
-    if total < pipeline or pipeline < num_sites:
-        return False
-    for k in range(num_sites):
-        counts[k] = max(1, int(pipeline * (num_devices[order[k]] // per_rank) / total))
-        given += counts[k]
-    while given != pipeline:
-        step = 1 if given < pipeline else -1
-        best, gain = -1, -np.inf
-        for k in range(num_sites):
-            most = num_devices[order[k]] // per_rank
-            if (step > 0 and counts[k] >= most) or (step < 0 and counts[k] <= 1):
-                continue
-            lack = step * (pipeline * most / total - counts[k])
-            if lack > gain:
-                best, gain = k, lack
-        counts[best] += step
-        given += step
-    rank = 0
-    for k in range(num_sites):
-        for _ in range(counts[k]):
-            site_of_rank[rank] = order[k]
-            rank += 1
-    return True
+class Point(NamedTuple):
+    """One point of the lattice: degrees, and the row of the tables for them."""
+
+    v: int
+    row: int
+    tensor: int
+    num_microbatches: int
+    shape: int
+    """0: one stage per rank; 1: two in a V."""
+
+
+class Path(NamedTuple):
+    """Ranks of a point on their sites."""
+
+    kinds: np.ndarray
+    """[p]: kind of the site of every rank."""
+    busiest_s: float
+    """Seconds of one message of all replicas on the busiest link."""
+    travel_s: np.ndarray
+    """[p]: seconds there and back of a message, over all links below every rank."""
+    hops_s: float
+    """Seconds of one message over all hops inside sites."""
+
+
+class Scratch(NamedTuple):
+    """Space for the ranks of one point."""
+
+    kinds: np.ndarray
+    ranks: np.ndarray
+    travel_s: np.ndarray
+    extra_s: np.ndarray
+    stage_s: np.ndarray
+    most: np.ndarray
+    flights: np.ndarray
+    groups: tuple  # type: ignore[type-arg]
+    """Stages that are identical, see `_group`."""
+    low_s: np.ndarray
+    """[R]: seconds of a layer on the fastest site of the order, by row of the tables."""
+    idle: np.ndarray
+    """[R]: see `_fastest`."""
+    counts: np.ndarray
+    """Ranks of every site of the order."""
+    most_ranks: np.ndarray
+    """Ranks that every site of the order can have."""
+
+
+share_ranks = njit(cache=True)(placement.share_ranks)
 
 
 @njit(cache=True)
 def _group(extra_s, layer_s, most, num_layers, groups):  # type: ignore[no-untyped-def]
-    """Stages that are alike, as groups: extra seconds, 1 / seconds of a layer, most layers, how many; their number.
+    """Stages that are identical, as groups: extra seconds, 1 / seconds of a layer, most layers, how many; their number.
 
     Neighbours are compared only; where memory binds nobody, a pipeline on one kind of site has three groups.
     """
@@ -156,9 +175,9 @@ def _in_flight(i, shape, target, pipeline, m, travel_s, pace_s):  # type: ignore
 
 
 @njit(cache=True)
-def _limits(kinds, row, state, flights, last, tables, most):  # type: ignore[no-untyped-def]
+def _limits(kinds, row, state, flights, last, memory, most):  # type: ignore[no-untyped-def]
     """`most` [p, mode]: the layers that the memory of every rank holds."""
-    layer_bytes, working_bytes, ends_bytes, layer_params, ends_params, memory_bytes = tables
+    layer_bytes, working_bytes, ends_bytes, layer_params, ends_params, limit_bytes = memory
     for i in range(kinds.size):
         held = 0.0
         if i == 0:
@@ -166,32 +185,50 @@ def _limits(kinds, row, state, flights, last, tables, most):  # type: ignore[no-
         if i == last:
             held += state * ends_params[1] + flights[i] * ends_bytes[row, 1]
         for mode in range(most.shape[1]):
-            free = memory_bytes[kinds[i]] - held - working_bytes[kinds[i], row, mode]
-            each = state * layer_params + flights[i] * layer_bytes[kinds[i], row, mode]
+            free = limit_bytes[kinds[i]] - held - working_bytes[kinds[i], row, mode]
+            each = state * layer_params[row] + flights[i] * layer_bytes[kinds[i], row, mode]
             most[i, mode] = int(max(-1.0, free / each + 1e-9))
 
 
 @njit(cache=True)
-def _exchange_s(slowest, stages, kinds, last, tensor, v, sync, ends, beside_s):  # type: ignore[no-untyped-def]
-    """Exposed seconds of the slowest rank's exchange beside `beside_s` of computing, at least a layer's."""
-    (extra_s, stage_s, most), (layer_params, ends_params) = stages, ends
-    longest = 0.0
+def _exchange_s(slowest, point, kinds, ranks, ends, sync, beside_s):  # type: ignore[no-untyped-def]
+    """Exposed seconds of the slowest rank's exchange: a layer's at least, and all that is longer than `beside_s`."""
+    (extra_s, stage_s, most), (layer_params, ends_params) = ranks, ends
+    last, longest = kinds.size - 1 if point.shape == 0 else 0, 0.0
     for i in range(kinds.size):
         layers = _held(slowest, extra_s[i], stage_s[i], most[i])
         params = layers * layer_params
         params += ends_params[0] if i == 0 else 0.0
         params += ends_params[1] if i == last else 0.0
-        seconds = params / tensor * sync[kinds[i], v, 1]
-        longest = max(longest, sync[kinds[i], v, 0] + max(seconds - beside_s, seconds / max(1, layers)))
+        seconds = params / point.tensor * sync[kinds[i], point.v, 1]
+        longest = max(longest, sync[kinds[i], point.v, 0] + max(seconds - beside_s, seconds / max(1, layers)))
     return longest
 
 
 @njit(cache=True)
-def _step_s(v, row, kinds, m, tensor, shape, limit_s, busiest_s, travel_s, hops_s, tables, scratch):  # type: ignore[no-untyped-def]
+def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore[no-untyped-def]
+    """Seconds of a step without exchange and overhead whose slowest stage takes `slowest` for a microbatch."""
+    p, shape, travel_s = path.kinds.size, point.shape, path.travel_s
+    f, b, w = layer_s[0], layer_s[1], layer_s[2]
+    whole, pace = f + b + w, max(slowest, (1 + shape) * path.busiest_s)
+    for i in range(p):
+        stages = p if shape == 1 else p - i
+        round_trip = stages * (f + b) / whole * slowest + (1 + shape) * travel_s[0 if shape == 1 else i]
+        pace = max(pace, round_trip / flights[i])
+    idle = V_BUBBLE if shape == 1 else max(0.0, f + b - (w if target < 2 else 2 * w)) / whole
+    return point.num_microbatches * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * path.hops_s
+
+
+@njit(cache=True)
+def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-def]
     """About the step's seconds without overhead; infinite where memory is too small, or where the slowest stage alone
-    takes more than `limit_s`."""
-    layer_s, base_s, ends_s, state_bytes, num_layers, sync, memory, overlap = tables
-    extra_s, stage_s, most, flights, groups = scratch
+    takes more than `limit_s`.
+
+    Tables are taken apart here once: passing a tuple of many arrays on for every point costs a tenth of the time.
+    """
+    layer_s, base_s, ends_s, state_bytes, num_layers, sync, memory, overlap = stages
+    extra_s, stage_s, most, flights, groups = of_ranks
+    kinds, m, shape, row = path.kinds, point.num_microbatches, point.shape, point.row
     p, last = kinds.size, kinds.size - 1 if shape == 0 else 0
     for i in range(p):
         extra_s[i] = (1 + shape) * base_s[kinds[i], row]
@@ -199,12 +236,11 @@ def _step_s(v, row, kinds, m, tensor, shape, limit_s, busiest_s, travel_s, hops_
             stage_s[i, mode] = layer_s[kinds[i], row, mode, :].sum()
     extra_s[0] += ends_s[kinds[0], row, 0]
     extra_s[last] += ends_s[kinds[last], row, 1]
-    f, b, w = layer_s[kinds[0], row, 0, 0], layer_s[kinds[0], row, 0, 1], layer_s[kinds[0], row, 0, 2]
-    best_s, first_s, whole = np.inf, 1.0, f + b + w
+    best_s, first_s = np.inf, 1.0
     for target in range(3 if shape == 0 else 1):
         for i in range(p):
-            flights[i] = _in_flight(i, shape, target, p, m, travel_s, first_s)
-        _limits(kinds, row, state_bytes[v], flights, last, memory, most)
+            flights[i] = _in_flight(i, shape, target, p, m, path.travel_s, first_s)
+        _limits(kinds, row, state_bytes[point.v], flights, last, memory, most)
         size = _group(extra_s, stage_s, most, num_layers, groups)
         if target == 0 and np.isfinite(limit_s) and _capacity(limit_s / m, groups, size) < num_layers:
             break
@@ -213,16 +249,9 @@ def _step_s(v, row, kinds, m, tensor, shape, limit_s, busiest_s, travel_s, hops_
             break
         if target == 0:
             first_s = slowest
-        pace = max(slowest, (1 + shape) * busiest_s)
-        for i in range(p):
-            stages = p if shape == 1 else p - i
-            round_trip = stages * (f + b) / whole * slowest + (1 + shape) * travel_s[0 if shape == 1 else i]
-            pace = max(pace, round_trip / flights[i])
-        idle = V_BUBBLE if shape == 1 else max(0.0, f + b - (w if target < 2 else 2 * w)) / whole
-        total = m * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * hops_s
-        stages, ends = (extra_s, stage_s, most), (memory[3], memory[4])
-        total += _exchange_s(slowest, stages, kinds, last, tensor, v, sync, ends, overlap * slowest)
-        best_s = min(best_s, total)
+        total = _pipeline_s(point, path, slowest, target, layer_s[kinds[0], row, 0], flights)
+        ranks, ends = (extra_s, stage_s, most), (memory.layer_params[row], memory.ends_params)
+        best_s = min(best_s, total + _exchange_s(slowest, point, kinds, ranks, ends, sync, overlap * slowest))
     return best_s
 
 
@@ -247,7 +276,7 @@ def _keep(step_s, at, best_s, best_at):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-untyped-def]
-    """By row of the tables: a layer's seconds on the fastest site of `order`, and the first site's least idle share."""
+    """Fill, by row of the tables, a layer's seconds on the fastest site of `order` and the first site's idle share."""
     for row in range(low_s.size):
         low_s[row] = np.inf
         idle[row] = _least_idle(layer_s, kind_of_site[order[0]], row)
@@ -258,78 +287,107 @@ def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-unty
 
 @njit(cache=True)
 def least_work_s(rows, layer_s):  # type: ignore[no-untyped-def]
-    """By row the work with its bubble on the first kind of site, but for the number of layers."""
+    """Work of every row with its bubble on the first kind of site, but for the number of layers."""
     low_s, idle = np.empty(layer_s.shape[1]), np.empty(layer_s.shape[1])
     _fastest(np.zeros(1, np.int64), np.zeros(1, np.int64), layer_s, low_s, idle)
     return (rows[:, 2] + (rows[:, 3] - 1) * idle[rows[:, 5]]) * low_s[rows[:, 5]] / rows[:, 3]
 
 
 @njit(cache=True)
-def estimate(  # type: ignore[no-untyped-def]  # noqa: C901
-    orders, sizes, times, ring, rows, scan, max_devices, sites, links, tables, allow, slack, shared, best_s, best_at
-):
-    """Fill `best_s` and `best_at` [O, K]: the least of about a step's seconds of every order, and at which point.
-
-    Point 2 v is row v with one stage per rank, 2 v + 1 the same in a V. Infinite where fewer than K fit, or where a
-    point's work with its bubble, or its traffic, takes `slack` times as long as the best of the order; with `shared`,
-    as the best of all orders looked at so far, the last one first. `orders` [O, L] sites by number, `sizes` [O] how
-    many, `times` [O] sites that hold a whole pipeline each (1: a pipeline over `orders`), `ring` [O, 2] latency and
-    bytes per second of the slowest link around these. `rows` [V, 6]: tensor, data inside a site, microbatches, ranks,
-    replicas in all, row of the tables; those with more than `max_devices` in all are left out. `scan` [V]: the rows in
-    the order in which they are looked at, those with the least work first, so that the best are known early. `sites`:
-    devices, kind, largest tensor degree, by site. `links`: latency_s, bytes per second [S, S]. `allow`: one stage per
-    rank, V.
-    """
-    num_devices, kind_of_site, most_tensor = sites
-    step_tables, message_bytes, hop_s, exchanged_bytes, overhead_s = tables
-    layer_s, num_layers, overlap = step_tables[0], step_tables[4], step_tables[7]
-    modes = layer_s.shape[2]
-    ranks, kinds = np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64)
-    travel_s, extra_s = np.empty(MAX_STAGES), np.empty(MAX_STAGES)
-    stage_s, most = np.empty((MAX_STAGES, modes)), np.empty((MAX_STAGES, modes), np.int64)
-    flights = np.empty(MAX_STAGES, np.int64)
+def _scratch(layer_s, num_sites):  # type: ignore[no-untyped-def]
+    """Space for pipelines of up to MAX_STAGES ranks over `num_sites`."""
+    rows, modes = layer_s.shape[1], layer_s.shape[2]
     holds, count = np.empty((MAX_STAGES, modes), np.int64), np.empty(MAX_STAGES, np.int64)
     groups = (np.empty(MAX_STAGES), np.empty((MAX_STAGES, modes)), holds, count)
-    low_s, idle = np.empty(layer_s.shape[1]), np.empty(layer_s.shape[1])
-    best_s[:] = np.inf
-    least, alike = np.inf, layer_s.shape[0] == 1
-    for turn in range(orders.shape[0]):
-        o = orders.shape[0] - 1 - turn if shared else turn
-        order, num_sites, least = orders[o], sizes[o], least if shared else np.inf
-        ring_s, rounds_s, whole, widest = 0.0, 0.0, 0, most_tensor[order[0]]
-        for k in range(num_sites):
-            whole, widest = whole + num_devices[order[k]], min(widest, most_tensor[order[k]])
-        if times[o] > 1:
-            rounds = 2.0 * (times[o] - 1)
-            rounds_s, ring_s = rounds * ring[o, 0], rounds / times[o] * exchanged_bytes / ring[o, 1]
-        _fastest(order[:num_sites], kind_of_site, layer_s, low_s, idle)
-        for v in scan:
-            tensor, inside, m, p, row = rows[v, 0], rows[v, 1], rows[v, 2], rows[v, 3], rows[v, 5]
-            one_s = num_layers * low_s[row] / p
-            least_s = (m + (p - 1) * idle[row]) * one_s
-            if alike and least_s + rounds_s + ring_s / num_layers > slack * least:
-                break
-            around_s = rounds_s + max(ring_s - overlap * one_s, ring_s / num_layers)
-            least_s += around_s
-            if least_s > slack * least or tensor > widest or rows[v, 4] != inside * times[o]:
-                continue
-            if tensor * inside * p > whole or tensor * rows[v, 4] * p > max_devices:
-                continue
-            if not _place(order, num_sites, num_devices, tensor * inside, p, ranks):
-                continue
-            busiest_s = _travel(ranks[:p], links[0], links[1], message_bytes[row] * inside, travel_s[:p])
-            if max(least_s, m * busiest_s + around_s) + travel_s[0] > slack * least:
-                continue
-            hops_s = 0.0
-            for i in range(p):
-                kinds[i] = kind_of_site[ranks[i]]
-                hops_s += hop_s[kinds[i], row] if i else 0.0
-            scratch = (extra_s[:p], stage_s[:p], most[:p], flights[:p], groups)
-            for shape in range(2 if p > 1 else 1):
-                if allow[shape]:
-                    limit_s = slack * least - around_s if shared else np.inf
-                    hop = (busiest_s, travel_s[:p], hops_s)
-                    step_s = _step_s(v, row, kinds[:p], m, tensor, shape, limit_s, *hop, step_tables, scratch)
-                    step_s += around_s + overhead_s
-                    least = min(least, step_s)
-                    _keep(step_s, 2 * v + shape, best_s[o], best_at[o])
+    ranks = (np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES))
+    stages = (np.empty(MAX_STAGES), np.empty((MAX_STAGES, modes)), np.empty((MAX_STAGES, modes), np.int64))
+    of_rows, of_sites = (np.empty(rows), np.empty(rows)), (np.empty(num_sites, np.int64), np.empty(num_sites, np.int64))
+    return Scratch(*ranks, *stages, np.empty(MAX_STAGES, np.int64), groups, *of_rows, *of_sites)
+
+
+@njit(cache=True)
+def _place(order, per_rank, num_devices, counts, most, ranks):  # type: ignore[no-untyped-def]
+    """Fill the site of every rank; False where the sites of `order` can't hold them."""
+    for k in range(order.size):
+        most[k] = num_devices[order[k]] // per_rank
+    if not share_ranks(ranks.size, most[: order.size], counts):
+        return False
+    rank = 0
+    for k in range(order.size):
+        for _ in range(counts[k]):
+            ranks[rank] = order[k]
+            rank += 1
+    return True
+
+
+@njit(cache=True)
+def _hops(ranks, kind_of_site, hop_s, row, kinds):  # type: ignore[no-untyped-def]
+    """Fill the kind of every rank's site; return the seconds of one message over all hops inside sites."""
+    hops_s = 0.0
+    for i in range(ranks.size):
+        kinds[i] = kind_of_site[ranks[i]]
+        hops_s += hop_s[kinds[i], row] if i else 0.0
+    return hops_s
+
+
+@njit(cache=True)
+def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[no-untyped-def]
+    """Enter the best points of order `o`; return the least step of them and of `least`."""
+    order, times, ring = asked.orders[o][: asked.sizes[o]], asked.times[o], asked.ring[o]
+    rows, tables, bounds = question.rows, question.tables, question.bounds
+    stages, slack = tables.stages, bounds.slack
+    _fastest(order, question.sites.kind, stages.layer_s, scratch.low_s, scratch.idle)
+    whole, widest = 0, question.sites.most_tensor[order[0]]
+    for site in order:
+        whole, widest = whole + question.sites.num_devices[site], min(widest, question.sites.most_tensor[site])
+    rounds = 2.0 * (times - 1)
+    rounds_s, ring_s = rounds * ring[0], rounds / times * tables.exchanged_bytes / ring[1]
+    low_s, idle, num_layers, overlap = scratch.low_s, scratch.idle, stages.num_layers, stages.overlap
+    layer_ring_s, alike = ring_s / num_layers, stages.layer_s.shape[0] == 1
+    for v in question.scan:
+        tensor, inside, m, p, row, width = rows[v, 0], rows[v, 1], rows[v, 2], rows[v, 3], rows[v, 5], rows[v, 6]
+        one_s = num_layers * low_s[row] / p
+        least_s = (m + (p - 1) * idle[row]) * one_s
+        if alike and least_s + rounds_s + layer_ring_s > slack * least:
+            break
+        around_s = rounds_s + max(ring_s - overlap * one_s, layer_ring_s)
+        least_s += around_s
+        if least_s > slack * least or tensor > widest or rows[v, 4] != inside * times:
+            continue
+        if width * inside * p > whole or width * rows[v, 4] * p > bounds.max_devices:
+            continue
+        ranks, kinds, travel_s = scratch.ranks[:p], scratch.kinds[:p], scratch.travel_s[:p]
+        if not _place(order, width * inside, question.sites.num_devices, scratch.counts, scratch.most_ranks, ranks):
+            continue
+        size = tables.message_bytes[row] * inside
+        busiest_s = _travel(ranks, question.links.latency_s, question.links.rate, size, travel_s)
+        if max(least_s, m * busiest_s + around_s) + travel_s[0] > slack * least:
+            continue
+        hops_s = _hops(ranks, question.sites.kind, tables.hop_s, row, kinds)
+        path = Path(kinds, busiest_s, travel_s, hops_s)
+        of_ranks = (scratch.extra_s[:p], scratch.stage_s[:p], scratch.most[:p], scratch.flights[:p], scratch.groups)
+        for shape in range(2 if p > 1 else 1):
+            if (bounds.in_v and shape == 1) or (bounds.alone and shape == 0):
+                limit_s = slack * least - around_s if bounds.shared else np.inf
+                step_s = _step_s(Point(v, row, tensor, m, shape), path, limit_s, stages, of_ranks)
+                step_s += around_s + tables.overhead_s
+                least = min(least, step_s)
+                _keep(step_s, 2 * v + shape, best[0][o], best[1][o])
+    return least
+
+
+@njit(cache=True)
+def estimate(asked, question, best):  # type: ignore[no-untyped-def]
+    """Fill `best` (seconds, points) [O, K]: the least of about a step's seconds of every order, and at which point.
+
+    `asked` is an OrderTable, `question` a Question. Point 2 v is row v with one stage per rank, 2 v + 1 the same in a
+    V. Infinite where fewer than K fit, or where a point's work with its bubble, or its traffic, takes `bounds.slack`
+    times as long as the best of the order; with `bounds.shared`, as the best of all orders so far, the last one first.
+    """
+    best[0][:] = np.inf
+    least, number = np.inf, asked.sizes.size
+    scratch = _scratch(question.tables.stages.layer_s, asked.orders.shape[1])
+    for turn in range(number):
+        o = number - 1 - turn if question.bounds.shared else turn
+        known = least if question.bounds.shared else np.inf
+        least = _estimate_order(o, known, asked, question, scratch, best)

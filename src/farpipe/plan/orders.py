@@ -9,8 +9,8 @@ from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import exceeds
-from farpipe.schedule.library import ORDERS, order
-from farpipe.search import SEARCHES, Found, Progress, search
+from farpipe.schedule.library import ORDERS, Order, is_in_file, order
+from farpipe.search import SEARCHES, FoundOrder, Progress, search
 from farpipe.simulate import Timeline, simulate
 from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
@@ -20,11 +20,13 @@ V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")
 LIMITED_ORDERS: Final = ("zb-1p", "zb-2p", "wave")
 """The named orders that try fewer rules where nothing can be won."""
 AUTO: Final = "auto"
-"""The method that tries every named order and keeps the fastest."""
+"""Method that tries every named order and keeps the fastest."""
 QUICK: Final = "quick"
-"""Not for users: the method that tries a few named orders, of which one is nearly always close to the best."""
-QUICK_ORDERS: Final = ("1f1b", "zb-1p", "zb-2p", "zbv", "v-half")
-"""Least memory; zero bubble in one and two times that; the same in a V."""
+"""Method that tries a few named orders, of which one is nearly always close to the best; not for users."""
+QUICK_ORDERS: Final = ("1f1b", "zb-1p", "zb-2p")
+"""Orders of one stage per rank: least memory; zero bubble in one and two times that."""
+QUICK_V_ORDERS: Final = ("zbv", "v-half")
+"""The same of two in a V."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +39,31 @@ class Outcome:
     obstacle: InputError | InfeasibleError | None = None
 
 
-def expect_known(method: str) -> None:
+def expect_known(method: str | Order) -> None:
     """UsageError for a name that is neither an order's nor a search's."""
     names = [*SEARCHES, *ORDERS]
-    if method not in names:
+    if isinstance(method, str) and method not in names and not is_in_file(method):
         raise UsageError(f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}")
 
 
-def try_order(method: str, problem: Problem) -> Outcome:
-    """Make, check and simulate one named order; UsageError for an unknown name."""
+def try_order(method: str | Order, problem: Problem) -> Outcome:
+    """Make, check and simulate one named order, or a function's; UsageError for an unknown name."""
+    name = method if isinstance(method, str) else method.__name__
     try:
         schedule = order(method, problem)
         check(problem, schedule)
     except (InputError, InfeasibleError) as error:
-        return Outcome(method, obstacle=error)
-    return Outcome(method, schedule, simulate(problem, schedule, checked=True))
+        return Outcome(name, obstacle=error)
+    return Outcome(name, schedule, simulate(problem, schedule, checked=True))
 
 
-def try_quickly(method: str, problem: Problem, limit_s: float = math.inf) -> Outcome:
-    """As `try_order`, but of the rules only memory is looked at: the library keeps the others, as its tests show.
+def try_quickly(method: str | Order, problem: Problem, limit_s: float = math.inf) -> Outcome:
+    """Make and simulate one order as `try_order` does, checking memory alone: the library keeps the other rules.
 
     Only an order that is faster than `limit_s` is of use: where none will be, it may be a worse one than else.
     """
+    if not isinstance(method, str) or is_in_file(method):
+        return try_order(method, problem)
     try:
         schedule = order(method, problem, **({"limit_s": limit_s} if method in LIMITED_ORDERS else {}))
     except (InputError, InfeasibleError) as error:
@@ -88,28 +93,27 @@ def _merit(problem: Problem, outcome: Outcome) -> tuple[float, float]:
 
 def find_order(
     problem: Problem,
-    method: str = AUTO,
+    method: str | Order = AUTO,
     *,
     time_limit_s: float = 10.0,
     seed: int = 0,
-    in_order: bool | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> Found:
-    """The order of `method`, a named one or a search, with its bound; errors as for `best_order`.
+) -> FoundOrder:
+    """The order of `method`, a named one, a function's or a search's, with its bound; errors as for `best_order`.
 
-    `time_limit_s`, `seed` and `in_order` are the search's.
+    `time_limit_s` and `seed` are the search's.
     """
-    if method in SEARCHES:
+    if isinstance(method, str) and method in SEARCHES:
         always = method == "exact"
-        options: dict[str, Any] = {"always_exact": always, "in_order": in_order, "on_progress": on_progress}
+        options: dict[str, Any] = {"always_exact": always, "on_progress": on_progress}
         return search(problem, time_limit_s, seed, SEARCHES[method], **options)
     schedule, timeline = best_order(problem, method)
     bound_s = lower_bound_s(problem)
     gap = timeline.makespan_s / bound_s - 1 if bound_s else 0.0
-    return Found(schedule, timeline, bound_s, gap, proven=gap <= 1e-9, cut_by_clock=False, history=())
+    return FoundOrder(schedule, timeline, bound_s, gap, proven=gap <= 1e-9, cut_by_clock=False, history=())
 
 
-def best_order(problem: Problem, method: str = AUTO, limit_s: float = math.inf) -> tuple[Schedule, Timeline]:
+def best_order(problem: Problem, method: str | Order = AUTO, limit_s: float = math.inf) -> tuple[Schedule, Timeline]:
     """The schedule of `method` with its timeline; ``auto`` is here the fastest named order, as planning asks often.
 
     `limit_s` as for `try_quickly`. ``quick`` is a few of them, not checked.
@@ -118,16 +122,25 @@ def best_order(problem: Problem, method: str = AUTO, limit_s: float = math.inf) 
     InfeasibleError when no order (or not the one asked for) fits memory.
     """
     if method == QUICK:
-        outcomes = [try_quickly(name, problem, limit_s) for name in QUICK_ORDERS]
+        outcomes = [try_quickly(name, problem, limit_s) for name in quick_orders(problem)]
         return _best_of(problem, outcomes)
     expect_known(method)
-    if method in SEARCHES and method != AUTO:
+    if isinstance(method, str) and method in SEARCHES and method != AUTO:
         found = find_order(problem, method)
         return found.schedule, found.timeline
     outcomes = [try_quickly(name, problem, limit_s) for name in (ORDERS if method == AUTO else (method,))]
     schedule, timeline = _best_of(problem, outcomes)
     check(problem, schedule)
     return schedule, timeline
+
+
+def quick_orders(problem: Problem) -> tuple[str, ...]:
+    """The orders that ``quick`` tries; of several stages per rank, round robin, there is hardly a choice."""
+    if problem.num_stages == problem.num_ranks:
+        return QUICK_ORDERS
+    if problem.num_stages == 2 * problem.num_ranks and problem.stages[-1].rank == problem.stages[0].rank:
+        return QUICK_V_ORDERS
+    return ("bfs",) if problem.num_microbatches % problem.num_ranks else ("interleaved",)
 
 
 def _best_of(problem: Problem, outcomes: list[Outcome]) -> tuple[Schedule, Timeline]:
@@ -139,7 +152,8 @@ def _best_of(problem: Problem, outcomes: list[Outcome]) -> tuple[Schedule, Timel
 
 def _most_telling(problem: Problem, outcomes: list[Outcome]) -> InputError | InfeasibleError:
     """Too little memory says more than an order that is not defined here; of those, 1F1B's, which needs least."""
-    told = min(outcomes, key=lambda o: (not isinstance(o.obstacle, InfeasibleError), o.method != "1f1b"))
-    obstacle = try_order(told.method, problem).obstacle or told.obstacle
+    least = "1f1b" if problem.num_stages == problem.num_ranks else "interleaved"
+    told = min(outcomes, key=lambda o: (not isinstance(o.obstacle, InfeasibleError), o.method != least))
+    obstacle = (try_order(told.method, problem).obstacle if told.method in ORDERS else None) or told.obstacle
     assert obstacle is not None
     return obstacle

@@ -26,7 +26,7 @@ class StageOption:
     recompute: Recompute = "none"
 
     def most_of(self, num_layers: int) -> int:
-        """At most how many of `num_layers` layers."""
+        """Largest number of `num_layers` layers that fit."""
         return num_layers if self.most_layers is None else min(num_layers, self.most_layers)
 
 
@@ -36,7 +36,7 @@ class Division(NamedTuple):
     layers: tuple[int, ...]
     recompute: tuple[Recompute, ...]
     slowest_s: float
-    """Of the slowest stage."""
+    """Seconds of the slowest stage."""
 
 
 def divide_layers(
@@ -96,7 +96,7 @@ def _least_slowest(seconds: Floats) -> float:
 
 
 def _fastest(stages: Sequence[Sequence[StageOption]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """By stage and number of layers the time of the fastest option that holds them, and which one that is."""
+    """Time of the fastest option that holds the layers, by stage and number of layers, and its index."""
     num_layers, most_options = int(counts[-1]), max(map(len, stages))
     nothing = StageOption(0.0, most_layers=-1)
     padded = [[*options, *[nothing] * (most_options - len(options))] for options in stages]

@@ -1,49 +1,15 @@
-"""Placement of pipeline ranks on sites: every order of every set of sites, each site one unbroken run of ranks.
-
-Or which sites have whole replicas of the pipeline, and exchange gradients.
-"""
+"""Placement of pipeline ranks on sites, each site one unbroken run of ranks; sites that one pipeline stands for."""
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise, permutations
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
-from farpipe.errors import InfeasibleError
 from farpipe.spec import Cluster, LocalLink, Site
 from farpipe.units import format_bytes, format_rate, format_seconds
 
 MAX_SITES: Final = 6
-"""In one pipeline."""
-
-
-def site_orders(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tuple[Site, ...]]:
-    """Every order of every set of up to MAX_SITES sites with neighbours linked in both directions; fewer first."""
-    if pinned is not None:
-        order = tuple(cluster.site(name) for name in pinned)
-        _require_links(cluster, order)
-        yield order
-        return
-    for size in range(1, min(len(cluster.sites), MAX_SITES) + 1):
-        for chosen in combinations(cluster.sites, size):
-            for order in permutations(chosen):
-                if missing_link(cluster, order) is None:
-                    yield order
-
-
-def replica_sites(cluster: Cluster, pinned: Sequence[str] | None) -> Iterator[tuple[Site, ...]]:
-    """Every set of two and more sites that can each have whole replicas, as the ring with the fastest slowest link.
-
-    They are alike in all but name and number of devices, so that one pipeline stands for all. With `pinned` all of
-    those and no others.
-    """
-    sites = cluster.sites if pinned is None else tuple(cluster.site(name) for name in pinned)
-    sizes = range(2, min(len(sites), MAX_SITES) + 1) if pinned is None else [len(sites)]
-    for chosen in (chosen for size in sizes if size > 1 for chosen in combinations(sites, size)):
-        if not any(differing_keys(chosen[0], site) for site in chosen[1:]):
-            rings = [(chosen[0], *rest) for rest in permutations(chosen[1:])]
-            best = max(rings, key=lambda ring: slowest_rate(cluster, ring))
-            if slowest_rate(cluster, best):
-                yield best
+"""Largest number of sites in one pipeline."""
 
 
 def differing_keys(one: Site, other: Site) -> list[str]:
@@ -85,28 +51,39 @@ def missing_link(cluster: Cluster, order: Sequence[Site]) -> tuple[str, str] | N
     return None
 
 
-def _require_links(cluster: Cluster, order: Sequence[Site]) -> None:
-    missing = missing_link(cluster, order)
-    if missing is not None:
-        source, target = missing
-        raise InfeasibleError(
-            f"layout.sites: {' > '.join(site.name for site in order)} needs a link from {source} to {target}; "
-            "add it to cluster.links or choose another order"
-        )
-
-
 def place_ranks(order: Sequence[Site], num_ranks: int, devices_per_rank: int) -> list[Site] | None:
     """The site of every pipeline rank, in proportion to what the sites hold; None when they can't hold them.
 
     A rank with all its tensor- and data-parallel devices is on one site. Every site of `order` gets at least one rank.
     """
-    most = [site.num_devices // devices_per_rank for site in order]
-    if sum(most) < num_ranks or num_ranks < len(order) or min(most) < 1:
+    counts = [0] * len(order)
+    if not share_ranks(num_ranks, [site.num_devices // devices_per_rank for site in order], counts):
         return None
-    share = [num_ranks * number / sum(most) for number in most]
-    counts = [max(1, math.floor(s)) for s in share]
-    while sum(counts) != num_ranks:
-        step = 1 if sum(counts) < num_ranks else -1
-        able = [i for i in range(len(order)) if (counts[i] < most[i] if step > 0 else counts[i] > 1)]
-        counts[max(able, key=lambda i: step * (share[i] - counts[i]))] += step
     return [site for site, count in zip(order, counts, strict=True) for _ in range(count)]
+
+
+def share_ranks(num_ranks: int, most: Sequence[int], counts: list[int]) -> bool:
+    """Fill `counts`: ranks of every site, in proportion to `most` of them; False where that many don't fit.
+
+    Every site gets one rank at least, and `most` at most. Plain loops, for `lattice_kernel` compiles them.
+    """
+    total, given = 0, 0
+    for number in most:
+        if number < 1:
+            return False
+        total += number
+    if total < num_ranks or num_ranks < len(most):
+        return False
+    for k in range(len(most)):
+        counts[k] = max(1, int(num_ranks * most[k] / total))
+        given += counts[k]
+    while given != num_ranks:
+        step = 1 if given < num_ranks else -1
+        best, gain = -1, -math.inf
+        for k in range(len(most)):
+            lack = step * (num_ranks * most[k] / total - counts[k])
+            if (counts[k] < most[k] if step > 0 else counts[k] > 1) and lack > gain:
+                best, gain = k, lack
+        counts[best] += step
+        given += step
+    return True

@@ -2,30 +2,37 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, Literal
 
-from farpipe.cost import JobCosts, Layout
-from farpipe.cost.money import money_of_step
+from farpipe.cost import JobCosts, Layout, memory
+from farpipe.cost.adapters import trained_model_params
+from farpipe.cost.money import Money, money_of_step
+from farpipe.cost.transfer import narrowed_bytes, ring_bytes
 from farpipe.plan.candidates import Candidate
-from farpipe.plan.inter_site_traffic import inter_site_bytes
 from farpipe.plan.plan import Plan
-from farpipe.spec import Cluster, Job, Training
+from farpipe.spec import Job
 
-CHOSEN_SETTINGS: Final = ("zero", "sequence_parallel")
+Objective = Literal["time", "money", "energy", "carbon"]
+OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "money", "energy", "carbon")
 
 
 @dataclass(frozen=True)
 class Quote:
-    """Time, devices, memory, link demand, power and money of one training job on one use of sites."""
+    """Time, devices, memory, link demand and money of one training job on one site set."""
 
     where: str
     """The placement in words: ``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
     sites: tuple[str, ...]
     """The sites in use, in pipeline order."""
     layout: Layout
+    in_v: bool
+    """True if the two stages of every rank lie in a V."""
     step_s: float
-    """From one step's start to the next one's."""
+    """Seconds from one step's start to the next one's."""
+    exact: bool
+    """True if the step was simulated; else `step_s` and `memory_bytes` are estimates from closed forms."""
     tokens_per_s: float
     devices: Mapping[str, int]
     """Devices in use by site."""
@@ -35,16 +42,8 @@ class Quote:
     """Bytes of that device that a plan may fill."""
     link_bytes_per_s: Mapping[str, float]
     """Average demand on every directed link between sites (``a>b``): bytes of a step over the step time."""
-    power_w: Mapping[str, float]
-    """Board power of the devices in use, by site; a site whose device has no stated power is missing."""
-    money_per_step: Mapping[str, float] = field(default_factory=dict)
-    """USD by kind (rent, electricity, egress); a kind for which there is no price is missing."""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    """Keys of [training] that the planner chose where the request left them open."""
-    in_v: bool = False
-    """True if the two stages of every rank lie in a V."""
-    exact: bool = False
-    """True if the step was simulated; else `step_s` and `memory_bytes` are estimates from closed forms."""
+    money: Money
+    """Money, energy and carbon of a step; `unpriced` names the figures that the sites lack."""
 
     @property
     def num_devices(self) -> int:
@@ -52,92 +51,74 @@ class Quote:
         return sum(self.devices.values())
 
     @property
-    def device_s(self) -> float:
-        """Device-seconds of one step."""
-        return self.num_devices * self.step_s
+    def per_million_tokens(self) -> Money:
+        """Money, energy and carbon of a million tokens."""
+        return self.money.per_million_tokens(self.tokens_per_s * self.step_s)
+
+    def figure(self, objective: Objective) -> float:
+        """Figure minimized by `objective`: seconds of a step, or USD, kWh or grams of carbon per million tokens."""
+        if objective == "time":
+            return self.step_s
+        names = {"money": "total_usd", "energy": "energy_kwh", "carbon": "carbon_g"}
+        return float(getattr(self.per_million_tokens, names[objective]))
 
 
 def quote_of(plan: Plan) -> Quote:
-    """The quote of a plan: what its simulated step says."""
-    at, expected, cluster = plan.layout, plan.prediction, plan.job.cluster
-    devices = _devices(plan)
-    between = {name: size for name, size in expected.link_bytes.items() if plan.problem.between_sites[name]}
-    fullest = max(range(at.pipeline), key=lambda rank: expected.peak_memory_bytes[rank] / _limit_bytes(plan, rank))
-    return Quote(
-        where=plan.where,
-        sites=at.replica_sites or tuple(dict.fromkeys(plan.sites)),
-        layout=at,
-        step_s=expected.step_s,
-        tokens_per_s=expected.tokens_per_s,
-        devices=devices,
-        memory_bytes=expected.peak_memory_bytes[fullest],
-        memory_limit_bytes=_limit_bytes(plan, fullest),
-        link_bytes_per_s={name: size / expected.step_s for name, size in between.items()},
-        power_w=power_w(cluster, devices),
-        money_per_step=money_by_kind(cluster, devices, expected.step_s, between),
-        settings=settings_of(plan.job.training),
-        in_v="in a V" in plan.shape,
-        exact=True,
-    )
-
-
-def _devices(plan: Plan) -> dict[str, int]:
-    at = plan.layout
-    if at.replica_sites:
-        return dict.fromkeys(at.replica_sites, at.pipeline * at.devices_per_rank)
-    return {name: ranks * at.devices_per_rank for name, ranks in Counter(plan.sites).items()}
-
-
-def _limit_bytes(plan: Plan, rank: int) -> float:
-    limit = plan.problem.ranks[rank].memory_bytes
-    return plan.job.cluster.site(plan.sites[rank]).device.memory_bytes if limit is None else limit
-
-
-def money_data(plan: Plan) -> dict[str, Any]:
-    """Money, energy and carbon of a plan, per step and per million tokens, for machines."""
-    between = {name: size for name, size in plan.prediction.link_bytes.items() if plan.problem.between_sites[name]}
-    step = money_of_step(plan.job.cluster, _devices(plan), plan.prediction.step_s, between)
-    tokens = plan.job.training.tokens_per_step
-    return {"per_step": step.to_data(), "per_million_tokens": step.per_million_tokens(tokens).to_data()}
+    """The quote of a plan, from its simulated step."""
+    limits = [rank.memory_bytes for rank in plan.problem.ranks]
+    known = [limit or site.device.memory_bytes for limit, site in zip(limits, plan.candidate.sites, strict=True)]
+    used = zip(plan.prediction.peak_memory_bytes, known, strict=True)
+    fullest = max(used, key=lambda pair: pair[0] / pair[1])
+    return _quote(plan.job, plan.candidate, plan.prediction.step_s, fullest, plan.inter_site_bytes, exact=True)
 
 
 def estimated_quote(job: Job, candidate: Candidate, costs: JobCosts, step_s: float, peak: tuple[float, float]) -> Quote:
     """The quote of a candidate by closed forms: `step_s` and the fullest rank's (bytes, limit) are estimates."""
-    at, cluster, devices = candidate.layout, job.cluster, candidate.devices
-    sent = inter_site_bytes(costs, candidate)
+    return _quote(job, candidate, step_s, peak, inter_site_bytes(costs, candidate), exact=False)
+
+
+def _quote(
+    job: Job,
+    candidate: Candidate,
+    step_s: float,
+    peak: tuple[float, float],
+    sent: Mapping[str, float],
+    *,
+    exact: bool,
+) -> Quote:
     return Quote(
         where=candidate.where,
         sites=candidate.order,
-        layout=at,
+        layout=candidate.layout,
+        in_v=candidate.in_v,
         step_s=step_s,
+        exact=exact,
         tokens_per_s=job.training.tokens_per_step / step_s,
-        devices=devices,
+        devices=candidate.devices,
         memory_bytes=peak[0],
         memory_limit_bytes=peak[1],
         link_bytes_per_s={name: size / step_s for name, size in sent.items()},
-        power_w=power_w(cluster, devices),
-        money_per_step=money_by_kind(cluster, devices, step_s, sent),
-        settings=settings_of(job.training),
-        in_v=candidate.in_v,
+        money=money_of_step(job.cluster, candidate.devices, step_s, sent),
     )
 
 
-def settings_of(training: Training) -> dict[str, object]:
-    """The keys of [training] that the planner may choose."""
-    return {name: getattr(training, name) for name in CHOSEN_SETTINGS}
+def money_data(plan: Plan) -> dict[str, Any]:
+    """Money, energy and carbon of a plan, per step and per million tokens, for machines."""
+    quote = quote_of(plan)
+    return {"per_step": quote.money.to_data(), "per_million_tokens": quote.per_million_tokens.to_data()}
 
 
-def money_by_kind(
-    cluster: Cluster, devices: Mapping[str, int], step_s: float, link_bytes: Mapping[str, float]
-) -> dict[str, float]:
-    """USD of a step for rent, electricity and egress; a kind that lacks a price at a site or link in use is missing."""
-    found = money_of_step(cluster, devices, step_s, link_bytes)
-    unpriced = {missing.split()[0].replace("power", "electricity") for missing in found.unpriced}
-    by_kind = {"rent": found.rent_usd, "electricity": found.electricity_usd, "egress": found.egress_usd}
-    return {kind: usd for kind, usd in by_kind.items() if kind not in unpriced}
-
-
-def power_w(cluster: Cluster, devices: Mapping[str, int]) -> dict[str, float]:
-    """Board power by site of so many devices; sites whose device has no stated power are left out."""
-    rated = {name: cluster.site(name).device.power_w for name in devices}
-    return {name: count * rate for name, count in devices.items() if (rate := rated[name]) is not None}
+def inter_site_bytes(costs: JobCosts, candidate: Candidate) -> dict[str, float]:
+    """Bytes of a step over every directed link between sites, all replicas together, without a Problem."""
+    layout = candidate.layout
+    if layout.replica_sites:
+        training, homes = costs.training, layout.replica_sites
+        num_params = trained_model_params(costs.model, training)
+        size = ring_bytes("all-reduce", num_params * memory.gradient_bytes(training), len(homes))
+        if training.zero1:
+            size = size / 2 + ring_bytes("all-gather", num_params * memory.gathered_weight_bytes(training), len(homes))
+        return {f"{a}>{b}": size for a, b in zip(homes, (*homes[1:], homes[0]), strict=True)}
+    names = [candidate.sites[rank].name for rank in candidate.ranks]
+    size = layout.data * narrowed_bytes(memory.boundary_bytes(costs.model, costs.training, layout), costs.training)
+    directed = Counter(ends for a, b in pairwise(names) if a != b for ends in ((a, b), (b, a)))
+    return {f"{a}>{b}": number * layout.num_microbatches * size for (a, b), number in directed.items()}

@@ -8,7 +8,7 @@ which the row takes the tolerance and everything that it has no column for.
 import csv
 import datetime
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from itertools import product
@@ -20,8 +20,23 @@ from pydantic import BeforeValidator, Field, model_validator
 from farpipe.catalog import device_row
 from farpipe.cost import Layout, Placement, place_evenly
 from farpipe.errors import InputError
-from farpipe.spec import Cluster, LocalLink, Matmul, Model, Precision, Recompute, Site, Training, Zero
-from farpipe.spec.model import Experts
+from farpipe.spec import (
+    Cluster,
+    LocalLink,
+    Lora,
+    Matmul,
+    Model,
+    Precision,
+    Recompute,
+    Site,
+    Training,
+    Zero,
+    operations_of,
+    possible_modules,
+    possible_operations,
+    preset_model,
+)
+from farpipe.spec.model import Experts, LatentAttention
 from farpipe.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
 from farpipe.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
 from farpipe.strict import expect_format, nearest, parse_toml, read_text, validate
@@ -37,6 +52,13 @@ Choices = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(_cho
 """A number, or several of which it is not known which one was used."""
 
 
+_SHAPE: Final = (
+    *("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "vocab_size"),
+    *("tied_embeddings", "experts", "latent_attention", "mtp_num_layers"),
+)
+"""Keys of a model that a point has too."""
+
+
 class ReferencePoint(Part):
     """One measured step, and all that is needed to predict it.
 
@@ -44,17 +66,23 @@ class ReferencePoint(Part):
     fits in memory is taken.
     """
 
-    model: Text = "GPT"
+    preset: Name | None = None
+    """Model of the catalogue whose shape a point has in what it does not give itself."""
+    model: Text = Field(default_factory=lambda known: known.get("preset") or "GPT")
     num_layers: Count
     hidden: Count
     num_heads: Count
     num_kv_heads: Count | None = None
+    head_dim: Count | None = None
+    """hidden / num_heads if not given."""
     ffn_hidden: Count | None = None
     """4 x hidden if not given."""
     gated_mlp: Flag = False
-    """With Llama's norms and rotary positions and without biases, else GPT's."""
+    """A gated MLP with Llama's norms and rotary positions and without biases; else GPT's."""
     tied_embeddings: Flag = True
     experts: Experts | None = None
+    latent_attention: LatentAttention | None = None
+    mtp_num_layers: Natural = 0
     vocab_size: Count
     sequence_length: Count
     global_batch: Count
@@ -66,11 +94,21 @@ class ReferencePoint(Part):
     context: Count = 1
     expert: Count = 1
     layers: tuple[Natural, ...] | None = None
-    """Of every stage; None: as even as can be, the first ones having one more."""
+    """Layers of every stage; None: as even as can be, the first ones having one more."""
     schedule: Name | None = None
     """None: 1F1B, interleaved where a rank has several stages."""
     precision: Precision = "bf16"
     matmul: Matmul = "same"
+    fp8_param_gather: Flag = False
+    grad_reduce_in_fp32: Flag | None = None
+    tp_comm_overlap: Flag = False
+    fp8_dot_product_attention: Flag = False
+    moe_token_dispatcher_type: Literal["alltoall", "flex"] = "alltoall"
+    overlap_moe_expert_parallel_comm: Flag = False
+    lora: Lora | None = None
+    activation_func_fp8_input_store: Flag = False
+    cuda_graphs: Flag = False
+    cpu_offloading_num_layers: Natural = 0
     kernels: Literal["fused", "eager"] = "fused"
     recompute: Recompute
     sequence_parallel: Flag = False
@@ -87,6 +125,8 @@ class ReferencePoint(Part):
     step_s: Positive
     memory_bytes: Positive | None = None
     """The most that a device had allocated."""
+    memory_rank: Natural | None = None
+    """Rank that `memory_bytes` was logged on; None: the fullest."""
     context_bytes: NonNegative = 0.0
     """Bytes of it that no model accounts for: the driver's context and buffers of libraries."""
 
@@ -97,6 +137,17 @@ class ReferencePoint(Part):
         size = f"b{self.microbatch_size[0]}" if len(self.microbatch_size) == 1 else "b?"
         order = f" {self.schedule}" if self.schedule else ""
         return f"{self.model} {degrees} {size} B{self.global_batch} {self.recompute}{order}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_preset(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not isinstance(given.get("preset"), str):
+            return given
+        try:
+            model = preset_model(given["preset"])
+        except ValueError as error:
+            raise fault(str(error), "preset") from None
+        return {name: getattr(model, name) for name in _SHAPE} | dict(given)
 
     @model_validator(mode="before")
     @classmethod
@@ -113,8 +164,16 @@ class ReferencePoint(Part):
                 message = f"{self.global_batch} is not a multiple of {self.data * size} sequences at a time"
                 raise fault(message, "global_batch")
             raise fault(f"{self.pipeline * virtual} stages are more than {self.num_layers} layers", "pipeline")
+        self._expect_parts("recompute", operations_of(self.recompute), possible_operations)
+        self._expect_parts("lora", self.lora.target_modules if self.lora else (), possible_modules)
         self.jobs()
         return self
+
+    def _expect_parts(self, key: str, asked: Iterable[str], possible: Callable[[Model], tuple[str, ...]]) -> None:
+        known = possible(self._model())
+        for name in asked:
+            if name not in known:
+                raise fault(f"the layers of {self.model} have no {name}; they have {', '.join(known)}", key)
 
     def _choices(self) -> Iterator[tuple[int, int]]:
         yield from product(self.microbatch_size, self.virtual)
@@ -151,26 +210,35 @@ class ReferencePoint(Part):
         return ReferenceJob(self._model(), self._training(size), layout, placements, self._cluster(layout))
 
     def _model(self) -> Model:
+        shape = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
         return Model(
-            name=self.model,
-            num_layers=self.num_layers,
-            hidden=self.hidden,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads or self.num_heads,
-            ffn_hidden=self.ffn_hidden or 4 * self.hidden,
-            gated_mlp=self.gated_mlp,
-            vocab_size=self.vocab_size,
-            tied_embeddings=self.tied_embeddings,
+            **{"ffn_hidden": 4 * self.hidden} | shape,
+            name=self.model[:60],
             norm="rmsnorm" if self.gated_mlp else "layernorm",
             positions="rotary" if self.gated_mlp else "learned",
             max_sequence_length=self.sequence_length,
             bias=not self.gated_mlp,
-            experts=self.experts,
         )
 
     def _training(self, size: int) -> Training:
-        same = ("sequence_length", "global_batch", "precision", "matmul", "kernels", "recompute", "zero")
-        flags = ("sequence_parallel", "flash_attention", "dropout", "overlap")
+        same = (
+            "sequence_length",
+            "global_batch",
+            "precision",
+            "matmul",
+            "kernels",
+            "recompute",
+            "zero",
+            "grad_reduce_in_fp32",
+            "lora",
+            "tp_comm_overlap",
+            "fp8_dot_product_attention",
+            "moe_token_dispatcher_type",
+            "overlap_moe_expert_parallel_comm",
+            "activation_func_fp8_input_store",
+            "cpu_offloading_num_layers",
+        )
+        flags = ("sequence_parallel", "flash_attention", "dropout", "overlap", "cuda_graphs", "fp8_param_gather")
         return Training.model_validate({name: getattr(self, name) for name in same + flags} | {"microbatch_size": size})
 
     def _cluster(self, layout: Layout) -> Cluster:
@@ -278,8 +346,10 @@ def _from_csv(text: str, source: str) -> tuple[ReferenceGroup, ...]:
 
 
 def _cell(text: str) -> Any:
-    """Value of a cell: true or false, a whole number, a number, or text."""
+    """Value of a cell: true or false, a whole number, a number, a list or table as in TOML, or text."""
     text = text.strip()
+    if text.startswith(("[", "{")):
+        return parse_toml(f"value = {text}", "cell")["value"]
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

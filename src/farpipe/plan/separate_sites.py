@@ -1,55 +1,87 @@
 """Sites that each train a share of the batch in a layout of their own, and exchange gradients or parameters.
 
-Exchanged every step it is data parallelism over unlike sites: training is as with one site. Exchanged after many local
-steps it is DiLoCo (Douillard et al., arXiv 2311.08105): each site trains by itself for so many steps, then the
+Exchanged every step it is data parallelism over heterogeneous sites: training is as with one site. Exchanged after many
+local steps it is DiLoCo (Douillard et al., arXiv 2311.08105): each site trains by itself for so many steps, then the
 differences of parameters are averaged and an outer optimizer applies them. Closed forms on top of simulated sites; the
 exchange is a ring over the sites and is not hidden.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
-from math import ceil
-from typing import Final, Literal
+from math import ceil, inf
+from typing import Final
 
 from farpipe.cost import JobCosts, memory
+from farpipe.cost.adapters import trained_model_params
 from farpipe.cost.links import ring_links
 from farpipe.cost.transfer import ring_bytes
 from farpipe.errors import FarpipeError
 from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.placement import differing_keys, slowest_rate
-from farpipe.plan.quick import quick_search
-from farpipe.spec import Cluster, Job, Site
+from farpipe.plan.search import quick_best, search
+from farpipe.spec import Cluster, Job, Site, SiteLink
+from farpipe.step import occupied_s
 
 MAX_SITES: Final = 4
-"""Those with the most compute are looked at."""
+"""Largest number of sites in one exchange; those that compute most are tried."""
 NUM_PARTS: Final = 16
-"""A batch is divided over the sites in about so many equal parts."""
+"""Number of equal parts, about, in which a batch is divided over the sites."""
+UNEVEN: Final = 0.02
+"""Relative time of the slowest site above the ideal up to which shares are even."""
 OUTER_BYTES: Final = 4
-"""Of a parameter's difference, exchanged in 32 bit."""
+"""Bytes of a parameter's difference after local steps, exchanged in 32 bit."""
 
 
 @dataclass(frozen=True)
-class SideBySide:
-    """Sites, or groups of sites, that each train a share of the batch in a layout of their own, and exchange."""
+class SeparateSites:
+    """Sites that each train a share of the batch in a layout of their own, and exchange over a ring of links."""
 
     found: tuple[Evaluated, ...]
-    """The best of each for its share."""
+    """The best of each for its share, in the order of the ring."""
     shares: tuple[int, ...]
     """Sequences of a step of each."""
-    links: tuple[str, ...]
-    """Those of the exchange."""
-    exchange_s: float
-    """Of one step, on average."""
+    links: tuple[SiteLink, ...]
+    """Links of the ring."""
+    num_params: int
+    bytes_per_param: float
+    """Bytes of a parameter's gradient or difference in the exchange."""
+    identical: bool
+    """True if one pipeline stands for all sites and their shares are equal."""
+    steps_between: int = 1
+    """Steps from one exchange to the next."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names, in the order of the ring."""
+        return tuple(one.candidate.order[0] for one in self.found)
 
     @property
     def where(self) -> str:
-        """``a + b``; where groups of sites train, ``a > b + c > d``."""
-        return " + ".join(one.candidate.where for one in self.found)
+        """``a + b``."""
+        return " + ".join(self.sites)
+
+    @property
+    def exchanged_bytes(self) -> float:
+        """Bytes of one exchange over each of the links."""
+        return ring_bytes("all-reduce", self.num_params * self.bytes_per_param, len(self.found))
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds of exchange in one step, on average."""
+        once = max(occupied_s(link, self.exchanged_bytes) for link in self.links)
+        once += 2 * (len(self.found) - 1) * max(link.latency_s for link in self.links)
+        return once / self.steps_between
+
+    @property
+    def inter_site_bytes(self) -> dict[str, float]:
+        """Bytes of a step over every link of the ring, on average."""
+        return dict.fromkeys((link.name for link in self.links), self.exchanged_bytes / self.steps_between)
 
     @property
     def step_s(self) -> float:
-        """From one step's start to the next one's: the slowest one's, and the exchange."""
+        """Seconds from one step's start to the next one's: the slowest site's, and the exchange."""
         return max(one.step_s for one in self.found) + self.exchange_s
 
     @property
@@ -59,121 +91,155 @@ class SideBySide:
 
     @property
     def limited_by(self) -> str:
-        """The exchange where it takes more than a tenth of the step, else the slowest one."""
+        """The exchange where it takes more than a tenth of the step, else the slowest site."""
         if self.exchange_s > self.step_s / 10:
-            return f"the exchange over {', '.join(self.links)}"
+            return f"the exchange over {', '.join(link.name for link in self.links)}"
         return f"computing at {max(self.found, key=lambda one: one.step_s).candidate.where}"
 
-    def describe(self) -> str:
-        """Each one's layout and its share of the batch."""
-        return "; ".join(_describe_share(one, share) for one, share in zip(self.found, self.shares, strict=True))
+    def __str__(self) -> str:
+        return "; ".join(_share_in_words(one, share) for one, share in zip(self.found, self.shares, strict=True))
+
+    def exchanging(self, steps_between: int, bytes_per_param: float = OUTER_BYTES) -> "SeparateSites":
+        """The same with an exchange of parameters' differences every `steps_between` steps."""
+        return replace(self, steps_between=steps_between, bytes_per_param=bytes_per_param)
 
 
-@dataclass(frozen=True)
-class SeparateSites(SideBySide):
-    """Single sites side by side, one step of the whole batch on average; the links are a ring over them."""
-
-    exchanged_bytes: float
-    """Of one exchange, over each of the links."""
-    alike: bool
-    """True if the sites are alike and have equal shares."""
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Names, in the order of the ring."""
-        return tuple(one.candidate.order[0] for one in self.found)
-
-
-def _describe_share(one: Evaluated, share: int) -> str:
-    """Sites, layout and share of the batch of one of several that train side by side."""
+def _share_in_words(one: Evaluated, share: int) -> str:
     at = one.candidate.layout
     return f"{one.candidate.where}: p{at.pipeline} d{at.data} t{at.tensor}, {share} sequences"
 
 
-def separate_sites(
-    job: Job, costs: JobCosts, steps_between: int, outer_bytes: int = OUTER_BYTES
-) -> SeparateSites | None:
-    """The best set of sites for it; None where no two sites can: no memory, no ring of links, or pins in the way.
+def separate_sites(job: Job, costs: JobCosts, until_s: float = inf) -> Iterator[SeparateSites]:
+    """Every set of the fastest sites with shares of the batch, exchanging gradients every step.
 
-    `outer_bytes`: of a parameter's difference as it is exchanged after several local steps.
+    None where no two sites can exchange: no memory, no ring of links, or pins that differ between layouts. Stops when
+    the clock (`time.monotonic`) is past `until_s`.
     """
-    if pins_one_layout(job):
-        return None
-    alone = {site.name: best for site in strongest(job.cluster.sites) if (best := _alone(job, costs, site)) is not None}
+    if _pins_one_layout(job):
+        return
+    batch, best_of = job.training.global_batch, _Alone(job, costs)
+    every = {site.name: best_of(site, batch) for site in _strongest(job.cluster.sites)}
+    alone = {name: best for name, best in every.items() if best is not None}
     ranked = sorted(alone, key=lambda name: alone[name].step_s)
-    sets = [ranked[:size] for size in range(2, len(ranked) + 1)]
-    found = [_joined(job, costs, {n: alone[n] for n in names}, steps_between, outer_bytes) for names in sets]
-    return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
+    for names in (ranked[:size] for size in range(2, len(ranked) + 1)):
+        ring = _fastest_ring(job.cluster, names)
+        for shares in _divisions(batch, [alone[n].step_s for n in names]) if ring else ():
+            if time.monotonic() > until_s:
+                return
+            share_of = dict(zip(names, shares, strict=True))
+            one = _joined(job, best_of, ring, [share_of[site.name] for site in ring])
+            if one is not None:
+                yield one
 
 
-def pins_one_layout(job: Job) -> bool:
-    """True if the job pins what would differ between those that train side by side."""
+def planned_in_full(job: Job, costs: JobCosts, one: SeparateSites, until_s: float = inf) -> SeparateSites:
+    """The same sites and shares, each planned by a search of its own; identical sites with equal shares once."""
+    found: list[Evaluated] = []
+    for site, part, share in zip(map(job.cluster.site, one.sites), one.found, one.shares, strict=True):
+        known = (
+            other
+            for other, size in zip(found, one.shares, strict=False)
+            if size == share and not differing_keys(other.candidate.sites[0], site)
+        )
+        like = next(known, None)
+        found.append(_searched(job, costs, site, part, share, until_s) if like is None else _moved(like, site))
+    return replace(one, found=tuple(found))
+
+
+def _searched(job: Job, costs: JobCosts, site: Site, part: Evaluated, share: int, until_s: float) -> Evaluated:
+    """The faster of `part` and what the planner's search finds for so many sequences of a step at this site alone."""
+    alone = _share_of(job, site.name, share)
+    found = search(alone, costs.trained(alone.training), until_s=until_s)[0]
+    return min([part, *found], key=lambda each: each.step_s)
+
+
+def _moved(found: Evaluated, site: Site) -> Evaluated:
+    """The same at an identical site."""
+    candidate = replace(found.candidate, sites=(site,) * len(found.candidate.sites))
+    return replace(found, candidate=candidate, placements=tuple(replace(p, site=site.name) for p in found.placements))
+
+
+def _pins_one_layout(job: Job) -> bool:
+    """True if the job pins what would differ between those that train separately."""
     pins = job.layout
     return any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites))
 
 
-def strongest(sites: Sequence[Site]) -> list[Site]:
+def _strongest(sites: Sequence[Site]) -> list[Site]:
     """The MAX_SITES sites that compute most."""
     return sorted(sites, key=lambda site: -site.num_devices * max(site.device.peak_flops.values()))[:MAX_SITES]
 
 
-def _alone(job: Job, costs: JobCosts, site: Site, batch: int | None = None) -> Evaluated | None:
-    """The best of one site alone for so many sequences of a step; None: it does not fit."""
-    return next(iter(best_for_share(job, costs, [site.name], batch or job.training.global_batch, None, 1)), None)
+class _Alone:
+    """The best of one site alone for so many sequences of a step; equal sites are searched once."""
+
+    def __init__(self, job: Job, costs: JobCosts) -> None:
+        self._job, self._costs = job, costs
+        self._known: list[tuple[Site, int, Evaluated | None]] = []
+
+    def __call__(self, site: Site, batch: int) -> Evaluated | None:
+        """The best at `site`; None: it does not fit."""
+        for like, size, found in self._known:
+            if size == batch and like.num_devices == site.num_devices and not differing_keys(like, site):
+                return None if found is None else _moved(found, site)
+        self._known.append((site, batch, self._searched(site, batch)))
+        return self._known[-1][2]
+
+    def _searched(self, site: Site, batch: int) -> Evaluated | None:
+        part = _share_of(self._job, site.name, batch)
+        try:
+            return quick_best(part, self._costs.trained(part.training))
+        except FarpipeError:
+            return None
 
 
-def best_for_share(
-    job: Job, costs: JobCosts, names: Collection[str], batch: int, replicas: Literal["inside"] | None, most: int
-) -> list[Evaluated]:
-    """The best `most` layouts on these sites alone for so many sequences of a step; empty where none fits."""
+def _share_of(job: Job, name: str, batch: int) -> Job:
+    """The job of one site alone with so many sequences of a step."""
     training = job.training.model_copy(update={"global_batch": batch})
-    pins = job.layout.model_copy(update={"replicas": replicas})
-    part = job.model_copy(update={"training": training, "cluster": job.cluster.within(names), "layout": pins})
-    try:
-        return quick_search(part, JobCosts(job.model, training, costs.profiles), most)
-    except FarpipeError:
-        return []
+    pins = job.layout.model_copy(update={"replicas": None})
+    return job.model_copy(update={"training": training, "cluster": job.cluster.within([name]), "layout": pins})
 
 
-def _joined(
-    job: Job, costs: JobCosts, alone: dict[str, Evaluated], steps_between: int, outer_bytes: int
-) -> SeparateSites | None:
-    ring = _fastest_ring(job.cluster, list(alone))
-    if ring is None:
+def _joined(job: Job, best_of: "_Alone", ring: Sequence[Site], shares: Sequence[int]) -> SeparateSites | None:
+    """None where a site gets nothing, or can't train its share."""
+    if min(shares) == 0:
         return None
-    shares = dict(
-        zip(alone, shares_of_batch(job.training.global_batch, [one.step_s for one in alone.values()]), strict=True)
-    )
-    if min(shares.values()) == 0:
+    found = list(map(best_of, ring, shares))
+    known = tuple(one for one in found if one is not None)
+    if len(known) < len(found):
         return None
-    found = [_alone(job, costs, site, shares[site.name]) for site in ring]
-    if any(one is None for one in found):
-        return None
-    links = ring_links(job.cluster, [site.name for site in ring])
-    width = outer_bytes if steps_between > 1 else memory.gradient_bytes(job.training.precision)
-    sent = ring_bytes("all-reduce", job.model.num_params * width, len(ring))
-    once = sent / min(link.bandwidth_bytes_per_s for link in links)
-    once += 2 * (len(ring) - 1) * max(link.latency_s for link in links)
     return SeparateSites(
-        found=tuple(one for one in found if one is not None),
-        shares=tuple(shares[site.name] for site in ring),
-        links=tuple(link.name for link in links),
-        exchanged_bytes=sent,
-        exchange_s=once / steps_between,
-        alike=len(set(shares.values())) == 1 and not any(differing_keys(ring[0], site) for site in ring[1:]),
+        found=known,
+        shares=tuple(shares),
+        links=tuple(ring_links(job.cluster, [site.name for site in ring])),
+        num_params=round(trained_model_params(job.model, job.training)),
+        bytes_per_param=memory.gradient_bytes(job.training),
+        identical=len(set(shares)) == 1 and not any(differing_keys(ring[0], site) for site in ring[1:]),
     )
 
 
-def _fastest_ring(cluster: Cluster, names: Sequence[str]) -> tuple[Site, ...] | None:
+def _fastest_ring(cluster: Cluster, names: Sequence[str]) -> tuple[Site, ...]:
+    """The ring over the sites whose slowest link is fastest; () where there is none."""
     sites = [cluster.site(name) for name in names]
     rings = [(sites[0], *rest) for rest in permutations(sites[1:])]
     best = max(rings, key=lambda ring: slowest_rate(cluster, ring))
-    return best if slowest_rate(cluster, best) else None
+    return best if slowest_rate(cluster, best) else ()
 
 
-def shares_of_batch(batch: int, times: Sequence[float]) -> list[int]:
+def _divisions(batch: int, times: Sequence[float]) -> list[list[int]]:
+    """`shares_of_batch`, and where they are uneven also those of the largest part that makes them even."""
+    limit_s = batch / sum(1 / seconds for seconds in times) * (1 + UNEVEN)
+    coarse = shares_of_batch(batch, times)
+    parts = (part for part in range(batch // NUM_PARTS, 0, -1) if batch % part == 0)
+    for shares in (coarse, *(shares_of_batch(batch, times, part) for part in parts)):
+        if max(share * seconds for share, seconds in zip(shares, times, strict=True)) <= limit_s:
+            return [coarse] if shares == coarse else [coarse, shares]
+    return [coarse]
+
+
+def shares_of_batch(batch: int, times: Sequence[float], part: int | None = None) -> list[int]:
     """`batch` divided in proportion to speed, in parts that are a divisor of it, so that layouts find replicas."""
-    part = max(d for d in range(1, ceil(batch / NUM_PARTS) + 1) if batch % d == 0)
+    part = part or max(d for d in range(1, ceil(batch / NUM_PARTS) + 1) if batch % d == 0)
     speeds = [1 / seconds for seconds in times]
     ideal = [batch / part * speed / sum(speeds) for speed in speeds]
     counts = [int(number) for number in ideal]

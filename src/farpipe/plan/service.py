@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from farpipe.cost import JobCosts, Profile, profiles_of
+from farpipe.cost import JobCosts, Profile
 from farpipe.errors import InfeasibleError
-from farpipe.plan.candidates import Candidate
+from farpipe.plan.candidates import Candidate, placed
 from farpipe.plan.decided import decided
 from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
-from farpipe.plan.guided import placed
-from farpipe.plan.lattice import Lattice, Left, Promise
+from farpipe.plan.lattice import Estimate, Lattice, Left
 from farpipe.plan.orders import QUICK
 from farpipe.plan.plan import Plan
 from farpipe.plan.planner import as_plan, make_plan
@@ -17,9 +16,9 @@ from farpipe.plan.quote import Quote, estimated_quote, quote_of
 from farpipe.spec import Cluster, Job, Request
 
 NEAR: Final = 1.1
-"""Times the best estimate, up to which a quote knows the others; if none of them fits, all are looked at."""
+"""Factor over the best estimate up to which a quote considers others; if none of them fits in memory, all points."""
 MAX_KEPT: Final = 256
-"""Pairs of a request and a cluster whose costs are kept; the oldest goes first."""
+"""Largest number of pairs of a request and a cluster whose costs are kept; the oldest goes first."""
 
 
 class Planner:
@@ -55,9 +54,9 @@ class Planner:
         lattice = self._lattice(request, cluster)
         left = lattice.left(devices or {}, bytes_per_s or {})
         most = max(1, simulated)
-        quotes = self._best(lattice, left, most, lattice.promises(left, 1, NEAR, max_devices, shared=True))
+        quotes = self._best(lattice, left, most, lattice.estimates(left, 1, NEAR, max_devices, shared=True))
         if len(quotes) < most:  # what is near the best does not fit after all
-            quotes = self._best(lattice, left, most, lattice.promises(left, 1, 1.0, max_devices))
+            quotes = self._best(lattice, left, most, lattice.estimates(left, 1, 1.0, max_devices))
         if not quotes:
             raise InfeasibleError("no layout of this request fits what is left of the cluster")
         if not simulated:
@@ -74,19 +73,19 @@ class Planner:
         max_devices: int | None = None,
         most: int = 4,
     ) -> list[Quote]:
-        """The best point of each of the `most` best uses of sites by closed forms, the fastest first; arguments as for
+        """The best point of each of the `most` best site sets by closed forms, the fastest first; arguments as for
         `quote`."""
         lattice = self._lattice(request, cluster)
         left = lattice.left({}, {})
-        return self._best(lattice, left, most, lattice.promises(left, 1, 1.0, max_devices))
+        return self._best(lattice, left, most, lattice.estimates(left, 1, 1.0, max_devices))
 
-    def _best(self, lattice: Lattice, left: Left, most: int, found: Sequence[Sequence[Promise]]) -> list[Quote]:
-        """The `most` best of the first of every use that fit, the fastest first."""
+    def _best(self, lattice: Lattice, left: Left, most: int, found: Sequence[Sequence[Estimate]]) -> list[Quote]:
+        """The `most` best of the first of every site set that fit, the fastest first."""
         quotes: list[Quote] = []
-        for promise in sorted((promises[0] for promises in found), key=lambda p: p.step_s):
+        for estimate in sorted((of_set[0] for of_set in found), key=lambda one: one.step_s):
             if len(quotes) >= most:
                 break
-            quote = _estimated(lattice, promise, left.num_devices.tolist())
+            quote = _estimated(lattice, estimate, left.num_devices.tolist())
             quotes += [quote] if quote is not None else []
         return quotes
 
@@ -94,8 +93,7 @@ class Planner:
         key = (id(request), id(cluster))
         if key not in self._known:
             job = decided(request.on(cluster))
-            known = (*profiles_of(job), *self._profiles_of(cluster))
-            profiles = {profile.device: profile for profile in known}
+            profiles = {profile.device: profile for profile in self._profiles_of(cluster)}
             if len(self._known) >= MAX_KEPT:
                 del self._known[next(iter(self._known))]
             self._known[key] = (request, cluster, Lattice(job, JobCosts(job.model, job.training, profiles)))
@@ -112,17 +110,19 @@ class Planner:
         return quote_of(as_plan(job, whole(found))) if isinstance(found, Evaluated) else None
 
 
-def _estimated(lattice: Lattice, promise: Promise, num_devices: Sequence[int]) -> Quote | None:
+def _estimated(lattice: Lattice, estimate: Estimate, num_devices: Sequence[int]) -> Quote | None:
     """None where the layers do not fit after all: the estimate looks at the whole pipeline, not at every stage."""
-    sites = [lattice.sites[index].model_copy(update={"num_devices": num_devices[index]}) for index in promise.use.order]
-    candidate: Candidate | None = placed(lattice.job, sites, promise.layout, promise.in_v, linked=True)
+    sites = [
+        lattice.sites[index].model_copy(update={"num_devices": num_devices[index]}) for index in estimate.site_set.order
+    ]
+    candidate: Candidate | None = placed(lattice.job, sites, estimate.layout, estimate.in_v, linked=True)
     if candidate is None:
         return None
     try:
         peak = peak_bytes(lattice.job, candidate, lattice.costs)
     except InfeasibleError:
         return None
-    return estimated_quote(lattice.job, candidate, lattice.costs, promise.step_s, peak)
+    return estimated_quote(lattice.job, candidate, lattice.costs, estimate.step_s, peak)
 
 
 def left_of(cluster: Cluster, devices: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> Cluster:

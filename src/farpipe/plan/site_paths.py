@@ -13,11 +13,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_EXACT: Final = 12
-"""Sites whose sets are all looked at: 4,095 of them."""
+"""Largest number of sites whose sets are all tried: 4,095 of them."""
 
 
 def best_paths(weight: Floats, num_devices: Ints, max_size: int) -> list[list[int]]:
-    """For every set of up to `max_size` sites the order with the least sum of `weight` [S, S], fewer sites first.
+    """The order with the least sum of `weight` [S, S] of every set of up to `max_size` sites, fewer sites first.
 
     Infinite weights are missing links; sets that no path joins are left out, as are sites without devices. Of more than
     MAX_EXACT sites those with the most devices are kept.

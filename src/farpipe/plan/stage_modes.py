@@ -1,7 +1,6 @@
 """A candidate's stages taken apart: what every layer adds in time and bytes, and the rest, by how it recomputes."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -29,7 +28,7 @@ class StageMode:
         return self.one.seconds - self.none.seconds
 
     def layer_bytes(self, in_flight: int) -> float:
-        """Bytes that a layer adds with so many microbatches in flight."""
+        """Bytes that a layer adds with `in_flight` microbatches."""
         return self.one.held_bytes(in_flight) - self.none.held_bytes(in_flight)
 
 
@@ -38,7 +37,7 @@ def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
 
     Where a device was measured, only those that its profile tells of.
     """
-    wanted = costs.training.recompute
+    wanted = "none" if costs.training.cpu_offloading_num_layers else costs.training.recompute
     if wanted != "auto":
         return (wanted,)
     profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
@@ -47,7 +46,7 @@ def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
 
 
 def coarse_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
-    """Those of `open_modes` that are tried first: no sets of operations but attention's core."""
+    """Modes of `open_modes` that are tried first: no sets of operations but attention's core."""
     modes = open_modes(costs, sites)
     return tuple(mode for mode in modes if mode in ("none", "selective", "full")) or modes
 
@@ -60,7 +59,7 @@ def every_mode(model: Model, training: Training) -> tuple[Recompute, ...]:
 
 
 class StageModes:
-    """The stages of one candidate, taken apart; those that are alike (site, first, last) once."""
+    """The stages of one candidate, taken apart; identical ones (site, first, last) once."""
 
     def __init__(self, costs: JobCosts, candidate: Candidate) -> None:
         self.candidate = candidate
@@ -85,31 +84,52 @@ class StageModes:
         return [self.of(index, recompute) for index in range(self._last + 1)]
 
 
-def stage_options(stages: StageModes, in_flight: Sequence[int], modes: Sequence[Recompute]) -> list[list[StageOption]]:
-    """For every stage its `modes`, each with as many layers as fit with `in_flight[stage]` microbatches under way.
+def stage_options(
+    stages: StageModes, in_flight: Sequence[int], modes: Sequence[Recompute], pinned: Sequence[int] | None = None
+) -> list[list[StageOption]]:
+    """The `modes` of every stage, each with as many layers as fit with `in_flight[stage]` microbatches under way.
 
-    Stages of one rank share its memory so that all could hold equally many layers in the first of the modes; so
-    whichever modes they take, together they fit.
+    Stages of one rank share its memory so that all could hold equally many layers, or in proportion to `pinned`, in the
+    first of the modes; so whichever modes they take, together they fit. With one mode what is left over holds one layer
+    more of as many stages as it is enough for, the last ones first, which need least.
     """
     candidate = stages.candidate
     parts = [stages.all(mode) for mode in modes]
-    shares = _shares(candidate, parts[0], in_flight)
+    shares = _shares(candidate, parts[0], in_flight, pinned or [1] * len(parts[0]))
     options: list[list[StageOption]] = [[] for _ in candidate.ranks]
     for mine in parts:
         free = _free_bytes(candidate, mine if candidate.layout.virtual == 1 else parts[-1], in_flight)
-        for index, part in enumerate(mine):
-            most = _most_layers(part, shares[index] * free[candidate.ranks[index]], in_flight[index])
-            options[index].append(StageOption(part.layer_s, part.none.seconds, most, part.recompute))
+        each = zip(mine, shares, candidate.ranks, in_flight, strict=True)
+        most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
+        if len(modes) == 1 and pinned is None and candidate.layout.virtual > 1:
+            _use_rest(candidate, [part.layer_bytes(n) for part, n in zip(mine, in_flight, strict=True)], free, most)
+        for of_stage, part, number in zip(options, mine, most, strict=True):
+            of_stage.append(StageOption(part.layer_s, part.none.seconds, number, part.recompute))
     return options
 
 
-def _shares(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
-    """The part of its rank's memory that a layer of each stage takes, of one layer on all of the rank's stages."""
-    sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
+def _use_rest(candidate: Candidate, sizes: Sequence[float], free: Sequence[float], most: list[int]) -> None:
+    """Add a layer to the stages of every rank, the last one first, as long as its memory is enough."""
+    rest = list(free)
+    for rank, size, number in zip(candidate.ranks, sizes, most, strict=True):
+        rest[rank] -= size * number
+    for index in reversed(range(len(most))):
+        rank = candidate.ranks[index]
+        if sizes[index] <= rest[rank]:
+            rest[rank] -= sizes[index]
+            most[index] += 1
+
+
+def _shares(
+    candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int], layers: Sequence[int]
+) -> list[float]:
+    """The part of its rank's memory that every stage takes which has so many `layers`."""
+    each = zip(parts, in_flight, layers, strict=True)
+    sizes = [count * part.layer_bytes(number) for part, number, count in each]
     of_rank = [0.0] * candidate.layout.pipeline
     for rank, size in zip(candidate.ranks, sizes, strict=True):
         of_rank[rank] += size
-    return [size / of_rank[rank] for rank, size in zip(candidate.ranks, sizes, strict=True)]
+    return [size / (of_rank[rank] or 1.0) for rank, size in zip(candidate.ranks, sizes, strict=True)]
 
 
 def _free_bytes(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
@@ -131,24 +151,11 @@ def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int
     """
     stages = StageModes(costs, candidate)
     parts = stages.all(stages.open[-1])
-    shares, free = _shares(candidate, parts, in_flight), _free_bytes(candidate, parts, in_flight)
+    shares = _shares(candidate, parts, in_flight, [1] * len(parts))
+    free = _free_bytes(candidate, parts, in_flight)
     each = zip(parts, shares, candidate.ranks, in_flight, strict=True)
     most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
     if sum(most) >= costs.model.num_layers and min(most) >= 1:
         return 0.0
     sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
     return max(1.0, costs.model.num_layers * sum(sizes) / len(sizes) - sum(free))
-
-
-def fastest_possible_s(costs: JobCosts, candidate: Candidate) -> float:
-    """A bound that no partition and no order of the candidate beats: all its work, divided evenly over its ranks."""
-    layout, last = candidate.layout, candidate.layout.num_stages - 1
-    stages, names = StageModes(costs, candidate), [candidate.sites[rank].name for rank in candidate.ranks]
-    alike = Counter((name, index if index in (0, last) else -1) for index, name in enumerate(names))
-    layer_s, extra_s = math.inf, 0.0
-    for (name, end), number in alike.items():
-        index = end if end >= 0 else names.index(name, 1)
-        parts = [stages.of(index, mode) for mode in stages.open]
-        layer_s = min(layer_s, *(part.layer_s for part in parts))
-        extra_s += number * min(part.none.seconds for part in parts)
-    return layout.num_microbatches * (costs.model.num_layers * layer_s + extra_s) / layout.pipeline

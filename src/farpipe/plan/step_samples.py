@@ -1,9 +1,7 @@
-"""The step of a plan as a distribution: links that lose packets or jitter, and figures that may be off.
+"""The step of a plan as a distribution: over links that lose packets or jitter.
 
-A sample is a step whose messages take times of their own (`farpipe.cost.lossy_links`), whose links between sites are
-slower or faster than the job says, and whose ranks compute slower or faster than the cost model says, as far as the
-job's `uncertainty` goes. All orders are played on the same samples (common random numbers), so that their difference is
-theirs and not that of the draw.
+A sample is a step whose messages take times of their own (`farpipe.cost.lossy_links`). All orders are played on the
+same samples (common random numbers), so that their difference is theirs and not that of the draw.
 """
 
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from farpipe.step.lowering import StepArrays, lower
 
 Floats = NDArray[np.float64]
 Lateness = dict[tuple[int, ...], Floats]
-"""By (direction, stage) of messages, by place of collectives: [num_samples, messages]"""
+"""Seconds of lateness [num_samples, messages], by (direction, stage) of messages or place of collectives."""
 AnyMessages = TypeVar("AnyMessages", bound=Messages)
 
 NUM_SAMPLES: Final = 100
@@ -47,13 +45,13 @@ class StepSamples:
 
     @cached_property
     def lossy(self) -> dict[int, LossyLink]:
-        """See `lossy_links`."""
+        """The links that lose packets or jitter, by their place in the Problem."""
         return lossy_links(self.job, self.problem)
 
     @property
     def differ(self) -> bool:
         """True if the samples differ at all."""
-        return bool(self.job.uncertainty or self.lossy)
+        return bool(self.lossy)
 
     @cached_property
     def _step(self) -> StepArrays:
@@ -80,33 +78,22 @@ class StepSamples:
         return leaves_after_s, arrives_after_s
 
     def _samples(self, gap_s: float) -> Iterator[StepArrays]:
-        step, factors = self._step, self._factors
+        step = self._step
         known = [(self._travel_s(part), self._lateness(part, gap_s)) for part in (step.messages, step.collectives)]
         for sample in range(self.num_samples):
-            links = factors.latency[sample], factors.slowness[sample]
-            messages = _resampled(step.messages, *known[0], sample, *links)
-            collectives = _resampled(step.collectives, *known[1], sample, *links)
-            slower = factors.compute[sample][step.rank_of_stage][:, None]
-            yield replace(step, messages=messages, collectives=collectives, duration_s=step.duration_s * slower)
-
-    @cached_property
-    def _factors(self) -> "_Factors":
-        rng, ranges = np.random.default_rng(SEED), self.job.uncertainty
-        far = np.array([*self.problem.between_sites.values(), False, False])  # NOTHING and FREE
-        shape = (self.num_samples, far.size)
-        latency, bandwidth = (1 + ranges.links * rng.uniform(-1, 1, shape) * far for _ in range(2))
-        compute = 1 + ranges.compute * rng.uniform(-1, 1, (self.num_samples, self.problem.num_ranks))
-        return _Factors(latency, 1 / bandwidth, compute)
+            messages = _resampled(step.messages, *known[0], sample)
+            collectives = _resampled(step.collectives, *known[1], sample)
+            yield replace(step, messages=messages, collectives=collectives)
 
     def _travel_s(self, part: Messages) -> Floats:
-        """From when a message has left until it is there; over lossy links the latency alone, for that is no mean."""
+        """Seconds from a message's last byte sent to its arrival; over lossy links the latency alone, not the mean."""
         travel_s = part.arrives_after_s - part.leaves_after_s
         for place, lossy in self.lossy.items():
             travel_s[part.link == place] = lossy.latency_s
         return travel_s
 
     def _lateness(self, part: Messages, gap_s: float) -> Lateness:
-        """By row of messages, or by collective, how late each is in every sample: [num_samples, messages]."""
+        """Lateness of each message, or collective, in every sample: [num_samples, messages]."""
         found = {}
         for at in np.ndindex(*part.link.shape[:2]):
             link, sizes = np.atleast_1d(part.link[at]), np.atleast_1d(part.bytes[at])
@@ -119,34 +106,14 @@ class StepSamples:
 
 
 def spread_of(plan: Plan, schedule: Schedule) -> Spread | None:
-    """The distribution of a plan's step under `schedule`; None where every step is alike."""
+    """The distribution of a plan's step under `schedule`; None where every step takes the same."""
     samples = StepSamples(plan.job, plan.problem)
     return samples.spread(schedule, plan.prediction.overhead_s) if samples.differ else None
 
 
-@dataclass(frozen=True)
-class _Factors:
-    """By what the samples' figures differ from the job's."""
-
-    latency: Floats
-    """[num_samples, links + 2]"""
-    slowness: Floats
-    """[num_samples, links + 2]: of seconds on the link."""
-    compute: Floats
-    """[num_samples, num_ranks]"""
-
-
-def _resampled(
-    part: AnyMessages, travel_s: Floats, late_s: Lateness, sample: int, latency: Floats, slowness: Floats
-) -> AnyMessages:
-    """The same messages over other links; `travel_s`: from its leaving until it is there, but for its lateness."""
-    travel_s = travel_s * latency[part.link]
+def _resampled(part: AnyMessages, travel_s: Floats, late_s: Lateness, sample: int) -> AnyMessages:
+    """The same messages with their lateness; `travel_s`: from when one has left until it is there without that."""
+    travel_s = travel_s.copy()
     for at, late in late_s.items():
         travel_s[at] += late[sample] if travel_s.ndim == 3 else late[sample, 0]
-    leaves_s = part.leaves_after_s * slowness[part.link]
-    return replace(
-        part,
-        leaves_after_s=leaves_s,
-        occupies_s=part.occupies_s * slowness[part.link],
-        arrives_after_s=leaves_s + travel_s,
-    )
+    return replace(part, arrives_after_s=part.leaves_after_s + travel_s)

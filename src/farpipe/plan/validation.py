@@ -7,13 +7,11 @@ and the overhead of a step.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from farpipe.cost import JobCosts, calibration_of, step_cost
 from farpipe.errors import FarpipeError, ToleranceError
-from farpipe.plan.published_steps import load_published
 from farpipe.plan.reference_points import ReferenceGroup, ReferenceJob, ReferencePoint, load_points
-from farpipe.plan.sailor_plans import COPIED, SailorPlan, load_sailor_plans, predict_plan
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
@@ -25,11 +23,10 @@ from farpipe.units import counted, format_change, format_percent
 class PointPrediction:
     """Prediction for a point: of all that the source leaves open, the fastest that fits in memory."""
 
-    job: ReferenceJob | None
-    """None for a plan over unlike machines, which is no single job's."""
+    job: ReferenceJob
     step_s: float
     memory_bytes: float
-    """The fullest device's, with what no model accounts for."""
+    """The fullest device's, or the logged one's, with what no model accounts for."""
     fits: bool
 
 
@@ -37,7 +34,7 @@ class PointPrediction:
 class PointResult:
     """One point: what was measured of a step, and what is predicted."""
 
-    point: ReferencePoint | SailorPlan
+    point: ReferencePoint
     predicted: PointPrediction
 
     @property
@@ -119,22 +116,12 @@ class ValidationReport:
         return {"passed": self.passed, "groups": [_group_data(group) for group in self.groups]}
 
 
-def validate(points: Path | str | None = None, data: Path | str | None = None) -> ValidationReport:
-    """Predict every point of the file `points`, by default those that farpipe carries, and the tables in `data`.
+def validate(points: Path | str | None = None) -> ValidationReport:
+    """Predict every point of the file `points`, by default those that farpipe carries.
 
     Raises InputError for a bad file; being outside tolerance is for `ValidationReport.raise_if_failed` to tell.
     """
-    if data is not None:
-        report = validate_groups(load_published(data) + (load_points(points) if points else ()))
-        return ValidationReport((*report.groups, *validate_unlike(data)))
     return validate_groups(load_points(points))
-
-
-def validate_unlike(data: Path | str) -> list[GroupResult]:
-    """Predict Sailor's plans over unlike machines, if they are in the folder `data`; one group, or none."""
-    plans = [plan for plan in load_sailor_plans(Path(data) / "sailor") if plan.name not in COPIED]
-    results = tuple(PointResult(plan, PointPrediction(None, *predict_plan(plan), fits=True)) for plan in plans)
-    return [GroupResult(UNLIKE, results)] if results else []
 
 
 def validate_groups(groups: Iterable[ReferenceGroup]) -> ValidationReport:
@@ -159,11 +146,13 @@ def _predict(point: ReferencePoint, job: ReferenceJob) -> PointPrediction:
         schedule = order(point.schedule or ("interleaved" if job.layout.virtual > 1 else "1f1b"), problem)
     except FarpipeError as error:
         raise type(error)(f"{point}: {error}") from None
-    memory = max(peak_memory_bytes(problem, schedule))
+    peaks = peak_memory_bytes(problem, schedule)
+    memory = max(peaks)
     limit = problem.ranks[0].memory_bytes
     fits = limit is None or memory <= limit
     step_s = simulate(problem, schedule).makespan_s + step.overhead_s
-    return PointPrediction(job, step_s, memory + point.context_bytes, fits)
+    logged = memory if point.memory_rank is None else peaks[point.memory_rank]
+    return PointPrediction(job, step_s, logged + point.context_bytes, fits)
 
 
 def measured_problem(point: ReferencePoint, problem: Problem, job: ReferenceJob) -> Problem:
@@ -178,16 +167,6 @@ def measured_problem(point: ReferencePoint, problem: Problem, job: ReferenceJob)
         "weight_grad_s": weight_grad_s,
     }
     return problem.model_copy(update={"stages": tuple(stage.model_copy(update=times) for stage in problem.stages)})
-
-
-UNLIKE: Final = ReferenceGroup(
-    name="sailor-unlike-machines",
-    tolerance=0.10,
-    source="eth-easl/sailor, validation/mit (MIT licence), with its times of layers",
-    points=(),
-    memory_tolerance=0.08,
-)
-"""Plans over RTX-3090, RTX-2080 and Titan RTX, whose ranks and replicas differ."""
 
 
 def _tell_failure(group: GroupResult) -> str:

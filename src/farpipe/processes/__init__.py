@@ -1,6 +1,26 @@
 """Processes that never outlive who has started them, whatever happens to either."""
 
-from farpipe.processes.guarded import KILL_S, Guarded, ParentPipe, wait_for_any
-from farpipe.processes.parent import die_with_agent, die_with_parent
+from farpipe.processes.guarded import KILL_S, Guarded, ParentPipe, die_with_agent, die_with_parent, wait_for_any
+from farpipe.processes.leaving import (
+    LeaveRequest,
+    end_at_once,
+    ignore_requests,
+    interrupt,
+    interrupting,
+    leave_request,
+)
 
-__all__ = ["KILL_S", "Guarded", "ParentPipe", "die_with_agent", "die_with_parent", "wait_for_any"]
+__all__ = [
+    "KILL_S",
+    "Guarded",
+    "LeaveRequest",
+    "ParentPipe",
+    "die_with_agent",
+    "die_with_parent",
+    "end_at_once",
+    "ignore_requests",
+    "interrupt",
+    "interrupting",
+    "leave_request",
+    "wait_for_any",
+]

@@ -1,6 +1,12 @@
-"""Starts a process under a guard (see guard.py), waits for it and ends it."""
+"""Starts a process under a guard (see guard.py), waits for it and ends it; and watches a rank under torchrun.
+
+A rank does not outlive torchrun's agent, nor the agent its ranks for long: an agent that is killed leaves its ranks
+running, and one that has lost the agent of another site can wait in a system call of torch's store, in which it notices
+no signal, for minutes.
+"""
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -16,6 +22,11 @@ from typing import IO, Any, Final, Self
 KILL_S: Final = 4.0
 """Time for guards to clean up; a little more than they allow themselves."""
 _GUARD: Final = Path(__file__).with_name("guard.py")
+IDLE_LIMIT_S: Final = 90.0
+"""An agent without a rank for so long is ended: longer than the ranks wait for each other when they start again."""
+_AGENT_WATCH: Final = Path(__file__).with_name("agent_watch.py")
+_PR_SET_PDEATHSIG: Final = 1
+"""Option of prctl(2)."""
 
 
 class ParentPipe:
@@ -81,7 +92,7 @@ class Guarded:
 
     @property
     def pid(self) -> int:
-        """Of the guard, which is what this process sees of it."""
+        """Process id of the guard, which is what this process sees of it."""
         return self._guard.pid
 
     @property
@@ -125,10 +136,35 @@ class Guarded:
 
 
 def wait_for_any(processes: Iterable[Guarded], limit_s: float) -> list[Guarded]:
-    """Those of `processes`, none of them reaped, that have ended; waits for the first, at most `limit_s`."""
+    """List the `processes`, none of them reaped, that have ended; waits for the first, at most `limit_s`."""
     poll, by_pidfd = select.poll(), {process.pidfd: process for process in processes}
     for pidfd in by_pidfd:
         poll.register(pidfd, select.POLLIN)
     if not by_pidfd:
         time.sleep(limit_s)
     return [by_pidfd[pidfd] for pidfd, _ in poll.poll(max(0.0, limit_s) * 1000)]
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when `parent`, which has started it, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_agent(environment: Mapping[str, str] = os.environ, idle_limit_s: float = IDLE_LIMIT_S) -> None:
+    """Have this process killed when torchrun's agent ends, and the agent ended when it idles for too long.
+
+    In the main thread, at the start. Elsewhere it does nothing.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return
+    agent = os.getppid()
+    die_with_parent(agent)
+    if environment.get("LOCAL_RANK", "0") == "0":
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_AGENT_WATCH), str(agent), str(idle_limit_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )

@@ -1,4 +1,4 @@
-"""See it: tables, Gantt charts, traces and the report page. Names are imported when they are first used."""
+"""Reports: tables, Gantt charts, traces and the report page. Names are imported when they are first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final

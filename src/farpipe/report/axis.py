@@ -50,14 +50,14 @@ PLAIN: Final = Quantity((("", 1.0),))
 
 
 @dataclass(frozen=True)
-class Tick:
+class AxisTick:
     """A place on an axis and its label."""
 
     value: float
     label: str
 
 
-def ticks(low: float, high: float, quantity: Quantity, about: int = 8, whole: bool = False) -> list[Tick]:
+def ticks(low: float, high: float, quantity: Quantity, about: int = 8, whole: bool = False) -> list[AxisTick]:
     """Round places in [low, high], `about` that many; the last one's label carries the unit.
 
     `whole` leaves no fractions of the unit, for axes that count things.
@@ -70,7 +70,7 @@ def ticks(low: float, high: float, quantity: Quantity, about: int = 8, whole: bo
     labels = [f"{index * step:.{digits}f}" if index else "0" for index in range(first, last + 1)]
     if labels and name:
         labels[-1] += f"\N{NO-BREAK SPACE}{name}"
-    return [Tick((first + i) * step * factor, label) for i, label in enumerate(labels)]
+    return [AxisTick((first + i) * step * factor, label) for i, label in enumerate(labels)]
 
 
 def _round_step(step: float) -> float:

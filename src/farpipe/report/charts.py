@@ -27,6 +27,8 @@ NUM_PLACES: Final = 161
 WORTH_DRAWING: Final = 0.05
 """A link inside a site gets a chart when it is used for at least this part of the step."""
 
+_TOPS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Shares of time at the upper edge of a link's chart, below 1."""
 _SMALL_PX: Final = (340.0, 150.0)
 _LIMIT_IN_SIGHT: Final = 2.5
 """A limit is drawn where it is at most this many times the highest peak."""
@@ -36,7 +38,7 @@ _MEMORY_NOTE: Final = (
 )
 _LINK_NOTE: Final = (
     f"Share of the time in which a link carries something, as a moving mean over {format_percent(WINDOW)} of the step; "
-    "where it stays at 100 %, the link limits the step."
+    "where it stays at 100 %, the link limits the step. Scales differ."
 )
 
 
@@ -131,18 +133,19 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
     use = {name: max(t.link_busy_ratio().get(name, 0.0) for t in timelines) for name in view.problem.links}
     used = sorted((name for name in use if use[name] > 0), key=lambda name: not view.problem.between_sites[name])
     names = [name for name in used if view.problem.between_sites[name] or use[name] >= WORTH_DRAWING][:MAX_CHARTS]
-    low, high = _step_range(timelines)
+    span = _step_range(timelines)
+    curves = {name: [_use_curve(timeline, name, *span) for timeline in timelines] for name in names}
     charts = [
         _small(
             f"{key}-{index}",
             name.replace(">", " → "),
-            [_use_curve(timeline, name, low, high) for timeline in timelines],
+            found,
             y_axis=SHARE,
             text=_link_text(view, name),
-            x_range=(low, high),
-            y_range=(0.0, 1.0),
+            x_range=span,
+            y_range=(0.0, _top(found)),
         )
-        for index, name in enumerate(names)
+        for index, (name, found) in enumerate(curves.items())
     ]
     left = len(used) - len(names)
     busiest = max((use[name] for name in used if name not in names), default=0.0)
@@ -150,6 +153,12 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
         f"Not drawn: {left} more links, none of which is used for more than {format_percent(busiest)} of the step."
     )
     return ChartGroup(charts, _LINK_NOTE, left_out if left else "")
+
+
+def _top(curves: Sequence[Curve]) -> float:
+    """The least of some round shares that no curve exceeds, so that a link that is hardly used is no flat line."""
+    highest = max(float(curve.y.max()) for curve in curves)
+    return next((top for top in _TOPS if highest <= top), 1.0)
 
 
 def _use_curve(timeline: Timeline, name: str, low: float, high: float) -> Curve:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farpipe.report.axis import PLAIN, Scale, ticks
 from farpipe.report.figure import Block, Figure, at, stack
@@ -17,7 +18,7 @@ from farpipe.units import format_bytes, format_change
 MAX_ROWS: Final = 40
 """Sequences that have a row of their own, the longest; the others follow in lines, one after the other."""
 MAX_LINES: Final = 12
-"""Of shorter sequences."""
+"""Lines of shorter sequences at most."""
 WIDTH_PX: Final = 1080.0
 _GUTTER_PX: Final = 96.0
 _MARGIN_PX: Final = 24.0
@@ -25,12 +26,17 @@ _ROW_PX: Final = 11.0
 _PITCH_PX: Final = 13.0
 _LETTER_PX: Final = 5.2
 _NUMBER: Final = "fill: #1b1f27; font-size: 8.5px"
+_MARK: Final = "#1b1f27"
 _GOLDEN: Final = 137.508
 """Degrees between the hues of neighbours, so that no two near each other look alike."""
 
 
-def draw_chunk_map(chunks: Sequence[Chunk], key: str) -> Figure:
-    """The figure: a row for every long sequence, its slices coloured by chunk; short ones packed into lines."""
+def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int64] | None = None) -> Figure:
+    """The figure: a row for every long sequence, its slices coloured by chunk; short ones packed into lines.
+
+    `recomputed` layers of every stage and chunk are marks at the lower edge, the wider the more.
+    """
+    layers = np.zeros(len(chunks), np.int64) if recomputed is None else recomputed.sum(axis=0)
     placed = sorted(
         ((part, index) for index, chunk in enumerate(chunks) for part in chunk.slices),
         key=lambda pair: (-pair[0].sequence_length, pair[0].sequence, pair[0].start),
@@ -40,34 +46,47 @@ def draw_chunk_map(chunks: Sequence[Chunk], key: str) -> Figure:
     own_rows = list(lengths)[:MAX_ROWS]
     scale = Scale(0.0, float(longest), _GUTTER_PX, WIDTH_PX - _MARGIN_PX)
     rows = [
-        _row(f"sequence {name}", [(part, index, part.start) for part, index in placed if part.sequence == name], scale)
+        _row(
+            f"sequence {name}",
+            [(part, index, part.start) for part, index in placed if part.sequence == name],
+            scale,
+            layers,
+        )
         for name in own_rows
     ]
     shorter = [(part, index) for part, index in placed if part.sequence not in set(own_rows)]
     lines, num_left_out = _lines(shorter, longest)
     rows += [
-        _row("short ones" if first else "", line, scale)
+        _row("short ones" if first else "", line, scale, layers)
         for first, line in zip([True, *[False] * len(lines)], lines, strict=False)
     ]
     note = f" {num_left_out} of the shortest are left out." if num_left_out else ""
     text = (
         f"{len(lengths)} sequences in {len(chunks)} chunks. Every box is a slice, its colour and number the chunk; a "
-        f"row is a sequence, the last rows have short ones beside each other.{note}"
+        f"row is a sequence, the last rows have short ones side by side.{note}"
     )
+    if layers.any():
+        text += (
+            f" The line below a box: layers that all stages recompute of its chunk, {layers.max()} where it is full."
+        )
     body = stack([_axis(scale), *(Block(row, _PITCH_PX) for row in rows)])
     return Figure(key, "Chunk map", text, WIDTH_PX, body)
 
 
-def _row(name: str, slices: Sequence[tuple[Slice, int, int]], scale: Scale) -> Markup:
+def _row(name: str, slices: Sequence[tuple[Slice, int, int]], scale: Scale, layers: NDArray[np.int64]) -> Markup:
     label = tag("text", name, x=_GUTTER_PX - 8, y=_ROW_PX - 2, text_anchor="end") if name else Markup("")
-    return join([label, *(_box(part, index, begin, scale) for part, index, begin in slices)])
+    return join([label, *(_box(part, index, begin, scale, layers) for part, index, begin in slices)])
 
 
-def _box(part: Slice, index: int, begin: int, scale: Scale) -> Markup:
+def _box(part: Slice, index: int, begin: int, scale: Scale, layers: NDArray[np.int64]) -> Markup:
     left, right = scale(begin), scale(begin + part.length)
     width = max(1.0, right - left - 0.5)
-    told = f"chunk {index}: sequence {part.sequence}, tokens {part.start} to {part.end} of {part.sequence_length}"
-    drawn = tag("rect", tag("title", told), x=left, y=0, width=width, height=_ROW_PX, fill=colour_of(index))
+    hint = f"chunk {index}: sequence {part.sequence}, tokens {part.start} to {part.end} of {part.sequence_length}"
+    hint += f", {layers[index]} layers recomputed" if layers[index] else ""
+    drawn = tag("rect", tag("title", hint), x=left, y=0, width=width, height=_ROW_PX, fill=colour_of(index))
+    if layers[index]:
+        marked = width * layers[index] / layers.max()
+        drawn = join([drawn, tag("rect", x=left, y=_ROW_PX - 2, width=marked, height=2, fill=_MARK)])
     name = str(index)
     if width < len(name) * _LETTER_PX + 4:
         return drawn
@@ -75,7 +94,7 @@ def _box(part: Slice, index: int, begin: int, scale: Scale) -> Markup:
 
 
 def colour_of(chunk: int) -> str:
-    """Of a chunk's boxes."""
+    """Colour of a chunk's boxes."""
     return f"hsl({chunk * _GOLDEN % 360:.0f} {50 + 15 * (chunk % 2)}% {66 + 8 * (chunk // 2 % 2)}%)"
 
 

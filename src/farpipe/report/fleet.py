@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farpipe.fleet.outcome import Change, Outcome
+from farpipe.fleet.outcome import Allocation, FleetOutcome
 from farpipe.report.pyplot import load_pyplot, save_figure
 
 HOUR_S = 3600.0
 COLOURS = 20
 
 
-def draw_fleet(outcomes: Sequence[Outcome], path: Path | str) -> None:
+def draw_fleet(outcomes: Sequence[FleetOutcome], path: Path | str) -> None:
     """A Gantt of the sites for every outcome, and below it the devices that are waited for and those that are free."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(
@@ -33,12 +33,12 @@ def draw_fleet(outcomes: Sequence[Outcome], path: Path | str) -> None:
     pyplot.close(figure)
 
 
-def _colours(outcomes: Sequence[Outcome], palette: Any) -> dict[str, Any]:
+def _colours(outcomes: Sequence[FleetOutcome], palette: Any) -> dict[str, Any]:
     names = dict.fromkeys(record.job.name for outcome in outcomes for record in outcome.records)
     return {name: palette(index % COLOURS) for index, name in enumerate(names)}
 
 
-def _draw_gantt(axis: Any, outcome: Outcome, colours: Mapping[str, Any]) -> None:
+def _draw_gantt(axis: Any, outcome: FleetOutcome, colours: Mapping[str, Any]) -> None:
     """Each site is a band as high as it has devices; a job's bars lie where there was room for them."""
     base, bases = 0, {}
     for site, number in outcome.num_devices.items():
@@ -57,7 +57,7 @@ def _draw_gantt(axis: Any, outcome: Outcome, colours: Mapping[str, Any]) -> None
     axis.set_ylabel("devices")
 
 
-def _bars(outcome: Outcome) -> list[tuple[str, str, int, int, float, float, bool]]:
+def _bars(outcome: FleetOutcome) -> list[tuple[str, str, int, int, float, float, bool]]:
     """(site, job, first row, rows, begin, end, starting) of every stretch in which a job held devices of a site."""
     held: dict[tuple[str, str], tuple[list[int], float, bool]] = {}
     free = {site: list(range(number)) for site, number in outcome.num_devices.items()}
@@ -85,7 +85,7 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _draw_queue(axis: Any, outcome: Outcome, most: float) -> None:
+def _draw_queue(axis: Any, outcome: FleetOutcome, most: float) -> None:
     """Devices that queued jobs want, and those that nobody has: where both are high, the head of the line blocks."""
     times_s, wanted = queue_levels(outcome)
     hours = [time_s / HOUR_S for time_s in times_s]
@@ -101,7 +101,7 @@ def _draw_queue(axis: Any, outcome: Outcome, most: float) -> None:
     axis.legend(fontsize=8, loc="upper right")
 
 
-def levels(changes: Sequence[Change], value: Callable[[Change], float]) -> tuple[list[float], list[float]]:
+def levels(changes: Sequence[Allocation], value: Callable[[Allocation], float]) -> tuple[list[float], list[float]]:
     """(times, sum over all jobs of `value` of the newest change of each, from each time on)."""
     newest, total = dict[str, float](), 0.0
     times_s, sums = list[float](), list[float]()
@@ -114,7 +114,7 @@ def levels(changes: Sequence[Change], value: Callable[[Change], float]) -> tuple
     return times_s, sums
 
 
-def queue_levels(outcome: Outcome) -> tuple[list[float], list[int]]:
+def queue_levels(outcome: FleetOutcome) -> tuple[list[float], list[int]]:
     """(times, from each on the devices that queued jobs want at least)."""
     steps: list[tuple[float, int]] = []
     for record in outcome.records:

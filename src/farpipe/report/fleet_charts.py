@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.fleet.outcome import Change, Outcome
+from farpipe.fleet.outcome import Allocation, FleetOutcome
 from farpipe.report.fleet import HOUR_S, levels, queue_levels
 from farpipe.report.pyplot import load_pyplot, save_figure
 
@@ -13,10 +13,12 @@ Location = tuple[float, float]
 """Latitude and longitude in degrees."""
 LINKS_SHOWN: Final = 12
 POINTS: Final = 400
-"""On the axis of time."""
+"""Points along the axis of time."""
 
 
-def draw_charts(outcomes: Sequence[Outcome], path: Path | str, locations: Mapping[str, Location] | None = None) -> None:
+def draw_charts(
+    outcomes: Sequence[FleetOutcome], path: Path | str, locations: Mapping[str, Location] | None = None
+) -> None:
     """Six panels; the last two, links and map, are of the last outcome.
 
     Sites without a location in `locations` lie on a circle.
@@ -35,14 +37,14 @@ def draw_charts(outcomes: Sequence[Outcome], path: Path | str, locations: Mappin
     pyplot.close(figure)
 
 
-def _draw_completion(axis: Any, outcome: Outcome, style: Mapping[str, Any]) -> None:
+def _draw_completion(axis: Any, outcome: FleetOutcome, style: Mapping[str, Any]) -> None:
     hours = [seconds / HOUR_S for seconds in outcome.jcts_s]
     axis.step(hours, [(index + 1) / len(hours) for index in range(len(hours))], where="post", **style)
     axis.set(xscale="log", xlabel="completion time, h", ylim=(0, 1.02))
     _title(axis, "share of the finished jobs that took no longer")
 
 
-def _draw_over_time(use: Any, queue: Any, money: Any, outcome: Outcome, style: Mapping[str, Any]) -> None:
+def _draw_over_time(use: Any, queue: Any, money: Any, outcome: FleetOutcome, style: Mapping[str, Any]) -> None:
     total = sum(outcome.num_devices.values())
     times_s, held = levels(outcome.changes, lambda change: sum(change.devices.values()))
     use.step([t / HOUR_S for t in times_s], [number / total for number in held], where="post", **style)
@@ -58,11 +60,11 @@ def _draw_over_time(use: Any, queue: Any, money: Any, outcome: Outcome, style: M
         axis.set_xlabel("hours")
 
 
-def spent_usd(outcome: Outcome, times_s: Sequence[float]) -> list[float]:
+def spent_usd(outcome: FleetOutcome, times_s: Sequence[float]) -> list[float]:
     """Money of all jobs up to each of `times_s`; between two changes of a job its bill grows evenly."""
     import numpy as np
 
-    bills: dict[str, list[Change]] = {}
+    bills: dict[str, list[Allocation]] = {}
     for change in outcome.changes:
         bills.setdefault(change.job, []).append(change)
     total = np.zeros(len(times_s))
@@ -71,7 +73,7 @@ def spent_usd(outcome: Outcome, times_s: Sequence[float]) -> list[float]:
     return [float(usd) for usd in total]
 
 
-def link_use(outcome: Outcome) -> dict[str, tuple[float, float]]:
+def link_use(outcome: FleetOutcome) -> dict[str, tuple[float, float]]:
     """Mean and largest share of every directed link's rate that jobs had reserved; links that nobody used left out."""
     found: dict[str, tuple[float, float]] = {}
     for link, rate in outcome.link_bytes_per_s.items():
@@ -84,7 +86,7 @@ def link_use(outcome: Outcome) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _draw_links(axis: Any, outcome: Outcome) -> None:
+def _draw_links(axis: Any, outcome: FleetOutcome) -> None:
     used = sorted(link_use(outcome).items(), key=lambda pair: -pair[1][0])[:LINKS_SHOWN][::-1]
     rows = range(len(used))
     axis.barh(rows, [most for _, (_, most) in used], color="tab:blue", alpha=0.25, label="largest")
@@ -96,7 +98,7 @@ def _draw_links(axis: Any, outcome: Outcome) -> None:
         axis.legend(fontsize=8, loc="lower right")
 
 
-def _draw_map(axis: Any, outcome: Outcome, locations: dict[str, Location]) -> None:
+def _draw_map(axis: Any, outcome: FleetOutcome, locations: dict[str, Location]) -> None:
     """A circle for each site, its colour the share of its device-hours in use; a line for each link, the wider the more
     was sent over it."""
     places = _placed(outcome.num_devices, locations)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import TIME, Scale, Tick, ticks
+from farpipe.report.axis import TIME, AxisTick, Scale, ticks
 from farpipe.report.words import duration, moment
 from farpipe.simulate import Slack, slack
 from farpipe.simulate.timeline import Timeline
@@ -59,7 +59,7 @@ class Panel:
 
     @cached_property
     def slack_classes(self) -> NDArray[np.str_]:
-        """For every message the class of its box: CRITICAL, SPARE (it could take twice as long) or neither."""
+        """Class of each message's box: CRITICAL, SPARE (it could take twice as long) or neither."""
         messages = self.timeline.messages
         if self.slack is None:
             return np.full(len(messages), "")
@@ -96,7 +96,7 @@ class GanttFrame:
         return Scale(self.low, self.high, left, self.width - MARGIN_PX)
 
     @cached_property
-    def ticks(self) -> list[Tick]:
+    def ticks(self) -> list[AxisTick]:
         """The ticks of the time axis."""
         return ticks(self.low, self.high, TIME, 10)
 
@@ -124,7 +124,7 @@ class GanttFrame:
         return 0.0 if self.compact else min(10.0, self.row_px - 2)
 
     def within(self, events: NDArray[np.void], until: str) -> NDArray[np.void]:
-        """Those of `events` that the time window shows; field `until` says when one is over."""
+        """Events that the time window shows; field `until` has their ends."""
         return events[self.shows(events, until)]
 
     def shows(self, events: NDArray[np.void], until: str) -> NDArray[np.bool_]:
@@ -132,7 +132,7 @@ class GanttFrame:
         return np.asarray((events[until] >= self.low) & (events["start_s"] <= self.high))
 
     def visible(self, waited: NDArray[np.void]) -> NDArray[np.void]:
-        """Those waits that are in the window and long enough to be seen."""
+        """Waits that are in the window and long enough to be seen."""
         seconds_per_px = (self.high - self.low) / (self.scale.end - self.scale.start)
         return self.within(waited[waited["end_s"] - waited["start_s"] > 0.5 * seconds_per_px], "end_s")
 
@@ -161,7 +161,7 @@ def fitting_window(panels: Sequence[Panel], zoom: int = 1) -> tuple[float, float
 
 
 def extent(timeline: Timeline) -> tuple[float, float]:
-    """From the first to the last thing that happened; of messages only collectives are part of the step."""
+    """Start of the first and end of the last action or collective; other messages are not part of the step."""
     collectives = timeline.messages[timeline.messages["microbatch"] < 0]
     starts = np.concatenate([collectives["ready_s"], timeline.actions["start_s"]])
     ends = np.concatenate([collectives["arrival_s"], timeline.actions["end_s"]])
@@ -169,7 +169,7 @@ def extent(timeline: Timeline) -> tuple[float, float]:
 
 
 def spaced(total: int, most: int) -> tuple[int, ...]:
-    """At most `most` of ``range(total)``, evenly spaced, the first and the last among them."""
+    """Indices of ``range(total)``, at most `most`, evenly spaced, the first and the last among them."""
     return tuple(sorted({round(i) for i in np.linspace(0, total - 1, min(total, most))}))
 
 

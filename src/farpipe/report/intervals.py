@@ -17,7 +17,7 @@ def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 
 def _passed(times: Floats, edges: Floats) -> Floats:
-    """For every edge t the sum of ``max(0, t - time)``."""
+    """Sum of ``max(0, t - time)`` for every edge t."""
     ordered = np.sort(times)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, edges)

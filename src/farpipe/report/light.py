@@ -52,6 +52,16 @@ def write_light_page(
     write_report(RunReport(title, (view,), pictures=(picture,)), path)
 
 
+def light_rows(step: Step, table: PathTable, log: NDArray[np.float64]) -> Iterator[str]:
+    """Lines of a CSV of the light paths that are there during a step: their owner, nodes, slots and times."""
+    yield "owner,nodes,first_slot,slots,from_s,until_s"
+    for owner, candidate, first, slots, from_s, until_s in log:
+        if from_s < step.end_s and until_s > step.begin_s:
+            nodes = "-".join(table.paths[int(candidate)][0])
+            name = f"message {owner:.0f}" if owner >= 0 else f"request {-1 - owner:.0f}"
+            yield f"{name},{nodes},{first:.0f},{slots:.0f},{from_s:.9g},{until_s:.9g}"
+
+
 @contextmanager
 def _figure(step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float) -> Iterator[Any]:
     pyplot, window_s = load_pyplot(), min(window_s, step.makespan_s)

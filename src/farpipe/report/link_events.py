@@ -11,14 +11,24 @@ MAX_ROWS: Final = 40
 _COLUMNS: Final = ("step", "time (UTC)", "link", "processes", "event")
 
 
-def link_event_view(metrics: Sequence[Mapping[str, Any]]) -> TableView | None:
-    """The events in the lines of metrics.jsonl, the newest MAX_ROWS of them; None when there are none."""
+def link_event_view(metrics: Sequence[Mapping[str, Any]], run: str = "") -> TableView | None:
+    """The events in the lines of metrics.jsonl, the newest MAX_ROWS of them; None when there are none.
+
+    `run` names the run in the title where there are several.
+    """
     rows = [_row(line["step"], event) for line in metrics for event in line.get("link_events", ())]
     if not rows:
         return None
     left_out = len(rows) - MAX_ROWS
     note = f"The newest {MAX_ROWS} of {len(rows)} events; metrics.jsonl has all." if left_out > 0 else ""
-    return TableView("Link events", _COLUMNS, tuple(rows[-MAX_ROWS:]), frozenset({0}), note=note, expendable=(1,))
+    return TableView(
+        f"Link events{run and ' of '}{run}",
+        _COLUMNS,
+        tuple(rows[-MAX_ROWS:]),
+        frozenset({0}),
+        note=note,
+        expendable=(1,),
+    )
 
 
 def _row(step: int, event: Mapping[str, Any]) -> tuple[str, ...]:

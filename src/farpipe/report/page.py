@@ -123,13 +123,9 @@ def _scrolling(content: Markup, label: str) -> Markup:
 
 
 def _plan(report: RunReport) -> Iterator[Markup]:
-    if report.plan_facts:
-        facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in report.plan_facts]
-        yield tag("dl", *facts, class_="facts")
+    yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
     for view in report.plan_tables:
         yield _table(view)
-    if report.plan_text:
-        yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
 
 
 def _picture(picture: Picture) -> Iterator[Markup]:
@@ -141,11 +137,11 @@ def _picture(picture: Picture) -> Iterator[Markup]:
 
 
 def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
-    """Of every run on chunks the map of the step that is drawn, and what its stages took and held."""
+    """Chunk map of the drawn step for every run on chunks, with the time and memory of its stages."""
     for index, view in enumerate(runs):
         if view.chunks:
             yield _run_heading(view, runs)
-            figure = draw_chunk_map(view.chunks, f"chunks-{index}")
+            figure = draw_chunk_map(view.chunks, f"chunks-{index}", view.recomputed)
             yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
             yield tag("p", figure.description, class_="note")
             yield _table(stage_table(view))
@@ -220,9 +216,9 @@ def _curve_key(charts: Sequence[LineChart]) -> Markup:
 
 def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
     """Events of the links, of every run that has some."""
-    for view, table in ((view, link_event_view(view.metrics)) for view in runs):
+    for view in runs:
+        table = link_event_view(view.metrics, view.name if len(runs) > 1 else "")
         if table is not None:
-            yield _run_heading(view, runs)
             yield _table(table)
 
 

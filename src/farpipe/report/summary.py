@@ -1,9 +1,11 @@
 """The figures of runs, schedules and plans as tables: one place that says what is shown and how it is written."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
+from farpipe.processes.cpu_share import other_work
 from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
 from farpipe.report.words import duration
@@ -11,6 +13,8 @@ from farpipe.runtime.figures.metrics import NUM_SKIPPED_STEPS, settled_steps
 from farpipe.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent
 
 MISSING = "–"
+ALIKE_RATIO: Final = 1.1
+"""Ratio of measured to planned times of actions up to which the plan's times hold."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,18 @@ class StepRow:
     """The model's FLOPs in one step per device; 0: not known."""
     device_peak: float = 0.0
     """FLOP/s that a device could do; 0: not known."""
+    causal_share: float = 1.0
+    """Share of `device_flops` that is left where attention counts only what its causal mask keeps."""
     device_hours: float | None = None
     """Hours of one device that all steps of the run took together."""
     num_recorded: tuple[int, int] | None = None
     """(steps of which actions and messages were recorded, all steps), where these differ."""
+    cpu_share: float | None = None
+    """Share of the actions' time for which the rank that had the CPU least had it."""
+    trust: str = ""
+    """Sentences on how far the prediction can be trusted."""
+    compute_ratio: float | None = None
+    """Measured time of all actions divided by the predicted one."""
 
     @property
     def device_flops_per_s(self) -> float | None:
@@ -42,9 +54,15 @@ class StepRow:
 
     @property
     def model_flops_utilisation(self) -> float | None:
-        """MFU: FLOP/s achieved of the peak."""
+        """MFU: FLOP/s achieved of the peak, attention counted in full."""
         achieved = self.device_flops_per_s
         return achieved / self.device_peak if achieved and self.device_peak else None
+
+    @property
+    def causal_utilisation(self) -> float | None:
+        """MFU with attention counted as its causal mask leaves it."""
+        full = self.model_flops_utilisation
+        return None if full is None else full * self.causal_share
 
     @property
     def error(self) -> float | None:
@@ -76,9 +94,19 @@ def step_row(view: RunView) -> StepRow:
         float(losses[-1]) if losses.size else None,
         view.device_flops,
         view.device_peak,
+        view.causal_share,
         _device_hours(view),
         _num_recorded(view),
+        typical(view, "cpu_share"),
+        view.trust if view.measured is not None else "",
+        compute_ratio(view),
     )
+
+
+def compute_ratio(view: RunView) -> float | None:
+    """Measured time of all actions divided by the predicted one; None where nothing was measured."""
+    expected_s = float(view.predicted.busy_s.sum())
+    return float(view.measured.busy_s.sum()) / expected_s if view.measured is not None and expected_s else None
 
 
 def _num_recorded(view: RunView) -> tuple[int, int] | None:
@@ -87,7 +115,7 @@ def _num_recorded(view: RunView) -> tuple[int, int] | None:
 
 
 def _device_hours(view: RunView) -> float | None:
-    """Of the steps that metrics tell of; None where nothing was computed."""
+    """Device-hours of the steps in the metrics; None where nothing was computed."""
     _, seconds = metric(view.metrics, "step_s")
     return float(seconds.sum()) * view.num_devices / 3600 if seconds.size and view.num_devices else None
 
@@ -114,7 +142,8 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
         ("exposed inside sites", [_wait(row.exposed_intra_site_s, row) for row in rows]),
         ("tokens/s", [_or_missing(row.tokens_per_s, format_count) for row in rows]),
         ("FLOP/s per device", [_or_missing(row.device_flops_per_s, format_flops) for row in rows]),
-        ("MFU", [_or_missing(row.model_flops_utilisation, format_percent) for row in rows]),
+        ("MFU, full", [_or_missing(row.model_flops_utilisation, format_percent) for row in rows]),
+        ("MFU, causal", [_or_missing(row.causal_utilisation, format_percent) for row in rows]),
         ("device-hours", [_or_missing(row.device_hours, format_hours) for row in rows]),
         ("loss", [_fall(row.first_loss, row.last_loss) for row in rows]),
     ]
@@ -126,12 +155,25 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
             f" Measured: medians over the steps without the first {NUM_SKIPPED_STEPS} (at most half of them). Error: "
             "(predicted - measured) / measured."
         )
+    if any(row.model_flops_utilisation is not None for row in rows):
+        note += " MFU: with attention in full, as torchtitan counts it, and with its causal half."
     for row in rows:
         if row.num_recorded is not None:
             some, all_steps = row.num_recorded
             note += f" Bubble and exposed times of {row.name}: of the {some} of {all_steps} steps that were recorded."
+        note += "".join(f"\n{row.name}: {doubt}" for doubt in (*filter(None, [row.trust]), *doubts(row)))
     names = tuple(name for name, _ in filled)
     return TableView("Step time", names, cells, frozenset(range(1, len(names))), note=note)
+
+
+def doubts(row: StepRow) -> Iterator[str]:
+    """Sentences on why a measured step says little about its prediction; none for a run on a quiet machine."""
+    doubt, ratio = other_work(row.cpu_share), row.compute_ratio or 1.0
+    if doubt:
+        yield doubt
+    if not 1 / ALIKE_RATIO <= ratio <= ALIKE_RATIO:
+        hint = "" if doubt else "; measure with `farpipe profile`, or plan with --learned-from this run"
+        yield f"Actions took {ratio:.2f} times as long as planned, so the plan's times do not hold here{hint}."
 
 
 @dataclass(frozen=True)
@@ -140,14 +182,14 @@ class ComparisonRow:
 
     method: str
     step_s: float | None = None
-    """From one step's start to the next one's: the makespan and what is outside the pipeline."""
+    """Seconds from one step's start to the next one's: the makespan and what is outside the pipeline."""
     gap: float | None = None
     """Makespan / lower bound - 1."""
     bubble_ratio: float | None = None
     exposed_inter_site_s: float | None = None
     exposed_intra_site_s: float | None = None
     peak_memory_bytes: float | None = None
-    """Of the fullest rank."""
+    """Peak of the fullest rank."""
     busiest_link_ratio: float | None = None
     """Share of the makespan in which the busiest link carries something."""
     obstacle: str = ""

@@ -1,7 +1,8 @@
 """Timelines as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, in the JSON Trace Event Format.
 
 Every timeline is a process group with one track per rank and per link; every message is an arrow from the action that
-made it, over its link, to the action that used it. Times are whole nanoseconds, written in microseconds.
+made it, over its link, to the action that used it. Counters show the bytes that ranks hold and the rates of links.
+Times are whole nanoseconds, written in microseconds.
 
 What is written is bounded: of a large step the arrows are left out, of a very large one also what begins late; the
 names of the groups say so.
@@ -17,12 +18,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.report.charts import memory_over_time
 from farpipe.report.gantt_rows import link_name
 from farpipe.report.intervals import lanes
-from farpipe.simulate.causes import makers, users
+from farpipe.simulate.events import makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.simulate.waits import waits
-from farpipe.step import KINDS
+from farpipe.step import KINDS, Problem
 from farpipe.strict import write_text
 from farpipe.units import format_seconds
 
@@ -32,20 +34,23 @@ Anchor = tuple[int, int, int]
 """A place to which an arrow can be tied: (track, start, end) of a slice, in nanoseconds."""
 
 _ACTIONS: Final = {"F": "forward", "I": "input gradient", "W": "weight gradient", "B": "backward"}
-_ORDER: Final = {"M": 0, "X": 1, "s": 2, "t": 3, "f": 4}
+_ORDER: Final = {"M": 0, "C": 1, "X": 1, "s": 2, "t": 3, "f": 4}
 _SHARED_LINK: Final = "{} ({})"
 MAX_EVENTS: Final = 300_000
 """About 50 MB, which a browser opens in seconds."""
 _EVENTS_PER_ARROW: Final = 3
 
 
-def write_trace(timelines: Mapping[str, Timeline], path: Path | str) -> None:
-    """Write the trace of `timelines`, each under its name, to `path`, whole or not at all."""
-    write_text(path, json.dumps(trace(timelines), separators=(",", ":"), allow_nan=False) + "\n")
+def write_trace(timelines: Mapping[str, Timeline], path: Path | str, problem: Problem | None = None) -> None:
+    """Write the trace of `timelines`, each under its name, to `path`, whole or not at all; `problem`: see `trace`."""
+    write_text(path, json.dumps(trace(timelines, problem), separators=(",", ":"), allow_nan=False) + "\n")
 
 
-def trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
-    """The trace as JSON data: events sorted by time, slices before the arrows that are tied to them."""
+def trace(timelines: Mapping[str, Timeline], problem: Problem | None = None) -> dict[str, Any]:
+    """The trace as JSON data: events sorted by time, slices before the arrows that are tied to them.
+
+    With the `problem` of the timelines memory and links have counters, unless the step is large.
+    """
     events: list[Event] = []
     num_arrows = 0
     shown, with_arrows = _fitting(timelines)
@@ -54,12 +59,14 @@ def trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
         arrows = list(tracks.arrows(num_arrows)) if with_arrows else []
         num_arrows += len(timeline.messages)
         events += [*tracks.names(name), *tracks.actions(), *tracks.waits(), *tracks.messages(), *arrows]
+        if problem is not None and with_arrows:
+            events += [*tracks.memory(problem), *tracks.rates()]
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0.0), _ORDER[event["ph"]]))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 def _fitting(timelines: Mapping[str, Timeline]) -> tuple[Mapping[str, Timeline], bool]:
-    """As much of the timelines as MAX_EVENTS allows, with what is missing added to their names; whether with arrows."""
+    """Timelines cut to MAX_EVENTS, the cut noted in their names; and True if arrows fit as well."""
     num_messages = sum(len(timeline.messages) for timeline in timelines.values())
     num_slices = num_messages + sum(len(timeline.actions) for timeline in timelines.values())
     if num_slices + _EVENTS_PER_ARROW * num_messages <= MAX_EVENTS:
@@ -148,6 +155,35 @@ class _Tracks:
                 kind, stage, microbatch = MESSAGE_KINDS[message["kind"]], message["stage"], message["microbatch"]
                 name = f"{kind} {stage}" if microbatch < 0 else f"{kind} {stage}, microbatch {microbatch}"
                 yield self._slice(track, name, "message", start, end, _message_args(message))
+
+    def memory(self, problem: Problem) -> Iterator[Event]:
+        """Counter of the bytes that every rank holds, in MiB."""
+        for rank in range(self.timeline.num_ranks):
+            times, held = memory_over_time(problem, self.timeline, rank)
+            yield from self._counter(f"memory of rank {rank}", "MiB", times, held / 2**20)
+
+    def rates(self) -> Iterator[Event]:
+        """Counter of what every link carries, in Mbit/s."""
+        for link in range(len(self.timeline.links)):
+            own = self.timeline.messages[self.timeline.messages["link"] == link]
+            own = own[own["end_s"] > own["start_s"]]
+            rate = own["bytes"] * 8e-6 / (own["end_s"] - own["start_s"])
+            times, change = np.concatenate([own["start_s"], own["end_s"]]), np.concatenate([rate, -rate])
+            order = np.lexsort((change, times))
+            carried = np.maximum(np.cumsum(change[order]), 0.0)
+            yield from self._counter(link_name(self.timeline, link), "Mbit/s", times[order], carried)
+
+    def _counter(
+        self, name: str, unit: str, times: NDArray[np.float64], values: NDArray[np.float64]
+    ) -> Iterator[Event]:
+        for start, value in zip(_nanoseconds(times).tolist(), values.tolist(), strict=True):
+            yield {
+                "ph": "C",
+                "name": name,
+                "pid": self.group,
+                "ts": start / 1000,
+                "args": {unit: float(f"{value:.6g}")},
+            }
 
     def arrows(self, first: int) -> Iterator[Event]:
         """Start, step and finish of the arrow of every message; its number is `first` plus the message's."""

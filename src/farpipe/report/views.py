@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from farpipe.sequences.chunk import Chunk
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import Problem
@@ -44,13 +47,19 @@ class RunView:
     step_overhead_s: float = 0.0
     sites: tuple[str, ...] = ()
     device_flops: float = 0.0
+    causal_share: float = 1.0
+    """Share of `device_flops` that is left where attention counts only what its causal mask keeps."""
     device_peak: float = 0.0
     chunks: Sequence[Chunk] = ()
-    """Those of the step that is drawn, where it trains on chunks of sequences."""
+    """Chunks of the step that is drawn, in a training on chunks."""
+    recomputed: NDArray[np.int64] | None = None
+    """Layers that every stage recomputes of every chunk: [num_stages, num_chunks]; None: not known."""
     predicted_held_bytes: Sequence[float] = ()
-    """With chunks: the most that every rank holds for backwards in that step."""
+    """Peak bytes that every rank holds for backwards in that step, in a training on chunks."""
     measured_held_bytes: Sequence[float] = ()
     num_devices: int = 0
+    trust: str = ""
+    """Sentences on how far the prediction can be trusted."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +73,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything on the page: what it is about, the plan as facts, tables and text, and the runs, the chosen first."""
+    """Everything on the page: what it is about, the plan as tables and text, and the runs, the chosen first."""
 
     title: str
     runs: tuple[RunView, ...]
     summary: str = ""
-    plan_facts: tuple[tuple[str, str], ...] = ()
     plan_tables: tuple[TableView, ...] = ()
     plan_text: str = ""
     """One paragraph per line."""

@@ -10,18 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from farpipe.errors import InputError, UsageError
-from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
-from farpipe.runtime.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, last_line
-from farpipe.runtime.lock import only_run
-from farpipe.strict import write_text
+from farpipe.runtime.checkpoint.folders import (
+    CHECKPOINTS_NAME,
+    MANIFEST_NAME,
+    folder_of,
+    whole_checkpoints,
+)
+from farpipe.runtime.figures.metrics import (
+    METRICS_NAME,
+    PLAN_NAME,
+    RUN_NAME,
+    STEP_PLAN_NAME,
+    SUMMARY_NAME,
+    TIMELINE_NAME,
+    last_line,
+)
+from farpipe.strict import remove_unfinished, write_text
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
     from farpipe.runtime.run_spec import RunSpec
 
-PLAN_NAME: Final = "plan.json"
 JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
+WRITTEN: Final = (RUN_NAME, METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, STEP_PLAN_NAME, PLAN_NAME, JOB_NAME)
+"""Files of a run in its directory, beside its checkpoints and logs."""
 DEFAULT_RUN_DIR: Final = Path("runs/last")
 
 
@@ -60,12 +73,15 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
 def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool) -> None:
     """Put ``run.json`` into a directory that is new, or that with `resume` has checkpoints to go on from.
 
-    InputError when it has results, or none to go on from; then nothing is changed.
+    The caller holds the directory's lock. InputError when it has results, or none to go on from; then nothing is
+    changed.
     """
     if resume:
         reopen(spec, run_dir)
     else:
         refuse_results(run_dir)
+    for name in WRITTEN:
+        remove_unfinished(run_dir / name)
     spec.save(run_dir / RUN_NAME)
 
 
@@ -84,16 +100,15 @@ def refuse_results(run_dir: Path) -> None:
 def reopen(spec: "RunSpec", run_dir: Path) -> None:
     """Prepare a run directory for more steps.
 
-    InputError when there are none to do, its checkpoints are damaged or of another training or text, or a run is at
-    work in it; then nothing is changed.
+    InputError when there are none to do, or its checkpoints are damaged or of another training or text; then nothing is
+    changed.
     """
     last = last_line(run_dir / METRICS_NAME)
     if last is not None and last["step"] + 1 >= spec.num_steps and (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: all {spec.num_steps} steps are done; ask for more with --steps")
     _check_same_training(spec, run_dir / CHECKPOINTS_NAME)
-    with only_run(run_dir):
-        for name in (SUMMARY_NAME, TIMELINE_NAME):
-            (run_dir / name).unlink(missing_ok=True)
+    for name in (SUMMARY_NAME, TIMELINE_NAME):
+        (run_dir / name).unlink(missing_ok=True)
 
 
 def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
@@ -113,7 +128,8 @@ def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
     folder, manifest = found[max(found)]
     digest = batches_of(spec).digest if spec.chunk_costs is None else documents_of(spec).digest
     check_same(spec, manifest, folder, digest.hex())
-    if min(found) >= spec.num_steps:
+    has_lines = last_line(checkpoints.with_name(METRICS_NAME)) is not None
+    if max(found) >= spec.num_steps + has_lines:  # of all steps: only their summary is missing
         raise all_done(checkpoints, max(found), spec.num_steps)
 
 
@@ -156,10 +172,12 @@ def how_it_ended(run_dir: Path, num_steps: int) -> str:
 
 def what_is_left(run_dir: Path) -> str:
     """Progress of a run that was interrupted, and the command to go on, as "Interrupted" is followed by."""
+    if (run_dir / CHECKPOINTS_NAME).exists() and not (run_dir / RUN_NAME).exists():  # made anew by who wrote the next
+        return f"while {run_dir} was removed or renamed; what it had is where it was moved to"
     last = last_line(run_dir / METRICS_NAME)
     at = "before the first step" if last is None else f"at step {last['step'] + 1}"
     steps = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
     if not steps:
-        return f"{at}. No checkpoint was written."
+        return f"{at}. No checkpoint was written"
     newest = folder_of(run_dir / CHECKPOINTS_NAME, steps[0])
     return f"{at}. Newest checkpoint: {newest}; continue with --resume {run_dir}"

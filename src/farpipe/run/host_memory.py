@@ -25,10 +25,10 @@ def expect_memory(spec: "RunSpec") -> None:
         change = "rehearse a plan with fewer replicas, or a smaller model"
     else:
         what = "weights, gradients and optimizers"
-        needed_bytes = spec.num_replicas * sum(rank.static_bytes for rank in spec.problem.ranks)
+        needed_bytes = spec.num_replicas * spec.num_twins * sum(rank.static_bytes for rank in spec.problem.ranks)
         change = (
-            "train a smaller model, rehearse this one with --device sleep, or let --prepare write what torchrun needs "
-            "to start it at its sites"
+            "train a smaller model, rehearse this one with --device sleep, or let `farpipe prepare` write what "
+            "torchrun needs to start it at its sites"
         )
     free = min([*_free_of_machine(), *_free_of_cgroups()], default=None)
     if free is not None and needed_bytes > free[0]:

@@ -1,4 +1,4 @@
-"""From a run's directory to what the next plan of the same machines is told: ``farpipe plan --learned-from RUN``."""
+"""Links and times learned from a run's directory for the next plan: ``farpipe plan --learned-from RUN``."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +8,7 @@ from farpipe.control.learned import Learned, RunOfPlan, learn, with_figures
 from farpipe.cost import JobCosts, step_cost
 from farpipe.errors import InputError
 from farpipe.plan import Plan
-from farpipe.run.directory import PLAN_NAME
-from farpipe.runtime.figures.metrics import METRICS_NAME, NUM_SKIPPED_STEPS, TIMELINE_NAME, read_metrics
+from farpipe.runtime.figures.metrics import METRICS_NAME, NUM_SKIPPED_STEPS, PLAN_NAME, TIMELINE_NAME, read_metrics
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job
 from farpipe.step import stagger
@@ -39,6 +38,7 @@ def learned_from(run_dir: Path) -> tuple[Learned, tuple[str, ...]]:
         problem=plan.problem,
         timeline=timeline,
         overhead_s=median(step["step_s"] - step["makespan_s"] for step in settled if step["makespan_s"] is not None),
+        cpu_share=median(step.get("cpu_share") or 1.0 for step in settled),
     )
     try:
         learned = learn(run)

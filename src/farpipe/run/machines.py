@@ -1,11 +1,11 @@
-"""Machines of a run and the processes that each runs, in the order of the processes' numbers."""
+"""Machines of a run, the processes that each runs, and the commands or Slurm scripts that start them with torchrun."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from farpipe.errors import InputError
 from farpipe.strict import nearest, read_text
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from farpipe.runtime.run_spec import RunSpec
 
 _PLACEHOLDER: Final = re.compile(r"[^A-Za-z0-9_]")
+MASTER_PORT: Final = 29500
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Machine:
 
     site: str
     number: int
-    """Within its site, from 0."""
+    """Number within its site, from 0."""
     num_processes: int
     address: str
     """Address at which the others reach it; a word to fill in if it is not known."""
@@ -106,3 +107,121 @@ def _host(hosts: Mapping[str, list[Host]], site: str, number: int) -> Host:
             f"{'' if of_site else nearest(site, hosts)}"
         )
     return of_site[number]
+
+
+def torchrun_commands(machines: Sequence[Machine], run_dir: Path, max_restarts: int) -> str:
+    """One command per machine, in the order of the ranks; addresses that are not known are left to fill in."""
+    lines = ["ready. Copy this directory to the same path at every machine, then start:"]
+    for node_rank, machine in enumerate(machines):
+        command = _command(machines, run_dir, max_restarts, str(machine.num_processes), str(node_rank), machine.address)
+        several = any(other.site == machine.site and other.number for other in machines)
+        where = f"{machine.site}, machine {machine.number}" if several else machine.site
+        lines += ["", f"at {where}:", "", "    " + " \\\n        ".join(command)]
+    return "\n".join([*lines, ""])
+
+
+def _command(
+    machines: Sequence[Machine],
+    run_dir: Path,
+    max_restarts: int,
+    num_processes: str,
+    node_rank: str,
+    host: str,
+    master: str = "",
+) -> list[str]:
+    """The lines of one command; words of a shell script may stand for what a machine finds out itself."""
+    return [
+        f"torchrun --nnodes {len(machines)} --nproc-per-node {num_processes} --node-rank {node_rank}",
+        f"--max-restarts {max_restarts} --master-addr {master or machines[0].address} --master-port {MASTER_PORT}",
+        f"-m farpipe.run.rank_main {run_dir} --host {host} --certs certs",
+    ]
+
+
+def sbatch_scripts(machines: Sequence[Machine], run_dir: Path, max_restarts: int, *, with_gpus: bool) -> dict[str, str]:
+    """A Slurm script per site, by file name: one task per machine, each an agent of torchrun.
+
+    Sites have Slurm clusters of their own, so each script is submitted at its site with MASTER_ADDR, the address of the
+    first machine of the first site, in the environment.
+    """
+    return {
+        f"{group.name}.sbatch": _sbatch(machines, group.machines, group.first_node, run_dir, max_restarts, with_gpus)
+        for group in by_site(machines)
+    }
+
+
+class Group(NamedTuple):
+    """Machines that follow each other at one site, under a name of their own."""
+
+    name: str
+    machines: list[Machine]
+    first_node: int
+    """Number of its first machine among all."""
+
+
+def by_site(machines: Sequence[Machine]) -> list[Group]:
+    """The machines in groups of one site; a site that the pipeline visits again has its number behind its name."""
+    groups: list[Group] = []
+    for site, members in groupby(machines, key=lambda machine: machine.site):
+        again = any(group.name == site for group in groups)
+        first_node = sum(len(group.machines) for group in groups)
+        groups.append(Group(f"{site}-{len(groups)}" if again else site, [*members], first_node))
+    return groups
+
+
+def script_of(
+    machines: Sequence[Machine], group: Group, run_dir: Path, max_restarts: int, variable: str, host: str
+) -> str:
+    """The shell script of every machine of a group, whose number in the group is in `variable`."""
+    sizes = " ".join(str(machine.num_processes) for machine in group.machines)
+    rank = f"$(({group.first_node} + {variable}))"
+    command = _command(machines, run_dir, max_restarts, f"${{SIZES[${variable}]}}", rank, host, "$MASTER_ADDR")
+    return f"cd {run_dir.absolute().parent}\nSIZES=({sizes})\nexec " + " \\\n  ".join(command)
+
+
+def _sbatch(
+    machines: Sequence[Machine],
+    group: Sequence[Machine],
+    first_node: int,
+    run_dir: Path,
+    max_restarts: int,
+    with_gpus: bool,
+) -> str:
+    site, sizes = group[0].site, [machine.num_processes for machine in group]
+    gpus = [f"#SBATCH --gpus-per-node={max(sizes)}"] if with_gpus else []
+    command = _command(
+        machines,
+        run_dir,
+        max_restarts,
+        "$NUM_PROCESSES",
+        f"$(({first_node} + SLURM_NODEID))",
+        "$(hostname -I | cut -d' ' -f1)",
+        master="$MASTER_ADDR",
+    )
+    first = machines[0]
+    master = (
+        f': "${{MASTER_ADDR:?set it to the address of the first machine at {first.site}}}"'
+        if first.address.startswith("ADDRESS_OF_")
+        else f": ${{MASTER_ADDR:={first.address}}}"
+    )
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"#SBATCH --job-name=farpipe-{site}",
+            f"#SBATCH --nodes={len(group)}",
+            "#SBATCH --ntasks-per-node=1",
+            *gpus,
+            "#SBATCH --exclusive",
+            "#SBATCH --open-mode=append",
+            "# SIGTERM 3 minutes before the time limit: the ranks write a checkpoint and leave; submit again to go on",
+            "#SBATCH --signal=TERM@180",
+            "",
+            master,
+            "export MASTER_ADDR",
+            "srun --kill-on-bad-exit=1 bash -c '",
+            f"  SIZES=({' '.join(map(str, sizes))})",
+            "  NUM_PROCESSES=${SIZES[$SLURM_NODEID]}",
+            "  exec " + " \\\n      ".join(line.replace("'", "'\\''") for line in command),
+            "'",
+            "",
+        ]
+    )

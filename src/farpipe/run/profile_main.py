@@ -4,10 +4,9 @@ import os
 
 from farpipe.run.profile import REQUEST_VARIABLE
 from farpipe.run.reports import leave_result, reporting_errors
-from farpipe.runtime.chunk_times import ChunkStacks
 from farpipe.runtime.profile_request import ProfileRequest, StackTimes
 from farpipe.runtime.rendezvous import rendezvous_from_env
-from farpipe.runtime.stack_times import Stacks
+from farpipe.runtime.stack_times import ChunkStacks, Stacks
 from farpipe.transport import TransportConfig, connect
 
 
@@ -22,10 +21,10 @@ def main() -> None:
         int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), TransportConfig(), rendezvous_from_env()
     ) as transport:
         transport.exchange("stacks", b"", waiting_for="all processes to measure stacks of layers")
-        times = stacks.times()
+        times, cpu_share = stacks.times()
         transport.exchange("optimizer", b"", waiting_for="all processes to measure the optimizer")
         optimizer_s = stacks.optimizer_s_per_param()
-    leave_result(StackTimes(**times, optimizer_s_per_param=optimizer_s).model_dump(mode="json"))
+    leave_result(StackTimes(**times, optimizer_s_per_param=optimizer_s, cpu_share=cpu_share).model_dump(mode="json"))
 
 
 def _measure_chunks(request: ProfileRequest) -> None:

@@ -9,33 +9,34 @@ On real sites every rank must be told the address under which the others reach i
 import contextlib
 import gc
 import os
+import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from farpipe.control.chunk_planning import ChunkPlanning
-from farpipe.control.watch import Watch
+from farpipe.control.watch import ReplanWatch
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
-from farpipe.processes import die_with_agent
-from farpipe.run.reports import reporting_errors
+from farpipe.processes import LeaveRequest, die_with_agent, end_at_once, leave_request
+from farpipe.run.reports import report_error, reporting_errors
 from farpipe.runtime.channels import open_channels
-from farpipe.runtime.commands import sigterm_asks
 from farpipe.runtime.figures.metrics import RUN_NAME
+from farpipe.runtime.lock import RUN_SHA256_VARIABLE, digest_of
 from farpipe.runtime.make_stage import choose_gpu
-from farpipe.runtime.message_memory import message_memory
-from farpipe.runtime.rendezvous import rendezvous_from_env
+from farpipe.runtime.peers import TensorPeers
+from farpipe.runtime.rendezvous import TorchStore, rendezvous_from_env, store_from_env
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.tensor_peers import TensorPeers
+from farpipe.runtime.staging import message_memory
 from farpipe.runtime.train import train_rank
-from farpipe.transport import TransportConfig, connect
+from farpipe.transport import Transport, TransportConfig, connect
 from farpipe.transport.security.tls import TlsFiles
 
 INTERRUPTED = 130
 REPLAN_HEADROOM = 2.0
-"""Of the rates that sending keeps to: whoever looks for a better order wants to see when a link gets faster.
+"""Factor on the rates that sending keeps to: a search for better orders has to see when a link gets faster.
 
 Without any limit messages overrun the queue of a link that has become slower, and steps took a quarter longer.
 """
@@ -55,17 +56,40 @@ def main(
 ) -> None:
     """Run one rank of the run in RUN_DIR."""
     die_with_agent()
+    with leave_request(end_at_once) as request:
+        _main(run_dir, request, host, port, advertise_host, certs, allow_plaintext)
+
+
+def _main(run_dir: Path, request: LeaveRequest, *options: Any) -> None:
     try:
-        with reporting_errors(), sigterm_asks() as stop:
-            run = RunSpec.load(run_dir / RUN_NAME)
-            config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
-            _run_rank(run, run_dir, config, stop)
+        with reporting_errors():
+            run = _load(run_dir / RUN_NAME)
+            _run_rank(run, run_dir, transport_config(run, *options), request.__bool__)
     except FarpipeError as error:
-        with contextlib.suppress(OSError):  # the log's disk may be full, which may be the very error
-            print(f"rank {os.environ.get('RANK', '?')}: {error}{_how_to_go_on(error)}", file=sys.stderr, flush=True)
+        _print(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _print(error: FarpipeError) -> None:
+    with contextlib.suppress(OSError):  # the log's disk may be full, which may be the very error
+        print(f"rank {os.environ.get('RANK', '?')}: {error}{_how_to_go_on(error)}", file=sys.stderr, flush=True)
+
+
+def _end(error: FarpipeError) -> None:
+    """End the process from any thread."""
+    report_error(error)
+    _print(error)
+    os._exit(error.exit_code)
+
+
+def _load(path: Path) -> RunSpec:
+    """The run that the launcher has started; InputError if the file was changed since."""
+    run, digest = RunSpec.load(path), os.environ.get(RUN_SHA256_VARIABLE)
+    if digest not in (None, digest_of(path)):
+        raise InputError(f"{path}: was changed while the run started; start the run again")
+    return run
 
 
 def _how_to_go_on(error: FarpipeError) -> str:
@@ -82,7 +106,10 @@ def transport_config(
     settings, sites = run.transport, tuple(run.places.site(process) for process in range(run.num_processes))
     rank = int(os.environ.get("RANK", "0"))
     links = run.links()
-    bandwidths = {pair: run.problem.links[name].bandwidth_bytes_per_s for pair, (name, _) in links.items()}
+    rates = {name: run.rate_of(link.bandwidth_bytes_per_s) for name, link in run.problem.links.items()}
+    bandwidths = {pair: rates[name] for pair, (name, _) in links.items()}
+    latencies_s = [link.latency_s for link in run.problem.links.values()]
+    latencies_s += [change.latency_s for change in run.link_changes]
     return TransportConfig(
         streams=settings.streams,
         timeout_s=settings.timeout_s,
@@ -95,6 +122,7 @@ def transport_config(
         sites=sites,
         allow_plaintext=allow_plaintext,
         bandwidths=bandwidths,
+        latency_s=max(latencies_s, default=0.0),
         headroom=1.0 if run.replan is None else REPLAN_HEADROOM,
         links=links,
         own_paths=None if run.light_paths is None else lambda kind, tag: run.own_path(kind, *tag),
@@ -102,7 +130,8 @@ def transport_config(
 
 
 def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callable[[], bool]) -> None:
-    rendezvous = rendezvous_from_env(config.connect_timeout_s)
+    store = store_from_env(config.connect_timeout_s)
+    rendezvous = rendezvous_from_env(config.connect_timeout_s, store=store)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size != run.num_processes:
         raise InputError(f"{run_dir / RUN_NAME} is for {run.num_processes} processes, but {world_size} were started")
@@ -114,11 +143,48 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
     with connect(rank, world_size, config, rendezvous, allocate=memory) as transport:
         open_channels(run, transport)
         try:
-            train_rank(run, TensorPeers(transport), run_dir, stop=stop, make_watch=Watch, make_planner=ChunkPlanning)
+            with _site_world(run, transport, store, config):
+                train_rank(
+                    run, TensorPeers(transport), run_dir, stop=stop, make_watch=ReplanWatch, make_planner=ChunkPlanning
+                )
         except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: nobody has to be told
             leaving = error
     if leaving is not None:
         raise leaving
+
+
+@contextlib.contextmanager
+def _site_world(run: RunSpec, transport: Transport, store: TorchStore, config: TransportConfig) -> Iterator[None]:
+    """Context in which the processes at this site that share weights are torch's world; nothing where none do.
+
+    InputError where torch would send weights over a network that others may reach: it encrypts nothing.
+    """
+    if not run.is_divided:
+        yield
+        return
+    from farpipe.runtime.site.end_hung import ending_hung
+    from farpipe.runtime.site.mesh import site_world
+
+    if config.is_loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    elif not config.allow_plaintext:
+        key, instead = (
+            ("layout.tensor", "layout.tensor = 1") if run.num_twins > 1 else ("training.zero", "training.zero = 1")
+        )
+        raise InputError(
+            f"{key}: processes at a site share weights over torch's own connections, and {config.host} can be reached "
+            "from other machines; say --allow-plaintext if nobody else reaches the site's network, or train with "
+            f"{instead}"
+        )
+    name = transport.exchange("worlds", secrets.token_bytes(8), waiting_for="the others to join their sites")[0].hex()
+    members = run.places.world(transport.rank)
+    place = f"{transport.site(transport.rank)} {members[0]} {name}"  # a store may be older than this attempt
+    number, timeout_s = members.index(transport.rank), run.transport.timeout_s
+    with (
+        ending_hung(transport.check, _end),
+        site_world(store.torch_store, place, number, len(members), timeout_s=timeout_s),
+    ):
+        yield
 
 
 if __name__ == "__main__":

@@ -34,11 +34,12 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _write_report(error)
+        report_error(error)
         raise
 
 
-def _write_report(error: Exception) -> None:
+def report_error(error: Exception) -> None:
+    """Leave an error for the launcher to show."""
     descriptor = os.environ.get(REPORT_VARIABLE)
     if descriptor is None:  # not under farpipe's launcher
         return

@@ -1,4 +1,4 @@
-"""From a plan to the RunSpec that its ranks read."""
+"""The RunSpec that the ranks of a plan read."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     """Return the RunSpec with which the ranks run `plan`; `settings` are further fields of it.
 
-    InputError for what the engine can't run yet: tensor-parallel plans, mixtures of experts, dropout.
+    InputError for what the engine can't run yet: mixtures of experts of its own, context parallelism, dropout.
     """
     from farpipe.cost import settle
     from farpipe.plan.chunked import SEARCHED
@@ -35,6 +35,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
         partition=tuple((p.first_layer, p.end_layer) for p in plan.placements),
         recompute=plan.recompute,
         replicas=plan.replicas,
+        tensor=layout.tensor,
         seeks_orders=plan.job.schedule == SEARCHED,
         peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
         **settings,
@@ -43,8 +44,12 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
 
 def _peak_flops_per_s(plan: "Plan", device: str | None) -> float | None:
     """Peak FLOP/s of all devices of the plan together; None if the run computes on others than planned."""
+    from farpipe.cost.speed import peak_flops_per_s
+
     by_name = {site.name: site.device for site in plan.job.cluster.sites}
     devices = [by_name[site] for site in plan.sites]
     if device != "cuda" and any(planned.name != device for planned in devices):
         return None
-    return sum(planned.peak_flops[plan.job.training.precision] for planned in devices) * plan.layout.data
+    return (
+        sum(peak_flops_per_s(planned, plan.job.training) for planned in devices) * plan.layout.data * plan.layout.tensor
+    )

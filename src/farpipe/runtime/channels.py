@@ -32,7 +32,7 @@ def rounds(run: RunSpec) -> list[list[Route]]:
     """All channels of a step, in up to MAX_ROUNDS rounds: in each, as few on one link as may be."""
     links, on_link = run.links(), defaultdict[str, int](int)
     found: list[list[Route]] = [[]]
-    for source, target, kind in _routes(run):
+    for source, target, kind in dict.fromkeys([*_between_stages(run), *_between_replicas(run), *_between_ends(run)]):
         name = links.get((source, target), ("", None))[0]
         place = on_link[name] % MAX_ROUNDS if name else 0
         on_link[name] += 1
@@ -41,31 +41,29 @@ def rounds(run: RunSpec) -> list[list[Route]]:
     return found
 
 
-def _routes(run: RunSpec) -> list[Route]:
-    """Between stages, between the replicas of a stage, and between the copies of tied weights."""
-    return list(dict.fromkeys([*_between_stages(run), *_between_replicas(run), *_between_ends(run)]))
-
-
 def _between_stages(run: RunSpec) -> Iterator[Route]:
-    for replica in range(run.num_replicas):
-        for rank in range(run.places.num_ranks):
-            for item in lower(run.schedule, rank):
-                if item.target not in (NOBODY, rank):
-                    yield run.places.process(rank, replica), run.places.process(item.target, replica), item.direction
+    places = run.places
+    for process in range(places.num_processes):
+        rank, *replica_and_twin = places.of(process)
+        for item in lower(run.schedule, rank):
+            if item.target not in (NOBODY, rank):
+                yield process, places.process(item.target, *replica_and_twin), item.direction
 
 
 def _between_replicas(run: RunSpec) -> Iterator[Route]:
     """Every process sends its sums to the next one of its rings."""
     for process in range(run.num_processes):
         if collectives_of(run, run.places.of(process).rank):
-            for ring in run.places.ring_levels(process):
+            for ring in run.places.ring_levels(process)[1 if run.is_divided else 0 :]:
                 if len(ring) > 1:
                     yield process, ring[(ring.index(process) + 1) % len(ring)], "sync"
 
 
 def _between_ends(run: RunSpec) -> Iterator[Route]:
     if run.ends is not None:
-        for replica in range(run.num_replicas):
-            ends = [run.places.process(rank, replica) for rank in (run.ends.first_rank, run.ends.last_rank)]
-            yield ends[0], ends[1], "sync"
-            yield ends[1], ends[0], "sync"
+        for process in range(run.num_processes):
+            rank, *replica_and_twin = run.places.of(process)
+            if rank == run.ends.first_rank:
+                other = run.places.process(run.ends.last_rank, *replica_and_twin)
+                yield process, other, "sync"
+                yield other, process, "sync"

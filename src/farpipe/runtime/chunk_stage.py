@@ -10,10 +10,10 @@ from torch import Tensor
 
 from farpipe.errors import RunError
 from farpipe.runtime.data.batches import IGNORED
-from farpipe.runtime.held_bytes import Held, HeldBytes
-from farpipe.runtime.model.chunk_attention import ChunkAttention, KeyValueStore
-from farpipe.runtime.model.decoder import Layer, again
+from farpipe.runtime.model.chunk_attention import ChunkAttention, Held, HeldBytes, KeyValueStore
+from farpipe.runtime.model.decoder import Layer, StageModule
 from farpipe.runtime.stage import Boundary, TorchStage
+from farpipe.runtime.stages.slices import again
 from farpipe.sequences import Chunk
 
 
@@ -35,15 +35,19 @@ class ChunkBatch:
         return max(1, sum(int((targets != IGNORED).sum()) for targets in self.targets))
 
 
-def chunk_batch(chunks: Sequence[Chunk], documents: Sequence[Tensor]) -> ChunkBatch:
+def chunk_batch(
+    chunks: Sequence[Chunk], documents: Sequence[Tensor], counted: Sequence[Tensor] | None = None
+) -> ChunkBatch:
     """The documents (token numbers, [length] each) in chunks; a token's target is the next one of its document.
 
     The chunks may have some of the documents only, where other replicas have the others.
 
     Targets are those of whole documents, so a slice's last token is trained on the first of the next slice; a
-    document's last token has none.
+    document's last token has none. `counted`: of every document, the tokens that are trained on; None: all.
     """
     targets = [torch.cat([document[1:], document.new_full((1,), IGNORED)]) for document in documents]
+    for row, marks in zip(targets, counted or (), strict=False):
+        row[:-1][~marks[1:]] = IGNORED
 
     def packed(rows: Sequence[Tensor], chunk: Chunk) -> Tensor:
         return torch.cat([rows[part.sequence][part.start : part.end] for part in chunk.slices])[None]
@@ -52,7 +56,7 @@ def chunk_batch(chunks: Sequence[Chunk], documents: Sequence[Tensor]) -> ChunkBa
         tuple(chunks),
         tuple(packed(documents, chunk) for chunk in chunks),
         tuple(packed(targets, chunk) for chunk in chunks),
-        max(1, sum(max(0, len(document) - 1) for document in documents)),
+        max(1, sum(int((row != IGNORED).sum()) for row in targets)),
     )
 
 
@@ -62,6 +66,8 @@ class ChunkStage(TorchStage):
     `recomputed` [microbatch]: how many of its layers, the first ones, are computed again in the backward. The head is a
     part of the last stage's backward, so that no logits are kept.
     """
+
+    module: StageModule
 
     def begin_chunks(self, batch: ChunkBatch, recomputed: Sequence[int] | None = None) -> None:
         """Take the step's chunks; all stages need them, the first and the last also their tokens and targets."""
@@ -73,7 +79,6 @@ class ChunkStage(TorchStage):
         self.keys_and_values = KeyValueStore(counter=self.held)
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         x = self._input(microbatch, x)
         with self.held.counting():
             y = self._compute(microbatch, x)
@@ -84,17 +89,17 @@ class ChunkStage(TorchStage):
 
     @torch.no_grad()
     def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See TorchStage; the keys and values of a sequence are let go behind its last slice."""
+        """Forward that keeps nothing; the keys and values of a sequence are let go behind its last slice."""
         y, first = self._compute(microbatch, self._input(microbatch, x)), self._chunks.chunks[microbatch].slices[0]
         if first.is_tail:
             self.keys_and_values.forget(first)
         if not self.module.part.has_head:
             return y
-        self._losses.append(self._loss(microbatch, self.module.logits(y)))
+        self._losses.append(self._loss(microbatch, self._logits(y)))
         return None
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See PipelineStage; the keys and values of the chunk's slice are let go."""
+        """Gradient of the input and of the weights; the keys and values of the chunk's slice are let go."""
         if self.module.part.has_head:
             gy = self._head_grad(microbatch, self._saved[microbatch][1])
         else:
@@ -114,7 +119,7 @@ class ChunkStage(TorchStage):
     def _head_grad(self, microbatch: int, y: Tensor) -> Tensor:
         """The loss of a chunk from what the layers have made of it, and its gradient there."""
         leaf = y.detach().requires_grad_()
-        loss = self._loss(microbatch, self.module.logits(leaf))
+        loss = self._loss(microbatch, self._logits(leaf))
         self._losses.append(loss.detach())
         torch.autograd.backward(loss)
         assert leaf.grad is not None
@@ -123,6 +128,18 @@ class ChunkStage(TorchStage):
     def _boundary(self, microbatch: int) -> Boundary:
         _, _, hidden = self.boundary.shape
         return Boundary((1, self._chunks.chunks[microbatch].num_tokens, hidden), self.boundary.dtype)
+
+    def chunk(self, microbatch: int) -> Chunk:
+        """The chunk that is a microbatch of this step."""
+        return self._chunks.chunks[microbatch]
+
+    def num_again(self, microbatch: int) -> int:
+        """Number of its layers that are computed again in the backward, the first ones."""
+        return self._again[microbatch]
+
+    def _logits(self, y: Tensor) -> Tensor:
+        """Output of the layers on a chunk -> logits."""
+        return self.module.logits(y)
 
     def _tokens(self, microbatch: int) -> Tensor:
         return self._chunks.tokens[microbatch]

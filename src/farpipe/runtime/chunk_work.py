@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
-from farpipe.runtime.data.document_batches import DocumentBatches, load_document_batches
+from farpipe.runtime.data.batches import DocumentBatches, load_document_batches
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import PipelineStage, SleepStage
@@ -18,18 +18,17 @@ from farpipe.sequences import StepPlan
 class ChunkTrainer(Trainer):
     """Stages of a model that is trained on chunks of whole documents."""
 
-    stage_kind = ChunkStage
+    on_chunks = True
     _documents: DocumentBatches | None = None
     _plan: StepPlan
     evaluation_plans: Sequence[StepPlan] = ()
-    """Of the held-out batches."""
+    """Plans of the held-out batches."""
 
     def _open_data(self, run: RunSpec) -> None:
         self._documents = documents_of(run)
 
     @property
     def data_digest(self) -> bytes:
-        """See Work."""
         return b"" if self._documents is None else self._documents.digest
 
     def lengths(self, step: int) -> NDArray[np.int64]:
@@ -52,20 +51,27 @@ class ChunkTrainer(Trainer):
         return self._documents.held_out_lengths(index)
 
     def begin_step(self, step: int) -> None:
-        """See Work."""
-        self._begin(self._plan, None if self._documents is None else self._documents.batch(step))
+        read = self._documents
+        self._begin(self._plan, *(None, None) if read is None else (read.batch(step), read.counted(step)))
         self._replicas.begin_step(step)
 
     def begin_evaluation(self, index: int) -> int:
-        """See Evaluable."""
-        documents = None if self._documents is None else self._documents.held_out_batch(index)
-        return self._begin(self.evaluation_plans[index], documents)
+        plan, read = self.evaluation_plans[index], self._documents
+        return self._begin(
+            plan, *(None, None) if read is None else (read.held_out_batch(index), read.held_out_counted(index))
+        )
 
-    def _begin(self, plan: StepPlan, documents: Sequence[NDArray[np.int64]] | None) -> int:
+    def _begin(
+        self,
+        plan: StepPlan,
+        documents: Sequence[NDArray[np.int64]] | None,
+        counted: Sequence[NDArray[np.bool_]] | None,
+    ) -> int:
         """Give the stages the chunks of a batch; its tokens that count, 0 on a rank without text."""
         batch = ChunkBatch(plan.chunks, (), ())
         if documents is not None:
-            batch = chunk_batch(plan.chunks, [torch.from_numpy(one) for one in documents])
+            marks = None if counted is None else [torch.from_numpy(one) for one in counted]
+            batch = chunk_batch(plan.chunks, [torch.from_numpy(one) for one in documents], marks)
         for number, stage in self.torch_stages.items():
             assert isinstance(stage, ChunkStage)
             stage.begin_chunks(batch, plan.recomputed[number].tolist())

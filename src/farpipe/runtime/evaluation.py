@@ -1,18 +1,19 @@
 """The loss on text that is held out from training: the pipeline runs forward only, in the order of the run."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from torch import Tensor
 
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.peers import Messenger
 from farpipe.runtime.stage import PipelineStage, TorchStage
+from farpipe.runtime.work import Trainer
 from farpipe.step import Schedule
 
 FIRST_TAG: Final = 1 << 48
-"""Messages of evaluations are told from those of training by their step, which begins here."""
+"""First step number in the tags of evaluations, by which their messages differ from those of training."""
 
 
 def forward_only(schedule: Schedule) -> Schedule:
@@ -24,31 +25,10 @@ def forward_only(schedule: Schedule) -> Schedule:
     return Schedule(schedule.num_microbatches, ranks, f"{schedule.method}, forward only")
 
 
-class Evaluable(Protocol):
-    """Interface of the training that an evaluation needs."""
-
-    @property
-    def torch_stages(self) -> Mapping[int, TorchStage]:
-        """This rank's stages by number."""
-
-    def complete_weights(self, step: int) -> None:
-        """Make all of this rank's weights those after `step`."""
-
-    def begin_evaluation(self, index: int) -> int:
-        """Give the stages batch number `index` of the held-out text, the same one at every call.
-
-        The number of tokens that count in it, those of all replicas; 0 on a rank that needs no text.
-        """
-
-    @property
-    def loss(self) -> float:
-        """Of what the stages have done since; NaN on a rank without the last stage."""
-
-
 class Evaluation:
     """One rank's part in evaluating."""
 
-    def __init__(self, schedules: Sequence[Schedule], work: Evaluable, peers: Messenger) -> None:
+    def __init__(self, schedules: Sequence[Schedule], work: Trainer, peers: Messenger) -> None:
         """`schedules`: the order of every batch."""
         self._work = work
         stages: dict[int, PipelineStage] = {number: _ForwardOnly(stage) for number, stage in work.torch_stages.items()}
@@ -68,21 +48,18 @@ class Evaluation:
 
 
 class _ForwardOnly:
-    """A stage that keeps nothing for a backward."""
+    """A PipelineStage that keeps nothing for a backward."""
 
     def __init__(self, stage: TorchStage) -> None:
         self._stage = stage
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         return self._stage.evaluate(microbatch, x)
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         raise AssertionError("an evaluation has no backward")
 
     input_grad = backward
 
     def weight_grad(self, microbatch: int) -> None:
-        """See PipelineStage."""
         self.backward(microbatch, None)

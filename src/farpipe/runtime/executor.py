@@ -4,6 +4,8 @@ The order is the only authority. Which messages are sent and received follows fr
 stage is on; sends never wait, so the only waits are for inputs that have not arrived yet.
 """
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -40,11 +42,11 @@ class Instruction(NamedTuple):
     target: int
     """The rank that consumes its output; NOBODY if there is none."""
     waiting_for: str
-    """Its input in words, for errors."""
+    """Input in words, for errors."""
 
 
 def stage_ranks(schedule: Schedule) -> list[int]:
-    """For every stage the rank whose order has its actions."""
+    """Ranks by stage: the one whose order has its actions."""
     ranks = {action.stage: rank for rank, order in enumerate(schedule.ranks) for action in order}
     return [ranks[stage] for stage in range(len(ranks))]
 
@@ -82,10 +84,12 @@ class StepEvents:
     """[num_actions, 2]: start and end, in the rank's order."""
     messages: NDArray[np.int64]
     """[num_received, 5]: ready, start, end, arrival and bytes, in the order of `received`."""
+    cpu_share: float = math.nan
+    """Share of the actions' time for which this thread had the CPU."""
 
 
 def _nothing(step: int, stage: int) -> None:
-    """Nobody asked."""
+    """Do nothing."""
 
 
 class Executor:
@@ -120,24 +124,28 @@ class Executor:
     def run(self, step: int) -> StepEvents:
         """Run the whole order once; RunError names the action at which it broke."""
         actions: list[tuple[int, int]] = []
+        cpu_ns = 0
         messages: list[MessageRow] = []
         stamp = self._stamps.take
         for item, call, is_first, is_last in self._calls:
             x = self._input(item, step, messages)
             if is_first:
                 self._stage_begins(step, item.action.stage)
+            cpu_ns -= time.thread_time_ns()
             start = stamp()
             try:
                 y = call(x)
             except FarpipeError as error:
                 raise type(error)(f"rank {self.rank}: {item.action}: {error}") from None
             actions.append((start, stamp()))
+            cpu_ns += time.thread_time_ns()
             if item.target != NOBODY:
                 self._pass_on(item, step, y)
             if is_last:
                 self._stage_done(step, item.action.stage)
         stamps = self._stamps.in_ns(np.array(actions, np.int64).reshape(-1, 2))
-        return StepEvents(stamps, message_table(messages))
+        wall_ns = int(stamps[:, 1].sum() - stamps[:, 0].sum())
+        return StepEvents(stamps, message_table(messages), min(1.0, cpu_ns / wall_ns) if wall_ns else math.nan)
 
     def _input(self, item: Instruction, step: int, messages: list[MessageRow]) -> Tensor | None:
         if item.source == NOBODY:

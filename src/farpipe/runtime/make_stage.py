@@ -1,16 +1,27 @@
-"""Making of the stages of a model on this process's device."""
+"""The stages of a run with their initial weights."""
 
 import os
+from collections.abc import Collection
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
 from farpipe.errors import InputError
-from farpipe.runtime.model.decoder import Numerics, StageModule, StageSlice, compute_dtype, initialise
-from farpipe.runtime.model.hugging_face import load_weights
-from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.runtime.chunk_stage import ChunkStage
+from farpipe.runtime.model.decoder import Numerics, StageModule, compute_dtype, initialise
 from farpipe.runtime.stage import Boundary, TorchStage
+from farpipe.runtime.stages.deferred import WeightGradStore
+from farpipe.runtime.stages.module_stage import ModuleStage
+from farpipe.runtime.stages.own_module import own_module
+from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec import Model, Training
 from farpipe.spec.recompute import Recompute
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
 
 
 def numerics_of(training: Training, parameters: torch.dtype = torch.float32, recompute: Recompute = "none") -> Numerics:
@@ -30,21 +41,78 @@ def choose_gpu() -> None:
     torch.cuda.set_device(local_rank)
 
 
+def check_model(model: Model, recompute: Collection[Recompute], *, on_chunks: bool) -> None:
+    """InputError where stages of a model of Hugging Face would compute something else than the whole."""
+    if model.hugging_face is None:
+        return
+    if find_spec("transformers") is None:
+        raise InputError("model.hugging_face: needs transformers: pip install 'farpipe[train]'")
+    from farpipe.runtime.stages.hugging_face_weights import read_config
+    from farpipe.runtime.stages.self_check import check_split
+
+    config = read_config(model.hugging_face)
+    for mode in sorted({*recompute} or {"none"}):
+        check_split(config, mode)
+    if on_chunks:
+        check_split(config, on_chunks=True)
+
+
 def make_stage(
     model: Model,
     training: Training,
     part: StageSlice,
     numerics: Numerics,
     device: str,
-    kind: type[TorchStage] = TorchStage,
+    *,
+    on_chunks: bool = False,
+    only_times: bool = False,
+    twins: "DeviceMesh | None" = None,
 ) -> TorchStage:
-    """A stage with its initial weights: those of a model of Hugging Face, or random ones."""
+    """A stage with its initial weights: those of a model of Hugging Face, or random ones.
+
+    `on_chunks`: its microbatches are chunks, a ChunkStage. `only_times`: weights may have any values. `twins`: the
+    processes that share every layer; only for models that transformers computes.
+    """
     assert training.microbatch_size is not None
+    tokens = training.sequence_length // (1 if twins is None else twins.size())
+    boundary = Boundary((training.microbatch_size, tokens, model.hidden), numerics.compute)
+    if model.hugging_face is not None:
+        theirs = _of_transformers(model, part, numerics, only_times=only_times)
+        if on_chunks:
+            from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
+
+            return HuggingFaceChunkStage(theirs, boundary, device)
+        if twins is not None:
+            from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
+
+            divide(theirs, twins)
+            expect_all_divided(theirs)
+        return ModuleStage(theirs, boundary, device)
+    if model.module is not None:
+        if on_chunks:
+            raise InputError("data.packing: a module of your own (model.module) can't be trained on chunks")
+        slice_of_it = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
+        return ModuleStage(slice_of_it, boundary, device)
     store = WeightGradStore()
     module = StageModule(model, part, training.sequence_length, store, numerics)
-    if model.hugging_face is None:
-        initialise(module, training.seed)
-    else:
-        load_weights(module, model, model.hugging_face)
-    boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
+    initialise(module, training.seed)
+    kind = ChunkStage if on_chunks else TorchStage
     return kind(module.to(device), store, boundary, device)
+
+
+def _of_transformers(model: Model, part: StageSlice, numerics: Numerics, *, only_times: bool) -> "HuggingFaceSlice":
+    """A slice with its weights, computed by transformers' code."""
+    from farpipe.runtime.stages import hugging_face as models  # takes seconds, which other runs need not wait for
+    from farpipe.runtime.stages import hugging_face_weights as weights
+
+    assert model.hugging_face is not None
+    config = weights.read_config(model.hugging_face)
+    module = models.HuggingFaceSlice(models.build(config, numerics.parameters), part, numerics.recompute)
+    if bool(module.shared_names) != model.tied_embeddings:
+        tied = "true" if module.shared_names else "false"
+        raise InputError(f"{model.hugging_face}: embedding and head: say model.tied_embeddings = {tied}")
+    if only_times:
+        weights.randomise(module)
+    else:
+        weights.load(module, model.hugging_face)
+    return module

@@ -31,7 +31,7 @@ class Optimizer:
         self._adamw = _adamw(self.parameters, training)
 
     def set_learning_rate(self, rate: float) -> None:
-        """For the updates from now on."""
+        """Set the rate of the updates from now on."""
         for group in [] if self._adamw is None else self._adamw.param_groups:
             group["lr"] = rate
 
@@ -50,7 +50,7 @@ class Optimizer:
             state["step"].fill_(num_steps)
 
     def sum_of_squares(self) -> float:
-        """Of the gradients that this rank owns, summed up in float64."""
+        """Sum of squares, in float64, of the gradients that this rank owns."""
         norms = [_norm(parameter) for parameter in self._counted if parameter.grad is not None]
         return float(torch.stack(norms).square().sum()) if norms else 0.0
 
@@ -97,3 +97,19 @@ def global_norm(sum_of_squares: float, peers: Peers, step: int) -> float:
             "the training has diverged; lower training.learning_rate or clip_norm"
         )
     return math.sqrt(total)
+
+
+def learning_rate(training: Training, step: int, num_steps: int) -> float:
+    """Return the learning rate of step `step` (from 0) of a run of `num_steps` steps.
+
+    Warm-up rises in equal parts, so that the first step learns something and step ``warmup_steps`` has the full rate.
+    The cosine is that of SGDR (Loshchilov and Hutter, arXiv 1608.03983) without restarts.
+    """
+    peak, floor, warmup = training.learning_rate, training.final_learning_rate, training.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    if training.decay == "none":
+        return peak
+    end = training.decay_steps or num_steps
+    progress = min(1.0, (step - warmup) / max(1, end - warmup))
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))

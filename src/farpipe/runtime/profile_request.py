@@ -21,6 +21,8 @@ class ProfileRequest(Part):
     """Time for which the stacks are run."""
     sequences: Flag = False
     """Measure slices of many lengths behind many prefixes, in ChunkTimes, instead of one length, in StackTimes."""
+    share_cores: Flag = False
+    """More processes measure than there are cores: that each has the CPU for a part of the time only is meant."""
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Self:
@@ -29,18 +31,22 @@ class ProfileRequest(Part):
 
 
 class ChunkTimes(Part):
-    """Times that one process measured of chunks of one slice each, and the bytes held of one long sequence."""
+    """Times that one process measured of slices and packed chunks, and the bytes held of one long sequence."""
 
     tokens: tuple[float, ...]
-    """Of every slice."""
+    """Tokens of every slice."""
     pairs: tuple[float, ...]
     split_pairs: tuple[float, ...]
     """The pairs of slices of sequences that are split, else none."""
+    further_calls: tuple[float, ...]
+    """Calls of attention after the first, of chunks of packed sequences."""
     forward_s: dict[Text, tuple[float, ...]]
-    """By stack, seconds of every slice."""
+    """Seconds of every slice, by stack."""
     backward_s: dict[Text, tuple[float, ...]]
     held_bytes: dict[Text, float]
-    """By stack, bytes per token between forward and backward; ``recomputed``: of three layers computed again."""
+    """Bytes per token between forward and backward, by stack; ``recomputed``: of three layers computed again."""
+    cpu_share: float
+    """Share of their time for which the measured actions had the CPU; 1 where nobody looks, as on a GPU."""
 
 
 class StackTimes(Part):
@@ -51,3 +57,5 @@ class StackTimes(Part):
     embedding_and_layer: dict[Text, float]
     layer_and_head: dict[Text, float]
     optimizer_s_per_param: float
+    cpu_share: float
+    """Share of their time for which the measured actions had the CPU; 1 where nobody looks, as on a GPU."""

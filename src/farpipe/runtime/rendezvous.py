@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final, TypeVar
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from farpipe.errors import InputError, RunError
 from farpipe.transport.rendezvous import TOKEN_VARIABLE, Rendezvous
@@ -18,20 +19,17 @@ Result = TypeVar("Result")
 class TorchStore:
     """A torch.distributed.Store as a `Store` of the transport: that it is lost is an OSError."""
 
-    def __init__(self, store: dist.Store) -> None:  # type: ignore[name-defined]
-        self._store = store
+    def __init__(self, store: Store) -> None:
+        self.torch_store = store
 
     def set(self, key: str, value: str, /) -> None:
-        """See Store."""
-        _reaching(lambda: self._store.set(key, value))
+        _reaching(lambda: self.torch_store.set(key, value))
 
     def get(self, key: str, /) -> bytes:
-        """See Store."""
-        return bytes(_reaching(lambda: self._store.get(key)))
+        return bytes(_reaching(lambda: self.torch_store.get(key)))
 
     def check(self, keys: list[str], /) -> bool:
-        """See Store."""
-        return bool(_reaching(lambda: self._store.check(keys)))
+        return bool(_reaching(lambda: self.torch_store.check(keys)))
 
 
 def _reaching(call: Callable[[], Result]) -> Result:
@@ -45,8 +43,19 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def rendezvous_from_env(timeout_s: float = 30.0, env: Mapping[str, str] = os.environ) -> Rendezvous:
+def rendezvous_from_env(
+    timeout_s: float = 30.0, env: Mapping[str, str] = os.environ, store: TorchStore | None = None
+) -> Rendezvous:
     """The rendezvous that torchrun or farpipe's own launcher describes in the environment.
+
+    `store`: that of `store_from_env`, which is made if None.
+    """
+    store, token = store or store_from_env(timeout_s, env), env.get(TOKEN_VARIABLE)
+    return Rendezvous(store, _number(env, "RANK"), _number(env, "WORLD_SIZE"), token.encode() if token else None)
+
+
+def store_from_env(timeout_s: float = 30.0, env: Mapping[str, str] = os.environ) -> TorchStore:
+    """The store that torchrun or farpipe's own launcher describes in the environment; once in a process.
 
     Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torch.distributed does. Under torchrun the agent's store is
     used where it offers it. From farpipe's launcher rank 0 inherits the listening socket (FARPIPE_MASTER_LISTEN_FD)
@@ -57,9 +66,7 @@ def rendezvous_from_env(timeout_s: float = 30.0, env: Mapping[str, str] = os.env
     if not rank < world_size:
         raise InputError(f"RANK: must be less than WORLD_SIZE, found {rank} of {world_size}")
     prefix = f"farpipe/{env.get('TORCHELASTIC_RUN_ID', '')}"
-    token = env.get(TOKEN_VARIABLE)
-    store = TorchStore(dist.PrefixStore(prefix, _store(rank, timeout_s, env)))  # type: ignore[attr-defined]
-    return Rendezvous(store, rank, world_size, token.encode() if token else None)
+    return TorchStore(PrefixStore(prefix, _store(rank, timeout_s, env)))
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
@@ -71,7 +78,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _store(rank: int, timeout_s: float, env: Mapping[str, str]) -> dist.Store:  # type: ignore[name-defined]
+def _store(rank: int, timeout_s: float, env: Mapping[str, str]) -> Store:
     """The store at MASTER_ADDR:MASTER_PORT, served by rank 0 unless torchrun's agent does."""
     host, port = env.get("MASTER_ADDR", ""), _number(env, "MASTER_PORT")
     serves = rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -81,7 +88,7 @@ def _store(rank: int, timeout_s: float, env: Mapping[str, str]) -> dist.Store:  
     if serves and listener is None:
         _check_port_is_free(port)
     try:
-        return dist.TCPStore(  # type: ignore[attr-defined]
+        return TCPStore(
             host,
             port,
             is_master=serves,

@@ -9,15 +9,14 @@ from pydantic import Field, InstanceOf, model_validator
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.document import Document
 from farpipe.emulate import LinkShape, OwnPath
-from farpipe.runtime.figures.log_line import LOG_EVERY_STEPS
+from farpipe.runtime.hops_and_layers import check_partition, hop_links
 from farpipe.runtime.replicas.places import Places
 from farpipe.schedule import check
-from farpipe.spec import Data, Model, Training
+from farpipe.spec import Data, MetricsSettings, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.recompute import Recompute
-from farpipe.spec.replanning import ReplanSettings
+from farpipe.spec.training import ReplanSettings
 from farpipe.step import Exchange, LightPaths, Problem, Schedule, Transfer
-from farpipe.step import Stage as ProblemStage
 from farpipe.strict import expect_format, validate
 
 DeviceKind = Literal["cpu", "cuda", "sleep"]
@@ -37,18 +36,6 @@ class TransportSettings(Part):
     """Longest wait for all ranks to meet."""
 
 
-class MetricsSettings(Part):
-    """Destinations of metrics beside ``metrics.jsonl``."""
-
-    log_every_steps: Natural = LOG_EVERY_STEPS
-    """Rank 0 prints a line after so many steps; 0: none."""
-    tensorboard: Flag = False
-    prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
-    """None: not served."""
-    prometheus_host: Text = "127.0.0.1"
-    """The figures are no secret, but nobody is asked for a password: others can't reach the loopback interface."""
-
-
 class LinkChange(Part):
     """A change of a link between sites: before `step` begins, it becomes another.
 
@@ -63,7 +50,7 @@ class LinkChange(Part):
 
 
 class Ends(NamedTuple):
-    """Between which ranks the gradient of tied weights is exchanged, and over which links ("" if none is known)."""
+    """Ranks between which the gradient of tied weights is exchanged, and links ("" if none is known)."""
 
     first_rank: int
     last_rank: int
@@ -89,7 +76,7 @@ class RunSpec(Document, Part):
     resume: Text | None = None
     """Go on from this checkpoint, or the newest one of this run directory, unless the run has one of its own."""
     peak_flops_per_s: Positive | None = None
-    """Of all devices together, at the training's precision; None where the catalogue doesn't know it."""
+    """Peak of all devices together, at the training's precision; None where the catalogue doesn't know it."""
     replan: ReplanSettings | None = None
     """Look for a better order while the run goes on; None: keep the one there is."""
     link_changes: tuple[LinkChange, ...] = ()
@@ -109,6 +96,8 @@ class RunSpec(Document, Part):
     """True if faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
     replicas: tuple[tuple[SiteName, ...], ...] = ()
     """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
+    tensor: Count = 1
+    """Tensor-parallel processes of every rank in every replica; a rehearsal has one for all of them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -138,7 +127,7 @@ class RunSpec(Document, Part):
         return self
 
     def _check_light_paths(self, paths: LightPaths) -> None:
-        """They are of this step and order, between sites whose links are emulated, and nothing else changes them."""
+        """Fault unless light paths are of this step and order, on emulated links that nothing else changes."""
         paths.expect_fit(self.problem, "light_paths")
         if paths.schedule.ranks != self.schedule.ranks:
             raise fault("their messages were asked for in another order than that of the run", "light_paths")
@@ -178,18 +167,20 @@ class RunSpec(Document, Part):
             raise fault("several replicas exchange what is tied after the step; it must not have exchanges", "problem")
         elif found and self.device != "sleep" and self.training is not None:
             stages = [*range(self.problem.num_stages)]
-            if reduced != stages or gathered != (stages if self.training.zero1 else []):
-                wanted = "a reduce and a gather" if self.training.zero1 else "a reduce and no gather"
+            is_gathered = self.training.zero == 1
+            if reduced != stages or gathered != (stages if is_gathered else []):
+                wanted = "a reduce and a gather" if is_gathered else "a reduce and no gather"
                 raise fault(
-                    f"several replicas and training.zero1 = {self.training.zero1}: every stage needs {wanted}",
-                    "problem",
+                    f"several replicas and training.zero = {self.training.zero}: every stage needs {wanted}", "problem"
                 )
 
     def _check_training(self) -> None:
         if self.model is None or self.training is None:
             missing = "model" if self.model is None else "training"
             raise fault(f"needed to train on device {self.device!r}", missing)
-        _check_partition(self.partition, self.model, self.problem.stages)
+        check_partition(self.partition, self.model, self.problem.stages)
+        self._check_sharing()
+        self._check_tensor()
         if self.recompute and len(self.recompute) != self.problem.num_stages:
             raise fault(f"expected one per stage, {self.problem.num_stages}, found {len(self.recompute)}", "recompute")
         if self.chunk_costs is not None:
@@ -225,18 +216,75 @@ class RunSpec(Document, Part):
     @property
     def places(self) -> Places:
         """Mapping of processes to ranks and replicas."""
-        return Places(self.replicas or (self.sites,))
+        return Places(self.replicas or (self.sites,), self.num_twins)
+
+    @property
+    def num_twins(self) -> int:
+        """Processes that share every layer of a stage: each has its part of weights, and of tokens between layers."""
+        return 1 if self.device == "sleep" else self.tensor
+
+    @property
+    def num_sharing(self) -> int:
+        """Replicas at one site that share the weights of every stage by FSDP2: with ZeRO-2 and 3, or twins."""
+        if self.training is None or self.device == "sleep" or not (self.training.zero in (2, 3) or self.num_twins > 1):
+            return 1
+        return len(self.places.sharing(0))
+
+    @property
+    def is_divided(self) -> bool:
+        """True if stages lie in a mesh of processes of their site: replicas that share weights, and twins."""
+        return self.num_sharing * self.num_twins > 1
+
+    def _check_sharing(self) -> None:
+        """Fault unless replicas at one site can share weights as ZeRO-2 and 3 do."""
+        assert self.model is not None
+        assert self.training is not None
+        zero = self.training.zero
+        if not (zero in (2, 3) or self.tensor > 1) or self.num_replicas == 1:
+            return
+        sizes = {len(self.places.sharing(process)) for process in range(self.num_processes)}
+        if len(sizes) > 1 or 0 in sizes:
+            what, change = (f"zero = {zero}", "zero = 1") if zero in (2, 3) else ("layout.tensor", "layout.tensor = 1")
+            raise fault(
+                f"{what} shares weights among the replicas at a site: as many at every site, and the same ones at all "
+                f"sites that they have; say {change}",
+                "training",
+            )
+        if (
+            self.tensor == 1
+            and sizes != {1}
+            and (self.chunk_costs is not None or not (self.model.hugging_face or self.model.module))
+        ):
+            what = "data.packing" if self.chunk_costs is not None else "farpipe's own decoder; use model.hugging_face"
+            raise fault(f"zero = {zero} is not for {what}, or say zero = 1", "training")
+
+    def _check_tensor(self) -> None:
+        """Fault unless the engine divides layers of this model over `tensor` processes."""
+        assert self.model is not None
+        assert self.training is not None
+        if self.tensor == 1:
+            return
+        if self.chunk_costs is not None or self.model.hugging_face is None:
+            what = "data.packing" if self.chunk_costs is not None else "models that transformers does not compute"
+            raise fault(f"tensor parallelism is not for {what}; plan again with layout.tensor = 1", "tensor")
+        if self.training.sequence_length % self.tensor:
+            raise fault(
+                f"{self.tensor} processes share the tokens between layers, but do not divide sequence_length "
+                f"{self.training.sequence_length}; plan again with another layout.tensor",
+                "tensor",
+            )
 
     def has_gather(self, stage: int) -> bool:
         """True if the replicas of `stage` gather its weights when a step begins."""
         if self.num_replicas == 1 or self.device == "sleep":
             return self.num_replicas > 1 and transfer_of(self.problem, "gather", stage) is not None
-        return self.training is not None and self.training.zero1
+        return self.training is not None and self.training.zero == 1 and not self.is_divided
 
     def has_reduce(self, stage: int) -> bool:
-        """True if the replicas of `stage` sum its gradient."""
-        planned = self.device != "sleep" or transfer_of(self.problem, "reduce", stage) is not None
-        return self.num_replicas > 1 and planned
+        """True if the replicas of `stage` sum its gradient over farpipe's transport."""
+        if self.device == "sleep":
+            return self.num_replicas > 1 and transfer_of(self.problem, "reduce", stage) is not None
+        return self.num_replicas > self.num_sharing
 
     @property
     def tokens_per_step(self) -> int:
@@ -262,10 +310,11 @@ class RunSpec(Document, Part):
         """(source process, target process) -> name of its link and, where it is to be emulated, what that link does.
 
         Processes at two sites that have no hop in common still share the sites' link, for control messages and what
-        the replicas exchange.
+        the replicas exchange. Twins send at the same time, each its part of a message: each pair has its part of the
+        rate.
         """
-        places, hops = self.places, _hop_links(self.problem)
-        found = [(*places.of(process), places.site(process)) for process in range(places.num_processes)]
+        places, hops = self.places, hop_links(self.problem)
+        found = [(*places.of(process)[:2], places.site(process)) for process in range(places.num_processes)]
         names: dict[tuple[int, int], str] = {}
         for pair in itertools.permutations(range(places.num_processes), 2):
             (source, one, here), (target, other, there) = (found[process] for process in pair)
@@ -280,14 +329,17 @@ class RunSpec(Document, Part):
         """Processes to which `process` sends over `link`."""
         return [target for (source, target), (name, _) in self.links().items() if (source, name) == (process, link)]
 
+    def rate_of(self, bandwidth_bytes_per_s: float) -> float:
+        """Rate of one pair of processes on a link."""
+        return bandwidth_bytes_per_s / self.num_twins
+
     def _shape(self, name: str) -> LinkShape | None:
         if not (self.emulate_links and self.problem.between_sites[name]):
             return None
         link = self.problem.links[name]
-        return LinkShape(link.latency_s, link.bandwidth_bytes_per_s)
+        return LinkShape(link.latency_s, self.rate_of(link.bandwidth_bytes_per_s))
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         apart = {"problem", "schedule", "chunk_costs", "light_paths"}
         body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
         costs = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
@@ -296,7 +348,6 @@ class RunSpec(Document, Part):
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         if "problem" in body:
             inner = expect_format(body["problem"], Problem.FORMAT, f"{source}: problem")
             body["problem"] = validate(Problem, inner, source, "problem")
@@ -343,34 +394,3 @@ def collective_link(problem: Problem, collective: ReplicaCollective) -> str:
 def transfer_of(problem: Problem, kind: str, stage: int) -> Transfer | None:
     """Return the Problem's transfer of a stage's collective, None if there is none."""
     return next((one.transfer for one in problem.collectives if (one.kind, one.stage) == (kind, stage)), None)
-
-
-def _check_partition(partition: tuple[tuple[int, int], ...], model: Model, stages: tuple[ProblemStage, ...]) -> None:
-    if len(partition) != len(stages):
-        raise fault(f"expected one entry per stage, {len(stages)}, found {len(partition)}", "partition")
-    ends = (0, *(end for _, end in partition))
-    for stage, ((first, end), before) in enumerate(zip(partition, ends, strict=False)):
-        if first != before or end < first:
-            raise fault(f"stage {stage} has layers {first} to {end}, but the one before ends at {before}", "partition")
-    if ends[-1] != model.num_layers:
-        raise fault(f"the last stage ends at layer {ends[-1]}, the model has {model.num_layers}", "partition")
-
-
-def _hop_links(problem: Problem) -> dict[tuple[int, int], str]:
-    """The link of every rank pair that a hop joins; a pair has one."""
-    found: dict[tuple[int, int], str] = {}
-    for index, hop in enumerate(problem.hops):
-        a, b = problem.stages[index].rank, problem.stages[index + 1].rank
-        if hop is None or a == b:
-            continue
-        for pair, transfer in (((a, b), hop.forward), ((b, a), hop.backward)):
-            for name in _names(transfer):
-                if found.setdefault(pair, name) != name:
-                    raise fault(f"{name!r} and {found[pair]!r} both join ranks {pair[0]} and {pair[1]}", "problem")
-    return found
-
-
-def _names(transfer: Transfer | None) -> tuple[str, ...]:
-    if transfer is None:
-        return ()
-    return (transfer.link,) if isinstance(transfer.link, str) else transfer.link

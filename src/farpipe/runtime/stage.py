@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from farpipe.errors import RunError
 from farpipe.runtime.data.batches import IGNORED, Batch
-from farpipe.runtime.model.decoder import StageModule
-from farpipe.runtime.model.weight_grads import WeightGradStore
+from farpipe.runtime.stages.deferred import WeightGradStore
+from farpipe.runtime.stages.slices import SliceModule
 from farpipe.step import Problem
 
 
@@ -53,13 +53,13 @@ class Boundary:
 
 
 class TorchStage:
-    """A StageModule with what its microbatches in flight have saved.
+    """A PipelineStage: a module with what its microbatches in flight have saved.
 
     On a GPU an action returns when the GPU knows what to do; `finish` waits until it has done it.
     """
 
     def __init__(
-        self, module: StageModule, store: WeightGradStore, boundary: Boundary, device: torch.device | str = "cpu"
+        self, module: SliceModule, store: WeightGradStore, boundary: Boundary, device: torch.device | str = "cpu"
     ) -> None:
         self.module, self.store, self.boundary = module, store, boundary
         self.device = torch.device(device)
@@ -79,7 +79,7 @@ class TorchStage:
         return float(torch.stack(self._losses).sum()) if self._losses else 0.0
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See PipelineStage; on the last stage the loss is computed and nothing is returned."""
+        """Output activation of a microbatch; on the last stage the loss is computed and nothing is returned."""
         x = self._input(microbatch, x)
         y = self._compute(microbatch, x)
         if self.module.part.has_head:
@@ -89,16 +89,13 @@ class TorchStage:
         return None if self.module.part.has_head else y.detach()
 
     def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         with self.store.deferring(microbatch):
             return self.backward(microbatch, gy)
 
     def weight_grad(self, microbatch: int) -> None:
-        """See PipelineStage."""
         self.store.compute(microbatch)
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         x, y = self._saved.pop(microbatch)
         if not self.module.part.has_head:
             gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
@@ -161,7 +158,7 @@ def _on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 class SleepStage:
-    """Takes as long as its Problem says and passes tensors of as many bytes, but computes nothing: a rehearsal."""
+    """A PipelineStage for rehearsals: it takes as long as its Problem says, passes as many bytes, computes nothing."""
 
     def __init__(self, problem: Problem, stage: int) -> None:
         spec = problem.stages[stage]
@@ -172,21 +169,17 @@ class SleepStage:
         self._gradients = _payloads(problem, stage - 1, "backward") if stage > 0 else None
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         _sleep(self._forward_s[microbatch])
         return None if self._outputs is None else self._outputs[microbatch]
 
     def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         _sleep(self._input_grad_s[microbatch])
         return None if self._gradients is None else self._gradients[microbatch]
 
     def weight_grad(self, microbatch: int) -> None:
-        """See PipelineStage."""
         _sleep(self._weight_grad_s[microbatch])
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """See PipelineStage."""
         _sleep(self._input_grad_s[microbatch] + self._weight_grad_s[microbatch])
         return None if self._gradients is None else self._gradients[microbatch]
 

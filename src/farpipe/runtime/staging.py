@@ -1,4 +1,4 @@
-"""Between the executor and the transport where a GPU computes: the computing thread never waits for the GPU.
+"""Copies between the executor and the transport where a GPU computes: the computing thread never waits for the GPU.
 
 It runs ahead and leaves work on three streams: the default one computes, one brings tensors to the host, one brings
 them to the GPU. A stream waits for another where it needs what that one makes, and a thread waits for the copies:
@@ -10,7 +10,8 @@ The host can't see when an action begins and ends. Events on the computing strea
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -19,16 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import FarpipeError, RunError
-from farpipe.runtime.message_memory import host_tensor
 from farpipe.runtime.peers import Messenger, TensorMessage
-from farpipe.runtime.replicas.background import BackgroundThread, Task
+from farpipe.runtime.replicas.background import BackgroundThread
 from farpipe.transport import ChannelKind, Tag
 from farpipe.transport.clock import Clock
+from farpipe.transport.inbox import Allocate
+from farpipe.units import format_bytes
 
 WAITING_BYTES: Final = 256 << 20
 """Bound of the messages that wait for their copy or for room in the transport; a single one may be longer."""
 _NUM_LOOKS: Final = 5
-"""So often the GPU's clock is compared with the host's after a step; the quickest look counts."""
+"""Number of GPU/host clock comparisons after each step; the quickest counts."""
 
 
 class Stamps(Protocol):
@@ -48,7 +50,6 @@ class HostStamps:
         self.take = clock.now_ns
 
     def in_ns(self, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Stamps."""
         return stamps
 
 
@@ -56,7 +57,7 @@ class _Leaving(NamedTuple):
     """A message on its way to the transport."""
 
     num_bytes: int
-    task: Task[None]
+    task: Future[None]
 
 
 class Staging:
@@ -67,7 +68,7 @@ class Staging:
     """
 
     def __init__(self, peers: Messenger, abort: Callable[[str], None], cuda: Any = torch.cuda) -> None:
-        """To be made by the computing thread, when the process has chosen its GPU. `cuda`: another one for tests."""
+        """Staging of the computing thread, made when the process has its GPU. `cuda`: another one for tests."""
         self.rank, self.clock = peers.rank, peers.clock
         self._peers, self._abort, self._cuda = peers, abort, cuda
         self._device = torch.device("cuda", cuda.current_device())
@@ -79,7 +80,7 @@ class Staging:
         self._num_stamps = 0
 
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
-        """See Messenger; waits only while WAITING_BYTES are on their way to the transport.
+        """Copy and hand over `tensor`; waits only while WAITING_BYTES are on their way to the transport.
 
         How long that can be is limited by the waits in the transport. RunError for an earlier message that failed.
         """
@@ -96,7 +97,7 @@ class Staging:
         self._leaving_bytes += tensor.nbytes
 
     def _put(self, peer: int, kind: ChannelKind, tag: Tag, host: Tensor, copied: Any) -> None:
-        """In the thread beside: hand the message over as soon as it is there."""
+        """Hand the message over as soon as it is copied; in the thread beside."""
         try:
             self._cuda.set_device(self._device)  # a new thread's is the machine's first
             copied.synchronize()
@@ -112,16 +113,16 @@ class Staging:
 
     def _await_room(self, num_bytes: int) -> None:
         """Let go of messages that have left; wait for the oldest ones where `num_bytes` more are too much."""
-        while self._leaving and (self._leaving[0].task.is_done or self._leaving_bytes + num_bytes > WAITING_BYTES):
+        while self._leaving and (self._leaving[0].task.done() or self._leaving_bytes + num_bytes > WAITING_BYTES):
             self._await_oldest()
 
     def _await_oldest(self) -> None:
         num_bytes, task = self._leaving.popleft()
         self._leaving_bytes -= num_bytes
-        task.wait()
+        task.result()
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
-        """See Messenger: on the GPU for what the computing stream does from now on."""
+        """The message, on the GPU for what the computing stream does from now on."""
         message = self._peers.receive(peer, kind, tag, waiting_for=waiting_for)
         host = message.tensor if message.tensor.is_pinned() else message.tensor.pin_memory()
         with self._cuda.stream(self._to_device):
@@ -132,7 +133,7 @@ class Staging:
         return message._replace(tensor=tensor)
 
     def take(self) -> int:
-        """See Stamps: the number of an event on the computing stream."""
+        """Number of a new event on the computing stream."""
         if self._num_stamps == len(self._events):
             self._events.append(self._cuda.Event(enable_timing=True))
         self._events[self._num_stamps].record()
@@ -140,7 +141,7 @@ class Staging:
         return self._num_stamps - 1
 
     def in_ns(self, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Stamps; waits until the GPU has done everything and the messages have left.
+        """Times of the stamps (ns); waits until the GPU has done everything and the messages have left.
 
         Wrong by what the two clocks drift apart within the step, and by half of what the quickest look at both took.
         """
@@ -162,3 +163,26 @@ class Staging:
             looks.append((took_ns, start_ns + took_ns // 2, event))
         _, at_ns, event = min(looks, key=lambda look: look[0])
         return event, at_ns
+
+
+def host_tensor(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> Tensor:
+    """An uninitialised tensor; `pinned`: in page-locked memory, which a GPU copies to and from beside its computing.
+
+    torch keeps page-locked memory in a pool of its own: what is let go of goes back there, and is handed out again when
+    the copies that use it are over. RunError when the system gives no more.
+    """
+    if not pinned:
+        return torch.empty(shape, dtype=dtype)
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        size = format_bytes(torch.empty(shape, dtype=dtype, device="meta").nbytes)
+        raise RunError(
+            f"no page-locked host memory for a message of {size}: {str(error).partition(chr(10))[0]}; run fewer ranks "
+            "on this machine or make microbatches smaller"
+        ) from None
+
+
+def message_memory(device: str) -> Allocate:
+    """The transport's memory for received messages: torch's, aligned for its kernels; for "cuda" page-locked."""
+    return lambda num_bytes: host_tensor((num_bytes,), torch.uint8, pinned=device == "cuda").numpy().data

@@ -1,7 +1,7 @@
-"""A plan of its own for every step, for training on chunks: made on rank 0 while the step before runs, told to all.
+"""A plan of its own for every step, for training on chunks: made on rank 0 while the step before runs, sent to all.
 
 The lengths of a step's sequences follow from its number, so the plan of step t + 1 is asked for when step t begins, of
-a process of its own (`farpipe.control.chunk_planning`). It is told ahead of the exchange that ends step t: whoever
+a process of its own (`farpipe.control.chunk_planning`). It is sent ahead of the exchange that ends step t: whoever
 comes out of that exchange has it, or will in a moment.
 """
 
@@ -29,9 +29,9 @@ class PlannedStep:
     """Rank 0's knowledge of a step before it runs."""
 
     plans: tuple[StepPlan, ...]
-    """Of every replica."""
+    """Plans of every replica."""
     facts: dict[str, Any]
-    """For the step's line in the metrics: what was predicted and how the plan was made."""
+    """Fields of the step's line in the metrics: what was predicted and how the plan was made."""
     warning: str = ""
     """Problem that planning met, though there is a plan."""
 
@@ -70,10 +70,10 @@ class StepPlans:
         self._run, self._peers, self._lengths, self._planner = run, peers, lengths, planner
         self._replica = run.places.of(peers.rank).replica
         self.latest: PlannedStep | None = None
-        """On rank 0: of the step that was told last."""
+        """Plan that was sent last; on rank 0."""
 
     def of_evaluation(self, lengths: Callable[[int], NDArray[np.int64]], num_batches: int) -> list[StepPlan]:
-        """Before the first step, on all ranks: the plans of held-out batches, whose `lengths` rank 0 asks for.
+        """The plans of held-out batches, whose `lengths` rank 0 asks for; on all ranks, before the first step.
 
         InfeasibleError where there is none.
         """
@@ -83,25 +83,25 @@ class StepPlans:
                 number = -1 - index  # the planner's steps of training begin at 0
                 self._planner.ask(number, lengths(index))
                 self._post(topic, number, patient=True)
-        return [self._told(topic) for topic in topics]
+        return [self._received(topic) for topic in topics]
 
     def first(self, step: int) -> StepPlan:
-        """Before the first step, on all ranks."""
+        """The plan of the first step, `step`; on all ranks."""
         if self._planner is not None:
             self._planner.ask(step, self._lengths(step))
-        self._tell(step, patient=True)
-        return self._told(f"step {step}")
+        self._send(step, patient=True)
+        return self._received(f"step {step}")
 
     def give(self, step: int) -> None:
-        """Ahead of the exchange that ends `step`: tell all the plan of the next one."""
+        """Send all the plan of the step after `step`, ahead of the exchange that ends `step`."""
         if step + 1 < self._run.num_steps:
-            self._tell(step + 1, patient=False)
+            self._send(step + 1, patient=False)
 
     def take(self, step: int) -> StepPlan:
-        """After the exchange that ended the step before: the plan of `step`; InfeasibleError where there is none."""
-        return self._told(f"step {step}")
+        """The plan of `step`, after the exchange that ended the step before; InfeasibleError where there is none."""
+        return self._received(f"step {step}")
 
-    def _tell(self, step: int, *, patient: bool) -> None:
+    def _send(self, step: int, *, patient: bool) -> None:
         if self._planner is None:
             return
         self.latest = self._post(f"step {step}", step, patient=patient) or self.latest
@@ -109,20 +109,20 @@ class StepPlans:
             self._planner.ask(step + 1, self._lengths(step + 1))
 
     def _post(self, topic: str, number: int, *, patient: bool) -> PlannedStep | None:
-        """On rank 0: tell all the planner's answer; None where there is no plan."""
+        """Send all the planner's answer, on rank 0; None where there is no plan."""
         assert self._planner is not None
         planned = None
         try:
             planned = self._planner.answer(number, patient=patient)
-            told: dict[str, Any] = {"plans": [plan.to_data() for plan in planned.plans]}
+            body: dict[str, Any] = {"plans": [plan.to_data() for plan in planned.plans]}
         except InfeasibleError as error:
-            told = {"error": f"{topic}: {error}"}
-        payload = json.dumps(told, separators=(",", ":")).encode()
+            body = {"error": f"{topic}: {error}"}
+        payload = json.dumps(body, separators=(",", ":")).encode()
         for rank in range(self._peers.world_size):
             self._peers.post(rank, f"plan of {topic}", payload)
         return planned
 
-    def _told(self, topic: str) -> StepPlan:
+    def _received(self, topic: str) -> StepPlan:
         source = f"plan of {topic}"
         body = parse_json(self._await(source).decode(), source)
         if "error" in body:
@@ -134,11 +134,11 @@ class StepPlans:
         deadline_s = time.monotonic() + limit_s
         while not (found := self._peers.poll(topic)):
             if time.monotonic() > deadline_s + self._peers.paused_s() - paused_s:
-                raise RunError(f"waited {limit_s:g} s for rank 0 to tell the {topic}")
+                raise RunError(f"waited {limit_s:g} s for rank 0 to send the {topic}")
             time.sleep(_POLL_S)
         return found[0][1]
 
 
 def num_tokens(plans: Sequence[StepPlan]) -> int:
-    """Of a step, over all replicas."""
+    """Tokens of a step, over all replicas."""
     return sum(plan.num_tokens for plan in plans)

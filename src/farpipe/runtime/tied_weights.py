@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from farpipe.runtime.peers import Messenger, TensorMessage
+from farpipe.runtime.replicas.collectives import local_grad
 from farpipe.transport import Tag
 
 FIRST_STAGE: Final = 0
@@ -20,7 +21,7 @@ class EndsExchange:
         self._rank_of = {FIRST_STAGE: ranks[0], last_stage: ranks[1]}
 
     def send(self, step: int, stage: int, tensor: Tensor) -> None:
-        """From `stage`, which is on this rank, to the other end."""
+        """Send `tensor` from `stage`, which is on this rank, to the other end; see `Messenger.send`."""
         peer = self._rank_of[other_end(stage, self.last_stage)]
         self.peers.send(peer, "sync", Tag(step, stage, 0), tensor.to("cpu"))
 
@@ -50,22 +51,23 @@ class TiedWeights:
     def stage_done(self, step: int, stage: int) -> None:
         """The gradient of a copy is complete: send it while other stages are still at work."""
         if self.exchange is not None and stage in self.copies:
-            self.exchange.send(step, stage, _grad(self.copies[stage]))
+            self.exchange.send(step, stage, local_grad(self.copies[stage]))
 
     @torch.no_grad()
     def sum_gradients(self, step: int) -> list[TensorMessage]:
-        """Give this rank's copies the gradient of both; the messages that were received for it."""
-        grads = {stage: _grad(copy) for stage, copy in self.copies.items()}
+        """Give this rank's copies the gradient of both; the messages that were received for it.
+
+        In new memory: an end's own gradient may still be on its way, late or again after an outage, to the other end
+        and in parts to other replicas.
+        """
+        grads = {stage: local_grad(copy) for stage, copy in self.copies.items()}
         messages = [] if self.exchange is None else [self.exchange.receive(step, stage) for stage in self.copies]
         for message, (stage, copy) in zip(messages, self.copies.items(), strict=False):
             grads[other_end(stage, self.last_stage)] = message.tensor.to(copy.device)
         if grads:
             total = grads[FIRST_STAGE] + grads[self.last_stage]
             for copy in self.copies.values():
-                copy.grad = total.clone()
+                assert copy.grad is not None
+                copy.grad = torch.empty_like(copy.grad)
+                local_grad(copy).copy_(total)
         return messages
-
-
-def _grad(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None, "every microbatch of the step goes through embedding and head"
-    return parameter.grad

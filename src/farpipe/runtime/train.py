@@ -6,11 +6,11 @@ Between two steps: evaluation, the snapshot of a checkpoint, leaving when SIGTER
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,21 +22,19 @@ from farpipe.runtime.checkpoint.checkpointer import Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
 from farpipe.runtime.chunk_work import ChunkSleeper, ChunkTrainer
-from farpipe.runtime.commands import CHECKPOINT, STOP, Commands
+from farpipe.runtime.commands import CHECKPOINT, STOP, Commands, MakeWatch, Replanning
 from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import SUMMARY_NAME, Summary
 from farpipe.runtime.figures.recorder import BOX, Recorder
-from farpipe.runtime.figures.sampling import is_recorded, record_every
-from farpipe.runtime.figures.step_report import StepReport
-from farpipe.runtime.lock import only_run
-from farpipe.runtime.peers import Messenger, Peers
-from farpipe.runtime.replanning import MakeWatch, Replanning
+from farpipe.runtime.figures.step_report import StepReport, is_recorded, record_every
+from farpipe.runtime.lock import lock_of_rank_0
+from farpipe.runtime.peers import Messenger, Peers, TensorPeers
 from farpipe.runtime.replicas.replicas import PipelinePeers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.staging import Staging
 from farpipe.runtime.step_plans import MakePlanner, StepPlans
-from farpipe.runtime.tensor_peers import TensorPeers
+from farpipe.runtime.versions import untested, versions_of
 from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import SleepTrainer, Trainer, Work
 from farpipe.sequences import StepPlan
@@ -65,27 +63,28 @@ def train_rank(
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
     with ExitStack() as stack:
-        is_first = peers.rank == 0
+        is_first, recorder, watch = peers.rank == 0, None, None
         if is_first:
-            stack.enter_context(only_run(run_dir))
+            stack.enter_context(lock_of_rank_0(run_dir))
         work = make_work(run, peers)
         batches_sha256 = agree(run, work, peers)
         start = resume(run, work.state(), peers, run_dir, batches_sha256)
         work.restore(start.step)
-        replans = make_watch is not None and run.replan is not None
-        watch = None
-        if make_watch is not None and replans and is_first:
+        make_watch = None if run.replan is None else make_watch
+        if is_first and make_watch is not None:
             watch = stack.enter_context(closing(make_watch(run, run_dir, start.step)))
-        listening = {} if watch is None else {"on_timeline": watch.on_timeline}
-        make_recorder = partial(Recorder, run, run_dir, peers, start.step, **listening)
-        recorder = stack.enter_context(closing(make_recorder())) if is_first else None
-        recorded = {} if recorder is None else {"is_recorded": recorder.is_recorded}
-        own = run_dir / CHECKPOINTS_NAME
-        checkpointer = Checkpointer(run, work.state, peers, own, batches_sha256, **recorded)
+        if is_first:
+            on_timeline = None if watch is None else watch.on_timeline
+            recorder = stack.enter_context(closing(Recorder(run, run_dir, peers, start.step, on_timeline)))
+        recorded = None if recorder is None else recorder.is_recorded
+        folder = run_dir / CHECKPOINTS_NAME
+        checkpointer = Checkpointer(run, work.state, peers, folder, batches_sha256, recorded)
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
-        replanning = Replanning(peers, watch) if replans else None
+        replanning = None if make_watch is None else Replanning(peers, watch)
         loop = _Loop(run, work, peers, checkpointer, recorder, stop, replanning, plans)
         loop.warn([f"skipped a checkpoint: {problem}" for problem in start.skipped])
+        loop.warn([] if recorder is None else recorder.problems)
+        loop.warn(untested(versions_of(run)))
         try:
             loop.run(start.step)
         except DivergedError as error:
@@ -176,12 +175,13 @@ class _Loop:
         for change in changes:
             if not self._run.emulate_links:
                 for peer in self._run.peers_over(change.link, rank):
-                    transport.expect_rate(peer, change.bandwidth_bytes_per_s)
+                    transport.expect_rate(peer, self._run.rate_of(change.bandwidth_bytes_per_s))
             elif rank == 0:
-                transport.change_link(change.link, LinkShape(change.latency_s, change.bandwidth_bytes_per_s))
+                rate = self._run.rate_of(change.bandwidth_bytes_per_s)
+                transport.change_link(change.link, LinkShape(change.latency_s, rate))
 
     def _give(self, step: int) -> None:
-        """Ahead of the exchange that ends the step: what this rank asks of all."""
+        """Ask all for what this rank wants, ahead of the exchange that ends the step."""
         self._commands.give(step)
         if self._replanning is not None:
             self._replanning.give(step, self._commands.ask)
@@ -189,7 +189,7 @@ class _Loop:
             self._plans.give(step)
 
     def _go_over(self, step: int, schedule: Schedule | None) -> None:
-        """From `step` on to another order of actions, as all ranks do; None: stay with the one there is."""
+        """Change to another order of actions from `step` on, as all ranks do; None: keep the present one."""
         if schedule is None:
             return
         self._executor = self._executor_of(schedule)
@@ -208,8 +208,8 @@ class _Loop:
     def _post(self, report: StepReport, **further: float) -> None:
         events = tuple(event.to_data() for event in self._peers.take_events())
         held = {"held_bytes": self._work.held_bytes} if isinstance(self._work, ChunkTrainer) else {}
-        sizes = memory(self._run.device) | held
-        report = dataclasses.replace(report, **further, **sizes, link_events=events)  # type: ignore[arg-type]
+        figures = memory(self._run.device) | held | ({"cpu_share": math.nan} if self._run.device != "cpu" else {})
+        report = dataclasses.replace(report, **further, **figures, link_events=events)  # type: ignore[arg-type]
         if not is_recorded(report.step, self._record_every, self._run.num_steps):
             report = report.without_record()
         self._peers.post(0, BOX, report.pack())
@@ -231,12 +231,14 @@ class _Loop:
             if (every and num_steps % every == 0) or is_last or commands & {CHECKPOINT, STOP}:
                 self._checkpointer.save(num_steps)
                 self._commands.checkpoint_begun()
-        self.warn(self._checkpointer.collect())
+        self.warn(problems := self._checkpointer.collect())
+        if problems and self._checkpointer.never_succeeds:  # better now than after days that would be lost
+            raise RunError(f"{problems[-1]}; it is not the first that failed, and {_words(self._checkpointer)}")
 
     def _insist_on_the_last_checkpoint(self) -> None:
-        """It is what the training was for."""
+        """RunError where the checkpoint of all steps, which the training was for, has failed."""
         num_steps = self._run.num_steps
-        if (failure := self._checkpointer.failures.get(num_steps)) is None:
+        if (failure := self._checkpointer.failure(num_steps)) is None:
             return
         if self._recorder is not None:
             self._recorder.drain(num_steps)
@@ -246,20 +248,20 @@ class _Loop:
         )
 
     def _leave(self, num_steps: int) -> None:
-        """SIGTERM has asked for it."""
+        """Leave after the checkpoint that was asked for."""
         self.warn(self._checkpointer.finish())
         self._record_all()
         after = f"stopped by SIGTERM after {num_steps} steps"
         if not self._checkpointer.keep:
             raise RunInterruptedError(f"{after}; there is no checkpoint to go on from")
-        if num_steps in self._checkpointer.failures:
-            raise RunError(f"{after}, but {self._checkpointer.failures[num_steps]}; {_words(self._checkpointer)}")
+        if failure := self._checkpointer.failure(num_steps):
+            raise RunError(f"{after}, but {failure}; {_words(self._checkpointer)}")
         raise RunStoppedError(f"{after}; {self._checkpointer.newest} is written, start the run again to go on")
 
     def end_diverged(self) -> str:
-        """Before all ranks leave because the training has diverged: what they leave behind, in words.
+        """Sentence on what is left behind by a training that has diverged, before all ranks leave.
 
-        What goes wrong in here, as on a full disk, is told but not raised: to start the run again would not help.
+        What goes wrong in here, as on a full disk, is reported but not raised: to start the run again would not help.
         """
         try:
             self.warn(self._checkpointer.finish())
@@ -270,13 +272,13 @@ class _Loop:
         return _words(self._checkpointer)
 
     def _record_all(self) -> None:
-        """Before all ranks leave early: the figures of every step are written, for which rank 0 asks their clocks."""
+        """Write the figures of every step, for which rank 0 asks all clocks, before all ranks leave early."""
         if self._recorder is not None:
             self._recorder.drain(self._num_done)
         self._peers.exchange("stop", b"", waiting_for="rank 0 to write the figures of the last step")
 
     def warn(self, warnings: list[str]) -> None:
-        """Tell what went wrong though the run goes on: in rank 0's log and in the metrics."""
+        """Report what went wrong though the run goes on: in rank 0's log and in the metrics."""
         if self._recorder is None or not warnings:
             return
         for warning in warnings:
@@ -336,31 +338,35 @@ def run_step(
     before_exchange(step)
     grad_norm, sync = work.finish_step(step)
     end_ns, sent = peers.clock.now_ns(), work.link_bytes
-    return StepReport(step, begin_ns, end_ns, work.loss, grad_norm, events, sync, link_bytes=sent)
+    share = events.cpu_share
+    return StepReport(step, begin_ns, end_ns, work.loss, grad_norm, events, sync, cpu_share=share, link_bytes=sent)
 
 
 def agree(run: RunSpec, work: Work, peers: Peers) -> str:
-    """Every rank tells what it is about to run; all of them see the same differences and stop.
+    """Compare what all ranks are about to run; all of them see the same differences and stop.
 
     The digest of the batches, in hexadecimal; empty for a rehearsal.
     """
     mine = {
         "farpipe": __version__,
+        **versions_of(run),
         "run": hashlib.sha256(run.to_json().encode()).hexdigest(),
         "data": work.data_digest.hex(),
     }
     answers = peers.exchange("start", json.dumps(mine).encode(), waiting_for="what the others are going to run")
-    told = [json.loads(answer) for answer in answers]
+    found = [json.loads(answer) for answer in answers]
     for key, what, hint in _AGREEMENTS:
-        first = next((rank for rank, answer in enumerate(told) if answer[key]), 0)
-        other = next((r for r, answer in enumerate(told) if answer[key] and answer[key] != told[first][key]), None)
+        first = next((rank for rank, answer in enumerate(found) if answer[key]), 0)
+        other = next((r for r, answer in enumerate(found) if answer[key] and answer[key] != found[first][key]), None)
         if other is not None:
             raise InputError(f"ranks {first} and {other} have different {what}; {hint}")
-    return next((str(answer["data"]) for answer in told if answer["data"]), "")
+    return next((str(answer["data"]) for answer in found if answer["data"]), "")
 
 
 _AGREEMENTS = (
     ("farpipe", "versions of farpipe", "install the same one on every site"),
+    ("torch", "versions of torch", "install the same one on every site"),
+    ("transformers", "versions of transformers", "install the same one on every site"),
     ("run", "run.json files", "copy the run directory of one site to the others"),
     ("data", "training texts", "copy data.source to every site (for stdlib: the same version of Python)"),
 )

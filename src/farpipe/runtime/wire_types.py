@@ -112,7 +112,7 @@ class Rounding:
 
 
 class NarrowMessenger:
-    """The ranks of a pipeline, with messages to and from those at other sites narrowed; `sites` by rank.
+    """The Messenger of a pipeline, with messages to and from those at other sites narrowed; `sites` by rank.
 
     Every `measure_every`-th message that is sent is compared with what arrives, into `rounding`.
     """
@@ -126,16 +126,13 @@ class NarrowMessenger:
 
     @property
     def rank(self) -> int:
-        """See Messenger."""
         return self._peers.rank
 
     @property
     def clock(self) -> Clock:
-        """See Messenger."""
         return self._peers.clock
 
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
-        """See Messenger."""
         if not self._far[peer]:
             self._peers.send(peer, kind, tag, tensor)
             return
@@ -146,7 +143,6 @@ class NarrowMessenger:
         self._peers.send(peer, kind, tag, sent)
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
-        """See Messenger."""
         message = self._peers.receive(peer, kind, tag, waiting_for=waiting_for)
         if not self._far[peer]:
             return message

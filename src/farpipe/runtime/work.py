@@ -3,24 +3,23 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from farpipe.runtime.checkpoint.checkpointer import state_pieces
 from farpipe.runtime.checkpoint.files import Piece
-from farpipe.runtime.checkpoint.state import state_pieces
 from farpipe.runtime.data.batches import Batches, Share, load_batches
+from farpipe.runtime.divided_stages import check_twins, divided_stages, mesh_of, twins_in
 from farpipe.runtime.executor import message_row, message_table
-from farpipe.runtime.learning_rate import learning_rate
-from farpipe.runtime.make_stage import make_stage, numerics_of
-from farpipe.runtime.model.decoder import StageSlice, slices
-from farpipe.runtime.optimizer import Optimizer, global_norm
+from farpipe.runtime.make_stage import check_model, make_stage, numerics_of
+from farpipe.runtime.optimizer import Optimizer, global_norm, learning_rate
 from farpipe.runtime.peers import Messenger, Peers, TensorMessage
-from farpipe.runtime.replicas.collectives import Line, Rings
-from farpipe.runtime.replicas.flat import Flat, Shard, whole_shards
+from farpipe.runtime.replicas.collectives import Flat, Line, Rings, Shard, whole_shards
+from farpipe.runtime.replicas.places import Place
 from farpipe.runtime.replicas.replicas import (
     COMPLETE,
     PipelinePeers,
@@ -31,7 +30,13 @@ from farpipe.runtime.replicas.replicas import (
 )
 from farpipe.runtime.run_spec import RunSpec, transfer_of
 from farpipe.runtime.stage import PipelineStage, SleepStage, TorchStage
+from farpipe.runtime.stages.slices import StageSlice, slices
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from farpipe.runtime.site.shared_weights import SharedWeights
 
 
 class Work(Protocol):
@@ -46,27 +51,27 @@ class Work(Protocol):
         """Equal on all ranks that read the same data; empty on a rank that needs none."""
 
     def begin_step(self, step: int) -> None:
-        """Before the first action."""
+        """Get ready, before the first action."""
 
     def stage_begins(self, step: int, stage: int) -> None:
-        """Before the first action of a stage."""
+        """Get a stage ready, before its first action."""
 
     def stage_done(self, step: int, stage: int) -> None:
-        """After the last action of a stage."""
+        """Pass on a stage's results, after its last action."""
 
     def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
-        """After the last action: the norm of the whole gradient, and what `StepReport.sync` tells.
+        """The norm of the whole gradient, and the rows of `StepReport.sync`; after the last action.
 
         Every rank waits here for every other.
         """
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:
-        """Of the step that is finished; see `StepReport.link_bytes`."""
+        """Bytes of the step that is finished; see `StepReport.link_bytes`."""
 
     @property
     def loss(self) -> float:
-        """Of the step; NaN on a rank without the last stage."""
+        """Loss of the step; NaN on a rank without the last stage."""
 
     def state(self) -> Sequence[Piece]:
         """Pieces of the training's state on this rank, as live views; between steps, on all ranks at once."""
@@ -76,7 +81,7 @@ class Work(Protocol):
 
 
 class SleepTrainer:
-    """Stages that sleep. Everything that a training sends is sent, and steps wait for each other."""
+    """Work of stages that sleep. Everything that a training sends is sent, and steps wait for each other."""
 
     data_digest = b""
     loss = float("nan")
@@ -99,26 +104,21 @@ class SleepTrainer:
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:
-        """See Work."""
         return self._replicas.link_bytes
 
     def begin_step(self, step: int) -> None:
-        """See Work."""
         self._replicas.begin_step(step)
 
     def stage_begins(self, step: int, stage: int) -> None:
-        """See Work."""
         self._replicas.stage_begins(step, stage)
 
     def stage_done(self, step: int, stage: int) -> None:
-        """See Work."""
         self._replicas.stage_done(step, stage)
         for end, exchange in self._ends:
             if end == stage:
                 exchange.send(step, stage, torch.zeros(self._exchanged_bytes(stage), dtype=torch.uint8))
 
     def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
-        """See Work."""
         rows = self._replicas.finish_step()
         messages = [exchange.receive(step, stage) for stage, exchange in self._ends]
         return global_norm(0.0, self._peers, step), np.concatenate([rows, _rows(messages)])
@@ -129,17 +129,17 @@ class SleepTrainer:
         return round(float(self._problem.row(transfer.bytes)[0]))
 
     def state(self) -> Sequence[Piece]:
-        """See Work: a rehearsal has none."""
+        """No pieces: a rehearsal has none."""
         return ()
 
     def restore(self, num_steps: int) -> None:
-        """See Work."""
+        """Do nothing: a rehearsal has no state."""
 
 
 class Trainer:
-    """Stages of a model that is trained."""
+    """Work of stages of a model that is trained."""
 
-    stage_kind: ClassVar[type[TorchStage]] = TorchStage
+    on_chunks: ClassVar[bool] = False
     _batches: Batches | None = None
 
     def __init__(self, run: RunSpec, peers: Peers, parameters: torch.dtype = torch.float32) -> None:
@@ -153,43 +153,48 @@ class Trainer:
         self._peers, self._training, self._num_steps = peers, run.training, run.num_steps
         self._place, pipeline = run.places.of(peers.rank), PipelinePeers(peers, run.places)
         mine = run.problem.stages_of_rank[pipeline.rank]
-        parts = slices(run.partition)
-        self.torch_stages = {s: _make_stage(run, s, parts[s], parameters, self.stage_kind) for s in mine}
+        if peers.rank == 0:
+            check_model(run.model, run.recompute, on_chunks=self.on_chunks)
+        parts, mesh = slices(run.partition), mesh_of(run)
+        check_twins(run, twins_in(mesh))
+        make = partial(_make_stage, run, parameters=parameters, on_chunks=self.on_chunks, mesh=mesh)
+        self.torch_stages = {stage: make(stage, parts[stage]) for stage in mine}
         self.stages: Mapping[int, PipelineStage] = self.torch_stages
         if any(parts[s].has_embedding or parts[s].has_head for s in mine):
             self._open_data(run)
-        self._tied, self._end_beside = _tie(run, self.torch_stages, pipeline), _other_ends(run, self._place.replica)
-        self._syncs = _replica_syncs(run, peers, self.torch_stages, self._tied)
+        self._shared = divided_stages(run, peers, self.torch_stages, mesh)
+        self._tied, self._end_beside = _tie(run, self.torch_stages, pipeline), _other_ends(run, self._place)
+        others = {number: stage for number, stage in self.torch_stages.items() if number not in self._shared}
+        self._syncs = self._shared | _replica_syncs(run, peers, others, self._tied, parameters)
         self._replicas = ReplicaSync(run, peers, self._syncs)
         self._num_replicas, self._complete_after = run.num_replicas, -1
-        self._is_writer = run.places.is_first_at_site(peers.rank)
+        self._counts = _counts_in_norm(run, peers.rank)
+        self._is_writer = run.places.is_first_at_site(peers.rank) and mesh is None
         self.shards = [*_shards(self.torch_stages, self._syncs)]
         """Parameters that this process updates: all of its stages', or with ZeRO-1 its share of them."""
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
+        if mesh is not None:
+            copies += [shard.parameter for shard in self.shards if not shard.is_share]
         self._optimizer = Optimizer([shard.parameter for shard in self.shards], run.training, copies=copies)
 
     def _open_data(self, run: RunSpec) -> None:
-        """On the ranks that read the text."""
+        """Open the text, on the ranks that read it."""
         self._batches = batches_of(run, self._place.replica)
 
     @property
     def data_digest(self) -> bytes:
-        """See Work."""
         return b"" if self._batches is None else self._batches.digest
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:
-        """See Work."""
         return self._replicas.link_bytes
 
     @property
     def loss(self) -> float:
-        """See Work."""
         last = [stage for stage in self.torch_stages.values() if stage.module.part.has_head]
         return last[0].loss if last else float("nan")
 
     def begin_step(self, step: int) -> None:
-        """See Work."""
         batch = None
         if self._batches is not None:
             batch = self._batches.batch(step)
@@ -198,7 +203,10 @@ class Trainer:
         self._replicas.begin_step(step)
 
     def begin_evaluation(self, index: int) -> int:
-        """See Evaluable: batch `index` of the held-out text; after `complete_weights`."""
+        """Give the stages batch number `index` of the held-out text, the same one at every call.
+
+        The number of tokens that count in it, those of all replicas; 0 on a rank that needs no text.
+        """
         batch = None
         if self._batches is not None:
             batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
@@ -207,11 +215,11 @@ class Trainer:
         return 0 if batch is None else batch.num_target_tokens
 
     def stage_begins(self, step: int, stage: int) -> None:
-        """See Work."""
         self._replicas.stage_begins(step, stage)
 
     def stage_done(self, step: int, stage: int) -> None:
-        """See Work."""
+        if stage in self._shared:
+            self._shared[stage].end_actions()
         if stage in self._syncs:  # what begins now reads the gradient
             self.torch_stages[stage].finish()
         self._replicas.stage_done(step, stage)
@@ -219,7 +227,6 @@ class Trainer:
             self._tied.stage_done(step, stage)
 
     def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
-        """See Work."""
         rows = self.sum_gradients(step)
         norm = global_norm(self._share_of_norm(), self._peers, step)
         self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
@@ -234,7 +241,7 @@ class Trainer:
             stage.module.forget_casts()
 
     def sum_gradients(self, step: int) -> NDArray[np.int64]:
-        """Over the replicas and over the copies of the tied matrix; what `StepReport.sync` tells of it."""
+        """Sum over the replicas and over the copies of the tied matrix; the rows of `StepReport.sync`."""
         rows = self._replicas.finish_step()
         if self._num_replicas > 1:  # the ends exchange what the replicas have summed
             for stage in self._tied.copies:
@@ -247,7 +254,7 @@ class Trainer:
         return _rows(messages) if self._num_replicas == 1 else rows
 
     def complete_weights(self, step: int) -> None:
-        """Between steps, after `step`, on all processes: with ZeRO-1 everybody gets what the others have updated."""
+        """Gather what other processes have updated, with ZeRO-1; on all processes, between steps, after `step`."""
         if self._complete_after == step:
             return
         for number, sync in self._syncs.items():
@@ -258,15 +265,13 @@ class Trainer:
         """The sum of squares of the gradients that count here; not finite if the loss isn't, so that all ranks stop."""
         if not all(math.isfinite(stage.loss) for stage in self.torch_stages.values()):
             return math.nan
-        is_sharded = any(shard.parameter is not shard.whole for shard in self.shards)
-        return self._optimizer.sum_of_squares() if is_sharded or self._place.replica == 0 else 0.0
+        return self._optimizer.sum_of_squares() if self._counts else 0.0
 
     def state(self) -> Sequence[Piece]:
-        """See Work."""
-        return list(state_pieces(self.shards, self._model, self._optimizer, is_writer=self._is_writer))
+        shared = {n: name for stage in self.torch_stages.values() for n, name in stage.module.shared_names.items()}
+        return list(state_pieces(self.shards, shared, self._optimizer, is_writer=self._is_writer))
 
     def restore(self, num_steps: int) -> None:
-        """See Work."""
         self._optimizer.restore(num_steps)
         self._weights_have_changed()
 
@@ -275,34 +280,42 @@ def _rows(messages: list[TensorMessage]) -> NDArray[np.int64]:
     return message_table([message_row(message) for message in messages])
 
 
+def _counts_in_norm(run: RunSpec, process: int) -> bool:
+    """True if the gradients of a process count in the norm of the whole; others have the same ones."""
+    if run.is_divided:
+        return run.places.ring_levels(process)[-1][0] == process
+    return run.has_gather(0) or run.places.of(process).replica == 0
+
+
 def _replica_syncs(
-    run: RunSpec, peers: Peers, stages: Mapping[int, TorchStage], tied: TiedWeights
+    run: RunSpec, peers: Peers, stages: Mapping[int, TorchStage], tied: TiedWeights, parameters: torch.dtype
 ) -> dict[int, WeightSync]:
-    """The collectives of this process's stages; none where there is one replica.
+    """The collectives of this process's stages; with one replica, those that keep the digits that their weights lack.
 
     With ZeRO-1 a process needs its share of the summed gradient only, but all of the tied matrix's, which the ends of
     the pipeline exchange afterwards.
     """
-    if run.num_replicas == 1:
-        return {}
     assert run.training is not None
-    rings, zero1 = Rings(run.places.ring_levels(peers.rank), peers.rank), run.training.zero1
+    rings = Rings(run.places.ring_levels(peers.rank), peers.rank)
+    zero1 = run.training.zero == 1 and run.num_replicas > 1
     found = {}
     for number, stage in stages.items():
+        compute = stage.boundary.dtype if zero1 or not stage.module.casts_weights else parameters
+        if run.num_replicas == 1 and compute == parameters:
+            continue
         copy, named = tied.copies.get(number), dict(stage.module.named_parameters())
         own = {name: parameter for name, parameter in named.items() if parameter is not copy}
         shared = {name: parameter for name, parameter in named.items() if parameter is copy}
-        flat = partial(Flat, number, rings=rings, compute=stage.boundary.dtype, sharded=zero1)
+        flat = partial(Flat, number, rings=rings, compute=compute, sharded=zero1)
         flats = [flat(own, scattered=zero1)] + ([flat(shared, scattered=False)] if shared else [])
         found[number] = WeightSync(flats)
     return found
 
 
-def _shards(stages: Mapping[int, TorchStage], syncs: Mapping[int, WeightSync]) -> Iterator[Shard]:
+def _shards(stages: Mapping[int, TorchStage], syncs: "Mapping[int, WeightSync | SharedWeights]") -> Iterator[Shard]:
     for number, stage in stages.items():
         if number in syncs:
-            for flat in syncs[number].flats:
-                yield from flat.shards()
+            yield from syncs[number].shards()
         else:
             yield from whole_shards(number, dict(stage.module.named_parameters()))
 
@@ -314,11 +327,12 @@ def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
     return EndsExchange(peers, (ends.first_rank, ends.last_rank), run.problem.num_stages - 1)
 
 
-def _other_ends(run: RunSpec, replica: int) -> dict[int, int]:
-    """By stage, the process with the other copy of the tied matrix."""
+def _other_ends(run: RunSpec, place: Place) -> dict[int, int]:
+    """Processes with the other copy of the tied matrix, by stage."""
     if run.ends is None:
         return {}
-    first, last = (run.places.process(rank, replica) for rank in (run.ends.first_rank, run.ends.last_rank))
+    ranks = (run.ends.first_rank, run.ends.last_rank)
+    first, last = (run.places.process(rank, place.replica, place.twin) for rank in ranks)
     return {0: last, run.problem.num_stages - 1: first}
 
 
@@ -328,18 +342,24 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     last = run.problem.num_stages - 1
     copies: dict[int, nn.Parameter] = {}
     if run.model.tied_embeddings and last > 0:
-        copies |= {stage: stages[stage].module.embedding.weight for stage in stages if stage == 0}
-        copies |= {stage: stages[stage].module.head.weight for stage in stages if stage == last}
+        copies = {stage: weight for stage in stages for weight in stages[stage].module.end_weights.values()}
     return TiedWeights(copies, last, _exchange(run, peers))
 
 
 def _make_stage(
-    run: RunSpec, number: int, part: StageSlice, parameters: torch.dtype, kind: type[TorchStage]
+    run: RunSpec,
+    number: int,
+    part: StageSlice,
+    *,
+    parameters: torch.dtype,
+    on_chunks: bool,
+    mesh: "DeviceMesh | None",
 ) -> TorchStage:
     assert run.model is not None
     assert run.training is not None
     recompute = run.recompute[number] if run.recompute else "none"
-    return make_stage(run.model, run.training, part, numerics_of(run.training, parameters, recompute), run.device, kind)
+    numerics = numerics_of(run.training, parameters, recompute)
+    return make_stage(run.model, run.training, part, numerics, run.device, on_chunks=on_chunks, twins=twins_in(mesh))
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.step import Messages, Problem
+from farpipe.step import Messages, Problem, headroom_bytes, num_fitting
 
 ROUNDING: Final = 1e-12
 
@@ -16,11 +16,11 @@ def lower_bound_s(problem: Problem, enough_s: float = math.inf) -> float:
     """The largest of the bounds below, seconds; a hair less, for sums in another order round differently.
 
     With `enough_s` the dearest of them is left out where the others reach that. Those that know of actions only are for
-    a step whose stages open at once (`farpipe.step.Traffic.opens_s`).
+    a step whose stages open at once (`farpipe.step.StepTraffic.opens_s`).
     """
     of_actions = max(*busiest_rank_bounds_s(problem), critical_path_s(problem)) + float(problem.traffic.opens_s.min())
     bound_s = max(of_actions, link_work_s(problem)) * (1 - ROUNDING)
-    return bound_s if bound_s >= enough_s else max(bound_s, relaxation_s(problem) * (1 - ROUNDING))
+    return float(bound_s if bound_s >= enough_s else max(bound_s, relaxation_s(problem) * (1 - ROUNDING)))
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
@@ -35,7 +35,7 @@ def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
     for stages in problem.stages_of_rank:
         mine = list(stages)
         if mine:
-            first, last = head[mine].min(), tail[mine].min()
+            first, last = float(head[mine].min()), float(tail[mine].min())
             work = float((forward[mine] + inputs[mine]).sum())
             everything = max(everything, first + work + float(weights[mine].sum()))
             without_weights = max(without_weights, first + work + last)
@@ -98,13 +98,13 @@ def relaxation_s(problem: Problem) -> float:
     """
     from farpipe.schedule import bound_kernel  # here, for numba takes a third of a second to import
 
-    durations, _, head, tail = least_times_s(problem)
+    durations, _, head, tail = _least_times_s(problem)
     machines = [_rank_queues(head, tail, durations, stages) for stages in problem.stages_of_rank if stages]
     machines += _link_queues(problem, head, tail, durations)
     return max(float(bound_kernel.one_machine(*queues)) for queues in machines)
 
 
-def least_times_s(problem: Problem) -> tuple[NDArray[np.float64], ...]:
+def _least_times_s(problem: Problem) -> tuple[NDArray[np.float64], ...]:
     """(durations [3, S], travel [2, S], head [3, S, M], tail [3, S, M]) of `relaxation_s`.
 
     The least duration of F, I and W of any microbatch; the least travel of what a stage sends forward and backward; the
@@ -143,7 +143,7 @@ def _rank_queues(
 def _link_queues(
     problem: Problem, head: NDArray[np.float64], tail: NDArray[np.float64], durations: NDArray[np.float64]
 ) -> list[Queues]:
-    """Of every link the messages of all hops, and the collectives.
+    """Messages of all hops, and collectives, of every link.
 
     Where only n of a hop's messages take it, the i-th of them is at least the i-th of all, and the i-th from the end at
     most that.
@@ -184,13 +184,12 @@ def _windows(problem: Problem) -> NDArray[np.int64]:
     most = np.full((3, problem.num_stages), problem.num_microbatches, np.int64)
     held = problem.table("activation_bytes").min(axis=1)
     kept = np.minimum(held, problem.table("weight_stash_bytes").min(axis=1))
+    headroom = headroom_bytes(problem).tolist()
     for index, stage in enumerate(problem.stages):
-        memory_bytes, static_bytes = problem.ranks[stage.rank].memory_bytes, problem.ranks[stage.rank].static_bytes
         earlier = [s for s in problem.stages_of_rank[stage.rank] if s <= index]
         for row, size in enumerate((held[index], kept[index], held[earlier].sum())):
-            if memory_bytes is not None and size > 0:
-                headroom = max((memory_bytes * (1 + 1e-9) - static_bytes) / size, 1.0)
-                most[row, index] = int(min(problem.num_microbatches, headroom * (1 + 1e-9)))
+            if headroom[stage.rank] < size * problem.num_microbatches:
+                most[row, index] = max(1, num_fitting(headroom[stage.rank], size))
     return most
 
 
@@ -201,7 +200,7 @@ def _links_used(link: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
 
 
 def _after_link_s(messages: Messages) -> NDArray[np.float64]:
-    """From when a message's link is free again until it is there; below zero where it arrives before."""
+    """Seconds from when a message's link is free again until it is there; below zero where it arrives before."""
     return messages.arrives_after_s - messages.occupies_s
 
 

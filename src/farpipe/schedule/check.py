@@ -17,7 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, ScheduleError
-from farpipe.step import Action, Problem, Schedule, awaited, byte_tables, draw_grid, least_activation_bytes
+from farpipe.step import (
+    ROUNDING,
+    Action,
+    Problem,
+    Schedule,
+    awaited,
+    byte_tables,
+    draw_grid,
+    least_activation_bytes,
+    levels,
+)
 from farpipe.step.chains import NOBODY
 from farpipe.units import format_bytes, format_percent
 
@@ -208,11 +218,8 @@ def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> Floats:
 
     The last entry is what remains after the last action. Memory follows from the order alone (`step.byte_tables`).
     """
-    codes = schedule.ranks[rank].codes
-    taken, freed = (table[codes] for table in byte_tables(problem))
-    change = np.append(taken, 0.0)
-    change[1:] -= freed
-    return np.asarray(problem.ranks[rank].static_bytes + np.cumsum(change))
+    taken, freed = (np.append(table[schedule.ranks[rank].codes], 0.0) for table in byte_tables(problem))
+    return problem.ranks[rank].static_bytes + levels(taken, freed)
 
 
 def peak_memory_bytes(problem: Problem, schedule: Schedule) -> list[float]:
@@ -227,7 +234,7 @@ def peak_memory_bytes(problem: Problem, schedule: Schedule) -> list[float]:
 
 def exceeds(used: float, limit: float | None) -> bool:
     """True if `used` bytes are over a limit, forgiving what rounding of sums can do."""
-    return limit is not None and used > limit and not math.isclose(used, limit, rel_tol=1e-9)
+    return limit is not None and used > limit * (1 + ROUNDING)
 
 
 def expect_enough_memory(problem: Problem) -> None:

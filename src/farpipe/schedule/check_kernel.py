@@ -3,7 +3,9 @@
 import numpy as np
 from numba import njit
 
-_F, _I, _W, _B = 0, 1, 2, 3
+from farpipe.step.codes import F, I, W
+from farpipe.step.inlined import arrival_of, direction_of, kind_of, message_of, next_stage, slot_of
+
 _FORWARD, _INPUT_GRAD, _WEIGHT_GRAD, _BACKWARD = 1, 2, 4, 8
 """Bits of what is done for one stage and microbatch. Complete are F and B, and F and I and W."""
 
@@ -24,7 +26,7 @@ def all_sound(codes, begin, rank_of_stage, previous, following):  # type: ignore
         rank = stack[top]
         while position[rank] < begin[rank + 1]:
             code = codes[position[rank]]
-            slot, kind = code >> 2, code & 3
+            slot, kind = slot_of(code), kind_of(code)
             stage = slot // num_microbatches
             microbatch = slot - stage * num_microbatches
             if not (0 <= stage < num_stages and rank_of_stage[stage] == rank):
@@ -32,21 +34,21 @@ def all_sound(codes, begin, rank_of_stage, previous, following):  # type: ignore
             bit = _bit_in_turn(done[stage, microbatch], kind)
             if bit == 0:
                 return False
-            before = previous[microbatch] if kind == _F else following[microbatch]
-            if kind != _W and before >= 0 and not _has_made(done[stage, before], kind):
+            before = previous[microbatch] if kind == F else following[microbatch]
+            if kind != W and before >= 0 and not _has_made(done[stage, before], kind):
                 return False
-            source = stage - 1 if kind == _F else stage + 1
-            if kind != _W and 0 <= source < num_stages and not _has_made(done[source, microbatch], kind):
-                waiting[_message(stage, kind, microbatch, num_microbatches)] = rank
+            direction = direction_of(kind)
+            source, message = next_stage(stage, 1 - direction), message_of(direction, slot, done.size)
+            if kind != W and 0 <= source < num_stages and not _has_made(done[source, microbatch], kind):
+                waiting[message] = rank
                 break
             done[stage, microbatch] |= bit
             position[rank] += 1
-            target = stage + 1 if kind == _F else stage - 1
-            if kind != _W and 0 <= target < num_stages:
-                message = _message(target, kind, microbatch, num_microbatches)
-                if waiting[message] >= 0:
-                    stack[top], top = waiting[message], top + 1
-                    waiting[message] = -1
+            if kind != W and 0 <= next_stage(stage, direction) < num_stages:
+                there = arrival_of(message, direction, num_microbatches)
+                if waiting[there] >= 0:
+                    stack[top], top = waiting[there], top + 1
+                    waiting[there] = -1
     split, joined = _FORWARD | _INPUT_GRAD | _WEIGHT_GRAD, _FORWARD | _BACKWARD
     return bool((position == begin[1:]).all() and ((done == split) | (done == joined)).all())
 
@@ -54,22 +56,16 @@ def all_sound(codes, begin, rank_of_stage, previous, following):  # type: ignore
 @njit(cache=True, inline="always")
 def _bit_in_turn(done, kind):  # type: ignore[no-untyped-def]
     """The bit that the action adds to what is `done`, or 0 where it is not its turn (or was done before)."""
-    if kind == _F:
+    if kind == F:
         return _FORWARD if done == 0 else 0
-    if kind == _W:
+    if kind == W:
         return _WEIGHT_GRAD if done == _FORWARD | _INPUT_GRAD else 0
     if done != _FORWARD:
         return 0
-    return _INPUT_GRAD if kind == _I else _BACKWARD
+    return _INPUT_GRAD if kind == I else _BACKWARD
 
 
 @njit(cache=True, inline="always")
 def _has_made(done, kind):  # type: ignore[no-untyped-def]
     """True if a neighbour that has `done` this much has made what an action of this kind takes from it."""
-    return (done & _FORWARD) != 0 if kind == _F else (done & (_INPUT_GRAD | _BACKWARD)) != 0
-
-
-@njit(cache=True, inline="always")
-def _message(stage, kind, microbatch, num_microbatches):  # type: ignore[no-untyped-def]
-    """The place in `waiting` of what a stage waits for."""
-    return (2 * stage + (0 if kind == _F else 1)) * num_microbatches + microbatch
+    return (done & _FORWARD) != 0 if kind == F else (done & (_INPUT_GRAD | _BACKWARD)) != 0

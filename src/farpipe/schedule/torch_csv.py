@@ -81,7 +81,7 @@ def _hint(cell: str) -> str:
 
 
 def _stage_ranks(ranks: Iterable[RankOrder], source: str) -> list[int]:
-    """For every stage its rank; ScheduleError where stages are left out or on two ranks."""
+    """Rank of every stage; ScheduleError where stages are left out or on two ranks."""
     found: dict[int, int] = {}
     for rank, order in enumerate(ranks):
         for action in order:

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
-from farpipe.search.ticks import Ticks, choose_ticks, durations_s
+from farpipe.search.step import SearchStep, StepPlayer, Ticks, choose_ticks, durations_s, fits_memory
 from farpipe.step import BACKWARD, FORWARD
 from farpipe.step.chains import NOBODY
+from farpipe.step.codes import B, F, I, W, cell_of, encode, kind_of, next_stage
 from farpipe.step.lowering import Ints
+from farpipe.step.player import CodedSchedule
 
 _MEMORY_UNITS: Final = 1_000_000
 _MAX_PAIRS: Final = 2_000
@@ -64,7 +65,7 @@ class _Model:
     makespan: Any = None
 
     def code(self, stage: int, kind: int, microbatch: int) -> int:
-        return 4 * (stage * self.step.problem.num_microbatches + microbatch) + kind
+        return encode(kind, stage * self.step.problem.num_microbatches + microbatch)
 
     def begin(self, stage: int, kind: int, microbatch: int) -> Any:
         return self.start[self.code(stage, kind, microbatch)]
@@ -76,16 +77,16 @@ class _Model:
     @property
     def back(self) -> int:
         """The kind that makes the gradient of the input."""
-        return 1 if self.split else 3
+        return I if self.split else B
 
     @property
     def last(self) -> int:
         """The kind that ends with a microbatch."""
-        return 2 if self.split else 3
+        return W if self.split else B
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        return (0, 1, 2) if self.split else (0, 3)
+        return (F, I, W) if self.split else (F, B)
 
 
 def solve(
@@ -187,9 +188,10 @@ def _add_messages(built: _Model) -> None:
     step, model = built.step, built.model
     messages, num_stages = step.arrays.messages, step.shape[0]
     sizes, times = built.ticks.down(messages.occupies_s), built.ticks.down(messages.arrives_after_s)
-    for direction, kind, shift in ((FORWARD, 0, 1), (BACKWARD, built.back, -1)):
+    for direction, kind in ((FORWARD, F), (BACKWARD, built.back)):
         for stage, j in _cells(step):
-            if not 0 <= stage + shift < num_stages:
+            target = next_stage(stage, direction)
+            if not 0 <= target < num_stages:
                 continue
             ready, link = built.end(stage, kind, j), int(messages.link[direction, stage, j])
             arrival = ready
@@ -203,7 +205,7 @@ def _add_messages(built: _Model) -> None:
                     built.link_intervals.setdefault(link, []).append(interval)
                     built.sent.setdefault(link, []).append(_Sent((direction, stage), ready, sent, size))
                     arrival = sent + there
-            built.arrival[direction, stage + shift, j] = arrival
+            built.arrival[direction, target, j] = arrival
 
 
 def _add_first_come(built: _Model, in_order: bool) -> None:
@@ -233,17 +235,17 @@ def _add_precedence(built: _Model, in_order: bool) -> None:
     model, num_microbatches = built.model, built.step.shape[1]
     chains = built.step.problem.chains
     for stage, j in _cells(built.step):
-        model.add(built.begin(stage, built.back, j) >= built.end(stage, 0, j))
+        model.add(built.begin(stage, built.back, j) >= built.end(stage, F, j))
         if built.split:
-            model.add(built.begin(stage, 2, j) >= built.end(stage, 1, j))
-        for direction, kind in ((FORWARD, 0), (BACKWARD, built.back)):
+            model.add(built.begin(stage, W, j) >= built.end(stage, I, j))
+        for direction, kind in ((FORWARD, F), (BACKWARD, built.back)):
             if (direction, stage, j) in built.arrival:
                 model.add(built.begin(stage, kind, j) >= built.arrival[direction, stage, j])
         if (before := int(chains.previous[j])) != NOBODY:
-            model.add(built.begin(stage, 0, j) >= built.end(stage, 0, before))
+            model.add(built.begin(stage, F, j) >= built.end(stage, F, before))
             model.add(built.begin(stage, built.back, before) >= built.end(stage, built.back, j))
         if in_order and j + 1 < num_microbatches:
-            model.add(built.begin(stage, 0, j + 1) >= built.end(stage, 0, j))
+            model.add(built.begin(stage, F, j + 1) >= built.end(stage, F, j))
             one, other = map(int, chains.backwards[j : j + 2])
             for kind in built.kinds[1:]:
                 model.add(built.begin(stage, kind, other) >= built.end(stage, kind, one))
@@ -261,14 +263,14 @@ def _add_memory(built: _Model, in_order: bool) -> None:
 
 def _add_rank_memory(built: _Model, rank: int, stages: Ints) -> None:
     """An interval for every holding of every stage and microbatch."""
-    kind_of = {0: 0, 1: built.back, 2: built.last}
+    does = {F: F, I: built.back, W: built.last}
     intervals, demands = [], []
     for holding, stage in product(built.step.holdings, stages.tolist()):
         for j, part in enumerate(holding.size[stage].tolist()):
             if part > 0:
                 size = built.model.new_int_var(0, built.horizon, "")
-                begin = built.begin(stage, kind_of[holding.taken_by], int(holding.taker[j]))
-                end = built.end(stage, kind_of[holding.freed_by], j)
+                begin = built.begin(stage, does[holding.taken_by], int(holding.taker[j]))
+                end = built.end(stage, does[holding.freed_by], j)
                 intervals.append(built.model.new_interval_var(begin, size, end, ""))
                 demands.append(part)
     capacity, units = memory_units(float(built.step.headroom_bytes[rank]), np.array(demands))
@@ -284,7 +286,7 @@ def memory_units(headroom: float, demands: Any) -> tuple[int, list[int]]:
 
 
 def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
-    """At most K microbatches fit between F and I, so F of j waits for the end of I of j - K (of W if all is stash)."""
+    """Memory of K microbatches between F and I: F of j waits for the end of I of j - K (of W if all is stash)."""
     for place, stage in enumerate(stages.tolist()):
         if not held[place].min() > 0:
             continue
@@ -293,7 +295,7 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
         kind = built.last if all_stash else built.back
         backwards = built.step.problem.chains.backwards
         for j in range(window, held.shape[1]):
-            built.model.add(built.begin(stage, 0, j) >= built.end(stage, kind, int(backwards[j - window])))
+            built.model.add(built.begin(stage, F, j) >= built.end(stage, kind, int(backwards[j - window])))
 
 
 def _add_opening(built: _Model) -> None:
@@ -330,14 +332,14 @@ def _add_ends(built: _Model) -> None:
 
 def _hint(built: _Model, step: SearchStep, orders: CodedSchedule) -> None:
     """Start times of the best known orders."""
-    for code, start_s in zip(orders[0].tolist(), Player(step).start_s(orders).tolist(), strict=True):
+    for code, start_s in zip(orders[0].tolist(), StepPlayer(step).start_s(orders).tolist(), strict=True):
         if code in built.start:
             built.model.add_hint(built.start[code], int(built.ticks.down(start_s)))
 
 
 def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[float, CodedSchedule], None]) -> Any:
     """Keeps the best order among the solver's answers, by our simulator's time."""
-    player = Player(built.step)
+    player = StepPlayer(built.step)
 
     class Watcher(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
         orders: CodedSchedule | None = None
@@ -358,8 +360,8 @@ def _orders_of(start: dict[int, int], built: _Model) -> CodedSchedule:
     num_microbatches = built.step.shape[1]
     of_rank: list[list[int]] = [[] for _ in range(built.step.arrays.num_ranks)]
     for code in start:
-        of_rank[built.step.arrays.rank_of_stage[(code >> 2) // num_microbatches]].append(code)
+        of_rank[built.step.arrays.rank_of_stage[cell_of(code, num_microbatches)[0]]].append(code)
     for codes in of_rank:
-        codes.sort(key=lambda code: (start[code], built.size[code] > 0, code & 3, code))
+        codes.sort(key=lambda code: (start[code], built.size[code] > 0, kind_of(code), code))
     begin = np.concatenate(([0], np.cumsum([len(codes) for codes in of_rank]))).astype(np.int32)
     return np.array([code for codes in of_rank for code in codes], np.int32), begin

@@ -1,4 +1,4 @@
-"""Greedy orders: every combination of what the rules leave open is tried, the best is kept."""
+"""Greedy orders: every combination of what the rules leave open is tried, the best is kept; and one by one."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.search.step import CodedSchedule, Player, SearchStep, fits_memory
-from farpipe.step import BACKWARD, FORWARD, KINDS
+from farpipe.search.step import SearchStep, StepPlayer, fits_memory
+from farpipe.step import BACKWARD, FORWARD, Action, Problem, Schedule, need_tables
+from farpipe.step.codes import NUM_KINDS, B, I
 from farpipe.step.lowering import Floats, Ints
+from farpipe.step.player import CodedSchedule
 
 MAX_ACTIONS_IN_ALL = 1_500_000
 """Over all tries together: one or two seconds' work; of steps larger than that fewer combinations are tried."""
@@ -23,21 +25,26 @@ def greedy_orders(
 ) -> list[tuple[float, CodedSchedule]]:
     """(makespan_s, orders) of every greedy try, best first; empty when one microbatch does not fit some rank.
 
-    (Or when the stash of a W is larger than the activations, which no rule foresees, and fits nowhere.)
     `split`: backwards as I and W, else as B. `go_on` is asked before every try but the first;
     all of them together make about `max_actions` actions.
     """
     from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
 
     compiled: Any = greedy_kernel.greedy
-    player = Player(step)
+    player = StepPlayer(step)
     found: dict[bytes, tuple[float, CodedSchedule]] = {}
     chains = step.problem.chains
     nothing = np.zeros(step.shape[1], np.int64)
     sequence = (chains.backwards, chains.forwards_needed() if chains.any else nothing)
     most = max(1, max_actions // step.num_actions)
-    shape = (*step.shape, len(KINDS))
-    memory = (step.taken_bytes.reshape(shape), step.freed_bytes.reshape(shape), step.headroom_bytes, _reserves(step))
+    shape = (*step.shape, NUM_KINDS)
+    needed, released = (table.reshape(shape) for table in need_tables(step.problem))
+    memory = (
+        needed,
+        released,
+        step.headroom_bytes,
+        _reserves(step, needed[..., I if split else B].max(axis=1)),
+    )
     limits = (step.stages, step.stages_begin, *memory, *sequence)
     opened = step.problem.traffic.opening[:2]
     for (in_flight, rules), _ in zip(tries(step, split), range(most), strict=False):
@@ -49,15 +56,16 @@ def greedy_orders(
     return sorted(found.values(), key=lambda pair: pair[0])
 
 
-def _reserves(step: SearchStep) -> Floats:
-    """[S]: what one microbatch (of chains the largest one, whole) needs in all later stages of the same rank, and the
-    gradients of keys and values of a chain in one stage: what forwards that nobody waits for leave free."""
-    sums = step.problem.chains.sums
-    activation = sums(step.activation_bytes).max(axis=1)
-    chain = sums(step.problem.table("chain_bytes")).max(axis=1)
+def _reserves(step: SearchStep, backward_bytes: Floats) -> Floats:
+    """Bytes that forwards which nobody waits for leave free: [S].
+
+    What one microbatch (of chains the largest one, whole) needs in all later stages of the same rank, and one backward
+    in one of its stages, `backward_bytes` [S].
+    """
+    activation = step.problem.chains.sums(step.activation_bytes).max(axis=1)
     reserve = np.zeros(step.shape[0])
     for mine in map(list, step.problem.stages_of_rank):
-        reserve[mine] = activation[mine][::-1].cumsum()[::-1] - activation[mine] + chain[mine].max(initial=0.0)
+        reserve[mine] = activation[mine][::-1].cumsum()[::-1] - activation[mine] + backward_bytes[mine].max(initial=0.0)
     return reserve
 
 
@@ -90,3 +98,19 @@ def round_trips_s(step: SearchStep) -> Floats:
     hop_s = np.append(travel_s[FORWARD, :-1] + travel_s[BACKWARD, 1:], 0.0)
     below = np.cumsum((stage_s + hop_s)[::-1])[::-1]
     return np.asarray(below + arrays.duration_s[2].mean(axis=1))
+
+
+def one_by_one(problem: Problem) -> Schedule:
+    """One sequence after the other, its backwards one stage after the other: the order that fits memory if any does."""
+    first = problem.chains.first
+    sequences = [np.flatnonzero(first == j).tolist() for j in np.unique(first)]
+
+    def rank_order(stages: tuple[int, ...], slices: list[int]) -> list[Action]:
+        forwards = [Action(stage, "F", j) for j in slices for stage in stages]
+        return forwards + [Action(stage, "B", j) for stage in reversed(stages) for j in reversed(slices)]
+
+    ranks = (
+        tuple(action for slices in sequences for action in rank_order(stages, slices))
+        for stages in problem.stages_of_rank
+    )
+    return Schedule(problem.num_microbatches, tuple(ranks), "one by one")

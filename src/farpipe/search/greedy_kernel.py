@@ -6,9 +6,17 @@ The order of the rules is CrossPipe's (USENIX ATC 2025, arXiv 2507.00217); what 
 import numpy as np
 from numba import njit
 
-from farpipe.step.player import figure_place
-
-_F, _I, _W, _B = 0, 1, 2, 3
+from farpipe.step.codes import B, F, I, W
+from farpipe.step.inlined import (
+    direction_of,
+    encode,
+    figure_place,
+    kind_of,
+    message_of,
+    next_stage,
+    put,
+    slot_of,
+)
 
 FORWARD_FIRST, DEEP_FORWARDS, MIXED, FREE_BY_WEIGHTS, OVERSHOOT, SPLIT = range(6)
 """Places in `rules`. FORWARD_FIRST: prefer F whatever came before. DEEP_FORWARDS: of several stages' forwards the
@@ -35,7 +43,7 @@ def greedy(  # type: ignore[no-untyped-def]
     done = np.zeros((3, num_stages), np.int32)  # by kind, of every stage; a B counts as I and as W
     arrival = np.full((2, num_stages, num_microbatches), np.inf)
     arrival[0, 0], arrival[1, num_stages - 1] = 0.0, 0.0
-    free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, _I, np.int32)
+    free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, I, np.int32)
     state = (done, arrival, free, used, last, opens_s, link_free)
     next_start, next_code = np.empty(num_ranks), np.empty(num_ranks, np.int64)
     total = (3 if rules[SPLIT] > 0 else 2) * num_stages * num_microbatches
@@ -80,16 +88,16 @@ def _choose(rank, tables, state, limits, in_flight, rules):  # type: ignore[no-u
     backward_s, backward, waits_for_memory = _next_backward(rank, state, limits, rules)
     blocked |= waits_for_memory
     weight = _next_weight(rank, state, limits) if rules[SPLIT] > 0 else -1
-    back = _I if rules[SPLIT] > 0 else _B
-    forward_code = 4 * forward + _F
-    backward_code = 4 * backward + back
+    back = I if rules[SPLIT] > 0 else B
+    forward_code = encode(F, forward)
+    backward_code = encode(back, backward)
     if weight >= 0:
-        weight_s = _duration_s(_W, weight, tables)
+        weight_s = _duration_s(W, weight, tables)
         soonest = min(forward_s, backward_s)
         if blocked and (rules[FREE_BY_WEIGHTS] > 0 or waits_for_memory):
             soonest = np.inf
         if soonest - free > 0 and soonest - free >= weight_s * (1 - rules[OVERSHOOT]):
-            return free, 4 * weight + _W
+            return free, encode(W, weight)
     if forward_s == np.inf and backward_s == np.inf:
         return np.inf, -1
     if _prefers_forward(state[4][rank], rules) and forward_s <= max(backward_s, free):
@@ -107,7 +115,7 @@ def _duration_s(kind, slot, tables):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, inline="always")
 def _prefers_forward(last, rules):  # type: ignore[no-untyped-def]
-    return rules[FORWARD_FIRST] > 0 or (rules[MIXED] > 0 and last != _F)
+    return rules[FORWARD_FIRST] > 0 or (rules[MIXED] > 0 and last != F)
 
 
 @njit(cache=True)
@@ -119,13 +127,13 @@ def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-unt
     best_s, best, blocked = np.inf, -1, False
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
         stage = stages[at]
-        microbatch = done[_F, stage]
+        microbatch = done[F, stage]
         if microbatch == num_microbatches:
             continue
         start = max(free[rank], arrival[0, stage, microbatch], opens_s[stage])
-        is_needed = microbatch < needed[done[_I, stage]]
-        full = used[rank] + taken[stage, microbatch, _F] + (0.0 if is_needed else reserve[stage]) > headroom[rank]
-        if full or (microbatch - done[_W, stage] >= in_flight[stage] and not is_needed):
+        is_needed = microbatch < needed[done[I, stage]]
+        full = used[rank] + taken[stage, microbatch, F] + (0.0 if is_needed else reserve[stage]) > headroom[rank]
+        if full or (microbatch - done[W, stage] >= in_flight[stage] and not is_needed):
             blocked |= full and start <= free[rank]
         elif start < best_s or (start == best_s and rules[DEEP_FORWARDS] > 0):
             best_s, best = start, stage * num_microbatches + microbatch
@@ -139,14 +147,14 @@ def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
     done, arrival, free, used = state[0], state[1], state[2], state[3]
     stages, stages_begin, taken, _, headroom, _, backwards, _ = limits
     num_microbatches = arrival.shape[2]
-    kind = _I if rules[SPLIT] > 0 else _B
+    kind = I if rules[SPLIT] > 0 else B
     best_s, best, blocked = np.inf, -1, False
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
         stage = stages[at]
-        if done[_I, stage] == num_microbatches:
+        if done[I, stage] == num_microbatches:
             continue
-        microbatch = backwards[done[_I, stage]]
-        if microbatch < done[_F, stage]:
+        microbatch = backwards[done[I, stage]]
+        if microbatch < done[F, stage]:
             start = max(free[rank], arrival[1, stage, microbatch])
             takes = taken[stage, microbatch, kind]
             if start < np.inf and takes > 0 and used[rank] + takes > headroom[rank]:
@@ -164,10 +172,10 @@ def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
     best, most = -1, -1.0
     for at in range(stages_begin[rank], stages_begin[rank + 1]):
         stage = stages[at]
-        if done[_W, stage] < done[_I, stage]:
-            microbatch = backwards[done[_W, stage]]
-            if freed[stage, microbatch, _W] > most:
-                best, most = stage * backwards.size + microbatch, freed[stage, microbatch, _W]
+        if done[W, stage] < done[I, stage]:
+            microbatch = backwards[done[W, stage]]
+            if freed[stage, microbatch, W] > most:
+                best, most = stage * backwards.size + microbatch, freed[stage, microbatch, W]
     return best
 
 
@@ -177,33 +185,23 @@ def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-de
     shape, rank_of_stage = tables.shape, tables.rank_of_stage
     done, arrival, free, used, last, _, _ = state
     taken, freed = memory
-    kind, slot = code & 3, code >> 2
+    kind, slot = kind_of(code), slot_of(code)
     stage, microbatch = slot // shape[1], slot % shape[1]
     free[rank] = start + _duration_s(kind, slot, tables)
-    last[rank] = kind if kind != _W else last[rank]
+    last[rank] = kind if kind != W else last[rank]
     used[rank] += taken[stage, microbatch, kind] - freed[stage, microbatch, kind]
-    if kind != _B:
+    if kind != B:
         done[kind, stage] += 1
     else:
-        done[_I, stage] += 1
-        done[_W, stage] += 1
-    if kind == _W:
+        done[I, stage] += 1
+        done[W, stage] += 1
+    if kind == W:
         return -1
-    direction = 0 if kind == _F else 1
-    target = stage + 1 - 2 * direction
+    direction = direction_of(kind)
+    target = next_stage(stage, direction)
     if target < 0 or target >= shape[0]:
         return -1
-    message = direction * shape[0] * tables.width + figure_place(tables, stage, slot)
-    arrival[direction, target, microbatch] = _arrival(message, free[rank], tables, state[6])
+    message = message_of(direction, figure_place(tables, stage, slot), shape[0] * tables.width)
+    sent_s = put(tables.link[message], free[rank], tables.occupies_s[message], state[6])
+    arrival[direction, target, microbatch] = sent_s + tables.arrives_after_s[message]
     return rank_of_stage[target]
-
-
-@njit(cache=True)
-def _arrival(message, ready, tables, link_free):  # type: ignore[no-untyped-def]
-    """Arrival of a message; on a link that others feed too, served in the order in which this is asked."""
-    name = tables.link[message]
-    if name < 0:
-        return ready
-    start = max(ready, link_free[name])
-    link_free[name] = start + tables.occupies_s[message]
-    return start + tables.arrives_after_s[message]

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.search.step import CodedSchedule, Player, SearchStep
+from farpipe.search.step import SearchStep, StepPlayer
+from farpipe.step.player import CodedSchedule
 
 NUM_THREADS: Final = 2
 """Annealings side by side. A constant, for the answer must not depend on the machine."""
@@ -46,7 +47,7 @@ def improve(
     """
     walks = [Walk(orders, makespan_s) for makespan_s, orders in seeds[:NUM_THREADS]]
     walks += [Walk(walks[0].orders, walks[0].makespan_s) for _ in range(NUM_THREADS - len(walks))]
-    players = [Player(step) for _ in walks]
+    players = [StepPlayer(step) for _ in walks]
     each = max(1, num_evaluations // (num_rounds * len(walks)))
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for index in range(num_rounds):
@@ -65,7 +66,7 @@ def _seed(seed: int, index: int, walk: int) -> int:
     return int(np.random.SeedSequence((seed, index, walk)).generate_state(1)[0])
 
 
-def _anneal(player: Player, walk: Walk, num_evaluations: int, heat: float, target_s: float, seed: int) -> Walk:
+def _anneal(player: StepPlayer, walk: Walk, num_evaluations: int, heat: float, target_s: float, seed: int) -> Walk:
     from farpipe.search import local_kernel  # here, for numba takes a third of a second to import
 
     step = player.step
@@ -79,7 +80,7 @@ def _anneal(player: Player, walk: Walk, num_evaluations: int, heat: float, targe
         codes,
         begin,
         step.tables,
-        player.out(codes.size),
+        player.arrays.new_out(codes.size),
         player.scratch,
         memory,
         (chains.previous, chains.next),

@@ -11,9 +11,19 @@ There is no move that joins I and W into B: in our model B is never faster than 
 import numpy as np
 from numba import njit
 
-from farpipe.step.player import figure_place, makespan
+from farpipe.step.codes import NUM_KINDS, B, F, I, W
+from farpipe.step.inlined import (
+    arrival_of,
+    direction_of,
+    encode,
+    figure_place,
+    kind_of,
+    message_of,
+    next_stage,
+    slot_of,
+)
+from farpipe.step.player_kernel import makespan
 
-_F, _I, _W, _B = 0, 1, 2, 3
 MAX_STRETCH = 64
 """Actions between the ends of a move, at most."""
 _MAX_CHAIN = 8
@@ -44,11 +54,12 @@ def anneal(  # type: ignore[no-untyped-def]
     """
     np.random.seed(seed)
     (num_stages, num_microbatches), num_ranks = tables.shape, begin.size - 1
-    current, level, place = codes.copy(), np.empty(codes.size), np.empty(4 * num_stages * num_microbatches, np.int32)
+    num_slots = num_stages * num_microbatches
+    current, level, place = codes.copy(), np.empty(codes.size), np.empty(NUM_KINDS * num_slots, np.int32)
     _lay_out(current, begin, memory, level, place)
     state = (current, begin, memory, level, place, num_microbatches, tables.rank_of_stage, slices)
     undo = (np.empty((_MAX_CHAIN, 3), np.int64), np.empty((_MAX_CHAIN, MAX_STRETCH), np.int32))
-    cursor = np.empty(4 * num_stages, np.int64)
+    cursor = np.empty(NUM_KINDS * num_stages, np.int64)
     path = np.empty(codes.size, np.int64)
     no_limit = np.full(num_ranks, np.inf)
     now_s = makespan(current, begin, tables, out, scratch, no_limit)
@@ -98,9 +109,9 @@ def _critical_path(codes, begin, tables, out, place, path):  # type: ignore[no-u
     for rank in range(begin.size - 1):
         final = begin[rank + 1] - 1
         if final >= begin[rank]:
-            slot = codes[final] >> 2
+            slot = slot_of(codes[final])
             row = figure_place(tables, slot // shape[1], slot)
-            end_s = start_s[final] + tables.duration_s[(codes[final] & 3) * shape[0] * tables.width + row]
+            end_s = start_s[final] + tables.duration_s[kind_of(codes[final]) * shape[0] * tables.width + row]
             if end_s > last_s:
                 last_s, at = end_s, final
     length = 0
@@ -108,18 +119,18 @@ def _critical_path(codes, begin, tables, out, place, path):  # type: ignore[no-u
         path[length] = at
         length += 1
         code = codes[at]
-        kind, slot = code & 3, code >> 2
-        stage = slot // shape[1]
-        direction = 0 if kind == _F else 1
-        source = stage - 1 + 2 * direction
-        sent = kind != _W and 0 <= source < shape[0] and arrival_s[direction * per_kind + slot] == start_s[at]
+        kind, slot = kind_of(code), slot_of(code)
+        stage, direction = slot // shape[1], direction_of(kind)
+        source = next_stage(stage, 1 - direction)
+        there_s = arrival_s[message_of(direction, slot, per_kind)]
+        sent = kind != W and 0 <= source < shape[0] and there_s == start_s[at]
         if not sent:
             at = at - 1 if at > begin[rank_of_stage[stage]] else -1
             continue
-        made = slot - shape[1] if direction == 0 else slot + shape[1]
-        at = place[4 * made + kind]
+        made = arrival_of(slot, 1 - direction, shape[1])
+        at = place[encode(kind, made)]
         if at < 0:
-            at = place[4 * made + (_I + _B - kind)]
+            at = place[encode(I + B - kind, made)]
     return length
 
 
@@ -131,7 +142,7 @@ def _move(state, undo, cursor, renumber, path):  # type: ignore[no-untyped-def]
     num_ranks = begin.size - 1
     if np.random.random() < _ON_PATH:
         at = path[np.random.randint(path.size)]
-        rank = np.int64(rank_of_stage[(codes[at] >> 2) // num_microbatches])
+        rank = np.int64(rank_of_stage[slot_of(codes[at]) // num_microbatches])
     else:
         rank = np.random.randint(num_ranks)
         at = begin[rank] + np.random.randint(max(begin[rank + 1] - begin[rank], 1))
@@ -161,11 +172,11 @@ def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped
     length = 2 + np.random.randint(_MAX_CHAIN - 1)
     seen = np.full(length, -1, np.int64)
     for link in range(length):
-        stage = (code >> 2) // num_microbatches + link
+        stage = slot_of(code) // num_microbatches + link
         if stage >= rank_of_stage.size:
             break
         rank = np.int64(rank_of_stage[stage])
-        here = place[code + 4 * link * num_microbatches]
+        here = place[encode(kind_of(code), slot_of(code) + link * num_microbatches)]
         if here < 0 or (seen == rank).any():
             break
         seen[link] = rank
@@ -204,12 +215,11 @@ def _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high
 def _keep_sequence(codes, low, high, before, cursor, num_microbatches):  # type: ignore[no-untyped-def]
     """Give the actions of each stage and kind the microbatches in the sequence in which they stood before."""
     for at in range(low, high):
-        cursor[4 * ((codes[at] >> 2) // num_microbatches) + (codes[at] & 3)] = 0
+        cursor[encode(kind_of(codes[at]), slot_of(codes[at]) // num_microbatches)] = 0
     for at in range(low, high):
-        stage, kind = (codes[at] >> 2) // num_microbatches, codes[at] & 3
-        token = 4 * stage + kind
+        token = encode(kind_of(codes[at]), slot_of(codes[at]) // num_microbatches)
         i = cursor[token]
-        while (before[i] >> 2) // num_microbatches != stage or (before[i] & 3) != kind:
+        while encode(kind_of(before[i]), slot_of(before[i]) // num_microbatches) != token:
             i += 1
         codes[at] = before[i]
         cursor[token] = i + 1
@@ -223,32 +233,32 @@ def _sound(codes, low, high, memory, level, place, rank, slices):  # type: ignor
     used = level[low]
     for at in range(low, high):
         code = codes[at]
-        kind, base = code & 3, code & ~3
+        kind, slot = kind_of(code), slot_of(code)
         level[at] = used
         if used + taken[code] > headroom and taken[code] > 0:
             return False
         used += taken[code] - freed[code]
-        if used > headroom and kind == _I:
+        if used > headroom and kind == I:
             return False
-        if not _in_turn(code, kind, base, at, place, slices):
+        if not _in_turn(kind, slot, at, place, slices):
             return False
     return True
 
 
 @njit(cache=True, inline="always")
-def _in_turn(code, kind, base, at, place, slices):  # type: ignore[no-untyped-def]
+def _in_turn(kind, slot, at, place, slices):  # type: ignore[no-untyped-def]
     """True if what has to come before an action on its own stage does: F before I before W, slices in their order."""
-    if kind == _W:
-        return place[base + _I] <= at
-    microbatch = (code >> 2) % slices[0].size
-    other = slices[0][microbatch] if kind == _F else slices[1][microbatch]
+    if kind == W:
+        return place[encode(I, slot)] <= at
+    microbatch = slot % slices[0].size
+    other = slices[0][microbatch] if kind == F else slices[1][microbatch]
     if other >= 0:
-        before = base + 4 * (other - microbatch)
-        if kind == _F and place[before + _F] > at:
+        before = slot + other - microbatch
+        if kind == F and place[encode(F, before)] > at:
             return False
-        if kind != _F and max(place[before + _I], place[before + _B]) > at:
+        if kind != F and max(place[encode(I, before)], place[encode(B, before)]) > at:
             return False
-    return kind == _F or place[base + _F] <= at
+    return kind == F or place[encode(F, slot)] <= at
 
 
 @njit(cache=True)

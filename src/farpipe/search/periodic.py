@@ -13,9 +13,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.search.step import CodedSchedule, SearchStep
+from farpipe.search.step import SearchStep
 from farpipe.step import Hop, Problem, Transfer
+from farpipe.step.codes import NUM_KINDS, B, I, cell_of, encode, kind_of
 from farpipe.step.lowering import Floats, Ints
+from farpipe.step.player import CodedSchedule
 from farpipe.step.problem import STAGE_FIGURES
 
 LONG_ACTIONS: Final = 400_000
@@ -25,8 +27,7 @@ _SHORT_PER_STAGE: Final = 16
 _WORTH_IT: Final = 4
 """The least ratio of the whole step to the short one."""
 _MOST_PERIODS: Final = 4
-"""Of one order: what looks fastest need not be when it is repeated, so the simulator judges a few."""
-_I, _B = 1, 3
+"""Candidates of one order: what looks fastest need not be when it is repeated, so the simulator judges a few."""
 
 
 def short_microbatches(step: SearchStep) -> int | None:
@@ -71,12 +72,13 @@ def find_periods(step: SearchStep, orders: CodedSchedule, start_s: Floats) -> li
     """
     codes, begin = orders
     num_stages, num_microbatches = step.shape
-    kinds, stages = codes & 3, (codes >> 2) // num_microbatches
-    if (kinds == _B).any() and (kinds == _I).any():
+    kinds, (stages, _) = kind_of(codes), cell_of(codes, num_microbatches)
+    if (kinds == B).any() and (kinds == I).any():
         return []
-    moments = np.sort(start_s[(stages == num_stages - 1) & ((kinds == _I) | (kinds == _B))])
+    moments = np.sort(start_s[(stages == num_stages - 1) & ((kinds == I) | (kinds == B))])
     moments = moments[num_microbatches // 4 : 3 * num_microbatches // 4]
-    lanes = [np.sort(start_s[(stages == stage) & (kinds == kind)]) for stage in range(num_stages) for kind in range(4)]
+    lane = encode(kinds, stages)
+    lanes = [np.sort(start_s[lane == one]) for one in range(NUM_KINDS * num_stages)]
     done = np.array([np.searchsorted(lane, moments) for lane in lanes if lane.size])
     rows = [start_s[begin[r] : begin[r + 1]] for r in range(begin.size - 1)]
 
@@ -88,7 +90,7 @@ def find_periods(step: SearchStep, orders: CodedSchedule, start_s: Floats) -> li
 
 
 def _fastest_pairs(states: NDArray[np.int64], done: NDArray[np.int64], moments: Floats) -> list[tuple[int, int]]:
-    """Of all moments [T] with equal columns of `states` [lanes, T] those with the least time per microbatch `done`.
+    """Moments, of all [T] with equal columns of `states` [lanes, T], with the least time per microbatch `done`.
 
     Of those that take the same the shortest, and only a few that differ.
     """
@@ -120,12 +122,12 @@ def extended(step: SearchStep, orders: CodedSchedule, period: Period, num_microb
 
 def _numbered(codes: Ints, short: int, num_microbatches: int) -> Ints:
     """Codes of a step with more microbatches: those of one stage and kind are counted; what is beyond is left out."""
-    kinds, stages = codes & 3, (codes >> 2) // short
-    lane = 4 * stages + kinds
+    kinds, (stages, _) = kind_of(codes), cell_of(codes, short)
+    lane = encode(kinds, stages)
     order = np.argsort(lane, kind="stable")
     sorted_lanes = lane[order]
     first = np.searchsorted(sorted_lanes, sorted_lanes)
     microbatch = np.empty(codes.size, np.int64)
     microbatch[order] = np.arange(codes.size) - first
     keep = microbatch < num_microbatches
-    return (4 * (stages.astype(np.int64) * num_microbatches + microbatch) + kinds)[keep].astype(np.int32)
+    return encode(kinds, stages.astype(np.int64) * num_microbatches + microbatch)[keep].astype(np.int32)

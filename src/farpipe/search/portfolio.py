@@ -12,28 +12,26 @@ from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.check import expect_enough_memory
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search.exact import solve
-from farpipe.search.greedy import greedy_orders
+from farpipe.search.greedy import greedy_orders, one_by_one
 from farpipe.search.local import improve
-from farpipe.search.one_by_one import one_by_one
 from farpipe.search.periodic import extended, find_periods, short_microbatches, shortened
-from farpipe.search.rank_bound import rank_bound_s
 from farpipe.search.step import (
-    CodedSchedule,
-    Player,
     SearchStep,
+    StepPlayer,
     fits_memory,
     search_step,
     split_backwards,
     to_orders,
     to_schedule,
 )
-from farpipe.search.windows import improve_windows
 from farpipe.simulate import Timeline, simulate
-from farpipe.step import KINDS, Problem, Schedule
+from farpipe.step import Problem, Schedule
+from farpipe.step.codes import B, F, kind_of
+from farpipe.step.player import CodedSchedule
 from farpipe.strict import nearest
 
-METHODS: Final = ("named", "greedy", "local", "windows", "exact")
-"""The stages of the search, in the order in which they hand on their best; ``windows`` where ``exact`` is left out."""
+METHODS: Final = ("named", "greedy", "local", "exact")
+"""The stages of the search, in the order in which they hand on their best."""
 
 SEARCHES: Final[dict[str, tuple[str, ...]]] = {
     "greedy": ("greedy",),
@@ -53,17 +51,11 @@ _MOST_ACTIONS_IN_A_ROUND: Final = 2e7
 _FINISH_S_PER_ACTION: Final = 8e-6
 """Time for making, checking and playing the schedule when the search is over."""
 _GRACE_S: Final = 1.0
-"""By how much the named orders may overrun the time limit, so that of small steps none is left out."""
-_LOCAL_SHARE, _LOCAL_SHARE_OF_MEDIUM, _LOCAL_SHARE_OF_SMALL, _EFFORT_SHARE = 0.7, 0.2, 0.2, 0.2
-"""Of the time limit. By the size of the step, not by what else was chosen: one more method must never make it worse."""
-_WINDOWS_PER_S: Final = 1.2
-"""Of the time limit: they take about half of it."""
-_MAX_WINDOW_ACTIONS: Final = 60_000
-"""Of larger steps a window is too small a part."""
-_RANKS_SHARE, _MOST_RANKS = 0.05, 3
-"""Of the time limit, for the bound of one rank; of how many ranks."""
+"""Seconds by which the named orders may overrun the time limit, so that of small steps none is left out."""
+_LOCAL_SHARE, _LOCAL_SHARE_OF_SMALL, _EFFORT_SHARE = 0.7, 0.2, 0.2
+"""Shares of the time limit, by the size of the step, not by the other methods: one more must never make it worse."""
 _SHORT_SHARE: Final = 0.6
-"""Of the time limit, for the short step whose steady state a long one repeats."""
+"""Share of the time limit for the short step whose steady state a long one repeats."""
 _MOST_REPEATED: Final = 6
 """Orders of the short step whose steady states are tried."""
 _MAX_EXACT_ACTIONS: Final = 1500
@@ -81,7 +73,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundOrder:
     """The best order and how good it is."""
 
     schedule: Schedule
@@ -116,18 +108,12 @@ class _Best:
     history: list[Progress] = field(default_factory=list)
     cut_by_clock: bool = False
     interrupted: bool = False
-    in_order: bool | None = None
     exact_follows: bool = False
 
     @property
     def small(self) -> bool:
         """True if the exact search is likely to be of use."""
         return self.step.num_actions <= _MAX_EXACT_ACTIONS
-
-    @property
-    def medium(self) -> bool:
-        """True if a window is a large enough part of the step."""
-        return self.step.num_actions <= _MAX_WINDOW_ACTIONS
 
     @property
     def left_s(self) -> float:
@@ -173,17 +159,14 @@ def search(
     *,
     split: bool = True,
     always_exact: bool = False,
-    in_order: bool | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> Found:
+) -> FoundOrder:
     """The best order for `problem` that can be found in about `time_limit_s` seconds.
 
     Ends early when it is proven that none is faster; on KeyboardInterrupt with the best so far. `split`: backwards may
-    be done as I and W; else only as B. `always_exact`: the exact search however large the step. `in_order`: whether it
-    keeps the microbatches of one stage and kind in their sequence; None: where they are alike, for then nothing is lost
-    (True elsewhere: faster, but nothing is proven by it; False: all orders). The same arguments give the same schedule
-    unless `cut_by_clock`. Raises InfeasibleError when one microbatch alone does not fit some rank, UsageError for
-    unknown methods.
+    be done as I and W; else only as B. `always_exact`: the exact search however large the step. The same arguments give
+    the same schedule unless `cut_by_clock`. Raises InfeasibleError when one microbatch alone does not fit some rank,
+    UsageError for unknown methods.
     """
     chosen = _known(methods)
     expect_enough_memory(problem)
@@ -191,7 +174,7 @@ def search(
     step = search_step(problem)
     deadline_s = began_s + time_limit_s - _FINISH_S_PER_ACTION * step.num_actions
     best = _Best(step, deadline_s, began_s, lower_bound_s(problem), on_progress)
-    best.in_order, best.exact_follows = in_order, "exact" in chosen and (always_exact or best.small)
+    best.exact_follows = "exact" in chosen and (always_exact or best.small)
     try:
         if count := short_microbatches(step) if set(chosen) - {"named"} else None:
             _repeat(best, count, chosen, time_limit_s, seed, split)
@@ -205,9 +188,8 @@ def search(
 
 def _run(best: _Best, chosen: Sequence[str], time_limit_s: float, seed: int, split: bool) -> None:
     """The chosen stages, one after the other, each beginning with what those before it found."""
-    fits = {"windows": best.medium and not best.exact_follows, "exact": best.exact_follows}
     for method in METHODS:
-        if method not in chosen or best.proven or not fits.get(method, True):
+        if method not in chosen or best.proven or (method == "exact" and not best.exact_follows):
             continue
         if not best.go_on():
             break
@@ -220,11 +202,10 @@ def _repeat(best: _Best, count: int, chosen: Sequence[str], time_limit_s: float,
     step = search_step(shortened(best.step.problem, count))
     limit_s = _SHORT_SHARE * time_limit_s
     short = _Best(step, time.monotonic() + limit_s, best.began_s, lower_bound_s(step.problem), lambda news: None)
-    short.in_order = best.in_order
     _run(short, [method for method in chosen if method != "exact"], limit_s, seed, split)
     best.cut_by_clock |= short.cut_by_clock
     found = [(short.makespan_s, short.orders), *short.seeds] if short.orders is not None else short.seeds
-    player, short_player = Player(best.step), Player(step)
+    player, short_player = StepPlayer(best.step), StepPlayer(step)
     for makespan_s, orders in sorted(found, key=lambda pair: pair[0])[:_MOST_REPEATED]:
         whole = _split(step, makespan_s, orders)[1] if split else orders
         for period in find_periods(step, whole, short_player.start_s(whole)):
@@ -242,7 +223,7 @@ def _known(methods: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
-def _found(best: _Best) -> Found:
+def _found(best: _Best) -> FoundOrder:
     if best.orders is None:
         _one_by_one(best)
     assert best.orders is not None
@@ -252,7 +233,7 @@ def _found(best: _Best) -> Found:
     timeline = simulate(problem, schedule, checked=True)
     bound_s = float(min(best.bound_s, timeline.makespan_s))
     gap = timeline.makespan_s / bound_s - 1 if bound_s else 0.0
-    return Found(
+    return FoundOrder(
         schedule, timeline, bound_s, gap, best.proven, best.cut_by_clock, tuple(best.history), best.interrupted
     )
 
@@ -262,11 +243,11 @@ def _one_by_one(best: _Best) -> None:
     schedule = one_by_one(problem)
     check(problem, schedule)
     orders = to_orders(schedule)
-    best.offer("one by one", Player(best.step).makespan_s(orders), orders)
+    best.offer("one by one", StepPlayer(best.step).makespan_s(orders), orders)
 
 
 def _named(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    player = Player(best.step)
+    player = StepPlayer(best.step)
     for name in ORDERS:
         if not best.go_on(_GRACE_S):
             return
@@ -274,14 +255,14 @@ def _named(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
             orders = to_orders(order(name, best.step.problem))
         except (InputError, InfeasibleError):
             continue
-        joined = (orders[0] & 3 == KINDS.index("F")) | (orders[0] & 3 == KINDS.index("B"))
+        joined = (kind_of(orders[0]) == F) | (kind_of(orders[0]) == B)
         variants = {name: orders, f"{name} split": split_backwards(orders)} if split else {name: orders}
         for label, variant in variants.items():
             if (split or joined.all()) and fits_memory(best.step, variant):
                 _offer_seed(best, label, player, variant)
 
 
-def _offer_seed(best: _Best, name: str, player: Player, orders: CodedSchedule) -> None:
+def _offer_seed(best: _Best, name: str, player: StepPlayer, orders: CodedSchedule) -> None:
     makespan_s = player.makespan_s(orders)
     best.offer(name, makespan_s, orders)
     best.seeds.append((makespan_s, orders))
@@ -296,7 +277,7 @@ def _greedy(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
 
 
 def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    share = _LOCAL_SHARE_OF_SMALL if best.small else _LOCAL_SHARE_OF_MEDIUM if best.medium else _LOCAL_SHARE
+    share = _LOCAL_SHARE_OF_SMALL if best.small else _LOCAL_SHARE
     num_actions = best.step.num_actions
     plays = min(share * time_limit_s * _PLAYED_ACTIONS_PER_S / num_actions, _MOST_PLAYS_PER_ACTION * num_actions)
 
@@ -323,30 +304,10 @@ def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, CodedSchedule]]:
 def _split(step: SearchStep, makespan_s: float, orders: CodedSchedule) -> tuple[float, CodedSchedule]:
     """(makespan_s, orders) with every backward as I and W, unless what W needs is more than the activations."""
     parts = split_backwards(orders)
-    return (Player(step).makespan_s(parts), parts) if fits_memory(step, parts) else (makespan_s, orders)
-
-
-def _windows(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    def report(makespan_s: float, orders: CodedSchedule) -> bool:
-        best.offer("windows", makespan_s, orders)
-        return best.go_on()
-
-    improve_windows(
-        best.step,
-        _hint(best, split),
-        num_windows=max(1, int(_WINDOWS_PER_S * time_limit_s)),
-        target_s=best.bound_s,
-        seed=seed,
-        deadline_s=best.deadline_s,
-        report=report,
-    )
+    return (StepPlayer(step).makespan_s(parts), parts) if fits_memory(step, parts) else (makespan_s, orders)
 
 
 def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    if split and best.step.alike and best.step.problem.num_stages > best.step.problem.num_ranks:
-        _raise_by_ranks(best, time_limit_s, seed)
-        if best.proven:
-            return
     result = solve(
         best.step,
         _hint(best, split),
@@ -355,22 +316,10 @@ def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
         effort=_EFFORT_SHARE * time_limit_s,
         seed=seed,
         split=split,
-        in_order=best.in_order,
         on_better=lambda seconds, better: best.offer("exact", seconds, better),
     )
     best.cut_by_clock |= result.cut_by_clock
     best.raise_bound("exact", result.lower_bound_s)
-
-
-def _raise_by_ranks(best: _Best, time_limit_s: float, seed: int) -> None:
-    """The bounds of single ranks; those in the middle of a V, where its memory is tightest in time, come first."""
-    hint, effort = _hint(best, True), _RANKS_SHARE * time_limit_s
-    for rank in reversed(range(best.step.problem.num_ranks)[-_MOST_RANKS:]):
-        if best.proven or not best.go_on():
-            return
-        bound_s, cut = rank_bound_s(best.step, rank, hint, best.bound_s, effort=effort, limit_s=best.left_s, seed=seed)
-        best.cut_by_clock |= cut
-        best.raise_bound("exact", bound_s)
 
 
 def _hint(best: _Best, split: bool) -> tuple[float, CodedSchedule]:
@@ -380,4 +329,4 @@ def _hint(best: _Best, split: bool) -> tuple[float, CodedSchedule]:
     return _split(best.step, best.makespan_s, best.orders)
 
 
-_STAGES: Final = {"named": _named, "greedy": _greedy, "local": _local, "windows": _windows, "exact": _exact}
+_STAGES: Final = {"named": _named, "greedy": _greedy, "local": _local, "exact": _exact}

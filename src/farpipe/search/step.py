@@ -1,18 +1,18 @@
 """A Problem as the searches read it: the simulator's flat tables, memory, and what makes a good order good."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from farpipe.step import KINDS, Holding, Problem, Schedule, byte_tables, holdings
+from farpipe.step import Holding, Problem, Schedule, byte_tables, headroom_bytes, holdings, levels
+from farpipe.step import player as step_player
+from farpipe.step.codes import B, I, W, kind_of
 from farpipe.step.lowering import Floats, Ints, StepArrays, Tables, lower
+from farpipe.step.player import CodedSchedule
 
-_I, _W, _B = map(KINDS.index, "IWB")
-
-CodedSchedule = tuple[Ints, Ints]
-"""The orders of all ranks as codes, and where each rank's begins: as `Schedule` has them."""
+_MAX_TICKS: Final = 1_000_000
+_CLOSE: Final = 1e-9
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SearchStep:
     """[R]: what a rank has for activations; infinite where memory is unlimited."""
     taken_bytes: Floats
     freed_bytes: Floats
-    """By code: what an action takes when it starts and frees when it ends (`farpipe.step.byte_tables`)."""
+    """Bytes, by code, that an action takes when it starts and frees when it ends (`farpipe.step.byte_tables`)."""
     holdings: tuple[Holding, ...]
     """The same as spans of time."""
     stages: Ints
@@ -79,7 +79,7 @@ def search_step(problem: Problem) -> SearchStep:
     return SearchStep(
         problem=problem,
         arrays=arrays,
-        headroom_bytes=np.array([_headroom_bytes(problem, rank) for rank in range(problem.num_ranks)]),
+        headroom_bytes=headroom_bytes(problem),
         taken_bytes=taken_bytes,
         freed_bytes=freed_bytes,
         holdings=holdings(problem),
@@ -90,58 +90,23 @@ def search_step(problem: Problem) -> SearchStep:
     )
 
 
-def _headroom_bytes(problem: Problem, rank: int) -> float:
-    """Rounded up by half of what `check` forgives."""
-    spec = problem.ranks[rank]
-    if spec.memory_bytes is None:
-        return np.inf
-    return spec.memory_bytes * (1 + 5e-10) - spec.static_bytes
-
-
 def fits_memory(step: SearchStep, orders: CodedSchedule) -> bool:
     """True if no rank ever holds more than its memory."""
     codes, begin = orders
     taken, given = step.taken_bytes[codes], step.freed_bytes[codes]
     for rank, headroom in enumerate(step.headroom_bytes):
         mine = slice(begin[rank], begin[rank + 1])
-        in_use = np.cumsum(taken[mine]) - (np.cumsum(given[mine]) - given[mine])
-        if in_use.max(initial=0.0) > headroom:
+        if levels(taken[mine], given[mine]).max(initial=0.0) > headroom:
             return False
     return True
 
 
-class Player:
-    """Plays orders of one step again and again in the same memory; not to be used by two threads at once."""
+class StepPlayer(step_player.Player):
+    """A player of the orders of one search's step."""
 
-    def __init__(self, step: SearchStep):
-        from farpipe.step import player  # here, for numba takes a third of a second to import
-
+    def __init__(self, step: SearchStep) -> None:
+        super().__init__(step.arrays)
         self.step = step
-        self._compiled: Any = player
-        arrays = step.arrays
-        num_links, any_shared = arrays.shared.size, bool(arrays.shared.any())
-        sizes = (arrays.num_ranks, num_links, any_shared, arrays.collectives.link.size)
-        self.scratch = self._compiled.new_scratch(step.tables.shape, *sizes)
-        self._no_limit = np.full(arrays.num_ranks, np.inf)
-
-    def out(self, num_actions: int) -> tuple[NDArray[Any], ...]:
-        """New memory for what a play finds."""
-        size, num_collectives = self.step.arrays.messages.link.size, self.step.arrays.collectives.link.size
-        return np.empty(num_actions), np.zeros(size), np.empty(size), np.empty(num_collectives)
-
-    def makespan_s(self, orders: CodedSchedule) -> float:
-        """The step time of `orders`; infinite when they deadlock. Memory is not looked at."""
-        return self.play(orders)[0]
-
-    def start_s(self, orders: CodedSchedule) -> Floats:
-        """Start of every action: [num_actions]."""
-        return np.asarray(self.play(orders)[1][0])
-
-    def play(self, orders: CodedSchedule) -> tuple[float, tuple[NDArray[Any], ...]]:
-        """(step time, what the player wrote: starts of actions, of messages, arrivals, starts of collectives)."""
-        codes, begin = orders
-        out = self.out(codes.size)
-        return float(self._compiled.makespan(codes, begin, self.step.tables, out, self.scratch, self._no_limit)), out
 
 
 def to_schedule(orders: CodedSchedule, num_microbatches: int, method: str) -> Schedule:
@@ -155,14 +120,59 @@ def split_backwards(orders: CodedSchedule) -> CodedSchedule:
     Never slower: the gradient leaves at the end of I instead of B, and the same memory is free at the end of W.
     """
     codes, begin = orders
-    joined = (codes & 3) == _B
+    joined = kind_of(codes) == B
     parts = np.repeat(codes, 1 + joined)
     place = np.cumsum(1 + joined) - 1  # of the last part of every action
-    parts[place[joined]] += _W - _B
-    parts[place[joined] - 1] += _I - _B
+    parts[place[joined]] += W - B
+    parts[place[joined] - 1] += I - B
     return parts, np.concatenate(([0], np.cumsum(1 + joined)))[begin].astype(np.int32)
 
 
 def to_orders(schedule: Schedule) -> CodedSchedule:
     """The codes of a Schedule."""
     return schedule.codes, schedule.begin
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """The length of a tick; `exact`: every duration is a whole number of them (to nine digits)."""
+
+    seconds: float
+    exact: bool
+
+    def down(self, seconds: Floats | float) -> Ints:
+        """Whole ticks that fit: never more than the time itself, so that what is computed with them is a bound."""
+        ticks = np.asarray(seconds, np.float64) / self.seconds
+        near = np.rint(ticks)
+        return np.where(np.abs(ticks - near) <= _CLOSE * np.maximum(near, 1), near, np.floor(ticks)).astype(np.int64)
+
+    def up(self, seconds: float) -> int:
+        """Whole ticks in which the time fits."""
+        return -int(self.down(-seconds))
+
+
+def choose_ticks(durations_s: Floats, horizon_s: float) -> Ticks:
+    """The longest tick that divides all durations, or a millionth of `horizon_s` where there is none so long."""
+    tick = 0.0
+    for value in np.unique(durations_s[durations_s > 0]):
+        tick = _common(tick, float(value), horizon_s / _MAX_TICKS)
+        if tick == 0.0:
+            return Ticks(horizon_s / _MAX_TICKS, exact=False)
+    tick = tick or 1.0
+    counts = durations_s / tick
+    exact = bool((np.abs(counts - np.rint(counts)) <= _CLOSE * np.maximum(counts, 1)).all())
+    return Ticks(tick, exact=True) if exact else Ticks(horizon_s / _MAX_TICKS, exact=False)
+
+
+def durations_s(arrays: StepArrays) -> Floats:
+    """All durations of a step."""
+    times = [(part.occupies_s, part.arrives_after_s) for part in (arrays.messages, arrays.collectives)]
+    return np.concatenate([part.ravel() for part in (arrays.duration_s, *times[0], *times[1], arrays.opens_s)])
+
+
+def _common(one: float, other: float, smallest: float) -> float:
+    """The greatest common divisor (Euclid's algorithm, forgiving rounding), 0 if it is below `smallest`."""
+    larger = max(one, other)
+    while other > _CLOSE * larger:
+        one, other = other, abs(one - round(one / other) * other)
+    return one if one >= smallest else 0.0

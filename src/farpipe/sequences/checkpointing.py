@@ -1,13 +1,13 @@
 """Stage-aware chunk-level checkpointing: the layers that every stage recomputes for every chunk.
 
 Recomputing a chunk on one stage makes its neighbours wait on the same diagonal of the schedule, so all of a diagonal
-recompute equally much, and one integer per diagonal says it all (InfiniPipe, arXiv 2509.21275, section 5):
+recompute equally much: one integer per diagonal is the choice (InfiniPipe, arXiv 2509.21275, section 5):
 ``recomputed(p, k) = c[place of k's backward + shift of p]``. An integer program minimises the time that recomputation
 costs, subject to the memory of every stage at every backward, where memory peaks.
 """
 
+import math
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -18,27 +18,29 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
 from farpipe.sequences.chunk import Floats, Ints
 from farpipe.sequences.order import ChunkOrder
+from farpipe.step import levels
 from farpipe.units import format_bytes
 
 CheckpointRule = Literal["chunk", "uniform", "full", "none"]
 _GAP: Final = 0.005
 _TOLERANCE: Final = 1e-9
 _MOST_ROWS: Final = 150
-"""Constraints that a bound looks at, about; neighbours hardly differ."""
+"""Constraints of the program that gives a bound, about; neighbours hardly differ."""
 _MOST_ENTRIES: Final = 2_000_000
-"""Of a program's constraints times its diagonals; beyond, every stage and chunk recomputes equally much."""
+"""Largest number of constraints times diagonals of a program; beyond, every stage and chunk recomputes equally much."""
+_MOST_INTEGER_ENTRIES: Final = 30_000
+"""Largest number of them in an integer program; its root takes seconds beyond and gains at most 1.4 %."""
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Bytes of every stage at every backward as a function of what is recomputed.
+    """Bytes of every stage at every backward, where memory peaks, as a function of what is recomputed.
 
-    At the start of backward k stage p holds the chunks j with `since` [p, j] <= k <= their own backward; each takes
-    `held` [p, j] less `saved` [p, j] for every recomputed layer, beside `chains` [p, k].
+    A chunk takes `held` [p, j] less `saved` [p, j] for every recomputed layer, from its forward to its backward, beside
+    the gradients of keys and values of the chains, `chains` [p, k].
     """
 
     order: ChunkOrder
-    since: Ints
     held: Floats
     saved: Floats
     chains: Floats
@@ -56,12 +58,15 @@ class MemoryModel:
 
     def used(self, recomputed: Ints) -> Floats:
         """Bytes at every backward: [num_stages, num_backwards]."""
-        each = self.held - recomputed * self.saved
-        return _summed(each, self.since, self.order.backward_place) + self.chains
+        held = self.held - recomputed * self.saved
+        begun = np.take_along_axis(held.cumsum(axis=1), self.order.forwards_before - 1, axis=1)
+        taken = np.diff(begun, axis=1, prepend=0.0)
+        return np.asarray(levels(taken, held[:, self.order.chains.backwards]) + self.chains)
 
     def live(self, stages: Ints, places: Ints) -> NDArray[np.bool_]:
         """True where a chunk is held on these stages at these backwards, pairwise: [num_pairs, num_chunks]."""
-        return np.asarray((self.since[stages] <= places[:, None]) & (places[:, None] <= self.order.backward_place))
+        since, until = self.order.backwards_before[stages], self.order.backward_place
+        return np.asarray((since <= places[:, None]) & (places[:, None] <= until))
 
     def fits(self, recomputed: Ints) -> bool:
         """True if no stage ever exceeds its headroom."""
@@ -79,18 +84,14 @@ class MemoryModel:
 
 def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryModel:
     """The memory of one pipeline of chunks, stage p on rank p, less what a backward needs for a while."""
-    count = order.num_chunks
+    backwards, nothing = order.chains.backwards, np.zeros((costs.num_stages, order.num_chunks), np.int64)
     chain_bytes = np.stack([stage.chain_of(load) for stage in costs.stages])
-    chain_since = np.broadcast_to(_chain_start(order), chain_bytes.shape)
-    nothing = np.zeros((costs.num_stages, count), np.int64)
-    before = [order.forwards_before(stage) for stage in range(costs.num_stages)]
-    since = np.stack([np.searchsorted(each, np.arange(count), side="right") for each in before])
+    taken = np.where(order.chains.is_last, order.chains.sums(chain_bytes), 0.0)
     return MemoryModel(
         order,
-        since,
         np.stack([stage.held_bytes(load, 0) for stage in costs.stages]),
         np.stack([stage.saved_of(load) for stage in costs.stages]),
-        _summed(chain_bytes, chain_since, order.backward_place),
+        levels(taken[:, backwards], chain_bytes[:, backwards]),
         np.array([stage.num_layers for stage in costs.stages], np.int64),
         costs.again_s(load),
         costs.headroom_bytes(load, nothing + 1),
@@ -98,29 +99,9 @@ def memory_model(costs: ChunkCosts, load: Load, order: ChunkOrder) -> MemoryMode
     )
 
 
-def _summed(each: Floats, since: Ints, until: Ints) -> Floats:
-    """Sums over the chunks of `each` [p, j] at every place k with since [p, j] <= k <= until [j]: [p, k]."""
-    num_stages, count = each.shape
-    first = np.arange(num_stages)[:, None] * (count + 1)
-    size = num_stages * (count + 1)
-    comes = np.bincount((first + since).ravel(), each.ravel(), size)
-    goes = np.bincount((first + until + 1).ravel(), each.ravel(), size)
-    return np.asarray((comes - goes).reshape(num_stages, count + 1).cumsum(axis=1)[:, :-1])
-
-
-def _chain_start(order: ChunkOrder) -> Ints:
-    """The place of the first backward in every chunk's chain."""
-    found = order.backward_place.copy()
-    for index in range(order.num_chunks - 1, 0, -1):
-        if order.follows[index] is not None:
-            found[index - 1] = found[index]
-    return found
-
-
-def choose_layers(model: MemoryModel, rule: CheckpointRule = "chunk", limit_s: float = 10.0) -> Ints:
+def choose_layers(model: MemoryModel, rule: CheckpointRule = "chunk") -> Ints:
     """Layers to recompute, [num_stages, num_chunks], by a rule.
 
-    The integer program gets `limit_s`; what it does not prove by then is still feasible.
     InfeasibleError, with what is missing, when even recomputing everything is not enough.
     """
     nothing = np.zeros_like(model.held, np.int64)
@@ -131,7 +112,7 @@ def choose_layers(model: MemoryModel, rule: CheckpointRule = "chunk", limit_s: f
         raise _shortage(model, nothing if rule == "none" else everything)
     if rule == "full":
         return np.array(everything)
-    return _uniform(model) if rule == "uniform" else _solve(model, limit_s)
+    return _uniform(model) if rule == "uniform" else _solve(model)
 
 
 def _uniform(model: MemoryModel) -> Ints:
@@ -183,8 +164,9 @@ def _binding(model: MemoryModel) -> tuple[Ints, Ints, Floats]:
     return stages, places, least[stages, places]
 
 
-def _solve(model: MemoryModel, limit_s: float) -> Ints:
-    """The integer program within `limit_s`, or its relaxation rounded up and refined, whichever costs less."""
+def _solve(model: MemoryModel) -> Ints:
+    """The integer program at the root of its search tree, where it is small, or its relaxation rounded up and refined,
+    whichever costs less."""
     if _binding(model)[0].size * (int(model.diagonals.max()) + 1) > _MOST_ENTRIES:
         return _uniform(model)
     price, rows, least, bound = diagonal_program(model)
@@ -193,8 +175,8 @@ def _solve(model: MemoryModel, limit_s: float) -> Ints:
     relaxed = solve_program(price, rows, least, bound, integer=False)
     rounded = bound if relaxed is None else refined(price, rows, least, np.ceil(relaxed - 1e-6))
     counts = rounded
-    if relaxed is not None and price @ rounded > price @ relaxed * (1 + _GAP):
-        exact = solve_program(price, rows, least, bound, integer=True, limit_s=limit_s)
+    if relaxed is not None and rows.size <= _MOST_INTEGER_ENTRIES and price @ rounded > price @ relaxed * (1 + _GAP):
+        exact = solve_program(price, rows, least, bound, integer=True)
         counts = rounded if exact is None or price @ exact > price @ rounded else np.rint(exact)
     layers = model.layers_of(np.minimum(counts, bound))
     return layers if model.fits(layers) else model.layers_of(bound)
@@ -214,16 +196,15 @@ def refined(price: Floats, rows: Floats, least: Floats, counts: Floats) -> Float
     return counts
 
 
-def solve_program(
-    price: Floats, rows: Floats, least: Floats, bound: Floats, *, integer: bool, limit_s: float = 10.0
-) -> Floats | None:
-    """min price @ c with rows @ c >= least and 0 <= c <= bound, by HiGHS; None where no solution came in time."""
+def solve_program(price: Floats, rows: Floats, least: Floats, bound: Floats, *, integer: bool) -> Floats | None:
+    """min price @ c with rows @ c >= least and 0 <= c <= bound, by HiGHS; None where the root has no solution.
+
+    Limited in nodes, not in seconds, so that equal input gives an equal answer.
+    """
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model.from_model_proto(_as_proto(price, rows, least, bound, integer))
-    options = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=limit_s), relative_gap_tolerance=_GAP if integer else None
-    )
+    options = mathopt.SolveParameters(node_limit=1, relative_gap_tolerance=_GAP) if integer else None
     nothing: Any = mathopt.SparseVectorFilter(filtered_items=())
     wanted = mathopt.ModelSolveParameters(dual_values_filter=nothing, reduced_costs_filter=nothing)
     result: Any = mathopt.solve(model, mathopt.SolverType.HIGHS, params=options, model_params=wanted)
@@ -273,7 +254,7 @@ def recomputation_bound_s(model: MemoryModel) -> float:
     if not model.fits(np.broadcast_to(model.num_layers[:, None], nothing.shape)):
         return np.inf
     price, rows, least, bound = diagonal_program(model, _MOST_ROWS)
-    found = solve_program(price, rows, least, bound, integer=False, limit_s=1.0) if least.size else 0 * price
+    found = solve_program(price, rows, least, bound, integer=False) if least.size else 0 * price
     return float(price @ (bound if found is None else found))
 
 
@@ -282,3 +263,42 @@ def recomputation_s(model: MemoryModel, recomputed: Ints) -> float:
     longest = np.zeros(int(model.diagonals.max()) + 1)
     np.maximum.at(longest, model.diagonals, recomputed * model.again_s)
     return float(longest.sum())
+
+
+def token_limit(costs: ChunkCosts, longest: int) -> int:
+    """The most tokens of a chunk that fits every stage alone, recomputing everything.
+
+    InfeasibleError when a sequence of `longest` tokens does not fit in any number of slices: all its slices' inputs,
+    keys, values and their gradients are held when its first backward begins.
+    """
+    costs = costs.folded
+    one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False, 0.0, 0.0)))
+    split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False, 0.0, 0.0)))
+    limits, tightest = [], (math.inf, 0, 0.0, 0.0)
+    headrooms = costs.headroom_bytes(one, np.zeros((costs.num_stages, 1), np.int64)).tolist()
+    for rank, (stage, headroom) in enumerate(zip(costs.stages, headrooms, strict=True)):
+        whole = float(stage.held_bytes(one, stage.num_layers)[0]) + max(stage.working_bytes, stage.logit_bytes)
+        slices = float(stage.held_bytes(split, stage.num_layers)[0] + stage.chain_of(split)[0])
+        limits.append(headroom / whole)
+        tightest = min(tightest, (headroom / min(slices, whole), rank, headroom, min(slices, whole)))
+    if tightest[0] < longest:
+        raise _too_long(costs, *tightest[1:], longest)
+    return int(min(*limits, 1 << 50))
+
+
+def _too_long(costs: ChunkCosts, rank: int, headroom: float, per_token: float, longest: int) -> InfeasibleError:
+    if headroom <= 0:
+        return InfeasibleError(
+            f"rank {rank} has no memory left for activations: its layers' state is {format_bytes(-headroom)} too "
+            "large; more stages, tensor parallelism or ZeRO-1 would help"
+        )
+    layers, fits = costs.stages[rank].num_layers, max(0, int(headroom / per_token))
+    needed = per_token * longest
+    stages = math.ceil(costs.num_stages * needed / headroom)
+    return InfeasibleError(
+        f"a sequence of {longest} tokens does not fit in any number of slices: rank {rank} must hold at least "
+        f"{format_bytes(needed)} of it for {layers} layers (inputs, keys, values and their gradients, all else "
+        f"recomputed) and has {format_bytes(headroom)}; at most {fits} tokens fit. About {stages} stages instead of "
+        f"{costs.num_stages}, {needed / headroom:.1f} times as many devices for each stage, or cutting at {fits} "
+        "would help"
+    )

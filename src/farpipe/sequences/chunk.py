@@ -5,10 +5,10 @@ last slice of a split sequence (its tail) and short ones (InfiniPipe, arXiv 2509
 (cumulative lengths of queries and keys, positions, weights of the loss) follows from the slices.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -79,6 +79,12 @@ class Chunk:
             return "batched"
         return "split" if len(self.slices) == 1 else "hybrid"
 
+    @cached_property
+    def runs(self) -> tuple[tuple[Slice, ...], ...]:
+        """Slices that one call of attention takes: whole sequences of one length side by side, a split one alone."""
+        keys = groupby(self.slices, key=lambda part: (part.is_whole, part.length if part.is_whole else part))
+        return tuple(tuple(run) for _, run in keys)
+
     def to_data(self) -> list[dict[str, int]]:
         """The slices as JSON data."""
         return [part._asdict() for part in self.slices]
@@ -104,7 +110,7 @@ def _slice_of(data: Any, source: str) -> Slice:
 
 
 def followed(chunks: Sequence[Chunk]) -> tuple[int | None, ...]:
-    """For every chunk the one with the slice before its own of the same sequence: a Problem's `follows`.
+    """The chunk with the slice before of the same sequence, for every chunk: a Problem's `follows`.
 
     InputError when a sequence's slices are not in order, or leave a gap.
     """
@@ -121,25 +127,6 @@ def followed(chunks: Sequence[Chunk]) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def check_chunks(chunks: Iterable[Chunk], lengths: Sequence[int]) -> None:
-    """InputError unless the chunks have every token of every sequence exactly once, and no chunk two split ones."""
-    reached = [0] * len(lengths)
-    for index, chunk in enumerate(chunks):
-        if any(not part.is_whole for part in chunk.slices[1:]):
-            raise InputError(f"chunks[{index}]: only its first slice may be of a split sequence")
-        for part in chunk.slices:
-            if not 0 <= part.sequence < len(lengths) or part.sequence_length != lengths[part.sequence]:
-                raise InputError(f"chunks[{index}]: there is no sequence {part.sequence} of {part.sequence_length}")
-            if part.start != reached[part.sequence]:
-                raise InputError(
-                    f"chunks[{index}]: sequence {part.sequence} goes on at {reached[part.sequence]}, not {part.start}"
-                )
-            reached[part.sequence] = part.end
-    short = [index for index, length in enumerate(lengths) if reached[index] != length]
-    if short:
-        raise InputError(f"chunks: sequence {short[0]} ends at {reached[short[0]]} of {lengths[short[0]]} tokens")
-
-
 def load_of(chunks: Sequence[Chunk]) -> Load:
     """Load that chunks put on a device."""
     firsts = [chunk.slices[0] for chunk in chunks]
@@ -151,6 +138,7 @@ def load_of(chunks: Sequence[Chunk]) -> Load:
         np.array([first.length for first in firsts], np.float64) * is_split,
         np.array([first.is_tail for first in firsts], bool),
         np.array([(first.end**2 - first.start**2) / 2 for first in firsts], np.float64) * is_split,
+        np.array([len(chunk.runs) - 1 for chunk in chunks], np.float64),
     )
 
 
@@ -174,9 +162,14 @@ class SliceTable:
         """Number of chunks."""
         return int(self.first.size)
 
+    @property
+    def num_slices(self) -> int:
+        """Number of slices of the longest sequence."""
+        return int((self.sequence == self.sequence[self.sequence_length.argmax()]).sum())
+
     @cached_property
     def follows(self) -> tuple[int | None, ...]:
-        """As of `followed`: slices of a sequence are in consecutive chunks."""
+        """The chunk before of the same sequence, for every chunk: slices of a sequence are in consecutive chunks."""
         return tuple(index - 1 if start else None for index, start in enumerate(self.start[self.first].tolist()))
 
     @cached_property
@@ -194,7 +187,15 @@ class SliceTable:
             length[first] * is_split,
             is_last,
             pairs[first] * is_split,
+            np.asarray(np.bincount(self.chunk, self._begins_run), np.float64) - 1,
         )
+
+    @property
+    def _begins_run(self) -> NDArray[np.bool_]:
+        """True for slices that a call of attention begins with, as in `Chunk.runs`."""
+        is_whole = self.length == self.sequence_length
+        joins = (np.diff(self.chunk) == 0) & (np.diff(self.length) == 0) & is_whole[1:] & is_whole[:-1]
+        return np.append(True, ~joins)
 
     def chunks(self) -> list[Chunk]:
         """The same as Chunks."""

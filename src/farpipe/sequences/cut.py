@@ -4,12 +4,12 @@ After InfiniPipe (arXiv 2509.21275, section 4.3). The longest sequence is cut in
 they get shorter along the sequence, or into slices of the target's time and a last one of what is left; all sequences
 that are longer than the first slice are cut at the same offsets. What is left of a cut sequence (its tail) and the
 short sequences are packed into chunks that take no longer than one slice. The paper's literal rule opens a new chunk
-only when tokens run out; ``best-fit`` opens one as soon as no chunk has time left.
+only when tokens run out, those of the longest slice; ``best-fit`` opens one as soon as no chunk has time left.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -85,7 +85,8 @@ def cut_batch(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> SliceTable:
     shorts = shorts[np.argsort(-sizes[shorts], kind="stable")]
     table = _slices(longs, sizes[longs], offsets)
     tails = np.cumsum(np.bincount(np.repeat(np.arange(longs.size), _counts(sizes[longs], offsets)))) - 1
-    bins = pack(sizes[shorts], np.stack([table.start[tails], table.length[tails]], 1), cut, law)
+    fill = replace(cut, token_limit=min(cut.token_limit, int(offsets[0]))) if cut.rule == "literal" else cut
+    bins = pack(sizes[shorts], np.stack([table.start[tails], table.length[tails]], 1), fill, law)
     chunk = np.where(bins < longs.size, np.append(tails, 0)[np.minimum(bins, longs.size)], 0)
     chunk = np.where(bins < longs.size, chunk, bins - longs.size + table.sequence.size)
     return _joined(table, shorts, sizes[shorts], chunk)
@@ -149,6 +150,7 @@ def pack(shorts: Ints, tails: Ints, cut: Cut, law: Law) -> Ints:
     ends = starts + counts
     tail_s = law.of_slices.pair_s * (ends**2 - starts**2) / 2 + law.token_s * counts
     short_s = law.pair_s * shorts.astype(np.float64) ** 2 / 2 + law.token_s * shorts
+    short_s += law.call_s * (np.diff(shorts, prepend=0) != 0)  # one call for all of a length, if they come together
     kernel: Any = pack_kernel.pack
     limits = (cut.target_s * (1 + _ROUNDING), cut.token_limit, cut.rule == "literal")
     return np.asarray(kernel(short_s, shorts, tail_s, tails[:, 1].copy(), *limits))

@@ -10,7 +10,7 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
 from farpipe.search import search
 from farpipe.sequences.chunk import Ints, SliceTable
-from farpipe.sequences.pipelines import Pipeline
+from farpipe.sequences.pipelines import ChunkPipeline
 
 METHODS: Final = ("named", "greedy")
 _MOST_MORE: Final = 3
@@ -18,8 +18,8 @@ _MOST_MORE: Final = 3
 
 
 def interleaved(
-    costs: ChunkCosts, batch: SliceTable, pipelines: Sequence[Pipeline], limit_s: float
-) -> tuple[Pipeline, ...]:
+    costs: ChunkCosts, batch: SliceTable, pipelines: Sequence[ChunkPipeline], limit_s: float
+) -> tuple[ChunkPipeline, ...]:
     """The pipelines of a plan for ``costs.folded`` with the stages of `costs`; chunks stay, recomputed layers may grow.
 
     Orders are the best of the named ones and of list scheduling that fit the ranks' memory. Wherever the plan for ranks
@@ -33,14 +33,14 @@ def interleaved(
 
 
 def _interleaved(
-    costs: ChunkCosts, batch: SliceTable, folded: Pipeline, ends: dict[str, bool], limit_s: float
-) -> Pipeline:
+    costs: ChunkCosts, batch: SliceTable, folded: ChunkPipeline, ends: dict[str, bool], limit_s: float
+) -> ChunkPipeline:
     """The fastest with as many recomputed layers as the plan for ranks has or a few more of every chunk.
 
     More, only as long as none is as fast as that plan: what it leaves free may let no other order in than one sequence
     after the other.
     """
-    found: list[Pipeline] = []
+    found: list[ChunkPipeline] = []
     for more in range(_MOST_MORE + 1):
         with suppress(InfeasibleError):  # more recomputed layers need working memory
             found.append(_recomputing(costs, batch, folded, more, ends, limit_s / (_MOST_MORE + 1)))
@@ -52,15 +52,15 @@ def _interleaved(
 
 
 def _recomputing(
-    costs: ChunkCosts, batch: SliceTable, folded: Pipeline, more: int, ends: dict[str, bool], limit_s: float
-) -> Pipeline:
+    costs: ChunkCosts, batch: SliceTable, folded: ChunkPipeline, more: int, ends: dict[str, bool], limit_s: float
+) -> ChunkPipeline:
     begin, end = folded.chunks[0], folded.chunks[-1] + 1
     follows = [None if before is None else before - begin for before in batch.follows[begin:end]]
     num_layers = [stage.num_layers for stage in costs.stages]
     layers = layers_of_stages(folded.recomputed + more, num_layers)
     problem = costs.problem(batch.load.part(begin, end), follows, layers, **ends)
     found = search(problem, limit_s, methods=METHODS)
-    return Pipeline(folded.chunks, layers, problem, found.schedule, found.timeline)
+    return ChunkPipeline(folded.chunks, layers, problem, found.schedule, found.timeline)
 
 
 def layers_of_stages(of_ranks: Ints, num_layers: Sequence[int]) -> Ints:

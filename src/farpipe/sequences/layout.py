@@ -1,13 +1,18 @@
-"""Layout of a job that trains on chunks: ranks over sites, layers so that no stage is slow."""
+"""Layout of a job that trains on chunks: ranks over sites, layers over stages, sequences over replicas."""
 
+import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from farpipe.cost import JobCosts, Layout, Placement, place_evenly
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError, InputError
+from farpipe.sequences.chunk import Floats, Ints
 from farpipe.spec import Job, Site
 
 
@@ -18,16 +23,44 @@ class ChunkLayout(NamedTuple):
     placements: tuple[Placement, ...]
     costs: ChunkCosts
 
+    @property
+    def devices_per_stage(self) -> int:
+        """Devices that have each stage of one replica: tensor degree x devices that share chunks."""
+        return self.layout.tensor * self.costs.context
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Devices of all replicas by site."""
+        ranks = Counter({placement.rank: placement.site for placement in self.placements}.values())
+        for site in self.layout.replica_sites[1:]:
+            ranks[site] = self.layout.pipeline
+        return {site: number * self.devices_per_stage * self.layout.data_inside for site, number in ranks.items()}
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all replicas."""
+        return sum(self.devices.values())
+
+    def to_figures(self) -> dict[str, int | dict[str, int]]:
+        """The figures of ``--json``: `num_stages`, `devices_per_stage`, `devices`."""
+        return {
+            "num_stages": len(self.placements),
+            "devices_per_stage": self.devices_per_stage,
+            "devices": self.devices,
+        }
+
 
 Profiles = Mapping[str, ChunkProfile]
-"""By device."""
+"""Measured chunk times of every device by name."""
 
 
-def chunk_costs(job: Job, longest: int, context: int = 1, profiles: Profiles | None = None) -> ChunkCosts:
-    """The costs of `chunk_layout`; InputError where there are replicas, which divide a batch."""
-    if (job.layout.data or 1) > 1:
-        raise InputError("layout.data: a batch's chunks are planned for one pipeline; take 1 and divide the batch")
-    return chunk_layout(job, longest, context, profiles).costs
+def chunk_costs(job: Job, longest: int, context: int | None = None) -> ChunkCosts:
+    """Costs of chunks in a job's own layout, with its own `context` where none is given; errors as for `chunk_layout`.
+
+    ZeRO-1 and sequence parallelism are taken where the job leaves them open.
+    """
+    settled = job.model_copy(update={"training": job.training.decided()})
+    return chunk_layout(settled, longest, context or job.layout.context or 1).costs
 
 
 def chunk_layout(job: Job, longest: int, context: int = 1, profiles: Profiles | None = None) -> ChunkLayout:
@@ -35,7 +68,8 @@ def chunk_layout(job: Job, longest: int, context: int = 1, profiles: Profiles | 
 
     Ranks are on the sites in their order, as many as devices; layers so that the slowest stage is as fast as can be.
     Stages go round the ranks `layout.virtual` times; with replicas across sites each of them has whole pipelines.
-    InputError for pins that chunks can't keep, InfeasibleError when there are too few devices.
+    InputError for pins that chunks can't keep and a `context` that divides neither heads nor devices, InfeasibleError
+    when there are too few devices.
     """
     layout, sites = _layout(job, context)
     costs = JobCosts(job.model, job.training)
@@ -63,8 +97,26 @@ def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
             f"{num_ranks or 1} ranks of {each} devices each need {(num_ranks or 1) * each}; the sites "
             f"{', '.join(f'{site.name} ({site.num_devices})' for site in order)} have room for {sum(ranks)} ranks"
         )
+    _expect_shared(job, tensor, context, order)
     sites = [site for site, count in zip(order, _shared_out(num_ranks, ranks), strict=True) for _ in range(count)]
     return Layout(num_ranks, data, tensor, virtual, 1, 1, homes), sites
+
+
+def _expect_shared(job: Job, tensor: int, context: int, sites: Sequence[Site]) -> None:
+    """InputError where the devices that share chunks have no whole heads each, or leave some of a site over."""
+    if context == 1 or _is_shared(job, tensor * context, sites):
+        return
+    fit = [str(c) for c in range(1, sites[0].num_devices + 1) if _is_shared(job, tensor * c, sites)]
+    beside = f" beside tensor {tensor}" if tensor > 1 else ""
+    raise InputError(
+        f"{context} devices for each stage{beside} (Ulysses): they must divide the model's {job.model.num_heads} heads "
+        f"and {job.model.num_kv_heads} key heads, and the devices of every site "
+        f"({', '.join(str(site.num_devices) for site in sites)}); take {', '.join(fit) or 'another tensor degree'}"
+    )
+
+
+def _is_shared(job: Job, num_devices: int, sites: Sequence[Site]) -> bool:
+    return job.model.divides_heads(num_devices) and not any(site.num_devices % num_devices for site in sites)
 
 
 def _shared_out(num_ranks: int, most: Sequence[int]) -> list[int]:
@@ -106,3 +158,32 @@ def _balanced(
     for _ in range(num_layers - count):
         layers[min(range(count), key=lambda i: (seconds(i, layers[i] + 1), i))] += 1
     return tuple(layers)
+
+
+def shares(costs: ChunkCosts, lengths: Ints, num_replicas: int) -> list[Ints]:
+    """Numbers of the sequences of every replica, ascending; each has at least one.
+
+    The longest first, each to the replica that has least to do (Graham's LPT, at most 4/3 of the best); a sequence
+    takes what it takes on the rank that is slowest over all. InfeasibleError for fewer sequences than replicas.
+    """
+    if lengths.size < num_replicas:
+        raise InfeasibleError(f"{num_replicas} replicas can't share {lengths.size} sequences; each needs one")
+    if num_replicas == 1:
+        return [np.arange(lengths.size)]
+    seconds = sequence_seconds(costs, lengths)
+    found: list[list[int]] = [[] for _ in range(num_replicas)]
+    busy = [(0.0, 0, replica) for replica in range(num_replicas)]
+    for index in np.argsort(-seconds, kind="stable").tolist():
+        total_s, count, replica = heapq.heappop(busy)
+        found[replica].append(index)
+        heapq.heappush(busy, (total_s + float(seconds[index]), count + 1, replica))
+    return [np.array(sorted(mine), np.int64) for mine in found]
+
+
+def sequence_seconds(costs: ChunkCosts, lengths: Ints) -> Floats:
+    """Forward and backward of every sequence, without fixed times, on the rank that is slowest over all: [num]."""
+    tokens = lengths.astype(np.float64)
+    pairs = tokens**2 / 2
+    laws = [stage.laws.total for stage in costs.folded.stages]
+    rows = [law.token_s * tokens + law.pair_s * pairs for law in laws]
+    return max(rows, key=lambda row: float(row.sum()))

@@ -1,55 +1,153 @@
-"""Lengths of sequences: read from a file, or drawn from a corpus by seed."""
+"""Lengths of sequences: read from a file or a data set, or drawn from a corpus by seed."""
 
 import csv
 import io
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from farpipe.errors import InputError
 from farpipe.sequences.chunk import Ints
-from farpipe.strict import nearest, parse_json, read_text
+from farpipe.sequences.compressed import COMPRESSED, opened, plain_suffix
+from farpipe.sequences.megatron import INDEX, expect_whole, read_index
+from farpipe.sequences.tables import TOKEN_IDS, column_names, is_table, rows, table_files, token_counts
+from farpipe.strict import expect_format, nearest, parse_json, read_text
 
 MAX_LENGTH: Final = 1 << 40
 MAX_SEQUENCES: Final = 1 << 26
-"""Of a histogram, which could say any number in one line."""
+"""Largest number of sequences in a histogram, whose counts could be of any size."""
 _COLUMNS: Final = ("length", "lengths", "tokens", "num_tokens", "token_count")
 _COUNTS: Final = ("count", "counts", "num_sequences")
 """Names of the second column of a histogram."""
 _ENDS: Final = ".ends.npy"
-"""End of the name of the array beside a file of tokens that says where its documents end."""
+"""End of the name of the array with the ends of the documents of a file of tokens."""
+_TOKENS: Final = "farpipe/tokens/1"
+"""Format of the header file of a .bin of tokens."""
+_BINARY: Final = {
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"\xff\xff\xff\xff": "Arrow",
+    b"\x1f\x8b": "gzip",
+    b"PK\3\4": "zip",
+}
+"""First bytes of tables and archives."""
 
 
 def read_lengths(path: Path | str, column: str | None = None) -> Ints:
-    """The lengths in a file, in its order: text with one number per line, CSV with a header, JSON lines, .npy.
+    """The lengths in a file, in its order: text with one number per line, CSV with a header, JSON lines, .npy, tables.
 
     A CSV of two columns, lengths and counts, has each length so many times. Files of tokens, .npy or .bin, have the
-    lengths of the documents that ``NAME.ends.npy`` beside them tells. `column` names the column of a CSV or JSON lines;
-    None: the only one that is called after lengths or tokens. InputError names the line of what is no whole number
-    from 1 on.
+    lengths of the documents whose ends are in ``NAME.ends.npy`` or in the .idx of Megatron-LM. Tables are Parquet,
+    Arrow and folders of `datasets`, with a column of lengths or of lists of tokens (``input_ids``). Text may be
+    compressed.
+    `column` names the column of a CSV, JSON lines or a table; None: the only one that is called after lengths or
+    tokens. InputError names the line of what is no whole number from 1 on.
     """
     path = Path(path)
-    ends = path if path.name.endswith(_ENDS) else path.with_suffix(_ENDS)
-    is_array = path.suffix in (".npy", ".bin")
-    if is_array and column is not None:
-        raise InputError(f"{path}: an array has no column {column!r}")
-    if is_array and ends.exists():
-        return _between(_load(ends), ends)
-    if path.suffix == ".npy":
-        return _checked(_load(path), path)
-    if path.suffix == ".bin":
-        raise InputError(f"{path}: a file of tokens is one document unless {ends.name} beside it tells their ends")
-    text = read_text(path)
+    if path.suffix in (".npy", ".bin", INDEX):
+        return _read_array(path, column)
+    if is_table(path):
+        return _read_table(path, column)
+    text = _text_of(path)
     first = text.lstrip().splitlines()[0].strip()
     if column is None and _is_number(first):
         return _numbers(((n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()), path)
     return _read_json_lines(text, path, column) if first.startswith("{") else _read_csv(text, path, column)
 
 
+def has_texts(path: Path, key: str) -> bool:
+    """True if the first row of JSON lines or a table has a text under `key`, as what is trained on, and no length."""
+    if is_table(path) and path.exists():
+        names = column_names(table_files(path)[0])
+        return key in names and TOKEN_IDS not in names and not _columns(names)
+    if plain_suffix(path) not in (".jsonl", ".ndjson") or not path.is_file():
+        return False
+    with opened(path) as file:
+        first = next((line for line in file if line.strip()), b"")
+    data = parse_json(first.decode(errors="replace"), f"{path}:1") if first else None
+    return isinstance(data, dict) and isinstance(data.get(key), str) and not _columns(list(data))
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file, decompressed; InputError as for `read_text`, and for tables under other names."""
+    if path.suffix not in COMPRESSED or not path.is_file():
+        _expect_text(path)
+        return read_text(path)
+    try:
+        with opened(path) as file:
+            text = file.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
+    if not text.strip():
+        raise InputError(f"{path}: the file is empty")
+    return text
+
+
+def _read_table(path: Path, column: str | None) -> Ints:
+    """Lengths in the named column, in the only one that is called after lengths, or of the lists of tokens."""
+    files = table_files(path)
+    names = column_names(files[0])
+    if column is None and TOKEN_IDS in names and not _columns(names):
+        found = np.concatenate([token_counts(file) for file in files])
+        found = found[found > 0]
+    else:
+        name = names[_column_of(names, path, column)]
+        found = np.concatenate([_whole(batch, name, file) for file in files for batch in rows(file, [name])])
+    if not found.size:
+        raise InputError(f"{path}: there are no rows with tokens")
+    return _checked(found, path)
+
+
+def _whole(batch: Any, name: str, path: Path) -> Ints:
+    """A column of whole numbers."""
+    column = batch.column(0).to_numpy(zero_copy_only=False)
+    if not np.issubdtype(column.dtype, np.integer):
+        raise InputError(f"{path}: column {name!r}: expected whole numbers of tokens, found {batch.column(0).type}")
+    return np.asarray(column, np.int64)
+
+
+def _read_array(path: Path, column: str | None) -> Ints:
+    if column is not None:
+        raise InputError(f"{path}: an array has no column {column!r}")
+    ends = path if path.name.endswith(_ENDS) else path.with_suffix(_ENDS)
+    if ends.exists() and path.suffix != INDEX:
+        return _between(_load(ends), ends)
+    if path.suffix == INDEX or (path.suffix == ".bin" and path.with_suffix(INDEX).exists()):
+        index = read_index(path.with_suffix(INDEX))
+        expect_whole(index, path.with_suffix(".bin"))
+        return _between(index.ends, path.with_suffix(INDEX))
+    if path.suffix == ".bin":
+        raise InputError(
+            f"{path}: a file of tokens is one document unless {ends.name} or Megatron-LM's .idx beside it has its ends"
+        )
+    return _checked(_load(path), path)
+
+
+def _expect_text(path: Path) -> None:
+    """InputError that names what a table or an archive is; files that can't be opened are left to `read_text`."""
+    if not path.is_file() or not os.access(path, os.R_OK):
+        return
+    with path.open("rb") as file:
+        head = file.read(max(map(len, _BINARY)))
+    for magic, kind in _BINARY.items():
+        if head.startswith(magic):
+            raise InputError(
+                f"{path}: lengths can't be read from {kind}; write its column of lengths as CSV or text, or name the "
+                "file *.parquet, *.arrow, *.gz"
+            )
+
+
 def _is_number(word: str) -> bool:
-    return word.lstrip("+-").replace(".", "", 1).isdecimal()
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(words: Iterable[tuple[int, str]], path: Path) -> Ints:
@@ -94,7 +192,7 @@ def _count(word: str, place: str) -> int:
 
 
 def _read_json_lines(text: str, path: Path, column: str | None) -> Ints:
-    """One object a line, all with the key that the first one's keys, as a header, tell."""
+    """One object a line, all with the key that is chosen from the first one's keys."""
     words: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -116,9 +214,7 @@ def _column_of(header: list[str], path: Path, column: str | None) -> int:
                 f"{path}: there is no column {column!r} in {', '.join(header)[:80]!r}{nearest(column, header)}"
             )
         return header.index(column)
-    if len(header) == 1 and header[0].isidentifier():
-        return 0
-    known = [i for i, name in enumerate(header) if name in _COLUMNS or name.endswith(("_tokens", "_length"))]
+    known = _columns(header)
     if len(known) == 1:
         return known[0]
     raise InputError(
@@ -127,13 +223,21 @@ def _column_of(header: list[str], path: Path, column: str | None) -> int:
     )
 
 
+def _columns(header: list[str]) -> list[int]:
+    return [i for i, name in enumerate(header) if name in _COLUMNS or name.endswith(("_tokens", "_length"))]
+
+
 def _load(path: Path) -> Ints:
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path}: can't be read as an array of numpy: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path}: expected one list of integers, found an archive of arrays")
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or not array.size:
         raise InputError(f"{path}: expected a list of integers, found {array.dtype} of shape {array.shape}")
+    if (most := int(array.max())) > np.iinfo(np.int64).max:
+        raise InputError(f"{path}: entry {int(array.argmax())}: {most} can't be a number of tokens")
     return np.asarray(array, np.int64)
 
 
@@ -150,9 +254,26 @@ def _checked(array: Ints, path: Path) -> Ints:
 def _between(ends: Ints, path: Path) -> Ints:
     """Lengths of documents that end after so many tokens; empty documents are left out, as in training."""
     lengths = np.diff(ends, prepend=0)
-    if lengths.min() < 0 or not lengths.any():
+    if lengths.min(initial=0) < 0 or not lengths.any():
         raise InputError(f"{path}: expected ascending numbers of tokens at which documents end")
+    num_tokens = _num_tokens(path)
+    if num_tokens not in (None, ends[-1]):
+        raise InputError(
+            f"{path}: the last document ends at token {ends[-1]}, and the file of tokens has {num_tokens}; write the "
+            "ends of these tokens"
+        )
     return lengths[lengths > 0]
+
+
+def _num_tokens(ends: Path) -> int | None:
+    """Tokens of the file that `ends` lies beside; None where no array or header says it."""
+    name = ends.name.removesuffix(_ENDS)
+    array, header = ends.with_name(f"{name}.npy"), ends.with_name(f"{name}.json")
+    if array.exists():
+        return int(_load(array).size)
+    if header.exists():
+        return expect_format(parse_json(read_text(header), str(header)), _TOKENS, str(header)).get("num_tokens")
+    return None
 
 
 def sample_lengths(corpus: Ints, num_sequences: int, seed: int, step: int = 0) -> Ints:

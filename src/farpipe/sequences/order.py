@@ -8,23 +8,26 @@ sequence less one; a hop that takes time adds chunks upstream of it, as `eager` 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from farpipe.sequences.chunk import Floats, Ints
-from farpipe.step import Action, Schedule
+from farpipe.step import Schedule
+from farpipe.step.chains import Chains, chains
+from farpipe.step.codes import B, F, encode
+from farpipe.step.lowering import free_links
+from farpipe.step.player import Player
 
 _SHORT_TRIP: Final = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChunkOrder:
     """The order of one pipeline: forwards 0, 1, ..., the backwards in reverse along every chain."""
 
-    follows: tuple[int | None, ...]
-    """For every chunk the one with the slice before it, always the chunk before it in this order."""
+    chains: Chains
+    """Chains of consecutive chunks."""
     warm_up: tuple[int, ...]
     """Forwards of every stage before its first backward, as many as there are at most."""
     shrinks: bool = False
@@ -33,84 +36,61 @@ class ChunkOrder:
     @property
     def num_chunks(self) -> int:
         """Chunks of the pipeline."""
-        return len(self.follows)
-
-    @cached_property
-    def backwards(self) -> Ints:
-        """The chunks in the order of their backwards."""
-        return backward_order(self.follows)
+        return int(self.chains.first.size)
 
     @cached_property
     def backward_place(self) -> Ints:
-        """Place of every chunk's backward: the inverse of `backwards`."""
-        return np.argsort(self.backwards)
+        """Place of every chunk's backward: the inverse of `Chains.backwards`."""
+        return np.argsort(self.chains.backwards)
 
     @property
     def shift(self) -> Ints:
-        """By how many chunks every stage begins its backwards later than the last one."""
+        """Chunks by which every stage begins its backwards later than the last one."""
         return np.asarray(self.warm_up) - self.warm_up[-1]
 
-    def forwards_before(self, stage: int) -> Ints:
-        """Forwards of a stage before the backward at every place: ascending, [num_chunks]."""
-        places = np.arange(self.num_chunks)
+    @cached_property
+    def forwards_before(self) -> Ints:
+        """Forwards of every stage before the backward at every place, ascending: [num_stages, num_chunks]."""
         spare = self._spare if self.shrinks else 0
-        return np.minimum(np.maximum.accumulate(places + 1 + self.warm_up[stage] - spare), self.num_chunks)
+        wanted = np.arange(1, self.num_chunks + 1) + np.array(self.warm_up)[:, None] - spare
+        return np.asarray(np.minimum(np.maximum.accumulate(wanted, axis=1), self.num_chunks))
 
     @cached_property
+    def backwards_before(self) -> Ints:
+        """Backwards of every stage before the forward of every chunk: [num_stages, num_chunks]."""
+        chunks = np.arange(self.num_chunks)
+        return np.stack([np.searchsorted(before, chunks, side="right") for before in self.forwards_before])
+
+    @property
     def _spare(self) -> Ints:
         """Slices that the longest chain has more than the longest one that is left, at every place."""
-        lengths = np.array(chain_lengths(self.follows))
-        left = np.maximum.accumulate(lengths[::-1])[::-1]
-        return np.repeat(left[0] - left, lengths)
+        left = np.maximum.accumulate(self.chains.lengths[::-1])[::-1]
+        return np.asarray(left[0] - left)
 
     def schedule(self) -> Schedule:
         """The orders of all ranks, stage s on rank s."""
-        ranks = tuple(tuple(self._actions(stage)) for stage in range(len(self.warm_up)))
-        return Schedule(self.num_chunks, ranks, "chunk-1f1b")
-
-    def entries(self, stage: int) -> Ints:
-        """The order of one stage: j for the forward of chunk j, j + the number of chunks for its backward."""
-        count, places = self.num_chunks, np.arange(self.num_chunks)
-        before = self.forwards_before(stage)
-        found = np.empty(2 * count, np.int64)
-        found[places + before] = count + self.backwards
-        found[places + np.searchsorted(before, places, side="right")] = places
-        return found
-
-    def _actions(self, stage: int) -> list[Action]:
-        backward, chunk = np.divmod(self.entries(stage), self.num_chunks)
-        return [Action(stage, "FB"[b], j) for b, j in zip(backward.tolist(), chunk.tolist(), strict=True)]  # type: ignore[arg-type]
-
-
-def backward_order(follows: Sequence[int | None]) -> Ints:
-    """Chunks in the order of their backwards: chains one after the other, each from its last slice to its first."""
-    found: list[int] = []
-    chain: list[int] = []
-    for index, before in enumerate(follows):
-        if before is None:
-            found += reversed(chain)
-            chain = []
-        elif before != index - 1:
-            raise ValueError(f"chunk {index} follows {before}, not the one before it")
-        chain.append(index)
-    return np.array([*found, *reversed(chain)], np.int64)
-
-
-def chain_lengths(follows: Sequence[int | None]) -> list[int]:
-    """Slices of every chain, 1 where there is no other."""
-    begins = [index for index, before in enumerate(follows) if before is None]
-    return [end - begin for begin, end in pairwise([*begins, len(follows)])]
+        num_stages, count = self.forwards_before.shape
+        first = count * np.arange(num_stages)[:, None]
+        is_forward = np.ones(2 * num_stages * count, np.bool_)
+        is_forward[2 * first + np.arange(count) + self.forwards_before] = False
+        codes = np.empty(is_forward.size, np.int32)
+        codes[is_forward] = encode(F, np.arange(num_stages * count))
+        codes[~is_forward] = encode(B, first + self.chains.backwards).ravel()
+        return Schedule.from_codes(count, codes, np.arange(num_stages + 1) * 2 * count, "chunk-1f1b")
 
 
 def chunk_order(follows: Sequence[int | None], extra: Sequence[int], *, shrinks: bool = False) -> ChunkOrder:
     """Stage p of P begins with P - 1 - p + `extra` [p] forwards, and those of the longest chain but its last.
 
-    `shrinks`: so many more only as long as chains of that length are left.
+    `shrinks`: so many more only as long as chains of that length are left. ValueError where a chunk follows another one
+    than the one before it.
     """
-    num_stages, base = len(extra), max(chain_lengths(follows)) - 1
-    count = len(follows)
+    of_chunks, num_stages, count = chains(follows, len(follows)), len(extra), len(follows)
+    if (np.diff(of_chunks.first) < 0).any():
+        raise ValueError("a chunk follows another one than the one before it")
+    base = int(of_chunks.lengths.max()) - 1
     warm_up = [min(count - 1, base + num_stages - 1 - p + more) for p, more in enumerate(extra)]
-    return ChunkOrder(tuple(follows), tuple(warm_up), shrinks)
+    return ChunkOrder(of_chunks, tuple(warm_up), shrinks)
 
 
 def extra_forwards(
@@ -132,9 +112,5 @@ def makespan_s(order: ChunkOrder, forward_s: Floats, backward_s: Floats, there_s
 
     `there_s` and `back_s` [num_stages - 1]: from a producer's end to the arrival.
     """
-    from farpipe.sequences import order_kernel  # here, for numba takes a third of a second to import
-
-    entries = np.stack([order.entries(stage) for stage in range(len(order.warm_up))])
-    kernel: Any = order_kernel.makespan
-    duration_s = np.concatenate([forward_s, backward_s], axis=1)
-    return float(kernel(duration_s, entries, np.concatenate([[0.0], there_s]), np.concatenate([back_s, [0.0]])))
+    schedule = order.schedule()
+    return Player(free_links(forward_s, backward_s, there_s, back_s)).makespan_s((schedule.codes, schedule.begin))

@@ -7,7 +7,8 @@ together is a dynamic program over the sequences by their number of slices (Infi
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,11 +32,13 @@ from farpipe.simulate import Timeline, simulate
 from farpipe.step import Problem, Schedule
 
 MAX_BLOCKS: Final = 10
-"""Of sequences that stay together, so that at most 55 groups are looked at."""
+"""Largest number of blocks of sequences that stay together, so that at most 55 groups are priced."""
+_LEAST_PRICED: Final = 100
+"""Chunks that a candidate counts at least: below, pricing takes no less time."""
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ChunkPipeline:
     """Some of the chunks, in the order of their forwards, as a Problem with its Schedule and what it will do."""
 
     chunks: tuple[int, ...]
@@ -47,13 +50,45 @@ class Pipeline:
 
     @property
     def makespan_s(self) -> float:
-        """From the first forward to the last backward."""
+        """Seconds from the first forward to the last backward."""
         return self.timeline.makespan_s
 
     @property
     def peak_memory_bytes(self) -> list[float]:
-        """Of every rank."""
+        """Peak memory of every rank."""
         return peak_memory_bytes(self.problem, self.schedule)
+
+
+@contextmanager
+def planning_time() -> Iterator[Callable[[], float]]:
+    """Seconds since then, without those in which kernels were compiled."""
+    from numba.core import event
+
+    began_s, compiling = time.perf_counter(), event.TimingListener()  # type: ignore[no-untyped-call]
+    with event.install_listener("numba:compile", compiling):
+        yield lambda: time.perf_counter() - began_s - (compiling.duration if compiling.done else 0.0)
+
+
+@dataclass
+class CandidateBudget:
+    """Work that a plan may still take, in chunks of priced candidates, so that plans are the same on every machine.
+
+    A deadline besides for callers that can't wait.
+    """
+
+    num_chunks: int
+    deadline_s: float = math.inf
+    """Moment of `time.perf_counter` after which no further candidate is priced."""
+
+    @property
+    def is_spent(self) -> bool:
+        """True if no further candidate should be priced."""
+        return self.num_chunks <= 0 or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """True behind the deadline."""
+        return time.perf_counter() > self.deadline_s
 
 
 @dataclass(frozen=True)
@@ -68,18 +103,18 @@ class Grouping:
 
 
 def make_pipelines(
-    costs: ChunkCosts, batch: SliceTable, grouping: Grouping, ends: Sequence[int], limit_s: float
-) -> list[Pipeline]:
+    costs: ChunkCosts, batch: SliceTable, grouping: Grouping, ends: Sequence[int]
+) -> list[ChunkPipeline]:
     """The chunks in pipelines that end at `ends`; InfeasibleError when memory is not enough."""
     starts = [0, *ends[:-1]]
     return [
-        _pipeline(_Part(costs, batch, grouping, *pair), pair[1] == batch.num_chunks, limit_s / len(ends))
+        _pipeline(_PartOfBatch(costs, batch, grouping, *pair), pair[1] == batch.num_chunks)
         for pair in zip(starts, ends, strict=True)
     ]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PartOfBatch:
     """Some consecutive chunks of a batch as a pipeline of their own."""
 
     costs: ChunkCosts
@@ -102,37 +137,36 @@ class _Part:
         return memory_model(self.costs, self.load, order)
 
 
-def _pipeline(part: _Part, is_last: bool, limit_s: float) -> Pipeline:
+def _pipeline(part: _PartOfBatch, is_last: bool) -> ChunkPipeline:
     model = part.memory()
-    layers = choose_layers(model, part.grouping.rule, limit_s)
+    layers = choose_layers(model, part.grouping.rule)
     problem = part.costs.problem(part.load, part.follows, layers, gather=part.begin == 0, reduce=is_last)
     schedule = model.order.schedule()
-    return Pipeline(tuple(range(part.begin, part.end)), layers, problem, schedule, simulate(problem, schedule))
+    return ChunkPipeline(tuple(range(part.begin, part.end)), layers, problem, schedule, simulate(problem, schedule))
 
 
-def group(
-    costs: ChunkCosts, batch: SliceTable, grouping: Grouping, deadline_s: float = math.inf
-) -> tuple[float, list[int]]:
+def group(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, budget: CandidateBudget) -> tuple[float, list[int]]:
     """(what recomputation and further pipelines cost, where the pipelines end as numbers of chunks); infinite where
     memory is not enough.
 
-    One pipeline is best if its recomputation costs no more than filling and draining another one. Behind the deadline
-    (of `time.perf_counter`) one pipeline is taken if it fits; where it does not, recomputing everything is the price of
-    the others. Where no group of the dynamic program fits, pipelines get as many sequences as fit.
+    One pipeline is best if its recomputation costs no more than filling and draining another one. When the budget is
+    spent, one pipeline is taken if it fits, and the price of others is that of recomputing everything. Where no group
+    of the dynamic program fits, pipelines get as many sequences as fit.
     """
 
     def price(begin: int, end: int) -> float:
-        late = time.perf_counter() > deadline_s and grouping.rule == "chunk"
-        return _recomputation_s(_Part(costs, batch, grouping, begin, end), "full" if late else grouping.rule)
+        rule = "full" if budget.is_spent and grouping.rule == "chunk" else grouping.rule
+        budget.num_chunks -= max(_LEAST_PRICED, end - begin)
+        return _recomputation_s(_PartOfBatch(costs, batch, grouping, begin, end), rule)
 
     def most(begin: int, end: int) -> float:
         rule = "full" if grouping.rule == "chunk" else grouping.rule
-        return _recomputation_s(_Part(costs, batch, grouping, begin, end), rule)
+        return _recomputation_s(_PartOfBatch(costs, batch, grouping, begin, end), rule)
 
     whole_s, again_s = price(0, batch.num_chunks), refill_s(costs, batch.load, grouping)
     if not grouping.several or whole_s <= again_s:
         return whole_s, [batch.num_chunks]
-    found = _shortest_path(_blocks(batch.follows), price, again_s, deadline_s if whole_s < math.inf else math.inf)
+    found = _shortest_path(_blocks(batch.follows), price, again_s, lambda: whole_s < math.inf and budget.is_spent)
     if whole_s == np.inf and found is not None and found[0] == np.inf:
         found = _as_many_as_fit(_borders(batch.follows), most, again_s)
     return found or (whole_s, [batch.num_chunks])
@@ -173,11 +207,11 @@ def _blocks(follows: Sequence[int | None]) -> list[int]:
 
 
 def _shortest_path(
-    places: Sequence[int], price: Callable[[int, int], float], refill_s: float, deadline_s: float
+    places: Sequence[int], price: Callable[[int, int], float], refill_s: float, ends_early: Callable[[], bool]
 ) -> tuple[float, list[int]] | None:
     """The dynamic program: the least sum of recomputation and refills; the first filling is not counted.
 
-    None where it is too late.
+    None where it ends early.
 
     A pipeline that has more sequences never costs less, so larger ones are not asked for once one costs too much.
     """
@@ -185,7 +219,7 @@ def _shortest_path(
     before = [0] * len(places)
     for end in range(1, len(places)):
         least_s = 0.0
-        if time.perf_counter() > deadline_s:
+        if ends_early():
             return None
         for begin in reversed(range(end)):
             if best[begin] + refill_s + least_s < best[end]:
@@ -201,7 +235,7 @@ def _shortest_path(
     return best[-1] - refill_s, found[::-1]
 
 
-def _recomputation_s(part: _Part, rule: CheckpointRule) -> float:
+def _recomputation_s(part: _PartOfBatch, rule: CheckpointRule) -> float:
     """Time of recomputation if these chunks are a pipeline; infinite where memory is not enough."""
     model = part.memory()
     if rule == "chunk":

@@ -1,40 +1,49 @@
-"""From the lengths of one batch to its plan: chunks, pipelines, recomputation, orders, step time."""
+"""Planner of one batch of sequences: chunks, pipelines, recomputation, orders, step time from its lengths."""
 
 import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from farpipe.cost.chunk_laws import Law, Load
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.sequences.checkpointing import CheckpointRule
+from farpipe.sequences.checkpointing import CheckpointRule, token_limit
 from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 from farpipe.sequences.cut import Cut, PackRule, cut_batch, num_slices_within, slice_offsets
 from farpipe.sequences.interleaved import interleaved
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
-from farpipe.sequences.pipelines import Grouping, Pipeline, group, make_pipelines, refill_s
-from farpipe.units import format_bytes
+from farpipe.sequences.pipelines import (
+    CandidateBudget,
+    ChunkPipeline,
+    Grouping,
+    group,
+    make_pipelines,
+    planning_time,
+    refill_s,
+)
 
 MOST_CHUNKS_PER_STAGE: Final = 40
-"""More only add fixed times, by the experience of all batches tried."""
+"""Most chunks per stage that are tried; more only added fixed times in all batches tried."""
 MOST_SLICES: Final = 2048
-"""Of the longest sequence, where nothing coarser fits memory."""
+"""Most slices of the longest sequence, where nothing coarser fits memory."""
 MOST_CHUNKS: Final = 1 << 17
-"""Of a batch, where nothing coarser fits memory."""
+"""Most chunks of a batch, where nothing coarser fits memory."""
 _TARGETS_PER_DOUBLING: Final = 3
 _MOST_PLANNED: Final = 3
-"""Cuts that are planned to the end: those that look best by the estimate."""
+"""Number of cuts that are planned to the end, the best by the estimate."""
 _ORDER_S: Final = 0.1
-"""Least time for the orders of ranks with several stages."""
+"""Seconds for the search of orders of ranks with several stages, at least."""
+_MOST_ORDER_S: Final = 60.0
+"""Seconds for that search without a limit: all orders that are tried take less."""
 _FEW_SLICES: Final = 4
-"""Up to so many, targets between those of equal slices are tried, too: a slice more is much there."""
+"""Most slices for which targets between those of equal slices are tried, too: a slice more is much there."""
 _NOT_WORTH: Final = 1.02
-"""By how much the estimate of a cut may be above the best plan: it is about so exact."""
+"""Ratio to the best plan above which a cut's estimate is dropped: estimates are about so exact."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,11 @@ class BatchOptions:
     """Fewer chunks in flight where the longest sequences are over; Seq1F1B and InfiniPipe have as many to the end."""
     hide_links: bool = True
     """Extra warm-up upstream of hops that take time."""
-    budget_s: float = 1.5
-    """No further cut is planned to the end when so much time has gone; the first always is."""
+    budget: int = 30_000
+    """Chunks of the candidates (cuts, groups) whose recomputation is priced; a candidate has tens to hundreds."""
+    limit_s: float = math.inf
+    """Seconds of planning, half of them for pricing. No further cut is planned to the end when they are over; the first
+    always is. A plan that it cuts short depends on the clock."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +73,14 @@ class SequencePlan:
     """One batch: its chunks in the order of their forwards, and the pipelines that they go through."""
 
     batch: SliceTable
-    pipelines: tuple[Pipeline, ...]
+    pipelines: tuple[ChunkPipeline, ...]
     num_slices: int
-    """Of the longest sequence."""
+    """Slices of the longest sequence."""
     cut: Cut
     overhead_s: float
-    """Of the step, outside the pipelines."""
+    """Seconds of the step outside the pipelines."""
     planning_s: float
+    """Seconds of planning, without those in which kernels were compiled."""
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -76,7 +89,7 @@ class SequencePlan:
 
     @property
     def step_s(self) -> float:
-        """From one step's start to the next one's: the pipelines one after the other, and what is outside them."""
+        """Seconds of a step: the pipelines one after the other, and the overhead."""
         return sum(pipeline.makespan_s for pipeline in self.pipelines) + self.overhead_s
 
     @property
@@ -89,6 +102,27 @@ class SequencePlan:
         """Tokens of the batch."""
         return int(self.batch.length.sum())
 
+    def to_data(self) -> dict[str, Any]:
+        """Document that ``farpipe sequences plan --json`` prints.
+
+        `pipelines`: numbers of the chunks in the order of their forwards; microbatch j of `problems` and `schedules`
+        [i] is the j-th of pipeline i. `recomputed_layers` [pipeline][stage][chunk of the pipeline].
+        """
+        return {
+            "chunks": [chunk.to_data() for chunk in self.chunks],
+            "pipelines": [list(pipeline.chunks) for pipeline in self.pipelines],
+            "problems": [pipeline.problem.to_data() for pipeline in self.pipelines],
+            "schedules": [pipeline.schedule.to_data() for pipeline in self.pipelines],
+            "recomputed_layers": [pipeline.recomputed.tolist() for pipeline in self.pipelines],
+            "makespan_s": [pipeline.makespan_s for pipeline in self.pipelines],
+            "overhead_s": self.overhead_s,
+            "step_s": self.step_s,
+            "tokens_per_s": self.num_tokens / self.step_s,
+            "num_slices": self.num_slices,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "planning_s": self.planning_s,
+        }
+
 
 class _Estimated(NamedTuple):
     """A cut of the batch, and about how long its step takes if memory does not matter."""
@@ -97,7 +131,7 @@ class _Estimated(NamedTuple):
     cut: Cut
     batch: SliceTable
     trips: tuple[Floats, Floats]
-    """Of a mean chunk over every hop, there and back."""
+    """Seconds of a mean chunk over every hop, there and back."""
 
 
 class _Grouped(NamedTuple):
@@ -118,27 +152,33 @@ def plan_sequences(
     program until no other cut can win, and the most promising are planned to the end and simulated. InfeasibleError,
     with the numbers and what would help, when no number of slices fits memory.
     """
-    began_s, options = time.perf_counter(), options or BatchOptions()
-    sizes = np.asarray(lengths, np.int64)
+    options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
-    if costs.folded is not costs:
-        return _over_stages(costs, plan_sequences(costs.folded, sizes, options), options.budget_s)
+    with planning_time() as gone_s:
+        found = _searched(costs.folded, sizes, options)
+        if costs.folded is not costs:
+            found = _over_stages(costs, found, min(_MOST_ORDER_S, options.limit_s - gone_s()))
+        return replace(found, planning_s=gone_s())
+
+
+def _searched(costs: ChunkCosts, sizes: Ints, options: BatchOptions) -> SequencePlan:
+    began_s = time.perf_counter()
     limit = token_limit(costs, int(sizes.max()))
     ranked = sorted(estimated_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
-    grouped = _grouped(costs, ranked, options, began_s + options.budget_s / 2)
+    budget = CandidateBudget(options.budget, began_s + options.limit_s / 2)
+    grouped = _grouped(costs, ranked, options, budget)
     if not grouped and options.num_slices is None:
-        grouped = _finer(costs, sizes, limit, options, ranked, began_s + options.budget_s / 2)
+        grouped = _finer(costs, sizes, limit, options, ranked, budget)
     if not grouped:
         raise _infeasible(costs, ranked, options)
     plans: list[SequencePlan] = []
     for one in grouped[:_MOST_PLANNED]:
-        left_s = began_s + options.budget_s - time.perf_counter()
-        if plans and (left_s <= 0 or one.seconds >= min(plan.step_s for plan in plans) * _NOT_WORTH):
+        is_late = time.perf_counter() > began_s + options.limit_s
+        if plans and (is_late or one.seconds >= min(plan.step_s for plan in plans) * _NOT_WORTH):
             break
-        plans.append(_planned(costs, one, max(0.1, left_s / 2)))
-    best = min(plans, key=lambda plan: plan.step_s)
-    return replace(best, planning_s=time.perf_counter() - began_s)
+        plans.append(_planned(costs, one))
+    return min(plans, key=lambda plan: plan.step_s)
 
 
 def plan_with_cut(
@@ -148,31 +188,33 @@ def plan_with_cut(
 
     InfeasibleError when the batch does not fit like that.
     """
-    began_s, options = time.perf_counter(), options or BatchOptions()
-    sizes = np.asarray(lengths, np.int64)
-    if costs.folded is not costs:
-        return _over_stages(costs, plan_with_cut(costs.folded, sizes, cut, options), _ORDER_S)
+    options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
+    with planning_time() as gone_s:
+        found = _with_cut(costs.folded, sizes, cut, options)
+        found = found if costs.folded is costs else _over_stages(costs, found, _ORDER_S)
+        return replace(found, planning_s=gone_s())
+
+
+def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -> SequencePlan:
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
     law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
     ranked = [_fallback(costs, cut, batch)]
-    grouped = _grouped(costs, ranked, replace(options, several_pipelines=False), began_s)
+    grouped = _grouped(costs, ranked, replace(options, several_pipelines=False), CandidateBudget(0))
     if not grouped:
         raise _infeasible(costs, ranked, options)
-    return replace(_planned(costs, grouped[0], 0.1), planning_s=time.perf_counter() - began_s)
+    return _planned(costs, grouped[0])
 
 
-def _over_stages(costs: ChunkCosts, plan: SequencePlan, budget_s: float) -> SequencePlan:
+def _over_stages(costs: ChunkCosts, plan: SequencePlan, limit_s: float) -> SequencePlan:
     """A plan for ranks that have several stages each."""
-    began_s = time.perf_counter()
-    found = interleaved(costs, plan.batch, plan.pipelines, max(_ORDER_S, budget_s - plan.planning_s))
-    return replace(plan, pipelines=found, planning_s=plan.planning_s + time.perf_counter() - began_s)
+    return replace(plan, pipelines=interleaved(costs, plan.batch, plan.pipelines, max(_ORDER_S, limit_s)))
 
 
 def _grouped(
-    costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions, deadline_s: float
+    costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions, budget: CandidateBudget
 ) -> list[_Grouped]:
-    """Groups that memory makes of the cuts, the best first; none of those that can't win or come too late.
+    """Groups that memory makes of the cuts, the best first; none of those that can't win or are beyond the budget.
 
     First every cut in one pipeline, which is soon priced; then, where memory is short, several of those that can win.
     """
@@ -181,25 +223,25 @@ def _grouped(
         ranked = sorted(ranked, key=lambda one: min((e.seconds for e in found if e.one is one), default=math.inf))
         for one in ranked:
             best_s = min((each.seconds for each in found), default=math.inf)
-            if found and time.perf_counter() > deadline_s:
+            if found and budget.is_spent:
                 break
             if one.seconds < best_s:
-                found += _groups(costs, one, options, several=several, limit_s=best_s, deadline_s=deadline_s)
+                found += _groups(costs, one, options, several=several, limit_s=best_s, budget=budget)
     return sorted(found, key=lambda each: each.seconds)
 
 
 def _groups(
-    costs: ChunkCosts, one: _Estimated, options: BatchOptions, *, several: bool, limit_s: float, deadline_s: float
+    costs: ChunkCosts, one: _Estimated, options: BatchOptions, *, several: bool, limit_s: float, budget: CandidateBudget
 ) -> Iterator[_Grouped]:
     """Groups of one cut, one for every extra warm-up; of several pipelines only if they may be below `limit_s`."""
-    for extra in _hiding_warm_ups(costs, one.batch.load, one.trips, options):
+    for extra in dict.fromkeys(_hiding_warm_ups(costs, one.batch.load, one.trips, options)):
         grouping = Grouping(extra, options.checkpointing, several, options.shrinks)
         if several and one.seconds + refill_s(costs, one.batch.load, grouping) >= limit_s:
             continue
-        more_s, ends = group(costs, one.batch, grouping, deadline_s)
+        more_s, ends = group(costs, one.batch, grouping, budget)
         if more_s < math.inf:
             yield _Grouped(estimate_s(costs, one.batch, grouping, one.trips) + more_s, one, grouping, ends)
-        if more_s == 0 or (more_s < math.inf and time.perf_counter() > deadline_s):
+        if more_s == 0 or (more_s < math.inf and budget.is_spent):
             break
 
 
@@ -209,7 +251,7 @@ def _finer(
     limit: int,
     options: BatchOptions,
     ranked: Sequence[_Estimated],
-    deadline_s: float,
+    budget: CandidateBudget,
 ) -> list[_Grouped]:
     """Groups of the first cut that fits, of more and more slices, where no cut that is fast fits.
 
@@ -226,7 +268,7 @@ def _finer(
         batch = cut_batch(sizes, cut, law)
         if batch.num_chunks > MOST_CHUNKS:
             break
-        found = _grouped(costs, [_fallback(costs, cut, batch)], replace(options, hide_links=False), deadline_s)
+        found = _grouped(costs, [_fallback(costs, cut, batch)], replace(options, hide_links=False), budget)
         if found:
             return found
         slices *= 2
@@ -244,14 +286,15 @@ def _trips(costs: ChunkCosts, batch: SliceTable) -> tuple[Floats, Floats]:
 
 def _hiding_warm_ups(
     costs: ChunkCosts, load: Load, trips: tuple[Floats, Floats], options: BatchOptions
-) -> list[tuple[int, ...]]:
+) -> Iterator[tuple[int, ...]]:
     """Extra warm-up that hides links wholly, nearly, by half, not at all: the less, the less memory."""
-    nothing = (0,) * costs.num_stages
-    if not options.hide_links:
-        return [nothing]
-    pace_s = max(float(law.of_load(load).mean()) for law in {stage.laws.total for stage in costs.stages})
-    whole, nearly = (extra_forwards(*trips, pace_s, load.tokens.size, whole=is_whole) for is_whole in (True, False))
-    return list(dict.fromkeys([whole, nearly, tuple(-(-more // 2) for more in whole), nothing]))
+    if options.hide_links:
+        pace_s = max(float(law.of_load(load).mean()) for law in {stage.laws.total for stage in costs.stages})
+        whole = extra_forwards(*trips, pace_s, load.tokens.size)
+        yield whole
+        yield extra_forwards(*trips, pace_s, load.tokens.size, whole=False)
+        yield tuple(-(-more // 2) for more in whole)
+    yield (0,) * costs.num_stages
 
 
 def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions) -> InfeasibleError:
@@ -259,7 +302,7 @@ def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchO
     one = max(ranked, key=lambda each: each.batch.num_chunks)
     grouping = Grouping((0,) * costs.num_stages, options.checkpointing, False, options.shrinks)
     try:
-        make_pipelines(costs, one.batch, grouping, [one.batch.num_chunks], 0.1)
+        make_pipelines(costs, one.batch, grouping, [one.batch.num_chunks])
     except InfeasibleError as error:
         return InfeasibleError(f"{error}, in the best of {len(ranked)} ways to cut the batch{_hint(options)}")
     raise AssertionError("a cut that fits was not found")
@@ -279,45 +322,6 @@ def total_law(costs: ChunkCosts, load: Load) -> Law:
     return max(laws, key=lambda law: float(law.of_load(load).sum()))
 
 
-def token_limit(costs: ChunkCosts, longest: int) -> int:
-    """The most tokens of a chunk that fits every stage alone, recomputing everything.
-
-    InfeasibleError when a sequence of `longest` tokens does not fit in any number of slices: all its slices' inputs,
-    keys, values and their gradients are held when its first backward begins.
-    """
-    costs = costs.folded
-    one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False, 0.0)))
-    split = Load(*(np.array([value]) for value in (1.0, 0.0, True, 1.0, False, 0.0)))
-    limits, tightest = [], (math.inf, 0, 0.0, 0.0)
-    headrooms = costs.headroom_bytes(one, np.zeros((costs.num_stages, 1), np.int64)).tolist()
-    for rank, (stage, headroom) in enumerate(zip(costs.stages, headrooms, strict=True)):
-        whole = float(stage.held_bytes(one, stage.num_layers)[0]) + max(stage.working_bytes, stage.logit_bytes)
-        slices = float(stage.held_bytes(split, stage.num_layers)[0] + stage.chain_of(split)[0])
-        limits.append(headroom / whole)
-        tightest = min(tightest, (headroom / min(slices, whole), rank, headroom, min(slices, whole)))
-    if tightest[0] < longest:
-        raise _too_long(costs, *tightest[1:], longest)
-    return int(min(*limits, 1 << 50))
-
-
-def _too_long(costs: ChunkCosts, rank: int, headroom: float, per_token: float, longest: int) -> InfeasibleError:
-    if headroom <= 0:
-        return InfeasibleError(
-            f"rank {rank} has no memory left for activations: its layers' state is {format_bytes(-headroom)} too "
-            "large; more stages, tensor parallelism or ZeRO-1 would help"
-        )
-    layers, fits = costs.stages[rank].num_layers, max(0, int(headroom / per_token))
-    needed = per_token * longest
-    stages = math.ceil(costs.num_stages * needed / headroom)
-    return InfeasibleError(
-        f"a sequence of {longest} tokens does not fit in any number of slices: rank {rank} must hold at least "
-        f"{format_bytes(needed)} of it for {layers} layers (inputs, keys, values and their gradients, all else "
-        f"recomputed) and has {format_bytes(headroom)}; at most {fits} tokens fit. About {stages} stages instead of "
-        f"{costs.num_stages}, {needed / headroom:.1f} times as many devices for each stage, or cutting at {fits} "
-        "would help"
-    )
-
-
 def estimated_cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> Iterator[_Estimated]:
     """Every cut that is different from those before it, with an estimate."""
     law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
@@ -329,7 +333,7 @@ def estimated_cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOpt
             continue
         seen.add(key)
         trips = _trips(costs, batch)
-        extra = _hiding_warm_ups(costs, batch.load, trips, options)[0]
+        extra = next(_hiding_warm_ups(costs, batch.load, trips, options))
         yield _Estimated(estimate_s(costs, batch, Grouping(extra, shrinks=options.shrinks), trips), cut, batch, trips)
 
 
@@ -346,13 +350,14 @@ def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
 
 def _as_load(sizes: Ints) -> Load:
     tokens, none = sizes.astype(np.float64), np.zeros(sizes.size)
-    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none)
+    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none, none)
 
 
 def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, law: Law) -> Iterator[Cut]:
     """Targets from as many chunks as stages to many times that, as equal slices of the longest sequence.
 
     Before them the fewest slices: a whole sequence has no keys and values to wait for, and may fit where slices don't.
+    Whole ones are packed to the longest one's tokens, too: short ones in its time have more, and would be recomputed.
     """
     seconds = law.pair_s * sizes.astype(np.float64) ** 2 / 2 + law.token_s * sizes
     total_s, longest_s, longest = float(seconds.sum()), float(seconds.max()), int(sizes.max())
@@ -375,6 +380,8 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
                 f"{limit} does not fit; take {slices} slices"
             )
         yield cut if slices == 1 else Cut(cut_s / slices, limit, options.rule)
+        if slices == 1 and longest < limit and options.rule == "best-fit":
+            yield replace(cut, token_limit=longest)
         if 1 < slices <= _FEW_SLICES and options.num_slices is None:
             yield Cut(wanted_s, limit, options.rule)
 
@@ -386,9 +393,7 @@ def estimate_s(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, trips: 
     return makespan_s(order, forward, input_grad + weight_grad, *trips) + costs.overhead_s
 
 
-def _planned(costs: ChunkCosts, one: _Grouped, limit_s: float) -> SequencePlan:
+def _planned(costs: ChunkCosts, one: _Grouped) -> SequencePlan:
     batch, cut = one.one.batch, one.one.cut
-    pipelines = make_pipelines(costs, batch, one.grouping, one.ends, limit_s)
-    longest = batch.sequence[int(batch.sequence_length.argmax())]
-    slices = int((batch.sequence == longest).sum())
-    return SequencePlan(batch, tuple(pipelines), slices, cut, costs.overhead_s, planning_s=0.0)
+    pipelines = make_pipelines(costs, batch, one.grouping, one.ends)
+    return SequencePlan(batch, tuple(pipelines), batch.num_slices, cut, costs.overhead_s, planning_s=0.0)

@@ -4,9 +4,10 @@ Lengths and slices travel, not tensors: a rank finds the tokens by the numbers o
 Problem from the costs that it has.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 
@@ -18,18 +19,25 @@ from farpipe.sequences.planner import BatchOptions, SequencePlan
 from farpipe.step import Action, Problem, Schedule
 
 Packing = Literal["elastic", "fixed", "none"]
+_CHUNKS_PER_S: Final = 4_000
+"""Priced within a limit of time, of which pricing has half: about half of what one quiet core does, so that the clock
+hardly ever decides."""
 
 
-def options_of(packing: Packing, budget_s: float = 1.5) -> BatchOptions:
+def options_of(packing: Packing, limit_s: float = math.inf) -> BatchOptions:
     """Options of planning batches: ``elastic``; ``fixed``, slices and chunks of equal tokens with equal recomputation
-    (Seq1F1B, arXiv 2406.03488); ``none``, every sequence whole in a chunk of its own."""
+    (Seq1F1B, arXiv 2406.03488); ``none``, every sequence whole in a chunk of its own.
+
+    `limit_s`: for who can't wait longer; the budget is so small then that the clock decides on slow machines only.
+    """
+    limits: Any = {"limit_s": limit_s}
+    if limit_s < math.inf:
+        limits["budget"] = min(BatchOptions.budget, int(limit_s * _CHUNKS_PER_S))
     if packing == "fixed":
-        return BatchOptions(
-            equal="tokens", checkpointing="uniform", several_pipelines=False, shrinks=False, budget_s=budget_s
-        )
+        return BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, shrinks=False, **limits)
     if packing == "none":
-        return BatchOptions(num_slices=1, rule="alone", budget_s=budget_s)
-    return BatchOptions(budget_s=budget_s)
+        return BatchOptions(num_slices=1, rule="alone", **limits)
+    return BatchOptions(**limits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +54,7 @@ class StepPlan(Document):
 
     @property
     def num_tokens(self) -> int:
-        """Of all chunks."""
+        """Tokens of all chunks."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     def problem(self, costs: ChunkCosts) -> Problem:
@@ -54,7 +62,6 @@ class StepPlan(Document):
         return costs.problem(load_of(self.chunks), followed(self.chunks), self.recomputed)
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         return {
             "chunks": [[list(part) for part in chunk.slices] for chunk in self.chunks],
             "recomputed": self.recomputed.tolist(),
@@ -63,7 +70,6 @@ class StepPlan(Document):
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         try:
             names = ("sequence", "start", "length", "sequence_length")
             chunks = tuple(

@@ -5,16 +5,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
-from farpipe.sequences.chunk import Floats, Ints
-from farpipe.sequences.planner import BatchOptions, plan_sequences
+from farpipe.sequences.batch_planner import plan_batch
+from farpipe.sequences.chunk import Ints
+from farpipe.sequences.planner import BatchOptions
+from farpipe.spec import Job
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)
-_PER_DOUBLING: Final = 2
-"""Bars of the histogram between a length and twice that length."""
 _FIRST_POWER: Final = 9
-"""Of two: the shortest length that is told about, 512, unless all are shorter."""
+"""Power of two of the shortest length that is reported, 512, unless all are shorter."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Beyond:
     num_sequences: int
     sequence_share: float
     token_share: float
-    """Of all tokens, those in sequences longer than this."""
+    """Share of all tokens that is in sequences longer than this."""
     mean_slices: float
     """Slices of `tokens` that such a sequence would be, on average; 0 where there is none."""
     most_slices: int
@@ -45,7 +44,7 @@ class LengthSummary:
     beyond: tuple[Beyond, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The summary as JSON data."""
         return asdict(self)
 
 
@@ -87,7 +86,7 @@ class Gain:
     num_slices: int
     num_chunks: int
     whole_step_s: float | None
-    """With every sequence whole in one chunk; None: it does not fit."""
+    """Step time with every sequence whole in one chunk; None: it does not fit."""
     whole_obstacle: str = ""
 
     @property
@@ -96,23 +95,13 @@ class Gain:
         return None if self.whole_step_s is None else self.whole_step_s / self.step_s
 
 
-def gain_of_chunks(costs: ChunkCosts, batch: Ints) -> Gain:
-    """Gain of cutting long sequences for one batch; errors as for `plan_sequences`."""
-    best = plan_sequences(costs, batch)
+def gain_of_chunks(job: Job, batch: Ints, devices_per_stage: int | None = None) -> Gain:
+    """Gain of cutting long sequences for one batch, both in their best layout; errors as for `plan_batch`."""
+    best = plan_batch(job, batch, None, devices_per_stage)
     try:
-        whole_s, obstacle = plan_sequences(costs, batch, BatchOptions(num_slices=1)).step_s, ""
+        whole_s, obstacle = plan_batch(job, batch, BatchOptions(num_slices=1), devices_per_stage).step_s, ""
     except InfeasibleError as error:
         whole_s, obstacle = None, str(error)
     if whole_s is not None and best.num_slices == 1:
         whole_s = best.step_s
-    return Gain(best.step_s, best.num_slices, len(best.chunks), whole_s, obstacle)
-
-
-def histogram(lengths: Ints) -> tuple[Floats, Floats, Floats]:
-    """(edges [n + 1], share of sequences [n], share of tokens [n]) by length, two bars to a doubling."""
-    last = int(np.ceil(np.log2(float(lengths.max()) + 1) * _PER_DOUBLING))
-    edges = 2.0 ** (np.arange(max(1, last) + 1) / _PER_DOUBLING)
-    places = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, edges.size - 2)
-    count = np.bincount(places, minlength=edges.size - 1)
-    tokens = np.bincount(places, lengths.astype(np.float64), edges.size - 1)
-    return edges, count / lengths.size, np.asarray(tokens / lengths.sum(), np.float64)
+    return Gain(best.step_s, best.num_slices, sum(len(plan.chunks) for plan in best.replicas), whole_s, obstacle)

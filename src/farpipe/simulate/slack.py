@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.simulate.causes import makers, users
+from farpipe.simulate.events import makers, users
 from farpipe.simulate.timeline import Timeline
 
 Floats = NDArray[np.float64]
@@ -58,7 +58,7 @@ def data_with_slack(timeline: Timeline) -> dict[str, Any]:
 
 
 def _latest_ends(edges: Edges, took_s: Floats, end_s: float) -> Floats:
-    """By when every event has to have ended for all to end by `end_s`: the later ones first."""
+    """Latest end of every event for all to end by `end_s`: the later ones first."""
     earlier, later, between_s = edges
     order = np.argsort(later, kind="stable")
     earlier, between_s = earlier[order], between_s[order]
@@ -91,7 +91,7 @@ def _edges(timeline: Timeline) -> Iterator[Edges]:
 
 
 def _on_links(timeline: Timeline, count: int) -> Edges:
-    """Of two messages in a row the second starts when the first has left, if it was ready: after a pause, if it waited.
+    """The second of two messages in a row starts when the first has left, if it was ready: after a pause, if it waited.
 
     An event ends with the arrival, so what is between its end and the start of the next may be less than nothing.
     """

@@ -31,9 +31,9 @@ class Timeline(Events, Document):
 
     @cached_property
     def makespan_s(self) -> float:
-        """From the start of the first action or collective to the end of the last, on any rank.
+        """Seconds from the start of the first action or collective to the end of the last, on any rank.
 
-        A step begins at zero at the latest, with the first of the replicas (`farpipe.step.Traffic.opens_s`).
+        A step begins at zero at the latest, with the first of the replicas (`farpipe.step.StepTraffic.opens_s`).
         """
         if not len(self.actions):
             return 0.0
@@ -87,7 +87,7 @@ class Timeline(Events, Document):
 
     @cached_property
     def message_copies(self) -> NDArray[np.int64]:
-        """For every message how many replicas send one like it, one after the other: [num_messages]."""
+        """Number of replicas that send a message like each, one after the other: [num_messages]."""
         times = np.array([*(self.copies or (1,) * len(self.links)), 1])  # the last for hops without a link
         return np.where(self.messages["microbatch"] >= 0, times[self.messages["link"]], 1)
 
@@ -102,7 +102,7 @@ class Timeline(Events, Document):
         return str(Action(int(action["stage"]), KINDS[action["kind"]], int(action["microbatch"])))
 
     def to_body(self) -> dict[str, Any]:
-        """See Document: every event with its resource."""
+        """The document, with every event and its resource."""
         events = [
             {
                 "resource": f"rank {action['rank']}",
@@ -138,7 +138,6 @@ class Timeline(Events, Document):
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         try:
             links = tuple(str(name) for name in body["links"])
             copies = _parse_copies(body.get("copies", []), links)

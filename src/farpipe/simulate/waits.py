@@ -5,8 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.simulate.causes import first_actions, inputs
-from farpipe.simulate.events import MESSAGE_KINDS, Events
+from farpipe.simulate.events import MESSAGE_KINDS, Events, first_actions, inputs
 
 WAIT_DTYPE: Final = np.dtype([("rank", "i4"), ("link", "i4"), ("start_s", "f8"), ("end_s", "f8")])
 """One wait of a rank for a message on `link` (an index into the timeline's links; -1: a hop without a link)."""

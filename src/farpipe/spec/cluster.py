@@ -1,9 +1,9 @@
-"""Sites with their devices, and the directed links between the sites."""
+"""Sites with their devices and prices, and the directed links between the sites; a price not known is None, not 0."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.spec.part import (
     BytesPerSecond,
@@ -18,7 +18,6 @@ from farpipe.spec.part import (
     SiteName,
     fault,
 )
-from farpipe.spec.prices import Prices
 from farpipe.spec.training import Rate
 from farpipe.strict import nearest
 from farpipe.units import format_bytes
@@ -29,7 +28,42 @@ CongestionControl = Literal["bbr", "cubic", "reno"]
 
 USUAL_MACHINE: Final = 8
 RESERVED_FRACTION: Final = 1 / 16
-"""Of a device's memory, left free if nobody says how much: see docs/reference/cost-model.md, section 3."""
+"""Share of a device's memory that is left free by default: docs/reference/cost-model.md, section 3."""
+TCP_WINDOW_BYTES: Final = 2.7e6
+"""Window of one stream with default buffers: hivemind-multi-cloud's measurements between clouds 0.2 to 300 ms apart."""
+RDMA_WINDOW_BYTES: Final = 16e6
+"""Default window of an RDMA queue between sites: 12.8 Gbit/s at 1000 km of fibre, as MatchRDMA reports."""
+SECONDS_PER_KM: Final = 4.9e-6
+"""Delay of light in silica fibre: group index 1.468 / c = 4.9 us/km (ITU-T G.652 fibre)."""
+SITE_RTT_S: Final = 20e-6
+"""Round trip inside a site, from the sender to the switch that acknowledges."""
+
+
+def _finite_number(value: Any) -> float:
+    """Prices of electricity may be negative, and were in Victoria in 22 % of the hours of early 2024."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e6:
+        raise ValueError(f"expected a price in USD, found {value!r:.40}")
+    return float(value)
+
+
+def _pue(value: Any) -> float:
+    number = _finite_number(value)
+    if not 1 <= number <= 10:
+        raise ValueError(f"a site draws at least what its devices draw: from 1 to 10, found {value!r:.40}")
+    return number
+
+
+class Prices(Part):
+    """Prices of one site, and the carbon of its electricity."""
+
+    rent_usd_per_device_hour: NonNegative | None = None
+    electricity_usd_per_mwh: Annotated[float, BeforeValidator(_finite_number)] | None = None
+    """May be negative."""
+    pue: Annotated[float, BeforeValidator(_pue)] = 1.0
+    """Power usage effectiveness: what the site draws for each watt of its devices."""
+    carbon_g_per_kwh: NonNegative | None = None
+    egress_usd_per_gb: NonNegative | None = None
+    """Price of 10^9 bytes that leave for another site, unless the link has a price of its own."""
 
 
 class Device(Part):
@@ -71,11 +105,11 @@ class Site(Part):
     num_devices: NumDevices
     devices_per_machine: Count = Field(default_factory=_usual_machines)
     machine_link: LocalLink
-    """Between the devices of one machine, NVLink for example."""
+    """Link between the devices of one machine, NVLink for example."""
     site_link: LocalLink
-    """Between the machines of the site, InfiniBand for example."""
+    """Link between the machines of the site, InfiniBand for example."""
     memory_reserve_bytes: NonNegative = Field(default_factory=_usual_reserve)
-    """Of every device, what plans leave free: the driver's context, buffers of libraries, fragmentation."""
+    """Memory of every device that plans leave free: the driver's context, buffers of libraries, fragmentation."""
     prices: Prices = Prices()
 
     @model_validator(mode="after")
@@ -115,12 +149,22 @@ class SiteLink(Part):
     congestion_control: CongestionControl = Field(default="bbr", exclude_if=lambda name: bool(name == "bbr"))
     """Congestion control of the hosts where packets are lost; farpipe takes BBR wherever it is allowed."""
     egress_usd_per_gb: NonNegative | None = None
-    """Of 10^9 bytes over this link; None: the price of the site that it leaves."""
+    """Price of 10^9 bytes over this link; None: the price of the site that it leaves."""
 
     @property
     def name(self) -> str:
         """``zurich>lugano``, as in a Problem."""
         return f"{self.source}>{self.target}"
+
+
+def windowed_rate(rate: float, window_bytes: float, rtt_s: float, num_streams: int = 1) -> float:
+    """Bytes per second that streams with such a window get through, at most the link's `rate`.
+
+    TCP with default buffers, and reliable RDMA, can't be faster than window / round trip, however fast the link is:
+    at most one window is in flight unacknowledged in each stream. Where a switch at the source's site acknowledges in
+    place of the far end, the round trip is that inside the site.
+    """
+    return min(rate, num_streams * window_bytes / rtt_s) if rtt_s > 0 else rate
 
 
 def check_ends(site_names: Sequence[str], links: Iterable[tuple[Place, str, str]]) -> None:

@@ -1,17 +1,22 @@
 """A Hugging Face ``config.json`` as a Model and back: Llama and Qwen2, and Mistral where it is the same.
 
-Others can be read to plan them, see `hugging_face_experts`.
+Others, mixtures of experts and Qwen3, are read to plan them; a folder with weights may be of any causal model, for
+transformers computes it. What changes neither bytes
+nor times is not looked at in these: rotary scaling, the router's details, the format that weights are published in.
+Attention over a window (GPT-OSS, Mixtral's first configs) is taken for whole: an upper bound.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.spec.hugging_face_experts import READERS, planned_fields
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.strict import nearest, parse_json, read_text, validate
 
+Config = Mapping[str, Any]
+_TOPK_METHODS: Final = {"deepseek_v2": "greedy", "deepseek_v3": "noaux_tc", "kimi_k2": "noaux_tc"}
+"""Method of the router where a config has no `topk_method`; ``noaux_tc`` has a bias for every expert."""
 CONFIG_NAME: Final = "config.json"
 MODEL_TYPES: Final = ("llama", "mistral", "qwen2")
 _SHAPE: Final = {
@@ -28,6 +33,23 @@ _OPTIONAL: Final = {
     "max_sequence_length": "max_position_embeddings",
     "tied_embeddings": "tie_word_embeddings",
 }
+_OLDER: Final = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions",),
+}
+"""Older names of keys."""
+_GPT: Final = {"gated_mlp": False, "norm": "layernorm", "bias": True}
+_KNOWN: Final[dict[str, dict[str, Any]]] = {
+    "gpt2": _GPT | {"positions": "learned", "tied_embeddings": True},
+    "starcoder2": _GPT | {"tied_embeddings": True},
+    "phi": _GPT,
+    "gpt_neox": _GPT,
+    **{key: {"tied_embeddings": True} for key in ("gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "smollm3")},
+}
+"""Fields that go without saying in configs of these types."""
 _ROTARY: Final = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -44,7 +66,7 @@ _ROTARY: Final = {
         "attention_factor": "attention_factor",
     },
 }
-"""By the type of their scaling, our key and theirs."""
+"""Keys of rotary scaling, ours and theirs, by the type of theirs."""
 _ROTARY_OPTIONAL: Final = ("beta_slow", "beta_fast", "attention_factor")
 _ROTARY_REFUSED: Final = {"partial_rotary_factor": 1.0, "truncate": True, "mscale": None, "mscale_all_dim": None}
 """Keys of that table, and the only value that they may have."""
@@ -52,9 +74,84 @@ _KINDS: Final[dict[bool, dict[str, Any]]] = {
     False: {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     True: {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False},
 }
-"""Of what a model is exported as, by `Model.qkv_bias`."""
+"""Config entries of the kind that a model is exported as, by `Model.qkv_bias`."""
 _THEIR_NORM_EPSILON: Final = 1e-6
 """The epsilon that transformers takes where a config says nothing."""
+
+
+def planned_fields(config: Config, source: str) -> dict[str, Any]:
+    """The fields of a Model beyond the plain shape; InputError where a key is missing or a variant is not known."""
+
+    def need(key: str) -> Any:
+        if config.get(key) is None:
+            raise InputError(f"{source}: {key}: missing{nearest(key, config)}")
+        return config[key]
+
+    return READERS[config["model_type"]](config, need, source)
+
+
+def _mixtral(config: Config, need: Callable[[str], Any], source: str) -> dict[str, Any]:
+    inner = need("intermediate_size")
+    return {"experts": _experts(need("num_local_experts"), need("num_experts_per_tok"), inner)}
+
+
+def _qwen3(config: Config, need: Callable[[str], Any], source: str) -> dict[str, Any]:
+    _expect(config, {"attention_bias": False}, source)
+    return {"qk_norm": True}
+
+
+def _qwen3_moe(config: Config, need: Callable[[str], Any], source: str) -> dict[str, Any]:
+    _expect(config, {"mlp_only_layers": [], "decoder_sparse_step": 1}, source)
+    experts = _experts(need("num_experts"), need("num_experts_per_tok"), need("moe_intermediate_size"))
+    return {"experts": experts} | _qwen3(config, need, source)
+
+
+def _deepseek(config: Config, need: Callable[[str], Any], source: str) -> dict[str, Any]:
+    _expect(config, {"moe_layer_freq": 1, "attention_bias": False}, source)
+    inner = need("moe_intermediate_size")
+    experts = _experts(need("n_routed_experts"), need("num_experts_per_tok"), inner)
+    experts |= {
+        "shared_ffn_hidden": inner * (config.get("n_shared_experts") or 0),
+        "num_dense_layers": config.get("first_k_dense_replace", 0),
+        "router_bias": 1 if config.get("topk_method", _TOPK_METHODS[config["model_type"]]) == "noaux_tc" else 0,
+    }
+    latent = {
+        "query_rank": config.get("q_lora_rank") or 0,
+        "kv_rank": need("kv_lora_rank"),
+        "nope_dim": need("qk_nope_head_dim"),
+        "rope_dim": need("qk_rope_head_dim"),
+        "value_dim": need("v_head_dim"),
+    }
+    width = latent["nope_dim"] + latent["rope_dim"]
+    return {"experts": experts, "latent_attention": latent, "head_dim": width}
+
+
+def _gpt_oss(config: Config, need: Callable[[str], Any], source: str) -> dict[str, Any]:
+    experts = _experts(need("num_local_experts"), need("num_experts_per_tok"), need("intermediate_size"))
+    experts |= {"router_bias": 1, "expert_bias": True}
+    return {"experts": experts, "attention_bias": config.get("attention_bias", True), "attention_sinks": True}
+
+
+def _experts(num_experts: int, per_token: int, ffn_hidden: int) -> dict[str, Any]:
+    return {"num_experts": num_experts, "per_token": per_token, "ffn_hidden": ffn_hidden}
+
+
+def _expect(config: Config, wanted: Config, source: str) -> None:
+    for key, value in wanted.items():
+        if config.get(key, value) != value:
+            raise InputError(f"{source}: {key}: {config[key]!r} is not supported, only {value!r}")
+
+
+READERS: Final[dict[str, Callable[[Config, Callable[[str], Any], str], dict[str, Any]]]] = {
+    "mixtral": _mixtral,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+    "gpt_oss": _gpt_oss,
+}
+"""Readers of configs, by ``model_type``."""
 
 
 def read_model(folder: Path | str) -> Model:
@@ -62,19 +159,54 @@ def read_model(folder: Path | str) -> Model:
     path = Path(folder) / CONFIG_NAME
     if not path.parent.is_dir():
         raise InputError(f"{folder}: there is no such folder; a model of Hugging Face is a folder with {CONFIG_NAME}")
-    return validate(Model, _fields_of(path) | {"hugging_face": str(folder)}, str(path))
+    config = _read(path)
+    _expect(config, {"quantization_config": None}, str(path))
+    try:
+        fields = model_fields(config, str(path))
+    except InputError:  # transformers computes more than farpipe can describe; then times are rough
+        fields = _plain_fields(config, str(path))
+    return validate(Model, fields | {"hugging_face": str(folder)}, str(path))
+
+
+def type_of(folder: Path | str) -> str:
+    """The ``model_type`` of the text model in `folder`, "" where none is said; InputError where there is no config."""
+    config = _read(Path(folder) / CONFIG_NAME)
+    text = config.get("text_config")
+    return str((text if isinstance(text, dict) else config).get("model_type", ""))
+
+
+def _plain_fields(config: Config, source: str) -> dict[str, Any]:
+    """The fields of any causal model, by the names that most configs have; what is special about it is left out."""
+
+    def find(*names: str) -> Any:
+        return next((config[name] for name in names if config.get(name) is not None), None)
+
+    shape = {ours: find(theirs, *_OLDER.get(theirs, ())) for ours, theirs in _SHAPE.items()}
+    if shape["ffn_hidden"] is None and isinstance(shape["hidden"], int):
+        shape["ffn_hidden"] = 4 * shape["hidden"]
+    for ours, value in shape.items():
+        if value is None:
+            raise InputError(f"{source}: {_SHAPE[ours]}: missing{nearest(_SHAPE[ours], config)}")
+    kind = str(config.get("model_type", "custom"))
+    fields: dict[str, Any] = {"name": kind[:60]} | _KNOWN.get(kind, {}) | shape
+    fields |= {ours: value for ours, theirs in _OPTIONAL.items() if (value := find(theirs, *_OLDER.get(theirs, ())))}
+    fields["tied_embeddings"] = config.get("tie_word_embeddings", fields.get("tied_embeddings", False))
+    num_experts, inner = find("num_local_experts", "num_experts", "n_routed_experts"), find("moe_intermediate_size")
+    if num_experts and config.get("num_experts_per_tok"):
+        fields["experts"] = _experts(num_experts, config["num_experts_per_tok"], inner or shape["ffn_hidden"])
+    return fields
 
 
 def read_config(path: Path | str) -> Model:
     """The shape in a config.json, for planning: without weights; InputError as `read_model`."""
-    return validate(Model, _fields_of(path), str(path))
+    return validate(Model, model_fields(_read(path), str(path)), str(path))
 
 
-def _fields_of(path: Path | str) -> dict[str, Any]:
+def _read(path: Path | str) -> dict[str, Any]:
     config = parse_json(read_text(path), str(path))
     if not isinstance(config, dict):
         raise InputError(f"{path}: expected an object")
-    return model_fields(config, str(path))
+    return config
 
 
 def model_fields(config: Mapping[str, Any], source: str = CONFIG_NAME) -> dict[str, Any]:
@@ -109,7 +241,7 @@ def _check_supported(config: Mapping[str, Any], source: str) -> None:
             f"{source}: model_type: {kind!r} is not supported; farpipe reads {known}, and to plan only {planned}"
         )
     wanted: dict[str, Any] = {"hidden_act": "silu", "pretraining_tp": 1, "quantization_config": None}
-    _check_values(config, wanted | {"partial_rotary_factor": 1.0}, source)
+    _expect(config, wanted | {"partial_rotary_factor": 1.0}, source)
     needed = {"mistral": ("sliding_window", "num_key_value_heads"), "qwen2": ("num_key_value_heads",)}
     for key in needed.get(kind, ()):  # what it takes where these say nothing is not what is taken here
         if key not in config:
@@ -119,12 +251,6 @@ def _check_supported(config: Mapping[str, Any], source: str) -> None:
     if config.get("attention_dropout"):
         raise InputError(f"{source}: attention_dropout: {config['attention_dropout']!r} is not supported, only 0")
     _refuse_windows(config, source)
-
-
-def _check_values(config: Mapping[str, Any], wanted: Mapping[str, Any], source: str) -> None:
-    for key, value in wanted.items():
-        if config.get(key, value) != value:
-            raise InputError(f"{source}: {key}: {config[key]!r} is not supported, only {value!r}")
 
 
 def _refuse_windows(config: Mapping[str, Any], source: str) -> None:
@@ -156,7 +282,7 @@ def _rotary(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise InputError(f"{source}: {key}: expected a table, found {table!r}")
     fields: dict[str, Any] = {"rotary_base": table.get("rope_theta", config.get("rope_theta", 10000.0))}
-    _check_values(table, _ROTARY_REFUSED, f"{source}: {key}")
+    _expect(table, _ROTARY_REFUSED, f"{source}: {key}")
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return fields

@@ -1,24 +1,26 @@
 """The whole of what a user asks for: model, training, cluster, data, and what is pinned."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.spec.cluster import Cluster, Site
-from farpipe.spec.groups import GroupPin, check_groups
-from farpipe.spec.measured import Measured, check_measured
+from farpipe.spec.lora import possible_modules
 from farpipe.spec.model import Model
-from farpipe.spec.part import Count, Name, Natural, Part, SiteName, fault
+from farpipe.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.spec.recompute import operations_of, possible_operations
-from farpipe.spec.training import ContextExchange, Data, Training
-from farpipe.spec.uncertainty import Uncertainty
-from farpipe.spec.write import as_toml
+from farpipe.spec.training import ContextExchange, Data, MetricsSettings, Training
+from farpipe.spec.write import as_toml, link_table, site_table
 from farpipe.strict import nearest
 from farpipe.units import format_bytes
 
 NUM_BYTES: Final = 256
+IDENTICAL_REPLICAS: Final = (
+    "replicas and ranks that differ in their degrees are no longer planned; leave it out, and give every replica the "
+    "same degrees (layout.pipeline, layout.tensor)"
+)
 
 
 def _none_if_auto(method: Any) -> Any:
@@ -48,11 +50,16 @@ class Pins(Part):
     """Devices that share the experts of each layer, out of a rank's replicas."""
     num_microbatches: Count | None = None
     """Microbatches of one step in each replica."""
-    groups: tuple[GroupPin, ...] | None = Field(default=None, exclude_if=lambda groups: groups is None)
-    """Groups of replicas, each over its own sites and with its own degrees on every rank; all else is None then."""
-    replicas: Literal["inside", "across", "unlike"] | None = None
+    replicas: Literal["inside", "across"] | None = None
     """``inside``: replicas of a pipeline rank are on one site, a pipeline may be over several. ``across``: every site
-    has whole pipelines, and gradients cross. ``unlike``: either, or groups of replicas whose ranks differ."""
+    has whole pipelines, and gradients cross."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _identical_replicas(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and ("groups" in given or given.get("replicas") == "unlike"):
+            raise fault(IDENTICAL_REPLICAS, "groups" if "groups" in given else "replicas")
+        return given
 
 
 class Request(Part):
@@ -62,32 +69,29 @@ class Request(Part):
     training: Training
     data: Data = Data()
     layout: Pins = Pins()
-    schedule: Annotated[Name | None, BeforeValidator(_none_if_auto)] = None
-    measured: tuple[Measured, ...] = ()
-    uncertainty: Uncertainty = Field(default=Uncertainty(), exclude_if=lambda ranges: not ranges)
+    schedule: Annotated[Text | None, BeforeValidator(_none_if_auto)] = None
+    """Name of the order to use, or ``FILE.py:FUNCTION``; None, or "auto", lets the planner choose."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_measured(cls, given: Any) -> Any:
+        """Plans of earlier versions have a key `measured`, nearly always empty."""
+        return (
+            {key: value for key, value in given.items() if key != "measured" or value}
+            if isinstance(given, dict)
+            else given
+        )
 
     def on(self, cluster: Cluster) -> "Job":
         """The job of this request on `cluster`; pydantic's ValidationError where they do not fit together."""
-        parts = {name: getattr(self, name) for name in type(self).model_fields}
-        devices = {site.device.name for site in cluster.sites}
-        measured = tuple(table for table in self.measured if table.device in devices)
-        return Job(**parts | {"measured": measured}, cluster=cluster)
+        return Job(**{name: getattr(self, name) for name in Request.model_fields}, cluster=cluster)
 
 
-class Job(Part):
+class Job(Request):
     """A training job as the user wants it; `load_job` reads it from a file."""
 
-    model: Model
-    training: Training
     cluster: Cluster
-    data: Data = Data()
-    layout: Pins = Pins()
-    schedule: Annotated[Name | None, BeforeValidator(_none_if_auto)] = None
-    """Name of the order to use; None, or "auto", lets the planner choose."""
-    measured: tuple[Measured, ...] = ()
-    """Times that take the place of modelled ones."""
-    uncertainty: Uncertainty = Field(default=Uncertainty(), exclude_if=lambda ranges: not ranges)
-    """Uncertainty of links and devices; the plan is chosen with it in mind."""
+    metrics: MetricsSettings = Field(default=MetricsSettings(), exclude_if=lambda given: given == MetricsSettings())
     text: Annotated[str, Field(strict=True, min_length=0)] = Field(default="", repr=False)
     """The file this was read from, word for word, for the run directory; empty for a job made in Python."""
 
@@ -95,17 +99,18 @@ class Job(Part):
     def _consistent(self) -> Self:
         self._check_lengths()
         self._check_recompute()
-        self._check_groups()
+        self._check_lora()
+        self._check_offloading()
         self._check_pinned_sites()
         for index, site in self.used_sites():
             self._check_site(index, site)
         self._check_pinned_layers()
         self._check_pinned_tensor()
         self._check_context_exchange()
+        self._check_expert()
         self._check_batch()
         self._check_packing()
         self._check_evaluation()
-        check_measured(self.measured, [site.device.name for site in self.cluster.sites], self.layout.tensor or 1)
         return self
 
     @property
@@ -120,8 +125,17 @@ class Job(Part):
                 yield index, site
 
     def to_toml(self) -> str:
-        """The job as job.toml: the file it was read from, or one that reads back equal."""
-        return self.text or as_toml(self)
+        """The job as job.toml: the file it was read from, or one that reads back equal, every figure explicit."""
+        return self.text or as_toml(
+            ("[model]", self.model.model_dump()),
+            ("[training]", self.training.model_dump() | {"clip_norm": self.training.clip_norm or "none"}),
+            ("[data]", self.data.model_dump()),
+            *(("[[cluster.sites]]", site_table(site)) for site in self.cluster.sites),
+            *(("[[cluster.links]]", link_table(link)) for link in self.cluster.links),
+            ("[layout]", self.layout.model_dump()),
+            ("[schedule]", {"method": self.schedule or "auto"}),
+            ("[metrics]", self.metrics.model_dump(exclude_defaults=True)),
+        )
 
     def _check_lengths(self) -> None:
         model, training = self.model, self.training
@@ -141,6 +155,25 @@ class Job(Part):
                 raise fault(
                     f"the layers of {self.model.name} have no {operation}; they have {', '.join(known)}",
                     *("training", "recompute"),
+                )
+
+    def _check_offloading(self) -> None:
+        count, pins = self.training.cpu_offloading_num_layers, self.layout
+        place = ("training", "cpu_offloading_num_layers")
+        if count > self.model.num_layers:
+            raise fault(f"{self.model.name} has {self.model.num_layers} layers", *place)
+        if count and (pins.pipeline or 1) * (pins.virtual or 1) > 1:
+            raise fault("only in pipelines of one rank; set layout.pipeline = 1 or leave it out", *place)
+        if count and self.data.packing is not None:
+            raise fault("chunks of documents stay on their devices; leave it out", *place)
+
+    def _check_lora(self) -> None:
+        known = possible_modules(self.model)
+        for module in self.training.lora.target_modules if self.training.lora else ():
+            if module not in known:
+                raise fault(
+                    f"the layers of {self.model.name} have no {module}; they have {', '.join(known)}",
+                    *("training", "lora", "target_modules"),
                 )
 
     def _check_site(self, index: int, site: Site) -> None:
@@ -164,14 +197,6 @@ class Job(Part):
                 f"gradients and optimizer state are {format_bytes(share_bytes)} on each of {num_shares} devices",
                 *("cluster", "sites", index, "device"),
             )
-
-    def _check_groups(self) -> None:
-        if self.layout.groups is None:
-            return
-        others = {key: getattr(self.layout, key) for key in Pins.model_fields if key != "groups"}
-        check_groups(self.layout.groups, others, [site.name for site in self.cluster.sites], self.model)
-        if self.data.packing is not None:
-            raise fault("chunks are planned for pipelines that are alike; leave it out", "data", "packing")
 
     def _check_pinned_sites(self) -> None:
         names = [site.name for site in self.cluster.sites]
@@ -230,6 +255,22 @@ class Job(Part):
                 f"{self.model.num_heads} heads and {self.model.num_kv_heads} key heads; choose 'ring' or fewer devices",
                 *("layout", "context_exchange"),
             )
+
+    def _check_expert(self) -> None:
+        """The pinned degree divides the experts and, where they are pinned too, the devices that may share them."""
+        degree, pins, experts = self.layout.expert or 1, self.layout, self.model.experts
+        if degree == 1:
+            return
+        if experts is None:
+            raise fault(f"{self.model.name} has no experts; leave it out", "layout", "expert")
+        shares = None if pins.data is None else pins.data * (pins.context or 1) * (pins.tensor or 1)
+        able = [e for e in range(1, experts.num_experts + 1) if not experts.num_experts % e]
+        told = f"the {experts.num_experts} experts of {self.model.name}"
+        if shares is not None and not experts.num_experts % degree:
+            able = [e for e in able if not shares % e]
+            told = f"the {shares} devices (data x context x tensor) that have a rank's replicas"
+        if degree not in able:
+            raise fault(f"{degree} does not divide {told}; {', '.join(map(str, able))} would", "layout", "expert")
 
     def _check_batch(self) -> None:
         sizes = {

@@ -1,15 +1,18 @@
-"""Links from measured matrices: CSV files with one row per directed pair of regions."""
+"""[cluster.matrices]: links between all sites from measured tables, CSVs with a row per directed pair of regions."""
 
-import csv
-import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from farpipe.errors import InputError
-from farpipe.spec.cluster import SiteLink
-from farpipe.spec.part import MAX_LATENCY_S
-from farpipe.strict import nearest, read_text
+from farpipe.spec.cluster import TCP_WINDOW_BYTES, Site, SiteLink, windowed_rate
+from farpipe.spec.part import MAX_LATENCY_S, Count, Part, SiteName, Text, fault, more_than_zero
+from farpipe.strict import nearest, read_csv
+from farpipe.units import BYTES
 
 Matrix = dict[tuple[str, str], float]
 """(source, target) -> value; the two directions of a pair differ."""
@@ -19,6 +22,8 @@ BITS_PER_GBIT: Final = 1e9
 MS_PER_S: Final = 1e3
 SOURCES: Final = ("src_region", "source", "src", "from")
 TARGETS: Final = ("dst_region", "target", "dst", "to")
+MAX_SITES: Final = 300
+"""Most sites with a link each to each; more are refused, for nobody means 90,000 links."""
 
 
 def read_matrix(path: Path | str, column: str, where: Mapping[str, str] | None = None) -> Matrix:
@@ -29,15 +34,14 @@ def read_matrix(path: Path | str, column: str, where: Mapping[str, str] | None =
 
     InputError names file and line of what is wrong: no such column, no number, no row at all.
     """
-    reader = csv.DictReader(io.StringIO(read_text(path)))
-    names = list(reader.fieldnames or [])
+    names, rows = read_csv(path)
     source, target = (_one_of(names, known, path) for known in (SOURCES, TARGETS))
     for name in (column, *(where or {})):
         if name not in names:
             raise InputError(f"{path}: line 1: there is no column {name!r}{nearest(name, names)}")
     found: dict[tuple[str, str], list[float]] = {}
-    for row in reader:
-        place, pair = f"{path}: line {reader.line_num}", (row[source] or "", row[target] or "")
+    for place, row in rows:
+        pair = row[source], row[target]
         if any(row[name] != value for name, value in (where or {}).items()):
             continue
         found.setdefault(pair, []).append(_number(row[column], f"{place}: {column}"))
@@ -101,3 +105,85 @@ def _one_way_s(rtt_ms: Matrix, source: str, target: str) -> float:
     if found / MS_PER_S / 2 > MAX_LATENCY_S:
         raise InputError(f"{source} > {target}: a round trip of {found:g} ms is more than two hours")
     return found / MS_PER_S / 2
+
+
+Window = Annotated[float, more_than_zero(BYTES, "2.7 MB")]
+
+
+class WrittenMatrices(Part):
+    """CSV files with a row for every directed pair of regions: throughput in Gbit/s, round trips in ms, prices.
+
+    Files are found from the job's folder, or else from the one in which farpipe runs.
+    """
+
+    throughput: Text
+    rtt: Text
+    egress: Text | None = None
+    throughput_column: Text = "throughput_gbit_s"
+    rtt_column: Text = "avg_rtt_ms"
+    egress_column: Text = "usd_per_gb"
+    only: dict[str, str] = Field(default_factory=dict)
+    """Rows of the throughput with these values in other columns, a tier of the network for example."""
+    per: Literal["site", "machine"] = "site"
+    """Unit that a throughput is of: all of a site, or one pair of machines, of which a site has as many as machines."""
+    streams: Count | None = None
+    """TCP streams, each with `window` bytes in flight at most; None: throughputs were measured with enough of them."""
+    window: Window = TCP_WINDOW_BYTES
+    regions: dict[SiteName, Text] = Field(default_factory=dict)
+    """The region in the files of a site; else its `region`, or its name."""
+
+    def links(self, sites: Iterable[tuple[Site, str | None]]) -> list[SiteLink]:
+        """A directed link for every pair of the sites, each given with its region, for which there is a throughput.
+
+        ValidationError, as seen from the cluster, where a file or a region is wrong.
+        """
+        known = {site.name: (site, region) for site, region in sites}
+        if len(known) > MAX_SITES:
+            raise fault(
+                f"{len(known):,} sites are more than {MAX_SITES} for links each to each; write [[cluster.links]]",
+                "matrices",
+            )
+        for name in self.regions:
+            if name not in known:
+                raise fault(f"there is no site {name!r}{nearest(name, known)}", "matrices", "regions", name)
+        regions = {name: self.regions.get(name) or region or name for name, (_, region) in known.items()}
+        try:
+            links = links_between(regions, self._rates(), _matrix(self.rtt, self.rtt_column), self._prices())
+        except InputError as error:
+            raise fault(str(error), "matrices") from None
+        return [self._scaled(link, known[link.source][0], known[link.target][0]) for link in links]
+
+    def _rates(self) -> Matrix:
+        return _matrix(self.throughput, self.throughput_column, tuple(self.only.items()))
+
+    def _prices(self) -> Matrix | None:
+        return None if self.egress is None else _matrix(self.egress, self.egress_column)
+
+    def _scaled(self, link: SiteLink, source: Site, target: Site) -> SiteLink:
+        rate = link.bandwidth_bytes_per_s
+        if self.streams is not None:
+            rate = windowed_rate(rate, self.window, 2 * link.latency_s, self.streams)
+        if self.per == "machine":
+            rate *= min(_num_machines(source), _num_machines(target))
+        return link.model_copy(update={"bandwidth_bytes_per_s": rate})
+
+
+def _num_machines(site: Site) -> int:
+    return ceil(site.num_devices / site.devices_per_machine)
+
+
+def _matrix(path: str, column: str, where: tuple[tuple[str, str], ...] = ()) -> Matrix:
+    """The file as it is now; read once, for a job is checked several times while it is read."""
+    try:
+        stat = Path(path).stat()
+        stamp = (stat.st_mtime_ns, stat.st_size)
+    except OSError:
+        stamp = (0, 0)  # reading it reports the reason
+    return dict(_read(path, column, where, stamp))
+
+
+@lru_cache(maxsize=8)
+def _read(
+    path: str, column: str, where: tuple[tuple[str, str], ...], stamp: tuple[int, int]
+) -> Mapping[tuple[str, str], float]:
+    return read_matrix(path, column, dict(where))

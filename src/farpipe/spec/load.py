@@ -1,14 +1,15 @@
-"""Reading job.toml."""
+"""Reading job.toml, and parts of a job from the catalogue for use from Python."""
 
 from pathlib import Path
 from typing import Any
 
+from farpipe.catalog import device_row, model_row
 from farpipe.errors import InputError
-from farpipe.spec.cluster import Cluster
+from farpipe.spec.cluster import Cluster, Device, Site
 from farpipe.spec.hugging_face import read_config
 from farpipe.spec.job import Job
 from farpipe.spec.model import Model
-from farpipe.spec.written import WrittenClusterFile, WrittenJob, WrittenModel
+from farpipe.spec.written import WrittenClusterFile, WrittenDevice, WrittenJob, WrittenModel, WrittenSite
 from farpipe.strict import parse_toml, read_text, seen_from, validate
 
 
@@ -69,3 +70,22 @@ def load_cluster(path: Path | str) -> Cluster:
     if set(table) - {"cluster"}:
         return parse_job(text, str(path), Path(path).parent).cluster
     return validate(WrittenClusterFile, table, str(path), toml=text).resolve()
+
+
+def preset_model(name: str) -> Model:
+    """The catalogue's model of that name, ``"llama-3-8b"`` for example; ValueError if there is none."""
+    row = model_row(name)
+    return Model.model_validate({"name": row.name, **row.shape})
+
+
+def preset_device(name: str) -> Device:
+    """The catalogue's device of that name, ``"h100"`` for example; ValueError if there is none."""
+    row = device_row(name)
+    return Device.model_validate({key: getattr(row, key) for key in Device.model_fields})
+
+
+def preset_site(name: str, device: str, num_devices: int) -> Site:
+    """A site called `name` with `num_devices` of the catalogue's `device` and the links that a file gets by default."""
+    return WrittenSite(
+        name=name, device=WrittenDevice(preset=preset_device(device).name), num_devices=num_devices
+    ).resolve()

@@ -1,22 +1,14 @@
 """The shape of a decoder-only transformer and how many parameters it has."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from farpipe.spec.part import Count, Flag, Name, Natural, Part, Positive, Text, fault
 
 
-def _all_heads(known: dict[str, Any]) -> int:
-    return int(known.get("num_heads", 1))
-
-
 def _even_share(known: dict[str, Any]) -> int:
     return max(1, int(known.get("hidden", 1)) // int(known.get("num_heads", 1)))
-
-
-def _turns_of_high(known: dict[str, Any]) -> float:
-    return 32.0 if known.get("kind") == "yarn" else 4.0
 
 
 class RotaryScaling(Part):
@@ -29,12 +21,12 @@ class RotaryScaling(Part):
     factor: Positive
     low_frequency_factor: Positive = 1.0
     """A pair that turns less often within the original length is low (YaRN's beta_slow)."""
-    high_frequency_factor: Positive = Field(default_factory=_turns_of_high)
+    high_frequency_factor: Positive = Field(default_factory=lambda known: 32.0 if known.get("kind") == "yarn" else 4.0)
     """One that turns more often is high (YaRN's beta_fast); 4 for ``llama3``, 32 for ``yarn``."""
     original_length: Count = 8192
-    """Tokens; with the two factors before it tells which frequencies are low and high. Not for ``linear``."""
+    """Tokens; with the two factors before, the bound between low and high frequencies. Not for ``linear``."""
     attention_factor: Positive | None = None
-    """For ``yarn``: what queries and keys are multiplied by; None: 0.1 ln(factor) + 1, and 1 for factors below 1."""
+    """Factor on queries and keys, for ``yarn``; None: 0.1 ln(factor) + 1, and 1 for factors below 1."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -55,7 +47,7 @@ class Experts(Part):
     shared_ffn_hidden: Natural = 0
     """Inner width of what every token goes through besides; 0: nothing."""
     num_dense_layers: Natural = 0
-    """The first layers, which have the model's plain MLP; their times are taken for those of the others."""
+    """The first layers, which have the model's plain MLP; every stage is taken to have its share of them."""
     router_bias: Natural = 0
     """Trained or corrected biases of the router for each expert: 1 where there is one."""
     expert_bias: Flag = False
@@ -90,7 +82,7 @@ class Model(Part):
     """Width of the residual stream."""
     num_heads: Count
     """Query heads."""
-    num_kv_heads: Count = Field(default_factory=_all_heads)
+    num_kv_heads: Count = Field(default_factory=lambda known: int(known.get("num_heads", 1)))
     """Key and value heads; fewer than `num_heads` is grouped-query attention."""
     head_dim: Count = Field(default_factory=_even_share)
     """Width of one head, hidden / num_heads where nothing else is said."""
@@ -107,7 +99,7 @@ class Model(Part):
     max_sequence_length: Count | None = None
     """Rows of the learned position table; for rotary positions only a note."""
     rotary_base: Positive = 10000.0
-    """Of rotary positions (theta): pair i of d turns by base**(-2i/d) a token."""
+    """Base of rotary positions (theta): pair i of d turns by base**(-2i/d) a token."""
     rotary_scaling: RotaryScaling | None = None
     norm_epsilon: Positive = 1e-5
     """Added to the variance in norms."""
@@ -125,8 +117,13 @@ class Model(Part):
     """Mixture of experts in place of the MLP."""
     latent_attention: LatentAttention | None = None
     """Keys and values from a narrow vector, as in DeepSeek-V3; None: plain or grouped-query attention."""
+    mtp_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
+    """Modules of multi-token prediction behind the last layer, each a map of two streams to one, a layer and the head
+    once more (Megatron-Core's name; DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
     hugging_face: Text | None = None
     """Folder with config.json and safetensors whose weights the training starts from; None: random weights."""
+    module: Text | None = None
+    """``package.module:function``, which builds the module of a stage from its slice; None: a decoder of this shape."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -138,6 +135,10 @@ class Model(Part):
             raise fault(f"rotary positions turn pairs, so it must be even, found {self.head_dim}", "head_dim")
         if self.positions == "learned" and self.max_sequence_length is None:
             raise fault("learned positions need a table of this many rows; give the number", "max_sequence_length")
+        if self.module is not None and (self.hugging_face is not None or self.tied_embeddings):
+            raise fault("it goes neither with hugging_face nor with tied_embeddings", "module")
+        if self.mtp_num_layers and (self.hugging_face is not None or self.module is not None):
+            raise fault("stages made from hugging_face or module predict one token; leave it out", "mtp_num_layers")
         if self.bias and self.qkv_bias:
             raise fault("bias says so already; leave out one of them", "qkv_bias")
         if self.rotary_scaling and self.rotary_scaling.kind == "yarn" and self.rotary_base <= 1:
@@ -145,6 +146,13 @@ class Model(Part):
                 f"yarn needs frequencies that fall, so it must be above 1, found {self.rotary_base}", "rotary_base"
             )
         return self
+
+    def kinds(self) -> "tuple[tuple[float, Model], ...]":
+        """Shares of the layers that are alike, and a model of each kind: those with experts, and the dense ones."""
+        share = self.experts.num_dense_layers / self.num_layers if self.experts is not None else 0.0
+        if not share:
+            return ((1.0, self),)
+        return ((1 - share, self), (share, self.model_copy(update={"experts": None})))
 
     @property
     def attention_hidden(self) -> int:
@@ -222,8 +230,20 @@ class Model(Part):
 
     @property
     def num_head_params(self) -> int:
-        """Parameters after the last layer: the final norm and, unless tied, the output matrix."""
-        return self.num_norm_params + (0 if self.tied_embeddings else self.vocab_size * self.hidden)
+        """Parameters after the last layer: the final norm and, unless tied, the output matrix; and what predicts
+        further tokens."""
+        matrix = 0 if self.tied_embeddings else self.vocab_size * self.hidden
+        return self.num_norm_params + matrix + self.mtp_num_layers * self.num_mtp_params
+
+    @property
+    def num_mtp_params(self) -> int:
+        """Parameters of one module of multi-token prediction: a layer, the map of two streams to one, three norms."""
+        return self.num_layer_params + 2 * self.hidden**2 + 3 * self.num_norm_params
+
+    @property
+    def repeats_embedding(self) -> bool:
+        """True if the last stage uses the embedding's matrix too: as a tied head, or to predict further tokens."""
+        return self.tied_embeddings or self.mtp_num_layers > 0
 
     @property
     def num_params(self) -> int:
@@ -241,4 +261,5 @@ class Model(Part):
             return self.num_params
         idle = self.experts.num_experts - self.experts.per_token
         each = self.num_expert_params // self.experts.num_experts
-        return self.num_params - (self.num_layers - self.experts.num_dense_layers) * idle * each
+        num_layers = self.num_layers - self.experts.num_dense_layers + self.mtp_num_layers
+        return self.num_params - num_layers * idle * each

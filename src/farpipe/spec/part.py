@@ -6,14 +6,15 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from farpipe.strict import finite
+from farpipe.strict import finite, plain_signature
+from farpipe.units import parse
 
 MAX_COUNT: Final = 1 << 40
 """No count in a job is larger; a typing slip is named before it turns into an endless computation."""
 
 
 MAX_DEVICES: Final = 1 << 20
-"""Of one site; the largest that is known has some 200,000."""
+"""Most devices of one site; the largest that is known has some 200,000."""
 MAX_LATENCY_S: Final = 3600.0
 MIN_BANDWIDTH: Final = 1.0
 """Bytes per second; below it a step would outlast its computer."""
@@ -25,17 +26,10 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-
-def _positive(value: Any) -> float:
-    return finite(value, exclusive=True)
-
-
-def _latency(value: Any) -> float:
-    return at_most_an_hour(finite(value), f"{value!r:.40} s")
-
-
-def _bandwidth(value: Any) -> float:
-    return possible_bandwidth(finite(value, exclusive=True), f"{value!r:.40} B/s")
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Sign in the types that callers give, without their validators."""
+        cls.__signature__ = plain_signature(cls)
 
 
 def at_most_an_hour(latency_s: float, written: str) -> float:
@@ -59,6 +53,18 @@ def _share(value: Any) -> float:
     return number
 
 
+def more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
+    """Reads a quantity such as `example`, with one of `units`, that is not zero."""
+
+    def read(text: Any) -> float:
+        value = parse(text, units, example)
+        if value == 0:
+            raise ValueError(f"must be more than zero, found {text!r}")
+        return value
+
+    return BeforeValidator(read)
+
+
 def site_name(name: str) -> str:
     """`name`; ValueError unless it can be a site's: it is also the name of a folder and a part of link names."""
     if not re.fullmatch(r"\w[\w.-]*", name):
@@ -73,10 +79,12 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=60)]
 SiteName = Annotated[Name, AfterValidator(site_name)]
 NonNegative = Annotated[float, BeforeValidator(finite)]
-Positive = Annotated[float, BeforeValidator(_positive)]
+Positive = Annotated[float, BeforeValidator(lambda value: finite(value, exclusive=True))]
 Share = Annotated[float, BeforeValidator(_share)]
-LatencySeconds = Annotated[float, BeforeValidator(_latency)]
-BytesPerSecond = Annotated[float, BeforeValidator(_bandwidth)]
+LatencySeconds = Annotated[float, BeforeValidator(lambda value: at_most_an_hour(finite(value), f"{value!r:.40} s"))]
+BytesPerSecond = Annotated[
+    float, BeforeValidator(lambda value: possible_bandwidth(finite(value, exclusive=True), f"{value!r:.40} B/s"))
+]
 NumDevices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 
 

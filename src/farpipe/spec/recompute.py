@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from farpipe.spec.model import Model
 
 OPERATIONS: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
-"""By the names of Megatron-LM's ``--recompute-modules``: scores and softmax of attention, both norms, the maps of
-latent attention out of its narrow vectors, the MLP, all of the experts, their nonlinearity alone, the experts that all
-tokens share."""
+"""Operations by the names of Megatron-LM's ``--recompute-modules``: scores and softmax of attention, both norms, the
+maps of latent attention out of its narrow vectors, the MLP, all of the experts, their nonlinearity alone, the experts
+that all tokens share."""
+_OF_TRANSFORMERS: Final = ("core_attn", "mlp", "moe")
+"""Operations that the engine can recompute by themselves in models that transformers computes."""
 _INSIDE_MOE: Final = ("moe_act", "shared_experts")
 
 
@@ -30,15 +32,11 @@ def _settled(value: Any, whole: tuple[str, ...] = ("none", "full")) -> str:
     return spelled("core_attn" if word == "selective" else word for word in words)
 
 
-def _settled_or_auto(value: Any) -> str:
-    return _settled(value, ("auto", "none", "full"))
-
-
 Recompute = Annotated[str, BeforeValidator(_settled)]
 """``none``; ``full``: all of a layer but its input; or names of OPERATIONS with a space between them. ``selective`` is
 the short name of ``core_attn``, attention's scores, which is Megatron-LM's default."""
 
-RecomputeChoice = Annotated[str, BeforeValidator(_settled_or_auto)]
+RecomputeChoice = Annotated[str, BeforeValidator(lambda value: _settled(value, ("auto", "none", "full")))]
 """The same, or ``auto``."""
 
 
@@ -58,7 +56,7 @@ def operations_of(recompute: str) -> tuple[str, ...]:
 
 
 def possible_operations(model: "Model") -> tuple[str, ...]:
-    """Those of OPERATIONS that the layers of `model` have."""
+    """List the OPERATIONS that the layers of `model` have."""
     at = model.experts
     missing = {
         "mla_up_proj": model.latent_attention is None,
@@ -67,4 +65,7 @@ def possible_operations(model: "Model") -> tuple[str, ...]:
         "moe_act": at is None,
         "shared_experts": at is None or not at.shared_ffn_hidden,
     }
-    return tuple(operation for operation in OPERATIONS if not missing.get(operation))
+    if model.module is not None:
+        return ()
+    known = OPERATIONS if model.hugging_face is None else _OF_TRANSFORMERS
+    return tuple(operation for operation in known if not missing.get(operation))

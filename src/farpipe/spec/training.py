@@ -1,10 +1,11 @@
-"""Training of the model: batches, precision, optimizer, data."""
+"""Training of the model: batches, precision, optimizer, data; and the settings of re-planning while it runs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
+from farpipe.spec.lora import Lora
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.spec.recompute import RecomputeChoice
 from farpipe.strict import finite
@@ -15,10 +16,14 @@ ContextExchange = Literal["ring", "ulysses"]
 Zero = Literal[0, 1, 2, 3]
 """State divided among the replicas of one site (Rajbhandari et al., arXiv 1910.02054): 0 nothing, 1 the optimizer's
 state, 2 gradients too, 3 parameters too (FSDP), which are gathered layer by layer."""
-Rate = Literal[Precision, "tf32", "fp8", "mxfp8"]
+Rate = Literal[Precision, "tf32", "fp8", "mxfp8", "nvfp4"]
 """Number formats in which a device has a rate."""
-Matmul = Literal["same", "tf32", "fp8", "mxfp8"]
-"""Number format of matrix products: the training's precision, or narrower numbers; sums stay in 32 bit."""
+Matmul = Literal["same", "tf32", "fp8", "mxfp8", "nvfp4"]
+"""Number format of matrix products: the training's precision, or narrower numbers; sums stay in 32 bit. ``fp8`` has a
+scale for each tensor (Transformer Engine's delayed and current scaling), ``mxfp8`` one for 32 numbers, ``nvfp4`` one
+for 16."""
+QUANTIZED: Final = ("fp8", "mxfp8", "nvfp4")
+"""Formats of matrix products whose factors are made from wider numbers, with scales."""
 WireType = Literal["none", "bf16", "fp8", "int8"]
 """Numbers that activations and their gradients are rounded to between sites."""
 
@@ -45,7 +50,7 @@ class Training(Part):
     """Sequences in one microbatch; None leaves it to the planner."""
     num_steps: Count = 100
     precision: Precision = "bf16"
-    """Of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
+    """Number format of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
     recompute: RecomputeChoice = "auto"
     """Recomputation in every stage; ``auto`` leaves it to the planner, which decides for each stage."""
     wire_type: WireType = "none"
@@ -58,6 +63,31 @@ class Training(Part):
     """Attention never keeps the matrix of scores."""
     matmul: Matmul = "same"
     """Narrower numbers in matrix products of the layers than `precision` says."""
+    fp8_param_gather: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if the layers' weights are kept and gathered in the format of `matmul` alone, beside the optimizer's 32-bit
+    masters (Megatron-LM's ``--fp8-param-gather``); False keeps them in `precision` as well."""
+    grad_reduce_in_fp32: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
+    """True if gradients are added up and reduced in 32 bit; None: beside bf16, as Megatron-LM does, not beside fp16."""
+    tp_comm_overlap: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if tensor-parallel collectives run beside the matrix products before and after them, part by part
+    (Megatron-LM's ``--tp-comm-overlap``, Transformer Engine's user buffers)."""
+    fp8_dot_product_attention: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if attention multiplies 8-bit numbers too (Megatron-Core's name)."""
+    moe_token_dispatcher_type: Annotated[
+        Literal["alltoall", "flex"], Field(exclude_if=lambda kind: kind == "alltoall")
+    ] = "alltoall"
+    """Exchange of tokens with experts (Megatron-Core's name): ``alltoall`` sends a copy for each expert, ``flex``
+    (DeepEP, HybridEP) one for each device, and between machines one for each machine."""
+    overlap_moe_expert_parallel_comm: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if tokens travel beside the computation of another microbatch (Megatron-LM's
+    ``--overlap-moe-expert-parallel-comm``)."""
+    lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
+    """Low-rank adapters beside frozen weights; None trains all weights."""
+    activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if the MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
+    cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
+    """Layers whose activations wait in the host's memory for the backward (Megatron-Core's name); in pipelines of one
+    rank alone, and without recomputation."""
     kernels: Literal["fused", "eager"] = "fused"
     """Kernels of what lies between matrix products: Megatron-LM's or torch.compile's, or one for each operation."""
     cuda_graphs: Flag = False
@@ -108,8 +138,27 @@ class Training(Part):
             raise fault(f"'bf16' is no narrower than precision {self.precision}; 'fp8' and 'int8' are", "wire_type")
         if self.matmul == "tf32" and self.precision != "fp32":
             raise fault(f"tf32 is for fp32, but precision is {self.precision}", "matmul")
+        if self.fp8_param_gather and self.matmul not in QUANTIZED:
+            raise fault(f"weights are narrow only with matmul {' or '.join(QUANTIZED)}", "fp8_param_gather")
+        if self.fp8_dot_product_attention and self.matmul not in QUANTIZED:
+            raise fault(f"only with matmul {' or '.join(QUANTIZED)}", "fp8_dot_product_attention")
+        if self.tp_comm_overlap and self.sequence_parallel is False:
+            raise fault("it divides what sequence parallelism gathers; set sequence_parallel = true", "tp_comm_overlap")
+        if self.lora is not None and self.fp8_param_gather:
+            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
+        if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
+            raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
+        self._check_offloading()
         self._check_decay()
         return self
+
+    def _check_offloading(self) -> None:
+        if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):
+            raise fault('what is computed again is not offloaded; set recompute = "none"', "cpu_offloading_num_layers")
+        if self.cpu_offloading_num_layers and self.cuda_graphs:
+            raise fault(
+                "layers are not replayed from graphs then; set cuda_graphs = false", "cpu_offloading_num_layers"
+            )
 
     def _check_decay(self) -> None:
         if self.decay == "none":
@@ -126,23 +175,32 @@ class Training(Part):
         """True if the optimizer's state is divided over the replicas."""
         return self.zero in (1, 2, 3)
 
+    def decided(self, zero: Zero = 1) -> Self:
+        """The same with this stage of ZeRO and with sequence parallelism where they are left open."""
+        wanted = {"zero": zero, "sequence_parallel": True}
+        chosen = {key: value for key, value in wanted.items() if getattr(self, key) == "auto"}
+        return self.model_copy(update=chosen) if chosen else self
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step."""
         return self.sequence_length * self.global_batch
 
     @property
-    def num_bytes_per_param(self) -> int:
+    def num_bytes_per_param(self) -> float:
         """Bytes that a parameter surely takes on its device: weight, gradient and AdamW's state.
 
         Two 16-bit figures beside float32 master weight and two moments, or four float32 figures (ZeRO, arXiv
         1910.02054, section 3.1). What ZeRO divides, or could, over the replicas is left out, for they may be many;
-        stage 3 has a whole layer's weights at a time.
+        stage 3 has a whole layer's weights at a time. Frozen ones are weights alone.
         """
-        if self.zero == 0:
-            return 16
         width = 4 if self.precision == "fp32" else 2
-        return 2 * width if self.zero == 1 else width
+        if self.lora is not None:
+            return 0 if self.zero == 3 else self.lora.base_bytes or width
+        narrowed = 1 if self.fp8_param_gather else 0
+        if self.zero == 0:
+            return 16 - narrowed
+        return (2 * width if self.zero == 1 else width) - narrowed
 
 
 class Data(Part):
@@ -150,10 +208,14 @@ class Data(Part):
 
     source: Text = "stdlib"
     """``stdlib`` is the source code of Python's standard library; anything else is a file or folder."""
-    format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = "auto"
-    """Format of the files; ``auto`` goes by the ends of their names. ``tokens`` are numbers already: .npy, .bin."""
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tokens"] = "auto"
+    """Format of the files; ``auto`` goes by the ends of their names, of which .gz and .zst are left out. ``arrow`` are
+    also folders of Hugging Face's `datasets`. ``tokens`` are numbers already: .npy, .bin, Megatron-LM's .bin with .idx.
+    """
     text_key: Text = "text"
-    """Key of the text in JSONL, its column in parquet."""
+    """Key of the text in JSONL, its column in Parquet and Arrow; without it a column ``input_ids`` has the tokens."""
+    prompt_key: Text | None = None
+    """Key of a text before it that is read and not trained on (the prompt of a fine-tuning)."""
     tokenizer: Text = "bytes"
     """``bytes``: one token per byte, 256 of them; anything else is a tokenizer.json, or a folder that has one."""
     end_of_text: Text | None = None
@@ -169,11 +231,51 @@ class Data(Part):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        if self.prompt_key is not None and (self.format in ("text", "tokens") or self.prompt_key == self.text_key):
+            raise fault("a prompt is another key of JSONL, Parquet or Arrow", "prompt_key")
         if self.end_of_text is not None and self.tokenizer == "bytes":
             raise fault("bytes have no such token; give a tokenizer", "end_of_text")
         return self
 
     @property
     def is_bytes(self) -> bool:
-        """True if tokens are bytes of text, as far as can be told without looking at the files."""
-        return self.tokenizer == "bytes" and self.format != "tokens" and not self.source.endswith((".npy", ".bin"))
+        """True if tokens are bytes of text, as far as is known without looking at the files.
+
+        Tables may have tokens as well; only their columns tell.
+        """
+        names = (".npy", ".bin", ".idx", ".parquet", ".arrow", ".feather")
+        is_other = self.format in ("tokens", "parquet", "arrow") or self.source.endswith(names)
+        return self.tokenizer == "bytes" and not is_other
+
+
+class MetricsSettings(Part):
+    """Destinations of a run's metrics beside ``metrics.jsonl``."""
+
+    log_every_steps: Natural = 10
+    """Steps between two lines of rank 0's log, and of stderr where it is no terminal; 0: no lines."""
+    tensorboard: Flag = False
+    prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
+    """Port at which Prometheus reads the metrics, 0 for any that is free; None: not served."""
+    prometheus_host: Text = "127.0.0.1"
+    """The figures are no secret, but nobody is asked for a password: others can't reach the loopback interface."""
+
+
+class ReplanSettings(Part):
+    """Conditions under which a run is planned anew, and limits of that search."""
+
+    drift: Positive = 0.1
+    """Steps are odd that take so much longer or shorter than expected (relative) ..."""
+    change: Positive = 0.25
+    """... or in which a stage or a message takes so much longer or shorter than the last decision assumed."""
+    sudden_steps: Count = 2
+    """Odd steps in a row after which something has changed, if they are off by twice that; the less, the later."""
+    settle_steps: Annotated[Natural, Field(validation_alias=AliasChoices("settle_steps", "warm_up_steps"))] = 3
+    """First steps of a run from which nothing is concluded; earlier documents say `warm_up_steps`."""
+    gain: Positive = 0.05
+    """An order is taken when it is predicted to make steps so much shorter (relative); half of it must come true."""
+    search_s: Positive = 5.0
+    """Time that one search may take."""
+    watch_steps: Count = 5
+    """Steps after which a new order is judged."""
+    pause_steps: Natural = 10
+    """Steps between a search that changed nothing, or a step back, and the next search."""

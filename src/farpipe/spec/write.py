@@ -1,63 +1,25 @@
-"""Writing a job as job.toml."""
+"""Writing a job as job.toml, and a measured link into a cluster's file, whose rest and comments stay as they are."""
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from farpipe.errors import InputError
+from farpipe.spec.cluster import Device, LocalLink, Site, SiteLink
+from farpipe.units import BYTES_PER_S, SECONDS, parse
 
-from farpipe.spec.cluster import Cluster, Device, LocalLink, Site, SiteLink
-from farpipe.spec.measured import Measured
-from farpipe.spec.model import Model
-from farpipe.spec.training import Data, Training
-from farpipe.spec.uncertainty import Uncertainty
-
-
-class JobParts(Protocol):
-    """Parts of a Job that stand in its file."""
-
-    @property
-    def model(self) -> Model: ...
-
-    @property
-    def training(self) -> Training: ...
-
-    @property
-    def data(self) -> Data: ...
-
-    @property
-    def cluster(self) -> Cluster: ...
-
-    @property
-    def layout(self) -> BaseModel: ...
-
-    @property
-    def schedule(self) -> str | None: ...
-
-    @property
-    def measured(self) -> tuple[Measured, ...]: ...
-
-    @property
-    def uncertainty(self) -> Uncertainty: ...
+if TYPE_CHECKING:
+    import tomlkit
 
 
-def as_toml(job: JobParts) -> str:
-    """`job` in the format that `parse_job` reads, every figure explicit and exact."""
-    sections = [
-        _section("[model]", job.model.model_dump()),
-        _section("[training]", job.training.model_dump() | {"clip_norm": job.training.clip_norm or "none"}),
-        _section("[data]", job.data.model_dump()),
-        *(_section("[[cluster.sites]]", _site(site)) for site in job.cluster.sites),
-        *(_section("[[cluster.links]]", _link(link)) for link in job.cluster.links),
-        _section("[layout]", job.layout.model_dump()),
-        _section("[schedule]", {"method": job.schedule or "auto"}),
-        *(_section("[[measured]]", _measured(table)) for table in job.measured),
-        _section("[uncertainty]", job.uncertainty.model_dump() if job.uncertainty else {}),
-    ]
-    return "\n".join(section for section in sections if section)
+def as_toml(*sections: tuple[str, Mapping[str, Any]]) -> str:
+    """Tables, each with its header, in the format that `parse_job` reads; those without any key are left out."""
+    texts = [_section(header, table) for header, table in sections]
+    return "\n".join(text for text in texts if text)
 
 
-def _site(site: Site) -> dict[str, Any]:
+def site_table(site: Site) -> dict[str, Any]:
+    """[[cluster.sites]] of `site`."""
     links = {"machine_link": _speed(site.machine_link), "site_link": _speed(site.site_link)}
     table = site.model_dump(exclude={"memory_reserve_bytes", "prices"}) | {"device": _device(site.device)} | links
     prices = {"prices": site.prices.model_dump(exclude_none=True, exclude_defaults=True) or None}
@@ -74,18 +36,14 @@ def _device(device: Device) -> dict[str, Any]:
     }
 
 
-def _link(link: SiteLink) -> dict[str, Any]:
+def link_table(link: SiteLink) -> dict[str, Any]:
+    """[[cluster.links]] of `link`, one direction."""
     queue = {} if link.queue_bytes is None else {"queue": _quantity(link.queue_bytes, "B")}
     disturbed = {"loss": link.loss or None, "jitter": _quantity(link.jitter_s, "s") if link.jitter_s else None}
     if link.congestion_control != "bbr":
         disturbed["congestion_control"] = link.congestion_control
     price = {"egress_usd_per_gb": link.egress_usd_per_gb}
     return {"from": link.source, "to": link.target} | _speed(link) | queue | disturbed | price
-
-
-def _measured(table: Measured) -> dict[str, Any]:
-    given = table.model_dump(exclude_none=True)
-    return {key.removesuffix("_s"): _quantity(v, "s") if key.endswith("_s") else v for key, v in given.items()}
 
 
 def _speed(link: SiteLink | LocalLink) -> dict[str, Any]:
@@ -102,14 +60,77 @@ def _section(header: str, table: Mapping[str, Any]) -> str:
 
 
 def _pairs(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in table.items() if value is not None]
+    return [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value in TOML; tables stand in braces."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(_pairs(value)) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)
+
+
+def with_link(text: str, source: str, target: str, latency_s: float, bandwidth_bytes_per_s: float) -> str:
+    """The file `text` with these figures for the link from `source` to `target`, in the place of earlier ones.
+
+    An entry for both directions is split in two, and only the one direction is changed; a link that is missing is
+    added at the end. InputError when the file has no site of that name.
+    """
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    cluster: Any = document.get("cluster", {})
+    for name in (source, target):
+        if name not in [site.get("name") for site in cluster.get("sites", [])]:
+            raise InputError(f"there is no site {name!r} in this file's [[cluster.sites]]")
+    entry = _entry(cluster, source, target)
+    figures = {
+        "latency": _written(latency_s, SECONDS, "ms"),
+        "bandwidth": _written(bandwidth_bytes_per_s, BYTES_PER_S, "Mbit/s"),
+    }
+    for key, figure in figures.items():
+        entry[key] = figure
+        entry[key].comment("measured")  # in the place of a remark about the earlier figure
+    return tomlkit.dumps(document)
+
+
+def _entry(cluster: Any, source: str, target: str) -> Any:
+    """The table of this directed link, made if need be."""
+    import tomlkit
+
+    if "links" not in cluster:
+        cluster["links"] = tomlkit.aot()
+    links = cluster["links"]
+    for link in links:
+        if (link.get("from"), link.get("to")) == (source, target):
+            return link
+        if sorted(link.get("between", [])) == sorted((source, target)):
+            other = _copy(link, target, source)
+            del link["between"]
+            link.update({"from": source, "to": target})
+            links.append(other)
+            return link
+    link = tomlkit.table()
+    link.update({"from": source, "to": target})
+    links.append(link)
+    return link
+
+
+def _copy(link: Any, source: str, target: str) -> "tomlkit.items.Table":
+    """The same figures for one direction."""
+    import tomlkit
+
+    other = tomlkit.table()
+    other.update({"from": source, "to": target} | {key: value for key, value in link.items() if key != "between"})
+    return other
+
+
+def _written(value: float, units: dict[str, float], unit: str) -> str:
+    """`value` as a quantity with four digits, which reads back as what it says."""
+    text = f"{value / units[unit]:.4g} {unit}"
+    assert abs(parse(text, units, text) - value) <= 1e-3 * value, text
+    return text

@@ -1,7 +1,7 @@
 """The tables of a job.toml as people write them, with presets, unit strings and links in both directions.
 
 Every table here has `resolve`, which gives the part of a Job that it stands for. It is called once while the table is
-read, so that whatever is wrong with it is told with the table's own key path.
+read, so that whatever is wrong with it is reported with the table's own key path.
 """
 
 import contextlib
@@ -13,10 +13,25 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row, price_row
 from farpipe.errors import InputError
-from farpipe.spec.cluster import Cluster, CongestionControl, Device, LocalLink, Place, Site, SiteLink, check_ends
+from farpipe.spec.cluster import (
+    RDMA_WINDOW_BYTES,
+    SECONDS_PER_KM,
+    SITE_RTT_S,
+    TCP_WINDOW_BYTES,
+    Cluster,
+    CongestionControl,
+    Device,
+    LocalLink,
+    Place,
+    Prices,
+    Site,
+    SiteLink,
+    check_ends,
+    windowed_rate,
+)
 from farpipe.spec.hugging_face import read_model
 from farpipe.spec.job import Job, Pins
-from farpipe.spec.measured import WrittenMeasured
+from farpipe.spec.link_matrices import Window, WrittenMatrices
 from farpipe.spec.model import Model
 from farpipe.spec.part import (
     Count,
@@ -29,33 +44,16 @@ from farpipe.spec.part import (
     Text,
     at_most_an_hour,
     fault,
+    more_than_zero,
     possible_bandwidth,
 )
-from farpipe.spec.prices import Prices
-from farpipe.spec.training import Data, Rate, Training
-from farpipe.spec.uncertainty import Uncertainty
-from farpipe.spec.windows import RDMA_WINDOW_BYTES, SECONDS_PER_KM, SITE_RTT_S, TCP_WINDOW_BYTES, windowed_rate
-from farpipe.spec.written_matrices import Window, WrittenMatrices
+from farpipe.spec.training import Data, MetricsSettings, Rate, Training
 from farpipe.strict import nearest
 from farpipe.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
 
 USUAL_SITE_LINK: Final = "infiniband-ndr"
 
 Value = TypeVar("Value")
-
-
-def _quantity(units: dict[str, float], example: str) -> BeforeValidator:
-    return BeforeValidator(lambda text: parse(text, units, example))
-
-
-def _more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
-    def read(text: Any) -> float:
-        value = parse(text, units, example)
-        if value == 0:
-            raise ValueError(f"must be more than zero, found {text!r}")
-        return value
-
-    return BeforeValidator(read)
 
 
 def _latency(text: Any) -> float:
@@ -67,6 +65,10 @@ def _bandwidth(text: Any) -> float:
     if value == 0:
         raise ValueError(f"must be more than zero, found {text!r:.60}")
     return possible_bandwidth(value, f"{text!r:.60}")
+
+
+def _bandwidth_or_none(text: Any) -> float:
+    return 0.0 if parse(text, BYTES_PER_S, "400 Gbit/s") == 0 else _bandwidth(text)
 
 
 def _bytes_or_seconds(text: Any) -> tuple[float, str]:
@@ -94,12 +96,14 @@ LinkPreset = Annotated[Text, _known(link_row)]
 Region = Annotated[Text, _known(price_row)]
 Latency = Annotated[float, BeforeValidator(_latency)]
 Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
-Memory = Annotated[float, _more_than_zero(BYTES, "80 GiB")]
-MemoryReserve = Annotated[float, _quantity(BYTES, "5 GiB")]
-MemoryBandwidth = Annotated[float, _more_than_zero(BYTES_PER_S, "3350 GB/s")]
-Flops = Annotated[float, _more_than_zero(FLOPS, "989 TFLOP/s")]
+BandwidthOrNone = Annotated[float, BeforeValidator(_bandwidth_or_none)]
+"""Bandwidth of a link that may be down: 0."""
+Memory = Annotated[float, more_than_zero(BYTES, "80 GiB")]
+MemoryReserve = Annotated[float, BeforeValidator(lambda text: parse(text, BYTES, "5 GiB"))]
+MemoryBandwidth = Annotated[float, more_than_zero(BYTES_PER_S, "3350 GB/s")]
+Flops = Annotated[float, more_than_zero(FLOPS, "989 TFLOP/s")]
 Queue = Annotated[tuple[float, str], BeforeValidator(_bytes_or_seconds)]
-Power = Annotated[float, _more_than_zero(WATTS, "700 W")]
+Power = Annotated[float, more_than_zero(WATTS, "700 W")]
 
 
 def _table(value: Any) -> Any:
@@ -233,7 +237,7 @@ class WrittenSite(Written):
         )
 
     def _prices(self) -> Prices:
-        """Those of the region, replaced by what `prices` says."""
+        """Region prices, overridden by the job's `prices`."""
         if self.region is None:
             return self.prices
         row, device = price_row(self.region), self.device.row()
@@ -356,7 +360,7 @@ class WrittenClusterFile(Written):
 class WrittenSchedule(Part):
     """[schedule]"""
 
-    method: Name = "auto"
+    method: Text = "auto"
 
 
 class WrittenJob(Written):
@@ -368,8 +372,7 @@ class WrittenJob(Written):
     data: Data = Data()
     layout: Pins = Pins()
     schedule: WrittenSchedule = WrittenSchedule()
-    measured: tuple[WrittenMeasured, ...] = ()
-    uncertainty: Uncertainty = Uncertainty()
+    metrics: MetricsSettings = MetricsSettings()
 
     def resolve(self) -> Job:
         """The job."""
@@ -380,6 +383,5 @@ class WrittenJob(Written):
             data=self.data,
             layout=self.layout,
             schedule=self.schedule.method,
-            measured=tuple(table.resolve() for table in self.measured),
-            uncertainty=self.uncertainty,
+            metrics=self.metrics,
         )

@@ -1,13 +1,24 @@
 """One step as numbers: Problem and Schedule, and the rules of meaning that all their readers share."""
 
 from farpipe.step.action import KINDS, Action, Kind, awaited, handed_to
+from farpipe.step.codes import BACKWARD, FORWARD
 from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, collectives
 from farpipe.step.grid import draw_grid
 from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
-from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, site_of
+from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, occupied_s, site_of
 from farpipe.step.lowering import lower
-from farpipe.step.memory import Holding, byte_tables, holdings, least_activation_bytes
-from farpipe.step.messages import BACKWARD, FORWARD, NOTHING, Collectives, Messages
+from farpipe.step.memory import (
+    ROUNDING,
+    Holding,
+    byte_tables,
+    headroom_bytes,
+    holdings,
+    least_activation_bytes,
+    levels,
+    need_tables,
+    num_fitting,
+)
+from farpipe.step.messages import NOTHING, Collectives, Messages
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
 from farpipe.step.replicas import stagger
 from farpipe.step.retimed import retimed
@@ -20,6 +31,7 @@ __all__ = [
     "KINDS",
     "MAX_MICROBATCHES",
     "NOTHING",
+    "ROUNDING",
     "Action",
     "Collective",
     "Collectives",
@@ -45,10 +57,15 @@ __all__ = [
     "collectives",
     "draw_grid",
     "handed_to",
+    "headroom_bytes",
     "holdings",
     "is_inter_site",
     "least_activation_bytes",
+    "levels",
     "lower",
+    "need_tables",
+    "num_fitting",
+    "occupied_s",
     "retimed",
     "site_of",
     "stagger",

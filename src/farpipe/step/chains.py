@@ -35,12 +35,17 @@ class Chains:
         return bool((self.previous != NOBODY).any())
 
     @property
+    def lengths(self) -> Indices:
+        """[M]: slices from the first to the last one of the own chain, where these are consecutive microbatches."""
+        return np.asarray(self.last - self.first + 1)
+
+    @property
     def is_last(self) -> NDArray[np.bool_]:
         """[M]: whether the backward of the chain begins with this slice."""
         return np.asarray(self.next == NOBODY)
 
     def sums(self, figure: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For every stage and microbatch of `figure` [S, M] the sum over its chain."""
+        """Sums of `figure` [S, M] over the chain of every stage and microbatch."""
         total = np.zeros_like(figure)
         np.add.at(total.T, self.first, figure.T)
         return np.asarray(total[:, self.first])

@@ -7,9 +7,9 @@ make the Problem that is simulated for the prediction. Seconds and bytes per sec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf
+from pydantic import Field, InstanceOf
 
-from farpipe.document import Document
+from farpipe.document import Document, Table
 from farpipe.errors import InputError
 from farpipe.step.figures import Positive, Seconds
 from farpipe.step.problem import Problem
@@ -20,22 +20,16 @@ from farpipe.strict import validate
 Direction = Literal["forward", "backward"]
 
 
-class _Part(BaseModel):
-    """A part of the document: immutable, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class LightPath(NamedTuple):
     """Light path of one message, or several side by side that carry it together."""
 
     wait_s: float
-    """From the end of the producer until the first bit can be sent."""
+    """Seconds from the end of the producer until the first bit can be sent."""
     bandwidth_bytes_per_s: float
     latency_s: float
 
 
-class LitHop(_Part):
+class LitHop(Table):
     """Light paths of the messages that one stage sends in one direction, by microbatch."""
 
     direction: Direction
@@ -50,7 +44,7 @@ class LitHop(_Part):
         return LightPath(self.wait_s[microbatch], self.bandwidth_bytes_per_s[microbatch], self.latency_s[microbatch])
 
 
-class LitStep(_Part):
+class LitStep(Table):
     """Light paths of one step; a hop that is not there takes no time, as inside a node of the network."""
 
     hops: tuple[LitHop, ...]
@@ -62,7 +56,7 @@ class LitStep(_Part):
         return None if hop is None else hop.path(microbatch)
 
 
-class LightPaths(Document, _Part):
+class LightPaths(Document, Table):
     """Light paths of the messages of some steps in one order; a run of more steps begins with the first again."""
 
     FORMAT: ClassVar[str] = "farpipe/light-paths/1"
@@ -105,12 +99,10 @@ class LightPaths(Document, _Part):
         return retimed(problem, np.zeros(shape), arrives_after_s)
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         return {"schedule": self.schedule.to_data(), "steps": [step.model_dump(mode="json") for step in self.steps]}
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         if "schedule" in body:
             body = body | {"schedule": Schedule.from_data(body["schedule"], f"{source}: schedule")}
         return validate(cls, body, source)

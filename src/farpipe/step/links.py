@@ -1,6 +1,6 @@
 """Links, and what the boundaries between stages and the collectives put on them: the parts of a Problem's document."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,27 @@ def _is_none(value: Any) -> bool:
     return value is None
 
 
+class HasBandwidth(Protocol):
+    """Anything that carries bytes at a rate: a link of a Problem, of a cluster, or one inside a site."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float: ...
+
+
+def occupied_s(link: HasBandwidth, num_bytes: Figure) -> Figure:
+    """Seconds for which that many bytes occupy a link; latency, loss and staggered replicas are not in it."""
+    return num_bytes / link.bandwidth_bytes_per_s
+
+
+def free_again_s(ready_s: NDArray[np.float64], occupies_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times at which each of the messages of one link, in the order in which they became ready, has left it.
+
+    The queue of `inlined.put` for all of them at once.
+    """
+    through_s = np.cumsum(occupies_s)
+    return np.asarray(np.maximum.accumulate(ready_s - (through_s - occupies_s)) + through_s)
+
+
 class Link(ProblemPart):
     """One direction of a connection; it carries one message at a time."""
 
@@ -22,7 +43,7 @@ class Link(ProblemPart):
     bandwidth_bytes_per_s: Positive
     num_staggered: Annotated[int, Field(ge=1, validation_alias=AliasChoices("num_staggered", "num_turns"))] = 1
     """The number of replicas of the pipeline, this one included, that send one after the other over it, each
-    `Traffic.stagger_s` behind the one before; earlier documents say `num_turns`."""
+    `StepTraffic.stagger_s` behind the one before; earlier documents say `num_turns`."""
     source: str | None = Field(default=None, exclude_if=_is_none)
     """Site at which the link begins, or ``site:rank`` inside one; None: the one in its name."""
     target: str | None = Field(default=None, exclude_if=_is_none)
@@ -43,10 +64,10 @@ class Link(ProblemPart):
 
     def occupied_s(self, num_bytes: Figure) -> Figure:
         """Time for which a message occupies it, unless its Transfer says otherwise."""
-        return num_bytes / self.bandwidth_bytes_per_s
+        return occupied_s(self, num_bytes)
 
     def travel_s(self, num_bytes: Figure) -> Figure:
-        """From its start on the link until a message is there, unless its Transfer says otherwise."""
+        """Seconds from its start on the link until a message is there, unless its Transfer says otherwise."""
         return self.occupied_s(num_bytes) + self.latency_s
 
 
@@ -56,9 +77,14 @@ class Transfer(ProblemPart):
     link: LinkNames
     bytes: PerMicrobatch
     occupies_s: SecondsPerMicrobatch | None = Field(default=None, exclude_if=_is_none)
-    """From its start on the link until that takes the next message; None: bytes/bandwidth."""
+    """Seconds from its start on the link until that takes the next message; None: bytes/bandwidth."""
     arrives_after_s: SecondsPerMicrobatch | None = Field(default=None, exclude_if=_is_none)
-    """From its start on the link until it is there; None: the link's latency after it has left."""
+    """Seconds from its start on the link until it is there; None: the link's latency after it has left."""
+
+    @property
+    def links(self) -> set[str]:
+        """Names of the links that its messages take."""
+        return {self.link} if isinstance(self.link, str) else set(self.link)
 
     @property
     def has_times(self) -> bool:

@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.step.messages import Collectives, Messages
+from farpipe.step.codes import BACKWARD, FORWARD
+from farpipe.step.messages import FREE, NOTHING, Collectives, Messages
 from farpipe.step.problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
+Played = tuple[Floats, Floats, Floats, Floats]
+"""Times that a play finds: starts of actions [A], of messages and their arrivals [2SM], of collectives [C]."""
 
 
 class Tables(NamedTuple):
@@ -62,7 +65,7 @@ class StepArrays:
     collectives: Collectives
     """[C]"""
     opens_s: Floats
-    """[S]: see `farpipe.step.Traffic`."""
+    """[S]: see `farpipe.step.StepTraffic`."""
     shared: NDArray[np.bool_]
     """[L]: whether messages may become ready out of the order in which one rank makes them."""
     num_ranks: int
@@ -79,6 +82,12 @@ class StepArrays:
         others: tuple[Any, ...] = (self.rank_of_stage, *messages, *collectives, self.shared, *opening)
         return Tables((num_stages, num_microbatches), width, duration_s, *others)
 
+    def new_out(self, num_actions: int) -> Played:
+        """New arrays for what a play finds; messages that are not sent start at zero."""
+        num_messages = self.messages.link.size
+        starts, arrivals = np.zeros(num_messages), np.empty(num_messages)
+        return np.empty(num_actions), starts, arrivals, np.empty(self.collectives.link.size)
+
 
 def lower(problem: Problem) -> StepArrays:
     """The arrays of `problem`."""
@@ -92,20 +101,46 @@ def lower(problem: Problem) -> StepArrays:
         messages=messages,
         collectives=collectives,
         opens_s=problem.traffic.opens_s,
-        shared=_shared(rank_of_stage, messages.link, collectives, duration_s, len(problem.links)),
+        shared=_shared(rank_of_stage, messages.link, collectives, duration_s, (len(problem.links), problem.num_ranks)),
         num_ranks=problem.num_ranks,
     )
 
 
+def free_links(forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> StepArrays:
+    """The arrays of one stage per rank, joined backwards [S, M], and hops [S - 1] on which no message waits.
+
+    For estimates of many steps without a Problem of each; `there_s` and `back_s` are from a producer's end to the
+    arrival.
+    """
+    num_stages, num_microbatches = forward_s.shape
+    link = np.full((2, num_stages, num_microbatches), FREE, np.int32)
+    link[FORWARD, -1] = link[BACKWARD, 0] = NOTHING
+    arrives_after_s, nothing, none = np.zeros(link.shape), np.zeros(link.shape), np.zeros(0)
+    arrives_after_s[FORWARD, :-1], arrives_after_s[BACKWARD, 1:] = there_s[:, None], back_s[:, None]
+    no_link = np.zeros(0, np.int32)
+    return StepArrays(
+        duration_s=np.stack([forward_s, backward_s, nothing[0], backward_s]),
+        rank_of_stage=np.arange(num_stages, dtype=np.int32),
+        messages=Messages(link, nothing, arrives_after_s, nothing, arrives_after_s),
+        collectives=Collectives(no_link, none, none, none, none, no_link, np.zeros(num_stages + 1, np.int64)),
+        opens_s=np.zeros(num_stages),
+        shared=np.zeros(0, np.bool_),
+        num_ranks=num_stages,
+    )
+
+
 def _shared(
-    rank_of_stage: Ints, link: Ints, collectives: Collectives, duration_s: Floats, num_links: int
+    rank_of_stage: Ints, link: Ints, collectives: Collectives, duration_s: Floats, shape: tuple[int, int]
 ) -> NDArray[np.bool_]:
-    """Links that several ranks feed, and those of stages with empty actions, whose messages can be ready together."""
-    feeders: list[set[int]] = [set() for _ in range(num_links)]
-    shared = np.zeros(num_links, np.bool_)
-    for stage, rank in enumerate(rank_of_stage):
-        used = np.unique(np.concatenate([link[:, stage].ravel(), collectives.link[collectives.stage == stage]]))
-        for name in used[used >= 0]:
-            feeders[name].add(int(rank))
-            shared[name] |= not duration_s[:, stage].all()
-    return shared | np.array([len(ranks) > 1 for ranks in feeders], np.bool_)
+    """Links that several ranks feed, and those of stages with empty actions, whose messages can be ready together.
+
+    `shape`: numbers of links and of ranks.
+    """
+    feeds, has_empty = np.zeros(shape, np.bool_), (duration_s == 0).any(axis=(0, 2))
+    shared = np.zeros(shape[0], np.bool_)
+    stages = np.broadcast_to(np.arange(rank_of_stage.size)[:, None], link.shape)
+    for links, senders in ((link, stages), (collectives.link, collectives.stage)):
+        used, stage = links[links >= 0], senders[links >= 0]
+        feeds[used, rank_of_stage[stage]] = True
+        shared[used[has_empty[stage]]] = True
+    return np.asarray(shared | (feeds.sum(axis=1) > 1))

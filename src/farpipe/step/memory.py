@@ -1,14 +1,16 @@
 """Bytes that every action takes and frees: the one place that knows how long a step holds which bytes."""
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.step.codes import NUM_KINDS, B, F, I, W
 from farpipe.step.problem import Problem
 
-F, I, W, B = range(4)  # noqa: E741  the letters of the actions
-NUM_KINDS: Final = 4
+ROUNDING: Final = 1e-9
+"""Relative excess of memory that counts as rounding of sums."""
 
 Floats = NDArray[np.float64]
 
@@ -28,6 +30,37 @@ def byte_tables(problem: Problem) -> tuple[Floats, Floats]:
     freed[..., W] = stash
     freed[..., B] = activation + chain
     return taken.reshape(-1), freed.reshape(-1)
+
+
+def need_tables(problem: Problem) -> tuple[Floats, Floats]:
+    """(needed, released): as `byte_tables`, for whoever checks memory when an action starts; both [S x M x 4].
+
+    Where a stash is larger than its activation, an I needs at its end what it does not take at its start.
+    """
+    taken, freed = byte_tables(problem)
+    needed = np.maximum(taken, taken - freed)
+    return needed, needed - taken + freed
+
+
+def headroom_bytes(problem: Problem) -> Floats:
+    """Memory that the activations of every rank may take, infinity without a limit: [R].
+
+    What rounding can add to sums is forgiven.
+    """
+    has = [
+        np.inf if r.memory_bytes is None else r.memory_bytes * (1 + ROUNDING) - r.static_bytes for r in problem.ranks
+    ]
+    return np.array(has)
+
+
+def num_fitting(headroom: float, size: float) -> int:
+    """Largest number of microbatches of `size` bytes that fit the headroom; rounding is forgiven."""
+    return math.floor(max(headroom, 0.0) / size * (1 + ROUNDING))
+
+
+def levels(taken: Floats, freed: Floats) -> Floats:
+    """Bytes held while each of consecutive actions of a rank runs, given what each takes and frees: [..., actions]."""
+    return np.asarray(np.cumsum(taken, axis=-1) - (np.cumsum(freed, axis=-1) - freed))
 
 
 class Holding(NamedTuple):
@@ -58,7 +91,8 @@ def least_activation_bytes(problem: Problem) -> Floats:
     """The least that every rank needs for activations, whatever the order: [R].
 
     When a stage begins with the backward of a chain, it and the earlier stages of its rank hold all of that chain, and
-    its gradients of keys and values are taken. One chain after the other, stage after stage, needs no more.
+    its gradients of keys and values are taken. One chain after the other, stage after stage, needs no more (with B's: a
+    stash that is larger than its activation is never there).
     """
     activation, chain = (problem.chains.sums(problem.table(name)) for name in ("activation_bytes", "chain_bytes"))
     needs = [activation[list(mine)].cumsum(axis=0) + chain[list(mine)] for mine in problem.stages_of_rank]

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.step.codes import BACKWARD, FORWARD
 from farpipe.step.collectives import Collective
 from farpipe.step.links import Figure, Hop, Link, Transfer
 
@@ -22,8 +23,6 @@ NOTHING: Final = -2
 """Instead of a link: nothing is sent (behind the last stage, before the first)."""
 FREE: Final = -1
 """Instead of a link: the tensor is there at once (same rank, or a hop that costs nothing)."""
-FORWARD, BACKWARD = range(2)
-"""Directions: the first index of messages between stages."""
 
 
 @dataclass(frozen=True, eq=False)  # arrays: Problems are compared by their fields
@@ -34,11 +33,11 @@ class Messages:
     """Place in the Problem's links, or FREE, or NOTHING."""
     bytes: Floats
     leaves_after_s: Floats
-    """From its start on the link until its own last byte is on it: for what is shown, not for what follows."""
+    """Seconds from its start on the link until its own last byte is on it: for what is shown, not for what follows."""
     occupies_s: Floats
-    """From its start on the link until that takes the next message."""
+    """Seconds from its start on the link until that takes the next message."""
     arrives_after_s: Floats
-    """From its start on the link until it is there."""
+    """Seconds from its start on the link until it is there."""
 
     @property
     def figures(self) -> tuple[Ints, Floats, Floats]:
@@ -67,7 +66,7 @@ class Collectives(Messages):
     """[S + 1]: those that wait for the last backward of stage s are at `begin[s]` to `begin[s + 1]`."""
 
     def opening(self, opens_s: Floats, num_links: int) -> Opening:
-        """Times from which stages and links are free; `opens_s`: see `Traffic`.
+        """Times from which stages and links are free; `opens_s`: see `StepTraffic`.
 
         Collectives that wait for nothing are ready when the step begins and go first, one after the other. This is the
         one place that knows it.
@@ -81,7 +80,7 @@ class Collectives(Messages):
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class StepTraffic:
     """Messages and collectives that a step puts on its links."""
 
     messages: Messages
@@ -89,7 +88,7 @@ class Traffic:
     opens_s: Floats
     """[S]: from the start of the step, or from the arrival of a stage's gather, until its first forward may begin."""
     stagger_s: float
-    """By how much a replica is behind the one before it where they are staggered."""
+    """Seconds by which a replica is behind the one before it where they are staggered."""
     copies: tuple[int, ...]
     """[L]: how many replicas, this one included, each send messages like these over the link, one after the other."""
 
@@ -100,7 +99,7 @@ class Traffic:
 
     @property
     def opening(self) -> Opening:
-        """See `Collectives.opening`."""
+        """Times from which stages and links are free: `Collectives.opening`."""
         return self.collectives.opening(self.opens_s, len(self.copies))
 
 
@@ -110,7 +109,7 @@ def traffic(
     collectives: Sequence[Collective],
     rank_of_stage: Sequence[int],
     num_microbatches: int,
-) -> Traffic:
+) -> StepTraffic:
     """The messages and collectives of a Problem with these parts."""
     table = _Table(links)
     messages = _between_stages(table, hops, rank_of_stage, num_microbatches)
@@ -119,10 +118,10 @@ def traffic(
     num_staggered = np.array([*copies, 1, 1])  # the last two: NOTHING and FREE
     opens_s = np.zeros(len(rank_of_stage))
     if (num_staggered == 1).all():
-        return Traffic(messages, others, opens_s, 0.0, copies)
+        return StepTraffic(messages, others, opens_s, 0.0, copies)
     stagger_s = float(messages.occupies_s[num_staggered[messages.link] > 1].max(initial=0.0))
     messages, others = _followed(messages, num_staggered, stagger_s), _followed(others, num_staggered, stagger_s)
-    return Traffic(messages, others, opens_s + (num_staggered.max() - 1) * stagger_s, stagger_s, copies)
+    return StepTraffic(messages, others, opens_s + (num_staggered.max() - 1) * stagger_s, stagger_s, copies)
 
 
 AnyMessages = TypeVar("AnyMessages", bound=Messages)
@@ -135,7 +134,7 @@ def _followed(messages: AnyMessages, num_staggered: NDArray[np.int64], stagger_s
     what this one does: when it puts a message on the link at t, the others' follow at t + d, t + 2 d, ..., so the link
     is free again (k - 1) d after the message has left. Collectives are all replicas' together: a reduce is ready when
     the last of them is, a gather when the first begins, and each is followed by the same pause. The step is the last
-    replica's, which begins (k - 1) d after the first (`Traffic.opens_s`).
+    replica's, which begins (k - 1) d after the first (`StepTraffic.opens_s`).
     """
     return replace(messages, occupies_s=messages.occupies_s + (num_staggered[messages.link] - 1) * stagger_s)
 

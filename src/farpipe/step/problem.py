@@ -16,9 +16,16 @@ from pydantic import Field, model_validator
 from farpipe.document import Document
 from farpipe.step.chains import Chains, chains, expect_chains
 from farpipe.step.collectives import Collective, collectives
-from farpipe.step.figures import MAX_SECONDS, NonNegative, PerMicrobatch, ProblemPart, SecondsPerMicrobatch
+from farpipe.step.figures import (
+    MAX_SECONDS,
+    LinkNames,
+    NonNegative,
+    PerMicrobatch,
+    ProblemPart,
+    SecondsPerMicrobatch,
+)
 from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer
-from farpipe.step.messages import Traffic, traffic
+from farpipe.step.messages import StepTraffic, traffic
 from farpipe.strict import nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
 
@@ -72,18 +79,21 @@ class Problem(Document, ProblemPart):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     links: dict[str, Link] = Field(default_factory=dict)
     hops: tuple[Hop | None, ...] = ()
+    """Hop from stage s to s + 1; None: tensors are there at once. Left out: none between any two."""
     sync: tuple[Sync | None, ...] | None = None
     exchanges: Annotated[tuple[Exchange, ...], Field(exclude_if=lambda exchanges: not exchanges)] = ()
-    """Between stages, after the last backward of each; with `sync` they make `collectives`."""
+    """Exchanges between stages, after the last backward of each; with `sync` they make `collectives`."""
     follows: tuple[int | None, ...] | None = None
-    """For every microbatch the one that is the slice before it of the same sequence, if any; None: no chains."""
+    """Microbatch that is the slice before each of the same sequence, if any; None: no chains."""
 
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, data: Any) -> Any:
-        """JSON has lists where Python has tuples; strict mode would tell them apart."""
+        """JSON has lists where Python has tuples; strict mode would tell them apart. Hops may be left out."""
         if not isinstance(data, dict):
             return data
+        if "hops" not in data and isinstance(data.get("stages"), list | tuple):
+            data = data | {"hops": (None,) * max(0, len(data["stages"]) - 1)}
         keys = ("ranks", "stages", "hops", "sync", "exchanges", "follows")
         return data | {key: tuple(data[key]) for key in keys if isinstance(data.get(key), list)}
 
@@ -148,9 +158,26 @@ class Problem(Document, ProblemPart):
         """The links that carry both messages and collectives."""
         users: dict[str, set[bool]] = {name: set() for name in self.links}
         for place, transfer in self.transfers():
-            for name in {transfer.link} if isinstance(transfer.link, str) else set(transfer.link):
+            for name in transfer.links:
                 users[name].add(place.startswith("hops"))
         return tuple(name for name, kinds in users.items() if len(kinds) == 2)
+
+    def over(self, links: Mapping[str, Link], hops: Sequence[tuple[LinkNames, LinkNames] | None]) -> Self:
+        """The same step with its messages over `links`, those named in `hops` (forward, backward), and no others.
+
+        A hop that is None takes no time, nor does a direction that had no message. Collectives keep their links.
+        """
+
+        def on(transfer: Transfer | None, names: LinkNames) -> Transfer | None:
+            return transfer and transfer.model_copy(update={"link": names})
+
+        moved = tuple(
+            hop and names and Hop(forward=on(hop.forward, names[0]), backward=on(hop.backward, names[1]))
+            for hop, names in zip(self.hops, hops, strict=True)
+        )
+        changed, known = self.model_copy(update={"hops": moved}), {**self.links, **links}
+        used = {name for _, transfer in changed.transfers() for name in transfer.links}
+        return changed.model_copy(update={"links": {name: known[name] for name in known if name in used}})
 
     def _expect_length(self, value: float | str | tuple[Any, ...] | None, place: str) -> None:
         if isinstance(value, tuple) and len(value) != self.num_microbatches:
@@ -183,7 +210,7 @@ class Problem(Document, ProblemPart):
 
     @cached_property
     def stages_of_rank(self) -> tuple[tuple[int, ...], ...]:
-        """For every rank the stages that live on it, ascending."""
+        """Stages that live on every rank, ascending."""
         of_rank: list[list[int]] = [[] for _ in self.ranks]
         for index, stage in enumerate(self.stages):
             of_rank[stage.rank].append(index)
@@ -201,18 +228,18 @@ class Problem(Document, ProblemPart):
 
     @cached_property
     def between_sites(self) -> dict[str, bool]:
-        """For every link whether it joins two sites."""
+        """True for every link that joins two sites."""
         return {name: link.is_between_sites(name) for name, link in self.links.items()}
 
     @cached_property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> StepTraffic:
         """All messages and collectives: link, seconds on it, seconds until they are there."""
         return traffic(
             self.links, self.hops, self.collectives, [stage.rank for stage in self.stages], self.num_microbatches
         )
 
     def shares(self, transfer: Transfer) -> list[tuple[str, NDArray[np.float64]]]:
-        """For every link of a hop's transfer the bytes of the messages that take it."""
+        """Bytes of the messages that take every link of a hop's transfer."""
         rows = self.row(transfer.bytes)
         if isinstance(transfer.link, str):
             return [(transfer.link, rows)]
@@ -241,7 +268,7 @@ class Problem(Document, ProblemPart):
         return np.broadcast_to(np.asarray(value, dtype=np.float64), (self.num_microbatches,))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic's, without what was computed from the old values."""
+        """A copy as pydantic's, without what was computed from the old values."""
         copied = super().model_copy(update=update, deep=deep)
         for name in ("stages_of_rank", "chains", "between_sites", "traffic", "_tables"):
             copied.__dict__.pop(name, None)
@@ -256,14 +283,12 @@ class Problem(Document, ProblemPart):
         return f'{{"format":"{self.FORMAT}",{body[1:]}'
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         body: dict[str, Any] = json.loads(self.to_json())
         del body["format"]
         return body
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         return validate(cls, body, source)
 
     def __repr__(self) -> str:

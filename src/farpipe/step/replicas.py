@@ -12,9 +12,9 @@ def stagger(problem: Problem, num_replicas: int) -> Problem:
 
     Together, a message carries the bytes of all `num_replicas`, and all arrive when the last byte has. Staggered, each
     replica's message is sent at the full rate, and the replicas run one message apart from each other
-    (`Traffic.stagger_s`). That saves the others' share of every transfer that somebody waits for, and costs it once, at
-    the beginning of the step: it is better where the step waits for more than one transfer, unless messages differ so
-    much in size that the stagger, which is the longest, is too long for the others. Neither is better everywhere.
+    (`StepTraffic.stagger_s`). That saves the others' share of every transfer that a rank waits for, at the cost of one
+    at the beginning of the step: better where the step waits for more than one transfer, unless messages differ
+    so much in size that the stagger, which is the longest, is too long for the others. Neither is better everywhere.
 
     On other links that carry collectives as well as messages replicas are staggered too.
     """

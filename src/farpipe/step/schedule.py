@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from farpipe.document import Document
 from farpipe.errors import InputError
 from farpipe.step.action import KINDS, Action
+from farpipe.step.codes import cell_of, encode, kind_of
 from farpipe.step.grid import draw_grid
 from farpipe.step.problem import MAX_MICROBATCHES
 from farpipe.strict import nearest
@@ -36,8 +37,8 @@ class CodedOrder(Sequence[Action]):
         return int(self.codes.size)
 
     def __iter__(self) -> Iterator[Action]:
-        stages, microbatches = np.divmod(self.codes >> 2, self.stride)
-        kinds = map(KINDS.__getitem__, (self.codes & 3).tolist())
+        stages, microbatches = cell_of(self.codes, self.stride)
+        kinds = map(KINDS.__getitem__, kind_of(self.codes).tolist())
         return map(Action._make, zip(stages.tolist(), kinds, microbatches.tolist(), strict=True))
 
     @overload
@@ -50,8 +51,8 @@ class CodedOrder(Sequence[Action]):
         if isinstance(place, slice):
             return CodedOrder(self.codes[place], self.stride)
         code = int(self.codes[place])
-        stage, microbatch = divmod(code >> 2, self.stride)
-        return Action(stage, KINDS[code & 3], microbatch)
+        stage, microbatch = cell_of(code, self.stride)
+        return Action(stage, KINDS[kind_of(code)], microbatch)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CodedOrder):
@@ -68,9 +69,9 @@ class CodedOrder(Sequence[Action]):
 class Schedule(Document):
     """The order in which every rank does its actions; `method` is the name of what made it.
 
-    Inside it is two arrays, not to be written to. An action's code is ``4 (stage * stride + microbatch) + kind``, the
-    kind by its place in KINDS; `stride` is `num_microbatches`, or more where an action names a microbatch that is
-    not of the step, which `check` refuses. `ranks` shows them as Actions.
+    Inside it is two arrays, not to be written to. Codes of actions are as in `step.codes`; `stride` is
+    `num_microbatches`, or more where an action names a microbatch that is not of the step, which `check` refuses.
+    `ranks` shows them as Actions.
     """
 
     FORMAT: ClassVar[str] = "farpipe/schedule/1"
@@ -88,7 +89,7 @@ class Schedule(Document):
         self.num_microbatches, self.method = num_microbatches, method
         stages, kinds, microbatches = _columns(orders)
         self.stride = max(num_microbatches, 1 + int(microbatches.max(initial=0)))
-        codes = 4 * (stages * self.stride + microbatches) + kinds
+        codes = encode(kinds, stages * self.stride + microbatches)
         self.codes = codes if codes.max(initial=0) > np.iinfo(np.int32).max else codes.astype(np.int32)
         self.begin = np.cumsum([0, *map(len, orders)], dtype=np.int32)
 
@@ -108,7 +109,7 @@ class Schedule(Document):
 
     @cached_property
     def ranks(self) -> tuple[CodedOrder, ...]:
-        """For every rank its actions in their order."""
+        """Actions of every rank in their order."""
         return tuple(CodedOrder(self.codes[start:end], self.stride) for start, end in pairwise(self.begin.tolist()))
 
     @property
@@ -122,7 +123,6 @@ class Schedule(Document):
         return int(self.codes.size)
 
     def to_body(self) -> dict[str, Any]:
-        """See Document."""
         return {
             "method": self.method,
             "num_microbatches": self.num_microbatches,
@@ -131,7 +131,6 @@ class Schedule(Document):
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document."""
         for key in body:
             if key not in _KEYS:
                 raise InputError(f"{source}: {key}: unknown key{nearest(key, _KEYS)}")

@@ -4,24 +4,24 @@ One message's path, with the file of each station:
 
     sender    Transport.send       transport.py       finds the channel: peer and kind, such as forward
               Outbox               outbox.py          bounded queue; cuts messages into chunks for its streams
-              Stream.sender        frame_sender.py    chunk -> frame (frames.py, wire.py), kept until it is acknowledged
-              Connection           connection.py      one TCP connection, within TLS (security/), paced (tuning.py)
+              Stream.sender        frame_sender.py    chunk -> frame (wire.py), kept until it is acknowledged
+              Connection           connection.py      one TCP connection, within TLS (security/), paced (tcp.py)
                   the network
     receiver  Connection           connection.py
               Stream.receiver      frame_receiver.py  bytes -> frames, counted and acknowledged
-              ChunkReceiver        chunk_receiver.py  frame -> chunk, checked against what was said of the message
+              ChunkReceiver        inbox.py           frame -> chunk, checked against what was said of the message
               Inbox                inbox.py           chunks -> message, in bounded memory, until somebody asks for it
               Transport.receive    transport.py       hands it over, or says what was waited for and how long
 
 Around it:
 
-    start     meeting.py, rendezvous.py and introduction.py (who is where), listener.py and handshake.py (who may
-              connect), dialler.py and sockets.py (who calls), tcp_ramp.py (up to speed before the first message)
+    start     meeting.py and rendezvous.py (who is where), listener.py and handshake.py (who may connect),
+              dialler.py (who calls), tcp.py (options, rates, up to speed before the first message)
     threads   loop.py: a few threads serve all streams (stream.py)
     trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up
     control   control_plane.py (exchanges, posts, pings, outages, farewells), control_topology.py (between whom),
-              control_link.py and control_inbox.py (a neighbour's connection, and what has come)
+              control_link.py (a neighbour's connection, and what has come)
     measure   clock.py (offsets between machines), link_events.py (outages, reconnections, retransmissions),
               link_probe.py and link_figures.py (`farpipe probe`: a run of two ranks)
 """

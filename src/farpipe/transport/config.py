@@ -27,7 +27,7 @@ class TransportConfig:
 
     streams: int | None = None
     """TCP connections per channel; long messages are cut into chunks and use all of them. None: as many as round trip
-    and rate of the link ask for (see `tuning`)."""
+    and rate of the link ask for (see `transport.tcp`)."""
     timeout_s: float = 60.0
     """Longest wait for one message, or for space to send one; outages don't count."""
     outage_s: float = 60.0
@@ -56,8 +56,10 @@ class TransportConfig:
     """Listen without TLS on an address that other machines can reach."""
     bandwidths: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(source rank, target rank) -> what its link carries, in bytes/s, for the choice of `streams` and pacing."""
+    latency_s: float = 0.0
+    """Latency of the slowest link, one way."""
     paced: bool = True
-    """Over a distance, send no faster than `bandwidths` say: that keeps the queue before the link empty."""
+    """Pacing over a distance by `bandwidths`, which keeps the queue before the link empty."""
     headroom: float = 1.0
     """Factor on `bandwidths` up to which may be sent: more than 1 where a link may get faster, for what is not
     tried is not found."""
@@ -79,9 +81,16 @@ class TransportConfig:
         self._check_host()
         self.link_shapes()
 
+    @property
+    def is_loopback(self) -> bool:
+        """True if only processes of this machine can connect."""
+        return self._address().is_loopback
+
+    def _address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+        return ipaddress.ip_address(resolve(self.host, self.port)[1][0].partition("%")[0])
+
     def _check_host(self) -> None:
-        address = resolve(self.host, self.port)[1][0]
-        where = ipaddress.ip_address(address.partition("%")[0])
+        where = self._address()
         if where.is_unspecified and self.advertise_host is None:
             raise InputError(f"transport: nobody can connect to {self.host}; say which address in advertise_host")
         if not where.is_loopback and self.tls is None and not self.allow_plaintext:
@@ -93,8 +102,11 @@ class TransportConfig:
 
     @property
     def silence_s(self) -> float:
-        """A connection on which nothing was heard for so long is broken: soon enough for waits to be extended."""
-        return min(SILENCE_S, self.outage_s / 2, max(1.0, self.timeout_s / 4))
+        """A connection on which nothing was heard for so long is broken: soon enough for waits to be extended.
+
+        The delay of the slowest link is no silence.
+        """
+        return min(SILENCE_S, self.outage_s / 2, max(1.0, self.timeout_s / 4)) + 2 * self.latency_s
 
     def site(self, rank: int) -> str | None:
         """The site of `rank`, if the sites are known."""

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from farpipe.transport import sockets, tuning
-from farpipe.transport.security.proof import ClosedError
-from farpipe.transport.sockets import interrupt
-from farpipe.transport.tuning import delivery_rate, packet_counts
+from farpipe.transport import tcp
+from farpipe.transport.handshake import ClosedError
+from farpipe.transport.tcp import delivery_rate, interrupt, packet_counts
 
 JOINED_BYTES: Final = 64 << 10
 """Pieces that are shorter in all are joined before they are encrypted: one record instead of several."""
@@ -80,14 +79,14 @@ class Connection:
     def pace(self, bytes_per_s: int) -> None:
         """Send at most so fast, evenly; the congestion control looks for its rate anew. Nothing where it has ended."""
         with contextlib.suppress(OSError):
-            sockets.pace(self._sock, bytes_per_s)
+            tcp.pace(self._sock, bytes_per_s)
             self.renew(time.monotonic(), at_once=True)
 
     def renew(self, now_s: float, *, at_once: bool = False) -> None:
         """Now and then: keep the congestion control from what it would do after a while, see `renew_bbr`."""
-        if at_once or now_s - self._renewed_s > tuning.BBR_RENEWED_S:
+        if at_once or now_s - self._renewed_s > tcp.BBR_RENEWED_S:
             self._renewed_s = now_s
-            tuning.renew_bbr(self._sock)
+            tcp.renew_bbr(self._sock)
 
     def close(self) -> None:
         """Break it off."""

@@ -2,15 +2,14 @@
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from farpipe.emulate import Passage
 from farpipe.errors import RunError
-from farpipe.transport.clock import Clock
-from farpipe.transport.frames import Frame
-from farpipe.transport.health import Health
+from farpipe.transport.clock import Clock, PingTimes
+from farpipe.transport.health import Health, Later, PeerError
 from farpipe.transport.stream import Stream
 from farpipe.transport.wire import (
     CONTROL_HEADER_BYTES,
@@ -18,6 +17,7 @@ from farpipe.transport.wire import (
     MAX_NAME_BYTES,
     ControlFrame,
     ControlHeader,
+    Frame,
     WireError,
     pack_control,
     unpack_control,
@@ -38,11 +38,11 @@ class ControlMessage(NamedTuple):
     name: str = ""
     payload: bytes = b""
     sent_ns: int = 0
-    """On the source's clock; 0: not sent yet."""
+    """Time of sending on the source's clock; 0: not sent yet."""
     deliver_ns: int = 0
     """Arrival here over emulated links, machine's clock; 0: it is there."""
     received_ns: int = 0
-    """On this process's clock."""
+    """Time of receipt on this process's clock."""
 
 
 class _Incoming(NamedTuple):
@@ -53,7 +53,7 @@ class _Incoming(NamedTuple):
 
 
 class ControlLink:
-    """The control link with `peer`: the endpoint of a stream, which `carry_on` hands it.
+    """The control link with `peer`: the FrameEndpoint of a stream, which `carry_on` hands it.
 
     `on_message(peer, message)` gets what comes, in a thread of the transport. `reserve` gives payloads their passage
     over an emulated link.
@@ -112,7 +112,6 @@ class ControlLink:
             self._stream.advance_soon()
 
     def pull(self) -> Frame | None:
-        """See FrameEndpoint."""
         with self._lock:
             if not self._queue:
                 return None
@@ -123,12 +122,10 @@ class ControlLink:
         return Frame(pack_control(header) + name, message.payload)
 
     def acknowledged(self, frame: Frame) -> None:
-        """See FrameEndpoint."""
         with self._lock:
             self._queued_bytes -= len(frame.body)
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
-        """See FrameEndpoint."""
         received_ns = self._clock.now_ns()
         header = unpack_control(head[:CONTROL_HEADER_BYTES])
         name = head[CONTROL_HEADER_BYTES:]
@@ -138,7 +135,6 @@ class ControlLink:
         return _Incoming(header, name.decode(errors="replace"), payload, received_ns), memoryview(payload)
 
     def complete(self, key: _Incoming, end_ns: int) -> None:
-        """See FrameEndpoint."""
         kind, _, _, source, target, sent_ns, deliver_ns = key.header
         stamps = (sent_ns, deliver_ns, key.received_ns)
         self._on_message(self.peer, ControlMessage(kind, source, target, key.name, bytes(key.payload), *stamps))
@@ -157,3 +153,80 @@ class ControlLink:
             return not acknowledged
         sender = stream.sender
         return not self._queue and (not sender.num_unacknowledged if acknowledged else sender.all_handed_over())
+
+
+class ControlInbox:
+    """Messages that arrived on the control connections of one rank."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._changed = health.condition()
+        self._exchanged: defaultdict[tuple[str, int], deque[ControlMessage]] = defaultdict(deque)
+        self._posted: defaultdict[str, list[ControlMessage]] = defaultdict(list)
+        self._pongs: defaultdict[int, deque[PingTimes]] = defaultdict(deque)
+
+    def put_exchange(self, message: ControlMessage) -> None:
+        """Take in its source's part of an exchange."""
+        with self._changed:
+            self._exchanged[message.name, message.source].append(message)
+            self._changed.notify_all()
+
+    def put_post(self, message: ControlMessage) -> None:
+        """Take in a post."""
+        with self._changed:
+            self._posted[message.name].append(message)
+
+    def put_pong(self, peer: int, ping: PingTimes) -> None:
+        """`peer`'s answer to a ping."""
+        with self._changed:
+            self._pongs[peer].append(ping)
+            self._changed.notify_all()
+
+    def depart(self, peer: int) -> None:
+        """`peer` has said goodbye; who waits for it may give up."""
+        self._health.depart(peer)
+        with self._changed:
+            self._changed.notify_all()
+
+    def take_exchange(self, peer: int, name: str, deadline_s: float, context: str) -> bytes | None:
+        """`peer`'s part of the exchange `name`; None when it is not there by `deadline_s` (monotonic)."""
+
+        def find() -> bytes | Later | None:
+            messages = self._exchanged.get((name, peer))
+            if not messages:
+                self._check_present(peer, context)
+                return None
+            if messages[0].deliver_ns > time.monotonic_ns():
+                return Later(messages[0].deliver_ns)
+            payload = messages.popleft().payload
+            if not messages:
+                del self._exchanged[name, peer]
+            return payload
+
+        with self._changed:
+            return self._health.wait(self._changed, find, deadline_s, context)
+
+    def take_pong(self, peer: int, deadline_s: float, context: str) -> PingTimes | None:
+        """`peer`'s next answer; None when there is none by `deadline_s` (monotonic)."""
+
+        def find() -> PingTimes | None:
+            if pongs := self._pongs[peer]:
+                return pongs.popleft()
+            self._check_present(peer, context)
+            return None
+
+        with self._changed:
+            return self._health.wait(self._changed, find, deadline_s, context)
+
+    def _check_present(self, peer: int, context: str) -> None:
+        if self._health.has_departed(peer):
+            raise PeerError(f"{context}: that rank has ended its work")
+
+    def take_posted(self, name: str) -> list[tuple[int, bytes]]:
+        """Take the messages posted under `name` that have arrived, each once."""
+        now_ns = time.monotonic_ns()
+        with self._changed:
+            messages = self._posted.pop(name, [])
+            if later := [message for message in messages if message.deliver_ns > now_ns]:
+                self._posted[name] = later
+        return [(message.source, message.payload) for message in messages if message.deliver_ns <= now_ns]

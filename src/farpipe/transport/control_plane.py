@@ -12,8 +12,7 @@ from typing import Final
 
 from farpipe.errors import RunError
 from farpipe.transport.clock import PingTimes, offset_ns
-from farpipe.transport.control_inbox import ControlInbox
-from farpipe.transport.control_link import ControlLink, ControlMessage
+from farpipe.transport.control_link import ControlInbox, ControlLink, ControlMessage
 from farpipe.transport.control_topology import ControlTopology
 from farpipe.transport.health import Health, PeerError
 from farpipe.transport.message import CHANNEL_KINDS, ChannelKind
@@ -27,7 +26,7 @@ _GOODBYE: Final = struct.Struct(f"<{len(CHANNEL_KINDS)}Q")
 _PART: Final = struct.Struct("<II")
 _MAX_REASON_BYTES: Final = 4096
 _SLACK_S: Final = 0.2
-"""So much longer a process waits for what another has to wait for first: the one that is nearest names who is late."""
+"""Extra time for which a process waits for what another has to wait for first: the nearest one names who is late."""
 
 OnGoodbye = Callable[[int, Mapping[ChannelKind, int]], None]
 """Hears how many messages of each kind a process that leaves has sent here."""
@@ -83,7 +82,7 @@ class ControlPlane:
     # What this process sends
 
     def exchange(self, name: str, payload: bytes, deadline_s: float, waiting_for: str) -> list[bytes]:
-        """Everybody's payload by rank; RunError naming who did not send it by `deadline_s` (monotonic).
+        """Payloads of all ranks, by rank; RunError naming who did not send it by `deadline_s` (monotonic).
 
         Parts are collected towards the leader of the site, go once to every other site, and are handed out from there.
         """
@@ -121,12 +120,12 @@ class ControlPlane:
     def post(self, peer: int, name: str, payload: bytes) -> None:
         """Send something small that `peer` may pick up; to this rank itself at once."""
         if peer == self._rank:
-            self._inbox.put_post(peer, name, payload, deliver_ns=0)
+            self._inbox.put_post(ControlMessage(ControlFrame.POST, peer, peer, name, payload))
         else:
             self._send(peer, ControlFrame.POST, name, payload)
 
     def clock_offsets(self, deadline_s: float) -> list[int]:
-        """By rank, its clock minus rank 0's, in nanoseconds."""
+        """Each rank's clock minus rank 0's, by rank, in nanoseconds."""
         with self._pinging:
             rounds = [self._ping_all(deadline_s) for _ in range(NUM_PINGS)]
         ahead = {peer: offset_ns([pings[peer] for pings in rounds]) for peer in self._others()} | {self._rank: 0}
@@ -143,7 +142,7 @@ class ControlPlane:
             raise RunError(f"{context}: it did not answer in time")
         return ping
 
-    def tell_of_outage(self, begins: bool) -> None:
+    def report_outage(self, begins: bool) -> None:
         """A connection of this rank was lost, or is back: the others have to be patient, or not any more."""
         if self._health.error is None:
             self._pass_to_all(ControlMessage(ControlFrame.DOWN if begins else ControlFrame.UP, self._rank, EVERYBODY))
@@ -165,7 +164,7 @@ class ControlPlane:
     # What comes
 
     def on_message(self, neighbour: int, message: ControlMessage) -> None:
-        """From `neighbour`: pass it on, and take in what is for this process."""
+        """Pass on what comes from `neighbour`, and take in what is for this process."""
         if not (0 <= message.source < self._world_size and -1 <= message.target < self._world_size):
             raise WireError(f"a control frame from rank {message.source} to rank {message.target}")
         if message.target == EVERYBODY:
@@ -186,9 +185,9 @@ class ControlPlane:
         kind, source, payload = message.kind, message.source, message.payload
         match kind:
             case ControlFrame.EXCHANGE:
-                self._inbox.put_exchange(source, message.name, payload, message.deliver_ns)
+                self._inbox.put_exchange(message)
             case ControlFrame.POST:
-                self._inbox.put_post(source, message.name, payload, message.deliver_ns)
+                self._inbox.put_post(message)
             case ControlFrame.PING:
                 self._send(source, ControlFrame.PONG, payload=_PONG.pack(message.sent_ns, message.received_ns))
             case ControlFrame.PONG:

@@ -1,11 +1,11 @@
-"""Between which processes control connections stand: a tree within each site, and every site's leader with every other.
+"""Topology of the control connections: a tree within each site, and every site's leader with every other.
 
 The leader of a site is its lowest rank. With one connection between each two sites an exchange still takes one one-way
 latency between them; inside, each process has a parent and at most FAN_OUT children. So 64 processes need 63
 connections where each with each would be 2,016.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 FAN_OUT: Final = 8
@@ -18,18 +18,21 @@ class ControlTopology:
         self.rank: Final = rank
         self._sites = sites
         members = [other for other, site in enumerate(sites) if site == sites[rank]]
-        place = members.index(rank)
-        self.parent = members[(place - 1) // FAN_OUT] if place else None
+        chains = {member: [members[place] for place in _up(index)] for index, member in enumerate(members)}
+        """Processes from each member of the site up to its leader, both included."""
+        self._above = chains[rank][1:]
+        self.parent = self._above[0] if self._above else None
         """The process through which this one talks to the rest of its site; None for the leader."""
-        self._below = {child: _below(members, members.index(child)) for child in _children(members, place)}
+        below = {member: chain for member, chain in chains.items() if rank in chain[1:]}
+        through = {member: chain[chain.index(rank) - 1] for member, chain in below.items()}
+        self.children = tuple(dict.fromkeys(through.values()))
+        """Processes of this site that talk through this one."""
+        self.height = max((chain.index(rank) for chain in below.values()), default=0)
+        """Processes between this one and the farthest below it, that one included; 0 for one without children."""
         leaders = [sites.index(site) for site in dict.fromkeys(sites)]
         self.other_leaders = tuple(leader for leader in leaders if leader != rank) if self.parent is None else ()
-        self._next = {other: self._next_to(other) for other in range(len(sites)) if other != rank}
-
-    @property
-    def children(self) -> tuple[int, ...]:
-        """Processes of this site that talk through this one."""
-        return tuple(self._below)
+        up = {other: sites.index(site) if self.parent is None else self.parent for other, site in enumerate(sites)}
+        self._next = {other: hop for other, hop in (up | through).items() if other != rank}
 
     @property
     def neighbours(self) -> tuple[int, ...]:
@@ -42,18 +45,6 @@ class ControlTopology:
         """True if others talk to each other through this process."""
         return len(self.neighbours) > 1 and bool(self.children)
 
-    @property
-    def height(self) -> int:
-        """Processes between this one and the farthest below it, that one included; 0 for one without children."""
-        size, height = 1 + sum(map(len, self._below.values())), 0
-        while size > 1:
-            size, height = -(-(size - 1) // FAN_OUT), height + 1
-        return height
-
-    def below(self, child: int) -> frozenset[int]:
-        """`child` and all that talk through it."""
-        return self._below[child]
-
     def next_hop(self, target: int) -> int:
         """The neighbour to which a message for `target` goes."""
         return self._next[target]
@@ -63,23 +54,8 @@ class ControlTopology:
 
         Below a leader the lower ranks pass on to the higher ones; from here up to the own leader it is the reverse.
         """
-        above = self._above()
-        return [*(rank for rank in sorted(self._next, reverse=True) if rank not in above), *sorted(above)]
-
-    def _above(self) -> set[int]:
-        """The processes from the parent up to the leader of this site."""
-        members = [other for other, site in enumerate(self._sites) if site == self._sites[self.rank]]
-        place, found = members.index(self.rank), set()
-        while place:
-            place = (place - 1) // FAN_OUT
-            found.add(members[place])
-        return found
-
-    def _next_to(self, target: int) -> int:
-        child = next((child for child, ranks in self._below.items() if target in ranks), None)
-        if child is not None:
-            return child
-        return self._sites.index(self._sites[target]) if self.parent is None else self.parent
+        others = [rank for rank in sorted(self._next, reverse=True) if rank not in self._above]
+        return others + sorted(self._above)
 
     def flood(self, origin: int, came_from: int | None) -> list[int]:
         """The neighbours to which a message of `origin` for all goes on, `came_from` being where it is from.
@@ -91,13 +67,9 @@ class ControlTopology:
         return [other for other in (*up, *self.children) if other != came_from]
 
 
-def _children(members: Sequence[int], place: int) -> Sequence[int]:
-    return members[FAN_OUT * place + 1 : FAN_OUT * place + FAN_OUT + 1]
-
-
-def _below(members: Sequence[int], place: int) -> frozenset[int]:
-    found, level = {members[place]}, [place]
-    while level:
-        level = [members.index(child) for above in level for child in _children(members, above)]
-        found.update(members[below] for below in level)
-    return frozenset(found)
+def _up(place: int) -> Iterator[int]:
+    """Places among a site's processes from `place` up to its leader's, which is 0; a heap with FAN_OUT children."""
+    yield place
+    while place:
+        place = (place - 1) // FAN_OUT
+        yield place

@@ -7,11 +7,19 @@ from collections.abc import Sequence
 from farpipe.transport import handshake
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.handshake import Purpose
-from farpipe.transport.introduction import Introduction
 from farpipe.transport.reconnector import Peer
+from farpipe.transport.rendezvous import Introduction
 from farpipe.transport.security.tls import Credentials, check_address, check_site, secure
-from farpipe.transport.sockets import pace, prepare, reach
-from farpipe.transport.tuning import choose_streams, is_far, pacing_rate, round_trip_s, suit_to_pauses
+from farpipe.transport.tcp import (
+    choose_streams,
+    is_far,
+    pace,
+    pacing_rate,
+    prepare,
+    reach,
+    round_trip_s,
+    suit_to_pauses,
+)
 
 
 class Dialler:
@@ -31,7 +39,7 @@ class Dialler:
         return Peer(rank, other.address, other.machine == own.machine, f" (site {site})" if site else "")
 
     def expect_rate(self, peer: int, bytes_per_s: float) -> None:
-        """From now on the link to `peer` carries so much."""
+        """Take `bytes_per_s` for what the link to `peer` carries from now on."""
         self._rates[peer] = bytes_per_s
 
     def num_streams(self, peer: int) -> int:
@@ -76,7 +84,7 @@ class Dialler:
         self._round_trips_s[peer] = round_trip_s(sock)
 
     def round_trip_s(self, peer: int) -> float:
-        """Of the link to `peer`; where none is known yet, one connection is made for that. 0 where nobody answers."""
+        """Round trip of the link to `peer`; a connection is made to measure an unknown one. 0 where nobody answers."""
         if peer not in self._round_trips_s:
             with contextlib.suppress(OSError), reach(self._ranks[peer].address) as sock:
                 self.measure(peer, sock)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from farpipe.transport.connection import Connection
-from farpipe.transport.frames import (
+from farpipe.transport.wire import (
     FRAME,
     KINDS,
     MAX_BODY_BYTES,
@@ -15,8 +15,8 @@ from farpipe.transport.frames import (
     TURN_BYTES,
     FrameEndpoint,
     Receipts,
+    WireError,
 )
-from farpipe.transport.wire import WireError
 
 _BUFFER_BYTES: Final = 64 << 10
 

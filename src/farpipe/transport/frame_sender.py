@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Final
 
 from farpipe.transport.connection import Connection
-from farpipe.transport.frames import (
+from farpipe.transport.tcp import TcpRamp
+from farpipe.transport.wire import (
     ACKNOWLEDGEMENT,
     FRAME,
     PADDING,
@@ -17,9 +18,8 @@ from farpipe.transport.frames import (
     Frame,
     FrameEndpoint,
     Receipts,
+    WireError,
 )
-from farpipe.transport.tcp_ramp import TcpRamp
-from farpipe.transport.wire import WireError
 
 WHOLE_BYTES: Final = 64 << 10
 """A frame up to here is handed over in one piece, with its stamp."""
@@ -129,9 +129,9 @@ class FrameSender:
             self._load_frame(self._unacknowledged[self._cursor])
             self._cursor += 1
         elif self._receipts.is_due:
-            self._out = [PREFIX.pack(ACKNOWLEDGEMENT, 0, 0, self._receipts.tell())]
+            self._out = [PREFIX.pack(ACKNOWLEDGEMENT, 0, 0, self._receipts.report())]
         elif self._is_to_be_padded(connection):
-            self._out = [PREFIX.pack(PADDING, 0, len(_PADDING), self._receipts.tell()), _PADDING]
+            self._out = [PREFIX.pack(PADDING, 0, len(_PADDING), self._receipts.report()), _PADDING]
         return bool(self._out)
 
     def _is_to_be_padded(self, connection: Connection) -> bool:
@@ -145,7 +145,7 @@ class FrameSender:
         return False
 
     def _load_frame(self, frame: Frame) -> None:
-        prefix = PREFIX.pack(FRAME, len(frame.head), len(frame.body), self._receipts.tell())
+        prefix = PREFIX.pack(FRAME, len(frame.head), len(frame.body), self._receipts.report())
         self._out = [prefix + frame.head]
         if len(frame.body):
             self._out.append(frame.body)

@@ -5,12 +5,15 @@
     connector -> acceptor    how many frames of this stream it has received, MAC over all
     acceptor -> connector    how many it has received, or why it refuses
 
-The MACs (see `transport.security.proof`) cover the whole hello, so nobody can turn a connection into another. They
-prove who opened the connection; without TLS they don't protect what is sent on it later. With TLS
-(`transport.security`) all of this goes within it, and the acceptor checks that the certificate is that of the rank's
-site.
+Each side draws a nonce; a MAC (HMAC-SHA256 under the token) is over the role of the side that makes it and all that was
+said so far, so nobody can use it in another conversation or the other role. It covers the whole
+hello, so nobody can turn a connection into another. MACs prove who opened the connection; without TLS they don't
+protect what is sent on it later. With TLS (`transport.security`) all of this goes within it, and the acceptor checks
+that the certificate is that of the rank's site.
 """
 
+import hmac
+import secrets
 import socket
 import ssl
 import struct
@@ -18,9 +21,10 @@ import time
 from typing import Final, NamedTuple
 
 from farpipe.transport.message import CHANNEL_KINDS, ChannelKind
-from farpipe.transport.security.proof import NONCE_BYTES, PROOF_BYTES, is_proof, nonce, prove, receive_before
 from farpipe.transport.security.tls import RefusedError, explained
 
+NONCE_BYTES: Final = 16
+PROOF_BYTES: Final = 32
 VERSION: Final = 3
 LIMIT_S: Final = 5.0
 """A connection that has not proven itself by then is closed."""
@@ -32,6 +36,40 @@ _ANSWER: Final = struct.Struct("<?xHQ")
 _MAX_REASON_BYTES: Final = 1024
 _CONTROL: Final = len(CHANNEL_KINDS)
 """The code of the control connection, which carries no data, in the hello."""
+
+
+class ClosedError(ConnectionError):
+    """The other side has closed the connection."""
+
+
+def nonce() -> bytes:
+    """Random bytes that make a conversation differ from all others."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def prove(secret: bytes, role: bytes, talk: bytes) -> bytes:
+    """The proof that `role` knows `secret`, after `talk`."""
+    return hmac.digest(secret, role + talk, "sha256")
+
+
+def is_proof(proof: bytes, secret: bytes, role: bytes, talk: bytes) -> bool:
+    """True if `proof` is the proof that `prove` makes of the rest."""
+    return hmac.compare_digest(proof, prove(secret, role, talk))
+
+
+def receive_before(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
+    """The next `num_bytes`, however slowly they drip in, but not after `deadline_s` (monotonic): TimeoutError."""
+    data = b""
+    while len(data) < num_bytes:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(left_s)
+        part = sock.recv(num_bytes - len(data))
+        if not part:
+            raise ClosedError("it was closed")
+        data += part
+    return data
 
 
 class HandshakeError(Exception):
@@ -102,13 +140,13 @@ def accept(sock: socket.socket, token: bytes) -> tuple[Purpose, int]:
 
 
 def welcome(sock: socket.socket, num_received: int) -> None:
-    """Let the connector in and tell it how many of its frames are here."""
+    """Let the connector in and report how many of its frames are here."""
     sock.settimeout(LIMIT_S)
     sock.sendall(_ANSWER.pack(True, 0, num_received))
 
 
 def refuse(sock: socket.socket, reason: str) -> None:
-    """Tell the connector, which has proven itself, why it is not let in."""
+    """Report to the connector, which has proven itself, why it is not let in."""
     text = reason.encode()[:_MAX_REASON_BYTES]
     sock.settimeout(LIMIT_S)
     sock.sendall(_ANSWER.pack(False, len(text), 0) + text)

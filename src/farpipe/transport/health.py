@@ -25,7 +25,7 @@ class PeerError(RunError):
     """The run broke because of another rank: it was lost, or it gave up and said why (exit 6)."""
 
     because_of_peer = True
-    """For the launcher, which shows the cause and not its effects."""
+    """Mark for the launcher, which shows the cause and not its effects."""
 
 
 class Later(NamedTuple):
@@ -37,7 +37,7 @@ class Later(NamedTuple):
 class Health:
     """The first reason why a run broke, who has said goodbye, and the conditions on which threads wait meanwhile.
 
-    `announce` tells the other ranks why; it is called once, by whatever thread finds out.
+    `announce` reports the reason to the other ranks; it is called once, by whatever thread finds out.
     """
 
     def __init__(self, announce: Callable[[str], None]) -> None:
@@ -64,7 +64,7 @@ class Health:
         return condition
 
     def fail(self, error: RunError, announce: str | None) -> None:
-        """Break the run, unless it is broken already, wake everybody and tell the other ranks `announce`.
+        """Break the run, unless it is broken already, wake everybody and report `announce` to the other ranks.
 
         Not to be called under a condition.
         """
@@ -96,7 +96,7 @@ class Health:
                 self._paused_since_s = None
 
     def paused_s(self) -> float:
-        """For how long messages were kept from arriving, in all."""
+        """Total time for which messages were kept from arriving."""
         with self._lock:
             return self._paused_s + (0.0 if self._paused_since_s is None else time.monotonic() - self._paused_since_s)
 
@@ -124,7 +124,7 @@ class Health:
 
     @contextmanager
     def guard(self, peer: int, what: str) -> Iterator[None]:
-        """Around all that a thread does with `peer`: however it fails, the run hears of it."""
+        """Context of all that a thread does with `peer`: however it fails, the run hears of it."""
         try:
             yield
         except (OSError, WireError) as error:
@@ -151,7 +151,7 @@ class Health:
         deadline_s: float,
         context: object,
     ) -> Result | None:
-        """Under `condition`, wait until `ready()` gives a result; None when `deadline_s` (monotonic) has passed.
+        """Wait, under `condition`, until `ready()` gives a result; None when `deadline_s` (monotonic) has passed.
 
         Outages don't count. Raises the error that broke the run as soon as it does, with the words of `context`
         before it.

@@ -11,7 +11,7 @@ from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import Health, Later, PeerError
 from farpipe.transport.message import Channel, ChannelKind, Message, MessageTimes, Tag
-from farpipe.transport.wire import ChunkHeader, WireError
+from farpipe.transport.wire import ChunkHeader, Frame, WireError, unpack_chunk
 from farpipe.units import format_bytes
 
 Allocate = Callable[[int], memoryview]
@@ -189,3 +189,28 @@ def _describe(queue: _ChannelQueue) -> str:
         return "; nothing else waits in this channel"
     waiting = ", ".join(f"({tag})" for tag in list(queue.by_tag)[:4])
     return f"; waiting in this channel, {format_bytes(queue.num_bytes)}: {waiting}{', ...' * (len(queue.by_tag) > 4)}"
+
+
+class ChunkReceiver:
+    """The FrameEndpoint of a stream that brings chunks of `channel` to `inbox`; `go_on` makes the stream read again."""
+
+    def __init__(self, channel: Channel, inbox: Inbox, max_message_bytes: int) -> None:
+        self._channel, self._inbox, self._limit_bytes = channel, inbox, max_message_bytes
+        self.go_on: Callable[[], None] = lambda: None
+
+    def pull(self) -> Frame | None:
+        """No frame: nothing goes in the other direction."""
+        return None
+
+    def acknowledged(self, frame: Frame) -> None:
+        """Do nothing: nothing was sent."""
+
+    def begin(self, head: bytes, body_bytes: int) -> tuple[ChunkHeader, memoryview] | None:
+        header = unpack_chunk(head, self._limit_bytes)
+        if header.chunk_bytes != body_bytes:
+            raise WireError(f"a chunk of {header.chunk_bytes} bytes in a frame of {body_bytes}")
+        place = self._inbox.place(self._channel, header, self.go_on)
+        return None if place is None else (header, place)
+
+    def complete(self, key: ChunkHeader, end_ns: int) -> None:
+        self._inbox.fill(self._channel, key, time.monotonic_ns(), end_ns)

@@ -27,7 +27,7 @@ class LinkEvent:
     reason: str = ""
     """Reason why the first connection was lost."""
     duration_s: float = 0.0
-    """Of the outage that has ended."""
+    """Duration of the outage that has ended."""
     num_connections: int = 0
     """TCP connections that were lost and made anew."""
     resent_frames: int = 0
@@ -39,7 +39,7 @@ class LinkEvent:
     """Packets sent since the last step."""
 
     def to_data(self) -> dict[str, Any]:
-        """For JSON: what is not zero."""
+        """Data for JSON: what is not zero."""
         return {name: value for name, value in asdict(self).items() if value or name in ("peer", "unix_s")}
 
     def __str__(self) -> str:
@@ -90,12 +90,12 @@ class LinkEventLog:
         self._events: deque[LinkEvent] = deque(maxlen=MAX_EVENTS)
         self._outages: dict[int, _Outage] = {}
 
-    def lost(self, peer: int, connection: object, reason: str) -> None:
-        """`connection`, one of those to `peer`, is gone."""
+    def lost(self, peer: int, connection: object, reason: str, silent_s: float = 0.0) -> None:
+        """`connection`, one of those to `peer`, is gone, after `silent_s` seconds in which nothing was heard on it."""
         with self._lock:
             if peer not in self._outages:
-                self._outages[peer] = _Outage(time.monotonic(), reason, set())
-                self._events.append(LinkEvent("outage", time.time(), peer, reason))
+                self._outages[peer] = _Outage(time.monotonic() - silent_s, reason, set())
+                self._events.append(LinkEvent("outage", time.time() - silent_s, peer, reason))
             self._outages[peer].lost.add(connection)
 
     def restored(self, peer: int, connection: object, resent_frames: int, resent_bytes: int) -> None:
@@ -110,7 +110,18 @@ class LinkEventLog:
             outage.resent_bytes += resent_bytes
             if not outage.lost:
                 del self._outages[peer]
-                self._events.append(_reconnection(peer, outage))
+                self._events.append(
+                    LinkEvent(
+                        kind="reconnection",
+                        unix_s=time.time(),
+                        peer=peer,
+                        reason=outage.reason,
+                        duration_s=time.monotonic() - outage.since_s,
+                        num_connections=outage.num_connections,
+                        resent_frames=outage.resent_frames,
+                        resent_bytes=outage.resent_bytes,
+                    )
+                )
 
     def retransmitted(self, peer: int, num_packets: int, of_packets: int) -> None:
         """TCP has sent `num_packets` again of `of_packets`; few are no event."""
@@ -126,16 +137,3 @@ class LinkEventLog:
             events = list(self._events)
             self._events.clear()
         return events
-
-
-def _reconnection(peer: int, outage: _Outage) -> LinkEvent:
-    return LinkEvent(
-        kind="reconnection",
-        unix_s=time.time(),
-        peer=peer,
-        reason=outage.reason,
-        duration_s=time.monotonic() - outage.since_s,
-        num_connections=outage.num_connections,
-        resent_frames=outage.resent_frames,
-        resent_bytes=outage.resent_bytes,
-    )

@@ -49,7 +49,7 @@ class LinkFigures:
     seconds: float
 
     def to_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Data for JSON."""
         return asdict(self)
 
 

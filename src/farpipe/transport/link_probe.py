@@ -19,13 +19,12 @@ from typing import Final, NamedTuple
 from farpipe.errors import RunError
 from farpipe.transport import handshake
 from farpipe.transport.config import TransportConfig
-from farpipe.transport.handshake import HandshakeError, Purpose
+from farpipe.transport.handshake import HandshakeError, Purpose, nonce, prove, receive_before
 from farpipe.transport.link_figures import CLIENT, MAX_SECONDS, SERVER, LinkFigures, answer, ask
 from farpipe.transport.listener import Listener
 from farpipe.transport.meeting import connect
-from farpipe.transport.security.proof import nonce, prove, receive_before
 from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
-from farpipe.transport.sockets import listen, prepare
+from farpipe.transport.tcp import listen, prepare
 
 LIMIT_S: Final = 5.0
 """Longest wait for the other side at the meeting, and beyond the time of a measurement."""
@@ -68,7 +67,7 @@ class ProbeServer:
             sock = listen(_config(self._host, self.port, self._sides))
 
     def _admit(self, purpose: Purpose, sock: socket.socket, num_received: int) -> bool:
-        """See Serve: somebody who knows the token."""
+        """Take in somebody who knows the token, as a Listener's Serve."""
         handshake.welcome(sock, 0)
         self._guests.put(sock)
         return True
@@ -103,13 +102,13 @@ def measure(address: tuple[str, int], sides: Sides, *, seconds: float = 3.0, num
 
 
 class _Meeting:
-    """See Meeting: over `sock`, whose ends know each other. An address is the one at which the connection found it."""
+    """The Meeting over `sock`, whose ends know each other. An address is the one at which the connection found it."""
 
     def __init__(self, sock: socket.socket, rank: int, token: bytes) -> None:
         self._sock, self._rank, self.token = sock, rank, token
 
     def introduce(self, introduction: str, timeout_s: float) -> list[str]:
-        """See Meeting; the side that asks speaks first, for the other one listens for the run by then."""
+        """Introductions of both sides; the one that asks speaks first, for the other listens for the run by then."""
         deadline_s = time.monotonic() + timeout_s
         own = {"nonce": nonce().hex(), "introduction": introduction}
         if self._rank == CLIENT:
@@ -117,8 +116,8 @@ class _Meeting:
         theirs = _receive(self._sock, deadline_s)
         if self._rank == SERVER:
             _send(self._sock, own)
-        told = (theirs, own) if self._rank == CLIENT else (own, theirs)
-        self.token = prove(self.token, b"run", "".join(one["nonce"] for one in told).encode())
+        both = (theirs, own) if self._rank == CLIENT else (own, theirs)
+        self.token = prove(self.token, b"run", "".join(one["nonce"] for one in both).encode())
         found = json.dumps(json.loads(theirs["introduction"]) | {"host": str(self._sock.getpeername()[0])})
         return [found, introduction] if self._rank == CLIENT else [introduction, found]
 
@@ -155,7 +154,7 @@ class _NotAdmittedError(RefusedError):
 
 
 def _reach(address: tuple[str, int], sides: Sides) -> socket.socket:
-    """As `_dial`, tried again for a moment: a measurement before this one may still be ending."""
+    """The connection of `_dial`, tried again for a moment: a measurement before this one may still be ending."""
     deadline_s, pause_s = time.monotonic() + RETRY_S, _PAUSE_S
     while True:
         try:

@@ -10,7 +10,7 @@ from typing import Final
 
 from farpipe.transport import handshake
 from farpipe.transport.security.tls import Credentials, RefusedError, secure
-from farpipe.transport.sockets import interrupt
+from farpipe.transport.tcp import interrupt
 
 MAX_STRANGERS: Final = 128
 """Connections that have not proven themselves yet; more are turned away (ranks try again)."""

@@ -16,10 +16,10 @@ class Served(Protocol):
     """Interface of an object that a loop serves."""
 
     def on_event(self, mask: int) -> None:
-        """Its connection can be read or written, or has ended."""
+        """Serve the connection, which can be read or written, or has ended."""
 
     def on_ack_due(self) -> None:
-        """Something that was received must be acknowledged by now."""
+        """Acknowledge what was received."""
 
     def on_tick(self, now_s: float) -> None:
         """Another `tick_s` has passed."""

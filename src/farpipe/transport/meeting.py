@@ -6,10 +6,9 @@ from farpipe.emulate import EmulatedLinks
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.inbox import Allocate, allocate_bytes
-from farpipe.transport.introduction import introduce
-from farpipe.transport.rendezvous import Meeting
+from farpipe.transport.rendezvous import Meeting, introduce
 from farpipe.transport.security.tls import Credentials
-from farpipe.transport.sockets import listen
+from farpipe.transport.tcp import listen
 from farpipe.transport.transport import Transport
 
 

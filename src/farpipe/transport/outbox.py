@@ -12,11 +12,10 @@ from farpipe.emulate import Passage
 from farpipe.errors import InputError, RunError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
-from farpipe.transport.frames import Frame
 from farpipe.transport.health import Health
 from farpipe.transport.message import Channel, Tag
 from farpipe.transport.reconnector import Reconnector
-from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, ChunkHeader, WireError, pack_chunk
+from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, ChunkHeader, Frame, WireError, pack_chunk
 from farpipe.units import format_bytes
 
 SMALLEST_CHUNK_BYTES: Final = 32 << 10
@@ -93,7 +92,7 @@ class Outbox:
         ready_ns = self._clock.now_ns()
         self._check(len(data), description)
         with self._space:
-            if self._health.error is not None or not self._has_space(len(data)):
+            if self._health.error is not None or not self.has_space(len(data)):
                 self._await_space(len(data), tag)
             passage = self._reserve(tag, len(data)) if self._reserve else None
             header = ChunkHeader(
@@ -116,7 +115,7 @@ class Outbox:
             self._wake()
 
     def _wake(self) -> None:
-        """Have every stream take a chunk: all are told before a loop wakes, or the first would take two of a message.
+        """Have every stream take a chunk: all hear of it before a loop wakes, or the first would take two of a message.
 
         With streams that are paced to a share of the rate each, such a message took twice its time.
         """
@@ -133,15 +132,15 @@ class Outbox:
             limit = format_bytes(self._config.max_message_bytes)
             raise InputError(f"a message of {format_bytes(num_bytes)} is longer than {limit} (max_message_bytes)")
 
-    def _has_space(self, num_bytes: int) -> bool:
-        """True if `num_bytes` may be queued: they fit, or nothing else is there."""
+    def has_space(self, num_bytes: int) -> bool:
+        """True if `num_bytes` may be queued now: they fit, or nothing else is there."""
         return not self._queued_bytes or self._queued_bytes + num_bytes <= self._config.buffer_bytes
 
     def _await_space(self, num_bytes: int, tag: Tag) -> None:
         context = f"sending the {self.channel.kind} message of {tag} to rank {self.channel.peer}"
         limit_bytes, timeout_s = self._config.buffer_bytes, self._config.timeout_s
         deadline_s = time.monotonic() + timeout_s
-        if not self._health.wait(self._space, lambda: self._has_space(num_bytes) or None, deadline_s, context):
+        if not self._health.wait(self._space, lambda: self.has_space(num_bytes) or None, deadline_s, context):
             raise RunError(
                 f"{context}: no space for {format_bytes(num_bytes)} within {timeout_s:g} s; what waits to be sent is "
                 f"{format_bytes(self._queued_bytes)}, the limit is {format_bytes(limit_bytes)} (buffer_bytes)"
@@ -153,7 +152,7 @@ class Outbox:
         return min(max(share, SMALLEST_CHUNK_BYTES), LARGEST_CHUNK_BYTES)
 
     def pull(self) -> Frame | None:
-        """See FrameEndpoint: the next chunk."""
+        """The next chunk as a frame, if there is one."""
         with self._lock:
             if not self._queue:
                 return None
@@ -170,18 +169,17 @@ class Outbox:
         return Frame(pack_chunk(header), message.data[offset : offset + num_bytes], end_ns)
 
     def acknowledged(self, frame: Frame) -> None:
-        """See FrameEndpoint."""
         with self._space:
             self._queued_bytes -= len(frame.body)
             self._num_unacknowledged -= 1
             self._space.notify_all()
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
-        """See FrameEndpoint; nothing comes in this direction."""
+        """WireError: nothing comes in this direction."""
         raise WireError("data against the direction of its channel")
 
     def complete(self, key: Any, end_ns: int) -> None:
-        """See FrameEndpoint."""
+        """Do nothing: nothing comes in this direction."""
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until all that was put has arrived; False if it has not by `deadline_s` (monotonic).

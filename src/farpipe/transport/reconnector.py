@@ -10,16 +10,14 @@ from typing import Final, NamedTuple
 from farpipe.errors import RunError
 from farpipe.transport import handshake
 from farpipe.transport.connection import Connection
-from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import HandshakeError
 from farpipe.transport.health import Health, PeerError
 from farpipe.transport.link_events import LinkEventLog
 from farpipe.transport.loop import Loop
 from farpipe.transport.security.tls import RefusedError
-from farpipe.transport.sockets import reach
 from farpipe.transport.stream import Stream
-from farpipe.transport.tcp_ramp import TcpRamp
-from farpipe.transport.wire import WireError
+from farpipe.transport.tcp import TcpRamp, reach
+from farpipe.transport.wire import FrameEndpoint, WireError
 
 RETRY_S: Final = 0.05
 PROBE_S: Final = 0.3
@@ -45,40 +43,46 @@ Dial = Callable[[int], tuple[socket.socket, int]]
 """One try to connect, given how many frames were received; a socket and how many the peer has received."""
 
 
+class Surroundings(NamedTuple):
+    """The parts of a transport that all its reconnectors share."""
+
+    health: Health
+    events: LinkEventLog
+    now_ns: Callable[[], int]
+    outage_s: float
+    """Longest outage; one that lasts longer ends the run."""
+    silence_s: float
+    on_attached: Callable[[], None]
+    """Called when a stream has got a connection."""
+    on_outage: Callable[[bool], None]
+    """Called with True when a stream has lost a connection, and with False when there is a new one after that."""
+
+
 class Reconnector:
     """The stream `stream` with `peer`, called `what` in errors.
 
-    `dial` None: the peer dials, this side only looks whether it is still there, if `looks`. `on_attached()` is called
-    when the stream has got a connection, `on_outage(begins)` when it has lost one and when there is a new one after
-    that.
+    `dial` None: the peer dials, this side only looks whether it is still there, if `looks`.
     """
 
     def __init__(
         self,
         endpoint: FrameEndpoint,
         loop: Loop,
-        health: Health,
-        now_ns: Callable[[], int],
         peer: Peer,
         what: str,
-        outage_s: float,
-        silence_s: float,
+        around: Surroundings,
         *,
         dial: Dial | None = None,
         looks: bool = False,
         ramp: TcpRamp | None = None,
-        on_attached: Callable[[], None],
-        on_outage: Callable[[bool], None],
-        events: LinkEventLog,
     ) -> None:
-        self.peer, self._what, self._health, self._outage_s = peer, what, health, outage_s
-        self._dial, self._looks = dial, looks
-        self._on_attached, self._on_outage, self._events = on_attached, on_outage, events
-        self._telling = threading.Lock()
+        self.peer, self._what, self._dial, self._looks = peer, what, dial, looks
+        self._around, self._health, self._outage_s = around, around.health, around.outage_s
+        self._reporting = threading.Lock()
         self._reason: Exception | None = None
         self._said_down = False
         self._thread: threading.Thread | None = None
-        self.stream = Stream(endpoint, loop, now_ns, self._down, self._watch, silence_s, ramp)
+        self.stream = Stream(endpoint, loop, around.now_ns, self._down, self._watch, around.silence_s, ramp)
 
     def connect(self, deadline_s: float) -> None:
         """Dial for the first time, until `deadline_s` (monotonic); does not wait."""
@@ -110,26 +114,26 @@ class Reconnector:
 
     def _attach(self, sock: socket.socket, ticket: int, num_received: int) -> bool:
         connection = Connection(sock)
-        self._tell(up=True)  # before it may break again
+        self._report(up=True)  # before it may break again
         try:
             attached = self.stream.attach(connection, ticket, num_received)
         except WireError as error:
             raise HandshakeError(str(error)) from None
         if attached:
-            self._events.restored(self.peer.rank, self, *self.stream.resent)
-            self._on_attached()
+            self._around.events.restored(self.peer.rank, self, *self.stream.resent)
+            self._around.on_attached()
         else:
             connection.close()
         return attached
 
-    def _tell(self, *, up: bool) -> None:
+    def _report(self, *, up: bool) -> None:
         """Let those who wait be patient from the loss of a connection until there is a new one."""
-        with self._telling:
+        with self._reporting:
             if self._said_down != up:
                 return
             self._said_down = not up
             (self._health.resume if up else self._health.pause)(self)
-            self._on_outage(not up)
+            self._around.on_outage(not up)
 
     def _keep_dialling(self, deadline_s: float) -> None:
         """Dial until it succeeds; the error says why it can't."""
@@ -151,7 +155,7 @@ class Reconnector:
                 if time.monotonic() + RETRY_S > deadline_s:
                     raise self._gone(f"{context}: {error}") from None
             if self._health.has_departed(self.peer.rank):
-                self._tell(up=True)  # nobody has to be patient for its sake any more
+                self._report(up=True)  # nobody has to be patient for its sake any more
                 return
             time.sleep(RETRY_S)
 
@@ -163,7 +167,7 @@ class Reconnector:
         )
 
     def _see_refusal(self, error: Exception, since_s: float | None) -> float | None:
-        """Nobody listens where a rank of the run should: its process has ended, nothing brings it back."""
+        """Handle a refused connection: the peer's process has ended, and nothing brings it back."""
         if self._reason is None or not isinstance(error, ConnectionRefusedError):
             return None
         now_s = time.monotonic()
@@ -181,8 +185,9 @@ class Reconnector:
             return
         self._reason = reason
         if self._looks or self._dial:
-            self._events.lost(rank, self, f"{self._what}: {reason}")
-            self._tell(up=False)
+            silent_s = stream.silent_s if isinstance(reason, TimeoutError) else 0.0
+            self._around.events.lost(rank, self, f"{self._what}: {reason}", silent_s)
+            self._report(up=False)
         if self._dial is not None:
             self._start(lambda: self._keep_dialling(time.monotonic() + self._outage_s))
         elif self._looks:
@@ -198,10 +203,10 @@ class Reconnector:
                 refused_since_s = self._see_refusal(error, refused_since_s)
             time.sleep(PROBE_S)
         if self._health.has_departed(self.peer.rank):
-            self._tell(up=True)
+            self._report(up=True)
 
     def _watch(self, stream: Stream, now_s: float) -> None:
-        """From the loop, now and then: end the run when an outage lasts too long."""
+        """End the run when an outage lasts too long; called by the loop, now and then."""
         since_s = stream.down_since_s
         if since_s is None or now_s - since_s <= self._outage_s or not (self._looks or self._dial):
             return

@@ -1,13 +1,19 @@
 """Meeting of the ranks: every rank says where it listens and learns where the others do."""
 
+import hmac
+import ipaddress
 import json
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol, TypedDict
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, TypedDict
 
+from farpipe.emulate import EmulatedLinks
 from farpipe.errors import InputError, RunError
+from farpipe.transport.config import TransportConfig, resolve
 
 TOKEN_VARIABLE: Final = "FARPIPE_RUN_TOKEN"
 _TOKEN_BYTES: Final = 32
@@ -40,19 +46,21 @@ class _List(TypedDict):
 
     ranks: list[tuple[str, str]]
     token: str
+    strangers: list[int]
+    """Ranks whose token is not that of rank 0."""
 
 
 class Rendezvous:
     """A meeting of `world_size` ranks over a key-value store.
 
     The store may outlive a group of ranks: torchrun's agents keep it, and start other ranks when one has failed or a
-    machine comes or goes. What they say in the environment does not tell groups apart: TORCHELASTIC_RESTART_COUNT does
+    machine comes or goes. What they say in the environment does not separate groups: TORCHELASTIC_RESTART_COUNT does
     not grow when machines change, and then differs between agents. So rank 0 opens a meeting under a new name, the
     others sign in there, each with a number that it has just drawn, and rank 0 closes the list. Whoever finds its
     number in the list knows that all in it are of now; in the list of an earlier group it is not.
 
         meeting                 name of the newest meeting
-        NAME/rank 1             number and introduction of a rank
+        NAME/rank 1             number and introduction of a rank, and what proves its token
         NAME/list               those of all ranks, and the token
 
     `token` is the secret of the run, by which ranks know each other. None: rank 0 makes one and hands it out through
@@ -69,10 +77,11 @@ class Rendezvous:
     def introduce(self, introduction: str, timeout_s: float) -> list[str]:
         """Hand in where and what this rank is; everybody's introduction by rank.
 
-        RunError naming the ranks that did not come within `timeout_s`, and where these are not `world_size` ranks.
+        RunError naming the ranks that did not come within `timeout_s`, and where these are not `world_size` ranks;
+        InputError naming the ranks whose token is another one.
         """
         deadline_s = time.monotonic() + timeout_s
-        mine = json.dumps([self._number, introduction])
+        mine = json.dumps([self._number, introduction, self._proof(self._number)])
         with self._reaching_store():
             text, missing = self._open(mine, deadline_s) if self._rank == 0 else self._sign_in(mine, deadline_s)
         if text is None:
@@ -83,18 +92,21 @@ class Rendezvous:
                 f"rank {self._rank} is of {self._world_size} ranks and met a group of {num_ranks}; is WORLD_SIZE the "
                 "same everywhere?"
             )
+        if strangers := found["strangers"]:
+            others = _join([f"rank {rank}" for rank in strangers])
+            raise InputError(f"{TOKEN_VARIABLE} is not the same for rank 0 and for {others}; set the same at all sites")
         if self._token is None:
             self._token = found["token"].encode()
         return [theirs for _, theirs in found["ranks"]]
 
+    def _proof(self, number: str) -> str:
+        """Proof of the token of this rank, for a rank with that number; empty without a token from outside."""
+        return "" if self._token is None else hmac.new(self._token, number.encode(), "sha256").hexdigest()
+
     @property
     def token(self) -> bytes:
-        """The secret of this run, the same on all ranks; known once they have met.
-
-        InputError where rank 0 has got it from outside and this rank has not.
-        """
-        if not self._token:
-            raise InputError(f"{TOKEN_VARIABLE} is set for rank 0, but not for rank {self._rank}; set it at all sites")
+        """The secret of this run, the same on all ranks; known once they have met."""
+        assert self._token, "the ranks have met"
         return self._token
 
     def _open(self, mine: str, deadline_s: float) -> tuple[str | None, list[str]]:
@@ -107,7 +119,14 @@ class Rendezvous:
                 return None, missing
         signed = [mine, *(self._read(f"{name}/{other}") for other in others)]
         token = "" if self._token else secrets.token_hex(_TOKEN_BYTES)
-        text = json.dumps(_List(ranks=[_signature(line) for line in signed], token=token))
+        signatures = [_signature(line) for line in signed]
+        strangers = [
+            rank
+            for rank, (number, _, proof) in enumerate(signatures)
+            if number and not hmac.compare_digest(proof.encode(), self._proof(number).encode())
+        ]
+        ranks = [(number, theirs) for number, theirs, _ in signatures]
+        text = json.dumps(_List(ranks=ranks, token=token, strangers=strangers))
         self._store.set(f"{name}/list", text)
         return text, []
 
@@ -147,14 +166,65 @@ def _wait_before(deadline_s: float) -> bool:
     return True
 
 
-def _signature(line: str) -> tuple[str, str]:
-    """Number and introduction; something else than a rank's own makes sense to nobody, see `introduction`."""
+def _signature(line: str) -> tuple[str, str, str]:
+    """Number, introduction and proof; something else than a rank's own makes sense to nobody, see `introduction`."""
     try:
-        number, introduction = json.loads(line)
-        return str(number), str(introduction)
+        number, introduction, proof = json.loads(line)
+        return str(number), str(introduction), str(proof)
     except (ValueError, TypeError):
-        return "", line
+        return "", line, ""
 
 
 def _join(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+class Introduction(NamedTuple):
+    """One rank, as the others see it."""
+
+    address: tuple[str, int]
+    """Numeric host, and port."""
+    machine: str
+    """Tells machines apart."""
+    links_path: str
+    """Path under which the emulated links can be opened; rank 0's counts."""
+
+
+def introduce(
+    rank: int, listener: socket.socket, config: TransportConfig, rendezvous: Meeting, links: EmulatedLinks | None
+) -> list[Introduction]:
+    """Tell the others about this rank and learn about them; RunError when some don't come in time."""
+    own = {
+        "host": config.advertise_host or config.host,
+        "port": listener.getsockname()[1],
+        # the same for all processes on this machine until it starts anew, in containers as well
+        "machine": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "links_path": links.path if links else "",
+    }
+    texts = rendezvous.introduce(json.dumps(own), config.connect_timeout_s)
+    ranks = [_parse(text, f"rank {rank}: what rank {peer} says of itself") for peer, text in enumerate(texts)]
+    if len({known.machine for known in ranks}) > 1:
+        _check_distance(ranks, config)
+    return ranks
+
+
+def _check_distance(ranks: list[Introduction], config: TransportConfig) -> None:
+    """Check that all ranks are on one machine for emulated links, which share memory and a clock, or loopback."""
+    if config.link_shapes():
+        raise InputError("transport: an emulated WAN needs all ranks on one machine; leave out the emulation")
+    for peer, known in enumerate(ranks):
+        if ipaddress.ip_address(known.address[0]).is_loopback:
+            raise InputError(
+                f"transport: rank {peer} listens on {known.address[0]}, where other machines can't reach it; "
+                "give every rank an address of its machine as host"
+            )
+
+
+def _parse(text: str, source: str) -> Introduction:
+    try:
+        data = json.loads(text)
+        host, port, machine, links_path = (data[key] for key in ("host", "port", "machine", "links_path"))
+        port = int(port)
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{source} makes no sense: {text[:80]!r}; do all ranks run the same farpipe?") from None
+    return Introduction(resolve(str(host), port)[1], str(machine), str(links_path))

@@ -1,8 +1,8 @@
 """A stream of frames to and from one peer, each exactly once and in order, over as many connections as that takes.
 
 Both sides number the frames that they send from 0, without writing the number down: the order on a connection is the
-number. Each side counts what it has received and tells the other, with every frame or alone. What the other side has
-not acknowledged is kept; when a connection breaks and a new one is made, the two sides tell each other their counts
+number. Each side counts what it has received and reports that, with every frame or alone. What the other side has
+not acknowledged is kept; when a connection breaks and a new one is made, the two sides exchange their counts
 (see handshake.py) and each goes on with the first frame that the other has not got. So nothing can be lost or doubled,
 wherever a connection breaks.
 """
@@ -15,11 +15,10 @@ from collections.abc import Callable
 from farpipe.transport.connection import Connection, Retransmissions
 from farpipe.transport.frame_receiver import FrameReceiver
 from farpipe.transport.frame_sender import FrameSender
-from farpipe.transport.frames import FrameEndpoint, Receipts
+from farpipe.transport.handshake import ClosedError
 from farpipe.transport.loop import Loop
-from farpipe.transport.security.proof import ClosedError
-from farpipe.transport.tcp_ramp import TcpRamp
-from farpipe.transport.wire import WireError
+from farpipe.transport.tcp import TcpRamp
+from farpipe.transport.wire import FrameEndpoint, Receipts, WireError
 
 
 class Stream:
@@ -60,6 +59,11 @@ class Stream:
         """True if it has a connection."""
         return self._connection is not None
 
+    @property
+    def silent_s(self) -> float:
+        """Time, in seconds, for which nothing has been heard."""
+        return time.monotonic() - self.receiver.heard_s
+
     def displace(self) -> tuple[int, int]:
         """Let go of the connection for a new one: a ticket for `attach` and the number of frames received."""
         with self._lock:
@@ -81,11 +85,9 @@ class Stream:
             self._interest = (True, False)
             self._connection = connection
             self._loop.watch(connection.fd, self)
-        self._loop.call(self._begin)  # the handshake may have read more than its own
+        # the handshake may have read more than its own
+        self._loop.call(lambda: self.on_event(select.EPOLLIN | select.EPOLLOUT))
         return True
-
-    def _begin(self) -> None:
-        self.on_event(select.EPOLLIN | select.EPOLLOUT)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -122,7 +124,6 @@ class Stream:
         return Retransmissions(0, 0) if connection is None else connection.retransmissions()
 
     def on_event(self, mask: int) -> None:
-        """See Served."""
         try:
             with self._lock:
                 if self.receiver.is_blocked and mask & (select.EPOLLHUP | select.EPOLLERR):
@@ -140,13 +141,10 @@ class Stream:
         if self._connection is None:
             return
         if self.receiver.read(self._connection):
-            self._loop.call(self._read_on)
-        if self._receipts.untold_bytes and not self._ack_timer_runs:
+            self._loop.call(lambda: self.on_event(select.EPOLLIN))
+        if self._receipts.unreported_bytes and not self._ack_timer_runs:
             self._ack_timer_runs = True
             self._loop.acknowledge_later(self)
-
-    def _read_on(self) -> None:
-        self.on_event(select.EPOLLIN)
 
     def _write(self) -> None:
         if self._connection is not None and self.sender.write(self._connection):
@@ -159,14 +157,12 @@ class Stream:
             self._loop.want(self._connection.fd, read=interest[0], write=interest[1])
 
     def on_ack_due(self) -> None:
-        """See Served."""
         with self._lock:
             self._ack_timer_runs = False
-            self._receipts.is_due = self._receipts.is_due or self._receipts.untold_bytes > 0
+            self._receipts.is_due = self._receipts.is_due or self._receipts.unreported_bytes > 0
         self.advance()
 
     def on_tick(self, now_s: float) -> None:
-        """See Served."""
         with self._lock:
             up = self._connection is not None
             idle = not self.sender.is_writing and now_s - self.sender.said_s > self._silence_s / 5

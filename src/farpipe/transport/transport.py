@@ -10,31 +10,28 @@ from typing import Final, Self
 
 from farpipe.emulate import EmulatedLinks, LinkShape, Passage
 from farpipe.errors import RunError
-from farpipe.transport.chunk_receiver import ChunkReceiver
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import MAX_STREAMS, TransportConfig
-from farpipe.transport.control_inbox import ControlInbox
-from farpipe.transport.control_link import ControlLink
+from farpipe.transport.control_link import ControlInbox, ControlLink
 from farpipe.transport.control_plane import ControlPlane
 from farpipe.transport.control_topology import ControlTopology
 from farpipe.transport.dialler import Dialler
-from farpipe.transport.frames import FrameEndpoint
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
-from farpipe.transport.inbox import Allocate, Inbox, allocate_bytes
-from farpipe.transport.introduction import Introduction
+from farpipe.transport.inbox import Allocate, ChunkReceiver, Inbox, allocate_bytes
 from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
 from farpipe.transport.message import Channel, ChannelKind, Message, Tag, as_bytes
 from farpipe.transport.outbox import Outbox
-from farpipe.transport.reconnector import Dial, Reconnector
+from farpipe.transport.reconnector import Dial, Reconnector, Surroundings
+from farpipe.transport.rendezvous import Introduction
 from farpipe.transport.security.tls import Credentials, RefusedError, check_site
-from farpipe.transport.tcp_ramp import TcpRamp
-from farpipe.transport.tuning import num_threads
+from farpipe.transport.tcp import TcpRamp, num_threads
+from farpipe.transport.wire import FrameEndpoint
 
 FAREWELL_S: Final = 1.0
-"""Time for which a rank that leaves tries to tell why, and then waits for its threads."""
+"""Time for which a rank that leaves tries to report why, and then waits for its threads."""
 _POLL_S: Final = 0.005
 LINGER_S: Final = 0.5
 """Time for which a rank that has said goodbye waits for the goodbyes of the others."""
@@ -59,9 +56,18 @@ class Transport:
         self._breaking = Breaking(self._health)
         self._inbox = Inbox(config, self._health, clock, allocate)
         self._control_inbox = ControlInbox(self._health)
-        topology = ControlTopology(rank, [config.site(other) or "" for other in range(world_size)])
+        topology = ControlTopology(rank, [self.site(other) for other in range(world_size)])
         self._control = ControlPlane(topology, world_size, self._health, self._control_inbox, self._inbox.goodbye)
         self._events = LinkEventLog()
+        self._around = Surroundings(
+            self._health,
+            self._events,
+            clock.now_ns,
+            config.outage_s,
+            config.silence_s,
+            on_attached=self._control.notice,
+            on_outage=self._control.report_outage,
+        )
         self._outboxes: dict[Channel, Outbox] = {}
         self._incoming: dict[tuple[Channel, int], Reconnector] = {}
         self._links: EmulatedLinks | None = None
@@ -112,25 +118,11 @@ class Transport:
         looks: bool = False,
         ramp: TcpRamp | None = None,
     ) -> Reconnector:
-        return Reconnector(
-            endpoint,
-            self._loops[stream % len(self._loops)],
-            self._health,
-            self.clock.now_ns,
-            self._dialler.peer(peer),
-            what,
-            self._config.outage_s,
-            self._config.silence_s,
-            dial=dial,
-            looks=looks,
-            ramp=ramp,
-            on_attached=self._control.notice,
-            on_outage=self._control.tell_of_outage,
-            events=self._events,
-        )
+        loop, who = self._loops[stream % len(self._loops)], self._dialler.peer(peer)
+        return Reconnector(endpoint, loop, who, what, self._around, dial=dial, looks=looks, ramp=ramp)
 
     def _serve(self, purpose: Purpose, sock: socket.socket, num_received: int) -> bool:
-        """See Serve: a connection that another rank has opened."""
+        """Take over a connection that another rank has opened, as a Listener's Serve."""
         peer = purpose.source
         if purpose.target != self.rank or peer == self.rank or peer >= self.world_size or purpose.stream >= MAX_STREAMS:
             raise RefusedError(f"this is rank {self.rank} of {self.world_size}, and the call is for {purpose}")
@@ -241,17 +233,29 @@ class Transport:
         with self._breaking:
             outbox.put(tag, as_bytes(data), description)
 
+    def has_space(self, peer: int, kind: ChannelKind, num_bytes: int) -> bool:
+        """True if `send` would not wait with a message of `num_bytes`, provided that no other thread sends there."""
+        return self._outbox(peer, kind).has_space(num_bytes)
+
+    def site(self, rank: int) -> str:
+        """The site of `rank`, empty if the sites are not known."""
+        return self._config.site(rank) or ""
+
+    def check(self, context: str) -> None:
+        """Raise the error that broke the run, if any, with the words of `context` before it."""
+        self._health.check(context)
+
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> Message:
         """The message `tag` from rank `peer`, once, as soon as it is there; `waiting_for` names it in errors.
 
-        Raises RunError after `timeout_s` (all other ranks are told as well), and at once when a peer is lost, when a
+        Raises RunError after `timeout_s` (all other ranks hear of it as well), and at once when a peer is lost, when a
         rank aborts, or when `peer` has closed without sending it.
         """
         with self._breaking:
             return self._inbox.take(Channel(peer, kind), tag, waiting_for)
 
     def exchange(self, name: str, payload: bytes, *, waiting_for: str) -> list[bytes]:
-        """Everybody's payload by rank; every rank calls it with the same `name`. One one-way latency between sites."""
+        """Payloads of all ranks, by rank; all call it with the same `name`. Takes one one-way latency between sites."""
         with self._breaking:
             return self._control.exchange(name, payload, time.monotonic() + self._config.timeout_s, waiting_for)
 
@@ -273,7 +277,7 @@ class Transport:
         return found
 
     def paused_s(self) -> float:
-        """For how long outages have kept messages from arriving, in all."""
+        """Total time for which outages have kept messages from arriving."""
         return self._health.paused_s()
 
     def take_events(self) -> list[LinkEvent]:
@@ -289,12 +293,12 @@ class Transport:
         return [*self._control.reconnectors.values(), *data]
 
     def change_link(self, name: str, shape: LinkShape) -> None:
-        """From now on an emulated link is like this, for all ranks."""
+        """Change an emulated link for all ranks from now on."""
         assert self._links is not None
         self._links.change(name, shape)
 
     def expect_rate(self, peer: int, bytes_per_s: float) -> None:
-        """From now on the real link to `peer` carries so much: its channels, the open ones too, are paced by that."""
+        """Pace the channels to `peer`, the open ones too, by what its real link carries from now on."""
         self._dialler.expect_rate(peer, bytes_per_s)
         for outbox in [outbox for channel, outbox in list(self._outboxes.items()) if channel.peer == peer]:
             if outbox.rate is not None and (rate := self._dialler.pace(peer, len(outbox.reconnectors))) is not None:

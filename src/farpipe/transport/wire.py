@@ -1,12 +1,18 @@
-"""The heads of frames: fixed binary headers that are checked before anything is allocated for what follows.
+"""The form of frames on a connection and of their heads, and what a stream needs of whoever gives and takes them.
 
-The frames of a data stream have a chunk of a message as their body and the message's description behind the header;
-those of a control stream have the payload, and its name behind the header. All numbers are little-endian.
+frame:           prefix (kind, length of head and body, frames received so far), head, body, stamp
+acknowledgement: prefix alone; also a sign of life of a side that has nothing else to say
+padding:         prefix and bytes without meaning, during a TCP ramp (see TcpRamp); not counted, not kept
+
+Heads are fixed binary headers that are checked before anything is allocated for what follows. The frames of a data
+stream have a chunk of a message as their body and the message's description behind the header; those of a control
+stream have the payload, and its name behind the header. All numbers are little-endian.
 """
 
 import struct
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from farpipe.transport.message import Tag
 
@@ -24,6 +30,19 @@ _CONTROL: Final = struct.Struct("<4sBxH I ii qq")
 
 DATA_HEADER_BYTES: Final = _DATA.size
 CONTROL_HEADER_BYTES: Final = _CONTROL.size
+MAX_HEAD_BYTES: Final = 1024
+MAX_BODY_BYTES: Final = 64 << 20
+ACK_BYTES: Final = 256 << 10
+"""Number of received bytes after which an acknowledgement is due at once."""
+TURN_BYTES: Final = 1 << 20
+"""A stream that has moved so much lets the others have their turn."""
+
+FRAME: Final = 0xF1
+ACKNOWLEDGEMENT: Final = 0xA1
+PADDING: Final = 0xE1
+KINDS: Final = (FRAME, ACKNOWLEDGEMENT, PADDING)
+PREFIX: Final = struct.Struct("<BxHIQ")
+STAMP: Final = struct.Struct("<q")
 
 
 class WireError(Exception):
@@ -42,7 +61,7 @@ class ControlFrame(IntEnum):
     DOWN = 7
     """The sender has lost a connection with some rank and tries to get it back: waiting longer is in order."""
     UP = 8
-    """It is back."""
+    """The connection is back."""
 
 
 class ChunkHeader(NamedTuple):
@@ -85,7 +104,7 @@ class ControlHeader(NamedTuple):
     sent_ns: int
     """The source's clock, just before the frame was handed to the kernel."""
     deliver_ns: int
-    """As in ChunkHeader."""
+    """Emulated arrival on the machine's clock; 0: as soon as it is there."""
 
 
 def pack_chunk(header: ChunkHeader) -> bytes:
@@ -124,3 +143,53 @@ def unpack_control(data: bytes | bytearray) -> ControlHeader:
     if name_bytes > MAX_NAME_BYTES or payload_bytes > MAX_CONTROL_BYTES:
         raise WireError(f"a control frame of {name_bytes} + {payload_bytes} bytes")
     return ControlHeader(ControlFrame(kind), name_bytes, payload_bytes, *rest)
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """One frame on its way out; `body` must not change until it is acknowledged."""
+
+    head: bytes
+    body: bytes | memoryview
+    end_ns: int | None = None
+    """Time that the stamp is to say; None: that at which the last byte was handed over."""
+
+
+class FrameEndpoint(Protocol):
+    """Source and destination of a stream's frames. Called under the stream's lock; must not wait."""
+
+    def pull(self) -> Frame | None:
+        """The next frame to send, if there is one."""
+
+    def acknowledged(self, frame: Frame) -> None:
+        """The peer has received it."""
+
+    def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview] | None:
+        """A key for the frame and where its body goes, for a frame that comes in; None: no space as yet.
+
+        Called again with the same frame after a None, and when the connection breaks in the middle of it.
+        """
+
+    def complete(self, key: Any, end_ns: int) -> None:
+        """The frame `key` is there; its stamp."""
+
+
+class Receipts:
+    """Count of the frames received on a stream, and whether the peer has to hear of it."""
+
+    def __init__(self) -> None:
+        self.num_frames = 0
+        self.unreported_bytes = 0
+        self.is_due = False
+        """True if it is to be reported now, alone if nothing else is sent."""
+
+    def add(self, num_bytes: int) -> None:
+        """Another frame, of so many bytes, is complete."""
+        self.num_frames += 1
+        self.unreported_bytes += num_bytes
+        self.is_due = self.is_due or self.unreported_bytes >= ACK_BYTES
+
+    def report(self) -> int:
+        """The count, for a prefix that is about to be sent."""
+        self.is_due, self.unreported_bytes = False, 0
+        return self.num_frames

@@ -3,11 +3,10 @@
 from typing import Final
 
 from farpipe.errors import UsageError
-from farpipe.fleet.policies import exact, orders, places
+from farpipe.fleet.policies import orders, places
 from farpipe.fleet.policies.own import OwnPolicy
-from farpipe.fleet.policies.preemptive import PreemptivePolicy
 from farpipe.fleet.policies.protocol import Decision, Policy, View
-from farpipe.fleet.policies.queueing import QueuePolicy
+from farpipe.fleet.policies.queueing import PreemptivePolicy, QueuePolicy
 from farpipe.strict import nearest
 
 POLICIES: Final[dict[str, Policy]] = {
@@ -22,18 +21,23 @@ POLICIES: Final[dict[str, Policy]] = {
         QueuePolicy("cost-first", orders.by_arrival, places.cost_first, when_blocked="wait"),
         QueuePolicy("single-region", orders.by_arrival, places.single_region, when_blocked="wait"),
         QueuePolicy("random", orders.by_arrival, places.anywhere),
-        QueuePolicy("sailor", orders.by_arrival, places.delay_first, fastest=True),
         QueuePolicy("atlas", orders.by_arrival, places.atlas),
         QueuePolicy("bace", orders.bace_priority, places.bace),
-        QueuePolicy("oracle", orders.bace_priority, exact.exact),
         OwnPolicy(),
     )
 }
-"""By name."""
+"""Policies by their names."""
+GONE: Final = {
+    "oracle": "completion times and electricity were those of bace; take bace",
+    "sailor": "it was delay-first whose queue does not wait for its first job, with the same figures; take delay-first",
+}
+"""Policies of earlier versions, each with the reason."""
 
 
 def policy_of(name: str) -> Policy:
     """The policy called `name`; UsageError with the nearest one if there is none."""
+    if name in GONE:
+        raise UsageError(f"there is no policy {name!r} any more: {GONE[name]}")
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}{nearest(name, POLICIES)}; known: {', '.join(POLICIES)}")
     return POLICIES[name]

@@ -1,7 +1,7 @@
 """Rules of order: who is looked at first, the least key first."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from farpipe.fleet.job import JobState
 from farpipe.fleet.policies.protocol import View
@@ -25,12 +25,12 @@ def by_what_is_left(view: View, jobs: Sequence[JobState]) -> list[float]:
     return [job.left_at(view.now_s) * view.best_step_s(job.job) for job in jobs]
 
 
-def by_work_left(view: View, jobs: Sequence[JobState]) -> list[float]:
-    """Device-seconds that the rest of it takes on the most devices that it may have."""
+def by_work_left(view: View, jobs: Sequence[JobState], power: float = 1.0) -> list[float]:
+    """Device-seconds that the rest of it takes on the most devices that it may have, these to the `power`."""
     return [
         (job.job.num_steps - job.num_done if job.placement is None else job.left_at(view.now_s))
         * view.best_step_s(job.job)
-        * job.job.max_devices
+        * job.job.max_devices**power
         for job in jobs
     ]
 
@@ -59,35 +59,27 @@ def device_s(view: View, job: JobState) -> float:
     return sum(job.spent.device_s.values()) + now
 
 
-AGEING_S = 14 * 24 * 3600.0
-"""After so long in the queue a job has gained as much as the largest normalised figure is worth. Not published; the
-shorter it is, the nearer BACE comes to first come, first served."""
+def bace_priority(view: View, jobs: Sequence[JobState], ageing_s: float = math.inf) -> list[float]:
+    """Priorities of BACE-Pipe, the largest first, as summaries of arXiv 2605.25375 have them.
 
-
-def bace_priority(view: View, jobs: Sequence[JobState]) -> list[float]:
-    """BACE-Pipe's in our reading: what is left to compute and what it would take of the network, less its age."""
-    return _bace(view, jobs, AGEING_S)
-
-
-def bace_ageing(ageing_s: float) -> Keys:
-    """The same with another time after which age outweighs the rest."""
-    return partial(_bace, ageing_s=ageing_s)
-
-
-def _bace(view: View, jobs: Sequence[JobState], ageing_s: float) -> list[float]:
-    """Both figures are normalised by the largest in the queue. A job that fits a site takes nothing of the network."""
-    left = by_work_left(view, jobs)
-    demand = _demands(view, jobs)
-    most_left, most_demand = max(left, default=0.0) or 1.0, max(demand, default=0.0) or 1.0
+    (1 - a)(1 - I) + a(1 - D): I work that is left, D inter-site rate needed, each as a share of the most in the queue;
+    a the share of the links that is in use. Whoever has queued for `ageing_s` has 1 more; the paper has no ageing.
+    """
+    congestion = _congestion(view)
+    work = _shares(by_work_left(view, jobs))
+    rates = _shares([view.quotes.needed_rate(job.job.kind, job.job.max_devices) or 0.0 for job in jobs])
     ages = [job.total_queued_s(view.now_s) / ageing_s for job in jobs]
-    return [a / most_left + b / most_demand - age for a, b, age in zip(left, demand, ages, strict=True)]
+    triples = zip(work, rates, ages, strict=True)
+    return [-(1 - congestion) * (1 - left) - congestion * (1 - rate) - age for left, rate, age in triples]
 
 
-def _demands(view: View, jobs: Sequence[JobState]) -> list[float]:
-    """Each job's need of inter-site rate over what the links have left on average; 0 where a free site can hold it."""
-    space = view.space()
-    largest = max(space.devices.values(), default=0)
-    left = max(sum(space.rates.values()) / max(len(space.rates), 1), 1.0)
-    wide = [job.job.min_devices > largest and bool(space.rates) for job in jobs]
-    pairs = zip(jobs, wide, strict=True)
-    return [(view.quotes.needed_rate(j.job.kind, j.job.max_devices) or 0.0) / left if w else 0.0 for j, w in pairs]
+def _congestion(view: View) -> float:
+    """Share of all links' rates that is reserved."""
+    whole = sum(view.rates.values())
+    return 1 - sum(view.space().rates.values()) / whole if whole else 0.0
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    """Each value as a share of the largest."""
+    most = max(values, default=0.0) or 1.0
+    return [value / most for value in values]

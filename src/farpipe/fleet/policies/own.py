@@ -1,16 +1,16 @@
 """farpipe's own policy: order, size, place and time together, for all money or for the kinds that are asked for.
 
-Least remaining work first, with preemption; of all sizes and places the one whose money and time are worth most;
-running jobs move, grow and shrink when that repays the stop; a job may wait for cheap hours within a share of its run
-time. Nobody's total time in the queue goes beyond a bound as long as others can be stopped.
+Least time left first, wide jobs a little later, with preemption; of all sizes and places the one whose money and time
+are worth most; running jobs move, grow and shrink when that repays the stop. Nobody's total time in the queue goes
+beyond a bound as long as others can be stopped.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from farpipe.fleet.job import JobState
-from farpipe.fleet.policies.improve import Limits, improved
+from farpipe.cost.money import SECONDS_PER_HOUR
+from farpipe.fleet.job import JobPlacement, JobState, sizes
 from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.seats import Seats
@@ -21,8 +21,13 @@ URGENT = -1e18
 DEADLINE_S, DEADLINE_SHARE = 3600.0, 0.25
 """A job goes first when its deadline leaves no more than so long, and this share of its rest, to spare. One that can't
 be met any more changes nothing."""
+WIDTH_POWER = 0.25
+"""Power of its devices by which the seconds that a job has left are multiplied for its place in the queue: 0 is the
+order of SRTF, 1 that of work, under which wide jobs wait for long where no links carry them over several sites."""
 STOP_SHARE = 10.0
 """Restarts by which the rest of a stopped job has to exceed that of the other."""
+MIN_RUN_S = 1800.0
+"""A job that has just begun stays where it is."""
 LOOKED_AT = 16
 """Queued jobs for which running ones may be stopped at one event; those behind them come later."""
 
@@ -36,10 +41,10 @@ class OwnPolicy:
     """The objective of BACE-Pipe: completion time and electricity, whatever rent and egress cost."""
     carbon_usd_per_t: float = 0.0
     """Price of carbon, as part of the money."""
-    hour_value: float = 8.0
+    hour_value: float = 128.0
     """Device-hours that an hour of a job's completion time is worth."""
-    order: Literal["work", "arrival"] = "work"
-    """Order of the queue: least work left first, or first come first."""
+    order: Literal["rest", "work", "arrival"] = "rest"
+    """Order of the queue: least time left first, wide jobs a little later; least work left; or first come first."""
     sees_prices: bool = True
     """True if places are chosen by their prices; else by time alone."""
     preempts: bool = True
@@ -48,10 +53,6 @@ class OwnPolicy:
     moves_per_event: int = 8
     grows: bool = True
     moves: bool = True
-    wait_share: float = 0.1
-    """Of its run time a job may wait for cheap hours; 0: it never does."""
-    forecast_h: float = 6.0
-    """Hours ahead that a place's price is forecast from yesterday's; 1: the present price alone."""
     fairness: float = 0.0
     """Weight by which jobs of a tenant with more than its share of devices in use come later; 0: not at all."""
     tenant_shares: tuple[tuple[str, float], ...] = ()
@@ -68,17 +69,19 @@ class OwnPolicy:
             egress=not self.electricity_only,
             carbon_usd_per_t=self.carbon_usd_per_t,
             hour_value=hour_value,
-            forecast_h=self.forecast_h,
         )
 
+    @property
+    def _width_power(self) -> float:
+        return WIDTH_POWER if self.order == "rest" else 1.0
+
     def decide(self, view: View) -> Iterator[Decision]:
-        """As in `Policy`."""
         worth = Worth(view, self.objective)
-        seats = Seats(view, worth, self.wait_share)
+        seats = Seats(view, worth)
         waiting = self._start_queued(view, seats)
         yield from seats.decisions()
         if not seats.changed and not waiting:
-            yield from improved(view, worth, seats, Limits(self.moves_per_event, self.grows, self.moves))
+            yield from improved(view, worth, seats, AllowedChanges(self.moves_per_event, self.grows, self.moves))
 
     def _start_queued(self, view: View, seats: Seats) -> int:
         """Start who can be started, and stop who has to make room; how many still want to start."""
@@ -86,12 +89,12 @@ class OwnPolicy:
         victims = self._victims(view) if self.preempts and queue else []
         num_left = 0
         for place, (key, _, job) in enumerate(queue):
-            if seats.start(job) or seats.is_patient(job):
+            if seats.start(job):
                 continue
             num_left += 1
             if place < LOOKED_AT and victims:
                 least = max(key, self.factor * key)
-                late = [victim.job for victim in victims if victim.key > least + victim.stop_device_s]
+                late = [victim.job for victim in victims if victim.key > least + victim.stop_key]
                 if seats.make_room(job, late, at_any_cost=key < 0):
                     victims = [victim for victim in victims if victim.job.name not in seats.changed]
             elif place >= LOOKED_AT and seats.num_free <= 0:
@@ -100,14 +103,14 @@ class OwnPolicy:
 
     def _victims(self, view: View) -> "list[_Victim]":
         """Running jobs that may be stopped, the largest key first; never one that was urgent."""
-        settled = [job for job in view.active if view.now_s - job.since_s >= 1800.0 and job.phase == "running"]
+        settled = _settled(view)
         keyed = zip(self.keys(view, settled), settled, strict=True)
-        found = [_Victim(key, job, _stop_device_s(view, job)) for key, job in keyed if key > 0]
+        found = [_Victim(key, job, _stop_key(view, job, self._width_power)) for key, job in keyed if key > 0]
         return sorted(found, key=lambda victim: -victim.key)
 
     def keys(self, view: View, jobs: Sequence[JobState]) -> list[float]:
-        """Device-seconds that are left; who has waited for too long comes before all others."""
-        keys = (by_work_left if self.order == "work" else by_arrival)(view, jobs)
+        """Keys of `jobs`: the work left, the least first; jobs that have waited for too long come before all others."""
+        keys = by_arrival(view, jobs) if self.order == "arrival" else by_work_left(view, jobs, self._width_power)
         if self.fairness > 0:
             excess = tenants_excess(view, dict(self.tenant_shares))
             keys = [
@@ -138,10 +141,65 @@ class _Victim(NamedTuple):
 
     key: float
     job: JobState
-    stop_device_s: float
+    stop_key: float
 
 
-def _stop_device_s(view: View, job: JobState) -> float:
-    """Device-seconds that have to be won before it is worth to stop a job for another."""
+def _stop_key(view: View, job: JobState, power: float) -> float:
+    """Least gain, in the unit of keys, for which a job is stopped for another."""
     number = job.placement.num_devices if job.placement else 0
-    return STOP_SHARE * view.state.world.stops.restart_s * number
+    return STOP_SHARE * view.state.world.stops.restart_s * float(number**power)
+
+
+class AllowedChanges(NamedTuple):
+    """Changes that running jobs may be put through."""
+
+    moves_per_event: int
+    grows: bool
+    moves: bool
+
+
+def _settled(view: View) -> list[JobState]:
+    """Running jobs that have not just begun."""
+    return [job for job in view.active if job.phase == "running" and view.now_s - job.since_s >= MIN_RUN_S]
+
+
+def improved(view: View, worth: Worth, seats: Seats, limits: AllowedChanges) -> Iterator[Decision]:
+    """Moves and growth that repay their stops, the jobs with least work left first."""
+    running = _settled(view)
+    left = limits.moves_per_event
+    for _, _, job in sorted(zip(by_work_left(view, running), range(len(running)), running, strict=True)):
+        if left <= 0:
+            return
+        here = job.placement
+        assert here is not None
+        better = _better(view, worth, seats, limits, job, here)
+        if better is not None:
+            left -= 1
+            yield Decision(job.name, better.devices, "worth more there")
+
+
+def _better(
+    view: View, worth: Worth, seats: Seats, limits: AllowedChanges, job: JobState, here: JobPlacement
+) -> JobPlacement | None:
+    """The best other placement if it repays the stop, taken out of the space."""
+    trial = seats.space.copy()
+    trial.give(here, job.phase)
+    numbers = sizes(job.job) if limits.grows else [here.num_devices]
+    there = seats.best(trial, job, numbers)
+    if there is None or there.devices == here.devices or not _repays(view, worth, job, here, there):
+        return None
+    if not limits.moves and set(there.sites) != set(here.sites):
+        return None
+    trial.take(there, "starting")
+    seats.space.devices, seats.space.rates = trial.devices, trial.rates
+    return there
+
+
+def _repays(view: View, worth: Worth, job: JobState, here: JobPlacement, there: JobPlacement) -> bool:
+    """True if what the rest saves within the horizon is at least twice what the stop costs."""
+    left_s = job.left_at(view.now_s) * here.step_s
+    seconds = min(left_s, worth.objective.horizon_s)
+    saved = (worth.of_step(here) - worth.of_step(there)) / here.step_s * seconds
+    stop_s = there.startup_s or view.stop_s(job, there)
+    stop_usd = stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(there) + worth.hour_usd) + worth.transfer_usd(there)
+    return saved / SECONDS_PER_HOUR > 2 * stop_usd

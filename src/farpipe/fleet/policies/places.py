@@ -1,19 +1,114 @@
-"""Rules of placement: which of the places that a job of a given size could have it gets."""
+"""Places of a job of a given size, one site or a pipeline over several, and rules for which of them it gets."""
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise, permutations
 
 from farpipe.cost.money import SECONDS_PER_HOUR
-from farpipe.fleet.job import JobState, Placement
-from farpipe.fleet.policies.paths import across, alone, is_stall_free
+from farpipe.fleet.job import JobPlacement, JobState
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import Devices
-from farpipe.fleet.space import Space
+from farpipe.fleet.snapshot import Space
+from farpipe.plan.placement import MAX_SITES as MAX_PLANNED
+
+Preference = Callable[[str], float]
+"""Order of sites: the least figure is filled first."""
+
+QUANTUM = 8
+"""Devices of a job come to a site in multiples of this: machines are not divided between pipeline stages."""
+MAX_SITES = 3
+"""Largest number of sites of a pipeline, if that many can hold the job."""
+MAX_COMBINED = 12
+"""Number of sites, those with most room, of which pairs and triples are looked at: of 100 there are 166,650."""
+
+
+def alone(space: Space, num_devices: int) -> list[Devices]:
+    """Every site that has room for the whole job."""
+    return [((site, num_devices),) for site, free in space.devices.items() if free >= num_devices]
+
+
+def max_sites(devices: Iterable[int], min_devices: int) -> int:
+    """Most sites of a pipeline for a job of `min_devices`: three, or the planner's bound where no three hold it."""
+    largest = sorted(devices)[-MAX_SITES:]
+    quantum = min(QUANTUM, min_devices)
+    holds = sum(number // quantum * quantum for number in largest) >= min_devices
+    return MAX_SITES if holds else MAX_PLANNED
+
+
+def across(space: Space, num_devices: int, most: int, preference: Preference) -> Iterator[Devices]:
+    """Pipelines over two or more sites, `most` at most, that together have room, the fewest sites first.
+
+    Of every set of up to three sites one division, which fills the preferred sites first, in the order along which the
+    narrowest link has most left; of larger sets one for every first site.
+    """
+    quantum = min(QUANTUM, num_devices)
+    free = {site: number // quantum * quantum for site, number in space.devices.items() if number >= quantum}
+    for path in _paths(space, free, num_devices, min(most, num_devices // quantum)):
+        shares = _filled(sorted(path, key=preference), free, num_devices, quantum)
+        if all(shares.values()):
+            yield tuple((site, shares[site]) for site in path)
+
+
+def _paths(space: Space, free: Mapping[str, int], num_devices: int, most: int) -> Iterator[tuple[str, ...]]:
+    """Linked sites with room."""
+    roomiest = sorted(sorted(free, key=lambda site: (-free[site], site))[:MAX_COMBINED])
+    for count in range(2, min(most, MAX_SITES, len(free)) + 1):
+        for chosen in combinations(roomiest, count):
+            if sum(free[site] for site in chosen) >= num_devices and (path := _widest(space, chosen)):
+                yield path
+    if most > MAX_SITES:
+        grown = (_grown(space, free, (first,), num_devices) for first in sorted(free))
+        yield from (path for path in grown if MAX_SITES < len(path) <= most)
+
+
+def _grown(space: Space, free: Mapping[str, int], path: tuple[str, ...], num_devices: int) -> tuple[str, ...]:
+    """`path`, longer by the linked site with most room, then by the widest link, until it has room; empty if none."""
+    left = num_devices - sum(free[site] for site in path)
+    if left <= 0:
+        return path
+    rates = {site: narrowest(space, (path[-1], site)) for site in sorted(free) if site not in path}
+    linked = [site for site, rate in rates.items() if rate > 0]
+    if not linked:
+        return ()
+    best = max(linked, key=lambda site: (min(free[site], left), rates[site]))
+    return _grown(space, free, (*path, best), num_devices)
+
+
+def _filled(order: Sequence[str], free: Mapping[str, int], num_devices: int, quantum: int) -> dict[str, int]:
+    """Devices by site: the first sites are filled, but every site behind them keeps a quantum."""
+    shares, left = {}, num_devices
+    for place, site in enumerate(order):
+        behind = quantum * (len(order) - place - 1)
+        shares[site] = max(0, min(free[site], left - behind))
+        left -= shares[site]
+    return shares if left == 0 else dict.fromkeys(order, 0)
+
+
+def _widest(space: Space, sites: Sequence[str]) -> tuple[str, ...]:
+    """The order of the sites whose narrowest link has most left; empty if they are not linked."""
+    best: tuple[float, tuple[str, ...]] = (0.0, ())
+    for path in permutations(sites):
+        if path[0] < path[-1]:  # the reverse is the same pipeline
+            best = max(best, (narrowest(space, path), path))
+    return best[1] if best[0] > 0 else ()
+
+
+def narrowest(space: Space, path: Sequence[str]) -> float:
+    """Bytes/s left on the narrowest link of a path, both directions of every hop counted."""
+    names = (name for a, b in pairwise(path) for name in (f"{a}>{b}", f"{b}>{a}"))
+    return min((space.rates.get(name, 0.0) for name in names), default=float("inf"))
+
+
+def is_stall_free(view: View, space: Space, job: JobState, devices: Devices) -> bool:
+    """True if no inter-site hop is slower than the job's computation (A / B <= tau in the words of BACE-Pipe)."""
+    if len(devices) == 1:
+        return True
+    needed = view.quotes.needed_rate(job.job.kind, sum(number for _, number in devices))
+    return needed is not None and narrowest(space, [site for site, _ in devices]) >= needed
+
 
 Place = Callable[[View, Space, JobState, int], Devices | None]
 """The place of a job on so many devices; None if there is none."""
-
-MAX_SITES = 3
 
 
 def single_region(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
@@ -23,7 +118,9 @@ def single_region(view: View, space: Space, job: JobState, num_devices: int) -> 
 
 def compact(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """One site if there is one; else the fewest sites whose links don't slow the job."""
-    return single_region(view, space, job, num_devices) or next(_free_of_stalls(view, space, job, num_devices), None)
+    pipelines = _free_of_stalls(view, space, job, num_devices)
+    possible = (devices for devices in pipelines if view.start(space, job, devices))
+    return single_region(view, space, job, num_devices) or next(possible, None)
 
 
 def delay_first(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
@@ -48,50 +145,51 @@ def atlas(view: View, space: Space, job: JobState, num_devices: int) -> Devices 
     whole = _running(view, space, job, alone(space, num_devices))
     if whole:
         return max(whole, key=lambda devices: space.devices[devices[0][0]])
-    wide = across(space, num_devices, MAX_SITES, lambda site: -space.devices[site])
-    return next((devices for devices in wide if _quote(view, space, job, devices)), None)
+    pipelines = wide(view, space, job, num_devices, lambda site: -space.devices[site])
+    return next((devices for devices in pipelines if view.start(space, job, devices)), None)
 
 
 def anywhere(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """Any place that is possible, drawn by a number made of the job and the hour."""
-    found = [*alone(space, num_devices), *across(space, num_devices, MAX_SITES, lambda site: 0.0)]
+    found = [*alone(space, num_devices), *wide(view, space, job, num_devices, lambda site: 0.0)]
     possible = _running(view, space, job, found)
     drawn = zlib.crc32(f"{job.name} {view.now_s // SECONDS_PER_HOUR:.0f}".encode())
     return possible[drawn % len(possible)] if possible else None
 
 
-def electricity_usd_per_step(view: View, placement: Placement) -> float:
+def electricity_usd_per_step(view: View, placement: JobPlacement) -> float:
     """Electricity of a step at the present prices."""
     return electricity_usd_per_h(view, placement) * placement.step_s / SECONDS_PER_HOUR
 
 
-def electricity_usd_per_h(view: View, placement: Placement) -> float:
+def electricity_usd_per_h(view: View, placement: JobPlacement) -> float:
     """Electricity of a job per hour at the present prices."""
     return sum(watts / 1e6 * view.usd_per_mwh(site) for site, watts in placement.power_w.items())
 
 
-def _least(view: View, space: Space, job: JobState, num: int, cost: Callable[[Placement], float]) -> Devices | None:
-    wide = across(space, num, MAX_SITES, view.usd_per_mwh)
-    return _first(_quoted(view, space, job, [*alone(space, num), *wide]), cost)
+def _least(view: View, space: Space, job: JobState, num: int, cost: Callable[[JobPlacement], float]) -> Devices | None:
+    found = [*alone(space, num), *wide(view, space, job, num, view.usd_per_mwh)]
+    return _first(_quoted(view, space, job, found), cost)
+
+
+def wide(view: View, space: Space, job: JobState, num_devices: int, preference: Preference) -> Iterator[Devices]:
+    """Pipelines for the job over so many sites as it may need."""
+    return across(space, num_devices, max_sites(view.empty.devices.values(), job.job.min_devices), preference)
 
 
 def _free_of_stalls(view: View, space: Space, job: JobState, num_devices: int) -> Iterator[Devices]:
-    wide = across(space, num_devices, MAX_SITES, view.usd_per_mwh)
-    return (devices for devices in wide if is_stall_free(view, space, job, devices))
+    pipelines = wide(view, space, job, num_devices, view.usd_per_mwh)
+    return (devices for devices in pipelines if is_stall_free(view, space, job, devices))
 
 
-def _first(placed: Iterable[Placement], cost: Callable[[Placement], float]) -> Devices | None:
+def _first(placed: Iterable[JobPlacement], cost: Callable[[JobPlacement], float]) -> Devices | None:
     """The cheapest; of equals the one with fewer sites and the shorter step."""
     best = min(placed, key=lambda p: (cost(p), len(p.devices), p.step_s, p.devices), default=None)
     return best.devices if best else None
 
 
-def _quote(view: View, space: Space, job: JobState, devices: Devices) -> Placement | None:
-    return view.start(space, job, devices)
-
-
-def _quoted(view: View, space: Space, job: JobState, found: Iterable[Devices]) -> list[Placement]:
-    return [placement for devices in found if (placement := _quote(view, space, job, devices))]
+def _quoted(view: View, space: Space, job: JobState, found: Iterable[Devices]) -> list[JobPlacement]:
+    return [placement for devices in found if (placement := view.start(space, job, devices))]
 
 
 def _running(view: View, space: Space, job: JobState, found: Iterable[Devices]) -> list[Devices]:

@@ -1,15 +1,13 @@
 """The protocol of policies: the view that a policy gets and the decisions that it returns."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from farpipe.fleet.job import FleetJob, JobState, Placement
+from farpipe.fleet.job import FleetJob, JobPlacement, JobState, sizes
 from farpipe.fleet.quotes import Devices, Quotes
-from farpipe.fleet.snapshot import Snapshot
-from farpipe.fleet.space import Space
-from farpipe.fleet.starting import start_on, startup_s
+from farpipe.fleet.snapshot import Snapshot, Space, start_on, startup_s
 
 
 class Decision(NamedTuple):
@@ -35,8 +33,8 @@ class View:
 
     @cached_property
     def queue(self) -> list[JobState]:
-        """Jobs without devices, in the order in which they were submitted."""
-        return [job for job in self.state.jobs.values() if job.placement is None]
+        """Jobs without devices that may start, in the order in which they were submitted; none that pauses."""
+        return [job for job in self.state.jobs.values() if job.placement is None and job.not_before_s <= self.now_s]
 
     @cached_property
     def active(self) -> list[JobState]:
@@ -51,7 +49,21 @@ class View:
     def _space(self) -> Space:
         return self.state.space()
 
-    def start(self, space: Space, job: JobState, devices: Devices) -> Placement | None:
+    @cached_property
+    def empty(self) -> Space:
+        """The space without jobs and with all sites, the lost ones too."""
+        return Space({name: site.num_devices for name, site in self.state.sites.items()}, dict(self.state.rates))
+
+    def fits_alone(self, job: FleetJob) -> bool:
+        """True if a site, were it empty, could hold the job."""
+        placed = (
+            number <= self.empty.devices[site] and self.quotes.placement(job.kind, ((site, number),), {})
+            for number in reversed(sizes(job))
+            for site in self.state.sites
+        )
+        return any(placed)
+
+    def start(self, space: Space, job: JobState, devices: Devices) -> JobPlacement | None:
         """The job starting on `devices` out of `space`, moving its checkpoint there included; None if it can't."""
         return start_on(self.state.world, space, job, devices)
 
@@ -69,22 +81,12 @@ class View:
         tariff = self.state.tariffs[site]
         return tariff.price.usd_per_mwh * tariff.pue
 
-    def day(self, site: str) -> Sequence[float]:
-        """USD/MWh of a site, PUE included: the present price, and those of the day before, the next hour first."""
-        tariff = self.state.tariffs[site]
-        return [price * tariff.pue for price in (tariff.price.usd_per_mwh, *tariff.recent[1:])]
-
-    def expected(self, site: str, hours: int) -> float:
-        """Mean price of a site's energy over so many hours: the present one, and yesterday's for the hours to come."""
-        known = self.day(site)[:hours]
-        return sum(known) / len(known)
-
     def carbon_g_per_kwh(self, site: str) -> float:
         """Carbon of a device's energy at a site now, PUE included."""
         tariff = self.state.tariffs[site]
         return tariff.price.carbon_g_per_kwh * tariff.pue
 
-    def stop_s(self, job: JobState, placement: Placement) -> float:
+    def stop_s(self, job: JobState, placement: JobPlacement) -> float:
         """Seconds without steps that it takes to stop a running job and start it on `placement`."""
         return startup_s(self.state.world.stops, self.quotes.state_bytes(job.job.kind), job, placement.num_devices)
 

@@ -6,26 +6,24 @@ from functools import cached_property
 from typing import NamedTuple
 
 from farpipe.cost.money import SECONDS_PER_HOUR
-from farpipe.fleet.job import JobState, Kind, Placement
-from farpipe.fleet.policies.paths import across, alone, is_stall_free
-from farpipe.fleet.policies.places import MAX_SITES
+from farpipe.fleet.job import JobPlacement, JobState, Kind, sizes
+from farpipe.fleet.policies.places import alone, is_stall_free, wide
 from farpipe.fleet.policies.protocol import Decision, View
-from farpipe.fleet.policies.sizes import sizes
 from farpipe.fleet.policies.worth import Worth
 from farpipe.fleet.quotes import Devices
-from farpipe.fleet.space import Space
+from farpipe.fleet.snapshot import Space
 
 
 class Seats:
     """The free space of a decision, what has been decided, and where a job would go best."""
 
-    def __init__(self, view: View, worth: Worth, wait_share: float) -> None:
-        self._view, self._worth, self._wait_share = view, worth, wait_share
+    def __init__(self, view: View, worth: Worth) -> None:
+        self._view, self._worth = view, worth
         self.space = view.space()
         self._largest_site = max((site.usable for site in view.state.sites.values()), default=0)
         self._failed: set[tuple[Kind, int]] = set()
+        self._failed_across: set[tuple[Kind, int]] = set()
         self._no_room: dict[Kind, int] = {}
-        self._patient: set[str] = set()
         self._decided: list[Decision] = []
         self.changed: set[str] = set()
 
@@ -38,17 +36,10 @@ class Seats:
         """The decisions made so far, in the order in which they are possible."""
         return iter(self._decided)
 
-    def is_patient(self, job: JobState) -> bool:
-        """True if it had better wait for cheaper hours than start now."""
-        return job.name in self._patient
-
     def start(self, job: JobState) -> bool:
-        """Start a queued job where it is worth most; false if there is no place, or none that is worth it now."""
+        """Start a queued job where it is worth most; false if there is no place."""
         found = self.best(self.space, job, sizes(job.job))
         if found is None:
-            return False
-        if self.may_wait(job) and self._worth.is_dear(found):
-            self._patient.add(job.name)
             return False
         self.space.take(found, "starting")
         self.decide(job, found.devices)
@@ -59,16 +50,9 @@ class Seats:
         self._decided.append(Decision(job.name, devices, why))
         self.changed.add(job.name)
 
-    def may_wait(self, job: JobState) -> bool:
-        """True if the job's share of its run time that it may wait for cheap hours has an hour left."""
-        if self._wait_share <= 0:
-            return False
-        run_s = job.job.num_steps * self._view.best_step_s(job.job)
-        return self._wait_share * run_s - job.total_queued_s(self._view.now_s) >= SECONDS_PER_HOUR
-
-    def best(self, space: Space, job: JobState, numbers: Sequence[int]) -> Placement | None:
-        """The size and place that are worth most; over several sites only for a job that no site can hold alone."""
-        found = list[Placement]()
+    def best(self, space: Space, job: JobState, numbers: Sequence[int]) -> JobPlacement | None:
+        """The size and place that are worth most; over several sites only sizes for which no site has room now."""
+        found = list[JobPlacement]()
         largest = max(space.devices.values(), default=0)
         for number in numbers:
             if number > largest or (space is self.space and self._has_failed(job, number)):
@@ -77,28 +61,39 @@ class Seats:
             found += placed
             if not placed and space is self.space:
                 self._failed.add((job.job.kind, number))
-        if not found and job.job.min_devices > self._largest_site:
-            found = [p for number in numbers for p in self._wide(space, job, number)]
+        most = max((placement.num_devices for placement in found), default=0)
+        if larger := [number for number in numbers if number > most]:
+            found += self._across(space, job, larger)
         return self._worth.best(job, found)
+
+    def _across(self, space: Space, job: JobState, numbers: Sequence[int]) -> list[JobPlacement]:
+        """Places over several sites, of all sizes."""
+        key = job.job.kind, min(numbers)
+        if space is self.space and key in self._failed_across and job.stored_at is None:
+            return []
+        found = [placement for number in numbers for placement in self._wide(space, job, number)]
+        if not found and space is self.space:
+            self._failed_across.add(key)
+        return found
 
     def _has_failed(self, job: JobState, number: int) -> bool:
         """True if a job of this kind found no place before: the space only gets fuller."""
         return (job.job.kind, number) in self._failed and job.stored_at is None
 
-    def _wide(self, space: Space, job: JobState, number: int) -> Iterator[Placement]:
-        """Pipelines over sites; those that links slow only if there is no link that would not."""
-        stalls = not self._can_flow(job.job.kind, number)
-        for devices in across(space, number, MAX_SITES, self._view.usd_per_mwh):
+    def _wide(self, space: Space, job: JobState, number: int) -> Iterator[JobPlacement]:
+        """Pipelines over sites; those that links slow only if all would be slowed in an empty fleet, one site too."""
+        stalls = not self._view.fits_alone(job.job) and not self._can_flow(job, number)
+        for devices in wide(self._view, space, job, number, self._view.usd_per_mwh):
             if stalls or is_stall_free(self._view, space, job, devices):
                 placement = self._view.start(space, job, devices)
                 if placement is not None:
                     yield placement
 
-    def _can_flow(self, kind: Kind, number: int) -> bool:
-        """True if any link, were it all its own, is wide enough in both directions that a hop never slows the job."""
-        needed, rates = self._view.quotes.needed_rate(kind, number), self._view.rates
-        both = (min(rate, rates.get(">".join(reversed(link.split(">"))), 0.0)) for link, rate in rates.items())
-        return needed is not None and max(both, default=0.0) >= needed
+    def _can_flow(self, job: JobState, number: int) -> bool:
+        """True if there is a pipeline, were the fleet all its own, whose links never slow the job."""
+        empty = self._view.empty
+        found = wide(self._view, empty, job, number, self._view.usd_per_mwh)
+        return any(is_stall_free(self._view, empty, job, devices) for devices in found)
 
     def make_room(self, job: JobState, victims: Sequence[JobState], *, at_any_cost: bool = False) -> bool:
         """Stop as few of `victims`, from the first on, as let `job` start; each goes on smaller if there is room.
@@ -126,14 +121,14 @@ class Seats:
         self._no_room[kind] = least
         return False
 
-    def _swapped(self, found: Placement, victims: Sequence[JobState]) -> "_Swap":
+    def _swapped(self, found: JobPlacement, victims: Sequence[JobState]) -> "_Swap":
         """The space and the victims' places once the placement `found` has taken what they had."""
         space = self.space.copy()
         for victim in victims:
             assert victim.placement is not None
             space.give(victim.placement, victim.phase)
         space.take(found, "starting")
-        after = list[tuple[JobState, Placement | None]]()
+        after = list[tuple[JobState, JobPlacement | None]]()
         for victim in victims:
             smaller = self.best(space, victim, sizes(victim.job))
             if smaller is not None:
@@ -144,6 +139,7 @@ class Seats:
     def _accept(self, job: JobState, swap: "_Swap") -> None:
         self.space = swap.space
         self._failed.clear()
+        self._failed_across.clear()
         for victim, smaller in swap.after:
             self.decide(victim, smaller.devices if smaller else None, f"for {job.name}")
         self.decide(job, swap.found.devices)
@@ -182,6 +178,6 @@ class _Swap(NamedTuple):
     """A queued job in the place of running ones."""
 
     space: Space
-    found: Placement
-    after: Sequence[tuple[JobState, Placement | None]]
+    found: JobPlacement
+    after: Sequence[tuple[JobState, JobPlacement | None]]
     """The jobs that are stopped, and on what they go on; None: in the queue."""

@@ -1,13 +1,13 @@
 """Takes checkpoints while the training goes on: a snapshot at the end of a step, written by a thread of its own.
 
-Every rank writes its file, then tells all the others how that went. Who has heard of all files writes the manifest: so
+Every rank writes its file, then reports to all others how that went. Who has heard of all files writes the manifest: so
 a manifest anywhere means that all files are whole everywhere, also where sites have no disk in common.
 """
 
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,16 @@ from torch import Tensor
 from farpipe import __version__
 from farpipe.errors import FarpipeError, RunError
 from farpipe.runtime.checkpoint.files import FileEntry, Manifest, Piece, Trained, write_file
-from farpipe.runtime.checkpoint.folders import folder_of, remove, remove_incomplete, whole_checkpoints
+from farpipe.runtime.checkpoint.folders import (
+    folder_of,
+    remove,
+    remove_incomplete,
+    remove_unfinished_files,
+    whole_checkpoints,
+)
+from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.peers import Peers
+from farpipe.runtime.replicas.collectives import Shard
 from farpipe.runtime.run_spec import RunSpec
 
 BOX: Final = "checkpoint files"
@@ -54,24 +62,24 @@ class Checkpointer:
         peers: Peers,
         folder: Path,
         batches_sha256: str,
-        is_recorded: Callable[[int], bool] = lambda step: True,
+        is_recorded: Callable[[int], bool] | None = None,
     ) -> None:
         """`state`: what this rank holds. `folder`: where the checkpoints of the run are, one folder each.
 
-        ``is_recorded(step)``: whether what this rank records of the steps before `step` is on the disk. No checkpoint
-        is whole before: a run that goes on from there would never record them.
+        ``is_recorded(step)``: whether what this rank records of the steps before `step` is on the disk; None: it
+        records nothing. No checkpoint is whole before: a run that goes on from there would never record them.
         """
         self._run, self._state, self._peers, self._folder = run, state, peers, folder
-        self._batches_sha256, self._is_recorded = batches_sha256, is_recorded
+        self._batches_sha256, self._is_recorded = batches_sha256, is_recorded or (lambda step: True)
         self.keep = run.training.keep_checkpoints if run.training and run.device != "sleep" else 0
         """Number of checkpoints that are kept; 0: none is written."""
         self._written: list[dict[str, Any]] = []
-        """Outcomes of this rank's files that the other ranks have not been told of."""
+        """Outcomes of this rank's files that were not yet reported to the other ranks."""
         self._writing: _Writing | None = None
         self._outcomes: dict[int, dict[int, dict[str, Any]]] = {}
-        self.failures: dict[int, str] = {}
-        """By step, why there is no checkpoint of it."""
-        self._untold: list[str] = []
+        self._failures: dict[int, str] = {}
+        """Reasons, by step, why this process has not completed a checkpoint."""
+        self._unreported: list[str] = []
         """Errors that `collect` has not handed out yet."""
 
     @property
@@ -80,9 +88,18 @@ class Checkpointer:
         steps = whole_checkpoints(self._folder)
         return folder_of(self._folder, steps[0]) if steps else None
 
+    @property
+    def never_succeeds(self) -> bool:
+        """True if several checkpoints have failed and none is whole."""
+        return len(self._failures) > 1 and self.newest is None
+
+    def failure(self, step: int) -> str | None:
+        """Reason why there is no checkpoint after `step` steps; None where another process has completed it."""
+        return None if self.newest == folder_of(self._folder, step) else self._failures.get(step)
+
     def save(self, step: int) -> None:
         """Begin the checkpoint after `step` steps; an earlier one that is still being written is waited for."""
-        self._untold += self._wait(lambda: self._writing is None, "the checkpoint before to be written")
+        self._unreported += self._wait(lambda: self._writing is None, "the checkpoint before to be written")
         tensors = {piece.key: piece.snapshot() for piece in self._state() if piece.is_mine}
         self._outcomes.setdefault(step, {})
         self._writing = _Writing(step, lambda: self._write(step, tensors))
@@ -107,8 +124,8 @@ class Checkpointer:
             outcome = json.loads(payload)
             self._outcomes.setdefault(outcome["step"], {})[rank] = outcome
         complete = [step for step, outcomes in self._outcomes.items() if len(outcomes) == self._peers.world_size]
-        untold, self._untold = self._untold, []
-        return untold + [problem for step in complete if (problem := self._complete(step))]
+        earlier, self._unreported = self._unreported, []
+        return earlier + [problem for step in complete if (problem := self._complete(step))]
 
     def _complete(self, step: int) -> str | None:
         """All files of a checkpoint are there, or it has failed; the reason if so."""
@@ -122,8 +139,9 @@ class Checkpointer:
         except FarpipeError as error:
             if errors:  # otherwise its files are whole, and another rank may have written the manifest
                 remove(folder)
-            self.failures[step] = str(error)
+            self._failures[step] = str(error)
             return f"no checkpoint after {step} steps: {error}"
+        remove_unfinished_files(folder)
         for old in whole_checkpoints(self._folder)[self.keep :]:
             remove(folder_of(self._folder, old))
         remove_incomplete(self._folder, before=step)
@@ -165,3 +183,20 @@ def trained_by(run: RunSpec) -> Trained:
         global_batch=run.training.global_batch,
         seed=run.training.seed,
     )
+
+
+def state_pieces(
+    shards: Iterable[Shard], shared_names: Mapping[str, str], optimizer: Optimizer, *, is_writer: bool
+) -> Iterator[Piece]:
+    """Live views of what this process's optimizer updates, and of its moments.
+
+    `shared_names`: as of `SliceModule`. `is_writer`: whether the process puts what its replicas hold as well into
+    checkpoints. Where embedding and head are one matrix in two stages, both are written: so each site has what its
+    stages need.
+    """
+    for shard in shards:
+        name, is_mine = shared_names.get(shard.name, shard.name), is_writer or shard.is_share
+        values = {"weight": shard.parameter.detach()} | optimizer.moments(shard.parameter)
+        for kind, tensor in values.items():
+            held = tensor.view(-1) if shard.offset is None else tensor
+            yield Piece(f"{kind}/{name}", tuple(shard.whole.shape), shard.start, held, is_mine, shard.offset)

@@ -11,19 +11,21 @@ from farpipe.errors import InputError
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
 from farpipe.runtime.figures.metrics import RUN_NAME
-from farpipe.runtime.model.decoder import StageModule, StageSlice
+from farpipe.runtime.model.decoder import StageModule
 from farpipe.runtime.model.hugging_face import save_model
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec import Model
 from farpipe.strict import write_text
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
-    """The parameters of a checkpoint by their names in the whole model, in float32; read when they are asked for."""
+    """Parameters of a checkpoint by their names in the whole model, in float32; read when they are asked for."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, shapes: Mapping[str, torch.Size] | None = None) -> None:
+        """`shapes` by name; None: those of farpipe's own decoder."""
         self._checkpoint, trained = checkpoint, checkpoint.manifest.trained
-        self._shapes = parameter_shapes(trained.model, trained.sequence_length)
+        self._shapes = shapes or parameter_shapes(trained.model, trained.sequence_length)
 
     def __getitem__(self, name: str) -> Tensor:
         """InputError when its file is damaged, or is at another site."""
@@ -40,7 +42,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
 
 def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size]:
-    """The shape of every parameter of the whole model, by name."""
+    """The shape of every parameter of farpipe's own decoder, by name."""
     with torch.device("meta"):
         whole = StageModule(model, StageSlice(0, model.num_layers, True, True), sequence_length)
     return {name: parameter.shape for name, parameter in whole.named_parameters()}
@@ -49,14 +51,29 @@ def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size
 def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str = "float32") -> int:
     """Write the newest checkpoint of the run in `source`, or `source` if it is one itself; the steps it was trained.
 
-    InputError when there is none, when a part of it is at another site, or when the model is no Llama.
+    InputError when there is none, when a part of it is at another site, or when the model has no form in files of
+    Hugging Face's.
     """
     checkpoint = _newest(Path(source))
-    save_model(CheckpointWeights(checkpoint), checkpoint.manifest.trained.model, folder, dtype=dtype)
+    model = checkpoint.manifest.trained.model
+    if model.hugging_face is not None:
+        _export_transformers(checkpoint, model.hugging_face, folder, dtype)
+        return checkpoint.manifest.step
+    if model.module is not None:
+        raise InputError(f"{source}: a module of your own ({model.module}) has no form in files of Hugging Face's")
+    save_model(CheckpointWeights(checkpoint), model, folder, dtype=dtype)
     if trained_on_bytes(checkpoint):
         for name, text in byte_tokenizer().items():
             write_text(Path(folder) / name, text)
     return checkpoint.manifest.step
+
+
+def _export_transformers(checkpoint: Checkpoint, began_with: str, folder: Path | str, dtype: str) -> None:
+    """Write a model of transformers, whose training began with the folder `began_with`."""
+    from farpipe.runtime.stages import hugging_face_weights as files  # takes seconds, which no other export needs
+
+    shapes = files.parameter_shapes(files.read_config(began_with))
+    files.save(CheckpointWeights(checkpoint, shapes), began_with, folder, dtype=dtype)
 
 
 def trained_on_bytes(checkpoint: Checkpoint) -> bool:

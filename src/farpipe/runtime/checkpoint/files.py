@@ -5,8 +5,9 @@
     checkpoints/step-20/manifest.json         farpipe/checkpoint/1: step, what was trained, size and digest of the
                                               files, digest of itself
 
-Tensors carry the names that they have in the whole model, and a piece says where in the flattened tensor it begins, so
-a checkpoint can be read under another number of stages, ranks or replicas. Every file appears under its name only when
+Tensors carry the names that they have in the whole model, and a piece says where it begins, so a checkpoint can be read
+under another number of stages, ranks, replicas or twins: ``name@7`` begins at element 7 of the flattened tensor,
+``name@4,0`` is a box of it whose first element has these places. Every file appears under its name only when
 it is complete and on the disk, and the manifest comes last: a folder without one is not a checkpoint. Nothing is
 pickled; torch's own distributed checkpoints keep their index in a pickled file.
 """
@@ -31,7 +32,9 @@ from torch import Tensor
 
 from farpipe.document import Document
 from farpipe.errors import InputError, RunError
+from farpipe.runtime.checkpoint.boxes import Box, box_at, boxes_of_run, common, sizes_of, within, without
 from farpipe.runtime.checkpoint.folders import MANIFEST_NAME, sync_folder
+from farpipe.runtime.model.hugging_face import is_own_name, their_name
 from farpipe.spec import Model
 from farpipe.spec.part import Natural, Part, SiteName, Text
 from farpipe.strict import validate
@@ -39,39 +42,56 @@ from farpipe.strict import validate
 DIGEST_KEY: Final = "sha256"
 _LENGTH: Final = struct.Struct("<Q")
 _FILE_NAME: Final = re.compile(r"rank-[0-9]{1,9}\.safetensors")
-_START: Final = re.compile(r"[0-9]{1,18}")
+_START: Final = re.compile(r"[0-9]{1,18}(,[0-9]{1,18}){0,7}")
 _MAX_HEADER_BYTES: Final = 100 << 20
-"""As much as safetensors itself allows."""
+"""Largest header: as much as safetensors itself allows."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a tensor of the whole model that one rank holds: a run of the flattened tensor's elements."""
+    """Part of a tensor of the whole model that one rank holds: a run of the flattened tensor's elements, or a box."""
 
     name: str
     """``weight/``, ``exp_avg/`` or ``exp_avg_sq/`` and the parameter's name in the whole model."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     start: int
+    """First element of a run; of a box see `offset`."""
     values: Tensor
-    """[num_elements]: a live view; written to when a checkpoint is read."""
+    """[num_elements], or of a box [size per dimension]: a live view; written to when a checkpoint is read."""
     is_mine: bool = True
     """True if this rank is the one that puts it into checkpoints."""
+    offset: tuple[int, ...] | None = None
+    """Place of a box's first element, per dimension; None for a run."""
 
     @property
     def key(self) -> str:
-        """Its name in a file."""
-        return self.name if self.is_whole else f"{self.name}@{self.start}"
+        """Name of the piece in a file."""
+        at = (self.start,) if self.offset is None else self.offset
+        return self.name if self.is_whole else f"{self.name}@{','.join(map(str, at))}"
 
     @property
     def is_whole(self) -> bool:
         """True if it is the whole tensor."""
-        return self.start == 0 and self.values.numel() == prod(self.shape)
+        return self.values.numel() == prod(self.shape)
 
     def snapshot(self) -> Tensor:
         """A copy in the host's memory, in the tensor's shape if it is whole."""
-        values = self.values.detach().to("cpu", copy=True)
+        values = self.values.detach().to("cpu", copy=True).contiguous()
         return values.view(self.shape) if self.is_whole else values
+
+    def parts(self) -> list[tuple[Box, Tensor]]:
+        """The piece as boxes, with views of their values."""
+        return _parts(self.shape, (self.start,) if self.offset is None else self.offset, self.values)
+
+
+def _parts(shape: Sequence[int], offset: Sequence[int], values: Tensor) -> list[tuple[Box, Tensor]]:
+    """A box of a tensor of `shape`, or the boxes of a run: `offset` has one number, or one per dimension."""
+    if len(offset) > 1:
+        return [(box_at(offset, values.shape), values)]
+    boxes = boxes_of_run(shape, offset[0], offset[0] + values.numel())
+    views = torch.split(values.view(-1), [prod(sizes_of(box)) for box in boxes]) if boxes else ()
+    return [(box, view.view(sizes_of(box))) for box, view in zip(boxes, views, strict=True)]
 
 
 def _file_name(name: str) -> str:
@@ -87,7 +107,7 @@ class FileEntry(Part):
     site: SiteName
     num_bytes: Natural
     header_sha256: Text
-    """Of the part before the tensors, which has their digests."""
+    """Digest of the part before the tensors, which has their digests."""
 
 
 class Trained(Part):
@@ -115,13 +135,13 @@ class Manifest(Document, Part):
     files: tuple[FileEntry, ...] = Field(min_length=1)
 
     def to_body(self) -> dict[str, Any]:
-        """See Document; with a digest of itself."""
+        """The content as JSON data, with a digest of itself."""
         body = self.model_dump(mode="json")
         return {**body, DIGEST_KEY: _digest_of_json({"format": self.FORMAT, **body})}
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """See Document. Manifests that were written before there were digests have none, and are read as they are."""
+        """The manifest in `body`; one that was written before there were digests has none, and is read as it is."""
         written = body.pop(DIGEST_KEY, None)
         manifest = validate(cls, body, source)
         if written is not None and written != _digest_of_json({"format": cls.FORMAT, **body}):
@@ -189,8 +209,10 @@ def _read_header(path: Path) -> bytes:
 class _Place(NamedTuple):
     """Location of a piece in the files."""
 
-    start: int
-    num_elements: int
+    offset: tuple[int, ...]
+    """One number for a run, one per dimension for a box."""
+    sizes: tuple[int, ...]
+    """Shape in the file."""
     path: Path
     key: str
     sha256: str
@@ -208,19 +230,15 @@ class Checkpoint:
             if not path.exists():
                 continue
             for name, place in _places(path, entry):
-                self._places.setdefault(name, []).append(place)
+                self._places.setdefault(_name_now(name, manifest.trained.model), []).append(place)
 
     def fill(self, pieces: Sequence[Piece]) -> None:
         """Read the values of all `pieces`; InputError names the file that is damaged or missing."""
         for piece in pieces:
-            position, end = piece.start, piece.start + piece.values.numel()
-            for place in sorted(self._places.get(piece.name, []), key=lambda place: place.start):
-                if place.start <= position < place.start + place.num_elements:  # others may hold the same once more
-                    values = _read(place)[position - place.start :][: end - position]
-                    first = position - piece.start
-                    piece.values[first : first + values.numel()] = values.to(piece.values)
-                    position += values.numel()
-            if position < end:
+            wanted = piece.parts()
+            for place in self._places.get(piece.name, []):
+                wanted = _take(wanted, place, piece.shape)
+            if wanted:
                 raise InputError(f"{self.folder}: {self._missing(piece)}")
 
     def _missing(self, piece: Piece) -> str:
@@ -229,6 +247,14 @@ class Checkpoint:
             return f"has no {piece.name} of shape {list(piece.shape)}"
         names = ", ".join(f"{entry.name} (written at {entry.site})" for entry in absent)
         return f"{piece.name} is in a file that is not here; copy from the other sites: {names}"
+
+
+def _name_now(name: str, model: Model) -> str:
+    """The name that a tensor of a model of Hugging Face has since transformers computes them; farpipe had its own."""
+    kind, _, parameter = name.partition("/")
+    if model.hugging_face is None or not is_own_name(parameter):
+        return name
+    return f"{kind}/{their_name(parameter, model)}"
 
 
 def _places(path: Path, entry: FileEntry) -> list[tuple[str, _Place]]:
@@ -247,14 +273,38 @@ def _places(path: Path, entry: FileEntry) -> list[tuple[str, _Place]]:
     found: list[tuple[str, _Place]] = []
     for key, shape in shapes.items():
         name, _, start = key.partition("@")
-        if start and not _START.fullmatch(start):
+        offset = tuple(map(int, start.split(","))) if _START.fullmatch(start) else (0,)
+        if (start and not _START.fullmatch(start)) or len(offset) not in (1, len(shape)):
             raise InputError(f"{path}: {key}: not the name of a piece of a tensor")
-        found.append((name, _Place(int(start or 0), prod(shape), path, key, digests.get(key, ""))))
+        found.append((name, _Place(offset, tuple(shape), path, key, digests.get(key, ""))))
     return found
 
 
+def _take(wanted: list[tuple[Box, Tensor]], place: _Place, shape: Sequence[int]) -> list[tuple[Box, Tensor]]:
+    """Read what is wanted of a tensor of `shape` and in `place`; what is still wanted. Pieces may overlap."""
+    if len(place.offset) not in (1, len(shape)):
+        raise InputError(f"{place.path}: damaged: {place.key} is no piece of a tensor of shape {list(shape)}")
+    if not any(common(box, other) for box, _ in wanted for other, _ in _parts(shape, place.offset, _empty(place))):
+        return wanted
+    for other, values in _parts(shape, place.offset, _read(place)):
+        left: list[tuple[Box, Tensor]] = []
+        for box, target in wanted:
+            if (both := common(box, other)) is None:
+                left.append((box, target))
+                continue
+            target[within(box, both)] = values[within(other, both)].to(target)
+            left += [(rest, target[within(box, rest)]) for rest in without(box, both)]
+        wanted = left
+    return wanted
+
+
+def _empty(place: _Place) -> Tensor:
+    """A tensor of the form of a piece, without memory."""
+    return torch.empty(place.sizes, device="meta")
+
+
 def _read(place: _Place) -> Tensor:
-    """The values of a piece, flattened."""
+    """The values of a piece."""
     try:
         with safe_open(place.path, "pt") as file:
             tensor: Any = file.get_tensor(place.key)
@@ -262,5 +312,5 @@ def _read(place: _Place) -> Tensor:
         raise InputError(f"{place.path}: can't be read: {error}") from None
     if digest(tensor) != place.sha256:
         raise InputError(f"{place.path}: damaged: {place.key} is not what was written")
-    flat: Tensor = tensor.reshape(-1)
-    return flat
+    values: Tensor = tensor
+    return values

@@ -45,6 +45,32 @@ def remove_incomplete(checkpoints: Path, before: float = math.inf) -> None:
             remove(folder)
 
 
+def remove_unfinished_files(folder: Path) -> None:
+    """Delete what killed processes have left of files of ranks; only when all ranks have written theirs.
+
+    Another rank may be writing its manifest, which is left alone.
+    """
+    for path in [*_files(folder, ".rank-*.part"), *_files(folder, ".tmp??????")]:  # ours, and those of safetensors
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Files of `folder` that match; none where another rank has just renamed or deleted it."""
+    with contextlib.suppress(FileNotFoundError):
+        return list(folder.glob(pattern))
+    return []
+
+
+def incomplete_after(checkpoints: Path, step: int) -> list[int]:
+    """Steps after `step` whose folders have files of ranks but no manifest."""
+    return [
+        later
+        for later, folder in _folders(checkpoints)
+        if later > step and not (folder / MANIFEST_NAME).exists() and _files(folder, "rank-*")
+    ]
+
+
 def abandon_after(checkpoints: Path, step: int) -> None:
     """Rename all checkpoints after `step`, whole or not: the training goes on from there without them.
 

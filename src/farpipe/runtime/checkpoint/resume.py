@@ -1,10 +1,11 @@
 """Step that a run goes on from: all ranks together choose the newest checkpoint that every one of them can read."""
 
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from farpipe.errors import InputError
 from farpipe.runtime.checkpoint.checkpointer import trained_by
@@ -14,6 +15,7 @@ from farpipe.runtime.checkpoint.folders import (
     MANIFEST_NAME,
     abandon_after,
     folder_of,
+    incomplete_after,
     remove_incomplete,
     whole_checkpoints,
 )
@@ -24,78 +26,126 @@ _HINT: Final = "start another training in another directory"
 
 
 @dataclass(frozen=True)
-class Start:
+class ResumePoint:
     """First step of a run, and the checkpoint that it starts from."""
 
     step: int = 0
     folder: Path | None = None
-    """The checkpoint that was read."""
+    """Folder of the checkpoint that was read."""
     skipped: tuple[str, ...] = ()
     """Newer checkpoints that could not be used, with the reason."""
+    tried: frozenset[int] = frozenset()
+    """Steps of the checkpoints that were looked at, that of the checkpoint included."""
 
 
-def resume(run: RunSpec, state: Sequence[Piece], peers: Peers, run_dir: Path, batches_sha256: str) -> Start:
+@dataclass(frozen=True)
+class Reader:
+    """One rank's part in reading a checkpoint into `state`, which all ranks do together."""
+
+    run: RunSpec
+    state: Sequence[Piece]
+    peers: Peers
+    batches_sha256: str
+
+    def read(self, folder: Path, manifest: Manifest, what: str) -> str:
+        """Read it on all ranks; the first reason why one of them can't, or an empty string."""
+        problem = _read(self.run, self.state, folder, manifest, self.batches_sha256)
+        name = f"{what} {manifest.step}"
+        answers = self.peers.exchange(
+            f"read {name}", problem.encode(), waiting_for=f"the others to read step {manifest.step}"
+        )
+        return next((answer.decode() for answer in answers if answer), "")
+
+
+def resume(run: RunSpec, state: Sequence[Piece], peers: Peers, run_dir: Path, batches_sha256: str) -> ResumePoint:
     """Read the newest good checkpoint into `state`: one of the run itself, or else of the one that it goes on from.
 
-    Newer ones of the run itself are put aside. InputError when there are checkpoints but none that can be used, or
-    when `run.resume` has none. Where nothing is found, what looks like the rest of a checkpoint is put aside as well.
+    Newer ones of the run itself are put aside. InputError when there are checkpoints but none that can be used, when
+    `run.resume` has none, or when more steps are done than `run` has. Where nothing is found, what looks like the rest
+    of a checkpoint is put aside as well.
     """
-    own = run_dir / CHECKPOINTS_NAME
-    start = _read_newest(run, state, peers, own, "its own checkpoints", batches_sha256)
-    if start is not None:
-        abandon_after(own, start.step)
+    own, reader = run_dir / CHECKPOINTS_NAME, Reader(run, state, peers, batches_sha256)
+    point = _read_newest(reader, own, "its own checkpoints", is_own=True)
+    parts = incomplete_after(own, point.step if point else -1)
+    if point is not None:
+        abandon_after(own, point.step)
         remove_incomplete(own)
     else:
-        start = _read_other(run, state, peers, batches_sha256)
+        point = _read_other(reader)
         abandon_after(own, -1)
-    peers.exchange("resumed", b"", waiting_for="the others to put old checkpoints aside")
-    return start or Start()
+    answers = peers.exchange(
+        "resumed", json.dumps(parts).encode(), waiting_for="the others to put old checkpoints aside"
+    )
+    parts = sorted({step for answer in answers for step in json.loads(answer)} - point.tried, reverse=True)
+    unfinished = tuple(f"{folder_of(own, step)}: has files, but no {MANIFEST_NAME}" for step in parts)
+    return dataclasses.replace(point, skipped=point.skipped + unfinished)
 
 
-def _read_other(run: RunSpec, state: Sequence[Piece], peers: Peers, batches_sha256: str) -> Start | None:
-    """From the checkpoints of another run; None where the run names none."""
-    if run.resume is None:
-        return None
-    other = Path(run.resume)
-    start = _read_newest(run, state, peers, other, "the checkpoints to go on from", batches_sha256)
-    if start is None:
+def _read_other(reader: Reader) -> ResumePoint:
+    """The newest checkpoint of the run that this one goes on from; step 0 where the run names none."""
+    if reader.run.resume is None:
+        return ResumePoint()
+    other = Path(reader.run.resume)
+    point = _read_newest(reader, other, "the checkpoints to go on from")
+    if point is None:
         raise InputError(f"{other}: there is no checkpoint to go on from")
-    return start
+    return point
 
 
-def _read_newest(
-    run: RunSpec, state: Sequence[Piece], peers: Peers, place: Path, what: str, batches_sha256: str
-) -> Start | None:
-    """None when nobody has a checkpoint at `place`."""
+def _read_newest(reader: Reader, place: Path, what: str, *, is_own: bool = False) -> ResumePoint | None:
+    """The newest checkpoint at `place` that all ranks can read; None when nobody has one.
+
+    One of all steps is read only where it `is_own`: what is left to do then is the run's summary.
+    """
     found, damaged = find_manifests(place)
     mine = {"manifests": {step: manifest.to_json() for step, (_, manifest) in found.items()}, "damaged": damaged}
-    answers = peers.exchange(f"found {what}", json.dumps(mine).encode(), waiting_for=f"what the others have of {what}")
-    told = [json.loads(answer) for answer in answers]
-    texts = {int(step): text for answer in told for step, text in answer["manifests"].items()}
-    damages = {int(step): reason for answer in told for step, reason in answer["damaged"].items()}
+    waiting_for = f"what the others have of {what}"
+    answers = reader.peers.exchange(f"found {what}", json.dumps(mine).encode(), waiting_for=waiting_for)
     problems: list[str] = []
-    for step in sorted((step for step in texts.keys() | damages if step < run.num_steps), reverse=True):
-        if step in damages:  # another rank may still have a good copy
-            problems.append(damages[step])
-        if step not in texts:
+    tried: set[int] = set()
+    for step, text, damage in choose([json.loads(answer) for answer in answers], place, reader.run.num_steps, is_own):
+        tried.add(step)
+        problems += [damage] if damage else []  # another rank may still have a good copy
+        if text is None:
             continue
-        manifest = Manifest.from_json(texts[step], f"the manifest of step {step}")
+        manifest = Manifest.from_json(text, f"the manifest of step {step}")
         folder = found[step][0] if step in found else folder_of(_folder(place), step)
-        mine_read = _read(run, state, folder, manifest, batches_sha256)
-        answers = peers.exchange(
-            f"read {what} {step}", mine_read.encode(), waiting_for=f"the others to read step {step}"
-        )
-        problem = next((answer.decode() for answer in answers if answer), None)
-        if problem is None:
+        if not (problem := reader.read(folder, manifest, what)):
             if step not in found:  # the crash came between two ranks' writing it, or this copy is damaged
                 manifest.save(folder)
-            return Start(step, folder, tuple(problems))
+            return ResumePoint(step, folder, tuple(problems), frozenset(tried))
         problems.append(problem)
     if problems:
         raise no_usable(problems)
-    if texts or damages:
-        raise all_done(place, max(texts.keys() | damages), run.num_steps)
     return None
+
+
+class OfferedCheckpoint(NamedTuple):
+    """A checkpoint that one of the ranks has."""
+
+    step: int
+    manifest: str | None
+    """Text of its manifest; None where all copies are damaged."""
+    damage: str | None
+    """Reason why a copy is damaged, if one is."""
+
+
+def choose(answers: Sequence[Mapping[str, Any]], place: Path, num_steps: int, is_own: bool) -> list[OfferedCheckpoint]:
+    """The checkpoints to try, the newest first, from all ranks' ``manifests`` and ``damaged`` ones by step.
+
+    InputError when no step is left to do: all checkpoints have `num_steps` or more, or, of the run's own, one has more.
+    """
+    texts = {int(step): text for answer in answers for step, text in answer["manifests"].items()}
+    damages = {int(step): reason for answer in answers for step, reason in answer["damaged"].items()}
+    if is_own and max(texts, default=0) > num_steps:
+        raise all_done(place, max(texts), num_steps)
+    steps = sorted(texts.keys() | damages, reverse=True)
+    to_try = [
+        OfferedCheckpoint(step, texts.get(step), damages.get(step)) for step in steps if step < num_steps + is_own
+    ]
+    if steps and not to_try:
+        raise all_done(place, steps[0], num_steps)
+    return to_try
 
 
 def no_usable(problems: Sequence[str]) -> InputError:
@@ -120,7 +170,7 @@ def _folder(place: Path) -> Path:
 
 
 def find_manifests(place: Path) -> tuple[dict[int, tuple[Path, Manifest]], dict[int, str]]:
-    """Of all checkpoints at `place`, or of the one that it is, by step: (folder, manifest), and why others are damaged.
+    """(folder, manifest) by step of the checkpoints at `place`, or of the one that it is, and why others are damaged.
 
     InputError when `place` is one checkpoint whose manifest is damaged.
     """

@@ -2,9 +2,13 @@
 
 The text is cut into sequences. Every epoch goes through all of them in an order of its own; one optimizer step takes
 the next ones. Neither order nor position is stored: both are computed from seed and step.
+
+For training on chunks these are whole documents, cut where they are longer than `sequence_length`: each piece is a
+sequence of its own, and one step takes the next `global_batch`.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -15,14 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import InputError
-from farpipe.runtime.data.permutation import Permutation
 from farpipe.runtime.data.tokens import Tokens, load_tokens, require_vocabulary
-from farpipe.spec import Data, Model
+from farpipe.spec import Data, Model, Training
 
 IGNORED: Final = -100
 """A target that does not count; what torch's cross entropy ignores as well."""
 Shape = tuple[int, int, int]
 """num_microbatches (of all replicas together), microbatch_size, sequence_length: of one step."""
+NUM_ROUNDS: Final = 6
+_MIX: Final = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
+"""Multipliers of MurmurHash3's finalizer, which spreads every bit over all others."""
+_SHIFT: Final = np.uint64(33)
+Ints = NDArray[np.int64]
 
 
 class Share(NamedTuple):
@@ -50,11 +58,35 @@ class Batch:
         return int((self.targets != IGNORED).sum()) if self.num_counted is None else self.num_counted
 
 
-class Batches:
-    """A replica's share of the batches of a run; nothing else of the text is read.
+class SequenceSampler:
+    """The sequences, as numbers from 0, of every training batch and every held-out batch; nothing of it is stored.
 
-    Some of the sequences, spread over the whole text, are held out; training never sees them.
+    Sequences spread over the whole text are held out, and training never sees them.
     """
+
+    def __init__(self, num_all: int, global_batch: int, seed: int, held_out: float) -> None:
+        self.global_batch, self._seed = global_batch, seed
+        self.num_held_out = int(np.ceil(held_out * num_all))
+        self.num_sequences = num_all - self.num_held_out
+        """Number of sequences of one epoch."""
+        self._spread = Permutation(max(1, num_all), "held out")
+
+    def trained_on(self, step: int, mine: Ints) -> Ints:
+        """The sequences at the places `mine` of the batch of `step`."""
+        places = step * self.global_batch + mine
+        found = np.empty_like(places)
+        for epoch in np.unique(places // self.num_sequences):
+            here = places // self.num_sequences == epoch
+            found[here] = Permutation(self.num_sequences, self._seed, int(epoch))(places[here] % self.num_sequences)
+        return self.held_out(self.num_held_out + found)
+
+    def held_out(self, places: Ints) -> Ints:
+        """The sequences at `places` of the text that is held out."""
+        return self._spread(places)
+
+
+class Batches:
+    """A replica's share of the batches of a run; nothing else of the text is read."""
 
     def __init__(self, tokens: Tokens, shape: Shape, seed: int, *, held_out: float = 0.0, share: Share = WHOLE) -> None:
         """`shape`: of a whole step. InputError when there is not enough text for one."""
@@ -65,14 +97,13 @@ class Batches:
         self.shape = num_microbatches, *shape[1:]
         self._mine = share.replica * num_microbatches * shape[1] + np.arange(num_microbatches * shape[1])
         """Places in a whole batch."""
+        self._all = np.arange(self.global_batch)
         length = shape[2]
         counts = [max(shard.size - 1, 0) // length for shard in tokens.shards]
         self._first_of_shard = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        num_sequences = int(self._first_of_shard[-1])
-        self.num_held_out = int(np.ceil(held_out * num_sequences))
-        self.num_sequences = num_sequences - self.num_held_out
+        self._sampler = SequenceSampler(int(self._first_of_shard[-1]), self.global_batch, seed, held_out)
+        self.num_held_out, self.num_sequences = self._sampler.num_held_out, self._sampler.num_sequences
         self._require(length)
-        self._spread = Permutation(num_sequences, "held out")
 
     def _require(self, length: int) -> None:
         if self.num_sequences < self.global_batch:
@@ -85,13 +116,7 @@ class Batches:
 
     def batch(self, step: int) -> Batch:
         """Return the replica's batch in `step`: tokens, and as targets the tokens that follow them."""
-        places = step * self.global_batch + self._mine
-        order = np.empty_like(places)
-        for epoch in np.unique(places // self.num_sequences):
-            here = places // self.num_sequences == epoch
-            shuffled = Permutation(self.num_sequences, self.seed, int(epoch))
-            order[here] = shuffled(places[here] % self.num_sequences)
-        return self._batch(self._spread(self.num_held_out + order), self.global_batch)
+        return self._batch(*(self._sampler.trained_on(step, places) for places in (self._mine, self._all)))
 
     @property
     def num_held_out_batches(self) -> int:
@@ -108,26 +133,37 @@ class Batches:
         places = index * self.global_batch + self._mine
         is_there = places < self.num_held_out
         num_there = min(self.global_batch, self.num_held_out - index * self.global_batch)
-        batch = self._batch(self._spread(np.where(is_there, places, 0)), num_there)
+        there = self._sampler.held_out(index * self.global_batch + np.arange(num_there))
+        batch = self._batch(self._sampler.held_out(np.where(is_there, places, 0)), there)
         batch.targets[torch.from_numpy(~is_there).view(self.shape[:2])] = IGNORED
         return batch
 
-    def _batch(self, sequences: NDArray[np.int64], num_counted: int) -> Batch:
-        """These sequences of the text; so many count in the whole batch."""
+    def _batch(self, sequences: Ints, all_sequences: Ints) -> Batch:
+        """These sequences of the text; `all_sequences` count in the whole batch."""
         length = self.shape[2]
-        windows = np.empty((sequences.size, length + 1), np.int64)
-        shards = np.searchsorted(self._first_of_shard, sequences, side="right") - 1
-        for row, (shard, sequence) in enumerate(zip(shards, sequences, strict=True)):
-            start = (sequence - self._first_of_shard[shard]) * length
-            windows[row] = self.tokens.shards[shard][start : start + length + 1]
+        windows = np.stack(self.tokens.read(*self._spans(sequences)))
         whole = torch.from_numpy(windows).view(*self.shape[:2], length + 1)
-        return Batch(whole[..., :-1].clone(), whole[..., 1:].clone(), num_counted * length)
+        tokens, targets = whole[..., :-1].clone(), whole[..., 1:].clone()
+        if not self.tokens.is_masked:
+            return Batch(tokens, targets, all_sequences.size * length)
+        targets[~torch.from_numpy(self._counted(sequences)).view_as(targets)] = IGNORED
+        return Batch(tokens, targets, max(1, int(self._counted(all_sequences).sum())))
+
+    def _spans(self, sequences: Ints) -> tuple[Ints, Ints, Ints]:
+        """(shard, first token, token behind the last target) of every sequence."""
+        shards = np.searchsorted(self._first_of_shard, sequences, side="right") - 1
+        starts = (sequences - self._first_of_shard[shards]) * self.shape[2]
+        return shards, starts, starts + self.shape[2] + 1
+
+    def _counted(self, sequences: Ints) -> NDArray[np.bool_]:
+        """Targets that are trained on: [num_sequences, length]."""
+        return np.stack(self.tokens.read_counted(*self._spans(sequences)))[:, 1:]
 
     @property
     def digest(self) -> bytes:
         """Equal where every step gets the same sequences of the same text, whatever the microbatches (SHA-256).
 
-        How closely texts are told apart is said at `Tokens.digest`.
+        `Tokens.digest` says how closely texts are compared.
         """
         head = f"{self.global_batch} {self.shape[2]} {self.seed} {self.num_held_out} ".encode()
         return hashlib.sha256(head + self.tokens.digest).digest()
@@ -138,3 +174,132 @@ def load_batches(data: Data, model: Model, shape: Shape, seed: int, share: Share
     tokens = load_tokens(data)
     require_vocabulary(tokens, model)
     return Batches(tokens, shape, seed, held_out=data.held_out, share=share)
+
+
+class Permutation:
+    """A shuffled order of ``0 .. size - 1`` without a list of it; the same for the same `key`.
+
+    A Feistel network turns numbers of an even number of bits into each other one to one; a result that is too large
+    goes through it again until it is not ("cycle walking", Black and Rogaway 2002): the order stays a permutation.
+    """
+
+    def __init__(self, size: int, *key: int | str) -> None:
+        assert 1 <= size < 1 << 62
+        self.size = size
+        half_bits = max(1, -(-(size - 1).bit_length() // 2))
+        self._half, self._mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+        digest = hashlib.shake_256(repr((size, key)).encode()).digest(8 * NUM_ROUNDS)
+        self._keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+
+    def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the elements at `places`, which must be at least 0 and less than `size`: [...] -> [...]."""
+        found = self._turn(places.astype(np.uint64))
+        while (outside := found >= np.uint64(self.size)).any():
+            found[outside] = self._turn(found[outside])
+        return found.astype(np.int64)
+
+    def _turn(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = numbers >> self._half, numbers & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right ^ key) & self._mask)
+        return (left << self._half) | right
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for factor in _MIX:
+        numbers = (numbers ^ (numbers >> _SHIFT)) * factor
+    return numbers ^ (numbers >> _SHIFT)
+
+
+class DocumentBatches:
+    """The sequences of every step; of the text nothing but these is read. Needs no torch."""
+
+    def __init__(self, tokens: Tokens, longest: int, global_batch: int, seed: int, held_out: float = 0.0) -> None:
+        """Sequences have up to `longest` tokens. InputError when there are not enough for one step."""
+        self.tokens, self.longest, self.global_batch, self.seed = tokens, longest, global_batch, seed
+        pieces = [_pieces(ends, longest) for ends in tokens.ends]
+        self._shard = np.repeat(np.arange(len(pieces)), [starts.size for starts, _ in pieces])
+        self._start = np.concatenate([starts for starts, _ in pieces])
+        self._length = np.concatenate([lengths for _, lengths in pieces])
+        self._sampler = SequenceSampler(self._length.size, global_batch, seed, held_out)
+        self.num_sequences = self._sampler.num_sequences
+        if self.num_sequences < global_batch:
+            held = self._sampler.num_held_out
+            beside = f" beside {held} that are held out" if held else ""
+            raise InputError(
+                f"data.source: the text has {self.num_sequences} sequences of up to {longest} tokens{beside}, but one "
+                f"step takes {global_batch} (training.global_batch); give more text or make one of them smaller"
+            )
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence of the whole text."""
+        return int(self._length.max())
+
+    def _numbers(self, step: int) -> Ints:
+        """The sequences of `step`, as numbers of all."""
+        return self._sampler.trained_on(step, np.arange(self.global_batch))
+
+    def lengths(self, step: int) -> Ints:
+        """Tokens of every sequence of `step`: [global_batch]."""
+        return self._length[self._numbers(step)]
+
+    def batch(self, step: int) -> Sequence[Ints]:
+        """The tokens of every sequence of `step`."""
+        return self._tokens(self._numbers(step))
+
+    def counted(self, step: int) -> Sequence[NDArray[np.bool_]] | None:
+        """Tokens of every sequence of `step` that are trained on; None: all."""
+        return self._counted(self._numbers(step))
+
+    def _held_out_numbers(self, index: int) -> Ints:
+        """The held-out sequences of batch `index`, after the last batch from the first on; all where they are few."""
+        num_held_out = self._sampler.num_held_out
+        begin = index % max(1, num_held_out // self.global_batch) * self.global_batch
+        return self._sampler.held_out(np.arange(begin, min(begin + self.global_batch, num_held_out)))
+
+    def held_out_lengths(self, index: int) -> Ints:
+        """Tokens of every sequence of held-out batch `index`."""
+        return self._length[self._held_out_numbers(index)]
+
+    def held_out_batch(self, index: int) -> Sequence[Ints]:
+        """The tokens of every sequence of held-out batch `index`."""
+        return self._tokens(self._held_out_numbers(index))
+
+    def held_out_counted(self, index: int) -> Sequence[NDArray[np.bool_]] | None:
+        """Tokens of every sequence of held-out batch `index` that count; None: all."""
+        return self._counted(self._held_out_numbers(index))
+
+    def _tokens(self, numbers: Ints) -> Sequence[Ints]:
+        return self.tokens.read(*self._spans(numbers))
+
+    def _counted(self, numbers: Ints) -> Sequence[NDArray[np.bool_]] | None:
+        return self.tokens.read_counted(*self._spans(numbers)) if self.tokens.is_masked else None
+
+    def _spans(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+        starts = self._start[numbers]
+        return self._shard[numbers], starts, starts + self._length[numbers]
+
+    @property
+    def digest(self) -> bytes:
+        """Equal where every step gets the same sequences of the same text (SHA-256)."""
+        head = f"documents {self.longest} {self.global_batch} {self.seed} {self.num_sequences} ".encode()
+        ends = b"".join(ends.tobytes() for ends in self.tokens.ends)
+        return hashlib.sha256(head + hashlib.sha256(ends).digest() + self.tokens.digest).digest()
+
+
+def _pieces(ends: Ints, longest: int) -> tuple[Ints, Ints]:
+    """(start, length) of every piece of the documents that end there; empty documents have none."""
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    counts = -(-(ends - starts) // longest)
+    first = np.repeat(starts, counts)
+    place = np.arange(first.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin = first + place * longest
+    return begin, np.minimum(longest, np.repeat(ends, counts) - begin)
+
+
+def load_document_batches(data: Data, model: Model, training: Training) -> DocumentBatches:
+    """The documents of `data` for `model`; InputError when they don't fit together."""
+    tokens = load_tokens(data)
+    require_vocabulary(tokens, model)
+    return DocumentBatches(tokens, training.sequence_length, training.global_batch, training.seed, data.held_out)

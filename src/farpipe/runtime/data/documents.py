@@ -1,15 +1,24 @@
-"""Documents: the pieces of text in the files that the user names, one after the other, never all at once."""
+"""Documents: the texts in the files that the user names and their tokens, one after the other, never all at once."""
 
+import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from farpipe.errors import InputError
+from farpipe.sequences.compressed import opened, plain_suffix
+from farpipe.sequences.megatron import INDEX
+from farpipe.sequences.tables import TOKEN_IDS, column_names, is_table, rows, table_files, token_rows
 from farpipe.spec import Data
+from farpipe.strict import read_text
 
-Form = Literal["text", "jsonl", "parquet", "tokens"]
+Form = Literal["text", "jsonl", "parquet", "arrow", "tokens"]
 
 MAX_PIECE_CHARS: Final = 1 << 20
 """Longer texts are cut, at the end of a line where there is one, so that no tokenizer has to swallow a whole file."""
@@ -17,10 +26,15 @@ _ENDINGS: Final[dict[str, Form]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
     ".npy": "tokens",
     ".bin": "tokens",
+    ".idx": "tokens",
 }
-_ROWS: Final = 1024
+NUM_BYTES: Final = 256
+BETWEEN_TEXTS: Final = b"\n\n"
+_PIECES_AT_ONCE: Final = 256
 
 
 def source_files(data: Data) -> list[Path]:
@@ -30,11 +44,18 @@ def source_files(data: Data) -> list[Path]:
         files = sorted(path.glob("*.py"))
     else:
         path = Path(data.source)
-        files = sorted(_visible_files(path)) if path.is_dir() else [path]
+        path = path.with_suffix(".bin") if path.suffix == INDEX else path
+        files = [path]
+        if path.is_dir():
+            files = table_files(path) if is_table(path) else sorted(_visible_files(path))
     if not path.exists():
         raise InputError(f'data.source: there is no file or folder {data.source!r}; "stdlib" is always there')
     if form_of(data, files) == "tokens":
-        files = [file for file in files if file.suffix in (".npy", ".bin") and not file.name.endswith(".ends.npy")]
+        files = [
+            file
+            for file in files
+            if file.suffix in (".npy", ".bin") and not file.name.endswith((".ends.npy", ".counted.npy"))
+        ]
         if not files:
             raise InputError(f"data.source: {str(path)!r}: tokens are in files that end in .npy or .bin")
     if not files:
@@ -48,8 +69,8 @@ def form_of(data: Data, files: list[Path]) -> Form:
         return data.format
     forms: dict[Form, Path] = {}
     for file in files:
-        forms.setdefault(_ENDINGS.get(file.suffix, "text"), file)
-    if "tokens" in forms and all(file.suffix in (".npy", ".bin", ".json") for file in files):
+        forms.setdefault(_ENDINGS.get(plain_suffix(file), "text"), file)
+    if "tokens" in forms and all(file.suffix in (".npy", ".bin", ".json", INDEX) for file in files):
         return "tokens"
     if len(forms) > 1:
         (one, a), (other, b), *_ = forms.items()
@@ -57,16 +78,31 @@ def form_of(data: Data, files: list[Path]) -> Form:
     return next(iter(forms), "text")
 
 
-def documents(data: Data, files: list[Path]) -> Iterator[str]:
+class Document(NamedTuple):
+    """A text to train on, and one before it that is only read."""
+
+    text: str
+    prompt: str = ""
+
+
+def documents(data: Data, files: list[Path]) -> Iterator[Document]:
     """The texts of all files; InputError names the file and line that can't be read."""
     form = form_of(data, files)
     for file in files:
         if form == "jsonl":
-            yield from _json_lines(file, data.text_key)
-        elif form == "parquet":
-            yield from _parquet_rows(file, data.text_key)
+            yield from _json_lines(file, data)
+        elif form in ("parquet", "arrow"):
+            yield from _table_rows(file, data)
         else:
-            yield read_whole(file).decode("utf-8")
+            yield Document(read_whole(file).decode("utf-8"))
+
+
+def has_tokens(data: Data, files: list[Path]) -> bool:
+    """True for tables without the column of texts and with one of tokens."""
+    if form_of(data, files) not in ("parquet", "arrow"):
+        return False
+    names = column_names(files[0])
+    return data.text_key not in names and TOKEN_IDS in names
 
 
 def pieces(document: str) -> Iterator[str]:
@@ -82,7 +118,8 @@ def pieces(document: str) -> Iterator[str]:
 def read_whole(path: Path) -> bytes:
     """The file, which must be UTF-8 text."""
     try:
-        text = path.read_bytes()
+        with opened(path) as file:
+            text = file.read()
         text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"data.source: {path}: not UTF-8 text (byte {error.start})") from None
@@ -103,12 +140,12 @@ def unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"data.source: {path}: can't be read: {error.strerror or error}")
 
 
-def _json_lines(path: Path, key: str) -> Iterator[str]:
+def _json_lines(path: Path, data: Data) -> Iterator[Document]:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _text_of(_parse(line, path, number), key, f"{path}:{number}")
+                    yield _document(_parse(line, path, number), data, f"{path}:{number}")
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -120,27 +157,107 @@ def _parse(line: bytes, path: Path, number: int) -> Any:
         raise InputError(f"data.source: {path}:{number}: not JSON: {error}") from None
 
 
-def _text_of(row: Any, key: str, place: str) -> str:
+def _document(row: Any, data: Data, place: str) -> Document:
+    prompt = "" if data.prompt_key is None else _text_of(row, data.prompt_key, "prompt_key", place)
+    return Document(_text_of(row, data.text_key, "text_key", place), prompt)
+
+
+def _text_of(row: Any, key: str, setting: str, place: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(key), str):
         found = "no object" if not isinstance(row, dict) else f"keys {', '.join(map(repr, row))}"
-        raise InputError(f"data.source: {place}: expected an object with text under {key!r} (data.text_key): {found}")
+        raise InputError(f"data.source: {place}: expected an object with text under {key!r} (data.{setting}): {found}")
     return str(row[key])
 
 
-def _parquet_rows(path: Path, column: str) -> Iterator[str]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError("data.format: parquet needs pyarrow: pip install 'farpipe[data]'") from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            if column not in file.schema_arrow.names:
-                known = ", ".join(file.schema_arrow.names)
-                raise InputError(f"data.source: {path}: there is no column {column!r} (data.text_key), only {known}")
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
-                yield from (_text_of(row, column, str(path)) for row in batch.to_pylist())
-    except pyarrow.ArrowException as error:
-        raise InputError(f"data.source: {path}: not a parquet file: {error}") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
+def _table_rows(path: Path, data: Data) -> Iterator[Document]:
+    columns = [data.text_key, *([] if data.prompt_key is None else [data.prompt_key])]
+    for batch in rows(path, columns):
+        yield from (_document(row, data, str(path)) for row in batch.to_pylist())
+
+
+class Encoded(NamedTuple):
+    """Tokens in order, whether a document ends behind them, and which are trained on."""
+
+    tokens: NDArray[Any]
+    is_end: bool
+    counted: NDArray[np.bool_] | bool = True
+
+
+class TokenRows:
+    """Documents that are tokens already: the column ``input_ids`` of tables."""
+
+    key, vocab_size, dtype = TOKEN_IDS, 0, np.dtype("uint32")
+    """Vocabulary: at least that many; the greatest token tells."""
+
+    def encoded(self, files: Iterable[Path]) -> Iterator[Encoded]:
+        """The rows of all files; InputError for numbers that are no tokens."""
+        for file in files:
+            for tokens, counted in token_rows(file):
+                if tokens.size and not 0 <= tokens.min() <= tokens.max() < 1 << 32:
+                    raise InputError(f"data.source: {file}: column {TOKEN_IDS!r}: {tokens.min()} to {tokens.max()}")
+                yield Encoded(tokens.astype(self.dtype), True, True if counted is None else counted)
+
+
+class ByteTokenizer:
+    """One token per byte."""
+
+    key, vocab_size, dtype = "bytes", NUM_BYTES, np.dtype("uint8")
+
+    def encoded(self, documents: Iterable[Document]) -> Iterator[Encoded]:
+        """The bytes of all texts, with an empty line behind each but the last."""
+        for number, document in enumerate(documents):
+            if number:
+                yield Encoded(np.frombuffer(BETWEEN_TEXTS, np.uint8), True)
+            if document.prompt:
+                yield Encoded(np.frombuffer(document.prompt.encode(), np.uint8), False, False)
+            yield Encoded(np.frombuffer(document.text.encode(), np.uint8), False)
+
+
+class LearnedTokenizer:
+    """A tokenizer.json of the tokenizers library."""
+
+    def __init__(self, data: Data) -> None:
+        """InputError when the file is missing or damaged, or the library is."""
+        path = Path(data.tokenizer)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        text = read_text(path)
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise InputError("data.tokenizer: needs the tokenizers library: pip install 'farpipe[data]'") from None
+        try:
+            self._tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises Exception itself
+            raise InputError(f"data.tokenizer: {path}: not a tokenizer: {error}") from None
+        self._end = None if data.end_of_text is None else self._tokenizer.token_to_id(data.end_of_text)
+        if data.end_of_text is not None and self._end is None:
+            raise InputError(f"data.end_of_text: {path} has no token {data.end_of_text!r}")
+        self.key = f"{hashlib.sha256(text.encode()).hexdigest()} {self._end}"
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        self.dtype = np.dtype("uint16" if self.vocab_size <= 1 << 16 else "uint32")
+
+    def encoded(self, documents: Iterable[Document]) -> Iterator[Encoded]:
+        """The tokens of all texts, with the end of text behind each document."""
+        marked = _marked(documents)
+        while group := [*islice(marked, _PIECES_AT_ONCE)]:
+            batch = self._tokenizer.encode_batch([piece.text for piece in group], add_special_tokens=False)
+            for found, piece in zip(batch, group, strict=True):
+                ends = [self._end] if piece.is_last and self._end is not None else []
+                yield Encoded(np.array([*found.ids, *ends], self.dtype), piece.is_last, piece.is_counted)
+
+
+class _Piece(NamedTuple):
+    text: str
+    is_last: bool
+    """True if the document ends behind it."""
+    is_counted: bool
+
+
+def _marked(documents: Iterable[Document]) -> Iterator[_Piece]:
+    """The texts and prompts in pieces."""
+    for document in documents:
+        if document.prompt:
+            yield from (_Piece(piece, False, False) for piece in pieces(document.prompt))
+        *before, last = pieces(document.text)
+        yield from (_Piece(piece, False, True) for piece in before)
+        yield _Piece(last, True, True)

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.data.documents import unreadable
@@ -22,6 +22,27 @@ SETTLED_NS: Final = 2_000_000_000
 """The coarsest clock of a file system ticks that slowly (FAT)."""
 _HASH_BYTES: Final = 1 << 20
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+
+
+class OpenedFile(NamedTuple):
+    """A file of ``data.source``, and its stamp when it was opened."""
+
+    path: Path
+    stamp: list[int]
+    """Size, inode and time of change (ns), which change when the content does."""
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The file as it is now; InputError when it can't be read."""
+        try:
+            return cls(path, _stamp(path)[:-1])
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+    def expect_unchanged(self, problem: str) -> None:
+        """InputError, with `problem` as its reason, when the file is no longer what was opened."""
+        if OpenedFile.of(self.path).stamp != self.stamp:
+            raise InputError(f"data.source: {self.path}: {problem}")
 
 
 class KnownFiles:
@@ -52,12 +73,8 @@ class KnownFiles:
     def expect_unchanged(self, files: Iterable[Path]) -> None:
         """InputError when one of `files` is no longer what it was when a fact about it was asked for."""
         for file in files:
-            try:
-                is_same = _stamp(file)[:-1] == self._now[str(file.absolute())]["stamp"][:-1]  # content only
-            except OSError as error:
-                raise unreadable(file, error) from None
-            if not is_same:
-                raise InputError(f"data.source: {file}: has changed while it was read; start again when it is whole")
+            opened = OpenedFile(file, self._now[str(file.absolute())]["stamp"][:-1])
+            opened.expect_unchanged("has changed while it was read; start again when it is whole")
 
     def _fact(self, file: Path, name: str, find: Callable[[], Any]) -> Any:
         try:

@@ -9,19 +9,27 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import RunError
-from farpipe.runtime.data.documents import documents, form_of
+from farpipe.errors import InputError, RunError
+from farpipe.runtime.data.documents import (
+    ByteTokenizer,
+    Encoded,
+    LearnedTokenizer,
+    TokenRows,
+    documents,
+    form_of,
+    has_tokens,
+)
 from farpipe.runtime.data.known_files import KnownFiles
-from farpipe.runtime.data.tokenizer import ByteTokenizer, LearnedTokenizer
 from farpipe.spec import Data
 
 FORMAT: Final = "farpipe/tokens/1"
 ENDS: Final = ".ends.npy"
+COUNTED: Final = ".counted.npy"
 LIMIT_S: Final = 12 * 3600.0
 """Longest wait for another process that tokenizes the same text."""
 _POLL_S: Final = 0.1
@@ -34,40 +42,54 @@ def cache_folder(data: Data) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farpipe" / "tokens"
 
 
-def tokenize_once(data: Data, files: Sequence[Path]) -> Path:
+def tokenize_once(data: Data, files: Sequence[Path], known: KnownFiles) -> Path:
     """The file of tokens in the cache, its name without the ending a digest of all that they were made of.
 
     The first process makes it, whole or not at all, and others wait for that. RunError when it can't be written.
     """
-    tokenizer = ByteTokenizer() if data.tokenizer == "bytes" else LearnedTokenizer(data)
+    tokenizer = _tokenizer_of(data, files)
     folder = cache_folder(data)
-    known = KnownFiles(folder, data.source)
     kept = folder / f"{_content_key(data, files, known, tokenizer.key)}.bin"
     try:
         if not _is_there(kept):
             folder.mkdir(parents=True, exist_ok=True)
             with _alone(kept.with_suffix(".lock")):
                 if not _is_there(kept):
-                    _write_tokens(kept, tokenizer, tokenizer.tokens(_documents(data, files, known)))
+                    _write_tokens(kept, tokenizer, _encoded(tokenizer, data, files, known))
     except OSError as error:
         raise RunError(f"{kept}: can't be written: {error.strerror or error} (data.cache names its folder)") from None
-    known.save()
     return kept
 
 
-def _documents(data: Data, files: Sequence[Path], known: KnownFiles) -> Iterator[str]:
-    """All texts; InputError behind the last one when they are not those whose digest is in the name."""
-    yield from documents(data, list(files))
+Tokenizer = ByteTokenizer | LearnedTokenizer | TokenRows
+
+
+def _tokenizer_of(data: Data, files: Sequence[Path]) -> Tokenizer:
+    """InputError for settings of texts where the documents are tokens already."""
+    if has_tokens(data, list(files)):
+        if data.prompt_key is not None:
+            raise InputError(f"data.prompt_key: {files[0]} has tokens; a column of labels says which are trained on")
+        return TokenRows()
+    return ByteTokenizer() if data.tokenizer == "bytes" else LearnedTokenizer(data)
+
+
+def _encoded(tokenizer: Tokenizer, data: Data, files: Sequence[Path], known: KnownFiles) -> Iterator[Encoded]:
+    """All tokens; InputError behind the last one when they are not of the files whose digest is in the name."""
+    if isinstance(tokenizer, TokenRows):
+        yield from tokenizer.encoded(files)
+    else:
+        yield from tokenizer.encoded(documents(data, list(files)))
     known.expect_unchanged(files)
 
 
 def _is_there(kept: Path) -> bool:
-    return kept.with_suffix(".json").exists()
+    return all(path.exists() for path in (kept, ends_of(kept), kept.with_suffix(".json")))
 
 
 def _content_key(data: Data, files: Sequence[Path], known: KnownFiles, tokenizer_key: str) -> str:
     """Changes with everything that the tokens depend on (SHA-256)."""
-    options = {"format": form_of(data, list(files)), "key": data.text_key, "tokenizer": tokenizer_key, "ends": True}
+    options = {"format": form_of(data, list(files)), "key": data.text_key, "tokenizer": tokenizer_key, "sha256": True}
+    options |= {} if data.prompt_key is None else {"prompt": data.prompt_key}
     total = hashlib.sha256(json.dumps([FORMAT, options]).encode())
     for file in files:
         total.update(known.digest(file))
@@ -76,7 +98,7 @@ def _content_key(data: Data, files: Sequence[Path], known: KnownFiles, tokenizer
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Within it no other process of this machine gets here for the same file; the system ends it with the process."""
+    """Context in which no other process of this machine is for the same file; the system ends it with the process."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _wait_for(descriptor, lock)
@@ -101,21 +123,48 @@ def _wait_for(descriptor: int, lock: Path) -> None:
             return
 
 
-def _write_tokens(
-    path: Path, tokenizer: ByteTokenizer | LearnedTokenizer, arrays: Iterable[tuple[NDArray[Any], bool]]
-) -> None:
+def _write_tokens(path: Path, tokenizer: Tokenizer, parts: Iterable[Encoded]) -> None:
     """First the numbers and where documents end, then the header, whose presence says that they are whole."""
-    num_tokens, ends = 0, [0]
+    num_tokens, ends, digest, vocab_size = 0, [0], hashlib.sha256(), tokenizer.vocab_size
+    counted = CountedTokens()
     with _appearing(path) as file:
-        for array, is_end in arrays:
-            file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-            num_tokens += array.size
-            ends += [num_tokens] if is_end else []
+        for part in parts:
+            written = part.tokens.astype(part.tokens.dtype.newbyteorder("<"), copy=False).tobytes()
+            file.write(written)
+            digest.update(written)
+            num_tokens += part.tokens.size
+            ends += [num_tokens] if part.is_end else []
+            counted.add(part)
+            if isinstance(tokenizer, TokenRows) and part.tokens.size:
+                vocab_size = max(vocab_size, int(part.tokens.max()) + 1)
     with _appearing(ends_of(path)) as file:
         np.save(file, np.unique([*ends, num_tokens])[1:].astype(np.int64))
-    sizes = {"num_tokens": num_tokens, "vocab_size": tokenizer.vocab_size}
+    if counted.is_some:
+        with _appearing(path.with_suffix(COUNTED)) as file:
+            np.save(file, counted.all)
+    sizes = {"num_tokens": num_tokens, "vocab_size": vocab_size, "sha256": digest.hexdigest()}
     with _appearing(path.with_suffix(".json")) as file:
         file.write(json.dumps({"format": FORMAT, "dtype": str(tokenizer.dtype), **sizes}).encode())
+
+
+class CountedTokens:
+    """Marks of the tokens that are trained on, a byte each."""
+
+    def __init__(self) -> None:
+        self._parts: list[NDArray[np.uint8]] = []
+        self.is_some = False
+        """True if some token is not trained on."""
+
+    def add(self, part: Encoded) -> None:
+        """Add the marks of tokens that follow."""
+        mine = np.broadcast_to(np.asarray(part.counted, np.uint8), part.tokens.shape)
+        self._parts.append(mine)
+        self.is_some = self.is_some or not mine.all()
+
+    @property
+    def all(self) -> NDArray[np.uint8]:
+        """Marks of all tokens."""
+        return np.concatenate(self._parts)
 
 
 def ends_of(path: Path) -> Path:

@@ -5,8 +5,11 @@ header beside it under the same name with ``.json``:
 
     {"format": "farpipe/tokens/1", "dtype": "uint16", "num_tokens": 1000, "vocab_size": 256}
 
+and perhaps "sha256", the digest of the numbers, which are then held against it once.
+
 Where documents end in a file of tokens says an array ``NAME.ends.npy`` beside it: ascending numbers of tokens, the last
-of which is all. Without it the file is one document.
+of which is all. Without it the file is one document. Which tokens are trained on says ``NAME.counted.npy``: a number
+for each, 0 for one that is only read. Data sets of Megatron-LM have .bin and .idx, with the ends in the latter.
 """
 
 import contextlib
@@ -21,17 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.runtime.data.documents import form_of, read_whole, source_files, unreadable
-from farpipe.runtime.data.known_files import KnownFiles
-from farpipe.runtime.data.token_cache import FORMAT, cache_folder, ends_of, tokenize_once
-from farpipe.runtime.data.tokenizer import BETWEEN_TEXTS, NUM_BYTES
+from farpipe.runtime.data.documents import BETWEEN_TEXTS, NUM_BYTES, form_of, read_whole, source_files, unreadable
+from farpipe.runtime.data.known_files import KnownFiles, OpenedFile
+from farpipe.runtime.data.token_cache import COUNTED, FORMAT, cache_folder, ends_of, tokenize_once
+from farpipe.sequences.megatron import INDEX, expect_whole, read_index
 from farpipe.spec import Data, Model
 from farpipe.strict import expect_format, parse_json, read_text
 
+Ints = NDArray[np.int64]
 IN_MEMORY_BYTES: Final = 256 << 20
 """Text files up to this size together are simply kept in memory where tokens are bytes."""
+_CHANGED: Final = (
+    "was changed while it is trained on; put the old content back to go on, or begin anew with the new one"
+)
 _DTYPES: Final = ("uint8", "uint16", "uint32")
-_HEADER_KEYS: Final = {"dtype", "num_tokens", "vocab_size"}
+_HEADER_KEYS: Final = {"dtype", "num_tokens", "vocab_size", "sha256"}
 _SAMPLE_BYTES: Final = 64 << 10
 _NUM_SAMPLES: Final = 256
 SAMPLED_BYTES: Final = _NUM_SAMPLES * _SAMPLE_BYTES
@@ -48,16 +55,72 @@ class Tokens:
     content: bytes = b""
     """A digest of all that the tokens were made of, where it is known."""
     ends: tuple[NDArray[np.int64], ...] = ()
-    """For every shard where its documents end: ascending numbers of tokens, the last is all of them."""
+    """Ends of every shard's documents: ascending numbers of tokens, the last is all of them."""
+    files: tuple[OpenedFile, ...] = ()
+    """The files that the shards are mapped from; none where they are kept in memory."""
+    counted: tuple[NDArray[Any] | None, ...] = ()
+    """0 for every token of a shard that is only read, not trained on; none where all are trained on."""
 
     @property
     def num_tokens(self) -> int:
-        """Of all shards together."""
+        """Tokens of all shards together."""
         return sum(shard.size for shard in self.shards)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of every document, the empty ones left out."""
+        lengths = np.concatenate([np.diff(ends.astype(np.int64), prepend=0) for ends in self.ends])
+        return np.asarray(lengths[lengths > 0], np.int64)
+
+    def read(self, shards: Ints, starts: Ints, stops: Ints) -> list[Ints]:
+        """Tokens [start, stop) of a shard, for every three of the arrays [num_spans].
+
+        InputError when the file of one of the shards has changed since it was opened, or a token is not of the
+        vocabulary.
+        """
+        files = [self.files[shard] for shard in np.unique(shards)] if self.files else []
+        for file in files:  # one that is shorter now would end the process with SIGBUS
+            file.expect_unchanged(_CHANGED)
+        spans = [*zip(shards.tolist(), starts.tolist(), stops.tolist(), strict=True)]
+        found = [np.array(self.shards[shard][start:stop], np.int64) for shard, start, stop in spans]
+        for file in files:
+            file.expect_unchanged(_CHANGED)
+        for (shard, start, _), tokens in zip(spans, found, strict=True):
+            self._check_vocabulary(shard, start, tokens)
+        return found
+
+    @property
+    def is_masked(self) -> bool:
+        """True if some tokens are only read."""
+        return any(marks is not None for marks in self.counted)
+
+    @property
+    def num_counted(self) -> int:
+        """Tokens that are trained on."""
+        marks = self.counted or (None,) * len(self.shards)
+        pairs = zip(self.shards, marks, strict=True)
+        return sum(shard.size if each is None else int(np.count_nonzero(each)) for shard, each in pairs)
+
+    def read_counted(self, shards: Ints, starts: Ints, stops: Ints) -> list[NDArray[np.bool_]]:
+        """Tokens that are trained on, of the same spans as `read`."""
+        spans = zip(shards.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        return [self._counted(shard, start, stop) for shard, start, stop in spans]
+
+    def _counted(self, shard: int, start: int, stop: int) -> NDArray[np.bool_]:
+        marks = self.counted[shard] if self.counted else None
+        return np.ones(stop - start, bool) if marks is None else np.asarray(marks[start:stop]) != 0
+
+    def _check_vocabulary(self, shard: int, start: int, tokens: Ints) -> None:
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+            wrong = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
+            where = self.files[shard].path if self.files else f"shard {shard}"
+            raise InputError(
+                f"data.source: {where}: token {start + wrong} is {tokens[wrong]}, but vocab_size says {self.vocab_size}"
+            )
 
     @cached_property
     def digest(self) -> bytes:
-        """Tells texts apart (SHA-256): of everything up to 16 MiB a shard, otherwise of blocks all over the shard.
+        """Digest of the text (SHA-256): of everything up to 16 MiB a shard, otherwise of blocks all over the shard.
 
         Where it is known what larger ones were made of, that counts as well, so that no change of a text goes unseen.
         """
@@ -68,6 +131,8 @@ class Tokens:
                 total.update(block.tobytes())
         if any(shard.nbytes > SAMPLED_BYTES for shard in self.shards):
             total.update(self.content)
+        for marks in filter(lambda each: each is not None, self.counted):
+            total.update(np.packbits(np.asarray(marks) != 0).tobytes())
         return total.digest()
 
 
@@ -85,6 +150,10 @@ def load_tokens(data: Data) -> Tokens:
     """
     files = source_files(data)
     form = form_of(data, files)
+    if data.prompt_key is not None and form in ("text", "tokens"):
+        raise InputError(
+            f"data.prompt_key: {files[0]} is {form} and has no keys; prompts are in JSONL, Parquet or Arrow"
+        )
     if form == "tokens":
         return _open_all(data, files)
     if form == "text" and data.tokenizer == "bytes" and _total_bytes(files) <= IN_MEMORY_BYTES:
@@ -93,10 +162,15 @@ def load_tokens(data: Data) -> Tokens:
         content = hashlib.sha256(text).digest() if len(text) > SAMPLED_BYTES else b""
         ends = np.cumsum([len(one) + len(BETWEEN_TEXTS) for one in texts])
         return Tokens((np.frombuffer(text, np.uint8),), NUM_BYTES, content, (np.minimum(ends, len(text)),))
-    kept = tokenize_once(data, files)
-    array, vocab_size = _open(kept)
+    known = KnownFiles(cache_folder(data), data.source)
+    kept = tokenize_once(data, files, known)
+    mapped = OpenedFile.of(kept)
+    array, vocab_size = _open(kept, known)
+    known.save()
     assert vocab_size is not None, "the cache's headers say it"
-    return Tokens((array,), vocab_size, bytes.fromhex(kept.stem), (_ends(kept, array.size),))
+    marks = _marks(kept, array.size)
+    counted = () if marks is None else (marks,)
+    return Tokens((array,), vocab_size, bytes.fromhex(kept.stem), (_ends(kept, array.size),), (mapped,), counted)
 
 
 def require_vocabulary(tokens: Tokens, model: Model) -> None:
@@ -111,20 +185,40 @@ def _open_all(data: Data, files: Sequence[Path]) -> Tokens:
     """The arrays, of which those that don't say how many different tokens they have are looked through, once."""
     known = KnownFiles(cache_folder(data), data.source)
     shards, sizes = [], [0]
+    mapped = tuple(map(OpenedFile.of, files))
     for file in files:
-        array, vocab_size = _open(file)
+        array, vocab_size = _open(file, known)
         shards.append(array)
         sizes.append(_vocab_size(file, array, known) if vocab_size is None else vocab_size)
     known.save()
     ends = tuple(_ends(file, shard.size) for file, shard in zip(files, shards, strict=True))
-    return Tokens(tuple(shards), max(sizes), ends=ends)
+    marks = tuple(_marks(file, shard.size) for file, shard in zip(files, shards, strict=True))
+    marks = marks if any(each is not None for each in marks) else ()
+    return Tokens(tuple(shards), max(sizes), ends=ends, files=mapped, counted=marks)
+
+
+def _marks(path: Path, num_tokens: int) -> NDArray[Any] | None:
+    """Marks of the tokens that are trained on in a file of tokens, None: all; InputError where they can't be that."""
+    place = path.with_suffix(COUNTED)
+    if not place.exists():
+        return None
+    try:
+        marks = np.load(place, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InputError(f"data.source: {place}: not an array of NumPy's: {error}") from None
+    if not isinstance(marks, np.ndarray) or marks.shape != (num_tokens,) or marks.dtype.kind not in "uib":
+        raise InputError(
+            f"data.source: {place}: expected a number for each of {num_tokens} tokens, 0 where it is only read"
+        )
+    return marks
 
 
 def _ends(path: Path, num_tokens: int) -> NDArray[np.int64]:
     """Ends of the documents in a file of tokens; InputError if the file of ends beside it can't be that."""
     place = ends_of(path)
     if not place.exists():
-        return np.array([num_tokens])
+        is_indexed = path.suffix == ".bin" and not path.with_suffix(".json").exists()
+        return read_index(path.with_suffix(INDEX)).ends if is_indexed else np.array([num_tokens])
     try:
         ends = np.load(place, allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -148,16 +242,23 @@ def _vocab_size(file: Path, array: NDArray[Any], known: KnownFiles) -> int:
     return high + 1
 
 
+def _open_indexed(path: Path) -> NDArray[Any]:
+    """The tokens of a data set of Megatron-LM."""
+    index = read_index(path.with_suffix(INDEX))
+    expect_whole(index, path)
+    return np.memmap(path, index.dtype, mode="r") if index.num_tokens else np.empty(0, index.dtype)
+
+
 def _total_bytes(files: Iterable[Path]) -> int:
-    with contextlib.suppress(OSError):  # told when it is read
+    with contextlib.suppress(OSError):  # reported when it is read
         return sum(file.stat().st_size for file in files)
     return 0
 
 
-def _open(path: Path) -> tuple[NDArray[Any], int | None]:
+def _open(path: Path, known: KnownFiles) -> tuple[NDArray[Any], int | None]:
     """The array, and more than its largest token if the file says so."""
     try:
-        return _open_npy(path) if path.suffix == ".npy" else _open_bin(path)
+        return _open_npy(path) if path.suffix == ".npy" else _open_bin(path, known)
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -173,8 +274,10 @@ def _open_npy(path: Path) -> tuple[NDArray[Any], None]:
     return array, None
 
 
-def _open_bin(path: Path) -> tuple[NDArray[Any], int | None]:
+def _open_bin(path: Path, known: KnownFiles) -> tuple[NDArray[Any], int | None]:
     header = path.with_suffix(".json")
+    if not header.exists() and path.with_suffix(INDEX).exists():
+        return _open_indexed(path), None
     body = expect_format(parse_json(read_text(header), str(header)), FORMAT, str(header))
     counts = (body.get("num_tokens"), body.get("vocab_size", 1))
     if body.keys() - _HEADER_KEYS or body.get("dtype") not in _DTYPES or {*map(type, counts)} != {int}:
@@ -184,6 +287,10 @@ def _open_bin(path: Path) -> tuple[NDArray[Any], int | None]:
         raise InputError(
             f"data.source: {path}: has {path.stat().st_size} bytes, but its header says {body['num_tokens']} tokens of "
             f"{dtype.itemsize}; is it whole?"
+        )
+    if body.get("sha256") not in (None, known.digest(path).hex()):
+        raise InputError(
+            f"data.source: {path}: is damaged: its SHA-256 is not that of its header; remove it, or write it again"
         )
     if not body["num_tokens"]:
         return np.empty(0, dtype), body.get("vocab_size")

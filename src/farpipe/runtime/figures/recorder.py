@@ -9,14 +9,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from farpipe.cost.flops import step_flops
+from farpipe.cost.flops import causal_share, step_flops
 from farpipe.errors import RunError
-from farpipe.runtime.figures.link_log import LinkLog
-from farpipe.runtime.figures.log_line import is_logged, log_line
 from farpipe.runtime.figures.metrics import (
     METRICS_NAME,
     STEP_PLAN_NAME,
@@ -24,14 +22,23 @@ from farpipe.runtime.figures.metrics import (
     TIMELINE_NAME,
     MetricsFile,
     Summary,
+    is_logged,
+    log_line,
     num_skipped_steps,
     read_metrics,
     summarise,
 )
-from farpipe.runtime.figures.sampling import is_recorded, record_every
 from farpipe.runtime.figures.sinks import open_sinks
-from farpipe.runtime.figures.step_report import Assembler, StepReport, latest_replica, step_metrics
-from farpipe.runtime.learning_rate import learning_rate
+from farpipe.runtime.figures.step_report import (
+    Assembler,
+    LinkLog,
+    StepReport,
+    is_recorded,
+    latest_replica,
+    record_every,
+    step_metrics,
+)
+from farpipe.runtime.optimizer import learning_rate
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.step_plans import PlannedStep, num_tokens
@@ -62,7 +69,7 @@ class Recorder:
     ) -> None:
         """`first_step`: where this attempt begins; what is recorded of earlier steps stays.
 
-        `on_timeline` gets the Timeline of every recorded step (see `sampling`), with the messages of all replicas
+        `on_timeline` gets the Timeline of every recorded step (see `record_every`), with the messages of all replicas
         where they are staggered, in the recorder's thread, as soon as the reports are there: the next step is then
         still going on.
         """
@@ -88,7 +95,7 @@ class Recorder:
                 self._num_collected += 1  # last: who waits for all of them ends the queue then
 
     def order_from(self, step: int, schedule: Schedule) -> None:
-        """From `step` on the ranks work in another order; to be told before that step's reports are collected."""
+        """Take note of the order in which ranks work from `step` on, before that step's reports are collected."""
         assembler = Assembler(self._run.model_copy(update={"schedule": schedule}))
         self._writer.eras.append(_Era(step, (assembler,)))
 
@@ -101,12 +108,17 @@ class Recorder:
         for warning in warnings:
             self._writer.warnings.put(warning)
 
+    @property
+    def problems(self) -> list[str]:
+        """Damage in the lines of earlier attempts, in words."""
+        return self._writer.file.problems
+
     def is_recorded(self, num_steps: int) -> bool:
         """True if the lines of all steps before `num_steps` are on the disk."""
         self.collect()
         if self._writer.num_steps < num_steps:
             return False
-        self._writer.sync()
+        self._writer.file.sync()
         return True
 
     def finish(self, num_steps: int) -> Summary:
@@ -189,6 +201,57 @@ def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
     return _Era(step, tuple(found), planned)
 
 
+class _Kept(NamedTuple):
+    """The Timeline of a step, and the step's plan where each has chunks of its own."""
+
+    step: int
+    timeline: Timeline
+    plan: StepPlan | None
+
+
+class _Sample:
+    """A random sample of the run's Timelines, from which that of the median step is chosen.
+
+    Reservoir sampling (Vitter 1985, algorithm R): every step has the same chance, however many there are.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[_Kept] = []
+        self._num_seen, self._draw = 0, random.Random(0)
+
+    def add(self, found: _Kept) -> None:
+        """Keep it, or not; for it another one goes where there are MAX_KEPT, or MAX_KEPT_BYTES."""
+        self._num_seen += 1
+        num_bytes = found.timeline.actions.nbytes + found.timeline.messages.nbytes
+        room = max(1, min(MAX_KEPT, MAX_KEPT_BYTES // num_bytes))
+        if len(self._kept) >= room:
+            place = self._draw.randrange(self._num_seen)
+            if place >= room:
+                return
+            del self._kept[place]
+        self._kept.append(found)
+
+    @property
+    def median(self) -> _Kept | None:
+        """The one with the median makespan, the lower of two."""
+        by_makespan = sorted(self._kept, key=lambda kept: kept.timeline.makespan_s)
+        return by_makespan[(len(by_makespan) - 1) // 2] if by_makespan else None
+
+
+class _ClockOffsets:
+    """Offsets of all ranks' clocks, estimated anew where the last estimate is older than OFFSETS_LAST_S."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers, self._until_s = peers, 0.0
+        self._newest: list[int] = []
+
+    def __call__(self) -> list[int]:
+        if time.monotonic() > self._until_s:
+            self._newest = self._peers.clock_offsets()
+            self._until_s = time.monotonic() + OFFSETS_LAST_S
+        return self._newest
+
+
 class _Writer:
     """Writer of the recorder's files, on the recorder's thread."""
 
@@ -200,26 +263,23 @@ class _Writer:
         first_step: int,
         on_timeline: Callable[[int, Timeline], None] | None,
     ) -> None:
-        self._run, self._dir, self._peers, self._first_step = run, run_dir, peers, first_step
-        self._record_every = record_every(run)
+        self._run, self._dir, self._on_timeline = run, run_dir, on_timeline
         self.eras = deque([_Era(0, (Assembler(run),))])
-        """Of steps that are not written yet."""
-        self._on_timeline = on_timeline
+        """Eras of the steps that are not written yet."""
+        self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.num_steps = first_step
+        """Steps whose lines are written, those of earlier attempts included."""
         with ExitStack() as opened:
             self._sinks = opened.enter_context(open_sinks(run.metrics, run_dir, first_step))
-            self._file: MetricsFile | None = MetricsFile(run_dir / METRICS_NAME, first_step)
-            self._open_sinks = opened.pop_all()
-        self._attempt = self._file.attempt
-        self._num_steps = first_step
-        self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+            self.file = opened.enter_context(
+                closing(MetricsFile(run_dir / METRICS_NAME, first_step, is_whole=run.resume is None))
+            )
+            self._open = opened.pop_all()
         self._incomplete: dict[int, dict[int, StepReport]] = {}
-        self._kept: dict[int, Timeline] = {}
-        self._kept_plans: dict[int, StepPlan] = {}
-        self._num_seen, self._draw = 0, random.Random(0)
-        self._offsets_ns: list[int] = []
-        self._log = LinkLog(run)
-        self._lit_s = _lit_makespans_s(run)
-        self._offsets_until_s = 0.0
+        self._sample, self._offsets = _Sample(), _ClockOffsets(peers)
+        self._record_every = record_every(run)
+        self._first_sampled = first_step + num_skipped_steps(run.num_steps - first_step)
+        self._log, self._lit_s = LinkLog(run), _lit_makespans_s(run)
 
     def add(self, rank: int, payload: bytes) -> None:
         """One rank's report on a step; when it is the last one, the step is written."""
@@ -228,46 +288,43 @@ class _Writer:
         reports[rank] = report
         if len(reports) == self._run.num_processes:
             del self._incomplete[report.step]
-            self._write([reports[rank] for rank in range(self._run.num_processes)])
+            self._write(report.step, [reports[rank] for rank in range(self._run.num_processes)])
 
-    def _write(self, reports: list[StepReport]) -> None:
-        assert self._file is not None
-        while len(self.eras) > 1 and self.eras[1].first_step <= reports[0].step:
+    def _write(self, step: int, reports: list[StepReport]) -> None:
+        era = self._era(step)
+        plans = () if era.planned is None else era.planned.plans
+        late = latest_replica(self._run.places, reports, self._offsets()) if len(era.assemblers) > 1 else 0
+        timeline = self._timeline(step, era.assemblers[late], reports)
+        tokens = num_tokens(plans) if plans else self._run.tokens_per_step
+        figures = step_metrics(timeline, reports, tokens, self._run.num_twins)
+        if self._run.num_twins > 1 and timeline is not None:
+            figures["twin_skew_s"] = era.assemblers[late].twin_skew_s(reports, self._offsets())
+        self._put(figures | self._further(reports, era.planned, late))
+        self.num_steps = step + 1
+        if timeline is not None and step >= self._first_sampled:
+            self._sample.add(_Kept(step, timeline, plans[late] if plans else None))
+
+    def _era(self, step: int) -> _Era:
+        while len(self.eras) > 1 and self.eras[1].first_step <= step:
             self.eras.popleft()
-        era, late = self.eras[0], 0
-        if len(era.assemblers) > 1:
-            late = latest_replica(self._run.places, reports, self._offsets())
-        assembler, step = era.assemblers[late], reports[0].step
-        timeline = None
-        if is_recorded(step, self._record_every, self._run.num_steps):
-            timeline = assembler.timeline(reports, self._offsets())
-        if timeline is not None and self._on_timeline is not None:
-            self._on_timeline(reports[0].step, assembler.timeline(reports, self._offsets(), all_replicas=True))
-        tokens = self._run.tokens_per_step if era.planned is None else num_tokens(era.planned.plans)
-        figures = step_metrics(timeline, reports, tokens)
-        line = figures | self._further(reports, era.planned, late)
-        self._file.write(line)
+        return self.eras[0]
+
+    def _timeline(self, step: int, assembler: Assembler, reports: list[StepReport]) -> Timeline | None:
+        """The step's Timeline, which `on_timeline` hears of; None for a step that is not recorded."""
+        if not is_recorded(step, self._record_every, self._run.num_steps):
+            return None
+        if self._on_timeline is not None:
+            self._on_timeline(step, assembler.timeline(reports, self._offsets(), all_replicas=True))
+        return assembler.timeline(reports, self._offsets())
+
+    def _put(self, line: dict[str, Any]) -> None:
+        """Write the line of a step to the file, to the sinks and, where one is due, to the log."""
+        self.file.write(line)
         for sink in self._sinks:
             sink.write(line)
-        if is_logged(reports[0].step, self._run.num_steps, self._run.metrics.log_every_steps):
+        if is_logged(line["step"], self._run.num_steps, self._run.metrics.log_every_steps):
             with suppress(OSError):  # the log's disk may be full
                 print(log_line(line, self._run.num_steps), flush=True)
-        self._num_steps = reports[0].step + 1
-        num_skipped = num_skipped_steps(self._run.num_steps - self._first_step)
-        if timeline is not None and step >= self._first_step + num_skipped:
-            self._keep(step, timeline)
-            if era.planned is not None and step in self._kept:
-                self._kept_plans[step] = era.planned.plans[late]
-
-    @property
-    def num_steps(self) -> int:
-        """Steps whose lines are written, those of earlier attempts included."""
-        return self._num_steps
-
-    def sync(self) -> None:
-        """Put the lines on the disk."""
-        if self._file is not None:
-            self._file.sync()
 
     def _further(self, reports: Sequence[StepReport], planned: PlannedStep | None, late: int) -> dict[str, object]:
         """Fields of a line beside the measurements of the step."""
@@ -276,58 +333,39 @@ class _Writer:
         warnings = [self.warnings.get() for _ in range(self.warnings.qsize())]
         return {
             "learning_rate": learning_rate(training, report.step, self._run.num_steps) if training else None,
-            "model_flops_utilisation": None if planned else utilisation(self._run, step_s),
-            "attempt": self._attempt,
+            **({"model_flops_utilisation": None} if planned else utilisation(self._run, step_s)),
+            "attempt": self.file.attempt,
             **({"predicted_makespan_s": self._lit_s[report.step % len(self._lit_s)]} if self._lit_s else {}),
             **(_of_chunks(planned, reports, late) if planned else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
         }
 
-    def _offsets(self) -> list[int]:
-        if time.monotonic() > self._offsets_until_s:
-            self._offsets_ns = self._peers.clock_offsets()
-            self._offsets_until_s = time.monotonic() + OFFSETS_LAST_S
-        return self._offsets_ns
-
-    def _keep(self, step: int, timeline: Timeline) -> None:
-        """Keep it for the choice of the median step; every step has the same chance, however many there are."""
-        self._num_seen += 1
-        room = max(1, min(MAX_KEPT, MAX_KEPT_BYTES // (timeline.actions.nbytes + timeline.messages.nbytes)))
-        if len(self._kept) >= room:
-            place = self._draw.randrange(self._num_seen)
-            if place >= room:
-                return
-            gone = [*self._kept][place]
-            del self._kept[gone]
-            self._kept_plans.pop(gone, None)
-        self._kept[step] = timeline
-
     def write_results(self) -> Summary:
         """``timeline.json`` of the median step, then ``summary.json``, whose presence says that the run is whole."""
-        by_makespan = sorted(self._kept, key=lambda step: self._kept[step].makespan_s)
-        step = by_makespan[(len(by_makespan) - 1) // 2]
-        summary = summarise(read_metrics(self._dir / METRICS_NAME), step)
-        self._kept[step].save(self._dir / TIMELINE_NAME)
-        if step in self._kept_plans:
-            self._kept_plans[step].save(self._dir / STEP_PLAN_NAME)
+        kept = self._sample.median
+        summary = summarise(read_metrics(self._dir / METRICS_NAME), None if kept is None else kept.step)
+        if kept is not None:
+            kept.timeline.save(self._dir / TIMELINE_NAME)
+            if kept.plan is not None:
+                kept.plan.save(self._dir / STEP_PLAN_NAME)
         summary.save(self._dir / SUMMARY_NAME)
         return summary
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._open_sinks.close()
+        """Close the files; a second call does nothing."""
+        self._open.close()
 
 
-def utilisation(run: RunSpec, step_s: float) -> float | None:
-    """The part of the devices' peak that the model's own FLOPs take; None for a rehearsal or an unknown peak.
+def utilisation(run: RunSpec, step_s: float) -> dict[str, float | None]:
+    """The part of the devices' peak that the model's own FLOPs take, with attention in full and with its causal half;
+    None for a rehearsal or an unknown peak.
 
     Recomputed activations don't count: what the model needs, divided by what the devices could do (PaLM, arXiv
     2204.02311, appendix B).
     """
     if run.peak_flops_per_s is None or run.model is None or run.training is None or run.device == "sleep":
-        return None
-    flops = step_flops(run.model, run.training.sequence_length, run.training.global_batch)
-    return flops / step_s / run.peak_flops_per_s
+        return {"model_flops_utilisation": None}
+    length = run.training.sequence_length
+    full = step_flops(run.model, length, run.training.global_batch) / step_s / run.peak_flops_per_s
+    return {"model_flops_utilisation": full, "causal_utilisation": full * causal_share(run.model, length)}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from farpipe.errors import InputError
-from farpipe.runtime.run_spec import MetricsSettings
+from farpipe.spec import MetricsSettings
 
 TENSORBOARD_NAME: Final = "tensorboard"
 _HINT: Final = "pip install 'farpipe[metrics]'"
@@ -25,6 +25,7 @@ _HELP: Final = {
     "tokens_per_s": "Tokens trained per second",
     "bubble": "Part of the makespan in which ranks computed nothing, mean over the ranks",
     "model_flops_utilisation": "Model FLOPs utilisation (MFU): the model's FLOPs over what the devices could do",
+    "causal_utilisation": "MFU with attention counted as its causal mask leaves it",
     "exposed_inter_site_s": "Waiting for messages between sites, mean over the ranks",
     "exposed_inter_site_max_s": "Waiting for messages between sites, the rank that waits most",
     "exposed_intra_site_s": "Waiting for messages inside sites, mean over the ranks",
@@ -34,6 +35,7 @@ _HELP: Final = {
     "cuda_peak_max_bytes": "Peak memory of the GPU that had most",
 }
 """Help texts of the figures for Prometheus."""
+_EVENT_LABELS: Final = ("run", "link", "kind")
 
 
 class Sink(Protocol):
@@ -80,13 +82,11 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """See Sink."""
         for name, labels, value in figures(line):
             if name not in ("step", "attempt"):
                 self._writer.add_scalar("/".join([name, *labels.values()]), value, line["step"])
 
     def close(self) -> None:
-        """See Sink."""
         self._writer.close()
 
 
@@ -98,11 +98,14 @@ class Prometheus:
 
     def __init__(self, host: str, port: int, run: str = "") -> None:
         try:
-            from prometheus_client import CollectorRegistry, Gauge, start_http_server
+            from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
         except ImportError as error:
             raise InputError(f"Prometheus: {error}; {_HINT}") from None
         self._registry, self._gauge, self._run = CollectorRegistry(), Gauge, run
         self._gauges: dict[str, Gauge] = {}
+        self._events = Counter(
+            "farpipe_link_events", "Outages, reconnections, retransmissions", _EVENT_LABELS, registry=self._registry
+        )
         try:
             self._server, self._thread = start_http_server(port, host, self._registry)
         except OSError as error:
@@ -114,16 +117,16 @@ class Prometheus:
         return int(self._server.server_port)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """See Sink."""
         for name, labels, value in figures(line):
             labels = {"run": self._run, **labels}
             if name not in self._gauges:
                 words = _HELP.get(name, f"{name.replace('_', ' ')} of the newest step")
                 self._gauges[name] = self._gauge(gauge_name(name), words, list(labels), registry=self._registry)
             self._gauges[name].labels(**labels).set(value)
+        for event in line.get("link_events", ()):
+            self._events.labels(self._run, event.get("link", "-"), event["kind"]).inc()
 
     def close(self) -> None:
-        """See Sink."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

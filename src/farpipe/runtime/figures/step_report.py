@@ -1,9 +1,15 @@
-"""Reports of one step: every rank's, and the measured Timeline that they add up to."""
+"""Reports of one step: every rank's, the measured Timeline that they add up to, and the events of links.
+
+Actions and messages are reported of all steps, or of every k-th where their records are large. Whole steps are left
+out, not parts of one, so that what is there is a Timeline like any other.
+"""
 
 import json
 import math
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -15,9 +21,14 @@ from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives_of
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS, Problem, Schedule
+from farpipe.transport.link_events import event_sentence
 
-_HEADER: Final = struct.Struct("<qqqqdddqqqqqqq")
+_HEADER: Final = struct.Struct("<qqqqddddqqqqqqq")
 _NONE: Final = np.zeros(0, np.int64)
+RECORD_BYTES: Final = 1 << 20
+"""Bytes of all processes' records that are allowed per step on average: they go through the control plane to rank 0."""
+ACTION_BYTES: Final = 16
+MESSAGE_BYTES: Final = 40
 
 
 @dataclass(frozen=True)
@@ -35,9 +46,11 @@ class StepReport:
     """[num, 5], rows as in `events.messages`: the collectives of the rank's stages (see `collectives_of`); with one
     replica the tied weights' gradient that this rank received, if it did."""
     pause_ns: int = 0
-    """From the end of this step to the begin of the next: evaluation, the snapshot of a checkpoint."""
+    """Time from the end of this step to the begin of the next: evaluation, the snapshot of a checkpoint."""
     evaluation_loss: float = math.nan
-    """On text that is held out; NaN where and when there is none."""
+    """Loss on text that is held out; NaN where and when there is none."""
+    cpu_share: float = math.nan
+    """Share of its actions' time for which this rank had the CPU; NaN where the CPU does not compute."""
     rss_bytes: int = 0
     """Memory of the process."""
     cuda_peak_bytes: int = 0
@@ -52,12 +65,12 @@ class StepReport:
     """Outages, reconnections and retransmissions on this rank's links since its last report; see LinkEvent.to_data."""
 
     def pack(self) -> bytes:
-        """As bytes, for the direction to rank 0."""
+        """The report as bytes, for rank 0."""
         link_events = json.dumps(self.link_events).encode() if self.link_events else b""
         actions, messages = self.events.actions, self.events.messages
         stamps = (self.step, self.begin_ns, self.end_ns, self.pause_ns)
         memory = (self.rss_bytes, self.cuda_peak_bytes, self.held_bytes)
-        figures = (self.loss, self.grad_norm, self.evaluation_loss, *memory)
+        figures = (self.loss, self.grad_norm, self.evaluation_loss, self.cpu_share, *memory)
         return (
             _HEADER.pack(*stamps, *figures, len(actions), len(messages), len(self.link_bytes), len(link_events))
             + actions.tobytes()
@@ -68,7 +81,7 @@ class StepReport:
         )
 
     def without_record(self) -> Self:
-        """The same without actions and messages, for steps that are left out (see `sampling`)."""
+        """The same without actions and messages, for steps that are left out (see `is_recorded`)."""
         events = StepEvents(_NONE.reshape(0, 2), _NONE.reshape(0, 5))
         return replace(self, events=events, sync=_NONE.reshape(0, 5))
 
@@ -79,13 +92,13 @@ class StepReport:
             _HEADER.unpack_from(payload)
         )
         end = len(payload) - num_bytes
-        loss, grad_norm, evaluation_loss, *memory = figures
+        loss, grad_norm, evaluation_loss, cpu_share, *memory = figures
         stamps = np.frombuffer(payload, np.int64, (end - _HEADER.size) // 8, _HEADER.size)
         actions, rest, link_bytes = np.split(stamps, (2 * num_actions, len(stamps) - num_links))
         rows = rest.reshape(-1, 5)
         events, sync = StepEvents(actions.reshape(-1, 2), rows[:num_messages]), rows[num_messages:]
         link_events = tuple(json.loads(payload[end:])) if num_bytes else ()
-        further = (pause_ns, evaluation_loss, *memory, link_bytes, link_events)
+        further = (pause_ns, evaluation_loss, cpu_share, *memory, link_bytes, link_events)
         return cls(step, begin_ns, end_ns, loss, grad_norm, events, sync, *further)
 
 
@@ -94,7 +107,8 @@ class Assembler:
 
     Replicas of the pipeline do the same at about the same time, and a Timeline has one of them: every action and
     message is that of the replica that was done with it last, from its start to its end, so actions of a rank may
-    overlap a little. What they send over a link that they share counts together, as in the Problem.
+    overlap a little. What they send over a link that they share counts together, as in the Problem. So it is with the
+    twins of a replica, which send their parts of a message side by side.
     """
 
     def __init__(self, run: RunSpec, replica: int | None = None) -> None:
@@ -154,8 +168,26 @@ class Assembler:
     def _replica(
         self, replica: int, reports: Sequence[StepReport], offsets: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(actions [num, 2], messages [num, 5]) of one replica on the common clock."""
-        processes = np.array([self.places.process(rank, replica) for rank in range(self.places.num_ranks)])
+        """(actions [num, 2], messages [num, 5]) of one replica on the common clock, of the slowest twin each."""
+        found = [self._twin(replica, twin, reports, offsets) for twin in range(self.places.num_twins)]
+        stamps, tables = (np.array(part) for part in zip(*found, strict=True))
+        table = _latest(tables, end=3)
+        table[:, 4] = tables[:, :, 4].sum(axis=0)
+        return _latest(stamps, end=1), table
+
+    def twin_skew_s(self, reports: Sequence[StepReport], offsets_ns: Sequence[int]) -> float:
+        """The longest time for which a twin was done with an action before another was."""
+        offsets, longest = np.asarray(offsets_ns, np.int64), 0
+        for replica in self._replicas:
+            twins = [self._twin(replica, twin, reports, offsets)[0] for twin in range(self.places.num_twins)]
+            ends = np.array(twins)[:, :, 1]
+            longest = max(longest, int(np.ptp(ends, axis=0).max(initial=0)))
+        return longest * 1e-9
+
+    def _twin(
+        self, replica: int, twin: int, reports: Sequence[StepReport], offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        processes = np.array([self.places.process(rank, replica, twin) for rank in range(self.places.num_ranks)])
         mine = [reports[process] for process in processes]
         stamps = np.concatenate([report.events.actions for report in mine])
         table = np.concatenate([table for report in mine for table in (report.events.messages, report.sync)])
@@ -185,7 +217,7 @@ def latest_replica(places: Places, reports: Sequence[StepReport], offsets_ns: Se
 
 
 def _latest(of_replicas: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Of rows [num_replicas, num, columns] those with the latest `end`, whole; of equal ones that which began first."""
+    """Rows with the latest `end` out of [num_replicas, num, columns], whole; of equal ones the one that began first."""
     ends, begins = of_replicas[:, :, end], of_replicas[:, :, 0]
     is_last = ends == ends.max(axis=0)
     slowest = np.where(is_last, begins, np.iinfo(np.int64).max).argmin(axis=0)
@@ -223,28 +255,34 @@ def _tied_rows(problem: Problem, rank: int, ends: Ends | None) -> Iterator[tuple
 
 
 def _link(problem: Problem, name: str | None) -> int:
-    """Its place, -1 for none."""
+    """Place of the link called `name`, -1 for none."""
     return [*problem.links].index(name) if name in problem.links else -1
 
 
-def step_metrics(timeline: Timeline | None, reports: Sequence[StepReport], tokens: int) -> dict[str, Any]:
+def step_metrics(
+    timeline: Timeline | None, reports: Sequence[StepReport], tokens: int, num_twins: int = 1
+) -> dict[str, Any]:
     """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's.
 
     `timeline` None: actions and messages were left out; then what follows from them is null, and `is_recorded` false.
     """
     step_s = (reports[0].end_ns - reports[0].begin_ns) * 1e-9
-    loss, evaluation_loss = (_sum_of_finite(getattr(r, name) for r in reports) for name in ("loss", "evaluation_loss"))
+    loss, evaluation_loss = (
+        _sum_of_finite(getattr(report, name) for report in reports[::num_twins])  # twins have the same
+        for name in ("loss", "evaluation_loss")
+    )
     return {
         "step": reports[0].step,
         "loss": loss,
         "evaluation_loss": evaluation_loss,
-        "grad_norm": None if loss is None else reports[0].grad_norm,
+        "grad_norm": None if loss is None else _sum_of_finite([reports[0].grad_norm]),
         "makespan_s": None if timeline is None else timeline.makespan_s,
         "step_s": step_s,
         "pause_s": reports[0].pause_ns * 1e-9,
         "tokens_per_s": tokens / step_s,
         **(dict.fromkeys(_OF_TIMELINE) | {"is_recorded": False} if timeline is None else _of_timeline(timeline)),
         "link_bytes": {} if timeline is None else _link_bytes(timeline, reports),
+        "cpu_share": min((r.cpu_share for r in reports if math.isfinite(r.cpu_share)), default=None),
         "rss_max_bytes": max(report.rss_bytes for report in reports),
         "cuda_peak_max_bytes": max(report.cuda_peak_bytes for report in reports) or None,
     }
@@ -279,3 +317,41 @@ def _sum_of_finite(values: Iterable[float]) -> float | None:
     """Each replica has its share of a loss; None where no rank has one."""
     found = [value for value in values if math.isfinite(value)]
     return math.fsum(found) if found else None
+
+
+def record_bytes(run: RunSpec) -> int:
+    """Bytes of one step's actions and messages, of all replicas."""
+    num_actions = sum(map(len, run.schedule.ranks))
+    num_messages = int((run.problem.traffic.messages.link >= 0).sum())
+    return run.num_replicas * run.num_twins * (ACTION_BYTES * num_actions + MESSAGE_BYTES * num_messages)
+
+
+def record_every(run: RunSpec) -> int:
+    """The k of which every k-th step is recorded; 1 for records up to RECORD_BYTES, and where every step has other
+    chunks."""
+    return 1 if run.chunk_costs is not None else math.ceil(record_bytes(run) / RECORD_BYTES)
+
+
+def is_recorded(step: int, every: int, num_steps: int) -> bool:
+    """True if actions and messages of `step` are reported; those of the last step always are."""
+    return (step + 1) % every == 0 or step + 1 == num_steps
+
+
+class LinkLog:
+    """Names the links and processes of events, and writes each to the log."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self._links = {pair: name for pair, (name, _) in run.links().items()}
+
+    def of_step(self, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
+        """The events of one step in the order of their times, for ``metrics.jsonl``; `reports` by process."""
+        found = [self._named(process, event) for process, r in enumerate(reports) for event in r.link_events]
+        found.sort(key=lambda event: event["unix_s"])
+        for event in found:
+            with suppress(OSError):  # the log's disk may be full
+                print(f"step {reports[0].step}: {event_sentence(event)}", file=sys.stderr, flush=True)
+        return found
+
+    def _named(self, process: int, event: dict[str, Any]) -> dict[str, Any]:
+        link = self._links.get((process, event["peer"]))
+        return {"process": process} | ({"link": link} if link else {}) | event

@@ -6,16 +6,17 @@ neither: one Function reads the store and writes to it, so recomputation, I and 
 no special cases. It computes the attention once more in the backward, as flash attention does, and keeps queries only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from farpipe.runtime.held_bytes import Held, HeldBytes
 from farpipe.sequences import Chunk, Slice
 
 ROWS_AT_ONCE: Final = 1024
@@ -23,6 +24,52 @@ ROWS_AT_ONCE: Final = 1024
 _FLASH: Final[Any] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """The kernel of scaled_dot_product_attention on a CPU, which gives the logarithms of the sums as well."""
 _FLASH_BACKWARD: Final[Any] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class HeldBytes:
+    """Counts the storages that autograd keeps, each once however many tensors share it; parameters don't count."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._owned = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._holders: dict[int, int] = {}
+        self.now = self.peak = 0
+
+    def counting(self) -> AbstractContextManager[Any]:
+        """Context in which what autograd saves is counted, until it lets go of it."""
+        return saved_tensors_hooks(lambda tensor: Held(self, tensor), lambda held: held.tensor)
+
+    def note(self, more: int = 0) -> None:
+        """Remember the most that was held, with so many bytes that somebody else counts."""
+        self.peak = max(self.peak, self.now + more)
+
+    def take(self, storage: torch.UntypedStorage) -> None:
+        """One more holder of it."""
+        place = storage.data_ptr()
+        if place in self._owned:
+            return
+        self._holders[place] = self._holders.get(place, 0) + 1
+        self.now += storage.nbytes() if self._holders[place] == 1 else 0
+
+    def give(self, storage: torch.UntypedStorage) -> None:
+        """One holder less."""
+        place = storage.data_ptr()
+        if place in self._owned:
+            return
+        self._holders[place] -= 1
+        if not self._holders[place]:
+            del self._holders[place]
+            self.now -= storage.nbytes()
+
+
+class Held:
+    """A tensor that is counted as long as this lives."""
+
+    def __init__(self, counter: HeldBytes, tensor: Tensor) -> None:
+        self._counter, self.tensor = counter, tensor
+        counter.take(tensor.untyped_storage())
+
+    def __del__(self) -> None:
+        self._counter.give(self.tensor.untyped_storage())
 
 
 @dataclass
@@ -196,13 +243,19 @@ class ChunkAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Three times [1, heads, tokens, head_dim] -> the same; no sequence sees another."""
-        sizes = [part.length for part in self.chunk.slices]
+        runs = self.chunk.runs
+        tokens = [len(run) * run[0].length for run in runs]
         found = []
-        for part, *rows in zip(
-            self.chunk.slices, *(torch.split(t, sizes, -2) for t in (query, key, value)), strict=True
-        ):
-            if part.is_whole:
-                found.append(attend(*rows, is_grouped=self.is_grouped))
+        for run, *rows in zip(runs, *(torch.split(t, tokens, -2) for t in (query, key, value)), strict=True):
+            if run[0].is_whole:
+                found.append(self._whole(len(run), rows))
             else:
                 found.append(_SplitAttention.apply(*rows, self))  # type: ignore[no-untyped-call]
         return torch.cat(found, dim=-2)
+
+    def _whole(self, num: int, rows: Sequence[Tensor]) -> Tensor:
+        """One call for `num` whole sequences of one length, side by side as a batch."""
+        if num == 1:
+            return attend(rows[0], rows[1], rows[2], is_grouped=self.is_grouped)
+        query, key, value = (t[0].view(t.shape[1], num, -1, t.shape[3]).transpose(0, 1) for t in rows)
+        return attend(query, key, value, is_grouped=self.is_grouped).transpose(0, 1).flatten(1, 2)[None]

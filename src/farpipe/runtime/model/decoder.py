@@ -6,19 +6,21 @@ two-matrix MLP with GELU) models, as `farpipe.spec.Model` describes them.
 
 import hashlib
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from farpipe.errors import InputError
-from farpipe.runtime.model.discarded import discarding
-from farpipe.runtime.model.weight_grads import Embedding, Linear, WeightGradStore
+from farpipe.runtime.model.weight_grads import Embedding, Linear
+from farpipe.runtime.stages.deferred import WeightGradStore
+from farpipe.runtime.stages.slices import StageSlice, again
 from farpipe.spec import Model, Precision, RotaryScaling
 from farpipe.spec.recompute import Recompute, operations_of
 
@@ -37,24 +39,8 @@ def compute_dtype(precision: Precision) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class StageSlice:
-    """Layers ``first_layer <= i < end_layer`` with the embedding before and the head behind them, or not."""
-
-    first_layer: int
-    end_layer: int
-    has_embedding: bool
-    has_head: bool
-
-
-def slices(partition: tuple[tuple[int, int], ...]) -> list[StageSlice]:
-    """One slice per stage: the embedding goes with the first, the head with the last."""
-    last = len(partition) - 1
-    return [StageSlice(first, end, stage == 0, stage == last) for stage, (first, end) in enumerate(partition)]
-
-
-@dataclass(frozen=True)
 class Numerics:
-    """In what and how a module computes."""
+    """Number types and recomputation of a module."""
 
     parameters: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
@@ -117,22 +103,29 @@ class StageModule(nn.Module):
             x = x + self.positions(positions).to(dtype)
         return x
 
+    casts_weights = True
+
+    @property
+    def shared_names(self) -> dict[str, str]:
+        """The name of the embedding's matrix by that of the head's, where they are one."""
+        return {"head.weight": "embedding.weight"} if self.model.tied_embeddings else {}
+
+    @property
+    def end_weights(self) -> dict[str, nn.Parameter]:
+        """The matrices of embedding and head that this slice has."""
+        ends = {name: getattr(self, name) for name in ("embedding", "head") if hasattr(self, name)}
+        return {name: end.weight for name, end in ends.items()}
+
     def logits(self, x: Tensor) -> Tensor:
         """[b, s, hidden] -> [b, s, vocab]."""
         y: Tensor = self.head(self.norm(x))
         return y
 
     def forget_casts(self) -> None:
-        """To be called when the parameters have changed."""
+        """Forget casts of the parameters; to be called when these have changed."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.forget_cast()
-
-
-def again(work: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """``work(*inputs)``, of which only the inputs are kept: its backward does it once more."""
-    y: Tensor = checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return y
 
 
 class _Maker:
@@ -169,12 +162,12 @@ class Layer(nn.Module):
         """The same with norms, MLP or both computed again in the backward."""
         if "layernorm" not in self.recomputed:
             x = x + self.attention(self.attention_norm(x), rotary)
-            return x + again(self.mlp, self.mlp_norm(x))
+            return x + again(self.mlp, self.mlp_norm(x))  # type: ignore[no-any-return]
         with discarding(self.attention_norm, x) as normed:
             mixed = self.attention(normed, rotary)
         x = x + mixed
         if "mlp" in self.recomputed:
-            return x + again(lambda inner: self.mlp(self.mlp_norm(inner)), x)
+            return x + again(lambda inner: self.mlp(self.mlp_norm(inner)), x)  # type: ignore[no-any-return]
         with discarding(self.mlp_norm, x) as normed:
             y = self.mlp(normed)
         return x + y  # type: ignore[no-any-return]
@@ -330,3 +323,40 @@ def _normal(name: str, like: Tensor, seed: int, num_layers: int) -> Tensor:
     if name.endswith(("attention.output.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * num_layers)
     return torch.from_numpy(generator.standard_normal(tuple(like.shape), dtype=np.float32)).mul_(std)
+
+
+class _Discarded:
+    """A result that is not kept for the backward, and the work that makes it again there."""
+
+    def __init__(self, work: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
+        self._work, self._x = work, x
+        self._address, self._shape = y.untyped_storage().data_ptr(), y.shape
+        self._made: weakref.ref[Tensor] | None = None
+
+    def pack(self, tensor: Tensor) -> Any:
+        """The thing that autograd keeps in place of `tensor`: this, where that is the result."""
+        is_result = tensor.shape == self._shape and tensor.untyped_storage().data_ptr() == self._address
+        return self if is_result else tensor
+
+    def unpack(self, kept: Any) -> Any:
+        """The tensor behind what was kept; layers that share the result get one and the same while any has it."""
+        if kept is not self:
+            return kept
+        made = None if self._made is None else self._made()
+        if made is None:
+            with torch.no_grad():
+                made = self._work(self._x)
+            self._made = weakref.ref(made)
+        return made
+
+
+@contextmanager
+def discarding(work: Callable[[Tensor], Tensor], x: Tensor) -> Iterator[Tensor]:
+    """``work(x)``, which nothing computed inside the context keeps: its backward makes it again from `x`.
+
+    It is Megatron-LM's output-discarding checkpoint; `x` must be kept anyway for that to free memory.
+    """
+    y = work(x)
+    discarded = _Discarded(work, x, y)
+    with torch.autograd.graph.saved_tensors_hooks(discarded.pack, discarded.unpack):
+        yield y

@@ -1,4 +1,4 @@
-"""Weights of Hugging Face's Llama family, Qwen2 among them: read into stages, each rank only its own, and written back.
+"""Files of weights as Hugging Face has them, and the Llama that farpipe's own decoder becomes there.
 
 Files are safetensors, one (``model.safetensors``) or several with an index (``model.safetensors.index.json``). Nothing
 is unpickled. The names of parameters here are those of the whole model, whatever stage they are in.
@@ -8,14 +8,15 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from farpipe.errors import InputError, RunError
 from farpipe.spec import Model
@@ -31,7 +32,6 @@ CARRIED: Final = (
 )
 """Files that are copied from the model that a training began with."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FLOATS: Final = (torch.float64, *DTYPES.values())
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _OUTER: Final = {"embedding.weight": _EMBEDDING, "norm.gain": "model.norm.weight", "head.weight": "lm_head.weight"}
 _NORMS: Final = {"attention_norm.gain": "input_layernorm.weight", "mlp_norm.gain": "post_attention_layernorm.weight"}
@@ -63,27 +63,12 @@ def their_name(name: str, model: Model) -> str:
     return f"model.layers.{match[1]}.{inner}"
 
 
-@torch.no_grad()
-def load_weights(module: nn.Module, model: Model, folder: Path | str) -> None:
-    """Fill the parameters of `module`, a slice of `model`, from the files in `folder`; only they are read.
-
-    InputError names a tensor that is missing, has another shape or is not of floating point, and a damaged file.
-    """
-    files = _Files(Path(folder))
-    wanted: dict[str, list[nn.Parameter]] = {}
-    for name, parameter in module.named_parameters():
-        wanted.setdefault(their_name(name, model), []).append(parameter)
-    for name, tensor in files.read(wanted):
-        for parameter in wanted[name]:
-            if tensor.shape != parameter.shape or tensor.dtype not in _FLOATS:
-                raise InputError(
-                    f"{folder}: {name} is {list(tensor.shape)} {tensor.dtype}, but the model needs "
-                    f"{list(parameter.shape)} of floating point; does {CONFIG_NAME} belong to these files?"
-                )
-            parameter.copy_(tensor)
+def is_own_name(name: str) -> bool:
+    """True for a parameter's name in farpipe's own decoder."""
+    return name in _OUTER or ((match := _LAYER.fullmatch(name)) is not None and match[2] in _WEIGHTS | _BIASES)
 
 
-class _Files:
+class Files:
     """The safetensors files of a folder and which tensor is in which of them."""
 
     def __init__(self, folder: Path) -> None:
@@ -100,6 +85,21 @@ class _Files:
         for file, wanted in by_file.items():
             yield from _read_tensors(self.folder / file, wanted)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+        if self._index is not None:
+            return list(self._index)
+        try:
+            with safe_open(self.folder / FILE_NAME, framework="pt") as file:
+                return list(file.keys())
+        except SafetensorError as error:
+            raise InputError(f"{self.folder / FILE_NAME}: not a whole safetensors file: {error}") from None
+
+    def path_of(self, name: str) -> Path:
+        """The file that has a tensor; InputError if none has."""
+        return self.folder / self._file_of(name)
+
     def _file_of(self, name: str) -> str:
         if self._index is None:
             return FILE_NAME
@@ -114,13 +114,11 @@ def _read_index(folder: Path) -> dict[str, str]:
         raise InputError(f"{folder}: there is neither {FILE_NAME} nor {INDEX_NAME}; pickled weights are not read")
     data = parse_json(read_text(path), str(path))
     table = data.get("weight_map") if isinstance(data, dict) else None
-    if not isinstance(table, dict) or not all(_is_file_name(file) for file in table.values()):
+    if not isinstance(table, dict) or not all(
+        isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors") for file in table.values()
+    ):
         raise InputError(f"{path}: weight_map: expected a table from tensors to files of this folder")
     return table
-
-
-def _is_file_name(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).name == value and value.endswith(".safetensors")
 
 
 def _read_tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
@@ -147,15 +145,25 @@ def save_model(
 ) -> None:
     """Write all parameters of `model`, by our names, as a folder that Hugging Face's libraries load.
 
-    The folder is there whole or not at all. `tensors` may read lazily: one file's worth is held at a time. `dtype` is
-    one of DTYPES; the tokenizer comes from the folder that the training began with, where there was one. InputError
-    when the folder has something in it or a parameter is missing, RunError when the disk is full.
+    `tensors` may read lazily: one file's worth is held at a time. `dtype` is one of DTYPES. InputError when a parameter
+    is missing; see `new_folder`.
     """
-    folder = Path(folder)
     names = expected_names(model)
     missing = [name for name in names if name not in tensors]
     if missing:
         raise InputError(f"there is no parameter {missing[0]!r} to export ({len(missing)} of {len(names)} are missing)")
+    with new_folder(folder) as new:
+        write_tensors(((their_name(name, model), tensors[name]) for name in names), new, dtype, max_shard_bytes)
+        (new / CONFIG_NAME).write_text(json.dumps(config_of(model, dtype), indent=2) + "\n")
+
+
+@contextmanager
+def new_folder(folder: Path | str) -> Iterator[Path]:
+    """A folder to write to, which is called `folder` when the context ends well: it is there whole or not at all.
+
+    InputError when `folder` has something in it, RunError when the disk is full.
+    """
+    folder = Path(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: has something in it; choose another folder or remove this one")
     try:
@@ -163,9 +171,7 @@ def save_model(
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
             new = Path(temporary) / "model"
             new.mkdir()
-            _write_tensors(tensors, model, new, DTYPES[dtype], max_shard_bytes)
-            (new / CONFIG_NAME).write_text(json.dumps(config_of(model, dtype), indent=2) + "\n")
-            _carry_over(model, new)
+            yield new
             if folder.is_dir():
                 folder.rmdir()
             new.replace(folder)
@@ -181,42 +187,46 @@ def expected_names(model: Model) -> list[str]:
     return ["embedding.weight", *layers, "norm.gain", *head]
 
 
-def _write_tensors(
-    tensors: Mapping[str, Tensor], model: Model, folder: Path, dtype: torch.dtype, max_shard_bytes: int
+def write_tensors(
+    tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: str, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    shards = _shards(tensors, model, dtype, max_shard_bytes)
-    index: dict[str, str] = {}
+    """Write tensors by name, in `dtype`, in files of at most so many bytes or one tensor, with an index if several."""
+    shards: list[list[str]] = []
+    held: dict[str, Tensor] = {}
     total_bytes = 0
-    for number, names in enumerate(shards, 1):
-        file = FILE_NAME if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        held = {their_name(name, model): tensors[name].detach().to("cpu", dtype).contiguous() for name in names}
-        save_file(held, folder / file, metadata={"format": "pt"})
-        (folder / file).chmod(0o644)  # safetensors leaves it to its owner alone
-        index |= dict.fromkeys(held, file)
-        total_bytes += sum(tensor.nbytes for tensor in held.values())
+
+    def flush() -> None:
+        path = folder / f"{len(shards)}.part"
+        save_file(held, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors leaves it to its owner alone
+        shards.append([*held])
+        held.clear()
+
+    for name, tensor in tensors:
+        written = tensor.detach().to("cpu", DTYPES[dtype]).contiguous()
+        if held and sum(other.nbytes for other in held.values()) + written.nbytes > max_shard_bytes:
+            flush()
+        held[name] = written
+        total_bytes += written.nbytes
+    flush()
+    _name_shards(folder, shards, total_bytes)
+
+
+def _name_shards(folder: Path, shards: list[list[str]], total_bytes: int) -> None:
+    """Give the files their names, which say how many there are, and write the index of several."""
+    index: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = FILE_NAME if len(shards) == 1 else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"{number}.part").rename(folder / file)
+        index |= dict.fromkeys(names, file)
     if len(shards) > 1:
         body = {"metadata": {"total_size": total_bytes}, "weight_map": index}
         (folder / INDEX_NAME).write_text(json.dumps(body, indent=2) + "\n")
 
 
-def _shards(tensors: Mapping[str, Tensor], model: Model, dtype: torch.dtype, max_bytes: int) -> list[list[str]]:
-    """The names of every file's tensors: as many as fit, at least one."""
-    shards: list[list[str]] = [[]]
-    used = 0
-    for name in expected_names(model):
-        size = tensors[name].numel() * dtype.itemsize
-        if shards[-1] and used + size > max_bytes:
-            shards.append([])
-            used = 0
-        shards[-1].append(name)
-        used += size
-    return shards
-
-
-def _carry_over(model: Model, folder: Path) -> None:
-    if model.hugging_face is None:
-        return
+def carry_over(source: Path | str, folder: Path) -> None:
+    """Copy the files of a model that a training does not change, tokenizers above all."""
     for name in CARRIED:
-        source = Path(model.hugging_face) / name
-        if source.is_file():
-            shutil.copyfile(source, folder / name)
+        path = Path(source) / name
+        if path.is_file():
+            shutil.copyfile(path, folder / name)

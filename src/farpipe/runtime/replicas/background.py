@@ -3,65 +3,40 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
 
-class Task(Generic[Result]):
-    """A piece of work with its result to come."""
-
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
-        self._done = threading.Event()
-        self._result: Result | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Do it; what goes wrong is kept for `wait`."""
-        try:
-            self._result = self._work()
-        except BaseException as error:
-            self._error = error
-        self._done.set()
-
-    @property
-    def is_done(self) -> bool:
-        """True if `wait` returns at once."""
-        return self._done.is_set()
-
-    def wait(self) -> Result:
-        """The result, or what the work raised; waits as long as the work does, whose own waits have limits."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
-
-
 class BackgroundThread:
-    """A thread that is there while there is work."""
+    """A daemon thread that is there while there is work; an executor's thread would keep the process from ending."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._waiting: deque[Task[object]] = deque()
+        self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._running = False
 
-    def start(self, work: Callable[[], Result]) -> Task[Result]:
-        """Hand it over."""
-        task = Task(work)
+    def start(self, work: Callable[[], Result]) -> Future[Result]:
+        """Hand it over; the future has its result, or what it raises."""
+        future: Future[Result] = Future()
         with self._lock:
-            self._waiting.append(task)  # type: ignore[arg-type]
+            self._waiting.append((work, future))
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        return task
+        return future
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            task.run()
+            work, future = task
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
-    def _next(self) -> Task[object] | None:
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
         with self._lock:
             self._running = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None

@@ -11,14 +11,17 @@ once, whatever the number of replicas there.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from farpipe.runtime.peers import Messenger
-from farpipe.transport import MessageTimes, Tag
+from farpipe.runtime.stages.deferred import local_part
+from farpipe.transport import Tag
 
 PIECE_BYTES: Final = 4 << 20
 """Chunks travel in pieces, so that a piece can be passed on while the next is still on its way."""
@@ -38,12 +41,12 @@ class Line:
         self._received: dict[int, Iterator[int]] = {}
         self._first_number = first_number
         self.sent_bytes: dict[int, int] = {}
-        """By process."""
+        """Bytes sent, by process."""
         self.link_ns = 0
         """Time for which the received messages occupied their link, in all."""
 
     def send(self, process: int, tensor: Tensor) -> None:
-        """To `process`; nobody may write to `tensor` before `process` has used it."""
+        """Send `tensor` to `process`; nobody may write to it before `process` has used it."""
         number = next(self._sent.setdefault(process, count(self._first_number)))
         self.sent_bytes[process] = self.sent_bytes.get(process, 0) + tensor.nbytes
         self._peers.send(process, "sync", Tag(self._step, self._stage, number), tensor)
@@ -53,12 +56,8 @@ class Line:
         number = next(self._received.setdefault(process, count(self._first_number)))
         waiting_for = f"{self._what} of stage {self._stage} in step {self._step}"
         message = self._peers.receive(process, "sync", Tag(self._step, self._stage, number), waiting_for=waiting_for)
-        self.link_ns += _link_ns(message.times)
+        self.link_ns += message.times.end_ns - message.times.start_ns
         return message.tensor
-
-
-def _link_ns(times: MessageTimes) -> int:
-    return times.end_ns - times.start_ns
 
 
 class Ring:
@@ -145,7 +144,7 @@ class Rings:
             flat = ring.reduce_scatter(flat, line)
 
     def all_gather(self, flat: Tensor, line: Line) -> None:
-        """Everybody's share of `flat` [padded] to everybody."""
+        """Give every member's share of `flat` [padded] to all."""
         views = [flat]
         for ring in self._rings[:-1]:
             views.append(views[-1].tensor_split(ring.size)[ring.place])
@@ -173,3 +172,137 @@ def pieces(flat: Tensor) -> tuple[Tensor, ...]:
     """Views of at most PIECE_BYTES; none of nothing."""
     num_pieces = -(-flat.nbytes // PIECE_BYTES)
     return flat.tensor_split(num_pieces) if num_pieces else ()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part of a module's parameter in one process's optimizer: elements ``start <= i < end``, or a box of it."""
+
+    stage: int
+    name: str
+    """Name of the whole parameter, in the whole model."""
+    start: int
+    end: int
+    whole: nn.Parameter
+    parameter: nn.Parameter
+    """Parameter that the optimizer updates: `whole`, or a view of the masters of a part of it, of a matrix as one row,
+    for matrices decay."""
+    is_share: bool = False
+    """True if no other process of the site has the same part to put into checkpoints: with ZeRO, and of twins."""
+    offset: tuple[int, ...] | None = None
+    """Place of a box's first element in `whole`, per dimension; None for a run."""
+
+    def take_grad(self) -> None:
+        """Give the part its part of the gradient."""
+        if self.parameter is not self.whole:
+            grad = local_grad(self.whole).view(-1)
+            own = grad if grad.numel() == self.parameter.numel() else grad[self.start : self.end]
+            self.parameter.grad = own.view_as(self.parameter)
+
+
+def local_grad(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter, or of the part of it that this process has."""
+    assert parameter.grad is not None, "every microbatch of the step goes through every parameter"
+    return local_part(parameter.grad)
+
+
+def whole_shards(stage: int, parameters: Mapping[str, nn.Parameter]) -> list[Shard]:
+    """Every parameter as one shard."""
+    return [Shard(stage, name, 0, p.numel(), p, p) for name, p in parameters.items()]
+
+
+class Flat:
+    """Some parameters of a stage in one tensor, the gradients in another; both are padded for `rings`.
+
+    Weights may be kept in the dtype that stages compute in; then a process has more digits in `masters`, what its
+    optimizer updates: with ZeRO-1 of its own share only. Gradients are summed in the masters' dtype.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        parameters: Mapping[str, nn.Parameter],
+        rings: Rings,
+        *,
+        sharded: bool,
+        scattered: bool,
+        compute: torch.dtype = torch.float32,
+    ) -> None:
+        """`sharded`: a process updates its share of the weights only; `scattered`: it gets that share of the sum only.
+
+        Parameters of one dtype and device; from now on they live in the flat tensor, in the dtype `compute`.
+        """
+        self.stage, self.rings, self.sharded, self.scattered = stage, rings, sharded, scattered
+        self.parameters = dict(parameters)
+        like = next(iter(parameters.values()), torch.empty(0))
+        length = rings.padded(sum(p.numel() for p in parameters.values()))
+        self._first, self._end = rings.share(length) if sharded else (0, length)
+        self._weights = torch.zeros(length, dtype=compute, device=like.device)
+        self.masters = self._weights[self._first : self._end]
+        """[end - first]: the share with all its digits; a view of the weights where they have as many."""
+        if self._weights.dtype != like.dtype:
+            self.masters = torch.zeros(self._end - self._first, dtype=like.dtype, device=like.device)
+        self._take_over()
+        self._grads = torch.zeros(length, dtype=self.masters.dtype, device=like.device)
+
+    @torch.no_grad()
+    def _take_over(self) -> None:
+        """Move the parameters, one after the other, so that hardly more memory is needed than there is afterwards."""
+        for (parameter, view), part in zip(self._views(self._weights), self._parts(), strict=True):
+            low, high, master = part
+            master.copy_(parameter.view(-1)[low:high])
+            view.copy_(parameter)
+            parameter.data = view
+            parameter.grad_dtype = self.masters.dtype
+
+    def _views(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        start = 0
+        for parameter in self.parameters.values():
+            yield parameter, flat[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+
+    def _parts(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield the ranges of every parameter's elements in this process's share (first, end), and their masters."""
+        before = 0
+        for parameter in self.parameters.values():
+            low = min(max(self._first - before, 0), parameter.numel())
+            high = max(min(self._end - before, parameter.numel()), low)
+            place = before + low - self._first
+            yield low, high, self.masters[max(place, 0) : max(place, 0) + high - low]
+            before += parameter.numel()
+
+    def clear_grads(self) -> None:
+        """All gradients are zero, and views."""
+        self._grads.zero_()
+        for parameter, view in self._views(self._grads):
+            parameter.grad = view
+
+    @torch.no_grad()
+    def sum_grads(self, line: Line) -> None:
+        """Sum the gradients over the replicas; if scattered, only this process's share is right afterwards."""
+        if self.scattered:
+            self.rings.reduce_scatter(self._grads, line)
+        else:
+            self.rings.all_reduce(self._grads, line)
+
+    @torch.no_grad()
+    def take_masters(self) -> None:
+        """Round the masters, which have changed, to this process's share of the weights."""
+        if self.masters.dtype != self._weights.dtype:
+            self._weights[self._first : self._end].copy_(self.masters)
+
+    @torch.no_grad()
+    def gather_weights(self, line: Line) -> None:
+        """Give every process's share of the weights to all."""
+        if self.sharded:
+            self.rings.all_gather(self._weights, line)
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield the parts of the parameters that this process's optimizer has."""
+        if not self.sharded and self.masters.dtype == self._weights.dtype:
+            yield from whole_shards(self.stage, self.parameters)
+            return
+        for (name, parameter), (low, high, part) in zip(self.parameters.items(), self._parts(), strict=True):
+            if low < high:
+                view = nn.Parameter(part.view(1, -1) if parameter.ndim >= 2 else part)
+                yield Shard(self.stage, name, low, high, parameter, view, self.sharded)

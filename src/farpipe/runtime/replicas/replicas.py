@@ -6,7 +6,8 @@ join the processes.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Final, Protocol
 
@@ -17,9 +18,8 @@ from torch import Tensor
 
 from farpipe.runtime.executor import MessageRow, message_table
 from farpipe.runtime.peers import Peers, TensorMessage
-from farpipe.runtime.replicas.background import BackgroundThread, Task
-from farpipe.runtime.replicas.collectives import Line, Rings
-from farpipe.runtime.replicas.flat import Flat
+from farpipe.runtime.replicas.background import BackgroundThread
+from farpipe.runtime.replicas.collectives import Flat, Line, Rings, Shard
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import ReplicaCollective, RunSpec, collective_link, collectives_of, transfer_of
 from farpipe.step import Problem, Transfer
@@ -28,23 +28,21 @@ from farpipe.transport import ChannelKind, Tag
 REDUCE: Final = 0
 GATHER: Final = 1 << 29
 COMPLETE: Final = 1 << 30
-"""From which numbers on the messages of a stage's reduce, gather and exact gather in one step are counted."""
+"""First numbers of the messages of a stage's reduce, gather and exact gather in one step."""
 
 
 class PipelinePeers:
-    """The pipeline that a process is in: other ranks of its own replica, by their position in it."""
+    """The Messenger of the pipeline that a process is in: other ranks of its own replica, its twins there."""
 
     def __init__(self, peers: Peers, places: Places) -> None:
         self._peers, self.clock = peers, peers.clock
-        self.rank, replica = places.of(peers.rank)
-        self._process = [places.process(rank, replica) for rank in range(places.num_ranks)]
+        self.rank, *replica_and_twin = places.of(peers.rank)
+        self._process = [places.process(rank, *replica_and_twin) for rank in range(places.num_ranks)]
 
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
-        """See Messenger."""
         self._peers.send(self._process[peer], kind, tag, tensor)
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
-        """See Messenger."""
         return self._peers.receive(self._process[peer], kind, tag, waiting_for=waiting_for)
 
 
@@ -52,7 +50,7 @@ class StageSync(Protocol):
     """The collectives of one stage."""
 
     def begin_step(self) -> None:
-        """Before anything else of the step."""
+        """Get ready, before anything else of the step."""
 
     def gather(self, line: Line) -> None:
         """Take the weights that other replicas have updated."""
@@ -62,18 +60,16 @@ class StageSync(Protocol):
 
 
 class WeightSync:
-    """The collectives of a stage that is trained."""
+    """The StageSync of a stage that is trained."""
 
     def __init__(self, flats: Sequence[Flat]) -> None:
         self.flats = flats
 
     def begin_step(self) -> None:
-        """See StageSync."""
         for flat in self.flats:
             flat.clear_grads()
 
     def gather(self, line: Line) -> None:
-        """See StageSync."""
         for flat in self.flats:
             flat.gather_weights(line)
 
@@ -83,13 +79,17 @@ class WeightSync:
             flat.take_masters()
 
     def reduce(self, line: Line) -> None:
-        """See StageSync."""
         for flat in self.flats:
             flat.sum_grads(line)
 
+    def shards(self) -> Iterator[Shard]:
+        """Yield the parts of the stage's parameters that this process's optimizer has."""
+        for flat in self.flats:
+            yield from flat.shards()
+
 
 class RehearsedSync:
-    """Collectives that put as many bytes on their links as the Problem says, and no meaning into them."""
+    """A StageSync whose collectives put as many bytes on their links as the Problem says, and no meaning into them."""
 
     def __init__(
         self,
@@ -111,14 +111,12 @@ class RehearsedSync:
         )
 
     def begin_step(self) -> None:
-        """See StageSync."""
+        """Do nothing: there is nothing to get ready."""
 
     def gather(self, line: Line) -> None:
-        """See StageSync."""
         self._rings.all_gather(self._weights, line)
 
     def reduce(self, line: Line) -> None:
-        """See StageSync."""
         if self._scattered:
             self._rings.reduce_scatter(self._gradient, line)
         else:
@@ -159,8 +157,9 @@ class ReplicaSync:
         """`stages`: those of this process that have collectives; none where there is one replica."""
         self._peers, self._stages = peers, stages
         place = run.places.of(peers.rank)
-        self._collectives = collectives_of(run, place.rank) if stages else []
-        own, links = peers.rank, run.links() if stages else {}
+        self._has_others = bool(stages) and run.num_replicas > 1
+        self._collectives = collectives_of(run, place.rank) if self._has_others else []
+        own, links = peers.rank, run.links() if self._has_others else {}
         between = {pair: name for pair, (name, _) in links.items() if run.problem.between_sites[name]}
         self._link_to = {target: name for (source, target), name in between.items() if source == own}
         self._link_from = {source: name for (source, target), name in between.items() if target == own}
@@ -171,14 +170,14 @@ class ReplicaSync:
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
         self._stagger_s = place.replica * run.problem.traffic.stagger_s
         self._background = BackgroundThread(f"farpipe replicas of {peers.rank}")
-        self._tasks: dict[ReplicaCollective, Task[MessageRow]] = {}
+        self._tasks: dict[ReplicaCollective, Future[MessageRow]] = {}
         reduced = [item.stage for item in self._collectives if item.kind == "reduce"]
         self._turns = sorted(reduced, reverse=True) if run.chunk_costs is not None else []
         """The order of the reduces where every replica has an order of actions of its own."""
         self._done: set[int] = set()
 
     def _no_bytes(self) -> NDArray[np.int64]:
-        return np.zeros(len(self._places) if self._stages else 0, np.int64)
+        return np.zeros(len(self._places) if self._has_others else 0, np.int64)
 
     def _counted(self, run: RunSpec, link: str) -> set[int]:
         if link and run.problem.between_sites[link]:
@@ -188,7 +187,7 @@ class ReplicaSync:
         return {process for process in others if places.site(process) == places.site(own)}
 
     def count_received(self, process: int, num_bytes: int) -> None:
-        """Something else came from `process` in this step: its bytes count here, for that is as good as there."""
+        """Count the bytes of something else that came from `process` in this step, here as well as there."""
         if process in self._link_from:
             self.link_bytes[self._places[self._link_from[process]]] += num_bytes
 
@@ -205,9 +204,9 @@ class ReplicaSync:
             time.sleep(self._stagger_s)
 
     def stage_begins(self, step: int, stage: int) -> None:
-        """Before the first forward of a stage: its weights have to be there."""
+        """Wait for the stage's weights, before its first forward."""
         if task := self._tasks.get(ReplicaCollective("gather", stage)):
-            task.wait()
+            task.result()
 
     def stage_done(self, step: int, stage: int) -> None:
         """Start the stage's reduce, and those that have waited for their turn behind it."""
@@ -239,4 +238,4 @@ class ReplicaSync:
 
     def finish_step(self) -> NDArray[np.int64]:
         """Wait for what has not ended; a row as in `StepEvents.messages` for each of `collectives_of`."""
-        return message_table([self._tasks.pop(item).wait() for item in self._collectives])
+        return message_table([self._tasks.pop(item).result() for item in self._collectives])

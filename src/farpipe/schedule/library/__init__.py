@@ -1,9 +1,12 @@
-"""The named orders. Adding one is one short file and one line in ORDERS."""
+"""The named orders, and those in files of users. Adding one is one short file and one line in ORDERS."""
 
+import importlib.util
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import UsageError
+from farpipe.errors import FarpipeError, InputError, UsageError
 from farpipe.schedule.library.breadth_first import breadth_first
 from farpipe.schedule.library.controllable_memory import v_half, v_min
 from farpipe.schedule.library.eager import eager, extra_forwards
@@ -37,14 +40,48 @@ ORDERS: Final[dict[str, Callable[..., Schedule]]] = {
 """Every named order by the name that users write."""
 
 
-def order(name: str, problem: Problem, **options: Any) -> Schedule:
-    """The order called `name` for `problem`.
+Order = Callable[..., Schedule]
+
+
+def order(method: str | Order, problem: Problem, **options: Any) -> Schedule:
+    """The order `method` for `problem`: a name of ORDERS, ``FILE.py:FUNCTION``, or a function.
 
     UsageError for an unknown name; InputError when the order is not defined for such a problem.
     """
-    if name not in ORDERS:
-        raise UsageError(f"there is no schedule {name!r}{nearest(name, ORDERS)}; known: {', '.join(ORDERS)}")
-    return ORDERS[name](problem, **options)
+    if not isinstance(method, str):
+        return method(problem, **options)
+    if is_in_file(method):
+        return _from_file(method)(problem, **options).renamed(method)
+    if method not in ORDERS:
+        raise UsageError(f"there is no schedule {method!r}{nearest(method, ORDERS)}; known: {', '.join(ORDERS)}")
+    return ORDERS[method](problem, **options)
 
 
-__all__ = ["ORDERS", "extra_forwards", "order"]
+def is_in_file(method: str) -> bool:
+    """True for the name of an order in a user's file: ``FILE.py:FUNCTION``."""
+    return method.rpartition(":")[0].endswith(".py")
+
+
+@cache
+def _from_file(method: str) -> Order:
+    """The function in the file; InputError where there is none, or the file can't be run."""
+    path, _, name = method.rpartition(":")
+    if not Path(path).is_file():
+        raise InputError(f"{path}: there is no such file")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except FarpipeError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path}: can't be imported: {type(error).__name__}: {error}") from error
+    found: Order | None = getattr(module, name, None)
+    if not callable(found):
+        raise InputError(f"{path}: has no function {name!r} from a Problem to a Schedule")
+    return found
+
+
+__all__ = ["ORDERS", "Order", "extra_forwards", "is_in_file", "order"]

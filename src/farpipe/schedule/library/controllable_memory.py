@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from farpipe.schedule.library.list_scheduling import fill_weights, memory_headroom
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
 from farpipe.step import KINDS, Problem, Schedule
+from farpipe.step.codes import encode
 
 PERIOD: Final = 6
 """Slots per microbatch on a rank: F, I and W of two stages."""
@@ -78,6 +79,6 @@ def _is_free_of_collisions(num_ranks: int, block: dict[tuple[int, str], int]) ->
 def _passes(block: dict[tuple[int, str], int], stages: tuple[int, ...], num_microbatches: int) -> NDArray[np.int64]:
     """Codes of F and I of a rank in the order in which the repeated blocks have them."""
     every, both = np.arange(num_microbatches), [(stage, kind) for stage in stages for kind in "FI"]
-    codes = [4 * (stage * num_microbatches + every) + KINDS.index(kind) for stage, kind in both]
+    codes = [encode(KINDS.index(kind), stage * num_microbatches + every) for stage, kind in both]
     slots = [block[stage, kind] + PERIOD * every for stage, kind in both]
     return np.concatenate(codes)[np.argsort(np.concatenate(slots), kind="stable")]

@@ -13,7 +13,7 @@ from farpipe.errors import UsageError
 from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import with_warm_up
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.step import Problem, Schedule
+from farpipe.step import Problem, Schedule, headroom_bytes, num_fitting
 
 
 def eager(problem: Problem, extra: int | Sequence[int] | None = None) -> Schedule:
@@ -57,7 +57,7 @@ def extra_forwards(problem: Problem) -> list[int]:
 
 
 def upstream_sums(of_hop: Sequence[int]) -> list[int]:
-    """For every stage the sum over the hops at or downstream of it."""
+    """Sum over the hops at or downstream of every stage."""
     return [sum(of_hop[stage:]) for stage in range(len(of_hop) + 1)]
 
 
@@ -100,11 +100,9 @@ def _fit_memory(problem: Problem, wanted: list[int]) -> list[int]:
 
 def _most_in_flight(problem: Problem, stage: int) -> int | None:
     """The number of microbatches of `stage` that fit its rank's memory at once (the largest ones taken); None: all."""
-    rank = problem.ranks[problem.stages[stage].rank]
+    headroom = float(headroom_bytes(problem)[problem.stages[stage].rank])
     held = float(problem.table("activation_bytes")[stage].max())
-    if rank.memory_bytes is None or held * problem.num_microbatches <= rank.memory_bytes - rank.static_bytes:
-        return None
-    return max(0, math.floor((rank.memory_bytes - rank.static_bytes) / held * (1 + 1e-9)))
+    return None if held * problem.num_microbatches <= headroom else num_fitting(headroom, held)
 
 
 def _per_stage(extra: int | Sequence[int], num_stages: int) -> list[int]:

@@ -2,16 +2,14 @@
 
 Time moves forward: of all ranks the one that can start something first starts it. Which action a rank would start next
 is kept, and looked at again only when the rank has done something or a message for it has been sent.
-
-`mattered` [4] is told which other rules would have chosen otherwise anywhere: another share of the first forwards,
-another one of the W's, idle ranks levelled or not, the last two together. Where none would, their actions are the same.
 """
 
 import numpy as np
 from numba import njit
 
-F, I, W = 0, 1, 2  # noqa: E741  the letters of the actions
-WARM_UP_FIT, WEIGHT_FIT, LEVEL_IDLE, WEIGHT_FIT_AND_LEVEL_IDLE = 0, 1, 2, 3
+from farpipe.step.codes import F, I, W
+from farpipe.step.inlined import encode, next_stage, put
+
 _NEVER = np.inf
 
 
@@ -33,12 +31,12 @@ def _goes_first(one, other, warm_up_fit):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, inline="always")
-def _next_pass(rank, stages, step, sequence, state, key, rules, mattered):  # type: ignore[no-untyped-def]  # noqa: C901
+def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore[no-untyped-def]  # noqa: C901
     """The F or I that the rank would do next: (start, kind, stage, whether something lacks memory)."""
     duration, taken, _, reserve, headroom = step
     backwards, needed, left_to_chains = sequence
     done, arrival, free, used, last = state
-    strict, alternate, warm_up_fit, reserved, most, other_fit = rules
+    strict, alternate, warm_up_fit, reserved, most = rules
     start, kind, stage, blocked = _NEVER, -1, -1, False
     best_key, best_seconds, best_is_first = _NEVER, 0.0, False
     for s in stages:
@@ -71,8 +69,6 @@ def _next_pass(rank, stages, step, sequence, state, key, rules, mattered):  # ty
             else:
                 mine, others = (at, seconds, is_first, its_key), (start, best_seconds, best_is_first, best_key)
                 better = _goes_first(mine, others, warm_up_fit)
-                if is_first or best_is_first:
-                    mattered[WARM_UP_FIT] |= better != _goes_first(mine, others, other_fit)
             if better:
                 start, kind, stage = at, k, s
                 best_key, best_seconds, best_is_first = its_key, seconds, is_first
@@ -92,48 +88,37 @@ def _next_weights(stages, done):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, inline="always")
-def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, rules, weight_rules, mattered):  # type: ignore[no-untyped-def]
+def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, rules, weight_fit):  # type: ignore[no-untyped-def]
     """(start, kind, stage) of what the rank would do next; a start of infinity: nothing yet."""
-    weight_fit, level_idle, other_fit = weight_rules
     done, free = state[0], state[2]
-    start, kind, stage, blocked = _next_pass(rank, stages, step, sequence, state, key, rules, mattered)
+    start, kind, stage, blocked = _next_pass(rank, stages, step, sequence, state, key, rules)
     of = _next_weights(stages, done)
     now = free[rank]
     if of < 0 or start <= now:
         return start, kind, stage
     seconds, late = step[0][W, of, sequence[0][done[W, of]]], idle[rank] + start - now > longest_idle + 1e-12
-    fits = blocked or _fits_before(now, seconds, weight_fit, start)
-    others = blocked or _fits_before(now, seconds, other_fit, start)
-    chosen = fits or (level_idle and late)
-    mattered[WEIGHT_FIT] |= chosen != (others or (level_idle and late))
-    mattered[LEVEL_IDLE] |= chosen != (fits or (late and not level_idle))
-    mattered[WEIGHT_FIT_AND_LEVEL_IDLE] |= chosen != (others or (late and not level_idle))
-    return (now, W, of) if chosen else (start, kind, stage)
+    if blocked or late or _fits_before(now, seconds, weight_fit, start):
+        return now, W, of
+    return start, kind, stage
 
 
 @njit(cache=True, inline="always")
 def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
     """Send the message of an F or I; the stage that gets it, or -1."""
     link, occupies_s, arrives_after_s, _ = wires
-    target = stage + 1 if kind == F else stage - 1
-    if kind == F and target == arrival.shape[1]:
+    target = next_stage(stage, kind)  # F and I are the directions of their messages
+    if target == arrival.shape[1]:
         arrival[I, stage, j] = end
         return stage
-    if target < 0:
-        return -1
-    name = link[kind, stage, j]
-    if name < 0:
-        arrival[kind, target, j] = end
-    else:
-        on_link = max(end, link_free[name])
-        link_free[name] = on_link + occupies_s[kind, stage, j]
-        arrival[kind, target, j] = on_link + arrives_after_s[kind, stage, j]
+    if target >= 0:
+        start = put(link[kind, stage, j], end, occupies_s[kind, stage, j], link_free)
+        arrival[kind, target, j] = start + arrives_after_s[kind, stage, j]
     return target
 
 
 @njit(cache=True)
 def play(  # type: ignore[no-untyped-def]
-    stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weight_rules, codes, mattered, limit_s
+    stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weight_fit, codes, limit_s
 ):
     """Write the actions into `codes` as they start; (how many there are, makespan, longest time of any rank).
 
@@ -157,7 +142,7 @@ def play(  # type: ignore[no-untyped-def]
     for count in range(codes.size):
         for r in stale[:num_stale]:  # in one place: what is inlined twice takes twice as long to compile
             start[r], choice[r, 0], choice[r, 1] = _next_action(
-                r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_rules, mattered
+                r, stages_of_rank[r], step, sequence, state, idle, longest_idle, key, rules, weight_fit
             )
         rank = 0
         for r in range(1, num_ranks):
@@ -168,7 +153,7 @@ def play(  # type: ignore[no-untyped-def]
         kind, stage = choice[rank]
         j = done[kind, stage] if kind == F else sequence[0][done[kind, stage]]
         done[kind, stage] += 1
-        codes[count] = 4 * (stage * num_microbatches + j) + kind
+        codes[count] = encode(kind, stage * num_microbatches + j)
         end = start[rank] + duration[kind, stage, j]
         if began[rank] < 0:
             began[rank] = start[rank]

@@ -5,8 +5,8 @@ as numbers, and how much memory it wants to use. W is nobody's input, so it fill
 or makes room when memory is full (the heuristic of Zero Bubble Pipeline Parallelism, arXiv 2401.10241).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from farpipe.errors import InfeasibleError
 from farpipe.schedule.library.chained import chained_ranks
 from farpipe.schedule.library.placement import microbatch_bytes
-from farpipe.step import KINDS, Problem, Schedule, byte_tables
+from farpipe.step import ROUNDING, Problem, Schedule, byte_tables, headroom_bytes, need_tables
+from farpipe.step.codes import NUM_KINDS, B, F, I, cell_of, encode, kind_of, slot_of
 from farpipe.units import format_bytes
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64] | NDArray[np.int32]
-_F, _B = KINDS.index("F"), KINDS.index("B")
 Arguments = tuple[Any, ...]
 """Arrays of a Problem that the kernel reads, whatever the rules."""
 Played = tuple[tuple[float, float], NDArray[np.int64]]
@@ -41,15 +41,14 @@ class Rules:
     warm_up_fit: float = 0.0
     """The share of an F that must be over when an I's message arrives, as long as no I has been done."""
     weight_fit: float = 1.0
-    """The share of a W that must be over when the next F or I can start."""
-    level_idle: bool = True
-    """Do a W that does not fit if the rank would otherwise come to have waited longest of all."""
+    """The share of a W that must be over when the next F or I can start; less, where the rank would otherwise come to
+    have waited longest of all."""
     reserve: float = 1.0
     """Multiple of the reserve of its stage that an F leaves free."""
     strict: bool = False
     """F and I exactly in the order of their keys; otherwise the key decides between those that can start."""
     most_in_flight: tuple[int, ...] = ()
-    """So many microbatches at most are between F and W on every stage; none given: as many as memory holds."""
+    """Largest number of microbatches between F and W on every stage; none given: as many as memory holds."""
 
 
 def list_schedule(
@@ -60,7 +59,6 @@ def list_schedule(
     method: str,
     reserve_bytes: Floats | None = None,
     limit_s: float = np.inf,
-    rival: Callable[[Problem, Arguments, Played], Played] | None = None,
 ) -> Schedule:
     """The best (least makespan, then least time of the busiest rank) of the schedules that `rules`, best first, give.
 
@@ -68,28 +66,30 @@ def list_schedule(
     every rank may take, `reserve_bytes` [S] what a forward of every stage leaves of it, zero if not given. Messages
     take their links in the order in which they are made; collectives are not looked at. Of use is only what is faster
     than `limit_s`: where the first few rules are far above, the others, which seldom differ by much, are not tried.
-    `rival` may replace the best one. InfeasibleError when memory leaves nothing to start.
+    InfeasibleError when memory leaves nothing to start.
     """
     reserve_bytes = np.zeros(problem.num_stages) if reserve_bytes is None else reserve_bytes
-    arguments = _arguments(problem, headroom_bytes, reserve_bytes)
+    for leaves_growth in (False, True):  # room that is kept for larger stashes is worth less than what it costs
+        arguments = _arguments(problem, headroom_bytes, reserve_bytes, leaves_growth=leaves_growth)
+        best = _best_of(problem, arguments, key, rules, limit_s)
+        if best[1].size:
+            break
+    else:
+        raise _stuck(problem, headroom_bytes, method)
+    return _decode(problem, best[1], method)
+
+
+def _best_of(problem: Problem, arguments: Arguments, key: Floats, rules: Sequence[Rules], limit_s: float) -> Played:
+    """The best of what the rules give; no codes where memory leaves nothing to start under any of them."""
     affordable = max(1, MOST_ACTIONS_TO_PLAY // _num_actions(problem))
     best = (np.inf, np.inf), np.empty(0, np.int64)
-    known: set[Rules] = set()
     for tried, rule in enumerate(rules[:affordable]):
         if tried == FIRST_RULES and FAR_ABOVE * limit_s < best[0][0] < np.inf:
             break
-        if rule in known:
-            continue
-        other = _other(rule, rules)
-        (seconds, codes), mattered = _play(problem, arguments, key, (rule, other), best[0][0])
-        known.update(_alike(rule, other, mattered))
+        seconds, codes = _play(problem, arguments, key, rule, best[0][0])
         if codes.size == _num_actions(problem) and seconds < best[0]:
             best = seconds, codes
-    if not best[1].size:
-        raise _stuck(problem, headroom_bytes, method)
-    if rival is not None and best[0][0] <= FAR_ABOVE * limit_s:
-        best = rival(problem, arguments, best)
-    return _decode(problem, best[1], method)
+    return best
 
 
 def fill_weights(problem: Problem, passes: Sequence[Codes], headroom_bytes: Floats, method: str) -> Schedule:
@@ -102,106 +102,81 @@ def fill_weights(problem: Problem, passes: Sequence[Codes], headroom_bytes: Floa
         begin = np.cumsum([0, *(codes.size for codes in passes)])
         ranks = Schedule.from_codes(count, np.concatenate(passes), begin, method).ranks
         passes = [Schedule(count, [order]).codes for order in chained_ranks(problem, ranks)]
-    taken, freed = byte_tables(problem)
-    headroom_bytes = np.maximum(headroom_bytes, [_least_bytes(codes, taken, freed) for codes in passes])
+    tables = need_tables(problem)
+    headroom_bytes = np.maximum(headroom_bytes, [_least_bytes(codes, *tables) for codes in passes])
     key = np.zeros((2, problem.num_stages, count))
     for codes in passes:
-        key[codes & 3, (codes >> 2) // count, (codes >> 2) % count] = np.arange(codes.size)
+        key[kind_of(codes), *cell_of(codes, count)] = np.arange(codes.size)
     rules = (Rules(strict=True), Rules(strict=True, weight_fit=0.5))
     return list_schedule(problem, key, headroom_bytes, rules, method)
 
 
-def _least_bytes(passes: Codes, taken: Floats, freed: Floats) -> float:
-    """Bytes that F and I in this order hold if every W follows its I at once: as a B in its place."""
-    joined = np.where(passes & 3 == _F, passes, passes - passes % 4 + _B)
-    return float((np.cumsum(taken[joined]) - np.cumsum(freed[joined]) + freed[joined]).max(initial=0.0))
+def _least_bytes(passes: Codes, needed: Floats, released: Floats) -> float:
+    """Bytes that F and I in this order need if every W follows its I at once: as a B in its place."""
+    joined = np.where(kind_of(passes) == F, passes, encode(B, slot_of(passes)))
+    net = needed[joined] - released[joined]
+    return float((np.cumsum(net) - net + needed[passes]).max(initial=0.0)) * (1 + ROUNDING)
 
 
 def memory_headroom(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:
-    """Bytes that the activations of every rank may take: as the order wants, but no more than the rank has: [R]."""
-    has = [np.inf if rank.memory_bytes is None else rank.memory_bytes - rank.static_bytes for rank in problem.ranks]
-    return np.asarray(np.minimum(has, wanted_bytes), np.float64)
+    """Bytes that the activations of every rank may take: as the order wants, but no more than the rank has: [R].
+
+    Orders count in activations; where a stash is larger, there is room for one of these as well.
+    """
+    growth = _most_of_rank(problem, -byte_tables(problem)[1])  # what frees less than nothing
+    return np.minimum(headroom_bytes(problem), (wanted_bytes + growth) * (1 + ROUNDING))
+
+
+def _most_of_rank(problem: Problem, bytes_by_code: Floats) -> Floats:
+    """Largest number of bytes of any action of every rank, at least 0: [R]."""
+    most = bytes_by_code.reshape(problem.num_stages, -1).max(axis=1)
+    return np.array([most[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
 
 
 def _num_actions(problem: Problem) -> int:
     return 3 * problem.num_stages * problem.num_microbatches
 
 
-def _arguments(problem: Problem, headroom_bytes: Floats, reserve_bytes: Floats) -> Arguments:
+def _arguments(problem: Problem, headroom_bytes: Floats, reserve_bytes: Floats, *, leaves_growth: bool) -> Arguments:
     stages = np.full((problem.num_ranks, problem.num_stages), -1)
     for rank, mine in enumerate(problem.stages_of_rank):
         stages[rank, : len(mine)] = mine
     duration_s = np.stack([problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")])
-    tables = [table.reshape(*duration_s.shape[1:], len(KINDS)) for table in byte_tables(problem)]
-    step = (duration_s, *tables, reserve_bytes, headroom_bytes * (1 + 1e-9))
+    tables = [table.reshape(*duration_s.shape[1:], NUM_KINDS) for table in need_tables(problem)]
+    step = (duration_s, *tables, reserve_bytes, headroom_bytes)
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
     wires = (*problem.traffic.messages.figures, len(problem.links))
-    return stages, rank_of_stage, step, _sequence(problem), wires
+    return stages, rank_of_stage, step, _sequence(problem, leaves_growth=leaves_growth), wires
 
 
-def _sequence(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """(backwards [M], forwards needed before each [M], bytes that other forwards leave to a chain's start [R]).
+def _sequence(problem: Problem, *, leaves_growth: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """(backwards [M], forwards needed before each [M], bytes that other forwards leave to a backward [R]).
 
-    Without chains no forward is held to be needed, and nothing is left.
+    Without chains no forward is held to be needed. `leaves_growth`: leave room for stashes larger than activations.
     """
     chains = problem.chains
-    if not chains.any:
-        nothing = np.zeros(problem.num_microbatches, np.int64)
-        return chains.backwards, nothing, _largest_chains(problem)
-    return chains.backwards, chains.forwards_needed(), _largest_chains(problem)
+    nothing = np.zeros(problem.num_microbatches, np.int64)
+    tables = need_tables(problem) if leaves_growth else byte_tables(problem)
+    left = _most_of_rank(problem, tables[0][I::NUM_KINDS])
+    return chains.backwards, chains.forwards_needed() if chains.any else nothing, left
 
 
-def _largest_chains(problem: Problem) -> Floats:
-    """Bytes of the largest chain's gradients of keys and values in any one stage of every rank: [R]."""
-    largest = problem.chains.sums(problem.table("chain_bytes")).max(axis=1)
-    return np.array([largest[list(mine)].max(initial=0.0) for mine in problem.stages_of_rank])
-
-
-def _other(rule: Rules, rules: Sequence[Rules]) -> Rules:
-    """`rule` with another one's shares, where `rules` have two of each, and the other choice about idle ranks."""
-    warm_up, weights = {r.warm_up_fit for r in rules}, {r.weight_fit for r in rules}
-    warm_up_fit = sum(warm_up) - rule.warm_up_fit if len(warm_up) == 2 else rule.warm_up_fit
-    weight_fit = sum(weights) - rule.weight_fit if len(weights) == 2 else rule.weight_fit
-    return replace(rule, warm_up_fit=warm_up_fit, weight_fit=weight_fit, level_idle=not rule.level_idle)
-
-
-def _alike(rule: Rules, other: Rules, mattered: NDArray[np.bool_]) -> Iterator[Rules]:
-    """The rules that give the same actions as `rule`, with those of the `other` shares and choices not `mattered`."""
-    warm_up, weight, level, both = mattered.tolist()
-    choices = [(rule.weight_fit, rule.level_idle)]
-    choices += [] if weight else [(other.weight_fit, rule.level_idle)]
-    choices += [] if level else [(rule.weight_fit, other.level_idle)]
-    choices += [] if both else [(other.weight_fit, other.level_idle)]
-    for warm_up_fit in (rule.warm_up_fit,) if warm_up else (rule.warm_up_fit, other.warm_up_fit):
-        for weight_fit, level_idle in choices:
-            yield replace(rule, warm_up_fit=warm_up_fit, weight_fit=weight_fit, level_idle=level_idle)
-
-
-def _play(
-    problem: Problem, arguments: Arguments, key: Floats, pair: tuple[Rules, Rules], limit_s: float
-) -> tuple[Played, NDArray[np.bool_]]:
-    """The actions in the order of the first rules; fewer of them if the makespan is sure to be over `limit_s`.
-
-    And which of the second ones' choices would have changed them, see `list_kernel`.
-    """
+def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, limit_s: float) -> Played:
+    """The actions in the order of the rules; fewer of them if the makespan is sure to be over `limit_s`."""
     from farpipe.schedule.library import list_kernel  # here, for numba takes a third of a second to import
 
-    rules, other = pair
     codes = np.empty(_num_actions(problem), np.int64)
     most = np.array(rules.most_in_flight or (problem.num_microbatches + 1,) * problem.num_stages, np.int64)
-    warm_up_fit, other_fit = float(rules.warm_up_fit), float(other.warm_up_fit)
-    choice = (rules.strict, rules.alternate, warm_up_fit, float(rules.reserve), most, other_fit)
+    choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve), most)
     kernel: Any = list_kernel.play
-    weight_rules = (float(rules.weight_fit), rules.level_idle, float(other.weight_fit))
-    mattered = np.zeros(4, np.bool_)
-    count, *seconds = kernel(*arguments, key, choice, weight_rules, codes, mattered, limit_s * (1 + 1e-8))
+    count, *seconds = kernel(*arguments, key, choice, float(rules.weight_fit), codes, limit_s * (1 + 1e-8))
     makespan, longest = (float(f"{s:.9g}") for s in seconds)
-    return ((makespan, longest), codes[:count]), mattered
+    return (makespan, longest), codes[:count]
 
 
 def _decode(problem: Problem, codes: NDArray[np.int64], method: str) -> Schedule:
     rank_of_stage = np.array([stage.rank for stage in problem.stages])
-    ranks = rank_of_stage[codes // (len(KINDS) * problem.num_microbatches)]
+    ranks = rank_of_stage[cell_of(codes, problem.num_microbatches)[0]]
     begin = np.concatenate(([0], np.cumsum(np.bincount(ranks, minlength=problem.num_ranks))))
     return Schedule.from_codes(problem.num_microbatches, codes[np.argsort(ranks, kind="stable")], begin, method)
 

@@ -1,12 +1,12 @@
 """ZB-1p and ZB-2p: zero bubble within a memory limit (Qi et al., arXiv 2401.10241).
 
 Input gradients go before forwards, forwards run ahead as far as memory lets them, and W fills the gaps. Whether a
-forward may hold up the first input gradients, and a W the next pass, is tried out; so are the eight orders of the
-heuristic that was published with the paper (`rounds`).
+forward may hold up the first input gradients, and a W the next pass, is tried out. Where the fixed pattern of ZB-H1 or
+ZB-H2 fits the same memory and is shorter, it is taken.
 """
 
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from farpipe.errors import UsageError
 from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_headroom
+from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.schedule.library.rounds import or_in_rounds
-from farpipe.step import Problem, Schedule
+from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
+from farpipe.step import ROUNDING, Problem, Schedule
 
-_FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5), (True, False))
+_FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
+MOST_ACTIONS: Final = 20_000
+"""Stages times microbatches up to which the fixed patterns are tried too: longer steps are ruled by the list."""
 
 
 def zb_1p(problem: Problem, limit: float = 1.0, limit_s: float = np.inf) -> Schedule:
@@ -45,8 +48,21 @@ def memory_limited(problem: Problem, limit: float, method: str, limit_s: float =
     wanted = _chained_1f1b_bytes(problem, limit) if has_chains else _of_1f1b_bytes(problem, limit)
     key = np.zeros((2, problem.num_stages, problem.num_microbatches))
     key[0] = 1.0
-    options: dict[str, Any] = {} if has_chains else {"rival": or_in_rounds}
-    return list_schedule(problem, key, memory_headroom(problem, wanted), RULES, method, limit_s=limit_s, **options)
+    headroom = memory_headroom(problem, wanted)
+    found = list_schedule(problem, key, headroom, RULES, method, limit_s=limit_s)
+    few = problem.num_stages * problem.num_microbatches <= MOST_ACTIONS
+    return _or_shorter(problem, found, headroom) if few and not has_chains and np.isinf(limit_s) else found
+
+
+def _or_shorter(problem: Problem, found: Schedule, headroom: NDArray[np.float64]) -> Schedule:
+    """The shortest of `found` and the patterns ZB-H1 and ZB-H2 that fit `headroom` ([R], bytes); `found` if equal."""
+    most = headroom + [rank.static_bytes for rank in problem.ranks]
+    patterns = [zb_h1(problem), zb_h2(problem)]
+    fitting = [pattern for pattern in patterns if np.all(peak_memory_bytes(problem, pattern) <= most)]
+    times_s = {order: makespan_s(problem, order) for order in fitting}
+    shortest = min(times_s, key=times_s.__getitem__, default=found)
+    shorter = fitting and times_s[shortest] < makespan_s(problem, found) * (1 - ROUNDING)
+    return shortest.renamed(found.method) if shorter else found
 
 
 def _of_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.step import KINDS, Problem, Schedule
+from farpipe.step import Problem, Schedule
+from farpipe.step.codes import B, F, encode
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
@@ -22,13 +23,14 @@ def with_warm_up(problem: Problem, warm_up: Sequence[int], method: str) -> Sched
     count = problem.num_microbatches
     stage_of = {spec.rank: stage for stage, spec in enumerate(problem.stages)}
     stages = [stage_of.get(rank) for rank in range(problem.num_ranks)]
-    orders = [_stage_codes(count, min(warm_up[s], count)) + 4 * s * count for s in stages if s is not None]
+    orders = [_stage_codes(s, count, min(warm_up[s], count)) for s in stages if s is not None]
     begin = np.cumsum([0, *(0 if stage is None else 2 * count for stage in stages)])
     return chained(problem, Schedule.from_codes(count, np.concatenate(orders), begin, method))
 
 
-def _stage_codes(num_microbatches: int, ahead: int) -> NDArray[np.int64]:
-    """Codes of stage 0: `ahead` forwards, a forward and a backward in turn, the backwards that are left."""
-    forwards, backwards = (4 * np.arange(num_microbatches) + KINDS.index(kind) for kind in "FB")
+def _stage_codes(stage: int, num_microbatches: int, ahead: int) -> NDArray[np.int64]:
+    """Codes of a stage: `ahead` forwards, a forward and a backward in turn, the backwards that are left."""
+    slots = stage * num_microbatches + np.arange(num_microbatches)
+    forwards, backwards = encode(F, slots), encode(B, slots)
     joined = np.stack([forwards[ahead:], backwards[: num_microbatches - ahead]], axis=1)
     return np.concatenate([forwards[:ahead], joined.reshape(-1), backwards[num_microbatches - ahead :]])

@@ -11,17 +11,17 @@ from farpipe.schedule.library.list_scheduling import Floats, Rules, list_schedul
 from farpipe.schedule.library.placement import require_v_shape
 from farpipe.step import Problem, Schedule
 
-_FLAGS: Final = product((True, False), (0.0, 1.0), (0.5, 1.0), (False, True), (1, 2))
+_FLAGS: Final = product((True, False), (0.0, 1.0), (0.5, 1.0), (1, 2))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
-_SHARING_FLAGS: Final = product((False,), (0.0,), (0.5, 1.0), (True, False), (0, 1))
+_SHARING_FLAGS: Final = product((False,), (0.0,), (0.5, 1.0), (0, 1))
 SHARING: Final = tuple(Rules(*flags) for flags in _SHARING_FLAGS)
-"""Of use where the stages of a rank share its memory by how long each holds a microbatch."""
+"""Rules for stages that share their rank's memory by how long each holds a microbatch."""
 PACES: Final = (0.5, 1.0, 2.0)
 """Time by which a stage holds a microbatch longer than alone, as its rank has others to do: in F + I + W of a rank."""
 
 
 def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
-    """Of what can start, backwards go before forwards or in turn with them, and always the later stage first.
+    """Backwards that can start go before forwards or in turn with them, and always the later stage first.
 
     It uses all memory that the ranks have. A forward on a stage down leaves room for one or two on those up, so that
     the microbatches in flight can always reach the loss. Where links are slow that is too little: the stages down take
@@ -64,7 +64,7 @@ def _shares(problem: Problem, headroom: Floats, paces: float) -> tuple[int, ...]
 
 
 def _holding_s(problem: Problem, paces: float) -> Floats:
-    """From the start of a microbatch's F to the end of its I on every stage, all links free: [S]."""
+    """Seconds from the start of a microbatch's F to the end of its I on every stage, all links free: [S]."""
     forward, inputs, weights = (
         problem.table(name).mean(axis=1) for name in ("forward_s", "input_grad_s", "weight_grad_s")
     )

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from farpipe.schedule.library.list_scheduling import fill_weights, memory_headroom
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
-from farpipe.step import KINDS, Problem, Schedule
-
-_F, _I = KINDS.index("F"), KINDS.index("I")
+from farpipe.step import Problem, Schedule
+from farpipe.step.codes import NUM_KINDS, F, I, encode
 
 
 def zbv(problem: Problem) -> Schedule:
@@ -27,15 +26,11 @@ def _passes(position: int, num_ranks: int, num_microbatches: int) -> NDArray[np.
     """Codes of the rank with stage `position` (down) and its mirror (up); what has run out leaves the pattern."""
     down, up = position, 2 * num_ranks - 1 - position
     to_go = num_ranks - position
-    pattern: list[tuple[int, int]] = [(down, _F)] * (2 * to_go - 1)
-    pattern += [(up, _F), (down, _F)] * position
-    pattern += [(up, _F), (up, _I)] * to_go
-    pattern += [(down, _F), (down, _I), (up, _F), (up, _I)] * num_microbatches
-    done = dict.fromkeys(pattern, 0)
-    codes = []
-    for stage, kind in pattern:
-        microbatch = done[stage, kind]
-        if microbatch < num_microbatches and (kind == _F or microbatch < done[stage, _F]):
-            codes.append(4 * (stage * num_microbatches + microbatch) + kind)
-            done[stage, kind] += 1
-    return np.array(codes)
+    firsts = [encode(kind, stage * num_microbatches) for kind in (F, I) for stage in (down, up)]
+    down_f, up_f, down_i, up_i = firsts
+    pattern = [down_f] * (2 * to_go - 1) + [up_f, down_f] * position + [up_f, up_i] * to_go
+    codes = np.array(pattern + [down_f, down_i, up_f, up_i] * num_microbatches)
+    microbatch = np.empty_like(codes)
+    for first in firsts:
+        microbatch[codes == first] = np.arange(np.count_nonzero(codes == first))
+    return np.asarray((codes + NUM_KINDS * microbatch)[microbatch < num_microbatches])

@@ -5,9 +5,13 @@ Bubble of the longest rank and peak activations, for F, I, W the times of a stag
 than F and I, and with enough microbatches: p for ZB-H1, 2p - 1 for ZB-H2.
 """
 
+import numpy as np
+from numpy.typing import NDArray
+
 from farpipe.schedule.library.chained import chained
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.step import Action, Kind, Problem, RankOrder, Schedule
+from farpipe.step import Problem, Schedule
+from farpipe.step.codes import F, I, W, encode
 
 
 def zb_h1(problem: Problem) -> Schedule:
@@ -23,21 +27,16 @@ def zb_h2(problem: Problem) -> Schedule:
 
 
 def _handcrafted(problem: Problem, factor: int, method: str) -> Schedule:
-    orders: list[RankOrder] = [()] * problem.num_ranks
-    last = problem.num_stages - 1
-    for stage, spec in enumerate(problem.stages):
-        ahead, put_off = factor * (last - stage), factor * stage
-        orders[spec.rank] = _stage_order(stage, ahead, put_off, problem.num_microbatches)
-    return chained(problem, Schedule(problem.num_microbatches, tuple(orders), method))
+    count, last = problem.num_microbatches, problem.num_stages - 1
+    stages = [mine[0] for mine in problem.stages_of_rank]
+    codes = [_stage_codes(stage, factor * (last - stage), factor * stage, count) for stage in stages]
+    begin = 3 * count * np.arange(problem.num_ranks + 1)
+    return chained(problem, Schedule.from_codes(count, np.concatenate(codes), begin, method))
 
 
-def _stage_order(stage: int, ahead: int, put_off: int, num_microbatches: int) -> RankOrder:
-    """In every round one F, the I that is `ahead` microbatches behind it, the W that is `put_off` behind that."""
-    order = []
-    behind: tuple[tuple[Kind, int], ...] = (("F", 0), ("I", ahead), ("W", ahead + put_off))
-    for turn in range(num_microbatches + ahead + put_off):
-        for kind, late in behind:
-            microbatch = turn - late
-            if 0 <= microbatch < num_microbatches:
-                order.append(Action(stage, kind, microbatch))
-    return tuple(order)
+def _stage_codes(stage: int, ahead: int, put_off: int, num_microbatches: int) -> NDArray[np.int64]:
+    """Codes of rounds: an F, the I that is `ahead` microbatches behind it, the W that is `put_off` behind that."""
+    microbatches, kinds = np.arange(num_microbatches), np.array([F, I, W])
+    rounds = microbatches[:, None] + [0, ahead, ahead + put_off]
+    codes = encode(kinds, (stage * num_microbatches + microbatches)[:, None])
+    return np.asarray(codes.ravel()[np.argsort((3 * rounds + kinds).ravel())])

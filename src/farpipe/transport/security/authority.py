@@ -76,7 +76,7 @@ def make_throwaway(folder: Path, sites: Sequence[str]) -> None:
 
 
 def _elliptic_curves() -> ModuleType:
-    """Of the library that makes certificates; InputError where it is not installed."""
+    """Module of the library that makes certificates; InputError where it is not installed."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:

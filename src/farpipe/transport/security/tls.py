@@ -47,7 +47,7 @@ class TlsFiles:
 
     @classmethod
     def find(cls, folder: Path | str, site: str) -> Self:
-        """Those in `folder`, or in its subfolder `site` where one authority's folder holds all; InputError if none."""
+        """The files in `folder`, or in its subfolder `site` if one authority's folder holds all; InputError if none."""
         place = next((p for p in (Path(folder) / quote(site), Path(folder)) if (p / CERTIFICATE_FILE).is_file()), None)
         if place is None:
             below = f" and no {site}/{CERTIFICATE_FILE}" if site else ""
@@ -93,7 +93,7 @@ class Credentials:
             self._read_at, self._contexts = self._look(files), self._load(files)
 
     def context(self, *, server: bool) -> ssl.SSLContext | None:
-        """For the next connection; None: not encrypted."""
+        """Context of the next connection; None: not encrypted."""
         files = self._files
         if files is None:
             return None

@@ -1,0 +1,139 @@
+"""Chunks over two sites, or a replica at each: which is faster, by bandwidth, model and context length.
+
+    FARPIPE_DATA=... python -m benchmarks.sequences.sequences_crossover --rows ROWS [--models 7b] [--cuts 49152]
+    python -m benchmarks.sequences.sequences_crossover --rows ROWS --table [--plot FILE.svg]
+
+Two sites of 16 A100 with 80 GB, 20 ms apart; 512 code files a step, cut at 48K, 128K and 256K tokens, gradients summed
+in bf16. Each setting is planned once with all free; a row has the best plan of every kind that the planner of batches
+finds: `pipeline` sends chunks over the sites; `replicas` have whole pipelines, or none, in each site (Ulysses, tensor
+parallelism, ZeRO-1 or 3), and gradients cross, beside the last backward as far as that lasts; `alone` is one site.
+Ratios above 1: chunks over the sites are faster. Simulated.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.sequences.sequences_many import read_corpora
+from benchmarks.sequences.sequences_paper import models
+from farpipe.errors import InfeasibleError
+from farpipe.sequences import sample_lengths
+from farpipe.sequences.batch_planner import BatchPlan, plan_batch
+from farpipe.spec import Cluster, Job, Model, SiteLink, Training, preset_model, preset_site
+
+CUTS = (49152, 131072, 262144)
+GBITS = (10, 25, 50, 100, 200)
+BATCH, DEVICES, LATENCY_S = 512, 16, 0.02
+KINDS = {"pipeline": "pipeline over sites", "replicas": "replicas across sites", "alone": "one site"}
+
+
+def job(model: Model, gbit: float) -> Job:
+    """The training, free in its layout."""
+    ends, rate = (("a", "b"), ("b", "a")), gbit * 1e9 / 8
+    links = tuple(SiteLink(source=a, target=b, latency_s=LATENCY_S, bandwidth_bytes_per_s=rate) for a, b in ends)
+    sites = tuple(preset_site(name, "a100-80gb", DEVICES) for name in "ab")
+    return Job(
+        model=model,
+        training=Training(sequence_length=max(CUTS), global_batch=BATCH, grad_reduce_in_fp32=False),
+        cluster=Cluster(sites=sites, links=links),
+    )
+
+
+def row(model: Model, cut: int, gbit: float, draw: int) -> dict[str, Any]:
+    """Step and layout of every kind's best plan; None where nothing fits."""
+    lengths = np.minimum(sample_lengths(read_corpora()["code"], BATCH, draw), cut)
+    try:
+        best = plan_batch(job(model, gbit), lengths)
+    except InfeasibleError:
+        return {}
+    plans = (best, *best.others)
+    return {name: described([plan for plan in plans if plan.kind.startswith(kind)]) for name, kind in KINDS.items()}
+
+
+def described(plans: Sequence[BatchPlan]) -> dict[str, Any] | None:
+    """The first, the fastest, in figures."""
+    if not plans:
+        return None
+    one = plans[0]
+    return {"step_s": round(one.step_s, 3), "degrees": one.degrees, "slices": one.num_slices}
+
+
+def ratio(found: dict[str, Any]) -> float:
+    """Step of replicas over that of chunks over the sites; infinite if replicas do not fit, NaN if neither does."""
+    steps = [(found.get(name) or {"step_s": np.inf})["step_s"] for name in ("replicas", "pipeline")]
+    return float(np.nan if min(steps) == np.inf else steps[0] / steps[1])
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Ratios as Markdown, bandwidth to the right."""
+    yield f"| model | cut at | {' | '.join(f'{gbit} Gbit/s' for gbit in GBITS)} |"
+    yield "|---" * (2 + len(GBITS)) + "|"
+    for model, cut in dict.fromkeys((found["model"], found["cut"]) for found in rows):
+        mine = {found["gbit"]: ratio(found) for found in rows if (found["model"], found["cut"]) == (model, cut)}
+        cells = [cell(mine[gbit]) if gbit in mine else "" for gbit in GBITS]
+        yield f"| {model} | {cut} | {' | '.join(cells)} |"
+
+
+def cell(value: float) -> str:
+    """``1.36``, and what fits where one of the two does not."""
+    return "none fits" if np.isnan(value) else "chunks only" if value == np.inf else f"{value:.2f}"
+
+
+def draw_map(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """A panel for each context length, bandwidth to the right, a line for each model."""
+    from matplotlib import pyplot as plt
+
+    cuts = sorted({found["cut"] for found in rows})
+    figure, grid = plt.subplots(
+        1, len(cuts), figsize=(1 + 3.5 * len(cuts), 3.6), sharey=True, layout="constrained", squeeze=False
+    )
+    panels = grid[0]
+    for panel, cut in zip(panels, cuts, strict=True):
+        for model in dict.fromkeys(found["model"] for found in rows):
+            points = sorted((r["gbit"], ratio(r)) for r in rows if (r["model"], r["cut"]) == (model, cut))
+            points = [point for point in points if np.isfinite(point[1])]
+            panel.plot(*zip(*points, strict=True), marker="o", label=model) if points else None
+        panel.axhline(1, color="#555", linewidth=0.8)
+        panel.set_xscale("log")
+        panel.set_xticks(GBITS, [str(gbit) for gbit in GBITS])
+        panel.minorticks_off()
+        panel.set_title(f"documents cut at {cut // 1024}K tokens")
+        panel.set_xlabel("Gbit/s between the sites")
+    panels[0].set_ylabel("step of a replica at each site\n/ step of chunks over the sites")
+    panels[0].legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Write a row for every setting, or print the table of those that are there."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    known = models() | {"70b": preset_model("llama-3-70b")}
+    parser.add_argument("--models", nargs="+", choices=list(known), default=list(known))
+    parser.add_argument("--cuts", type=int, nargs="+", default=CUTS)
+    parser.add_argument("--gbits", type=int, nargs="+", default=GBITS)
+    parser.add_argument("--draws", type=int, nargs="+", default=[1])
+    parser.add_argument("--rows", type=Path, required=True, help="File that gets every row as it comes.")
+    parser.add_argument("--table", action="store_true", help="Print and plot the rows that are there.")
+    parser.add_argument("--plot", type=Path)
+    arguments = parser.parse_args()
+    if not arguments.table:
+        for draw, cut, gbit, name in product(arguments.draws, arguments.cuts, arguments.gbits, arguments.models):
+            facts = {"model": name, "cut": cut, "gbit": gbit, "draw": draw}
+            with arguments.rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(facts | row(known[name], cut, gbit, draw)) + "\n")
+    rows = sorted(
+        map(json.loads, arguments.rows.read_text(encoding="utf-8").splitlines()),
+        key=lambda found: (list(known).index(found["model"]), found["cut"], found["gbit"]),
+    )
+    print(*table(rows), sep="\n")
+    if arguments.plot is not None:
+        draw_map(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The planner of batches, free in its layout, against other methods under the same cost model, each at its best.
+
+    FARPIPE_DATA=... python -m benchmarks.sequences.sequences_rivals --rows ROWS [--models 7b] [--corpora code]
+    python -m benchmarks.sequences.sequences_rivals --rows ROWS --table
+
+InfiniPipe's machines and models as in `sequences_paper`: 32 A800, 512 documents a step. Corpora: code files, Wikipedia
+articles, and `sft`: a stand-in for the lengths of fine-tuning, lognormal with a median of 1,000 tokens and sigma 1.6,
+one document as long as the cut (synthetic). Rivals that cut or pack have farpipe's search of layouts (stages, degrees,
+replicas, ZeRO). A figure is the step of a rival over farpipe's on the same batch, the mean of the draws with its
+interval (95 %, Student's t); below 1 the rival is faster. All simulated.
+
+`seq1f1b`: slices of equal time, short sequences packed by tokens, as many chunks in flight to the end; recomputation by
+chunk as ours. `chunkflow`: slices and packed chunks of equal tokens, likewise. `slimpipe`: equal tokens, the attention
+of all chunks shared out evenly between the stages of one pipeline; `free` where the exchange takes no time, else
+queries and outputs of half of the tokens cross the link of a device in every layer, exposed. `infinipipe`: Algorithm 1
+as printed. `wlb`: whole sequences packed by time, Ulysses inside a stage. `ulysses`: at the paper's degrees (16 at 7B,
+else 32) over NICs of so many GB/s, all states sharded at no cost, and at its best degrees. `dynamic cp`: one stage,
+each sequence on the fewest devices that hold it and keep it below a time that is searched, the longest first on the
+group that is free first; as FlexSP and Megatron's dynamic context parallelism. Its exchange is that of Ulysses; states
+are sharded at no cost. `flexsp, ideal`: each sequence whole on the devices that make it cheapest, all devices always
+busy. `bound`: the work of a device alone, nothing exchanged, recomputed or idle: what no plan can be faster than.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from benchmarks.sequences.sequences_many import read_corpora
+from benchmarks.sequences.sequences_paper import (
+    BATCH,
+    NICS,
+    NUM_DEVICES,
+    a800,
+    flexsp,
+    models,
+    seconds_of,
+    shared,
+    ulysses,
+)
+from farpipe.cost.chunk_laws import Law, Laws
+from farpipe.cost.chunks import ChunkCosts
+from farpipe.errors import InfeasibleError
+from farpipe.sequences import BatchOptions, batch_planner, cut, plan_batch, sample_lengths
+from farpipe.sequences.layout import ChunkLayout
+from farpipe.spec import Cluster, Job, Model, Pins, Training
+
+Step = tuple[float, str]
+CUTS = (49152, 98304, 262144)
+NOTHING: Step = (math.inf, "nothing fits")
+T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}
+"""Quantile of Student's t for so many draws."""
+_TRIED_TIMES = np.geomspace(1, 64, 13)
+
+
+def planned(model: Model, lengths: Any, options: BatchOptions = BatchOptions(), pins: Pins = Pins()) -> Step:  # noqa: B008
+    """The best plan of any layout: stages, degrees, replicas, ZeRO."""
+    free = Job(
+        model=model,
+        training=Training(sequence_length=int(lengths.max()), global_batch=BATCH, grad_reduce_in_fp32=False),
+        cluster=Cluster(sites=(a800(),)),
+        layout=pins,
+    )
+    found = plan_batch(free, lengths, options)
+    return found.step_s, f"{found.degrees}, {found.num_slices} slices"
+
+
+@contextmanager
+def packing_by_tokens() -> Iterator[None]:
+    """Short sequences fill chunks up to the tokens of the first slice, whatever their time."""
+    by_time = cut.pack
+
+    def by_tokens(shorts: Any, tails: Any, limits: cut.Cut, law: Law) -> Any:
+        most = int(max(tails[:, 1].max(initial=0), shorts.max(initial=1)))
+        most = most if len(tails) else int(limits.target_s * shorts.sum() / law.seconds(shorts, shorts**2 / 2).sum())
+        return by_time(
+            shorts, tails, replace(limits, target_s=float(max(most, shorts.max(initial=1)))), Law(token_s=1.0)
+        )
+
+    cut.pack = by_tokens
+    try:
+        yield
+    finally:
+        cut.pack = by_time
+
+
+def seq1f1b(model: Model, lengths: Any) -> Step:
+    """Slices of equal time, packed by tokens."""
+    with packing_by_tokens():
+        return planned(model, lengths, BatchOptions(shrinks=False))
+
+
+def level(costs: ChunkCosts, lengths: Any, *, exposed_bytes: float) -> ChunkCosts:
+    """All tokens cost the same, for attention is shared out; so many bytes of a token cross in a layer."""
+    tokens = lengths.astype(np.float64)
+    pairs_of_token = float((tokens**2 / 2).sum() / tokens.sum())
+    link_s = exposed_bytes / costs.context / NICS[0]
+
+    def even(laws: Laws, layers: int) -> Laws:
+        whole = [replace(law, token_s=law.token_s + law.pair_s * pairs_of_token, pair_s=0.0) for law in laws]
+        there = [replace(law, token_s=law.token_s + layers * link_s) for law in whole[:2]]
+        return Laws(*there, whole[2])
+
+    stages = tuple(
+        replace(stage, laws=even(stage.laws, stage.num_layers), layer=even(stage.layer, 1)) for stage in costs.stages
+    )
+    return replace(costs, stages=stages)
+
+
+def slimpipe(model: Model, lengths: Any, *, exposed: bool) -> Step:
+    """One pipeline of equal tokens; queries and outputs of half of the tokens, 16 bit, cross if `exposed`."""
+    sent_bytes = 2 * model.hidden * 2 / 2 if exposed else 0.0
+    plain = batch_planner.chunk_layout
+
+    def layout(*given: Any) -> ChunkLayout:
+        found = plain(*given)
+        return found._replace(costs=level(found.costs, lengths, exposed_bytes=sent_bytes))
+
+    batch_planner.chunk_layout = layout  # type: ignore[attr-defined]
+    try:
+        return planned(model, lengths, BatchOptions(equal="tokens", shrinks=False), Pins(data=1))
+    finally:
+        batch_planner.chunk_layout = plain  # type: ignore[attr-defined]
+
+
+def dynamic_context(model: Model, lengths: Any) -> Step:
+    """Each sequence on a group of its own size, groups of neighbours, the longest time first."""
+    degrees = [d for d in (1, 2, 4, 8, 16, 32) if d <= model.num_heads]
+    each = [shared(model, int(lengths.max()), d) for d in degrees]
+    overhead_s = max(costs.overhead_s for costs, *_ in each)
+    found = [NOTHING]
+    for again in (False, True):
+        seconds = np.stack([seconds_of(costs, lengths, model, again=again) for costs, *_ in each])
+        capacity = np.array([fits[again] for _, *fits in each])
+        fixed = np.array([sum(law.fixed_s for law in costs.stages[0].laws) for costs, *_ in each])
+        seconds = seconds + (fixed / capacity)[:, None] * lengths  # packed with others into as much as fits
+        seconds[lengths > capacity[:, None]] = np.inf
+        if not np.isfinite(seconds).any(axis=0).all():
+            continue
+        mean_s = float(np.min(seconds * np.array(degrees)[:, None], axis=0).sum()) / NUM_DEVICES
+        found += [
+            (scheduled_s(seconds, degrees, mean_s / share) + overhead_s, f"below 1/{share:.0f}, again {again}")
+            for share in _TRIED_TIMES
+        ]
+    return min(found)
+
+
+def scheduled_s(seconds: Any, degrees: Sequence[int], most_s: float) -> float:
+    """Makespan when each sequence has the fewest devices that take at most `most_s`, or those that are fastest."""
+    free_s = np.zeros(NUM_DEVICES)
+    is_short = seconds <= most_s
+    chosen = np.where(is_short.any(axis=0), is_short.argmax(axis=0), seconds.argmin(axis=0))
+    time_s = np.take_along_axis(seconds, chosen[None], 0)[0]
+    for index in np.lexsort((-time_s, -chosen)):
+        groups = free_s.reshape(-1, degrees[chosen[index]])
+        group = int(groups.max(axis=1).argmin())
+        groups[group] = groups[group].max() + time_s[index]
+    return float(free_s.max())
+
+
+def work_s(model: Model, lengths: Any) -> float:
+    """Forward and backward of all sequences, divided over the devices."""
+    alone = shared(model, int(lengths.max()), 1)[0]
+    return float(seconds_of(alone, lengths, model, again=False).sum()) / NUM_DEVICES
+
+
+def ulysses_of_paper(model: Model, lengths: Any) -> Step:
+    """Ulysses at the paper's degree, over NICs of 12.5 GB/s."""
+    degree = 16 if model.num_layers <= 32 else 32
+    return ulysses(model, lengths, nic=NICS[1], degrees=(degree,))
+
+
+METHODS: dict[str, Callable[[Model, Any], Step]] = {
+    "farpipe": planned,
+    "seq1f1b": seq1f1b,
+    "chunkflow": partial(planned, options=BatchOptions(equal="tokens", shrinks=False)),
+    "slimpipe, free": partial(slimpipe, exposed=False),
+    "slimpipe": partial(slimpipe, exposed=True),
+    "infinipipe": partial(planned, options=BatchOptions(rule="literal", shrinks=False)),
+    "wlb": partial(planned, options=BatchOptions(num_slices=1, shrinks=False)),
+    "ulysses, 12.5 GB/s": ulysses_of_paper,
+    "ulysses, best": ulysses,
+    "dynamic cp": dynamic_context,
+    "flexsp, ideal": flexsp,
+    "bound": lambda model, lengths: (work_s(model, lengths), ""),
+}
+
+
+def batch(corpus: str, draw: int, longest: int) -> Any:
+    """Lengths of a batch, cut off at `longest`."""
+    if corpus == "sft":
+        drawn = np.random.default_rng([7, draw]).lognormal(math.log(1000), 1.6, BATCH)
+        drawn = np.maximum(16, drawn.astype(np.int64))
+        drawn[0] = longest  # one at the limit in every batch, as a batch of that context has
+    else:
+        drawn = sample_lengths(read_corpora()[corpus], BATCH, draw)
+    return np.minimum(drawn, longest)
+
+
+def row(corpus: str, draw: int, name: str, longest: int) -> dict[str, Any]:
+    """Steps of all methods on one batch."""
+    lengths, model = batch(corpus, draw, longest), models()[name]
+    found: dict[str, Any] = {"corpus": corpus, "draw": draw, "model": name, "cut": longest, "steps": {}, "degrees": {}}
+    for method, call in METHODS.items():
+        try:
+            step_s, what = call(model, lengths)
+        except InfeasibleError:
+            step_s, what = NOTHING
+        found["steps"][method] = round(step_s, 3) if math.isfinite(step_s) else None
+        found["degrees"][method] = what
+    return found
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and half the interval of 95 %."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else "–"
+    return f"{mean(values):.2f} ± {T95[len(values)] * stdev(values) / math.sqrt(len(values)):.2f}"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Ratios of every setting as Markdown."""
+    names = [name for name in METHODS if name != "farpipe"]
+    yield f"| corpus | model | cut at | farpipe, s | {' | '.join(names)} |"
+    yield "|---" * (4 + len(names)) + "|"
+    for key in dict.fromkeys((row["corpus"], row["model"], row["cut"]) for row in rows):
+        steps = [row["steps"] for row in rows if (row["corpus"], row["model"], row["cut"]) == key]
+        steps = [one for one in steps if one["farpipe"] is not None]
+        cells = [interval([one[name] / one["farpipe"] for one in steps if one[name]]) for name in names]
+        yield f"| {' | '.join(map(str, key))} | {interval([one['farpipe'] for one in steps])} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Append rows to a file, or print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--models", nargs="+", choices=models(), default=[*models()])
+    parser.add_argument(
+        "--corpora", nargs="+", choices=["code", "wikipedia", "sft"], default=["code", "wikipedia", "sft"]
+    )
+    parser.add_argument("--cuts", nargs="+", type=int, default=CUTS)
+    parser.add_argument("--draws", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--rows", type=Path, required=True, help="File that gets every row as it comes.")
+    parser.add_argument("--table", action="store_true", help="Print the table of the rows that are there.")
+    given = parser.parse_args()
+    for draw, longest, name, corpus in product(given.draws, given.cuts, given.models, given.corpora):
+        if not given.table:
+            with given.rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row(corpus, draw, name, longest)) + "\n")
+    print(*table([json.loads(line) for line in given.rows.read_text(encoding="utf-8").splitlines()]), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

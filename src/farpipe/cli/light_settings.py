@@ -1,0 +1,79 @@
+"""Settings of light paths that are rarely changed, by the names that `--set` takes."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from farpipe.document import Table
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rates = Annotated[str, Field(pattern=r"^\d+-\d+$")]
+
+
+class _Settings(Table, use_attribute_docstrings=True):
+    rates: Rates
+
+    @property
+    def low_and_high(self) -> tuple[int, int]:
+        """Least and largest rate."""
+        low, _, high = self.rates.partition("-")
+        return int(low), int(high)
+
+    @field_validator("rates", mode="before")
+    @classmethod
+    def _expect_two_numbers(cls, text: str) -> str:
+        low, _, high = text.partition("-")
+        if not (low.isdecimal() and high.isdecimal()):
+            raise ValueError(f"expected two whole numbers such as 25-100, found {text!r}")
+        return text
+
+
+class BlockingSettings(_Settings):
+    """Candidate paths and random requests of `optical blocking`."""
+
+    k: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Candidate paths per pair of nodes."""
+    by: str = "km"
+    """Order of the candidates: km, hops (then km), or efficiency."""
+    requests: Count = 10_000
+    """Requests that are counted; with --load."""
+    warm_up: Annotated[int, Field(ge=0)] | None = None
+    """Requests before these that are not; default: 3000, of a trace 0."""
+    truncate: float | None = None
+    """Holding times are cut at so many means (DeepRMSA: 2); with --load."""
+    rates: Rates = "25-100"
+    """Least and largest rate in Gbit/s; with --load."""
+
+
+class LightSettings(_Settings):
+    """Candidate paths, background and light paths of `optical simulate` and `optical compare`."""
+
+    k: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Candidate paths; default: the policy's own."""
+    by: Literal["km", "hops", "efficiency"] | None = None
+    """Their order; default: the policy's own."""
+    directed: bool = False
+    """A spectrum per direction instead of one for both."""
+    mean_holding: float = 0.2
+    """Mean holding time of the background in seconds."""
+    rates: Rates = "4-20"
+    """Least and largest background request in slots."""
+    trace_modulation: str | None = None
+    """Modulation of the requests of --trace; default: that of the messages."""
+    begin: Seconds | None = None
+    """Time at which the first step begins; default: 10 mean holding times."""
+    units: Count | None = None
+    """Units of 75 Gbit/s that a message asks for at most."""
+    setup: Seconds = 0.01
+    """Seconds to set up a light path."""
+    release: Seconds = 0.01
+    """Seconds from the last bit until the spectrum is free for others."""
+    ahead: bool = True
+    """Light paths are asked for `setup` before they are needed."""
+    one_per_hop: bool = False
+    """A hop has one light path at a time."""
+    retry: Seconds = 0.0
+    """Seconds after which messages that wait try again; 0: when a light path ends."""
+    skipped: Annotated[int, Field(ge=0)] = 2
+    """Steps before those that count, in which a policy that learns settles."""

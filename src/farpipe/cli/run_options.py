@@ -1,0 +1,171 @@
+"""Options that ``train`` and ``prepare`` share, and the plan and the run that they ask for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from farpipe.cli.options import ProfileFiles, refuse
+from farpipe.cli.output import status
+from farpipe.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from farpipe.cost.chunks import ChunkCosts
+    from farpipe.plan import Plan
+    from farpipe.run.directory import RunPlace
+    from farpipe.runtime.run_spec import RunSpec
+    from farpipe.spec import Job
+
+TCP_NOTE = (
+    "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
+    "host's memory, so steps take longer where a site has several ranks"
+)
+STDLIB_NOTE = "training text: the source code of Python's standard library, as bytes (data.source names another)"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The training that a run directory is made for."""
+
+    job: Annotated[Path, typer.Argument(help="A job (.toml) or a plan.")]
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the run; default: that of --resume, or runs/last.")
+    ] = None
+    method: Annotated[str | None, typer.Option(help="A named schedule instead of the plan's.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the job's.")] = None
+    device: Annotated[
+        Literal["cpu", "cuda", "sleep"], typer.Option(help="Device to compute on; sleep rehearses without computing.")
+    ] = "cpu"
+    profile: ProfileFiles = None
+    outage_s: Annotated[float, typer.Option(min=0.1, help="Longest interruption of a connection to survive.")] = 60.0
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=1e6, help="Longest wait for one message; default: a minute, or ten predicted steps."),
+    ] = None
+    replan: Annotated[
+        bool, typer.Option("--replan", help="Search for a faster schedule while the run goes on, and switch to it.")
+    ] = False
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on from the newest good checkpoint of this run, or from this one.")
+    ] = None
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Times that a run that breaks starts again from the newest checkpoint.")
+    ] = 0
+
+    def load_plan(self) -> "tuple[Plan, ChunkCosts | None]":
+        """Load or make the plan, once its text was read; with what chunks cost for a job with `data.packing`."""
+        from farpipe.plan.orders import expect_known
+
+        if self.method is not None:
+            expect_known(self.method)
+        return self._plan_of_job() if self.job.suffix == ".toml" else (self._plan_of_file(), None)
+
+    def place(self) -> "RunPlace":
+        """Choose the run directory; errors as in `choose_run_dir`."""
+        from farpipe.run.directory import choose_run_dir
+
+        if self.device == "sleep" and self.resume is not None:
+            raise UsageError("--resume has nothing to go on from: a rehearsal trains nothing")
+        return choose_run_dir(self.run_dir, self.resume)
+
+    def spec(self, plan: "Plan", costs: "ChunkCosts | None", **settings: Any) -> "RunSpec":
+        """The RunSpec of `plan`; `settings` are further fields of it."""
+        from farpipe.run.spec_of_plan import run_spec_of
+        from farpipe.spec.training import ReplanSettings
+
+        timeout_s = self.timeout_s or max(60.0, 10 * plan.prediction.step_s)
+        return run_spec_of(
+            plan,
+            num_steps=self.steps or plan.job.training.num_steps,
+            device=self.device,
+            replan=ReplanSettings() if self.replan else None,
+            chunk_costs=costs,
+            transport={"timeout_s": timeout_s, "outage_s": self.outage_s},
+            metrics=plan.job.metrics,
+            **settings,
+        )
+
+    def _plan_of_file(self) -> "Plan":
+        from farpipe.plan import Plan
+        from farpipe.plan.planner import reorder
+
+        plan = Plan.load(self.job)
+        if self.profile:
+            raise UsageError(f"--profile: {self.job} is made already; give the job, to plan anew")
+        if plan.job.data.packing is not None:
+            raise UsageError(f"{self.job}: with data.packing every step is planned for itself; give the job")
+        check_text(plan.job, self.device)
+        return plan if self.method is None else reorder(plan, self.method)
+
+    def _plan_of_job(self) -> "tuple[Plan, ChunkCosts | None]":
+        from farpipe.cli.shown import load_profiles, plan_of
+        from farpipe.plan.engine import within_engine
+        from farpipe.spec import load_job
+
+        job = load_job(self.job)
+        check_text(job, self.device)
+        runnable, note = within_engine(job)
+        if note and any(site.devices_per_machine > 1 for _, site in job.used_sites()):
+            typer.echo(f"planning for farpipe's engine: {note}", err=True)
+        if job.data.packing is not None:
+            return self._plan_chunks(job)
+        pinned = {"layout": runnable.layout, "schedule": self.method or job.schedule}
+        with status("planning"):
+            return plan_of(job.model_copy(update=pinned), self.job, load_profiles(job, self.profile or ())), None
+
+    def _plan_chunks(self, job: "Job") -> "tuple[Plan, ChunkCosts]":
+        """The same for a job with `data.packing`; UsageError for options that mean nothing there."""
+        from farpipe.cli.shown import load_profiles, plan_of_chunks
+
+        given = {"--method": self.method is not None, "--replan": self.replan}
+        refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
+        with status("planning the first batch"):
+            return plan_of_chunks(job, self.job, load_profiles(job, self.profile or ()))
+
+
+def write_run_dir(plan: "Plan", spec: "RunSpec", place: "RunPlace") -> None:
+    """Write all that the ranks read, except the text."""
+    from farpipe.run.directory import open_run_dir, write_inputs
+
+    open_run_dir(spec, place.run_dir, resume=place.in_place)
+    write_inputs(plan, place.run_dir)
+
+
+def show_planned(plan: "Plan", device: str, *, to_stderr: bool) -> None:
+    """Print the plan's layout and step in two lines, and what it assumes that the engine does not do."""
+    typer.echo("\n".join(str(plan).splitlines()[:2]), err=to_stderr)
+    if device == "cuda":
+        typer.echo(TCP_NOTE, err=to_stderr)
+
+
+def check_text(job: "Job", device: str) -> None:
+    """Read the text, before anything is planned: tokenized once, here, and not by ranks for which the others wait.
+
+    InputError where it can't be trained on, or where GPUs would train on the standard library unasked.
+    """
+    from farpipe.runtime.data.tokens import load_tokens, require_vocabulary
+
+    if device == "sleep":
+        return
+    if job.data.source == "stdlib":
+        _report_stdlib(job, device)
+    with status("reading the text"):
+        require_vocabulary(load_tokens(job.data), job.model)
+
+
+def _report_stdlib(job: "Job", device: str) -> None:
+    if device == "cuda" and not _is_asked_for(job):
+        raise InputError(
+            'data.source: needed to train on GPUs: name the training text in the job, or say source = "stdlib" for '
+            "the source code of Python's standard library as bytes"
+        )
+    typer.echo(STDLIB_NOTE, err=True)
+
+
+def _is_asked_for(job: "Job") -> bool:
+    """True if the job's file has the key."""
+    from farpipe.strict import parse_toml
+
+    data = parse_toml(job.text, "job").get("data") if job.text else None
+    return isinstance(data, dict) and "source" in data

@@ -1,0 +1,1 @@
+"""Settings and logs of other frameworks, read into farpipe's documents, and plans as their settings."""

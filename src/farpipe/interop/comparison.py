@@ -1,0 +1,183 @@
+"""A training's own log beside the prediction of its job: the error, where the seconds go, what may explain the rest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from farpipe.cost import JobCosts, Profile
+from farpipe.errors import FarpipeError, InfeasibleError
+from farpipe.interop.logs import Measured, StepLog
+from farpipe.interop.trace_files import Trace
+from farpipe.interop.traced_steps import timeline_of
+from farpipe.plan import Plan, make_plan
+from farpipe.plan.derivation import parts_of_step
+from farpipe.plan.planner import FoundPlans, find_plans
+from farpipe.simulate import Timeline
+from farpipe.spec import Job, Site
+
+_MORE_MEMORY: Final = 16.0
+"""Factor on the devices' memory with which a training is predicted that ran, but would not fit by the model."""
+_CALIBRATED: Final = 1e-3
+"""Relative error of the step at which a calibration ends."""
+_MAX_CALIBRATIONS: Final = 32
+_CHANGES: Final[Mapping[str, Mapping[Any, str]]] = {
+    "overlap": {
+        True: "replicas' collectives are not hidden behind compute (overlap = false)",
+        False: "they are hidden",
+    },
+    "kernels": {
+        "fused": 'operations between matrix products run unfused (kernels = "eager")',
+        "eager": "they are fused",
+    },
+    "flash_attention": {True: "attention keeps its scores (flash_attention = false)", False: "it does not keep them"},
+    "sequence_parallel": {True: "norms are not divided (sequence_parallel = false)", False: "norms are divided"},
+    "tp_comm_overlap": {
+        False: "tensor-parallel collectives run beside products (tp_comm_overlap = true)",
+        True: "tensor-parallel collectives do not run beside products",
+    },
+    "cuda_graphs": {True: "the host launches every kernel (cuda_graphs = false)", False: "CUDA graphs are used"},
+}
+"""Settings of a training that a run may have otherwise than its job says, with the words for the other value."""
+_OTHERS: Final[Mapping[Any, Any]] = {True: False, False: True, "fused": "eager", "eager": "fused"}
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A difference between the job and the run that may explain an error."""
+
+    what: str
+    effect_s: float
+    """Seconds that it adds to the predicted step."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measured and predicted step of a training."""
+
+    measured: Measured
+    plan: Plan
+    costs: JobCosts
+    seconds: Mapping[str, float]
+    """`parts_of_step`, and ``rest``: what was measured beyond the prediction."""
+    suspects: tuple[Suspect, ...]
+    notes: tuple[str, ...]
+    timeline: Timeline | None = None
+    """Measured timeline of a pipeline's step, where traces of all its ranks were given."""
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.plan.prediction.step_s / self.measured.step_s - 1
+
+    def to_data(self) -> dict[str, Any]:
+        """The comparison as ``--json`` prints it."""
+        return {
+            "format": "farpipe/check/1",
+            "measured_step_s": self.measured.step_s,
+            "predicted_step_s": self.plan.prediction.step_s,
+            "error": self.error,
+            "num_steps": self.measured.num_steps,
+            "spread": self.measured.spread,
+            "seconds": dict(self.seconds),
+            "suspects": [{"what": suspect.what, "effect_s": suspect.effect_s} for suspect in self.suspects],
+            "notes": [*self.measured.notes, *self.notes],
+            **({} if self.timeline is None else {"timeline": self.timeline.to_body()}),
+        }
+
+
+def compare(
+    job: Job, measured: Measured, log: StepLog, profiles: Sequence[Profile] = (), traces: Sequence[Trace] = ()
+) -> Comparison:
+    """The prediction of `job`, all of whose pins hold, beside what its log tells; `profiles` take the place of modelled
+    times, which leaves nothing to suspect in them. `traces` of a pipeline's ranks give the measured Timeline."""
+    job, found, notes = _planned(job, profiles)
+    plan = found.plans[0]
+    seconds = parts_of_step(plan, found.costs) | {"rest": measured.step_s - plan.prediction.step_s}
+    suspects = () if profiles else _suspects(job, plan, measured)
+    timeline, told = timeline_of(traces, plan.problem, plan.schedule) if len(traces) > 1 else (None, ())
+    notes = (*notes, *_notes(job, plan, log), *told)
+    return Comparison(measured, plan, found.costs, seconds, suspects, notes, timeline)
+
+
+def _planned(job: Job, profiles: Sequence[Profile] = ()) -> tuple[Job, FoundPlans, tuple[str, ...]]:
+    """The plan of a training that ran, and the job that it is of.
+
+    What ran fits in memory, whatever the model of it says: then the limit is lifted, and a note says so.
+    """
+    try:
+        return job, find_plans(job, profiles), ()
+    except InfeasibleError as error:
+        short = str(error).splitlines()[0]
+    job = _with_devices(job, memory_factor=_MORE_MEMORY)
+    note = f"the memory of this run is overestimated, so its time is predicted without a limit: {short}"
+    return job, find_plans(job, profiles), (note,)
+
+
+def _suspects(job: Job, plan: Plan, measured: Measured) -> tuple[Suspect, ...]:
+    """Settings that would bring the prediction nearer to the measurement, the nearest first."""
+    missing_s = measured.step_s - plan.prediction.step_s
+    found = []
+    for key, words in _CHANGES.items():
+        value = getattr(job.training, key)
+        if value == "auto" or value not in _OTHERS:
+            continue
+        effect_s = _effect_s(job, plan, {key: _OTHERS[value]})
+        if effect_s is not None and effect_s * missing_s > 0 and abs(missing_s - effect_s) < abs(missing_s):
+            found.append(Suspect(words[value], effect_s))
+    return tuple(sorted(found, key=lambda suspect: abs(missing_s - suspect.effect_s)))
+
+
+def _effect_s(job: Job, plan: Plan, change: Mapping[str, Any]) -> float | None:
+    training = job.training.model_copy(update=dict(change))
+    try:
+        other = make_plan(job.model_copy(update={"training": training, "text": ""}))
+    except FarpipeError:  # it would not fit
+        return None
+    return other.prediction.step_s - plan.prediction.step_s
+
+
+def _notes(job: Job, plan: Plan, log: StepLog) -> tuple[str, ...]:
+    notes = [f"the log is of {log.framework}"]
+    if log.memory_bytes:  # 0 where the framework can't ask the device
+        expected = max(plan.prediction.peak_memory_bytes)
+        notes.append(
+            f"memory: {expected / 2**30:.1f} GiB predicted, {log.memory_bytes / 2**30:.1f} GiB in the log "
+            f"({expected / log.memory_bytes - 1:+.1%}; an allocator's figure may count what it keeps in reserve)"
+        )
+    if log.tflops:
+        flops = sorted(log.tflops)[len(log.tflops) // 2]
+        notes.append(f"the log's own rate: {flops:.0f} TFLOP/s per device")
+    if job.data.packing is not None:
+        notes.append("steps of packed documents differ from each other")
+    return tuple(notes)
+
+
+def calibrated(job: Job, step_s: float) -> tuple[Job, float]:
+    """The job with devices so fast that its step takes `step_s`, and the factor on their peaks.
+
+    Only rates of matrix products change: all else of the model is left as it is. ValueError where no factor between
+    1/8 and 8 does.
+    """
+    low, high, factor = 0.125, 8.0, 1.0
+    for _ in range(_MAX_CALIBRATIONS):
+        scaled = _with_devices(job, rate_factor=factor)
+        predicted_s = _planned(scaled)[1].plans[0].prediction.step_s
+        if abs(predicted_s / step_s - 1) < _CALIBRATED:
+            return scaled, factor
+        low, high = (factor, high) if predicted_s > step_s else (low, factor)
+        guess = factor * predicted_s / step_s
+        factor = guess if low < guess < high else (low * high) ** 0.5
+    raise ValueError(f"no rate of the devices gives a step of {step_s:g} s")
+
+
+def _with_devices(job: Job, rate_factor: float = 1.0, memory_factor: float = 1.0) -> Job:
+    """The job on devices with so many times the rates and the memory."""
+
+    def changed(site: Site) -> Site:
+        peak_flops = {kind: rate * rate_factor for kind, rate in site.device.peak_flops.items()}
+        memory_bytes = site.device.memory_bytes * memory_factor
+        device = site.device.model_copy(update={"peak_flops": peak_flops, "memory_bytes": memory_bytes})
+        return site.model_copy(update={"device": device})
+
+    cluster = job.cluster.model_copy(update={"sites": tuple(map(changed, job.cluster.sites))})
+    return job.model_copy(update={"cluster": cluster, "text": ""})

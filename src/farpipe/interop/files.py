@@ -1,0 +1,119 @@
+"""Files of settings: the framework that a file is of, and all files of a training as one draft of a job."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from farpipe.errors import InputError
+from farpipe.interop.hugging_face import read_deepspeed, read_model_config, read_trainer
+from farpipe.interop.megatron import read_script_of_megatron, read_tables_of_megatron
+from farpipe.interop.megatron_names import is_megatron
+from farpipe.interop.settings import Draft, Setting
+from farpipe.interop.torchtitan import read_python_of_torchtitan, read_saved_torchtitan, read_torchtitan
+from farpipe.interop.torchtitan_python import is_python_of_torchtitan
+from farpipe.interop.yaml_files import yaml_documents
+from farpipe.strict import parse_json, parse_toml, read_text
+
+Form = Literal["auto", "megatron", "torchtitan", "nemo", "deepspeed", "hugging-face", "torch-csv"]
+RACKS: Final = ("gb200", "gb300")
+"""Devices whose NVLink reaches beyond a machine, over a rack."""
+RACK_DEVICES: Final = 72
+_MARKS: Final = {
+    "torchtitan": ("model_spec",),
+    "hugging-face": (
+        *("model_type", "per_device_train_batch_size", "num_processes", "compute_environment", "output_dir"),
+        *("gradient_checkpointing", "max_seq_length", "distributed_type", "model_name_or_path"),
+    ),
+    "deepspeed": ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"),
+    "nemo": ("trainer", "train", "model"),
+}
+"""Keys at the top of a file of tables by which the framework is known, in this order."""
+
+
+def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, str] | None = None) -> Draft:
+    """The job of the files at `paths` together; `known` has values for variables that a script takes from outside.
+
+    InputError for a file that is of no known framework, and where two files contradict each other.
+    """
+    whole = None
+    for path in paths:
+        draft = _read(read_text(path), path, form, dict(known or {}))
+        whole = draft if whole is None else _joined(whole, draft)
+    assert whole is not None, "at least one file"
+    return whole
+
+
+def _read(text: str, path: Path, form: Form, known: dict[str, str]) -> Draft:
+    source = str(path)
+    if path.suffix == ".toml":
+        return read_torchtitan(parse_toml(text, source), source)
+    if path.suffix in (".json", ".yaml", ".yml"):
+        data = parse_json(text, source) if path.suffix == ".json" else next(iter(yaml_documents(text, source)), None)
+        return _of_tables(data, source, form)
+    if path.suffix == ".py" and form in ("auto", "torchtitan") and is_python_of_torchtitan(text):
+        return read_python_of_torchtitan(text, source, known.get("config"))
+    if form not in ("auto", "megatron") or not is_megatron(text):
+        raise InputError(
+            f"{source}: no settings of a known framework; farpipe reads scripts and lists of options of Megatron-LM, "
+            "YAML of Megatron-LM, NeMo and Accelerate, TOML, JSON and Python of torchtitan, JSON of DeepSpeed and "
+            "Hugging Face"
+        )
+    return read_script_of_megatron(text, source, known)
+
+
+def _of_tables(data: Any, source: str, form: Form) -> Draft:
+    if not isinstance(data, Mapping):
+        raise InputError(f"{source}: expected a table at the top")
+    found = form if form != "auto" else next((name for name, keys in _MARKS.items() if {*keys} & data.keys()), None)
+    if found == "torchtitan":
+        return read_saved_torchtitan(data, source)
+    if found == "deepspeed":
+        return read_deepspeed(data, source)
+    if found == "hugging-face":
+        is_model = "model_type" in data and not {*data} & {"base_model", "model_name_or_path"}
+        return read_model_config(data, source) if is_model else read_trainer(data, source)
+    if found in ("nemo", "megatron") or is_megatron(json.dumps(data, default=str)):
+        return read_tables_of_megatron(data, source, "NeMo" if found == "nemo" else "Megatron-LM")
+    raise InputError(
+        f"{source}: settings of no known framework (keys {', '.join(map(str, [*data][:6]))}); --format names it"
+    )
+
+
+def _joined(one: Draft, other: Draft) -> Draft:
+    """Both drafts as one; InputError where they contradict each other. A whole model goes before one's name."""
+    for draft, whole in ((one, other), (other, one)):
+        if "num_layers" in whole.tables["model"]:
+            draft.tables["model"].pop("preset", None)
+    for name, table in other.tables.items():
+        for key, found in table.items():
+            known = one.tables[name].get(key)
+            if known is not None and known.value != found.value and "default" not in (known.origin, found.origin):
+                raise InputError(
+                    f"{name}.{key}: {known.value!r} by {known.origin}, but {found.value!r} by {found.origin}"
+                )
+            if known is None or known.origin == "default":
+                one.tables[name][key] = found
+    for field in ("num_devices", "num_devices_per_machine", "replica_batch"):
+        if getattr(one, field) is None:
+            setattr(one, field, getattr(other, field))
+    one.form = f"{one.form} and {other.form}"
+    one.notes += other.notes
+    one.not_understood += other.not_understood
+    one.without_effect += other.without_effect
+    one.unset |= other.unset
+    one.unreadable += other.unreadable
+    return one
+
+
+def draft_of_devices(draft: Draft, num_devices: int | None, device: str = "") -> Draft:
+    """The draft with the number and the kind of devices from outside, and all that follows from them."""
+    if num_devices is not None:
+        draft.num_devices = Setting(num_devices, "--num-devices")
+        draft.tables["layout"].pop("data", None)
+    draft.settle()
+    if device.lower().startswith(RACKS) and draft.num_devices is not None:
+        count = draft.num_devices.value
+        inside = next(size for size in range(RACK_DEVICES, 0, -1) if count % size == 0)
+        draft.num_devices_per_machine = Setting(inside, f"NVLink reaches {RACK_DEVICES} devices of a rack")
+    return draft

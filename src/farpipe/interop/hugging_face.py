@@ -1,0 +1,192 @@
+"""Settings of Hugging Face (config.json, arguments of Trainer, Accelerate) and of DeepSpeed as a job."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.catalog import model_names
+from farpipe.interop.megatron_names import settings_by_path, settings_of_tables
+from farpipe.interop.settings import Draft, Setting, Settings, as_count
+from farpipe.spec.hugging_face import model_fields
+from farpipe.spec.model import Model
+from farpipe.strict import validate
+
+_STAGES: Final = {"FULL_SHARD": 3, "1": 3, "SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0, "HYBRID_SHARD": 3}
+"""Stage of ZeRO by FSDP's sharding strategy, by name or number."""
+_WITHOUT_EFFECT_OF_DEEPSPEED: Final = (
+    *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested", "prescale", "dump_state", "flops_profiler"),
+    *("tensorboard", "wandb", "csv_monitor", "comms_logger", "zero_force_ds", "monitor", "elasticity", "autotuning"),
+    *("scheduler.", "optimizer.type", "optimizer.params.eps", "optimizer.params.torch_adam", "fp16.", "bf16."),
+)
+_WITHOUT_EFFECT_OF_TRAINER: Final = (
+    *("output_dir", "overwrite", "logging", "save", "eval", "load_best", "metric", "report", "push", "hub", "run_name"),
+    *("seed", "data_seed", "disable_tqdm", "remove_unused", "label", "do_", "per_device_eval", "dataloader", "resume"),
+    *("lr_scheduler", "warmup", "optim", "log_level", "adam_epsilon", "num_train_epochs", "prediction", "greater"),
+    *("ddp_timeout", "main_", "machine_rank", "rdzv", "same_network", "compute_environment", "debug", "use_cpu"),
+    *("downcast_bf16", "enable_cpu_affinity", "tpu_", "distributed_type", "ddp_backend", "use_cache"),
+    *(
+        "chat_template",
+        "dataset",
+        "tokenizer",
+        "model_revision",
+        "attn_implementation",
+        "preprocessing",
+        "trust_remote",
+    ),
+    *("datasets", "wandb_", "special_tokens", "max_samples", "template", "plot_", "val_", "gradient_checkpointing_kw"),
+    *(
+        "deepspeed_hostfile",
+        "deepspeed_multinode",
+        "model_type",
+        "tokenizer_type",
+        "test_split",
+        "stage",
+    ),
+)
+"""Beginnings of names of what changes neither the seconds nor the bytes of a step."""
+
+
+_MODEL_NAMES: Final = ("model_name_or_path", "base_model", "model_id", "model_name")
+
+
+def preset_of(name: str) -> str | None:
+    """The model of the catalogue that a name on the hub stands for; None where it has none of this shape."""
+    bare = name.rpartition("/")[2].lower().removeprefix("meta-").removesuffix("-hf")
+    bare = re.sub(r"^llama-?(3)\.[13]-", r"llama-\1-", re.sub(r"^llama(\d)", r"llama-\1", bare))
+    found = [known for known in model_names() if bare == known or bare.startswith(f"{known}-")]
+    return max(found, key=len, default=None)
+
+
+def read_model_config(data: Mapping[str, Any], source: str) -> Draft:
+    """The model of a ``config.json``; there is no training in it. InputError for an architecture that is not known."""
+    draft = Draft("Hugging Face")
+    model = validate(Model, model_fields(data, source), source)
+    for key in sorted(model.model_fields_set, key=list(Model.model_fields).index):
+        value = getattr(model, key)
+        draft.put("model", key, value.model_dump() if hasattr(value, "model_dump") else value, Path(source).name)
+    return draft
+
+
+def read_deepspeed(data: Mapping[str, Any], source: str) -> Draft:
+    """The training of a DeepSpeed JSON; it has no model, and degrees of its pipeline stand in the script."""
+    settings, draft = settings_by_path(data, source), Draft("DeepSpeed")
+    each = settings.take("train_micro_batch_size_per_gpu", _count_or_auto)
+    steps = settings.take("gradient_accumulation_steps", _count_or_auto)
+    whole = settings.take("train_batch_size", _count_or_auto)
+    draft.put("training", "microbatch_size", each, settings.origin("train_micro_batch_size_per_gpu"))
+    draft.put("training", "global_batch", whole, settings.origin("train_batch_size"))
+    if whole is None and each is not None:
+        origin = settings.origin("gradient_accumulation_steps", "train_micro_batch_size_per_gpu")
+        draft.replica_batch = Setting(each * (steps or 1), origin)
+    stage = settings.take("zero_optimization.stage", as_count, default=0)
+    draft.put("training", "zero", stage, settings.origin("zero_optimization.stage"))
+    draft.put("training", "precision", _precision(settings), settings.origin("bf16.enabled", "fp16.enabled"))
+    _optimizer(settings, draft, "optimizer.params.", "gradient_clipping")
+    settings.take("zero_optimization.overlap_comm")
+    for name in settings.values:
+        if name.startswith("zero_optimization.offload") and name.endswith("device") and settings.take(name) != "none":
+            settings.problems.append(f"{name}: state in host memory is not planned")
+    draft.close(settings, _beginning(settings, _WITHOUT_EFFECT_OF_DEEPSPEED, ("zero_optimization.",)))
+    return draft
+
+
+def _count_or_auto(value: Any) -> int | None:
+    """A count; ``auto`` is what the Trainer fills in."""
+    return None if value == "auto" else as_count(value)
+
+
+def _precision(settings: Settings) -> str:
+    enabled = [kind for kind in ("bf16", "fp16") if settings.take(f"{kind}.enabled", str, "False") in ("True", "auto")]
+    return enabled[0] if enabled else "fp32"
+
+
+def _optimizer(settings: Settings, draft: Draft, place: str, clipping: str) -> None:
+    for key, name in (("learning_rate", "lr"), ("weight_decay", "weight_decay"), ("betas", "betas")):
+        if settings.values.get(place + name, Setting("auto", "")).value != "auto":
+            draft.put("training", key, settings.take(place + name, _as_it_is), settings.origin(place + name))
+        settings.has(place + name)
+    clip = settings.take(clipping, _number_or_auto)
+    draft.put("training", "clip_norm", "none" if clip == 0 else clip, settings.origin(clipping))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _number_or_auto(value: Any) -> float | None:
+    return None if value == "auto" else float(value)
+
+
+def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
+    """Arguments of transformers' Trainer (JSON or YAML) or an Accelerate configuration (YAML)."""
+    settings, draft = settings_of_tables(data, source, {}), Draft("Hugging Face Trainer")
+    _named_model(settings, draft)
+    sizes = ("per_device_train_batch_size", "micro_batch_size")
+    each = next((n for n in [settings.take(name, as_count) for name in sizes] if n), None)
+    steps = settings.take("gradient_accumulation_steps", _count_or_auto, default=1) or 1
+    draft.put("training", "microbatch_size", each, settings.origin(*sizes))
+    if each is not None:
+        draft.replica_batch = Setting(each * steps, settings.origin("gradient_accumulation_steps"))
+    for key, names in {
+        "sequence_length": (
+            "max_seq_length",
+            "max_length",
+            "model_max_length",
+            "block_size",
+            "cutoff_len",
+            "sequence_len",
+        ),
+        "num_steps": ("max_steps",),
+    }.items():
+        found = next((n for name in names if (n := settings.take(name, as_count)) and n > 0), None)
+        draft.put("training", key, found, settings.origin(*names))
+    _trainer_precision(settings, draft)
+    same = {name: (name, float) for name in ("learning_rate", "weight_decay")}
+    draft.copy(settings, "training", same)
+    clip = settings.take("max_grad_norm", float)
+    draft.put("training", "clip_norm", "none" if clip == 0 else clip, settings.origin("max_grad_norm"))
+    full = settings.flag("gradient_checkpointing") or settings.flag("fsdp_activation_checkpointing")
+    origin = settings.origin("gradient_checkpointing", "fsdp_activation_checkpointing")
+    draft.put("training", "recompute", "full" if full else "none", origin)
+    _trainer_devices(settings, draft)
+    draft.close(settings, _beginning(settings, _WITHOUT_EFFECT_OF_TRAINER, ()))
+    return draft
+
+
+def _named_model(settings: Settings, draft: Draft) -> None:
+    name = next((name for name in _MODEL_NAMES if settings.has(name)), None)
+    if name is None:
+        return
+    known = preset_of(str(settings.values[name].value))
+    draft.put("model", "preset", known, settings.origin(name))
+    if known is None:
+        settings.problems.append(f"{settings.origin(name)}: {settings.values[name].value}: give its config.json too")
+
+
+def _trainer_precision(settings: Settings, draft: Draft) -> None:
+    named = str(settings.take("mixed_precision", str, "no"))
+    kind = next((kind for kind in ("bf16", "fp16") if settings.flag(kind) or named == kind), None)
+    if kind or "mixed_precision" in settings.values:
+        origin = settings.origin("bf16", "fp16", "mixed_precision")
+        draft.put("training", "precision", kind or ("bf16" if named == "fp8" else "fp32"), origin)
+        draft.put("training", "matmul", "fp8" if named == "fp8" else None, origin)
+
+
+def _trainer_devices(settings: Settings, draft: Draft) -> None:
+    count = settings.take("num_processes", as_count)
+    machines = settings.take("num_machines", as_count, default=1)
+    if count is not None:
+        draft.num_devices = Setting(count, settings.origin("num_processes"))
+        if machines > 1 and count % machines == 0:
+            draft.num_devices_per_machine = Setting(count // machines, settings.origin("num_machines"))
+    strategy = str(settings.take("fsdp_sharding_strategy", str, "")).upper()
+    stage = settings.take("zero_stage", as_count, _STAGES.get(strategy))
+    draft.put("training", "zero", stage, settings.origin("zero_stage", "fsdp_sharding_strategy"))
+    for key, name in (("tensor", "tp_degree"), ("pipeline", "pp_degree")):
+        origin = settings.origin(f"megatron_lm_{name}", name)
+        draft.put("layout", key, settings.take(f"megatron_lm_{name}", as_count), origin)
+
+
+def _beginning(settings: Settings, beginnings: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
+    return [name for name in settings.values if name.startswith((*beginnings, *more))]

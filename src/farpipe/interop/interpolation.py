@@ -1,0 +1,101 @@
+"""References of OmegaConf in files of tables (``${.hidden_size}``, ``${multiply:4, ${.a}}``), none of them run."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+_MAX_DEPTH: Final = 16
+_FUNCTIONS: Final[Mapping[str, Callable[..., float]]] = {
+    "multiply": lambda *factors: math.prod(factors),
+    "divide": lambda one, other: one / other,
+    "divide_floor": lambda one, other: one // other,
+    "divide_ceil": lambda one, other: -(-one // other),
+    "sum": lambda *parts: sum(parts),
+    "add": lambda *parts: sum(parts),
+    "subtract": lambda one, other: one - other,
+}
+"""Resolvers that the configurations of NeMo name, by what they return."""
+_ABSENT: Final = object()
+
+
+def interpolated(data: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The tables with every reference replaced whose value stands in the file; the others are left as they are."""
+    return {key: _in(value, data, (key,)) for key, value in data.items()}
+
+
+def _in(value: Any, root: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _in(inner, root, (*path, key)) for key, inner in value.items()}
+    return _resolved(value, root, path, 0)
+
+
+def _resolved(value: Any, root: Mapping[Any, Any], path: tuple[Any, ...], depth: int) -> Any:
+    """The value of a text that is one reference; any other value as it is."""
+    if not isinstance(value, str) or not value.startswith("${") or depth > _MAX_DEPTH:
+        return value
+    inner = value[2:-1]
+    if not value.endswith("}") or _end(value) != len(value):
+        return value
+    name, colon, arguments = inner.partition(":")
+    if not colon:
+        found = _at(inner.strip(), root, path)
+        return value if found is _ABSENT else _resolved(found, root, path, depth + 1)
+    function = _FUNCTIONS.get(name.strip())
+    numbers = [_number(_resolved(part.strip(), root, path, depth + 1)) for part in _split(arguments)]
+    if function is None or any(number is None for number in numbers):
+        return value
+    try:
+        result = function(*numbers)
+    except (ArithmeticError, TypeError):
+        return value
+    return int(result) if result == int(result) else result
+
+
+def _end(text: str) -> int:
+    """The place behind the bracket that closes the first one."""
+    depth = 0
+    for place, char in enumerate(text):
+        depth += (char == "{") - (char == "}")
+        if char == "}" and not depth:
+            return place + 1
+    return -1
+
+
+def _split(text: str) -> list[str]:
+    """Parts between the commas outside of brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value) if "." in str(value) else int(value)
+    except (ValueError, TypeError):
+        return None
+
+
+def _at(name: str, root: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+    """The value at a dotted path, which leading dots make relative to the table that it stands in.
+
+    Files of NeMo's launcher are mounted below ``training``, which their paths then begin with.
+    """
+    num_dots = len(name) - len(name.lstrip("."))
+    keys = name.lstrip(".").split(".")
+    if num_dots:
+        return _walk(root, [*path[: max(0, len(path) - num_dots)], *keys])
+    found = _walk(root, keys)
+    return _walk(root, keys[1:]) if found is _ABSENT and len(keys) > 1 else found
+
+
+def _walk(table: Any, keys: list[Any]) -> Any:
+    for key in keys:
+        if not isinstance(table, Mapping) or key not in table:
+            return _ABSENT
+        table = table[key]
+    return table

@@ -1,0 +1,249 @@
+"""Jobs of a cluster, from what its scheduler lists: Slurm's sacct, Kueue, Volcano, SkyPilot, and published traces."""
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.errors import InputError
+from farpipe.interop.cells import head_of, moment, number
+from farpipe.strict import parse_json, read_text
+
+HEADER: Final = ("job", "submit_s", "duration_s", "devices", "tenant")
+"""Columns of JOBS.csv of a job that is known by its duration."""
+
+
+@dataclass(frozen=True)
+class ListedJob:
+    """A job as its scheduler lists it."""
+
+    name: str
+    submitted: datetime | None
+    duration_s: float | None
+    """Time on its devices; None: it has not ended, or never began."""
+    num_devices: int
+    tenant: str
+
+
+Reader = Callable[[str, Any, tzinfo], Iterator[ListedJob]]
+"""Jobs from the place, the content and the time zone of times that name none."""
+
+
+def read_jobs_of(path: Path, zone: tzinfo = UTC) -> tuple[str, list[ListedJob]] | None:
+    """Scheduler or trace that the file is of, and its jobs; None if it is none that is known.
+
+    InputError names the place of a figure that can't be read, and a job that is there twice.
+    """
+    known = _form(head_of(path))
+    if known is None:
+        return None
+    form, reader = known
+    text = read_text(path)
+    content = _records(text, str(path)) if text.lstrip()[:1] in "[{" else _table(text)
+    try:
+        jobs = list(reader(str(path), content, zone))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: looks like a list of {form}, but has a record of another shape: {error!r}") from None
+    names = Counter(job.name for job in jobs)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise InputError(f"{path}: job {twice[0]!r} is there twice; list every job once (sacct: without --duplicates)")
+    return form, jobs
+
+
+def as_trace(jobs: Iterable[ListedJob]) -> tuple[str, list[str]]:
+    """JOBS.csv of the jobs that ran on devices, and notes on its clock and on what was left out."""
+    taken, left_out = list[tuple[datetime, ListedJob]](), Counter[str]()
+    for job in jobs:
+        if job.num_devices < 1:
+            left_out["without devices"] += 1
+        elif job.submitted is None or job.duration_s is None:
+            left_out["that have not ended, or have no times"] += 1
+        elif job.duration_s <= 0:
+            left_out["that never ran"] += 1
+        else:
+            taken.append((job.submitted, job))
+    notes = [f"{count:,} jobs {reason}: left out" for reason, count in left_out.items()]
+    if not taken:
+        raise InputError("no job that ran on devices and ended" + "".join(f"\n  {note}" for note in notes))
+    begin = min(submitted for submitted, _ in taken)
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(HEADER)
+    for submitted, job in sorted(taken, key=lambda pair: (pair[0], pair[1].name)):
+        row = job.name, (submitted - begin).total_seconds(), job.duration_s, job.num_devices, job.tenant
+        table.writerow(row)
+    return file.getvalue(), [f'second 0 is [clock] start = "{begin:%Y-%m-%dT%H:%M:%S}" (UTC)', *notes]
+
+
+def _form(head: str) -> tuple[str, Reader] | None:
+    """Name and reader of the list that begins with `head`."""
+    first = head.partition("\n")[0].strip()
+    if "|" in first and "JobID" in first.split("|"):
+        return "Slurm's sacct", _slurm
+    if {"job_id", "gpu_num", "submit_time", "duration"} <= set(first.split(",")):
+        return "Acme or Helios", _acme
+    known = _JSON_FORMS if head.lstrip()[:1] in ("[", "{") else ()
+    return next(((form, reader) for mark, form, reader in known if mark in head), None)
+
+
+def _table(text: str) -> "csv.DictReader[str]":
+    lines, delimiter = io.StringIO(text), "|" if "|" in text.partition("\n")[0] else ","
+    return csv.DictReader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE if delimiter == "|" else csv.QUOTE_MINIMAL)
+
+
+def _records(text: str, source: str) -> list[Any]:
+    data = parse_json(text, source)
+    rows = data.get("items", [data]) if isinstance(data, dict) else data
+    assert isinstance(rows, list)
+    return rows
+
+
+def _slurm(source: str, rows: "csv.DictReader[str]", zone: tzinfo) -> Iterator[ListedJob]:
+    """Lines of ``sacct -P`` (or ``-p``); those of steps (``12.batch``) are passed over."""
+    names = rows.fieldnames or ()
+    tres = next((name for name in ("AllocTRES", "ReqTRES") if name in names), None)
+    elapsed = next((name for name in ("ElapsedRaw", "Elapsed") if name in names), None)
+    if "Submit" not in names or "End" not in names or tres is None or elapsed is None:
+        raise InputError(
+            f"{source}: line 1: Submit, End, ElapsedRaw and AllocTRES are needed, found {', '.join(names)}; "
+            "sacct -P --allocations --format=JobID,User,Account,Submit,End,ElapsedRaw,AllocTRES"
+        )
+    for row in rows:
+        place = f"{source}: line {rows.line_num}"
+        if "." in row["JobID"]:
+            continue
+        ended = row["End"] not in ("", "Unknown", "None")
+        yield ListedJob(
+            row["JobID"],
+            _moment(row["Submit"], f"{place}: Submit", zone),
+            _elapsed_s(row[elapsed], f"{place}: {elapsed}") if ended else None,
+            _gpus_of_tres(row[tres] or "", f"{place}: {tres}"),
+            row.get("Account") or row.get("User") or "",
+        )
+
+
+def _gpus_of_tres(text: str, place: str) -> int:
+    """GPUs of ``billing=8,gres/gpu=8,gres/gpu:a100=8``: the total, else the sum over types."""
+    counts = dict(part.split("=", 1) for part in text.split(",") if part.startswith("gres/gpu") and "=" in part)
+    whole = [counts["gres/gpu"]] if "gres/gpu" in counts else list(counts.values())
+    return round(sum(number(count, place) for count in whole))
+
+
+def _elapsed_s(text: str, place: str) -> float:
+    """Seconds of ``[days-]hours:minutes:seconds``, or as a number."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if match is None:
+        return number(text, place)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _acme(source: str, rows: "csv.DictReader[str]", zone: tzinfo) -> Iterator[ListedJob]:
+    """Lines of Acme's (Hu et al., NSDI 2024) or Helios' job trace (Hu et al., SC 2021), which share their columns."""
+    for row in rows:
+        place = f"{source}: line {rows.line_num}"
+        yield ListedJob(
+            row["job_id"],
+            _moment(row["submit_time"], f"{place}: submit_time", zone),
+            number(row["duration"], f"{place}: duration") if row["duration"] else None,
+            round(number(row["gpu_num"] or "0", f"{place}: gpu_num")),
+            row.get("vc") or row.get("user") or "",
+        )
+
+
+def _philly(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
+    """Jobs of Philly's ``cluster_job_log`` (Jeon et al., ATC 2019): all attempts' time, on the last one's GPUs."""
+    for index, row in enumerate(rows):
+        place = f"{source}: [{index}]"
+        attempts = [attempt for attempt in row["attempts"] if attempt.get("start_time")]
+        times = [_span_s(attempt, "start_time", "end_time", place, zone) for attempt in attempts]
+        whole = bool(times) and times[-1] is not None
+        yield ListedJob(
+            str(row["jobid"]),
+            _moment(row.get("submitted_time"), f"{place}: submitted_time", zone),
+            sum(time for time in times if time) if whole else None,
+            sum(len(machine["gpus"]) for machine in attempts[-1]["detail"]) if attempts else 0,
+            str(row.get("vc") or ""),
+        )
+
+
+def _skypilot(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
+    """Records of ``sky jobs queue -o json`` or ``sky queue -o json``."""
+    for index, row in enumerate(rows):
+        place = f"{source}: [{index}]"
+        resources = str(row.get("resources") or row.get("cluster_resources"))
+        asked = re.match(r"(\d+)x[\[(].*?[\w.-]+:(\d+)", resources)  # 2x[H100:8], 2x(gpus=H100:8, ...)
+        ended = row.get("end_at") is not None
+        seconds = row.get("job_duration") or _span_s(row, "start_at", "end_at", place, zone)
+        task = f".{row['task_id']}" if row.get("task_id") else ""
+        yield ListedJob(
+            f"{row['job_id']}{task}",
+            _moment(row.get("submitted_at"), f"{place}: submitted_at", zone),
+            seconds if ended else None,
+            int(asked[1]) * int(asked[2]) if asked else 0,
+            str(row.get("user_name") or row.get("username") or ""),
+        )
+
+
+def _kubernetes(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
+    """Workloads of Kueue or Jobs of Volcano, from ``kubectl get ... -o json``: from their last start to their end."""
+    for index, row in enumerate(rows):
+        place = f"{source}: items[{index}]"
+        meta, spec, status = row["metadata"], row["spec"], row.get("status") or {}
+        when = {name: at for item in status.get("conditions") or () for name, at in _conditions(item)}
+        end = next(filter(None, map(when.get, _ENDS)), None)
+        span = {"Admitted": when.get("Admitted") or when.get("Running"), "Finished": end}
+        parts = spec.get("podSets") or spec.get("tasks") or ()
+        pods = [(part.get("count", part.get("replicas", 1)), part) for part in parts]
+        yield ListedJob(
+            f"{meta.get('namespace', 'default')}/{meta['name']}",
+            _moment(meta.get("creationTimestamp"), f"{place}: creationTimestamp", zone),
+            _span_s(span, "Admitted", "Finished", place, zone),
+            sum(count * _gpus_of_pod(part["template"]["spec"], place) for count, part in pods),
+            str(spec.get("queueName") or spec.get("queue") or meta.get("namespace") or ""),
+        )
+
+
+_ENDS: Final = ("Finished", "Completed", "Failed", "Aborted", "Terminated")
+
+
+def _conditions(item: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """(name, moment) of a condition that holds: Kueue's has a type and "True", Volcano's its phase as status."""
+    if item.get("status") != "False":
+        yield item.get("type") or str(item.get("status")), item.get("lastTransitionTime")
+
+
+def _gpus_of_pod(spec: Mapping[str, Any], place: str) -> int:
+    """Devices of any vendor that the containers of a pod ask for (``nvidia.com/gpu``, ``amd.com/gpu``)."""
+    asked = [box.get("resources") or {} for box in spec["containers"]]
+    wanted = [{**(one.get("limits") or {}), **(one.get("requests") or {})} for one in asked]
+    counts = [count for one in wanted for name, count in one.items() if re.search(r"/(gpu|tpu)$", name)]
+    return sum(round(number(str(count), f"{place}: resources")) for count in counts)
+
+
+_JSON_FORMS: Final[tuple[tuple[str, str, Reader], ...]] = (
+    ('"attempts"', "Philly", _philly),
+    ('"submitted_at"', "SkyPilot", _skypilot),
+    ("kueue.x-k8s.io/", "Kueue", _kubernetes),
+    ("batch.volcano.sh/", "Volcano", _kubernetes),
+)
+"""Key of a record, or part of its apiVersion, by which a list is known."""
+
+
+def _span_s(row: Mapping[str, Any], begin: str, end: str, place: str, zone: tzinfo) -> float | None:
+    ends = _moment(row.get(begin), f"{place}: {begin}", zone), _moment(row.get(end), f"{place}: {end}", zone)
+    return None if ends[0] is None or ends[1] is None else (ends[1] - ends[0]).total_seconds()
+
+
+def _moment(text: Any, place: str, zone: tzinfo) -> datetime | None:
+    """A moment in ISO 8601, of `zone` if it names none, or in seconds since 1970; None where there is none."""
+    if text in (None, "", "Unknown", "None"):
+        return None
+    if re.fullmatch(r"\d{9,11}(\.\d+)?", str(text)):
+        return datetime.fromtimestamp(float(text), UTC)
+    return moment(str(text), place, zone)

@@ -1,0 +1,194 @@
+"""Latency and bandwidth of a link from what iperf3, ping, mtr, nccl-tests, perftest and qperf print."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.errors import InputError
+from farpipe.spec import Job
+from farpipe.strict import parse_json, read_text
+from farpipe.units import format_rate
+
+_PING: Final = re.compile(r"(?:rtt|round-trip) min/avg/max\S* = [\d.]+/([\d.]+)/[\d.]+\S* ms")
+_QPERF: Final = re.compile(r"^\s*(bw|latency)\s*=\s*([\d.]+)\s*(\S+)", re.MULTILINE)
+_PERFTEST: Final = re.compile(r"BW average\s*\[(MB|MiB|Gb)/sec\]")
+_NCCL: Final = re.compile(r"#\s+size\s+count\s+type.*\n#\s+\(B\).*\(us\)\s+\((\S+)\)", re.MULTILINE)
+_UNITS: Final = {
+    "MiB": 2.0**20,
+    "MB": 2.0**20,
+    "Gb": 1e9 / 8,  # perftest: its MB are 2^20 bytes
+    "bytes/sec": 1.0,
+    "KB/sec": 1e3,
+    "MB/sec": 1e6,
+    "GB/sec": 1e9,
+    "Gb/sec": 1e9 / 8,
+    "Mb/sec": 1e6 / 8,
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "sec": 1.0,
+    "GB/s": 1e9,
+}
+"""Bytes a second, or seconds, of the units that the tools print."""
+_SAME_RATE: Final = 0.1
+"""Relative difference of two measurements of one link."""
+_SHORT_BYTES: Final = 4096
+"""Largest message whose time counts as latency."""
+
+
+@dataclass(frozen=True)
+class LinkTest:
+    """Figures that a tool measured of a link; None for what it does not measure."""
+
+    tool: str
+    source: str
+    latency_s: float | None = None
+    """One way: half of a round trip."""
+    bandwidth_bytes_per_s: float | None = None
+
+    @property
+    def origin(self) -> str:
+        """The words for where a figure comes from."""
+        return f"{self.tool}, {self.source}"
+
+
+def read_link_test(path: Path) -> LinkTest | None:
+    """The figures in the file at `path`; None for a file of no known tool, InputError for a test that failed."""
+    text, name = read_text(path), path.name
+    if text.lstrip().startswith("{"):
+        data = parse_json(text, str(path))
+        return next((found for read in (_iperf3, _mtr) if (found := read(data, name, str(path)))), None)
+    readers: Iterable[Callable[[str, str], LinkTest | None]] = (_ping, _nccl, _perftest, _qperf)
+    return next((found for read in readers if (found := read(text, name))), None)
+
+
+def _iperf3(data: Mapping[str, Any], name: str, source: str) -> LinkTest | None:
+    """All streams together, as the receiver counts them; round trips as TCP of the sender saw them."""
+    if "start" not in data or "end" not in data:
+        return None
+    if "error" in data:
+        raise InputError(f"{source}: iperf3 failed: {data['error']}")
+    end = data["end"]
+    total = end.get("sum_received") or end.get("sum")
+    if not total or not total.get("bits_per_second"):
+        raise InputError(f"{source}: iperf3 received nothing (end.sum_received)")
+    trips = [
+        stream["sender"]["min_rtt"] for stream in end.get("streams", ()) if stream.get("sender", {}).get("min_rtt")
+    ]
+    latency_s = min(trips) * 1e-6 / 2 if trips else None
+    return LinkTest("iperf3", name, latency_s, total["bits_per_second"] / 8)
+
+
+def _mtr(data: Mapping[str, Any], name: str, source: str) -> LinkTest | None:
+    """The last hop's mean round trip."""
+    hubs = data.get("report", {}).get("hubs") if isinstance(data.get("report"), dict) else None
+    if not hubs:
+        return None
+    if hubs[-1].get("Loss%", 0) >= 100:
+        raise InputError(f"{source}: mtr got no answer of the last hop, {hubs[-1].get('host')}")
+    return LinkTest("mtr", name, hubs[-1]["Avg"] * 1e-3 / 2)
+
+
+def _ping(text: str, name: str) -> LinkTest | None:
+    match = _PING.search(text)
+    return LinkTest("ping", name, float(match[1]) * 1e-3 / 2) if match else None
+
+
+def _nccl(text: str, name: str) -> LinkTest | None:
+    """Bus bandwidth of the largest message, time of the smallest: what a link carries, whatever the collective."""
+    head = _NCCL.search(text)
+    if head is None:
+        return None
+    rows = [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+\w+", line)]
+    rows = [row for row in rows if len(row) >= 8]
+    if not rows:
+        raise InputError(f"{name}: nccl-tests printed no row of figures")
+    smallest, largest = (min(rows, key=_num_bytes), max(rows, key=_num_bytes))
+    latency_s = float(smallest[5]) * 1e-6 if _num_bytes(smallest) <= _SHORT_BYTES else None
+    return LinkTest("nccl-tests", name, latency_s, float(largest[7]) * _unit(head[1], name))
+
+
+def _num_bytes(row: list[str]) -> int:
+    return int(row[0])
+
+
+def _perftest(text: str, name: str) -> LinkTest | None:
+    head = _PERFTEST.search(text)
+    if head is None:
+        return None
+    rows = [
+        line.split() for line in text[head.end() :].splitlines() if re.match(r"\s*\d+\s+\d+\s+[\d.]+\s+[\d.]+", line)
+    ]
+    if not rows:
+        raise InputError(f"{name}: perftest printed no row of figures")
+    return LinkTest("perftest", name, None, float(max(rows, key=_num_bytes)[3]) * _UNITS[head[1]])
+
+
+def _qperf(text: str, name: str) -> LinkTest | None:
+    found = {kind: float(value) * _unit(unit, name) for kind, value, unit in _QPERF.findall(text)}
+    return LinkTest("qperf", name, found.get("latency"), found.get("bw")) if found else None
+
+
+def _unit(word: str, name: str) -> float:
+    """Bytes a second, or seconds, of a unit; InputError for one that the tools do not print."""
+    if word not in _UNITS:
+        raise InputError(f"{name}: unit {word!r} is unknown; expected one of {', '.join(_UNITS)}")
+    return _UNITS[word]
+
+
+def mixed_units(tests: Iterable[LinkTest], known: Iterable[float] = ()) -> tuple[str, ...]:
+    """Sentences on rates that are eight times another one: bits there and bytes here. `known` are rates of a job."""
+    rates = [(test.bandwidth_bytes_per_s, test.origin) for test in tests if test.bandwidth_bytes_per_s]
+    rates += [(rate, "the job") for rate in dict.fromkeys(known)]
+    return tuple(
+        f"{format_rate(high)} ({source}) is 8 times {format_rate(low)} ({other}): were bits and bytes mixed up?"
+        for high, source in rates
+        for low, other in rates
+        if abs(high / low / 8 - 1) < _SAME_RATE
+    )
+
+
+def with_measured_links(job: Job, paths: Iterable[Path]) -> tuple[Job, tuple[str, ...]]:
+    """The job with the figures in files in place of those of the link between its two sites, in both directions; and
+    sentences on units that seem mixed up.
+
+    InputError for a file of no known tool, and for a job with links between several pairs of sites.
+    """
+    tests = list[LinkTest]()
+    for path in paths:
+        if (test := read_link_test(path)) is None:
+            raise InputError(f"{path}: no output of iperf3, ping, mtr, nccl-tests, perftest or qperf")
+        tests.append(test)
+    links = job.cluster.links
+    if len({frozenset((link.source, link.target)) for link in links}) != 1:
+        raise InputError(
+            f"measured links: the job has links between {len(links)} pairs of sites, and the files name none; write "
+            "the figures into cluster.links (`farpipe import FILE` prints them)"
+        )
+    latencies = [test.latency_s for test in tests if test.latency_s is not None]
+    rates = [test.bandwidth_bytes_per_s for test in tests if test.bandwidth_bytes_per_s is not None]
+    figures = {"latency_s": min(latencies, default=None), "bandwidth_bytes_per_s": max(rates, default=None)}
+    update = {key: value for key, value in figures.items() if value is not None}
+    cluster = job.cluster.model_copy(update={"links": tuple(link.model_copy(update=update) for link in links)})
+    notes = mixed_units(tests, (link.bandwidth_bytes_per_s for link in links))
+    return job.model_copy(update={"cluster": cluster, "text": ""}), notes
+
+
+def link_of(tests: Iterable[LinkTest]) -> dict[str, tuple[str, str]]:
+    """`latency` and `bandwidth` as a job.toml writes them, each with its origin.
+
+    Of several figures the least latency and the largest bandwidth count: what the link does when nothing disturbs.
+    """
+    tests = list(tests)
+    latencies = [(test.latency_s, test.origin) for test in tests if test.latency_s is not None]
+    rates = [(test.bandwidth_bytes_per_s, test.origin) for test in tests if test.bandwidth_bytes_per_s is not None]
+    found = {}
+    if latencies:
+        seconds, origin = min(latencies)
+        found["latency"] = (f"{seconds * 1e3:.4g} ms", f"{origin}, one way")
+    if rates:
+        rate, origin = max(rates)
+        found["bandwidth"] = (f"{rate * 8e-9:.4g} Gbit/s", origin)
+    return found

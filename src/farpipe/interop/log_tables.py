@@ -1,0 +1,92 @@
+"""Seconds of steps from tables of metrics: TensorBoard's event files, CSV of Weights & Biases and of Lightning."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from farpipe.errors import InputError
+
+_EVENTS: Final = "events.out.tfevents"
+_SECONDS: Final = {
+    "iteration-time": "Megatron-LM",
+    "iteration_time": "GPT-NeoX",
+    "train_step_timing in s": "NeMo",
+    "time_metrics/end_to_end(s)": "torchtitan (seconds)",
+}
+"""Endings of names of metrics that are seconds of a step, and who writes them."""
+_RATES: Final = {"throughput(tps)": "torchtitan"}
+"""Endings of names of metrics that are tokens a second of a device."""
+_STEPS: Final = ("Step", "step", "global_step", "_step", "trainer/global_step")
+"""Columns with the number of a step."""
+
+Row = tuple[str, int, float]
+
+
+def is_table(path: Path) -> bool:
+    """True for a CSV, an event file, or a folder that has event files."""
+    return path.suffix == ".csv" or _EVENTS in path.name or (path.is_dir() and any(path.glob(f"{_EVENTS}*")))
+
+
+def steps_of_table(path: Path, tokens: float) -> list[Row]:
+    """Framework, number and seconds of every step; `tokens` of a device in a step give seconds to its rates.
+
+    InputError where no column or tag is known, and where there are several runs.
+    """
+    rows = [*(_csv_steps(path, tokens) if path.suffix == ".csv" else _event_steps(path, tokens))]
+    if not rows:
+        raise InputError(f"{path}: no row has both the number of a step and its time")
+    return rows
+
+
+def _csv_steps(path: Path, tokens: float) -> Iterator[Row]:
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            rows = csv.DictReader(file)
+            names = [name for name in rows.fieldnames or () if name]
+            name, framework, is_rate = _metric(names, str(path))
+            counter = next((column for column in _STEPS if column in names), None)
+            if counter is None:
+                raise InputError(f"{path}: no column has the number of the step; expected one of {', '.join(_STEPS)}")
+            for row in rows:
+                if row[name] and row[counter]:
+                    yield framework, int(float(row[counter])), _seconds(float(row[name]), is_rate, tokens)
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror}") from None
+    except (csv.Error, ValueError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _seconds(value: float, is_rate: bool, tokens: float) -> float:
+    return value if not is_rate else tokens / value if value else 0.0
+
+
+def _event_steps(path: Path, tokens: float) -> Iterator[Row]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+            EventAccumulator,
+        )
+    except ImportError:
+        raise InputError(f"{path}: event files are read with tensorboard: pip install 'farpipe[metrics]'") from None
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0})
+    events.Reload()
+    name, framework, is_rate = _metric(events.Tags()["scalars"], str(path))
+    for event in events.Scalars(name):
+        yield framework, event.step, _seconds(event.value, is_rate, tokens)
+
+
+def _metric(names: Sequence[str], source: str) -> tuple[str, str, bool]:
+    """The metric that tells the time of a step, who writes it, and whether it is a rate."""
+    for endings in (_SECONDS, _RATES):
+        found = {name: ending for name in names for ending in endings if _bare(name).endswith(ending)}
+        if len(found) > 1:
+            raise InputError(f"{source}: {len(found)} runs ({', '.join(found)}); export one of them")
+        for name, ending in found.items():
+            return name, endings[ending], endings is _RATES
+    known = ", ".join([*_SECONDS, *_RATES])
+    raise InputError(f"{source}: no metric tells the time of a step ({known}); found {', '.join(names)[:200]}")
+
+
+def _bare(name: str) -> str:
+    """The name of a metric; none for the extremes that Weights & Biases exports beside it."""
+    return "" if name.endswith(("__MIN", "__MAX")) else name

@@ -1,0 +1,382 @@
+"""Settings of Megatron-LM (and NeMo, Megatron-Bridge) as a job.
+
+Defaults are those of Megatron-Core 0.15: layer norm, learned positions, tied embeddings and biases unless the options
+say otherwise (megatron/training/arguments.py).
+"""
+
+import math
+import re
+from typing import Any, Final
+
+from farpipe.interop.megatron_names import settings_of_script, settings_of_tables, without_effect
+from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag
+from farpipe.spec.recompute import OPERATIONS
+
+_TOKENIZERS: Final = {
+    r"gpt2": 50257,
+    r"llama-?2|mistral|mixtral": 32000,
+    r"llama-?3|llama3": 128256,
+    r"qwen": 151936,
+    r"deepseek-?v[23]": 129280,
+}
+"""Sizes of well-known vocabularies, by a pattern of the tokenizer's name."""
+_TOKENIZER_NAMES: Final = ("tokenizer_type", "tokenizer_model", "tokenizer_name_or_path", "type", "model")
+_USUAL_VOCABULARY: Final = 128256
+_RECIPES: Final = {"mxfp8": "mxfp8"}
+"""Recipes of Transformer Engine for which farpipe has a number format of its own; others count as ``fp8``."""
+_SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def read_script_of_megatron(text: str, source: str, known: dict[str, str] | None = None) -> Draft:
+    """The job of a shell script or a list of options; `known` has values for variables that come from outside."""
+    return _job(settings_of_script(text, source, known), "Megatron-LM")
+
+
+def read_tables_of_megatron(data: Any, source: str, form: str = "Megatron-LM") -> Draft:
+    """The job of a YAML file, already parsed."""
+    return _job(settings_of_tables(data, source), form)
+
+
+_MODEL: Final[Plain] = {
+    "num_layers": ("num_layers", as_count),
+    "hidden": ("hidden_size", as_count),
+    "num_heads": ("num_attention_heads", as_count),
+    "head_dim": ("kv_channels", as_count),
+}
+_TRAINING: Final[Plain] = {
+    "sequence_length": ("seq_length", as_count),
+    "global_batch": ("global_batch_size", as_count),
+    "microbatch_size": ("micro_batch_size", as_count),
+    "num_steps": ("train_iters", as_count),
+    "learning_rate": ("lr", float),
+    "weight_decay": ("weight_decay", float),
+}
+
+
+def _job(settings: Settings, form: str) -> Draft:
+    draft = Draft(form)
+    _devices(settings, draft)
+    _layout(settings, draft)
+    _model(settings, draft)
+    _training(settings, draft)
+    _precision(settings, draft)
+    _recompute(settings, draft)
+    draft.close(settings, without_effect(settings))
+    return draft
+
+
+def _devices(settings: Settings, draft: Draft) -> None:
+    per_machine = ("nproc_per_node", "gpus_per_node", "devices", "num_gpus", "gres", "ntasks_per_node")
+    machines = ("nnodes", "nodes", "num_nodes", "N")
+    each = next((n for n in [settings.take(name, _num_gpus) for name in per_machine] if n), None)
+    count = next((n for n in [settings.take(name, as_count) for name in machines] if n), None)
+    if each is not None:
+        draft.num_devices_per_machine = Setting(each, settings.origin(*per_machine))
+    if each is not None and count is not None:
+        draft.num_devices = Setting(each * count, f"{settings.origin(*machines)} x {settings.origin(*per_machine)}")
+    elif (world := settings.take("world_size", as_count)) is not None:
+        draft.num_devices = Setting(world, settings.origin("world_size"))
+
+
+def _num_gpus(value: Any) -> int:
+    """``8``, or ``gpu:h100:8`` of Slurm."""
+    return as_count(str(value).rpartition(":")[2] or value)
+
+
+def _layout(settings: Settings, draft: Draft) -> None:
+    names = {
+        "pipeline": "pipeline_model_parallel_size",
+        "tensor": "tensor_model_parallel_size",
+        "context": "context_parallel_size",
+        "expert": "expert_model_parallel_size",
+    }
+    for key, name in names.items():
+        degree = settings.take(name, as_count, default=None if settings.has(name) else 1)
+        draft.put("layout", key, degree, settings.origin(name))
+        if degree is None:
+            draft.unreadable.append(f"layout.{key}")
+    if draft.degree("context") > 1 and settings.has("cp_comm_type"):
+        kinds = settings.take("cp_comm_type", lambda kind: kind if isinstance(kind, str) else kind[0])
+        exchange = "ulysses" if kinds == "a2a" else "ring"
+        draft.put("layout", "context_exchange", exchange, settings.origin("cp_comm_type"))
+    _stages(settings, draft)
+    pipeline, virtual = draft.degree("pipeline"), draft.degree("virtual")
+    if pipeline > 1:
+        draft.put("schedule", "method", "interleaved" if virtual > 1 else "1f1b", "Megatron-LM's schedule")
+
+
+def _stages(settings: Settings, draft: Draft) -> None:
+    """Stages on each rank and layers of each stage."""
+    num_layers = settings.take("num_layers", as_count)
+    pipeline = draft.degree("pipeline")
+    layout = settings.take("pipeline_model_parallel_layout")
+    virtual = settings.take("num_virtual_stages_per_pipeline_rank", as_count)
+    each = settings.take("num_layers_per_virtual_pipeline_stage", as_count)
+    origin = settings.origin("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
+    if num_layers is None:
+        return
+    if layout is not None:
+        layers = layers_of_layout(layout)
+        virtual, origin = len(layers) // pipeline, settings.origin("pipeline_model_parallel_layout")
+    else:
+        virtual = virtual or (num_layers // (pipeline * each) if each else 1)
+        layers = _even_layers(settings, num_layers, pipeline, virtual)
+    draft.put("layout", "virtual", virtual, origin)
+    if len(layers) > 1 and sum(layers) == num_layers:
+        told = ("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "num_layers")
+        draft.put("layout", "layers", layers, settings.origin(*told))
+
+
+def layers_of_layout(text: str) -> list[int]:
+    """Layers of each stage of a ``--pipeline-model-parallel-layout``, such as ``Et*3|(tt|)*2tL``."""
+    text = re.sub(r"[\s,'\"]", "", text)
+    while match := re.search(r"\(([^()]*)\)(?:\*(\d+))?|([A-Za-z|])\*(\d+)", text):
+        inner = match[1] if match[1] is not None else match[3]
+        text = text[: match.start()] + inner * int(match[2] or match[4] or 1) + text[match.end() :]
+    return [stage.count("t") for stage in text.split("|")]
+
+
+def _even_layers(settings: Settings, num_layers: int, pipeline: int, virtual: int) -> list[int]:
+    """Equal stages; fewer layers in the first and the last where an option says so."""
+    num_stages = pipeline * virtual
+    first = settings.take("decoder_first_pipeline_num_layers", as_count)
+    last = settings.take("decoder_last_pipeline_num_layers", as_count)
+    head = settings.flag("account_for_embedding_in_pipeline_split")
+    tail = settings.flag("account_for_loss_in_pipeline_split")
+    if first is None and last is None:
+        share = (num_layers + head + tail) // num_stages
+        layers = [share] * num_stages
+        layers[0] -= head
+        layers[-1] -= tail
+        return layers
+    ends = (first is not None) + (last is not None)
+    share = (num_layers - (first or 0) - (last or 0)) // max(1, pipeline - ends)
+    per_rank = [share if first is None else first, *[share] * (pipeline - 2), share if last is None else last]
+    return [per_rank[stage % pipeline] // virtual for stage in range(num_stages)]
+
+
+def _model(settings: Settings, draft: Draft) -> None:
+    draft.copy(settings, "model", _MODEL)
+    hidden = draft.value("model", "hidden")
+    unit = [str(settings.take(name, default="")) for name in ("activation", "glu_activation")]
+    gated = settings.flag("swiglu") or any(text.endswith(("swiglu", "geglu")) or text == "reglu" for text in unit)
+    groups = settings.take("num_query_groups", as_count)
+    is_switched = settings.flag("group_query_attention") or not settings.origin("hidden_size").startswith("--")
+    if groups is not None and is_switched:  # files of NeMo have no switch
+        draft.put("model", "num_kv_heads", groups, settings.origin("num_query_groups"))
+    draft.put("model", "ffn_hidden", _ffn_hidden(settings, hidden, gated), settings.origin("ffn_hidden_size"))
+    draft.put("model", "gated_mlp", gated, settings.origin("swiglu", "activation"))
+    _vocabulary(settings, draft)
+    _norms_and_biases(settings, draft)
+    _positions(settings, draft)
+    _experts(settings, draft)
+    _latent_attention(settings, draft)
+    draft.put("model", "mtp_num_layers", settings.take("mtp_num_layers", as_count), settings.origin("mtp_num_layers"))
+
+
+def _ffn_hidden(settings: Settings, hidden: int | None, gated: bool) -> int | None:
+    given: int | None = settings.take("ffn_hidden_size", as_count)
+    if given is not None or hidden is None:
+        return given
+    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+
+
+def _vocabulary(settings: Settings, draft: Draft) -> None:
+    """The vocabulary, padded as for the tensor-parallel devices."""
+    size, origin = settings.take("vocab_size", as_count), settings.origin("vocab_size")
+    padded = settings.take("padded_vocab_size", as_count)
+    if padded is not None:
+        draft.put("model", "vocab_size", padded, settings.origin("padded_vocab_size"))
+        return
+    if size is None:
+        told = " ".join(
+            str(settings.values[name].value) for name in _TOKENIZER_NAMES if name in settings.values
+        ).lower()
+        told += " gpt2" * ("merge_file" in settings.values)  # pairs of characters: GPT-2's tokenizer
+        size = next((known for pattern, known in _TOKENIZERS.items() if re.search(pattern, told)), _USUAL_VOCABULARY)
+        origin = "assumed"
+        draft.notes.append(f"the vocabulary is not in the file: {size} assumed; change model.vocab_size")
+    size += settings.take("tokenizer_type") == "NullTokenizer"
+    multiple = settings.take("make_vocab_size_divisible_by", as_count, default=128) * draft.degree("tensor")
+    draft.put("model", "vocab_size", math.ceil(size / multiple) * multiple, f"{origin}, to a multiple of {multiple}")
+
+
+def _norms_and_biases(settings: Settings, draft: Draft) -> None:
+    shared = settings.take("share_embeddings_and_output_weights", as_flag, default=True)
+    tied = shared and not settings.flag("untie_embeddings_and_output_weights")
+    origin = settings.origin("untie_embeddings_and_output_weights", "share_embeddings_and_output_weights")
+    draft.put("model", "tied_embeddings", tied, origin)
+    norm = settings.take("normalization", str, "LayerNorm").lower()
+    draft.put("model", "norm", "rmsnorm" if norm.startswith("rms") else "layernorm", settings.origin("normalization"))
+    bias = settings.take("add_bias_linear", as_flag, settings.take("bias", as_flag, default=True))
+    bias = bias and not settings.flag("disable_bias_linear")
+    draft.put("model", "bias", bias, settings.origin("disable_bias_linear", "add_bias_linear", "bias"))
+    if settings.flag("add_qkv_bias") and not bias:
+        draft.put("model", "qkv_bias", True, settings.origin("add_qkv_bias"))
+    if settings.flag("qk_layernorm"):
+        draft.put("model", "qk_norm", True, settings.origin("qk_layernorm"))
+
+
+_WITHOUT_TABLE: Final = ("rope", "rotary", "yarn", "mrope", "none", "alibi")
+"""Kinds of positions that take no table of their own."""
+
+
+def _positions(settings: Settings, draft: Draft) -> None:
+    kind = settings.take("position_embedding_type", str, "learned_absolute")
+    rotary = settings.flag("use_rotary_position_embeddings") or kind in _WITHOUT_TABLE
+    origin = settings.origin("position_embedding_type", "use_rotary_position_embeddings")
+    if kind == "alibi":
+        draft.notes.append(f"{origin}: the bias of ALiBi is counted as rotary positions are: no weights")
+    draft.put("model", "positions", "rotary" if rotary else "learned", origin)
+    rows = settings.take("max_position_embeddings", as_count)
+    if not rotary:
+        draft.put("model", "max_sequence_length", rows, settings.origin("max_position_embeddings"))
+    base = settings.take("rotary_base", float)
+    if rotary:
+        draft.put("model", "rotary_base", base, settings.origin("rotary_base"))
+    settings.take("rotary_percent", float)
+
+
+def _experts(settings: Settings, draft: Draft) -> None:
+    count = settings.take("num_experts", as_count)
+    if not count or count == 1:  # Megatron-DeepSpeed writes 1 for a dense model
+        settings.take("moe_router_topk")
+        return
+    experts = {
+        "num_experts": count,
+        "per_token": settings.take("moe_router_topk", as_count, default=2),
+        "ffn_hidden": settings.take("moe_ffn_hidden_size", as_count) or draft.value("model", "ffn_hidden"),
+        "shared_ffn_hidden": settings.take("moe_shared_expert_intermediate_size", as_count) or 0,
+        "num_dense_layers": settings.take("moe_layer_freq", num_dense_layers, default=0),
+        "router_bias": int(settings.flag("moe_router_enable_expert_bias")),
+    }
+    settings.flag("moe_grouped_gemm")
+    draft.put("model", "experts", experts, settings.origin("num_experts"))
+
+
+def num_dense_layers(text: Any) -> int:
+    """First layers without experts in a ``--moe-layer-freq`` such as ``([0]*3+[1]*58)``; others are refused."""
+    if str(text).strip() in ("1", "None"):
+        return 0
+    parts = re.findall(r"\[([01])\](?:\*(\d+))?", str(text).replace(" ", ""))
+    pattern = (isinstance(text, list) and text) or [int(kind) for kind, times in parts for _ in range(int(times or 1))]
+    count = next((place for place, kind in enumerate(pattern) if int(kind)), 0)
+    if not pattern or not all(int(kind) for kind in pattern[count:]):
+        raise ValueError(text)
+    return count
+
+
+def _latent_attention(settings: Settings, draft: Draft) -> None:
+    if not settings.flag("multi_latent_attention"):
+        return
+    names = {
+        "query_rank": ("q_lora_rank", 0),
+        "kv_rank": ("kv_lora_rank", 32),
+        "nope_dim": ("qk_head_dim", 128),
+        "rope_dim": ("qk_pos_emb_head_dim", 64),
+        "value_dim": ("v_head_dim", 128),
+    }
+    latent = {key: settings.take(name, as_count, default) for key, (name, default) in names.items()}
+    draft.put("model", "latent_attention", latent, settings.origin("multi_latent_attention"))
+    draft.put("model", "head_dim", latent["nope_dim"] + latent["rope_dim"], "qk-head-dim + qk-pos-emb-head-dim")
+
+
+def _training(settings: Settings, draft: Draft) -> None:
+    draft.copy(settings, "training", _TRAINING)
+    clip = settings.take("clip_grad", float, default=1.0)
+    draft.put("training", "clip_norm", clip or "none", settings.origin("clip_grad"))
+    both = settings.take("betas", lambda value: [float(value[0]), float(value[1])], default=[0.9, 0.999])
+    betas = [settings.take(f"adam_beta{n}", float, both[n - 1]) for n in (1, 2)]
+    draft.put("training", "betas", betas, settings.origin("adam_beta1", "adam_beta2", "betas"))
+    dropped = [settings.take(name, float, 0.1) for name in ("attention_dropout", "hidden_dropout")]
+    draft.put("training", "dropout", any(dropped), settings.origin("hidden_dropout", "attention_dropout"))
+    draft.put("training", "zero", _zero(settings), settings.origin(*_ZERO_NAMES))
+    draft.put("training", "sequence_parallel", settings.flag("sequence_parallel"), settings.origin("sequence_parallel"))
+    overlap = settings.flag("overlap_grad_reduce")
+    settings.flag("overlap_param_gather")
+    draft.put("training", "overlap", overlap, settings.origin("overlap_grad_reduce"))
+    flash = settings.take("attention_backend", str, "auto") not in ("unfused", "local")
+    settings.flag("use_flash_attn")
+    draft.put("training", "flash_attention", flash, settings.origin("attention_backend", "use_flash_attn"))
+    graphs = settings.flag("enable_cuda_graph") or settings.take("cuda_graph_impl", str, "none") != "none"
+    draft.put("training", "cuda_graphs", graphs, settings.origin("enable_cuda_graph", "cuda_graph_impl"))
+
+
+_DISTRIBUTED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim")
+"""Optimizers of NeMo that divide their state."""
+_ZERO_NAMES: Final = (
+    *("data_parallel_sharding_strategy", "use_torch_fsdp2", "use_megatron_fsdp", "use_distributed_optimizer"),
+    *("zero_stage", "fsdp", "optimizer_name"),
+)
+
+
+def _zero(settings: Settings) -> int:
+    """Stage of ZeRO of the optimizer and the FSDP that are chosen."""
+    distributed = settings.flag("use_distributed_optimizer")
+    strategy = settings.take("data_parallel_sharding_strategy", str, "optim_grads_params")
+    distributed = distributed or settings.take("optimizer_name") in _DISTRIBUTED_OPTIMIZERS
+    if settings.flag("use_torch_fsdp2") or settings.take("fsdp") in (True, "true", "True"):
+        return 3
+    if settings.flag("use_megatron_fsdp"):
+        return _SHARDING.get(strategy, 3)
+    return int(settings.take("zero_stage", as_count, default=0) if settings.flag("deepspeed") else distributed)
+
+
+def _precision(settings: Settings, draft: Draft) -> None:
+    named = str(settings.take("precision", str, "") or settings.take("mixed_precision", str, ""))
+    narrow = next((kind for kind in ("bf16", "fp16") if settings.flag(kind) or kind in named), None)
+    narrow = narrow or ("fp16" if named in ("16", "16-mixed") else "fp32")
+    draft.put("training", "precision", narrow, settings.origin("bf16", "fp16", "precision", "mixed_precision"))
+    recipe = settings.take("fp8_recipe", str, "delayed")
+    form = str(settings.take("fp8_format", str, "")).lower()
+    if form not in ("", "false", "none"):
+        origin = settings.origin("fp8_recipe", "fp8_format")
+        draft.put("training", "matmul", _RECIPES.get(recipe, "fp8"), origin)
+    if settings.take("fp4_format", str, "") not in ("", "false", "none"):
+        draft.put("training", "matmul", "nvfp4", settings.origin("fp4_format"))
+    if settings.flag("fp8_param_gather"):
+        draft.put("training", "fp8_param_gather", value=True, origin=settings.origin("fp8_param_gather"))
+    if settings.take("moe_token_dispatcher_type", str, "") == "flex":
+        draft.put("training", "moe_token_dispatcher_type", "flex", settings.origin("moe_token_dispatcher_type"))
+    for flag in (
+        "overlap_moe_expert_parallel_comm",
+        "tp_comm_overlap",
+        "fp8_dot_product_attention",
+        "activation_func_fp8_input_store",
+    ):
+        if settings.flag(flag):
+            draft.put("training", flag, value=True, origin=settings.origin(flag))
+    if offloaded := settings.take("cpu_offloading_num_layers", int):
+        origin = settings.origin("cpu_offloading_num_layers")
+        draft.put("training", "cpu_offloading_num_layers", offloaded, origin)
+    settings.flag("accumulate_allreduce_grads_in_fp32")
+    if settings.flag("grad_reduce_in_bf16") or settings.take("grad_sync_dtype", str, "") in ("bf16", "bfloat16"):
+        origin = settings.origin("grad_reduce_in_bf16", "grad_sync_dtype")
+        draft.put("training", "grad_reduce_in_fp32", value=False, origin=origin)
+
+
+def _recompute(settings: Settings, draft: Draft) -> None:
+    granularity = settings.take("recompute_granularity")
+    method = settings.take("recompute_method", str, "uniform")
+    num_layers = settings.take("recompute_num_layers", as_count, default=1)
+    names = settings.take("recompute_modules", _names, default=["core_attn"])
+    if settings.flag("recompute_activations"):
+        granularity = "selective"
+    old = ("checkpoint_activations", "activations_checkpoint_method")  # Megatron-LM 2, Megatron-DeepSpeed
+    if granularity is None and (settings.flag(old[0]) or settings.take(old[1]) is not None):
+        granularity = "full"
+    origin = settings.origin("recompute_granularity", "recompute_activations", *old)
+    if granularity == "full" and (method == "block" or num_layers > 1):
+        settings.problems.append(
+            f"{origin} full with --recompute-method {method} --recompute-num-layers {num_layers}: taken as every layer"
+        )
+    if granularity == "selective":
+        known = [name for name in names if name in OPERATIONS]
+        settings.problems += [f"--recompute-modules: {name}" for name in names if name not in OPERATIONS]
+        draft.put("training", "recompute", " ".join(known) or "none", origin)
+    else:
+        draft.put("training", "recompute", "full" if granularity == "full" else "none", origin)
+
+
+def _names(value: Any) -> list[str]:
+    return value.split() if isinstance(value, str) else [str(name) for name in value]

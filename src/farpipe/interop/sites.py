@@ -1,0 +1,159 @@
+"""Sites from what a scheduler says is there: Slurm's nodes (scontrol, sinfo) and tasks of SkyPilot."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from farpipe.catalog import device_row
+from farpipe.errors import InputError
+from farpipe.interop.settings import DraftSite, Setting
+from farpipe.interop.yaml_files import yaml_documents
+from farpipe.strict import parse_json, read_text
+
+_NODE: Final = re.compile(r"^NodeName=", re.MULTILINE)
+_GPUS: Final = re.compile(r"gpu(?::([^:,()\s]+))?:(\d+)")
+_AWAY: Final = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "NO_RESPOND", "INVAL"})
+"""States of a node on which nothing is started (slurm.schedmd.com/sinfo.html)."""
+_NO_DEVICE: Final = re.compile(r"^(nvidia|tesla|amd|instinct|geforce)$|^(sxm|hbm)\d?e?$|^pcie$")
+"""Words of a device's name that the catalogue does not use."""
+
+
+class FoundSites(NamedTuple):
+    """Sites, and what of the file could not be used, in words."""
+
+    sites: list[DraftSite]
+    notes: list[str]
+
+
+class Node(NamedTuple):
+    """Machines of one kind: their name, state, generic resources, and how many there are."""
+
+    name: str
+    states: frozenset[str]
+    resources: str
+    num_nodes: int = 1
+
+
+def read_sites(path: Path, device: str) -> FoundSites | None:
+    """The sites that the file at `path` describes, one per kind of device; None for a file of another kind.
+
+    `device` is what GPUs are whose type the scheduler does not say. InputError where no GPU can be used.
+    """
+    text = read_text(path)
+    if path.suffix in (".yaml", ".yml"):
+        tasks = [one for one in yaml_documents(text, str(path)) if _is_task(one)]
+        return FoundSites([_of_task(task, path, number) for number, task in enumerate(tasks)], []) if tasks else None
+    data = parse_json(text, str(path)) if text.lstrip().startswith("{") else None
+    if isinstance(data, Mapping):
+        nodes, cluster = _nodes_of_json(data), _cluster_of(data)
+    else:
+        nodes, cluster = _nodes_of_text(text), ""
+    return None if nodes is None else _of_slurm(nodes, cluster or path.name.partition(".")[0], path, device)
+
+
+def _nodes_of_text(text: str) -> list[Node] | None:
+    """Records of ``scontrol show nodes``, on one line each or on several."""
+    if not _NODE.search(text):
+        return None
+    found = []
+    for record in _NODE.split(text)[1:]:
+        fields = dict(re.findall(r"\b(Gres|State)=(\S+)", record))
+        found.append(Node(record.split()[0], _states(fields.get("State", "")), fields.get("Gres", "")))
+    return found
+
+
+def _nodes_of_json(data: Mapping[str, Any]) -> list[Node] | None:
+    """Nodes of ``scontrol show nodes --json`` (and of sinfo before 23.02), or groups of nodes of ``sinfo --json``."""
+    if isinstance(nodes := data.get("nodes"), list) and all(isinstance(node, Mapping) for node in nodes):
+        return [
+            Node(str(at.get("name")), _states(at.get("state")) | _states(at.get("state_flags")), str(at.get("gres")))
+            for at in nodes
+        ]
+    if not isinstance(groups := data.get("sinfo"), list):
+        return None
+    found = []
+    for group in groups:
+        names, states = group["nodes"].get("nodes") or (), _states(group["node"].get("state"))
+        gres = group["gres"]["total"]
+        found += [Node(name, states, gres) for name in names] or [Node("", states, gres, group["nodes"]["total"])]
+    return found
+
+
+def _states(value: Any) -> frozenset[str]:
+    words = value if isinstance(value, list) else [value or ""]
+    return frozenset(part.upper() for word in words for part in re.split(r"[+*~#$@^!%-]", str(word)) if part)
+
+
+def _cluster_of(data: Mapping[str, Any]) -> str:
+    """The name of Slurm's cluster, where its version says it."""
+    with suppress(KeyError, TypeError, AttributeError):
+        return str(data["meta"]["slurm"]["cluster"])
+    return ""
+
+
+def _of_slurm(nodes: Iterable[Node], cluster: str, path: Path, device: str) -> FoundSites:
+    """Nodes that can be used, by kind and number of their GPUs; one that is in several partitions counts once."""
+    once = {node.name or index: node for index, node in enumerate(nodes)}.values()
+    up = [node for node in once if not node.states & _AWAY]
+    counts = Counter[tuple[str, int]]()
+    for node in up:
+        for kind, each in _GPUS.findall(node.resources):
+            counts[kind, int(each)] += node.num_nodes
+    away = sum(node.num_nodes for node in once) - sum(node.num_nodes for node in up)
+    notes = [f"{path.name}: {away} nodes left out, which are down or drained"] if away else []
+    sites = []
+    for (kind, each), num_nodes in counts.items():
+        found = _device(kind) if kind else device
+        if not found:
+            notes.append(f"{path.name}: {num_nodes} nodes with {each} {kind!r}, which is not in the catalogue")
+        elif each:
+            name = cluster if len(counts) == 1 else f"{cluster}-{kind or 'gpu'}-{each}"
+            origin = f"{path.name}, Gres"
+            of_kind = Setting(found, origin if kind else f"--device: {origin} has no type")
+            sites.append(DraftSite(name, of_kind, Setting(num_nodes * each, origin), Setting(each, origin)))
+    if not sites:
+        raise InputError(
+            "; ".join([f"{path}: no node that is up has GPUs of the catalogue (Gres=gpu:TYPE:NUMBER)", *notes])
+        )
+    return FoundSites(sites, notes)
+
+
+def _device(kind: str) -> str:
+    """The catalogue's name for a scheduler's, or none: words that it does not use are left out, then the last ones."""
+    words = kind.lower().replace("_", "-").split("-")
+    short = [word for word in words if not _NO_DEVICE.match(word)]
+    for parts in (words, *(short[:end] for end in range(len(short), 0, -1))):
+        with suppress(ValueError):
+            return device_row("-".join(parts)).name
+    return ""
+
+
+def _is_task(document: Any) -> bool:
+    """True for a task of SkyPilot, or the settings of one of its clusters."""
+    return isinstance(document, Mapping) and isinstance(document.get("resources"), Mapping)
+
+
+def _of_task(task: Mapping[str, Any], path: Path, number: int) -> DraftSite:
+    resources = task["resources"]
+    if "any_of" in resources or "ordered" in resources:
+        raise InputError(f"{path}: resources has several choices (any_of or ordered); leave the one that you have")
+    wanted = resources.get("accelerators")
+    pairs = [*wanted.items()] if isinstance(wanted, Mapping) else [str(wanted or "").partition(":")[::2]]
+    if len(pairs) != 1 or not pairs[0][0] or isinstance(wanted, list | set):
+        raise InputError(f"{path}: resources.accelerators: expected one kind such as H100:8, found {wanted!r}")
+    kind, each = pairs[0][0], int(pairs[0][1] or 1)
+    if not (found := _device(kind)):
+        raise InputError(f"{path}: {kind!r} is not in the catalogue; see `farpipe list devices`")
+    nodes = int(task.get("num_nodes") or 1)
+    where = str(resources.get("infra") or resources.get("region") or "").replace("/", "-").replace("*", "")
+    name = str(task.get("name") or where.strip("-") or f"site-{number}")
+    origin = f"{path.name}, resources.accelerators"
+    return DraftSite(
+        re.sub(r"[^\w.-]", "-", name),
+        Setting(found, origin),
+        Setting(nodes * each, f"{origin} x num_nodes"),
+        Setting(each, origin),
+    )

@@ -1,0 +1,253 @@
+"""Settings of a torchtitan job as a job: TOML up to version 0.2, then the JSON of a run or a module in Python."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from farpipe.errors import InputError
+from farpipe.interop.megatron_names import settings_by_path
+from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag
+from farpipe.interop.torchtitan_python import tables_of_python
+
+FORM: Final = "torchtitan"
+PRESETS: Final = {
+    ("llama3", "8b"): "llama-3-8b",
+    ("llama3", "70b"): "llama-3-70b",
+    ("llama3", "405b"): "llama-3-405b",
+    ("qwen3", "30b-a3b"): "qwen3-30b-a3b",
+    ("qwen3", "235b-a22b"): "qwen3-235b-a22b",
+    ("deepseek_v3", "671b"): "deepseek-v3",
+}
+"""Models of torchtitan that the catalogue has, by name and flavor."""
+_QWEN3: Final = {
+    "debugmodel": (8, 256, 16, 8, 3072, 2048),
+    "0.6b": (28, 1024, 16, 8, 3072, 151936),
+    "1.7b": (28, 2048, 16, 8, 6144, 151936),
+    "4b": (36, 2560, 32, 8, 9728, 151936),
+    "8b": (36, 4096, 32, 8, 12288, 151936),
+    "14b": (40, 5120, 40, 8, 17408, 151936),
+    "32b": (64, 5120, 64, 8, 25600, 151936),
+}
+"""Layers, width, heads, key heads, MLP width, vocabulary (torchtitan 0.2.2, models/qwen3)."""
+_TIED: Final = ("debugmodel", "0.6b", "1.7b", "4b")
+_LLAMA_DEBUG: Final = (6, 256, 16, 16, 768, 2048)
+_SCHEDULES: Final = {
+    "1f1b": ("1f1b", 1),
+    "gpipe": ("gpipe", 1),
+    "interleaved1f1b": ("interleaved", 2),
+    "interleavedzerobubble": ("interleaved", 2),
+    "zbvzerobubble": ("zbv", 2),
+}
+"""farpipe's schedule, and the stages on a rank where nothing else says so."""
+_CONVERTERS: Final = {"float8": "fp8", "mx": "mxfp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+WITHOUT_EFFECT: Final = re.compile(
+    r"(job|profiling|metrics|checkpoint|validation|comm|compile|experimental|fault_tolerance|debug|memory_estimation)\."
+    r"|quantize\.|(model\.)?(hf_assets_path|tokenizer_path|print_after_conversion)|optimizer\.(eps|implementation|name)"
+    r"|parallelism\.(spmd_backend|enable_fsdp_symm_mem|context_parallel_(load_balancer|ptrr_mask_key))"
+    r"|lr_scheduler\.|training\.(dataset|dataset_path|seed|deterministic|gc_freq|gc_debug|disable_cuda_graphs)"
+    r"|optimizer\.(pattern|optimizer_name|fused|foreach|betas|weight_decay)"
+)
+"""Settings that change neither the seconds nor the bytes of a step, or by less than is counted here."""
+
+
+_TRAINING: Final[Plain] = {
+    "num_steps": ("training.steps", as_count),
+    "learning_rate": ("optimizer.lr", float),
+    "clip_norm": ("training.max_norm", float),
+}
+
+
+def read_torchtitan(data: Mapping[str, Any], source: str) -> Draft:
+    """The job of a torchtitan TOML, already parsed."""
+    settings = settings_by_path(data, source)
+    draft = Draft(FORM)
+    _layout(settings, draft)
+    _model(settings, draft)
+    _training(settings, draft)
+    draft.close(settings, [name for name in settings.values if WITHOUT_EFFECT.match(name)])
+    return draft
+
+
+def read_saved_torchtitan(data: Mapping[str, Any], source: str) -> Draft:
+    """The job of the JSON that torchtitan 0.3 writes with ``--debug.save_config_file``, already parsed."""
+    spec, optimizer = _table(data, "model_spec", source), _table(data, "optimizer", source)
+    tables: dict[str, Any] = {
+        name: {key: value for key, value in _table(data, name, source).items() if value not in (None, "")}
+        for name in ("parallelism", "training", "compile")
+    }
+    for key in ("first_stage_less_layers", "last_stage_less_layers"):
+        tables["parallelism"].pop(f"pipeline_parallel_{key}", None)  # the cut that farpipe chooses has none
+    has_graphs = not tables["training"].pop("disable_cuda_graphs", True)
+    tables["model"] = {key: spec[key] for key in ("name", "flavor") if key in spec}
+    groups = optimizer.get("param_groups") or [{}]
+    if rate := groups[0].get("optimizer_kwargs", {}).get("lr"):
+        tables["optimizer"] = {"lr": rate}
+    tables["activation_checkpoint"] = {"mode": _saved_recompute(data.get("activation_checkpoint"))}
+    if not tables["training"].get("enable_cpu_offload"):
+        tables["training"].pop("enable_cpu_offload", None)
+    draft = read_torchtitan(tables, source)
+    if has_graphs:
+        draft.notes.append("CUDA graphs, which torchtitan 0.3 takes without a pipeline, are not counted")
+    return draft
+
+
+def _table(data: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
+    found = data.get(name, {})
+    if not isinstance(found, Mapping):
+        raise InputError(f"{source}: {name}: expected a table, found {found!r:.60}")
+    return found
+
+
+def _saved_recompute(settings: Any) -> str:
+    """The mode of activation checkpointing by the settings of its kind: only selective ones name products."""
+    if not settings:
+        return "none"
+    return "selective" if {"force_recompute_mm_shapes_by_fqns", "memory_budget"} & {*settings} else "full"
+
+
+def read_python_of_torchtitan(text: str, source: str, wanted: str | None = None) -> Draft:
+    """The job of a module of configurations; `wanted` names the function where there are several."""
+    tables, unread = tables_of_python(text, source, wanted)
+    draft = read_torchtitan(tables, source)
+    draft.not_understood = [*unread, *draft.not_understood]
+    return draft
+
+
+def _layout(settings: Settings, draft: Draft) -> None:
+    names = {
+        "pipeline": "pipeline_parallel_degree",
+        "tensor": "tensor_parallel_degree",
+        "context": "context_parallel_degree",
+        "expert": "expert_parallel_degree",
+    }
+    for key, name in names.items():
+        place = f"parallelism.{name}"
+        draft.put("layout", key, settings.take(place, as_count, default=1), settings.origin(place))
+    settings.take("parallelism.expert_tensor_parallel_degree", as_count)
+    settings.take("parallelism.context_parallel_rotate_method")
+    replicate = settings.take("parallelism.data_parallel_replicate_degree", as_count, default=1)
+    shard = settings.take("parallelism.data_parallel_shard_degree", as_count, default=-1)
+    reshard = settings.take("parallelism.fsdp_reshard_after_forward", str, "default")
+    origin = settings.origin("parallelism.data_parallel_shard_degree")
+    if shard > 0:
+        draft.put("layout", "data", replicate * shard, origin)
+    always = reshard == "always" or (reshard == "default" and draft.degree("pipeline") == 1)
+    draft.put("training", "zero", 0 if shard == 1 and replicate > 1 else 3 if always else 1, origin)
+    _stages(settings, draft)
+
+
+def _stages(settings: Settings, draft: Draft) -> None:
+    name = settings.take("parallelism.pipeline_parallel_schedule", str, "1F1B")
+    parts = settings.take("parallelism.module_fqns_per_model_part", list)
+    settings.take("parallelism.pipeline_parallel_layers_per_stage", as_count)
+    pipeline = draft.degree("pipeline")
+    if pipeline == 1:
+        return
+    method, virtual = _SCHEDULES.get(name.lower().removeprefix("schedule"), ("", 1))
+    origin = settings.origin("parallelism.pipeline_parallel_schedule")
+    if parts:
+        virtual = len(parts) // pipeline
+        layers = [sum(module.startswith("layers.") for module in part) for part in parts]
+        draft.put("layout", "layers", layers, "parallelism.module_fqns_per_model_part")
+    draft.put("layout", "virtual", virtual, origin)
+    if method:
+        draft.put("schedule", "method", method, origin)
+    elif settings.has("parallelism.pipeline_parallel_schedule_csv"):
+        draft.notes.append("the order of actions is in a file of its own: farpipe import it with --format torch-csv")
+    else:
+        settings.problems.append(f"{origin}: {name} is not known")
+    if name.lower() == "interleavedzerobubble":
+        draft.notes.append("InterleavedZeroBubble is planned as interleaved 1F1B")
+
+
+def _model(settings: Settings, draft: Draft) -> None:
+    name, flavor = settings.take("model.name", str, ""), str(settings.take("model.flavor", str, "")).lower()
+    origin = settings.origin("model.flavor", "model.name")
+    plain = re.sub(r"_(flex|varlen)(_attn)?$", "", flavor)
+    if (name, plain) in PRESETS:
+        draft.put("model", "preset", PRESETS[name, plain], origin)
+    elif name == "qwen3" and plain in _QWEN3:
+        _put_shape(draft, _QWEN3[plain], origin)
+        extra = {"head_dim": 128, "qk_norm": True, "rotary_base": 1e6, "tied_embeddings": plain in _TIED}
+        for key, value in extra.items():
+            draft.put("model", key, value, origin)
+    elif name == "llama3" and plain == "debugmodel":
+        _put_shape(draft, _LLAMA_DEBUG, origin)
+        draft.put("model", "rotary_base", 5e5, origin)
+    else:
+        settings.problems.append(f"{origin}: the model {name} {flavor} is not known; write its shape under [model]")
+
+
+def _put_shape(draft: Draft, shape: tuple[int, ...], origin: str) -> None:
+    keys = ("num_layers", "hidden", "num_heads", "num_kv_heads", "ffn_hidden", "vocab_size")
+    for key, value in zip(keys, shape, strict=True):
+        draft.put("model", key, value, origin)
+
+
+def _training(settings: Settings, draft: Draft) -> None:
+    draft.copy(settings, "training", _TRAINING)
+    names = ("training.seq_len", "training.max_context_length")
+    length = next((n for n in [settings.take(name, as_count) for name in names] if n), 2048)
+    draft.put("training", "sequence_length", length, settings.origin(*names))
+    _batch(settings, draft)
+    by_tokens = settings.take("parallelism.enable_sequence_parallel", as_flag, default=True)
+    tensor = draft.degree("tensor") > 1 and by_tokens
+    draft.put("training", "sequence_parallel", tensor, settings.origin("parallelism.tensor_parallel_degree"))
+    dtype = settings.take("training.mixed_precision_param", str, "bfloat16")
+    settings.take("training.dtype")
+    settings.take("training.mixed_precision_reduce")
+    draft.put(
+        "training",
+        "precision",
+        "fp32" if dtype == "float32" else "bf16",
+        settings.origin("training.mixed_precision_param"),
+    )
+    converters = settings.take("model.converters", list, default=[])
+    narrow = next((_CONVERTERS[part] for text in converters for part in text.split(".") if part in _CONVERTERS), None)
+    draft.put("training", "matmul", narrow, settings.origin("model.converters"))
+    unknown = [text for text in converters if not {*text.split(".")} & _CONVERTERS.keys()]
+    settings.problems += [f"model.converters: {text}" for text in unknown]
+    if not settings.flag("compile.enable"):
+        draft.put("training", "kernels", "eager", settings.origin("compile.enable"))
+    _recompute(settings, draft)
+
+
+def _batch(settings: Settings, draft: Draft) -> None:
+    """Batches: without a pipeline a device takes its local batch at once, else in microbatches."""
+    if settings.has("training.num_tokens_per_microbatch_per_dp_rank"):
+        _batch_of_tokens(settings, draft)
+        return
+    local = settings.take("training.local_batch_size", as_count, default=8)
+    whole = settings.take("training.global_batch_size", as_count, default=-1)
+    each = settings.take("parallelism.pipeline_parallel_microbatch_size", as_count, default=1)
+    origin = settings.origin("training.local_batch_size")
+    draft.put("training", "microbatch_size", each if draft.degree("pipeline") > 1 else local, origin)
+    if whole > 0:
+        draft.put("training", "global_batch", whole, settings.origin("training.global_batch_size"))
+    else:
+        draft.replica_batch = Setting(local, origin)
+
+
+def _batch_of_tokens(settings: Settings, draft: Draft) -> None:
+    """Batches as later versions count them, in tokens of a microbatch and of a step."""
+    length = draft.value("training", "sequence_length")
+    name, whole = "training.num_tokens_per_microbatch_per_dp_rank", "training.num_tokens_per_train_step"
+    each = settings.take(name, as_count, default=16384) // length
+    draft.put("training", "microbatch_size", max(1, each), settings.origin(name))
+    count = settings.take("parallelism.num_pp_microbatches", as_count, default=1)
+    if (tokens := settings.take(whole, as_count, default=-1)) > 0:
+        draft.put("training", "global_batch", tokens // length, settings.origin(whole))
+    else:
+        draft.replica_batch = Setting(
+            max(1, each) * (count if draft.degree("pipeline") > 1 else 1), settings.origin(name)
+        )
+
+
+def _recompute(settings: Settings, draft: Draft) -> None:
+    mode = settings.take("activation_checkpoint.mode", str, "selective")
+    option = settings.take("activation_checkpoint.selective_ac_option", str, "2")
+    settings.take("activation_checkpoint.early_stop", as_flag)
+    origin = settings.origin("activation_checkpoint.mode")
+    if mode == "selective":
+        draft.notes.append(f"selective checkpointing by {option!r} is counted as recomputing norms alone")
+    draft.put("training", "recompute", {"none": "none", "full": "full"}.get(mode, "layernorm"), origin)

@@ -1,0 +1,249 @@
+"""Network files of others: gnpy, SNDlib (XML, native), node-link JSON, GraphML, GML."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from xml.etree import ElementTree
+
+from farpipe.errors import InputError
+from farpipe.optical.network import Network, build_network, load_network, number
+from farpipe.strict import parse_json, read_text
+
+Attributes = Mapping[str, Any]
+Position = tuple[Any, Any]
+FIBRE_KM_KEYS: Final = ("km", "length", "weight")
+"""Keys of an edge's length in km of fibre, the first that is there."""
+_LONGITUDE, _LATITUDE = ("lon", "longitude", "x"), ("lat", "latitude", "y")
+_EARTH_KM: Final = 6371.0
+_NAMESPACE: Final = re.compile(r"\{.*?\}")
+_SNDLIB_LINE: Final = re.compile(r"^\s*(\S+)\s*\(\s*(\S+)\s+(\S+)\s*\)")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A topology as a file has it: names and positions (longitude, latitude) of nodes, edges with their attributes."""
+
+    names: Mapping[Any, str | None]
+    positions: Mapping[Any, Position]
+    edges: list[tuple[Any, Any, Attributes]]
+
+
+def load_topology(path: Path | str, *, shared: bool = False) -> Network:
+    """Read a network file of any known format; InputError with the place of whatever is wrong in it."""
+    source, kind = str(path), Path(path).suffix.lower()
+    if kind == ".csv":
+        return load_network(path, shared=shared)
+    text = read_text(path)
+    if kind == ".json":
+        data = parse_json(text, source)
+        if not isinstance(data, dict) or "format" in data or not {"elements", "nodes"} & data.keys():
+            return load_network(path, shared=shared)
+        with _as_input_errors(source):
+            return network_of_data(Path(path).stem, data, source, shared=shared)
+    readers = {".xml": _of_xml, ".graphml": _of_xml, ".gml": _of_gml, ".txt": _of_native}
+    if kind not in readers:
+        raise InputError(
+            f"{source}: a network is a file .csv, .json, .xml, .graphml, .gml or .txt (SNDlib's own format)"
+        )
+    with _as_input_errors(source):
+        return _network(Path(path).stem, readers[kind](text, source), source, shared=shared)
+
+
+@contextmanager
+def _as_input_errors(source: str) -> Iterator[None]:
+    """InputError for whatever reading a file of the wrong form raises."""
+    import networkx
+
+    wrong = (networkx.NetworkXException, ElementTree.ParseError, LookupError, ValueError, TypeError, AttributeError)
+    try:
+        yield
+    except InputError:
+        raise
+    except (*wrong, RecursionError) as error:
+        raise InputError(
+            f"{source}: not a network in the format of its name: {type(error).__name__}: {error}"
+        ) from None
+
+
+def network_of_data(name: str, data: dict[str, Any], source: str, *, shared: bool = False) -> Network:
+    """Network of gnpy's JSON (elements and connections) or of node-link JSON (nodes, and links or edges)."""
+    if "elements" in data:
+        return build_network(name, rows_of(source, _spans(data, source)), shared=shared)
+    nodes = {node["id"]: node for node in data["nodes"]}
+    edges = [(edge["source"], edge["target"], edge) for edge in data["links" if "links" in data else "edges"]]
+    return _network(name, _graph(nodes, edges), source, shared=shared)
+
+
+def fibre_km(great_circle_km: float) -> float:
+    """Fibre length estimated from the great-circle distance, at least 1 km, by the rule of ITU-T G.826, annex A.
+
+    1.5 times below 1000 km, 1500 km up to 1200 km, 1.25 times beyond.
+    """
+    if great_circle_km < 1000:
+        return max(1.0, 1.5 * great_circle_km)
+    return max(1500.0, 1.25 * great_circle_km)
+
+
+def _graph(nodes: Mapping[Any, Attributes], edges: list[tuple[Any, Any, Attributes]]) -> Graph:
+    """Graph of nodes with attributes; a position is ``pos`` or a pair such as ``Longitude`` and ``Latitude``."""
+    names, positions = {}, {}
+    for node, given in nodes.items():
+        lowered = {key.lower(): value for key, value in given.items()}
+        names[node] = lowered.get("name") or lowered.get("label")
+        ends = [next((lowered[key] for key in keys if key in lowered), None) for keys in (_LONGITUDE, _LATITUDE)]
+        position = lowered.get("pos") or ends
+        if None not in position:
+            positions[node] = (position[0], position[1])
+    return Graph(names, positions, edges)
+
+
+def _network(name: str, graph: Graph, source: str, *, shared: bool) -> Network:
+    """The network of a graph; of parallel edges the shortest, loops left out."""
+    names = _names(graph.names)
+    edges: dict[frozenset[str], tuple[str, str, float]] = {}
+    for index, (a, b, attributes) in enumerate(graph.edges):
+        for node in (a, b):
+            if node not in names:
+                raise InputError(f"{source}: edge {index}: there is no node {node!r}")
+        km, ends = _edge_km(f"{source}: edge {index}", graph, (a, b), attributes), frozenset((names[a], names[b]))
+        if len(ends) == 2 and (ends not in edges or km < edges[ends][2]):
+            edges[ends] = (names[a], names[b], km)
+    return build_network(name, rows_of(source, edges.values()), shared=shared)
+
+
+def _edge_km(place: str, graph: Graph, ends: tuple[Any, Any], attributes: Attributes) -> float:
+    """Fibre km of an edge: given, or estimated from the great-circle distance, ``dist`` or between positions."""
+    for key in FIBRE_KM_KEYS:
+        if key in attributes:
+            return number(place, key, attributes[key], exclusive=True)
+    if "dist" in attributes:
+        return fibre_km(number(place, "dist", attributes["dist"]))
+    for node in ends:
+        if node not in graph.positions:
+            raise InputError(
+                f"{place}: no length: give km of fibre as one of {', '.join(FIBRE_KM_KEYS)}, or longitude and latitude "
+                f"of node {node!r}"
+            )
+    return fibre_km(_great_circle_km(*(_radians(f"{place}: node {node!r}", graph.positions[node]) for node in ends)))
+
+
+def _radians(place: str, position: Position) -> tuple[float, float]:
+    """Longitude and latitude; InputError for pixels."""
+    most = (180.0, 90.0)
+    named = zip(("longitude", "latitude"), position, most, strict=True)
+    longitude, latitude = (number(place, what, value, least=-limit, most=limit) for what, value, limit in named)
+    return math.radians(longitude), math.radians(latitude)
+
+
+def _great_circle_km(a: tuple[float, float], b: tuple[float, float]) -> float:
+    """Distance on the sphere (haversine)."""
+    half = math.sin((b[1] - a[1]) / 2) ** 2 + math.cos(a[1]) * math.cos(b[1]) * math.sin((b[0] - a[0]) / 2) ** 2
+    return 2 * _EARTH_KM * math.asin(math.sqrt(min(1.0, half)))
+
+
+def _names(given: Mapping[Any, Any]) -> dict[Any, str]:
+    """Names without the signs that stand between nodes; the source's numbers where they are missing or not unique."""
+    clean = {key: _clean(str(name or "")) for key, name in given.items()}
+    unique = len(set(clean.values())) == len(clean) and all(clean.values())
+    return clean if unique else {key: _clean(str(key)) for key in given}
+
+
+def _clean(name: str) -> str:
+    return "".join("_" if c in ">,-" else c for c in name)
+
+
+def rows_of(source: str, edges: Iterable[tuple[Any, Any, float]]) -> list[tuple[str, dict[str, Any]]]:
+    """Rows of `build_network`."""
+    return [(f"{source}: edge {index}", {"a": str(a), "b": str(b), "km": km}) for index, (a, b, km) in enumerate(edges)]
+
+
+def _of_xml(text: str, source: str) -> Graph:
+    """Graph of SNDlib's XML or of GraphML; a document type, and with it any entity, is refused."""
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise InputError(f"{source}: a document type (DTD) is not read, for entities can grow without end; delete it")
+    root = ElementTree.fromstring(text)
+    if _NAMESPACE.sub("", root.tag) == "graphml":
+        import networkx
+
+        return _of_networkx(networkx.parse_graphml(text))
+    nodes: dict[str, Attributes] = {}
+    edges: list[tuple[Any, Any, Attributes]] = []
+    for element in root.iter():
+        kind, words = _NAMESPACE.sub("", element.tag), {_NAMESPACE.sub("", e.tag): e.text for e in element.iter()}
+        if kind == "node":
+            nodes[element.attrib["id"]] = {"name": element.attrib["id"], "x": words.get("x"), "y": words.get("y")}
+        elif kind == "link":
+            edges.append((words["source"], words["target"], {}))
+    return _graph(nodes, edges)
+
+
+def _of_gml(text: str, source: str) -> Graph:
+    import networkx
+
+    return _of_networkx(networkx.parse_gml(text, label="id"))
+
+
+def _of_networkx(graph: Any) -> Graph:
+    return _graph(dict(graph.nodes(data=True)), list(graph.edges(data=True)))
+
+
+def _of_native(text: str, source: str) -> Graph:
+    """Graph of SNDlib's native format: lines ``id ( x y )`` and ``id ( from to ) ...`` in NODES and LINKS."""
+    if not text.lstrip().startswith("?SNDlib native format"):
+        raise InputError(f"{source}: expected SNDlib's native format, whose first line is '?SNDlib native format; ...'")
+    section, nodes = "", dict[str, Attributes]()
+    edges: list[tuple[Any, Any, Attributes]] = []
+    for line in text.splitlines():
+        heading = re.match(r"^([A-Z]+)\s*\($", line.split("#")[0].strip())
+        section = heading[1] if heading else section
+        found = _SNDLIB_LINE.match(line.split("#")[0])
+        if found and section == "NODES":
+            nodes[found[1]] = {"name": found[1], "x": found[2], "y": found[3]}
+        elif found and section == "LINKS":
+            edges.append((found[2], found[3], {}))
+    return _graph(nodes, edges)
+
+
+def _spans(data: dict[str, Any], source: str) -> list[tuple[str, str, float]]:
+    """Edges between sites from gnpy's chain of elements: the fibres and amplifiers between two ROADMs added up."""
+    kinds = {element["uid"]: element for element in data["elements"]}
+    after: dict[str, list[str]] = {}
+    for link in data["connections"]:
+        after.setdefault(link["from_node"], []).append(link["to_node"])
+    edges: dict[frozenset[str], tuple[str, str, float]] = {}
+    for uid, element in kinds.items():
+        for there in after.get(uid, []) if element["type"] == "Roadm" else []:
+            at, km = _follow(there, kinds, after, source)
+            ends = frozenset((_site(element), _site(kinds[at])))
+            if km > 0 and len(ends) == 2:
+                edges.setdefault(ends, (_site(element), _site(kinds[at]), km))
+    return list(edges.values())
+
+
+def _follow(at: str, kinds: dict[str, Any], after: dict[str, list[str]], source: str) -> tuple[str, float]:
+    """The ROADM or transceiver at the end of a line that begins with element `at`, and km to there."""
+    km, first = 0.0, at
+    for _ in itertools.repeat(None, len(kinds)):
+        if kinds[at]["type"] in ("Roadm", "Transceiver"):
+            return at, km
+        km += _span_km(kinds[at], source)
+        if not after.get(at):
+            raise InputError(f"{source}: connections: nothing follows {at!r}; a line ends at a Roadm or Transceiver")
+        at = after[at][0]
+    raise InputError(f"{source}: connections: the line from {first!r} goes in a circle and meets no Roadm")
+
+
+def _site(element: dict[str, Any]) -> str:
+    return _clean(element.get("metadata", {}).get("location", {}).get("city") or element["uid"])
+
+
+def _span_km(element: dict[str, Any], source: str) -> float:
+    if element["type"] not in ("Fiber", "RamanFiber"):
+        return 0.0
+    length = number(f"{source}: element {element['uid']!r}", "length", element["params"]["length"])
+    return length / 1000 if element["params"].get("length_units", "km") == "m" else length

@@ -1,0 +1,66 @@
+"""Stages of a run that several processes of a site have in parts: their mesh and their sums."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.replicas.collectives import Rings
+from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.stage import TorchStage
+from farpipe.runtime.stages.module_stage import ModuleStage
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from farpipe.runtime.site.shared_weights import SharedWeights
+
+
+def mesh_of(run: RunSpec) -> "DeviceMesh | None":
+    """The processes that share stages with this one; None where no stage is divided."""
+    if not run.is_divided:
+        return None
+    from farpipe.runtime.site.mesh import stage_mesh  # FSDP2 takes a second, which other runs need not wait for
+
+    return stage_mesh(run.device, data=run.num_sharing, tensor=run.num_twins)
+
+
+def twins_in(mesh: "DeviceMesh | None") -> "DeviceMesh | None":
+    """The processes of `mesh` that share every layer; None for one alone."""
+    if mesh is None:
+        return None
+    from farpipe.runtime.site.mesh import TENSOR
+
+    return mesh[TENSOR] if mesh[TENSOR].size() > 1 else None
+
+
+def check_twins(run: RunSpec, twins: "DeviceMesh | None") -> None:
+    """InputError where twins would compute something else than the whole model; on all of them at once."""
+    if twins is None:
+        return
+    from farpipe.runtime.site.self_check import check_divided
+    from farpipe.runtime.stages.hugging_face_weights import read_config
+
+    assert run.model is not None
+    assert run.model.hugging_face is not None
+    config = read_config(run.model.hugging_face)
+    for mode in sorted({*run.recompute} or {"none"}):
+        check_divided(config, twins, mode)
+
+
+def divided_stages(
+    run: RunSpec, peers: Peers, stages: Mapping[int, TorchStage], mesh: "DeviceMesh | None"
+) -> "dict[int, SharedWeights]":
+    """The stages of this process that are divided over `mesh`; none without one."""
+    if mesh is None:
+        return {}
+    from farpipe.runtime.site.mesh import DATA
+    from farpipe.runtime.site.shared_weights import SharedWeights
+
+    assert run.training is not None
+    zero = run.training.zero
+    assert zero != "auto"
+    across, found = Rings(run.places.ring_levels(peers.rank)[1:], peers.rank), {}
+    for number, stage in stages.items():
+        assert isinstance(stage, ModuleStage)
+        found[number] = SharedWeights(number, stage, mesh[DATA], across, zero)
+    return found

@@ -1,0 +1,57 @@
+"""The processes of one stage as a mesh of torch, and the torch world of a site that the mesh lies in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from farpipe.errors import InputError
+
+DATA: Final = "data"
+"""Mesh dimension of the replicas of a stage that share its weights by FSDP2."""
+TENSOR: Final = "tensor"
+"""Mesh dimension of the processes that share every layer of a stage; neighbouring numbers."""
+
+
+def join_site(store: Store, site: str, process: int, num_processes: int, *, timeout_s: float) -> None:
+    """Make the torch world of the processes at `site`, `process` being this one's number among them.
+
+    Other sites of the run may use the same `store`: NCCL and gloo never see them. A collective that waits longer than
+    `timeout_s` breaks.
+    """
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo",
+        store=PrefixStore(f"site {site}", store),
+        rank=process,
+        world_size=num_processes,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+@contextmanager
+def site_world(store: Store, site: str, process: int, num_processes: int, *, timeout_s: float) -> Iterator[None]:
+    """Context in which torch's world is that of `join_site`."""
+    join_site(store, site, process, num_processes, timeout_s=timeout_s)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def stage_mesh(device: str, *, data: int, tensor: int = 1) -> DeviceMesh:
+    """The mesh ``(DATA, TENSOR)`` of this process's stage: torch's world in blocks of ``data * tensor`` neighbours.
+
+    All processes of the world make it at once. InputError if the world does not divide into such blocks.
+    """
+    world = dist.get_world_size()
+    if world % (data * tensor):
+        raise InputError(
+            f"{world} processes of this site can't be divided into stages of {data} replicas x {tensor} "
+            f"tensor-parallel processes; start a multiple of {data * tensor}"
+        )
+    names = ("stage", DATA, TENSOR)
+    return init_device_mesh(device, (world // (data * tensor), data, tensor), mesh_dim_names=names)[DATA, TENSOR]

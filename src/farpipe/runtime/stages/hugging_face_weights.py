@@ -1,0 +1,167 @@
+"""Weights of slices of transformers' models: read from safetensors, each rank only its own, and written back.
+
+Names and layouts in files are those of transformers' ``save_pretrained``; where a model keeps its parameters in another
+form (experts in one tensor), transformers' own conversions stand between.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    rename_source_key,
+    revert_weight_conversion,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging
+
+from farpipe.errors import InputError
+from farpipe.runtime.model.hugging_face import MAX_SHARD_BYTES, Files, carry_over, new_folder, write_tensors
+from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build, fill
+from farpipe.spec.hugging_face import CONFIG_NAME
+
+_STD = 0.02
+"""Standard deviation of random weights, for measuring times only."""
+
+
+def read_config(folder: Path | str) -> PreTrainedConfig:
+    """The config of the model in `folder`; InputError where transformers does not know it."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{folder}: {CONFIG_NAME}: transformers can't read it: {error}") from None
+    text: PreTrainedConfig = config.get_text_config()
+    return text
+
+
+def load(module: HuggingFaceSlice, folder: Path | str) -> None:
+    """Fill the parameters of `module` from the files in `folder`, of which only the tensors of its slice are read.
+
+    InputError names a tensor that is missing or has another shape, and a damaged or missing file.
+    """
+    model, files = module.inner, Files(Path(folder))
+    conversions = get_model_conversion_mapping(model)
+    wanted = _wanted(model, files.names, conversions, module.shared_names)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with ExitStack() as stack:
+        slices = _slices(files, wanted, stack)
+        settings = LoadStateDictConfig(dtype=model.dtype, weight_mapping=conversions)  # type: ignore[arg-type]
+        try:
+            info, _ = convert_and_load_state_dict_in_model(model, slices, settings)
+        except SafetensorError as error:
+            raise InputError(f"{folder}: not a whole safetensors file: {error}") from None
+    if module.part.has_embedding and module.part.has_head:
+        model.tie_weights()
+    _expect_all(model, info, folder)
+
+
+def _wanted(
+    model: PreTrainedModel, names: Iterable[str], conversions: list[Any], shared: Mapping[str, str]
+) -> dict[str, str]:
+    """Names of the tensors that `model` needs: as transformers shall see them -> in the files."""
+    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
+    converters = [one for one in conversions if isinstance(one, WeightConverter)]
+    state = model.state_dict()
+    found: dict[str, str] = {}
+    for name in names:
+        inner, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        for head, table in shared.items():
+            if inner == table and head in state:
+                found[head] = name
+        if inner in state or name in state:
+            found[name] = name
+    return found
+
+
+def _slices(files: Files, wanted: Mapping[str, str], stack: ExitStack) -> dict[str, Any]:
+    """Slices by name, none of which is read yet."""
+    by_file: dict[Path, list[tuple[str, str]]] = defaultdict(list)
+    for name, stored in wanted.items():
+        by_file[files.path_of(stored)].append((name, stored))
+    found: dict[str, Any] = {}
+    for path, rows in by_file.items():
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            found |= {name: file.get_slice(stored) for name, stored in rows}
+        except SafetensorError as error:
+            raise InputError(f"{path}: not a whole safetensors file, or not that of its index: {error}") from None
+        except OSError as error:
+            raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
+    return found
+
+
+def _expect_all(model: PreTrainedModel, info: Any, folder: Path | str) -> None:
+    """InputError unless every parameter of the slice has its values."""
+    hint = f"does {CONFIG_NAME} belong to these files?"
+    if info.mismatched_keys:
+        name, *shapes = min(info.mismatched_keys)
+        raise InputError(f"{folder}: {name} is {list(shapes[0])}, but the model needs {list(shapes[1])}; {hint}")
+    if info.conversion_errors:
+        name, reason = next(iter(info.conversion_errors.items()))
+        raise InputError(f"{folder}: {name} can't be made from the files: {reason}; {hint}")
+    if empty := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise InputError(f"{folder}: there is no tensor {empty[0]}; {hint}")
+
+
+def randomise(module: HuggingFaceSlice) -> None:
+    """Fill the parameters with small random numbers, where only times count."""
+    for name, parameter in list(module.named_parameters()):
+        gain = 1.0 if parameter.ndim < 2 and not name.endswith("bias") else 0.0
+        fill(parameter, torch.randn(parameter.shape, dtype=parameter.dtype) * _STD + gain)
+
+
+def parameter_shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
+    """The shape of every parameter of the whole model, by name; a tied head is not among them."""
+    return {name: parameter.shape for name, parameter in build(config, torch.float32).named_parameters()}
+
+
+def save(
+    weights: Mapping[str, Tensor],
+    began_with: Path | str,
+    folder: Path | str,
+    *,
+    dtype: str = "float32",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write a model as ``save_pretrained`` does, with config and tokenizer of the folder that its training began with.
+
+    `weights` by name, which may read lazily: those of one layer and one file are held at a time. See `new_folder`.
+    """
+    began_with = Path(began_with)
+    model = build(read_config(began_with), torch.float32)
+    config = json.loads((began_with / CONFIG_NAME).read_text())
+    with new_folder(folder) as new:
+        write_tensors(_in_files(model, weights, began_with), new, dtype, max_shard_bytes)
+        (new / CONFIG_NAME).write_text(json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
+        carry_over(began_with, new)
+
+
+def _in_files(model: PreTrainedModel, weights: Mapping[str, Tensor], began_with: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors by their names in files; buffers that are saved but not trained come from `began_with`."""
+    has_conversions = bool(get_model_conversion_mapping(model, add_legacy=False))
+    for names in _groups([name for name, _ in model.named_parameters()]):
+        tensors = {name: weights[name] for name in names}
+        yield from (revert_weight_conversion(model, tensors) if has_conversions else tensors).items()
+    buffers = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+    yield from Files(began_with).read(dict.fromkeys(sorted(buffers)))
+
+
+def _groups(names: Iterable[str]) -> list[list[str]]:
+    """Names that belong together in files: those of a layer, and each of the others."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        words = name.split(".")
+        number = next((place for place, word in enumerate(words) if word.isdigit()), len(words))
+        found[".".join(words[: number + 1])].append(name)
+    return list(found.values())

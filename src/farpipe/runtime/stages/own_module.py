@@ -1,0 +1,63 @@
+"""Stages out of a function of the user's: ``[model] module = "package.module:function"``."""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from farpipe.errors import InputError
+from farpipe.runtime.stages.module_stage import ModuleSlice
+from farpipe.runtime.stages.slices import Again, StageSlice
+from farpipe.spec.recompute import Recompute
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""Torch's random numbers are those of the whole process."""
+
+
+def own_module(name: str, part: StageSlice, seed: int, recompute: Recompute = "none") -> ModuleSlice:
+    """The module that the function called `name` builds for a slice, computing as in evaluation.
+
+    Torch's random numbers depend on `seed` and the slice's first layer. With `recompute` ``full`` each of its
+    ``layers`` is computed again in the backward. InputError names the function and what is wrong with it.
+    """
+    build = _function(name)
+    digest = hashlib.sha256(f"{seed} {part.first_layer}".encode()).digest()
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest[:8]))
+        try:
+            module = build(part)
+        except Exception as problem:  # whatever code of the user may raise
+            raise InputError(f"model.module: {name}({part}) raises {type(problem).__name__}: {problem}") from problem
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model.module: {name} returns {type(module).__name__}, not a torch.nn.Module")
+    if recompute == "full":
+        _recompute_layers(name, module)
+    return ModuleSlice(module.eval(), part)
+
+
+def _function(name: str) -> Callable[[StageSlice], Any]:
+    place, _, function = name.partition(":")
+    try:
+        found = getattr(import_module(place), function)
+    except (ImportError, AttributeError, ValueError) as problem:
+        hint = "expected package.module:function, which every rank can import"
+        raise InputError(f"model.module: {name}: {problem}; {hint}") from None
+    if not callable(found):
+        raise InputError(f"model.module: {name} is no function")
+    build: Callable[[StageSlice], Any] = found
+    return build
+
+
+def _recompute_layers(name: str, module: nn.Module) -> None:
+    layers = getattr(module, "layers", None)
+    if not isinstance(layers, nn.ModuleList | nn.ModuleDict):
+        raise InputError(
+            f"training.recompute = 'full': the module of {name} needs its layers as `layers`, a ModuleList or "
+            "ModuleDict; or say 'none'"
+        )
+    for layer in layers.values() if isinstance(layers, nn.ModuleDict) else layers:
+        layer.forward = Again(layer)

@@ -1,0 +1,79 @@
+"""Index of Megatron-LM's indexed data sets: NAME.idx has the type of the tokens in NAME.bin and the ends of documents.
+
+Written by Megatron-LM's tools/preprocess_data.py (megatron/core/datasets/indexed_dataset.py): nine bytes of magic,
+version, code of the type, numbers of sequences and of document ends; then lengths (int32) and places in bytes (int64)
+of all sequences, and the sequences at which documents begin, the last being their number (int64).
+"""
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.errors import InputError
+
+INDEX: Final = ".idx"
+_MAGIC: Final = b"MMIDIDX\x00\x00"
+_HEADER: Final = np.dtype([("version", "<u8"), ("code", "u1"), ("num_sequences", "<u8"), ("num_ends", "<u8")])
+_TYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""Codes of whole numbers; 6 and 7 are fractions."""
+
+
+class MegatronIndex(NamedTuple):
+    """Type of the tokens in a .bin, and the numbers of tokens at which documents end."""
+
+    dtype: np.dtype[np.integer]
+    ends: NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents."""
+        return int(self.ends[-1]) if self.ends.size else 0
+
+
+def read_index(path: Path) -> MegatronIndex:
+    """The index in a .idx; InputError for a damaged one, and for tokens that are not stored one after the other."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
+    begin = len(_MAGIC) + _HEADER.itemsize
+    if not data.startswith(_MAGIC) or len(data) < begin:
+        raise InputError(f"{path}: not an index of Megatron-LM (MMIDIDX)")
+    version, code, num_sequences, num_ends = np.frombuffer(data, _HEADER, 1, len(_MAGIC))[0].tolist()
+    if version != 1 or code not in _TYPES:
+        raise InputError(f"{path}: version {version}, type {code}: expected version 1 and whole numbers ({[*_TYPES]})")
+    if len(data) < begin + 12 * num_sequences + 8 * num_ends:
+        raise InputError(
+            f"{path}: {num_sequences} sequences and {num_ends} ends do not fit in {len(data)} bytes; is it whole?"
+        )
+    lengths = np.frombuffer(data, "<i4", num_sequences, begin).astype(np.int64)
+    places = np.frombuffer(data, "<i8", num_sequences, begin + 4 * num_sequences)
+    firsts = np.frombuffer(data, "<i8", num_ends, begin + 12 * num_sequences)
+    dtype = np.dtype(_TYPES[code]).newbyteorder("<")
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    is_sorted = firsts.size > 0 and firsts[0] == 0 and firsts[-1] == num_sequences and (np.diff(firsts) >= 0).all()
+    if (lengths < 0).any() or not is_sorted:
+        raise InputError(
+            f"{path}: damaged: sequences of {lengths.min(initial=0)} tokens, documents that end at {firsts[-1:]}"
+        )
+    if not np.array_equal(places, ends[:-1] * dtype.itemsize):
+        raise InputError(
+            f"{path}: sequences are not one after the other in its .bin; write it anew with Megatron's tools"
+        )
+    return MegatronIndex(dtype, ends[firsts[1:]])
+
+
+def expect_whole(index: MegatronIndex, tokens: Path) -> None:
+    """InputError where the .bin has other tokens than its index says."""
+    expected = index.num_tokens * index.dtype.itemsize
+    try:
+        size = tokens.stat().st_size
+    except OSError as error:
+        raise InputError(f"{tokens}: can't be read: {error.strerror or error}") from None
+    if size != expected:
+        raise InputError(
+            f"{tokens}: has {size} bytes, but its index says {index.num_tokens} tokens of {index.dtype.itemsize}; is "
+            "it whole?"
+        )

@@ -1,0 +1,67 @@
+"""Figures of a user's pipeline in a run directory, for ``farpipe report`` and ``farpipe plan --learned-from``."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from farpipe.plan import Plan
+from farpipe.runtime.executor import StepEvents
+from farpipe.runtime.figures.metrics import PLAN_NAME
+from farpipe.runtime.figures.recorder import BOX, Recorder
+from farpipe.runtime.figures.step_report import StepReport, is_recorded, record_every
+from farpipe.runtime.peers import Peers
+from farpipe.runtime.run_spec import RunSpec, TransportSettings
+from farpipe.runtime.train import memory
+from farpipe.spec import MetricsSettings
+from farpipe.step import Schedule
+
+_ENDLESS: Final = 1 << 40
+"""Number of steps of a training whose end nobody has told."""
+_NO_COLLECTIVES: Final = np.zeros((0, 5), np.int64)
+
+
+class Records:
+    """Every rank's part in recording the steps of a pipeline; rank 0 writes them."""
+
+    def __init__(self, plan: Plan, schedule: Schedule, peers: Peers, device: str, run_dir: Path | None) -> None:
+        """`run_dir`: on rank 0, which writes `plan` there as well."""
+        self._peers, self._device, self._num_steps = peers, device, 0
+        self._run = RunSpec(
+            problem=plan.problem.model_copy(update={"sync": None, "exchanges": ()}),
+            schedule=schedule,
+            sites=plan.sites,
+            num_steps=_ENDLESS,
+            device="sleep",  # its model, which a RunSpec of another device has to have, is the user's
+            emulate_links=False,
+            metrics=MetricsSettings(log_every_steps=0),
+            transport=TransportSettings(),
+        )
+        self._record_every = record_every(self._run)
+        self._recorder = None
+        if run_dir is not None:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            plan.model_copy(update={"schedule": schedule}).save(run_dir / PLAN_NAME)
+            self._recorder = Recorder(self._run, run_dir, peers)
+
+    def add(self, begin_ns: int, events: StepEvents, loss: float) -> None:
+        """Report a step that began at `begin_ns` and has just ended; `loss` is NaN but on the last stage's rank."""
+        share = events.cpu_share if self._device == "cpu" else math.nan
+        links = tuple(event.to_data() for event in self._peers.take_events())
+        span = (self._num_steps, begin_ns, self._peers.clock.now_ns())
+        report = StepReport(*span, loss, math.nan, events, _NO_COLLECTIVES, cpu_share=share, link_events=links)
+        report = replace(report, **memory(self._device))  # type: ignore[arg-type]
+        if not is_recorded(self._num_steps, self._record_every, _ENDLESS):
+            report = report.without_record()
+        self._num_steps += 1
+        self._peers.post(0, BOX, report.pack())
+        if self._recorder is not None:
+            self._recorder.collect()
+
+    def close(self) -> None:
+        """Write the results, for which rank 0 asks all clocks; on all ranks at the same time."""
+        if self._recorder is not None and self._num_steps:
+            self._recorder.finish(self._num_steps)
+        self._peers.exchange("records end", b"", waiting_for="rank 0 to write the figures of the last step")

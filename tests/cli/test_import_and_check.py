@@ -1,0 +1,249 @@
+"""`farpipe import` and `farpipe check`: a script and a log become a job and a verdict."""
+
+import json
+import tomllib
+
+import pytest
+
+from farpipe.plan import Plan
+from farpipe.simulate import Timeline, simulate
+from interop.test_job_lists import SACCT
+from interop.test_link_tests import IPERF3, PING
+from interop.test_logs import megatron
+from interop.test_megatron import SCRIPT
+from interop.test_price_lists import ENTSOE, MAPS
+from interop.test_sites import H100, NODE, SKY
+from interop.test_traced_steps import events_of
+from interop.test_traces import JOB, trace_of
+
+SMALL = SCRIPT.replace("--train-iters $STEPS", "").replace("--some-new-flag 7", "")
+
+
+@pytest.fixture
+def imported(farpipe, tmp_path):
+    """The job of a script, in job.toml."""
+    (tmp_path / "train.sh").write_text(SMALL)
+    done = farpipe("import", "train.sh", "--device", "h100", "-o", "job.toml")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def log_of(tmp_path, seconds, count=12, batch=64):
+    (tmp_path / "train.log").write_text("\n".join(megatron(step, 1e3 * seconds, batch) for step in range(1, count)))
+
+
+def test_a_script_becomes_a_job_that_is_planned(imported, farpipe, tmp_path):
+    assert "not understood" in imported.stderr
+    assert "NUM_MACHINES is not set in the file; its default 2 was taken" in imported.stderr
+    shown = farpipe("import", "train.sh", "--device", "h100")
+    assert shown.stdout == (tmp_path / "job.toml").read_text()
+    data = json.loads(farpipe("import", "train.sh", "--json").stdout)
+    assert data["job"]["layout"]["tensor"] == 4
+    assert data["origins"]["layout.tensor"] == "--tensor-model-parallel-size, line 16"
+    assert farpipe("plan", "job.toml", "--no-arms").returncode == 0
+
+
+def test_a_second_site_is_planned_with_open_degrees(farpipe, tmp_path):
+    (tmp_path / "train.sh").write_text(SMALL)
+    options = ("--second-site", "16", "--latency", "5 ms", "--bandwidth", "400 Gbit/s", "-o", "two.toml")
+    assert farpipe("import", "train.sh", *options).returncode == 0
+    assert "# pipeline = 2" in (tmp_path / "two.toml").read_text()
+    plan = farpipe("plan", "two.toml", "--no-arms")
+    assert plan.returncode == 0, plan.stderr
+    assert "second" in plan.stdout
+
+
+def test_the_decision_is_one_page(farpipe, tmp_path):
+    """What to use, what it costs, strategies with local steps marked, changes, and the derivation of the step."""
+    (tmp_path / "train.sh").write_text(SMALL)
+    options = ("--second-site", "16", "--latency", "5 ms", "--bandwidth", "10 Gbit/s", "-o", "two.toml")
+    assert farpipe("import", "train.sh", *options).returncode == 0
+    done = farpipe("plan", "two.toml", "--html", "decision.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "decision.html").read_text()
+    for words in ("limited by", "Strategies", "local steps", "The cheapest changes that would help", "What F, I and W"):
+        assert words in page, words
+    assert page.index("limited by") < page.index("Strategies") < page.index("What the step is made of")
+
+
+def test_measurements_become_the_link(farpipe, tmp_path):
+    (tmp_path / "train.sh").write_text(SMALL)
+    (tmp_path / "ping.txt").write_text(PING)
+    (tmp_path / "iperf.json").write_text(json.dumps(IPERF3))
+    alone = farpipe("import", "ping.txt", "iperf.json")
+    assert tomllib.loads(alone.stdout)["cluster"]["links"][0]["latency"] == "10.04 ms"
+    assert "# ping, ping.txt, one way" in alone.stdout
+    assert (
+        farpipe("import", "train.sh", "ping.txt", "iperf.json", "--second-site", "16", "-o", "two.toml").returncode == 0
+    )
+    link = tomllib.loads((tmp_path / "two.toml").read_text())["cluster"]["links"][0]
+    assert link == {"between": ["site", "second"], "latency": "10.04 ms", "bandwidth": "9.4 Gbit/s"}
+
+
+def test_what_schedulers_say_becomes_the_sites(farpipe, tmp_path):
+    (tmp_path / "train.sh").write_text(SMALL)
+    (tmp_path / "ping.txt").write_text(PING)
+    (tmp_path / "zurich.txt").write_text("".join(NODE.format(name=n, gres=H100, state="IDLE") for n in "abc"))
+    (tmp_path / "tasks.yaml").write_text(SKY.partition("---")[0])
+    alone = farpipe("import", "zurich.txt")
+    assert tomllib.loads(alone.stdout)["cluster"]["sites"][0]["num_devices"] == 24
+    done = farpipe("import", "train.sh", "zurich.txt", "tasks.yaml", "ping.txt", "-o", "two.toml")
+    assert done.returncode == 0, done.stderr
+    job = tomllib.loads((tmp_path / "two.toml").read_text())
+    assert [(site["name"], site["num_devices"]) for site in job["cluster"]["sites"]] == [("zurich", 24), ("west", 32)]
+    assert job["cluster"]["links"] == [
+        {"between": ["zurich", "west"], "latency": "10.04 ms", "bandwidth": "100 Gbit/s"}
+    ]
+    plan = farpipe("plan", "two.toml", "--no-arms")
+    assert plan.returncode == 0, plan.stderr
+
+
+def test_a_file_that_is_there_is_kept(imported, farpipe, tmp_path):
+    before = (tmp_path / "job.toml").read_text()
+    again = farpipe("import", "train.sh", "--num-devices", "32", "-o", "job.toml")
+    assert again.returncode == 3
+    assert "job.toml: is there already" in again.stderr
+    assert (tmp_path / "job.toml").read_text() == before
+
+
+def test_a_log_is_compared_and_calibrated(imported, farpipe, tmp_path):
+    log_of(tmp_path, 100.0)
+    predicted_s = json.loads(farpipe("check", "job.toml", "--log", "train.log", "--json").stdout)["predicted_step_s"]
+    log_of(tmp_path, predicted_s * 1.05)
+    good = farpipe("check", "job.toml", "--log", "train.log", "--json")
+    assert good.returncode == 0, good.stderr
+    data = json.loads(good.stdout)
+    assert data["error"] == pytest.approx(1 / 1.05 - 1, abs=2e-3)
+    assert data["num_steps"] == 10
+    assert sum(data["seconds"].values()) == pytest.approx(data["measured_step_s"])
+    log_of(tmp_path, predicted_s * 1.5)
+    bad = farpipe("check", "job.toml", "--log", "train.log", "--calibrate", "fitted.toml")
+    assert bad.returncode == 5
+    assert "off, outside 10%" in bad.stderr
+    fitted = farpipe("check", "fitted.toml", "--log", "train.log", "--json")
+    assert abs(json.loads(fitted.stdout)["error"]) < 2e-3
+
+
+def test_the_directory_of_a_run_is_a_log(imported, farpipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    lines = [json.dumps({"step": step, "step_s": 100.0, "attempt": 0}) for step in range(12)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    data = json.loads(farpipe("check", "job.toml", "--log", "run", "--json").stdout)
+    assert data["measured_step_s"] == 100.0
+    assert "the log is of farpipe" in data["notes"]
+
+
+def test_a_run_that_would_not_fit_is_compared_and_calibrated(imported, farpipe, tmp_path):
+    text = (tmp_path / "job.toml").read_text()
+    small = text.replace('device = "h100"', 'device = { preset = "h100", memory = "3 GiB" }')
+    assert small != text
+    (tmp_path / "small.toml").write_text(small)
+    assert farpipe("plan", "small.toml", "--no-arms").returncode == 4
+    log_of(tmp_path, 100.0)
+    first = farpipe("check", "small.toml", "--log", "train.log", "--json")
+    assert "the memory of this run is overestimated" in first.stdout
+    log_of(tmp_path, 1.3 * json.loads(first.stdout)["predicted_step_s"])
+    assert farpipe("check", "small.toml", "--log", "train.log", "--calibrate", "fitted.toml").returncode == 5
+    fitted = farpipe("check", "fitted.toml", "--log", "train.log", "--json")
+    assert abs(json.loads(fitted.stdout)["error"]) < 2e-3
+
+
+def test_what_may_explain_the_rest_is_ranked(farpipe, tmp_path):
+    """A run without overlap is found out: its log is the prediction of the job without overlap."""
+    (tmp_path / "train.sh").write_text(SMALL)
+    farpipe("import", "train.sh", "-o", "job.toml")
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "plain.toml").write_text(text.replace("overlap = true", "overlap = false"))
+    log_of(tmp_path, 100.0)
+    plain = farpipe("check", "plain.toml", "--log", "train.log", "--json")
+    log_of(tmp_path, json.loads(plain.stdout)["predicted_step_s"])
+    data = json.loads(farpipe("check", "job.toml", "--log", "train.log", "--json").stdout)
+    first = data["suspects"][0]
+    assert "overlap = false" in first["what"]
+    assert first["effect_s"] == pytest.approx(data["measured_step_s"] - data["predicted_step_s"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("check", "job.toml", "--log", "missing.log"), 3, "missing.log"),
+        (("import", "missing.sh"), 3, "missing.sh"),
+        (("import", "train.sh", "--format", "cobol"), 2, "expected one of auto, megatron"),
+        (("import", "train.sh", "--set", "A"), 2, "expected NAME=VALUE"),
+        (("import", "train.sh", "--device", "h1000"), 3, "h1000"),
+    ],
+)
+def test_wrong_arguments(arguments, code, words, imported, farpipe):
+    done = farpipe(*arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+
+
+def test_what_is_missing_is_named_with_its_remedy(farpipe, tmp_path):
+    (tmp_path / "x.sh").write_text("python pretrain.py --num-layers $N --hidden-size 64 --seq-length 8\n")
+    done = farpipe("import", "x.sh")
+    assert done.returncode == 3
+    assert "model.num_layers, model.num_heads, training.global_batch missing" in done.stderr
+    assert "$N is not set in the file (give it with --set NAME=VALUE)" in done.stderr
+    assert farpipe("import", "x.sh", "--set", "N=2").returncode == 3
+
+
+def test_a_trace_becomes_a_profile_and_takes_the_model_s_place(farpipe, tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    trace_of(tmp_path)
+    assert "give the job that it is of with --job" in farpipe("import", "trace.json").stderr
+    done = farpipe("import", "trace.json", "--job", "job.toml", "-o", "profile.json")
+    assert done.returncode == 0, done.stderr
+    assert farpipe("plan", "job.toml", "--no-arms", "--profile", "profile.json").returncode == 0
+    log_of(tmp_path, 1e-3, batch=4)
+    checked = farpipe("check", "job.toml", "--log", "train.log", "--trace", "trace.json", "--json")
+    assert json.loads(checked.stdout)["predicted_step_s"] > 2 * 3 * (4000 + 6200) * 1e-6
+    assert checked.returncode == 5
+
+
+def test_traces_of_all_ranks_become_a_timeline_and_a_page(farpipe, tmp_path):
+    """The step that the plan predicts, traced: the page has both, and the log's steps."""
+    text = JOB.replace("pipeline = 1", "pipeline = 2").replace("num_devices = 1", "num_devices = 2")
+    (tmp_path / "job.toml").write_text(text)
+    assert farpipe("plan", "job.toml", "--no-arms").returncode == 0
+    plan = Plan.load(tmp_path / "plan.json")
+    predicted = simulate(plan.problem, plan.schedule)
+    names = [f"rank{rank}.json" for rank in range(2)]
+    for rank, name in enumerate(names):
+        (tmp_path / name).write_text(json.dumps({"traceEvents": events_of(predicted, rank)}))
+    done = farpipe("import", *names, "--job", "job.toml", "-o", "timeline.json")
+    assert done.returncode == 0, done.stderr
+    seen = Timeline.load(tmp_path / "timeline.json")
+    assert seen.makespan_s == pytest.approx(predicted.makespan_s, rel=1e-3)
+    log_of(tmp_path, plan.prediction.step_s, batch=4)
+    traces = [word for name in names for word in ("--trace", name)]
+    checked = farpipe("check", "job.toml", "--log", "train.log", *traces, "--html", "page.html")
+    assert checked.returncode == 0, checked.stderr
+    assert "traced pipeline: bubble" in checked.stdout
+    assert "times of layers are modelled: " in checked.stdout
+    page = (tmp_path / "page.html").read_text()
+    for words in ("Measured and predicted", ">measured<", "Step time", "What the step is made of"):
+        assert words in page, words
+
+
+def test_lists_of_jobs_and_prices_become_what_a_fleet_reads(farpipe, tmp_path):
+    (tmp_path / "sacct.txt").write_text(SACCT)
+    done = farpipe("import", "sacct.txt", "--set", "zone=Europe/Zurich", "-o", "jobs.csv")
+    assert done.returncode == 0, done.stderr
+    assert "[clock] start" in done.stderr
+    assert "times without a zone are those of Europe/Zurich" in done.stderr
+    assert (tmp_path / "jobs.csv").read_text().splitlines()[1] == "101,0.0,10800.0,16,vision"
+    (tmp_path / "fr.csv").write_text(ENTSOE)
+    (tmp_path / "maps.csv").write_text(MAPS)
+    shown = farpipe("import", "fr.csv", "--set", "EUR=1", "--json")
+    assert json.loads(shown.stdout)["csv"].startswith("utc,FR\n")
+    assert "carbon: direct" in farpipe("import", "maps.csv").stderr
+    for files, message in (
+        (["fr.csv", "maps.csv", "--set", "EUR=1"], "prices go into one table"),
+        (["sacct.txt", "fr.csv"], "a list of jobs is one file"),
+        (["sacct.txt", "--set", "zone=Mars"], "zone=Mars: no time zone"),
+        (["fr.csv"], "prices are in EUR"),
+    ):
+        failed = farpipe("import", *files)
+        assert failed.returncode in (2, 3)
+        assert message in failed.stderr.replace("\n", " ")

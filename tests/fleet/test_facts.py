@@ -1,0 +1,195 @@
+"""What single events do to the core: attempts, losses, checkpoints, and events that can't be."""
+
+import io
+import json
+import math
+import time
+
+import pytest
+
+from farpipe.errors import InputError
+from farpipe.fleet.events import (
+    JobEnded,
+    JobFailed,
+    JobStarted,
+    JobSubmitted,
+    LinkChanged,
+    Price,
+    PriceChanged,
+    SiteBack,
+    SiteLost,
+    StepReported,
+    Tick,
+)
+from farpipe.fleet.job import FleetJob, Kind
+from farpipe.fleet.policies import POLICIES
+from farpipe.fleet.policies.protocol import Decision
+from farpipe.fleet.quotes import StopCosts
+from farpipe.fleet.simulator import Simulator
+from farpipe.fleet.snapshot import Ended
+from farpipe.fleet.state import first_state
+from farpipe.spec import Cluster, preset_site
+from farpipe.spec.cluster import SiteLink
+from fleet_conformance import SimpleQuotes
+
+KIND = Kind("llama-3-8b", 512, 64)
+
+
+def cluster(egress=0.0):
+    sites = tuple(preset_site(name, "a100-80gb", 8) for name in "ab")
+    both = (("a", "b"), ("b", "a"))
+    links = tuple(
+        SiteLink(source=x, target=y, latency_s=0.01, bandwidth_bytes_per_s=1e9, egress_usd_per_gb=egress)
+        for x, y in both
+    )
+    return Cluster(sites=sites, links=links)
+
+
+def job(name="j", steps=1000, least=8, most=8):
+    return FleetJob(name, KIND, 0.0, steps, least, most)
+
+
+def running(steps=1000):
+    """A job on its first attempt, running since 120 s at `a`."""
+    state, (start,) = first_state(cluster(), POLICIES["fcfs"], SimpleQuotes()).handle(
+        JobSubmitted(0.0, job("j", steps))
+    )
+    assert start.placement.sites == ("a",)
+    return state.handle(JobStarted(120.0, "j", start.attempt))[0]
+
+
+def test_a_late_word_of_an_attempt_that_is_over_changes_nothing():
+    """Its site was lost, the job goes on at another: the first attempt's failure, end and steps are history."""
+    state, commands = running().handle(SiteLost(200.0, "a"))
+    assert [(command.name, command.attempt) for command in commands] == [("j", 1)]
+    for event in (JobFailed(201.0, "j", 1, is_final=True), JobEnded(201.0, "j", 1), StepReported(201.0, "j", 1, 9.0)):
+        after, commands = state.handle(event)
+        assert (after.jobs, commands) == (state.jobs, [])
+    state, (again,) = state.handle(SiteBack(300.0, "a"))
+    assert again.attempt == 2
+    assert state.handle(JobStarted(301.0, "j", 1))[0].jobs["j"].phase == "starting"
+    assert state.handle(JobStarted(301.0, "j", 2))[0].jobs["j"].phase == "running"
+
+
+def test_a_job_can_t_end_before_it_runs_and_an_attempt_can_t_come_early():
+    state, _ = first_state(cluster(), POLICIES["fcfs"], SimpleQuotes()).handle(JobSubmitted(0.0, job()))
+    with pytest.raises(InputError, match="'j' has ended before its attempt 1 has started"):
+        state.handle(JobEnded(1.0, "j", 1))
+    with pytest.raises(InputError, match="attempt 7 of job 'j' has not begun; the newest is 1"):
+        state.handle(JobStarted(1.0, "j", 7))
+
+
+def test_another_job_of_the_name_of_one_that_has_ended_is_refused():
+    state = running().handle(JobEnded(500.0, "j", 1))[0]
+    assert state.handle(JobSubmitted(500.0, job()))[1] == []
+    with pytest.raises(InputError, match="there is another job of that name"):
+        state.handle(JobSubmitted(500.0, job(steps=5)))
+    assert state.handle(JobEnded(500.0, "j", 1))[0].closed == (), "told twice"
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (Tick(math.inf), "clock"),
+        (Tick(math.nan), "clock"),
+        (PriceChanged(1e3, {"a": Price(math.nan, 0.0)}), "site a: USD/MWh: .*found nan"),
+        (PriceChanged(1e3, {"a": Price(0.0, -1.0)}), "site a: g/kWh"),
+        (LinkChanged(1e3, "a>b", math.inf), "link a>b: bytes/s: .*found inf"),
+        (StepReported(1e3, "j", 1, 1e-300), "job 'j': step_s: .*found 1e-300"),
+        (JobFailed(1e3, "j", 1, math.nan), "num_lost"),
+        (SiteLost(1e3, "a", -1.0), "site a: checkpoint_s"),
+        (JobSubmitted(1e3, job("new", steps=0)), "job 'new': num_steps"),
+        (JobSubmitted(1e3, job("new", least=8, most=4)), "job 'new': min_devices 8 is more than max_devices 4"),
+    ],
+)
+def test_figures_that_can_t_be_are_refused(event, message):
+    with pytest.raises(InputError, match=message):
+        running().handle(event)
+
+
+def test_names_of_ended_jobs_grow_without_being_copied_whole():
+    ended, kept = Ended(), []
+    begin = time.process_time()
+    for index in range(50_000):
+        ended = ended.plus(job(f"j{index}"))
+        kept += [ended] if index % 10_000 == 0 else []
+    assert time.process_time() - begin < 5.0, "copied whole it takes a minute"
+    assert all(f"j{index}" in ended for index in range(0, 50_000, 1111))
+    assert "j50000" not in ended
+    assert "j1" not in kept[0], "an earlier state does not change"
+
+
+def test_a_lost_site_serves_no_checkpoint_until_it_is_back():
+    """Neither to a job that ran there nor to one that is loading from there."""
+    state, commands = running().handle(SiteLost(1000.0, "a"))
+    assert [type(command).__name__ for command in commands] == ["Preempt"]
+    assert state.handle(Tick(5000.0))[1] == []
+    assert [type(command).__name__ for command in state.handle(SiteBack(5000.0, "a"))[1]] == ["Start"]
+
+    class Mover:
+        name = "mover"
+
+        def decide(self, view):
+            if view.now_s == 300.0:
+                yield Decision("j", (("b", 8),))
+
+    moving = running()
+    moving = type(moving)(**vars(moving) | {"policy": Mover()}).handle(Tick(300.0))[0]
+    assert moving.jobs["j"].placement.moved_bytes == {"a>b": SimpleQuotes().state_bytes(KIND)}
+    lost, (stop,) = moving.handle(SiteLost(301.0, "a"))
+    assert (stop.why, lost.jobs["j"].phase, lost.jobs["j"].stored_at) == ("a is lost", "queued", "a")
+
+
+def test_a_fault_takes_nothing_of_the_checkpoint_that_the_attempt_began_with():
+    """An outage every quarter of an hour, each of which takes half an hour's work: the job does not go backwards."""
+    state, done = running(10**6), []
+    for turn in range(1, 6):
+        state = state.handle(SiteLost(900.0 * turn, "a", 1800.0))[0]
+        done.append(state.jobs["j"].num_done)
+        state, (start,) = state.handle(SiteBack(900.0 * turn + 1, "a"))
+        state = state.handle(JobStarted(900.0 * turn + 500, "j", start.attempt))[0]
+    assert done == [0.0] * 5
+    stopped = state.handle(SiteLost(6000.0, "a", 100.0))[0].jobs["j"]
+    assert stopped.num_done > 0
+    state, (start,) = state.handle(SiteLost(6000.0, "a", 100.0))[0].handle(SiteBack(6001.0, "a"))
+    state = state.handle(JobStarted(6500.0, "j", start.attempt))[0]
+    assert state.handle(JobFailed(6510.0, "j", start.attempt, 1e6))[0].jobs["j"].num_done == stopped.num_done
+
+
+def moved(stops):
+    """A job that moves once from `a` to `b`, with its log."""
+
+    class Once:
+        name = "once"
+
+        def decide(self, view):
+            for one in view.queue:
+                yield Decision(one.name, (("a", 8),))
+            for one in view.active:
+                if one.attempt == 1 and one.phase == "running":
+                    yield Decision(one.name, (("b", 8),))
+
+    log = io.StringIO()
+    state = first_state(cluster(egress=1.0), Once(), SimpleQuotes(), stops)
+    outcome = Simulator(state, log=log).run([job()])
+    return outcome, [json.loads(line) for line in log.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 1e4])
+def test_a_move_is_billed_for_the_checkpoint_alone(restart_s):
+    outcome, lines = moved(StopCosts(restart_s=restart_s))
+    state_bytes = SimpleQuotes().state_bytes(KIND)
+    assert outcome.spent.sent_bytes == pytest.approx({"a>b": state_bytes})
+    assert outcome.spent.egress_usd == pytest.approx({"a>b": state_bytes / 1e9})
+    (start,) = [line for line in lines if line["event"] == "migrate"]
+    assert start["reserved_bytes_per_s"]["a>b"] >= start["sent_bytes_per_s"]["a>b"] > 0
+
+
+def test_a_job_that_stops_and_starts_in_one_moment_has_a_line_for_each():
+    """A site is lost and the policy starts the job elsewhere at once: it never ran at the new place while stopped."""
+    log = io.StringIO()
+    state = first_state(cluster(), POLICIES["fcfs"], SimpleQuotes())
+    Simulator(state, log=log).run([job()], [SiteLost(50.0, "a"), SiteBack(60.0, "a")])
+    lines = [json.loads(line) for line in log.getvalue().splitlines() if json.loads(line)["time_s"] == 50.0]
+    found = [(line["event"], line["phase"], line["devices"]) for line in lines]
+    assert found == [("preempt", "queued", {}), ("start", "starting", {"b": 8})]

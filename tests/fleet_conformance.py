@@ -1,0 +1,134 @@
+"""A kit that a policy of one's own can be tried with: random fleets in which the rules must hold after every event."""
+
+import math
+import random
+from collections.abc import Mapping
+from itertools import pairwise
+
+from farpipe.fleet.events import DevicesChanged, Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
+from farpipe.fleet.job import FleetJob, JobPlacement, Kind
+from farpipe.fleet.policies.protocol import Policy
+from farpipe.fleet.quotes import Devices
+from farpipe.fleet.simulator import Failures, Simulator
+from farpipe.fleet.snapshot import Snapshot
+from farpipe.fleet.state import FleetState, first_state
+from farpipe.spec import Cluster, preset_site
+from farpipe.spec.cluster import SiteLink
+
+SITES = ("amber", "birch", "cedar")
+HOUR_S = 3600.0
+
+
+class SimpleQuotes:
+    """Quotes without a planner: work shared by the devices, slowed by links that are too thin."""
+
+    def placement(self, kind: Kind, devices: Devices, rates: Mapping[str, float]) -> JobPlacement | None:
+        """As in `Quotes`."""
+        number = sum(count for _, count in devices)
+        step_s = kind.global_batch / number**0.9
+        pairs = [(a, b) for (a, _), (b, _) in pairwise(devices)]
+        names = [name for a, b in pairs for name in (f"{a}>{b}", f"{b}>{a}")]
+        if any(rates.get(name, 0.0) <= 0 for name in names):
+            return None
+        size = float(kind.global_batch * kind.sequence_length)
+        step_s = max([step_s, *(size / rates[name] for name in names)])
+        power = {site: 400.0 * count for site, count in devices}
+        return JobPlacement(devices, step_s, dict.fromkeys(names, size / step_s), power)
+
+    def state_bytes(self, kind: Kind) -> float:
+        """As in `Quotes`."""
+        return 1e9 * kind.global_batch
+
+    def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
+        """As in `Quotes`."""
+        return float(kind.sequence_length * num_devices**0.9)
+
+
+def violations(policy: Policy, *, num_fleets: int = 5, num_jobs: int = 30, seed: int = 0) -> list[str]:
+    """Every rule that `policy` or the fleet under it broke in some random fleets; empty if it conforms.
+
+    It must not raise, not ask for what is not there, leave no job waiting in an empty fleet, and give the same
+    decisions for the same fleet.
+    """
+    found: list[str] = []
+    for index in range(num_fleets):
+        found += _play(policy, num_jobs, random.Random(f"{seed} {index}"), f"fleet {index}")
+    return found
+
+
+def _play(policy: Policy, num_jobs: int, draw: random.Random, name: str) -> list[str]:
+    found: list[str] = []
+    jobs = random_jobs(num_jobs, draw)
+
+    def after(state: FleetState, event: Event) -> None:
+        found.extend(f"{name}: after {event}: {why}" for why in (*broken(state), *state.refusals))
+
+    state = first_state(random_cluster(draw), policy, SimpleQuotes())
+    simulator = Simulator(state, Failures(device_hours=200.0, final_share=0.1, seed=draw.randrange(99)), after=after)
+    outcome = simulator.run(jobs, random_events(draw))
+    ended = sum(record.final is not None for record in outcome.records)
+    if simulator.state.jobs or ended < num_jobs:
+        found.append(f"{name}: {num_jobs - ended + len(simulator.state.jobs)} of {num_jobs} jobs never ended")
+    return found
+
+
+def broken(state: Snapshot) -> list[str]:
+    """Every invariant that `state` breaks, in words; empty if it is sound."""
+    found = [state.space().overdrawn()]
+    for name, job in state.jobs.items():
+        if name in state.ended:
+            found.append(f"{name} has ended and is still there")
+        if (job.placement is None) != (job.phase == "queued"):
+            found.append(f"{name} is {job.phase} with placement {job.placement}")
+        if job.placement is not None:
+            number = job.placement.num_devices
+            if not job.job.min_devices <= number <= job.job.max_devices:
+                found.append(f"{name} has {number} devices, from {job.job.min_devices} to {job.job.max_devices}")
+            if len(set(job.placement.sites)) != len(job.placement.sites):
+                found.append(f"{name} is at one site twice: {job.placement.devices}")
+            if not (job.placement.step_s > 0 and math.isfinite(job.placement.step_s)):
+                found.append(f"{name} has steps of {job.placement.step_s} s")
+        if not 0 <= job.num_stored <= job.num_done <= job.job.num_steps:
+            found.append(
+                f"{name} has done {job.num_done} of {job.job.num_steps} steps, {job.num_stored} in a checkpoint"
+            )
+        if not 0 <= job.since_s <= state.now_s:
+            found.append(f"{name} is as of {job.since_s} s at {state.now_s} s")
+    return [why for why in found if why]
+
+
+def random_cluster(draw: random.Random) -> Cluster:
+    """Three linked sites."""
+    sites = [preset_site(name, "a100-80gb", 8 * draw.randint(2, 8)) for name in SITES]
+    links = [
+        SiteLink(source=a, target=b, latency_s=0.03, bandwidth_bytes_per_s=draw.uniform(1e4, 1e7))
+        for a in SITES
+        for b in SITES
+        if a != b
+    ]
+    return Cluster(sites=tuple(sites), links=tuple(links))
+
+
+def random_jobs(num_jobs: int, draw: random.Random) -> list[FleetJob]:
+    """Jobs that all fit the smallest site."""
+    jobs, now = [], 0.0
+    for index in range(num_jobs):
+        now += draw.expovariate(1 / (0.3 * HOUR_S))
+        least = draw.choice([1, 4, 8])
+        kind = Kind("llama-3-8b", draw.choice([512, 4096]), draw.choice([64, 256]))
+        jobs.append(FleetJob(f"job{index}", kind, now, draw.randint(1, 400), least, least * draw.choice([1, 2])))
+    return jobs
+
+
+def random_events(draw: random.Random) -> list[Event]:
+    """Prices that change every hour, and everything that can happen to a site or a link, undone later."""
+    hours = range(1, 60)
+    events: list[Event] = [
+        PriceChanged(hour * HOUR_S, {site: Price(draw.uniform(-50, 200), draw.uniform(0, 600)) for site in SITES})
+        for hour in hours
+    ]
+    site, link = draw.choice(SITES), ">".join(draw.sample(SITES, 2))
+    events += [SiteLost(3.2 * HOUR_S, site, 600.0), SiteBack(5.7 * HOUR_S, site)]
+    events += [LinkChanged(4.1 * HOUR_S, link, 0.0), LinkChanged(6.1 * HOUR_S, link, 1e6)]
+    events += [DevicesChanged(7.3 * HOUR_S, draw.choice(SITES), 8)]
+    return events

@@ -1,0 +1,206 @@
+"""Files of settings: whose they are, several together, torchtitan's, DeepSpeed's and Hugging Face's."""
+
+import json
+import tomllib
+
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from farpipe.errors import InputError
+from farpipe.interop.files import draft_of_devices, read_draft
+from farpipe.interop.hugging_face import preset_of
+from farpipe.interop.torchtitan import read_saved_torchtitan, read_torchtitan
+from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
+from farpipe.plan import make_plan
+from farpipe.spec import Training, parse_job
+from plan.jobs import device, job, site
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-05, "hidden_act": "silu",
+}  # fmt: skip
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8, "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "weight_decay": 0.1}},
+}  # fmt: skip
+TRAINER = "max_seq_length: 4096\nmax_steps: 100\nlearning_rate: 1e-4\ngradient_checkpointing: true\noutput_dir: x\n"
+ACCELERATE = "compute_environment: LOCAL_MACHINE\nnum_processes: 16\nnum_machines: 2\nmixed_precision: bf16\n"
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[training]
+local_batch_size = 2
+seq_len = 8192
+steps = 10
+strange = 3
+[parallelism]
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+[metrics]
+log_freq = 1
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes files and returns their paths."""
+
+    def write(**texts):
+        paths = [tmp_path / name.replace("_", ".") for name in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
+            path.write_text(text if isinstance(text, str) else json.dumps(text))
+        return paths
+
+    return write
+
+
+def test_a_model_a_training_and_devices_from_four_files(files):
+    paths = files(config_json=LLAMA, ds_json=DEEPSPEED, args_yaml=TRAINER, default_yaml=ACCELERATE)
+    draft = draft_of_devices(read_draft(paths), None)
+    read = parse_job(draft.to_toml("h100"))
+    assert read.model.num_params == pytest.approx(1.24e9, rel=0.01)
+    assert (read.training.zero, read.training.global_batch, read.training.recompute) == (2, 4 * 8 * 16, "full")
+    assert read.training.sequence_length == 4096
+    assert (read.cluster.sites[0].num_devices, read.cluster.sites[0].devices_per_machine) == (16, 8)
+    assert draft.not_understood == ["zero_optimization.offload_optimizer.device: state in host memory is not planned"]
+
+
+def test_files_that_contradict_each_other_are_refused(files):
+    with pytest.raises(InputError, match=r"training\.precision: 'bf16' by bf16\.enabled, but 'fp32' by mixed"):
+        read_draft(files(ds_json=DEEPSPEED, acc_yaml=ACCELERATE.replace("bf16", "no")))
+
+
+def test_the_number_of_devices_from_outside_counts(files):
+    draft = draft_of_devices(read_draft(files(config_json=LLAMA, ds_json=DEEPSPEED)), 64)
+    assert (draft.num_devices.value, draft.value("layout", "data")) == (64, 64)
+    assert draft.missing() == ["training.sequence_length"]
+
+
+def test_nvlink_reaches_over_a_rack(files):
+    paths = files(config_json=LLAMA, ds_json=DEEPSPEED)
+    assert draft_of_devices(read_draft(paths), 512, "gb200").num_devices_per_machine.value == 64
+    assert draft_of_devices(read_draft(paths), 144, "gb300").num_devices_per_machine.value == 72
+    assert draft_of_devices(read_draft(paths), 64, "h100").num_devices_per_machine is None
+
+
+def test_torchtitan(files):
+    draft = draft_of_devices(read_draft(files(job_toml=TITAN)), None)
+    read = parse_job(draft.to_toml("h100"))
+    assert read.model.name == "llama-3-8b"
+    assert (read.layout.data, read.layout.tensor, read.cluster.sites[0].num_devices) == (8, 2, 16)
+    training = read.training
+    assert (training.zero, training.matmul, training.recompute, training.kernels) == (3, "fp8", "full", "eager")
+    assert (training.microbatch_size, training.global_batch) == (2, 16)
+    assert draft.not_understood == ["training.strange: 3"]
+
+
+def saved(flags, recompute):
+    """What torchtitan 0.3 saves of a debug model that is started with these options, but for what is not read."""
+    tables = {"model_spec": {"name": "llama3", "flavor": "debugmodel", "model": {}}, "training": {}, "parallelism": {}}
+    for line in flags.splitlines():
+        place, _, text = line.removeprefix("--").partition(" ")
+        table, _, key = place.partition(".")
+        tables[table][key] = int(text) if text.isdigit() else text or True
+    tables["optimizer"] = {"param_groups": [{"optimizer_kwargs": {"lr": 8e-4}}]}
+    tables["activation_checkpoint"] = {"none": None, "full": {"debug": False}}[recompute]
+    return tables
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([2, 4]),
+    st.sampled_from(["none", "full"]),
+    st.sampled_from([16, 32, 64]),
+    st.sampled_from([512, 1024, 2048]),
+    st.sampled_from([0, 1]),
+)
+def test_a_plan_goes_to_torchtitan_and_comes_back(pipeline, tensor, data, recompute, batch, length, zero):
+    assume(zero or pipeline * tensor == 1)  # torchtitan shards replicas beside other degrees
+    training = Training(sequence_length=length, global_batch=batch, microbatch_size=1, zero=zero, recompute=recompute)
+    pins = {"pipeline": pipeline, "data": data, "tensor": tensor, "virtual": 1, "context": 1}
+    rates = device().model_copy(update={"peak_flops": {"bf16": 312e12, "fp32": 20e12}})
+    plan = make_plan(job([site("a", pipeline * tensor * data, rates)], (), training, "1f1b", **pins))
+    draft = read_torchtitan(tomllib.loads(torchtitan_config(plan)), "x.toml")
+    later = read_saved_torchtitan(saved(torchtitan_flags(plan), recompute), "x.json")
+    for found in (draft, later):
+        for key in ("pipeline", "tensor", "data", "context"):
+            assert found.value("layout", key) == getattr(plan.layout, key), key
+        for key in ("sequence_length", "global_batch", "precision", "recompute"):
+            assert found.value("training", key) == getattr(plan.job.training, key), key
+    assert later.not_understood == []
+    assert draft.value("training", "zero") == zero
+    if pipeline > 1:
+        assert draft.value("layout", "layers") == [place.num_layers for place in plan.placements]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("x_json", "{", "x.json"),
+        ("x_json", "[1]", "expected a table at the top"),
+        ("x_json", '{"model_spec": 3}', "x.json: model_spec: expected a table, found 3"),
+        ("x_json", '{"a": 1}', "settings of no known framework \\(keys a\\); --format names it"),
+        ("x_yaml", "a: [1", "not YAML"),
+        ("x_toml", "a = ", "x.toml"),
+        ("x_txt", "hello", "no settings of a known framework"),
+        ("x_json", '{"model_type": "bert"}', "model_type: 'bert' is not supported"),
+    ],
+)
+def test_what_is_of_no_framework_is_refused(name, text, words, files):
+    with pytest.raises(InputError, match=words):
+        read_draft(files(**{name: text}))
+
+
+def test_yaml_builds_no_objects(files, tmp_path):
+    text = f"model: !!python/object/apply:os.system ['touch {tmp_path}/made']\nnum_layers: 3\ntrainer: {{}}\n"
+    draft = read_draft(files(x_yaml=text))
+    assert not (tmp_path / "made").exists()
+    assert draft.value("model", "num_layers") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("meta-llama/Llama-3.1-70B", "llama-3-70b"),
+        ("NousResearch/Llama-2-7b-hf", "llama-2-7b"),
+        ("meta-llama/Llama-3.2-1B", "llama-3.2-1b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("gpt2-medium", "gpt2-medium"),
+        ("codellama/CodeLlama-7b-hf", None),
+        ("Qwen/Qwen3-8B", None),
+    ],
+)
+def test_names_of_models_on_the_hub_are_those_of_the_catalogue(name, preset):
+    assert preset_of(name) == preset
+
+
+def test_arguments_of_the_trainer_name_their_model(tmp_path):
+    """Keys and values of recipes/zephyr-7b-beta/sft/config_full.yaml and accelerate_configs/zero3.yaml
+    (huggingface/alignment-handbook), and an example of axolotl-ai-cloud/axolotl in the third."""
+    recipe = {"model_name_or_path": "mistralai/Mistral-7B-v0.1", "bf16": True, "max_seq_length": 2048}
+    recipe |= {"gradient_accumulation_steps": 1, "gradient_checkpointing": True, "per_device_train_batch_size": 16}
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(recipe | {"chat_template": "x"}))
+    zero = {"deepspeed_config": {"zero_stage": 3}, "distributed_type": "DEEPSPEED", "num_processes": 8}
+    (tmp_path / "zero3.yaml").write_text(yaml.safe_dump(zero))
+    draft = draft_of_devices(read_draft([tmp_path / "sft.yaml", tmp_path / "zero3.yaml"]), None)
+    assert (draft.missing(), draft.not_understood) == ([], [])
+    assert (draft.value("model", "preset"), draft.value("training", "zero")) == ("mistral-7b", 3)
+    assert draft.value("training", "global_batch") == 128
+    axolotl = {"base_model": "NousResearch/Nous-Yi", "model_type": "LlamaForCausalLM", "sequence_len": 4096}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(axolotl | {"micro_batch_size": 2}))
+    own = draft_of_devices(read_draft([tmp_path / "own.yaml"]), 8)
+    assert own.value("training", "microbatch_size") == 2
+    assert own.not_understood == ["base_model: NousResearch/Nous-Yi: give its config.json too"]

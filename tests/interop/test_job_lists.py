@@ -1,0 +1,158 @@
+"""Lists of jobs as schedulers and published traces have them, with the columns that they document."""
+
+import json
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from farpipe.errors import InputError
+from farpipe.fleet.traces import read_jobs
+from farpipe.interop.job_lists import as_trace, read_jobs_of
+
+SACCT = """\
+JobID|JobName|User|Account|Submit|End|State|ElapsedRaw|AllocTRES
+101|pretrain|ada|vision|2024-07-01T12:00:00|2024-07-01T16:00:00|COMPLETED|10800|billing=64,cpu=64,gres/gpu:h100=16,gres/gpu=16,node=2
+101.batch|batch||vision|2024-07-01T12:10:00|2024-07-01T16:00:00|COMPLETED|10800|cpu=32,gres/gpu=8,node=1
+102_7|tune|bob|speech|2024-07-01T12:00:30|2024-07-01T13:00:00|CANCELLED by 1000|3000|cpu=8,gres/gpu:a100=4,gres/gpu:v100=2
+103|etl|bob|speech|2024-07-01T12:00:31|2024-07-01T13:00:00|COMPLETED|3000|cpu=8,mem=8G
+104|now|bob|speech|2024-07-01T12:00:32|Unknown|RUNNING|50|gres/gpu=8
+105|gone|bob|speech|2024-07-01T12:00:33|2024-07-01T12:00:40|CANCELLED|0|gres/gpu=8
+"""  # noqa: E501
+PHILLY = [
+    {
+        "status": "Pass",
+        "vc": "ee9e8c",
+        "jobid": "application_1",
+        "submitted_time": "2017-10-07 01:11:39",
+        "user": "ce2f4c",
+        "attempts": [
+            {"start_time": "2017-10-07 01:12:09", "end_time": "2017-10-07 01:13:09", "detail": []},
+            {
+                "start_time": "2017-10-07 01:13:30",
+                "end_time": "2017-10-07 02:13:30",
+                "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu0"]}],
+            },
+        ],
+    },
+    {"status": "Killed", "vc": "a", "jobid": "application_2", "submitted_time": "None", "user": "b", "attempts": []},
+]
+ACME = """\
+job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time
+5778432,u5907,1,8,128,Other,FAILED,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,2023-03-01 00:20:51+08:00,117,32,936.0
+5778469,u5908,1,0,128,Other,COMPLETED,2023-03-01 00:18:23+08:00,,,2693,13,0.0
+"""  # noqa: E501
+HELIOS = """\
+job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+1425512,uVMrF,vchbv,4,16,1,FAILED,2020-06-09 18:41:27,2020-06-09 18:41:27,2020-06-09 18:45:36,249,0
+"""
+POD = {"spec": {"containers": [{"resources": {"requests": {"nvidia.com/gpu": "8", "cpu": "4"}}}, {}]}}
+KUEUE = {
+    "apiVersion": "v1",
+    "kind": "List",
+    "items": [
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta1",
+            "kind": "Workload",
+            "metadata": {"name": "job-a", "namespace": "lab", "creationTimestamp": "2024-05-01T10:00:00Z"},
+            "spec": {"queueName": "gpus", "podSets": [{"name": "main", "count": 4, "template": POD}]},
+            "status": {
+                "conditions": [
+                    {"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2024-05-01T10:05:00Z"},
+                    {"type": "Admitted", "status": "True", "lastTransitionTime": "2024-05-01T10:06:00Z"},
+                    {"type": "Finished", "status": "True", "lastTransitionTime": "2024-05-01T11:06:00Z"},
+                ]
+            },
+        }
+    ],
+}
+VOLCANO = {
+    "apiVersion": "batch.volcano.sh/v1alpha1",
+    "kind": "Job",
+    "metadata": {"name": "job-v", "creationTimestamp": "2024-05-01T10:00:00Z"},
+    "spec": {"queue": "research", "tasks": [{"replicas": 2, "template": POD}, {"replicas": 1, "template": POD}]},
+    "status": {
+        "conditions": [
+            {"status": "Pending", "lastTransitionTime": "2024-05-01T10:00:01Z"},
+            {"status": "Running", "lastTransitionTime": "2024-05-01T10:10:00Z"},
+            {"status": "Completed", "lastTransitionTime": "2024-05-01T10:40:00Z"},
+        ]
+    },
+}
+SKYPILOT = [
+    {
+        "job_id": 7,
+        "resources": "2x[H100:8]",
+        "submitted_at": 1714557600.0,
+        "end_at": 1714561300.0,
+        "job_duration": 3600.0,
+    },
+    {"job_id": 8, "resources": "1x(gpus=A100:4, cpus=8+)", "submitted_at": 1714557610, "start_at": 1714557620}
+    | {"end_at": 1714557720, "user_name": "ada"},
+]
+
+
+def rows_of(tmp_path, content, name, zone="UTC"):
+    path = tmp_path / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    form, jobs = read_jobs_of(path, ZoneInfo(zone))
+    text, notes = as_trace(jobs)
+    return form, text.splitlines()[1:], notes
+
+
+@pytest.mark.parametrize(
+    ("content", "form", "rows"),
+    [
+        (SACCT, "Slurm's sacct", ["101,0.0,10800.0,16,vision", "102_7,30.0,3000.0,6,speech"]),
+        (PHILLY, "Philly", ["application_1,0.0,3660.0,3,ee9e8c"]),
+        (ACME, "Acme or Helios", ["5778432,0.0,117.0,8,u5907"]),
+        (HELIOS, "Acme or Helios", ["1425512,0.0,249.0,4,vchbv"]),
+        (KUEUE, "Kueue", ["lab/job-a,0.0,3600.0,32,gpus"]),
+        (VOLCANO, "Volcano", ["default/job-v,0.0,1800.0,24,research"]),
+        (SKYPILOT, "SkyPilot", ["7,0.0,3600.0,16,", "8,10.0,100.0,4,ada"]),
+    ],
+)
+def test_a_list_of_jobs_becomes_a_trace_that_a_fleet_reads(tmp_path, content, form, rows):
+    found = rows_of(tmp_path, content, "list.txt")
+    assert found[:2] == (form, rows)
+    path = tmp_path / "jobs.csv"
+    path.write_text("job,submit_s,duration_s,devices,tenant\n" + "\n".join(rows))
+    assert len(read_jobs(path)) == len(rows)
+
+
+def test_what_is_left_out_is_counted_and_the_clock_is_told(tmp_path):
+    notes = rows_of(tmp_path, SACCT, "jobs.txt", "Europe/Zurich")[2]
+    assert notes[0] == 'second 0 is [clock] start = "2024-07-01T10:00:00" (UTC)'
+    assert notes[1:] == [
+        "1 jobs without devices: left out",
+        "1 jobs that have not ended, or have no times: left out",
+        "1 jobs that never ran: left out",
+    ]
+
+
+def test_lines_of_sacct_with_a_bar_at_the_end_and_days_are_read(tmp_path):
+    text = "JobID|Submit|End|Elapsed|ReqTRES|\n1|2024-01-01T00:00:00|2024-01-03T01:02:03|2-01:02:03|gres/gpu=8|\n"
+    assert rows_of(tmp_path, text, "jobs.txt")[1] == ["1,0.0,176523.0,8,"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("JobID|State\n1|FAILED\n", "line 1: Submit, End, ElapsedRaw and AllocTRES are needed, found JobID, State"),
+        (SACCT.replace("2024-07-01T12:00:00", "yesterday"), "line 2: Submit: expected a time"),
+        (SACCT.replace("|10800|", "|long|", 1), "line 2: ElapsedRaw: expected a number, found 'long'"),
+        (SACCT.replace("gres/gpu=16", "gres/gpu=N/A"), "line 2: AllocTRES: expected a number"),
+        (SACCT.replace("102_7|", "101|"), "job '101' is there twice"),
+        ("JobID|Submit|End|ElapsedRaw|AllocTRES\n", "no job that ran on devices"),
+        ([{"attempts": [{"start_time": "2017-10-07 01:12:09"}]}], "list of Philly, but has a record of another shape"),
+    ],
+)
+def test_what_is_wrong_with_a_list_of_jobs_is_named(tmp_path, content, message):
+    with pytest.raises(InputError, match=message):
+        rows_of(tmp_path, content, "jobs.txt")
+
+
+@pytest.mark.parametrize("text", ["job,submit_s\n", "[1, 2]", '{"items": []}', "JobID\n"])
+def test_other_files_are_no_lists_of_jobs(tmp_path, text):
+    (tmp_path / "other").write_text(text)
+    assert read_jobs_of(tmp_path / "other") is None
+    assert read_jobs_of(tmp_path / "absent") is None

@@ -1,0 +1,308 @@
+"""Settings of Megatron-LM as a job, and plans as its options and back."""
+
+import math
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farpipe.errors import InputError
+from farpipe.interop.interpolation import interpolated
+from farpipe.interop.megatron import (
+    layers_of_layout,
+    num_dense_layers,
+    read_script_of_megatron,
+    read_tables_of_megatron,
+)
+from farpipe.interop.megatron_flags import megatron_flags
+from farpipe.interop.nemo_config import nemo_config
+from farpipe.plan import make_plan
+from farpipe.spec import Training, parse_job, preset_model
+from plan.jobs import device, job, site
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=2 --gpus-per-node=8
+GPUS_PER_NODE=8
+NNODES=${NUM_MACHINES:-2}
+TP=4; PP=2
+MODEL=(
+    --num-layers 24 --hidden-size 2048   # GPT
+    --num-attention-heads 16
+    --group-query-attention --num-query-groups 4
+    --seq-length 4096 --max-position-embeddings 4096
+    --swiglu --normalization RMSNorm --disable-bias-linear
+    --position-embedding-type rope
+    --untie-embeddings-and-output-weights
+    # --qk-layernorm
+)
+PARALLEL="--tensor-model-parallel-size $TP \\
+    --pipeline-model-parallel-size $PP --sequence-parallel \\
+    --num-layers-per-virtual-pipeline-stage 6"
+if [ "$TP" -gt 1 ]; then EXTRA="--overlap-grad-reduce"; else EXTRA="--never"; fi
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py ${MODEL[@]} $PARALLEL $EXTRA \\
+    --micro-batch-size 2 --global-batch-size 64 --bf16 --use-distributed-optimizer --vocab-size 50257 \\
+    --recompute-granularity selective --recompute-modules core_attn layernorm --lr 3e-4 --hidden-dropout 0 \\
+    --attention-dropout 0 --save /checkpoints --some-new-flag 7 --train-iters $STEPS
+"""
+
+
+# Options and values of meg_gpt2_base_n16.slurm and tr11-176B-ml (bigscience-workshop/bigscience), of
+# 2.distributed-training.sbatch (aws-samples/awsome-distributed-training) and of Megatron-DeepSpeed's dense GPT.
+OLD_SCRIPT = """\
+#!/bin/bash
+#SBATCH --constraint=v100-32g --time 00:10:00
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=1          # crucial
+#SBATCH --gres=gpu:4                 # number of gpus
+: "${NUM_LAYERS:=64}"
+ZERO_STAGE=1
+cat <<EOT > $config_json
+{"train_micro_batch_size_per_gpu": 1, "zero_optimization": { "reduce": true,
+   "stage": $ZERO_STAGE }}
+EOT
+GPT_ARGS=" --num-layers $NUM_LAYERS --hidden-size 9216 --num-attention-heads 32 --seq-length 1024 \\
+   --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 4 --fp16 --checkpoint-activations \\
+   --position-embedding-type rotary --glu-activation geglu --pad-vocab-size-to 50432 --num-experts 1 --topk 2"
+torchrun --nnodes $SLURM_JOB_NUM_NODES --nproc_per_node 4 pretrain_gpt.py --tensor-model-parallel-size 4 \\
+   --pipeline-model-parallel-size 16 $GPT_ARGS --deepspeed --deepspeed_config $config_json
+"""
+
+
+def tables(draft):
+    """The values of a draft, without their places."""
+    return {name: {key: found.value for key, found in table.items()} for name, table in draft.tables.items()}
+
+
+def test_a_script_is_a_job_with_the_place_of_every_value():
+    draft = read_script_of_megatron(SCRIPT, "train.sh")
+    draft.settle()
+    read = parse_job(draft.to_toml("h100"))
+    assert (read.model.num_layers, read.model.hidden, read.model.num_kv_heads) == (24, 2048, 4)
+    assert read.model.ffn_hidden == 5440 // 64 * 64  # Megatron-LM's default for gated MLPs
+    assert read.model.vocab_size == 50688  # to a multiple of 128 x 4
+    assert {read.model.qk_norm, read.model.bias, read.model.tied_embeddings} == {False}
+    assert read.layout.model_dump(exclude_none=True) == {
+        "pipeline": 2, "data": 2, "tensor": 4, "virtual": 2, "layers": (6,) * 4, "context": 1, "expert": 1
+    }  # fmt: skip
+    assert (read.training.zero, read.training.overlap, read.training.recompute) == (1, True, "core_attn layernorm")
+    assert read.schedule == "interleaved"
+    assert read.cluster.sites[0].num_devices == 16
+    text = draft.to_toml("h100")
+    assert "hidden = 2048" in text
+    assert "# --hidden-size, line 7" in text
+    assert draft.not_understood == [
+        "--train-iters, line 23: $STEPS is not set in the file (give it with --set NAME=VALUE)",
+        "--some-new-flag, line 23: 7",
+    ]
+    assert "NUM_MACHINES is not set in the file; its default 2 was taken" in draft.notes
+    assert "--save, line 23" in draft.without_effect
+
+
+def test_values_from_outside():
+    draft = read_script_of_megatron(SCRIPT, "train.sh", {"STEPS": "500", "NUM_MACHINES": "4"})
+    assert draft.value("training", "num_steps") == 500
+    assert draft.num_devices.value == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ("--vocab-file v.json --merge-file $4", 50304),
+        ("--tokenizer-model meta-llama/Llama-2-7b", 32000),
+        ("--tokenizer-type Llama3Tokenizer", 128256),
+        ("--tokenizer-model mine", 128256),
+    ],
+)
+def test_a_vocabulary_that_is_not_told_is_assumed_and_said(options, size):
+    draft = read_script_of_megatron(f"python x.py --num-layers 2 {options}", "x.sh")
+    assert draft.value("model", "vocab_size") == size
+    assert "the vocabulary is not in the file" in draft.notes[0]
+
+
+def test_tables_of_nemo_and_of_megatron_bridge():
+    nemo = {
+        "trainer": {"devices": 8, "num_nodes": 4, "precision": "bf16", "max_steps": 100},
+        "model": {
+            "encoder_seq_length": 8192, "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+            "num_query_groups": 8, "ffn_hidden_size": 14336, "activation": "fast-swiglu", "normalization": "rmsnorm",
+            "bias": False, "share_embeddings_and_output_weights": False, "position_embedding_type": "rope",
+            "tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2, "micro_batch_size": 1,
+            "virtual_pipeline_model_parallel_size": None, "global_batch_size": 256, "sequence_parallel": True,
+            "override_vocab_size": 128256, "optim": {"name": "distributed_fused_adam", "lr": 1e-4},
+            "activations_checkpoint_granularity": "full", "hidden_dropout": 0.0, "attention_dropout": 0.0,
+        },
+    }  # fmt: skip
+    draft = read_tables_of_megatron(nemo, "nemo.yaml", "NeMo")
+    draft.settle()
+    read = parse_job(draft.to_toml("h100"))
+    assert read.model.model_copy(update={"name": "llama-3-8b"}).num_params == pytest.approx(8.03e9, rel=1e-2)
+    assert (read.layout.data, read.training.precision, read.training.recompute) == (4, "bf16", "full")
+    assert draft.tables["training"]["learning_rate"].origin == "model.optim.lr"
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("Et*3|(tt|)*2tL", [3, 2, 2, 1]),
+        ("E|t*2|(t|)*3,m|L", [0, 2, 1, 1, 1, 0, 0]),
+        ('"Et|t|t|tL"', [1, 1, 1, 1]),
+    ],
+)
+def test_layouts_of_stages(text, layers):
+    assert layers_of_layout(text) == layers
+
+
+def test_layers_with_experts():
+    assert num_dense_layers("([0]*3+[1]*58)") == 3
+    assert num_dense_layers("1") == 0
+    with pytest.raises(ValueError, match="2"):
+        num_dense_layers("2")
+
+
+@pytest.mark.parametrize("text", ["echo hello", "", "python train.py --lr 3"])
+def test_a_file_without_options_is_refused(text):
+    with pytest.raises(InputError, match="no command with options of Megatron-LM"):
+        read_script_of_megatron(text, "x.sh")
+
+
+SHAPES = ("llama-3.2-1b", "qwen2.5-7b", "gpt2", "mixtral-8x7b", "qwen3-30b-a3b")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from(SHAPES),
+    st.sampled_from([(1, 1, 1), (2, 1, 1), (4, 2, 1), (2, 1, 2)]),
+    st.sampled_from([0, 1]),
+    st.sampled_from(["none", "full", "selective", "layernorm"]),
+    st.booleans(),
+    st.sampled_from([16, 64]),
+)
+def test_a_plan_goes_out_and_comes_back(shape, degrees, zero, recompute, overlap, batch):
+    """Options of a plan, read again, are the model, the degrees and the settings of the plan."""
+    pipeline, tensor, virtual = degrees
+    training = Training(
+        sequence_length=1024, global_batch=batch, microbatch_size=1, zero=zero, recompute=recompute, overlap=overlap
+    )
+    big = device().model_copy(update={"memory_bytes": 1e13})
+    pins = {"pipeline": pipeline, "tensor": tensor, "virtual": virtual, "data": 2, "context": 1, "expert": 1}
+    asked = job([site("a", 2 * pipeline * tensor, big)], (), training, "interleaved" if virtual > 1 else "1f1b", **pins)
+    found = make_plan(asked.model_copy(update={"model": preset_model(shape)}))
+    for draft in (
+        read_script_of_megatron(megatron_flags(found), "flags.txt"),
+        read_tables_of_megatron(yaml.safe_load(nemo_config(found)), "bridge.yaml", "NeMo"),
+    ):
+        expect_settings_of(draft, found, recompute, zero)
+
+
+def expect_settings_of(draft, found, recompute, zero):
+    """The settings of a draft are those of the plan that it was exported from."""
+    pipeline, tensor = found.layout.pipeline, found.layout.tensor
+    assert draft.not_understood == []
+    settled = found.job.training.decided(zero)
+    expected = found.job.model.model_dump()
+    expected["vocab_size"] = math.ceil(expected["vocab_size"] / tensor) * tensor  # as Megatron-LM pads it
+    read = tables(draft)
+    for key, value in read["model"].items():
+        wanted = expected[key]
+        if isinstance(value, dict):
+            value, wanted = dict(value), {name: wanted[name] for name in value}
+        assert value == wanted, key
+    for key in ("pipeline", "tensor", "virtual", "context", "expert"):
+        assert read["layout"][key] == getattr(found.layout, key), key
+    if pipeline > 1:
+        assert read["layout"]["layers"] == [place.num_layers for place in found.placements]
+    for key in ("sequence_length", "global_batch", "microbatch_size", "precision", "zero", "overlap", "learning_rate"):
+        assert read["training"][key] == getattr(settled, key), key
+    assert read["training"]["recompute"] in (recompute, "core_attn" if recompute == "selective" else recompute)
+
+
+def test_scripts_of_megatron_2_and_deepspeed_are_read():
+    draft = read_script_of_megatron(OLD_SCRIPT, "old.slurm")
+    draft.settle()
+    model, training = (tables(draft)[name] for name in ("model", "training"))
+    assert (draft.num_devices.value, draft.num_devices_per_machine.value) == (64, 4)
+    assert (model["num_layers"], model["vocab_size"], model["gated_mlp"]) == (64, 50432, True)
+    assert model["positions"] == "rotary"
+    assert "experts" not in model
+    assert (training["recompute"], training["zero"], training["precision"]) == ("full", 1, "fp16")
+    assert draft.not_understood == ["--topk, line 14: 2"]
+
+
+def test_machines_without_tasks_each_are_those_of_the_batch_script():
+    draft = read_script_of_megatron(OLD_SCRIPT.replace("--nproc_per_node 4", ""), "old.slurm")
+    assert draft.num_devices.value == 64
+
+
+def test_degrees_that_stand_in_variables_from_outside_are_asked_for():
+    """As in examples/qwen3/run_mcore_qwen3.sh of alibaba/Pai-Megatron-Patch."""
+    script = (
+        "TP=${10}\nif [ $2 = 8B ]; then LAYERS=36; fi\n"
+        "torchrun pretrain.py --num-layers $LAYERS --hidden-size 4096 --tensor-model-parallel-size ${TP} \\\n"
+        "  --num-attention-heads 32 --seq-length 4096 --global-batch-size 16 --bf16 ${load_option} --swiglu"
+    )
+    draft = read_script_of_megatron(script, "run.sh")
+    draft.settle()
+    assert draft.missing() == ["model.num_layers", "layout.tensor"]
+    assert draft.unset == {"2", "10", "LAYERS", "load_option"}
+    assert draft.value("training", "precision") == "bf16"
+    settled = read_script_of_megatron(script, "run.sh", {"2": "8B", "10": "4"})
+    settled.settle()
+    assert settled.missing() == []
+    assert (settled.value("model", "num_layers"), settled.value("layout", "tensor")) == (36, 4)
+
+
+# Keys and values of gpt3-175b-256gpus-fp8.yaml (AI-Hypercomputer/gpu-recipes), a few of them.
+NEMO = """
+run: {name: gpt3_175b}
+trainer: {devices: 8, num_nodes: 32, precision: bf16, accumulate_grad_batches: 1}
+exp_manager:
+  checkpoint_callback_params: {model_parallel_size: "${multiply:${model.tensor_model_parallel_size}, 8}"}
+model:
+  micro_batch_size: 1
+  global_batch_size: 2048
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 8
+  virtual_pipeline_model_parallel_size: 2
+  encoder_seq_length: ${training.model.max_position_embeddings}
+  max_position_embeddings: 2048
+  num_layers: 96
+  hidden_size: 12288
+  ffn_hidden_size: "${multiply:4, ${.hidden_size}}"
+  num_attention_heads: 96
+  fp8: true
+  fp8_hybrid: true
+  ub_tp_comm_overlap: true
+  optim: {name: distributed_fused_adam, overlap_grad_sync: true, grad_sync_dtype: bf16, betas: [0.9, 0.95]}
+"""
+
+
+def test_a_configuration_of_nemo_is_read_with_its_references():
+    draft = read_tables_of_megatron(yaml.safe_load(NEMO), "gpt3.yaml", "NeMo")
+    draft.settle()
+    model, training = (tables(draft)[name] for name in ("model", "training"))
+    assert draft.missing() == []
+    assert (model["ffn_hidden"], training["sequence_length"], draft.num_devices.value) == (49152, 2048, 256)
+    assert (training["zero"], training["overlap"], training["grad_reduce_in_fp32"]) == (1, True, False)
+    assert (training["matmul"], training["betas"], training["tp_comm_overlap"]) == ("fp8", [0.9, 0.95], True)
+    assert draft.not_understood == ["trainer.accumulate_grad_batches: 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${.b}", 3),
+        ("${t.b}", 3),
+        ("${mounted.t.b}", 3),
+        ("${..top}", 7),
+        ("${divide_floor:${.b}, 2}", 1),
+        ("${multiply:${.b}, ${absent}}", "${multiply:${.b}, ${absent}}"),
+        ("${oc.env:HOME}", "${oc.env:HOME}"),
+        ("${.a}", "${.a}"),
+        ("${.b", "${.b"),
+        ("${divide:1, 0}", "${divide:1, 0}"),
+    ],
+)
+def test_references_whose_value_stands_in_the_file_are_put_in(text, expected):
+    assert interpolated({"top": 7, "t": {"a": text, "b": 3}})["t"]["a"] == expected

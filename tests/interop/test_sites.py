@@ -1,0 +1,147 @@
+"""Sites from Slurm and SkyPilot, in the forms that their versions write."""
+
+import json
+
+import pytest
+
+from farpipe.errors import InputError
+from farpipe.interop.settings import cluster_lines
+from farpipe.interop.sites import read_sites
+from farpipe.spec import parse_job
+from interop.test_traces import JOB
+
+NODE = """NodeName={name} Arch=x86_64 CoresPerSocket=48
+   CPUAlloc=0 CPUTot=192 CPULoad=0.10
+   AvailableFeatures=gpu:none ActiveFeatures=(null)
+   Gres={gres}
+   NodeAddr={name} NodeHostName={name} Version=23.11.4
+   State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A
+   Partitions=train,debug
+   CfgTRES=cpu=192,mem=2000G,billing=192,gres/gpu=8
+
+"""
+H100, A100 = "gpu:nvidia_h100_80gb_hbm3:8(S:0-1)", "gpu:a100-sxm4-80gb:4(S:0)"
+STATES = ("IDLE", "MIXED", "ALLOCATED+PLANNED", "IDLE+DRAIN", "DOWN*")
+
+
+def text_of(nodes):
+    return "".join(NODE.format(name=name, gres=gres, state=state) for name, gres, state in nodes)
+
+
+def one_line(nodes):
+    return "\n".join(" ".join(record.split()) for record in text_of(nodes).split("\n\n"))
+
+
+def scontrol_json(nodes):
+    found = [
+        {"name": name, "gres": gres, "state": state.split("+"), "partitions": ["a"]} for name, gres, state in nodes
+    ]
+    return json.dumps({"nodes": found, "meta": {"slurm": {"cluster": "alpha"}}})
+
+
+def old_json(nodes):
+    """As sinfo wrote it before 23.02: the state and its flags apart."""
+    return json.dumps({"nodes": [old_node(*node) for node in nodes]})
+
+
+def old_node(name, gres, state):
+    state, *flags = state.lower().strip("*").split("+")
+    return {"name": name, "gres": gres, "state": state, "state_flags": [flag.upper() for flag in flags]}
+
+
+def sinfo_json(nodes):
+    """A row for each partition, so that every node stands there twice."""
+    rows = [
+        {
+            "node": {"state": state.strip("*").split("+")},
+            "nodes": {"total": 1, "nodes": [name]},
+            "gres": {"total": gres, "used": ""},
+            "partition": {"name": partition},
+        }
+        for partition in ("train", "debug")
+        for name, gres, state in nodes
+    ]
+    return json.dumps({"sinfo": rows, "meta": {"slurm": {"cluster": "alpha"}}})
+
+
+FORMS = {"text": text_of, "one line": one_line, "scontrol": scontrol_json, "old": old_json, "sinfo": sinfo_json}
+
+
+def write(tmp_path, text, name="alpha.txt"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def figures(sites):
+    return [(one.name, one.device.value, one.num_devices.value, one.devices_per_machine.value) for one in sites]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nodes_that_are_up_are_one_site(form, tmp_path):
+    nodes = [(f"n{index}", H100, state) for index, state in enumerate(STATES)] + [("login", "(null)", "IDLE")]
+    found = read_sites(write(tmp_path, FORMS[form](nodes)), "b200")
+    assert figures(found.sites) == [("alpha", "h100-sxm", 24, 8)]
+    assert found.notes == ["alpha.txt: 2 nodes left out, which are down or drained"]
+
+
+def test_kinds_of_devices_are_sites_of_their_own_and_unknown_ones_are_told(tmp_path):
+    nodes = [("a", H100, "IDLE"), ("b", A100, "IDLE"), ("c", "gpu:4", "IDLE"), ("d", "gpu:gtx980:1", "IDLE")]
+    found = read_sites(write(tmp_path, text_of(nodes)), "b200")
+    assert figures(found.sites) == [
+        ("alpha-nvidia_h100_80gb_hbm3-8", "h100-sxm", 8, 8),
+        ("alpha-a100-sxm4-80gb-4", "a100-80gb", 4, 4),
+        ("alpha-gpu-4", "b200", 4, 4),
+    ]
+    assert found.notes == ["alpha.txt: 1 nodes with 1 'gtx980', which is not in the catalogue"]
+    assert "--device" in found.sites[2].device.origin
+
+
+def test_groups_without_names_count_by_their_total(tmp_path):
+    row = {"node": {"state": ["IDLE"]}, "nodes": {"total": 12, "nodes": []}, "gres": {"total": "gpu:H200:8"}}
+    found = read_sites(write(tmp_path, json.dumps({"sinfo": [row]}), "beta.json"), "h100")
+    assert figures(found.sites) == [("beta", "h200", 96, 8)]
+
+
+SKY = """name: west
+num_nodes: 4
+resources:
+  infra: aws/us-west-2
+  accelerators: H100:8
+run: python train.py
+---
+num_nodes: 2
+resources: {infra: gcp/us-central1, accelerators: {A100-80GB: 8}}
+"""
+
+
+def test_tasks_of_skypilot_are_sites_that_a_job_can_have(tmp_path):
+    sites = read_sites(write(tmp_path, SKY, "tasks.yaml"), "h100").sites
+    assert figures(sites) == [("west", "h100-sxm", 32, 8), ("gcp-us-central1", "a100-80gb", 16, 8)]
+    lines = cluster_lines(sites, {"latency": ("7 ms", "ping")})
+    job = parse_job(JOB.partition("[layout]")[0] + "\n".join(lines))
+    assert [site.num_devices for site in job.cluster.sites] == [32, 16]
+    assert job.cluster.link("gcp-us-central1", "west").latency_s == pytest.approx(7e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        (text_of([("a", H100, "DOWN*")]), "x.txt", "no node that is up has GPUs of the catalogue.*1 nodes left out"),
+        (text_of([("a", "(null)", "IDLE")]), "x.txt", "no node that is up has GPUs"),
+        ("resources: {accelerators: {H100: 8, A100: 8}}", "x.yaml", "expected one kind such as H100:8"),
+        ("resources: {any_of: [{accelerators: H100}]}", "x.yaml", "several choices"),
+        ("resources: {cpus: 4}", "x.yaml", "expected one kind such as H100:8, found None"),
+        ("resources: {accelerators: 'tpu-v6e:8'}", "x.yaml", "'tpu-v6e' is not in the catalogue"),
+    ],
+)
+def test_what_gives_no_site_is_refused(text, name, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        read_sites(write(tmp_path, text, name), "h100")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("--num-layers 3", "a.sh"), ('{"model_type": "llama"}', "a.json"), ("a: 1", "a.yaml")]
+)
+def test_other_files_are_none(text, name, tmp_path):
+    assert read_sites(write(tmp_path, text, name), "h100") is None

@@ -1,0 +1,147 @@
+"""Network files of others: the same triangle in every format, and what is refused."""
+
+import itertools
+import json
+
+import pytest
+
+from farpipe.errors import InputError
+from farpipe.optical import find_network
+from farpipe.optical.network_files import fibre_km
+
+KM = {("a", "b"): 100.0, ("b", "c"): 200.0, ("a", "c"): 400.0}
+PLACES = {"a": (13.4, 52.5), "b": (11.6, 48.1), "c": (8.7, 50.1)}  # Berlin, Munich, Frankfurt
+AIR_KM = {("a", "b"): 504, ("b", "c"): 306, ("a", "c"): 422}
+
+
+def node_link(key, edges="links", factor=1.0):
+    nodes = [{"id": i, "name": name} for i, name in enumerate("abc")]
+    ends = [{"source": "abc".index(a), "target": "abc".index(b), key: km * factor} for (a, b), km in KM.items()]
+    return json.dumps({"directed": False, "multigraph": False, "graph": {}, "nodes": nodes, edges: ends})
+
+
+def gnpy_json(metres=False):
+    """Both directions of every edge, each a fibre, an amplifier and another fibre between two ROADMs."""
+    elements = [{"uid": f"roadm {city}", "type": "Roadm", "metadata": {"location": {"city": city}}} for city in "abc"]
+    connections, scale = [], 500.0 if metres else 0.5
+    for (a, b), km in KM.items():
+        for start, end in ((a, b), (b, a)):
+            line = [f"{part} {start}{end}" for part in ("fibre", "amplifier", "more fibre")]
+            for uid in line:
+                params = {"length": km * scale, "length_units": "m" if metres else "km"}
+                kind = {"type": "Edfa"} if uid.startswith("amp") else {"type": "Fiber", "params": params}
+                elements.append({"uid": uid, **kind})
+            chain = [f"roadm {start}", *line, f"roadm {end}"]
+            connections += [{"from_node": x, "to_node": y} for x, y in itertools.pairwise(chain)]
+    return json.dumps({"elements": elements, "connections": connections})
+
+
+def graphml(km_of=KM, head=""):
+    nodes = "".join(f'<node id="{name}"/>' for name in "abc")
+    edges = "".join(f'<edge source="{a}" target="{b}"><data key="k">{km}</data></edge>' for (a, b), km in km_of.items())
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>{head}<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+        f'<key id="k" for="edge" attr.name="length" attr.type="double"/><graph edgedefault="undirected">{nodes}{edges}'
+        "</graph></graphml>"
+    )
+
+
+def gml():
+    nodes = "".join(f'node [ id {i} label "{name}" ]\n' for i, name in enumerate("abc"))
+    edges = "".join(f"edge [ source {'abc'.index(a)} target {'abc'.index(b)} km {km} ]\n" for (a, b), km in KM.items())
+    return f"graph [\n{nodes}{edges}]\n"
+
+
+def sndlib_native():
+    nodes = "".join(f"  {name} ( {x} {y} )\n" for name, (x, y) in PLACES.items())
+    links = "".join(f"  L{a}{b} ( {a} {b} ) 0.00 0.00 0.00 1.00 ( 40.00 5.00 )\n" for a, b in KM)
+    demands = "DEMANDS (\n  D1 ( a b ) 1 195.00 UNLIMITED\n)\n"
+    head = "?SNDlib native format; type: network; version: 1.0\n# made up\n"
+    return f"{head}NODES (\n{nodes})\n\nLINKS (\n{links})\n{demands}"
+
+
+def sndlib_xml():
+    nodes = "".join(
+        f'<node id="{name}"><coordinates><x>{x}</x><y>{y}</y></coordinates></node>' for name, (x, y) in PLACES.items()
+    )
+    links = "".join(f'<link id="{a}{b}"><source>{a}</source><target>{b}</target></link>' for a, b in KM)
+    demands = '<demands><demand id="d"><source>a</source><target>b</target></demand></demands>'
+    return (
+        '<?xml version="1.0" encoding="ISO-8859-1"?><network xmlns="http://sndlib.zib.de/network" version="1.0">'
+        f'<networkStructure><nodes coordinatesType="geographical">{nodes}</nodes><links>{links}</links>'
+        f"</networkStructure>{demands}</network>"
+    )
+
+
+def read(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return find_network(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("n.json", node_link("weight")),
+        ("n.json", node_link("length", "edges")),
+        ("n.json", node_link("km")),
+        ("n.json", gnpy_json()),
+        ("n.json", gnpy_json(metres=True)),
+        ("n.graphml", graphml()),
+        ("n.xml", graphml()),
+        ("n.gml", gml()),
+    ],
+)
+def test_every_format_gives_the_same_network(tmp_path, name, text):
+    network = read(tmp_path, name, text)
+    assert {tuple(sorted((edge.a, edge.b))): edge.km for edge in network.edges} == KM
+
+
+@pytest.mark.parametrize(("name", "text"), [("n.txt", sndlib_native()), ("n.xml", sndlib_xml())])
+def test_sndlib_s_edges_are_as_long_as_their_ends_are_apart(tmp_path, name, text):
+    network = read(tmp_path, name, text)
+    for ends, air_km in AIR_KM.items():
+        assert network.km[ends] == pytest.approx(fibre_km(air_km), rel=0.01)
+
+
+def test_dist_is_a_great_circle_and_parallel_edges_are_one(tmp_path):
+    network = read(tmp_path, "n.json", node_link("dist"))
+    assert network.km["a", "b"] == 150
+    data = json.loads(node_link("km"))
+    data["links"] += [{"source": 1, "target": 0, "km": 90}, {"source": 2, "target": 2, "km": 5}]
+    assert read(tmp_path, "n.json", json.dumps(data)).km["a", "b"] == 90
+
+
+BOMB = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
+ROUND = {"uid": "x", "type": "Edfa"}
+ROADM = {"uid": "r", "type": "Roadm"}
+START = {"from_node": "r", "to_node": "x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("n.graphml", graphml(head=BOMB), r"document type \(DTD\) is not read"),
+        ("n.graphml", "<graphml", "not a network in the format of its name: ParseError"),
+        ("n.xml", "<html/>", "at least one edge"),
+        ("n.graphml", graphml({("a", "b"): "far"}), "not a network in the format of its name: ValueError"),
+        ("n.graphml", graphml({("a", "b"): -1}), "edge 0: length: must be more than 0, found -1"),
+        ("n.gml", "graph [ node [ id 0 ]", "not a network in the format of its name: NetworkXError"),
+        ("n.gml", gml().replace("km", "color"), "edge 0: no length: give km of fibre as one of km, length, weight"),
+        ("n.txt", "NODES (\n)", "first line is '.SNDlib native format"),
+        ("n.txt", sndlib_native().replace("13.4", "1340"), "node 'a': longitude: must be at most 180, found 1340"),
+        ("n.txt", sndlib_native().replace("( a c )", "( a d )"), "edge 2: there is no node 'd'"),
+        ("n.json", json.dumps({"nodes": [{"id": 1}], "links": [{"source": 1}]}), "KeyError: 'target'"),
+        ("n.json", json.dumps({"nodes": 7, "links": []}), "TypeError"),
+        ("n.json", json.dumps({"elements": [ROADM, ROUND], "connections": [START]}), "nothing follows 'x'"),
+        (
+            "n.json",
+            json.dumps({"elements": [ROADM, ROUND], "connections": [START, {"from_node": "x", "to_node": "x"}]}),
+            "goes in a circle",
+        ),
+        ("n.xls", "x", r"a network is a file \.csv"),
+    ],
+)
+def test_a_bad_file_is_refused_with_what_is_wrong(tmp_path, name, text, says):
+    with pytest.raises(InputError, match=says):
+        read(tmp_path, name, text)

@@ -1,0 +1,59 @@
+"""Stages divided over processes of a site by FSDP2 and tensor parallelism: loss and gradients of the whole model."""
+
+import pytest
+
+from farpipe.plan.engine import WITH_TENSOR
+from site_processes import run_processes
+
+ORDERS = ("1f1b", "zb-h1", "zb-2p")
+NAMES = ("llama", "qwen3", "gemma3_text", "olmo2", "phi", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2")
+FLOAT32_NORMS = ("gemma3_text",)
+"""Norms whose gains are multiplied in float32: sums over other tokens round otherwise."""
+
+
+DEGREES = {2: ((2, 1), (1, 2)), 4: ((2, 2), (4, 1))}
+
+
+def cases_of(num_processes):
+    """(name, (data, tensor), order, options): every name, with orders and options in turn, and one in all orders."""
+    options = [{}, {"recompute": "full"}, {"reshard_after_forward": True}, {"zero": 2}]
+    options.append({"zero": 3, "reshard_after_forward": True, "recompute": "full"})
+    shared, divided = DEGREES[num_processes]
+    if num_processes == 2:
+        pairs = [(name, shared) for name in NAMES] + [(name, divided) for name in WITH_TENSOR]
+    else:
+        pairs = [(name, shared) for name in WITH_TENSOR[:5]] + [("gpt2", divided)]
+    for at, (name, degrees) in enumerate(pairs):
+        yield name, degrees, ORDERS[at % 3], options[at % (5 if degrees[0] > 1 else 2)]
+    whole = {"zero": 3, "reshard_after_forward": True}
+    yield from (("llama", degrees, method, whole) for degrees in DEGREES[num_processes] for method in ORDERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_divided_stages_have_the_gradients_of_the_whole_in_every_order(num_processes):
+    cases = list(cases_of(num_processes))
+    found = run_processes(num_processes, [("errors", *case) for case in cases])
+    for case, row in zip(cases, found, strict=True):
+        limit = 1e-6 if case[0] in FLOAT32_NORMS else 1e-10
+        assert row.get("error", 1.0) <= limit, (case, row)
+
+
+@pytest.mark.slow
+def test_partial_gradients_are_settled_before_anyone_takes_a_norm():
+    """Gains of norms, replicated, of which each process has seen its own tokens."""
+    (found,) = run_processes(2, [("norms", "qwen3", {})])
+    assert found["settled"] == pytest.approx(found["whole"], rel=1e-12)
+    assert all(name.endswith("norm.weight") for name in found["names"]), "no process has all of a matrix's gradient"
+    assert abs(found["unsettled"] / found["whole"] - 1) > 1e-6, "the remedy is needed"
+
+
+@pytest.mark.slow
+def test_twins_check_the_very_class_before_they_train():
+    cases = [("checks", name, 2, {}) for name in ("qwen3", "gemma3_text", "phi")]
+    cases += [("checks", "qwen3", 2, {"wrong": True}), ("checks", "gpt2", 2, {})]
+    said = [row["said"] for row in run_processes(2, cases)]
+    assert said[:3] == [""] * 3
+    assert "has another gradient of " in said[3]
+    assert "norm.weight than the whole" in said[3]
+    assert "transformers has no plan for it; say layout.tensor = 1" in said[4]

@@ -1,0 +1,67 @@
+import pytest
+
+from farpipe.errors import InputError, ScheduleError
+from farpipe.plan import make_plan
+from farpipe.plan.orders import find_order, try_orders
+from farpipe.schedule.library import order
+from farpipe.step import Problem, Rank, Schedule, Stage
+from plan.jobs import job
+
+SOURCE = """
+from farpipe.schedule.library import order
+from farpipe.step import Schedule
+
+def mine(problem):
+    return order("gpipe", problem)
+
+def empty(problem):
+    return Schedule(problem.num_microbatches, [[]] * problem.num_ranks)
+"""
+STAGE = {"forward_s": 1.0, "input_grad_s": 1.0, "weight_grad_s": 1.0}
+PROBLEM = Problem(num_microbatches=4, ranks=(Rank(), Rank()), stages=tuple(Stage(rank=r, **STAGE) for r in range(2)))
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_an_order_in_a_file_is_a_method_like_any_other(mine):
+    outcomes = try_orders(PROBLEM, ["gpipe", f"{mine}:mine"])
+    assert {outcome.timeline.makespan_s for outcome in outcomes} == {outcomes[0].timeline.makespan_s}
+    plan = make_plan(job(schedule=f"{mine}:mine", pipeline=2))
+    assert plan.schedule.method == f"{mine}:mine"
+
+
+def test_in_python_a_function_is_a_method():
+    def gpipe_again(problem):
+        return order("gpipe", problem).renamed("again")
+
+    found = find_order(PROBLEM, gpipe_again)
+    assert found.schedule.method == "again"
+    assert "np." not in repr(found)
+
+
+def test_an_own_order_is_checked(mine):
+    with pytest.raises(ScheduleError, match="0F0 is missing on rank 0"):
+        find_order(PROBLEM, f"{mine}:empty")
+    with pytest.raises(ScheduleError, match="is not valid"):
+        find_order(PROBLEM, lambda problem: Schedule(4, [[], []]))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none.py:mine", "there is no such file"), ("mine.py:yours", "has no function 'yours'")],
+)
+def test_what_a_file_lacks_is_said(mine, monkeypatch, name, message):
+    monkeypatch.chdir(mine.parent)
+    with pytest.raises(InputError, match=message):
+        find_order(PROBLEM, name)
+
+
+def test_a_file_that_can_not_be_run_is_named(tmp_path):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(InputError, match=r"broken\.py: can't be imported: ZeroDivisionError"):
+        find_order(PROBLEM, f"{tmp_path / 'broken.py'}:mine")

@@ -1,0 +1,122 @@
+"""One planner decides the layout of a batch: never slower than pinned layouts, and it says why."""
+
+import numpy as np
+import pytest
+
+from farpipe.errors import FarpipeError
+from farpipe.sequences import BatchOptions, plan_batch
+from farpipe.sequences.chunk import Chunk
+from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
+from sound_chunks import check_chunks
+
+MODEL = Model(num_layers=8, hidden=2048, num_heads=16, ffn_hidden=8192, vocab_size=32000)
+LENGTHS = [30_000, 12_000, 9_000, 8_000, 4_000, 3_000, 3_000, 700, 700, 60]
+MANY = LENGTHS * 6
+WIDE = MODEL.model_copy(update={"hidden": 8192, "num_heads": 64, "ffn_hidden": 32768})
+
+
+def job(gbit=100.0, devices=4, model=MODEL, memory=1.0, training=None, **pins):
+    ends, rate = (("a", "b"), ("b", "a")), gbit * 1.25e8
+    links = tuple(SiteLink(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=rate) for a, b in ends)
+    sites = [preset_site(name, "a100-80gb", devices) for name in "ab"]
+    least = {"memory_bytes": sites[0].device.memory_bytes * memory}
+    sites = [site.model_copy(update={"device": site.device.model_copy(update=least)}) for site in sites]
+    return Job(
+        model=model,
+        training=Training(sequence_length=32768, global_batch=64, **(training or {})),
+        cluster=Cluster(sites=tuple(sites), links=links),
+        layout=Pins(**pins),
+    )
+
+
+def test_the_choice_follows_bandwidth_and_the_sentence_names_the_runner_up():
+    thin, wide = (plan_batch(job(gbit, devices=2, model=WIDE), LENGTHS * 2) for gbit in (10.0, 4000.0))
+    assert thin.kind.startswith("pipeline over sites")
+    assert wide.kind.startswith("replicas across sites")
+    assert "to sum gradients" in thin.why
+    for plan in (thin, wide):
+        assert all(use in plan.why for use in ({other.use for other in plan.others} - {plan.use}))
+        assert plan.step_s <= min(other.step_s for other in plan.others)
+        assert len({plan.kind, *(other.kind for other in plan.others)}) == len(plan.others) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gbit", [1.0, 20.0, 4000.0])
+def test_no_pinned_layout_is_much_faster(gbit):
+    free = plan_batch(job(gbit), MANY)
+    tried = 0
+    for replicas in ("inside", "across"):
+        for tensor in (1, 2, 4):
+            for context in (1, 2, 4):
+                for data in (1, 2, 4, 8):
+                    pins = {"replicas": replicas, "tensor": tensor, "context": context, "data": data}
+                    try:
+                        pinned = plan_batch(job(gbit, **pins), MANY)
+                    except FarpipeError:
+                        continue
+                    tried += 1
+                    assert free.step_s <= 1.03 * pinned.step_s, pins
+    assert tried > 10
+
+
+def test_layouts_whose_slices_do_not_fit_do_not_keep_others_from_being_planned():
+    """Two replicas of four stages are estimated fastest, hold no slices of such sequences, and take 530 s."""
+    big = Model(num_layers=60, hidden=6656, num_heads=52, ffn_hidden=17920, vocab_size=32000)
+    one_site = Cluster(sites=(preset_site("a", "a100-80gb", 32),))
+    free = Job(model=big, training=Training(sequence_length=262144, global_batch=8), cluster=one_site)
+    plan = plan_batch(free, [262144] * 2 + [100_000] * 6)
+    assert plan.num_slices > 1
+    assert plan.step_s < 210
+
+
+def test_replicas_share_the_sequences_and_pins_hold():
+    plan = plan_batch(job(replicas="across", tensor=2), MANY)
+    data = plan.to_data()
+    assert (data["tensor"], data["num_replicas"] % 2) == (2, 0)
+    check_chunks([Chunk.from_data(chunk) for chunk in data["chunks"]], MANY)
+    assert sorted(i for one in data["replicas"] for i in one) == list(range(len(data["pipelines"])))
+    assert sorted(i for one in data["pipelines"] for i in one) == list(range(len(data["chunks"])))
+    assert data["step_s"] == max(replica.step_s for replica in plan.replicas)
+
+
+def test_the_same_batch_has_the_same_plan():
+    first, second = (plan_batch(job(20.0, devices=2), LENGTHS).to_data() for _ in range(2))
+    first["planning_s"] = second["planning_s"] = 0.0
+    assert first == second
+
+
+def test_short_memory_is_kept_and_zero_3_is_taken_where_it_lets_the_batch_in():
+    plan = plan_batch(job(4000.0, memory=0.14, replicas="across", pipeline=1, tensor=1), LENGTHS * 2)
+    assert plan.zero == 3
+    for replica in plan.replicas:
+        for pipeline in replica.pipelines:
+            for peak, rank in zip(pipeline.peak_memory_bytes, pipeline.problem.ranks, strict=True):
+                assert peak <= rank.memory_bytes * (1 + 1e-9)
+
+
+def test_whole_sequences_are_named_where_cutting_gains_nothing():
+    plan = plan_batch(job(devices=1, sites=("a",)), np.full(16, 500), BatchOptions())
+    assert plan.num_slices == 1
+    assert plan.why.startswith("No chunks")
+
+
+def test_pins_that_no_layout_keeps_say_why():
+    with pytest.raises(FarpipeError, match="devices"):
+        plan_batch(job(tensor=16), LENGTHS)
+
+
+def test_an_action_under_zero_3_is_no_shorter_than_its_collectives():
+    from farpipe.sequences.layout import chunk_layout
+
+    pins = {"data": 4, "replicas": "inside", "sites": ("a",), "pipeline": 1}
+    few = chunk_layout(job(training={"zero": 1}, model=WIDE, **pins), 4096).costs.stages[0].laws.forward
+    beside, exposed = (
+        chunk_layout(job(training={"zero": 3, "overlap": overlap}, model=WIDE, **pins), 4096)
+        .costs.stages[0]
+        .laws.forward
+        for overlap in (True, False)
+    )
+    at = np.array([1.0, 1e6]), np.array([1.0, 1e6])
+    assert few.seconds(*at)[0] < beside.least_s < few.seconds(*at)[1]
+    assert beside.seconds(*at) == pytest.approx(np.maximum(few.seconds(*at), beside.least_s))
+    assert exposed.seconds(*at) == pytest.approx(few.seconds(*at) + beside.least_s)

@@ -1,0 +1,212 @@
+"""Processes that share stages, as a test starts them: ``python site_processes.py NUMBER COUNT PORT CASE...``."""
+
+import copy
+import json
+import socket
+import subprocess
+import sys
+import traceback
+from contextlib import nullcontext
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig
+
+from farpipe.errors import InputError
+from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.executor import Executor
+from farpipe.runtime.site.mesh import DATA, TENSOR, join_site, stage_mesh
+from farpipe.runtime.site.self_check import check_divided
+from farpipe.runtime.site.sharding import StepReduction, is_counted, settle, shard
+from farpipe.runtime.site.tensor_plans import divide
+from farpipe.runtime.stage import Boundary
+from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, PassThrough, layers_of
+from farpipe.runtime.stages.module_stage import ModuleStage
+from farpipe.runtime.stages.self_check import random_model, reference_loss, shrunk
+from farpipe.runtime.stages.slices import StageSlice
+from farpipe.schedule.library import order
+from farpipe.step import Schedule, awaited
+from farpipe.transport.clock import Clock
+from small_models import placed_problem, relative_error
+
+NUM_MICROBATCHES, SIZE, LENGTH = 4, 2, 12
+PARTS = (StageSlice(0, 3, True, False), StageSlice(3, 6, False, True))
+
+
+class Alone:
+    """The one rank of a pipeline."""
+
+    rank, clock = 0, Clock()
+
+
+def on_one_rank(schedule):
+    """The orders of all ranks as one: each rank in turn does its next action as soon as what it needs is made."""
+    num_stages = 1 + max(action.stage for actions in schedule.ranks for action in actions)
+    waiting, done, merged = [list(actions) for actions in schedule.ranks], set(), []
+    while any(waiting):
+        for actions in waiting:
+            if actions and is_ready(actions[0], done, num_stages):
+                done.add((actions[0].stage, "F" if actions[0].kind == "F" else "I", actions[0].microbatch))
+                merged.append(actions.pop(0))
+    return Schedule(schedule.num_microbatches, (tuple(merged),))
+
+
+def is_ready(action, done, num_stages):
+    need = awaited(action, num_stages)
+    return need is None or (need[0], "F" if action.kind == "F" else "I", need[2]) in done
+
+
+def batch_of(seed):
+    tokens = torch.randint(64, (NUM_MICROBATCHES, SIZE, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return Batch(tokens, tokens.roll(-1, -1))
+
+
+class Site:
+    """All stages of a model, each divided over the processes of this world."""
+
+    def __init__(self, whole, mesh, recompute="none", zero=1, **sharding):
+        data, tensor = mesh[DATA].size(), mesh[TENSOR].size()
+        self.stages = []
+        for part in PARTS:
+            module = HuggingFaceSlice(copy.deepcopy(whole), part, recompute)
+            if tensor > 1:
+                divide(module, mesh[TENSOR])
+            boundary = Boundary((SIZE, LENGTH // tensor, whole.config.hidden_size), whole.dtype)
+            stage = ModuleStage(module, boundary)
+            if data > 1:
+                layers = [layer for layer in layers_of(module.inner)[1] if not isinstance(layer, PassThrough)]
+                shard(module, layers, mesh[DATA], **sharding)
+            self.stages.append(stage)
+        self.reductions = [StepReduction(stage.module, stage.store, zero=zero) for stage in self.stages]
+
+    def run(self, batch, schedule):
+        for stage, reduction in zip(self.stages, self.reductions, strict=True):
+            stage.module.zero_grad()
+            stage.begin_step(batch)
+            reduction.begin()
+        executor = Executor(schedule, dict(enumerate(self.stages)), Alone(), lambda _, s: self.reductions[s].end())
+        executor.run(0)
+
+    def gradients(self):
+        """By name, whole; of tied ends the sum."""
+        found = {}
+        for stage in self.stages:
+            for name, parameter in stage.module.named_parameters():
+                if (grad := parameter.grad) is not None:
+                    assert not isinstance(grad, DTensor) or grad.placements == parameter.placements
+                    found[name] = grad.full_tensor() if isinstance(grad, DTensor) else grad
+        return found
+
+
+def errors(name, degrees, method, recompute="none", **sharding):
+    """Relative errors of loss and gradients against the whole model."""
+    torch.manual_seed(0)
+    whole = random_model(shrunk(AutoConfig.for_model(name)), torch.float64)
+    data, tensor = degrees
+    mesh = stage_mesh("cpu", data=data, tensor=tensor)
+    batches = [batch_of(seed) for seed in range(data)]
+    expected = sum(reference_loss(whole, batch) for batch in batches)
+    site = Site(whole, mesh, recompute, **sharding)
+    schedule = on_one_rank(order(method, placed_problem((0, 1), NUM_MICROBATCHES)))
+    for _ in range(2):  # the second step begins with what the first has left
+        site.run(batches[mesh[DATA].get_local_rank()], schedule)
+    loss = torch.tensor(site.stages[-1].loss, dtype=torch.float64)
+    dist.all_reduce(loss, group=mesh.get_group(DATA))
+    found = site.gradients()
+    head, table = (end(whole).weight for end in (type(whole).get_output_embeddings, type(whole).get_input_embeddings))
+    if head is table:
+        shared = site.stages[0].module.shared_names
+        ((mine, of_table),) = shared.items()
+        found[of_table] = found[of_table] + found.pop(mine)
+    worst = {"loss": abs(float(loss) - expected) / expected}
+    for key, parameter in whole.named_parameters():
+        if parameter.grad is not None:
+            worst[key] = relative_error(found[key], parameter.grad) if key in found else float("inf")
+    key = max(worst, key=lambda key: worst[key])
+    return {"error": worst[key], "of": key}
+
+
+def checks(name, num_twins, wrong=False, **changes):
+    """What the check of twins says: "" where they compute what the whole does; `wrong`: norms are summed again."""
+    config = AutoConfig.for_model(name)
+    config.update(changes)
+    mesh = stage_mesh("cpu", data=dist.get_world_size() // num_twins, tensor=num_twins)
+
+    def summed_again(module):
+        for parameter in (p for p in module.parameters() if p.ndim == 1):
+            parameter.grad = parameter.grad * 2.0
+
+    replaced = patch("farpipe.runtime.site.self_check.settle", summed_again) if wrong else nullcontext()
+    try:
+        with replaced:
+            check_divided(config, mesh[TENSOR])
+    except InputError as error:
+        return {"said": str(error)}
+    return {"said": ""}
+
+
+def norms(name):
+    """Norm of the whole gradient, and from the parts of all processes, before and after partial sums are settled."""
+    torch.manual_seed(0)
+    whole = random_model(shrunk(AutoConfig.for_model(name)), torch.float64)
+    batch = batch_of(0)
+    reference_loss(whole, batch)
+    site = Site(whole, stage_mesh("cpu", data=1, tensor=2))
+    schedule = on_one_rank(order("zb-h1", placed_problem((0, 1), NUM_MICROBATCHES)))
+    found = {"whole": float(sum(p.grad.square().sum() for p in whole.parameters())) ** 0.5}
+    with patch("farpipe.runtime.site.sharding.settle"):
+        site.run(batch, schedule)
+    found["unsettled"] = norm_of(site)
+    names = [name for stage in site.stages for name in settle(stage.module)]
+    return found | {"settled": norm_of(site), "names": names}
+
+
+def norm_of(site):
+    """The norm of all processes' gradients, each element counted once."""
+    parameters = [p for stage in site.stages for p in stage.module.parameters()]
+    squares = sum(p.grad.to_local().square().sum() for p in parameters if is_counted(p))
+    dist.all_reduce(squares)
+    return float(squares) ** 0.5
+
+
+def run_processes(count, cases, limit_s=240):
+    """What process 0 of `count` finds for each of the cases (function, *arguments, options) of this file."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = [json.dumps(case) for case in cases]
+    commands = [[sys.executable, __file__, str(number), str(count), str(port), *words] for number in range(count)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands
+    ]
+    try:
+        out, log = processes[0].communicate(timeout=limit_s)
+        for process in processes[1:]:
+            process.communicate(timeout=20)
+    finally:
+        for process in processes:
+            process.kill()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert len(found) == len(cases), log
+    return found
+
+
+def main(number, count, port, cases):
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=number == 0, wait_for_workers=False)
+    join_site(store, "zurich", number, count, timeout_s=30)
+    for case in cases:
+        function, *arguments = json.loads(case)
+        try:
+            found = globals()[function](*arguments[:-1], **arguments[-1])
+        except Exception:
+            found = {"raised": traceback.format_exc()}
+        if number == 0:
+            print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    number, count, port, *cases = sys.argv[1:]
+    main(int(number), int(count), int(port), cases)

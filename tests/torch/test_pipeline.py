@@ -1,0 +1,78 @@
+"""`farpipe.torch.Pipeline` in place of torch's schedules: what two and four processes see of it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from farpipe.cli.runs import load_run
+from farpipe.plan import make_plan
+from farpipe.run.learned import learned_from
+from farpipe.spec import parse_job
+from job_files import cluster_text
+from torch_processes import LIMIT_S, run_one_by_one, torchrun
+
+HERE = Path(__file__).parent
+RANK = HERE / "pipeline_rank.py"
+CHECKS = re.findall(r"^    (\w+),$", RANK.read_text().partition("\nCHECKS = (")[2], re.MULTILINE)
+JOB = f"""
+[model]
+name = "small"
+num_layers = 4
+hidden = 256
+num_heads = 8
+ffn_hidden = 1024
+vocab_size = 2048
+[training]
+sequence_length = 256
+global_batch = 8
+microbatch_size = 1
+precision = "fp32"
+{cluster_text("west", "east", latency="2 ms", bandwidth="400 Mbit/s")}
+[layout]
+sites = ["west", "east"]
+virtual = 1
+"""
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ran(request, tmp_path_factory):
+    """(folder, failed checks of each rank) of a run of all checks."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    make_plan(parse_job(JOB)).save(folder / "plan.json")
+    print(torchrun(request.param, RANK, folder))
+    return folder, [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_pipeline(ran, check):
+    """See the function of this name in pipeline_rank.py; the first that fails keeps the others from being tried."""
+    _, failed = ran
+    done = CHECKS[: min((CHECKS.index(name) for errors in failed for name in errors), default=len(CHECKS)) + 1]
+    if check not in done:
+        pytest.skip("an earlier one has failed")
+    for rank, errors in enumerate(failed):
+        assert check not in errors, f"rank {rank}: {errors[check]}"
+
+
+def test_the_figures_of_a_run_are_shown_and_learned_from(ran):
+    folder, failed = ran
+    if len(failed) == 2:
+        run = load_run(folder / "run")
+        assert run.view.measured is not None
+        assert [line["step"] for line in run.view.metrics] == [*range(6)]
+        assert all(line["loss"] > 0 for line in run.view.metrics)
+        assert run.broken_off == ""
+        learned, _ = learned_from(folder / "run")
+        assert set(learned.links) == {"west>east", "east>west"}
+
+
+def test_when_a_process_is_killed_in_a_step_every_other_one_raises(tmp_path):
+    processes, logs = run_one_by_one(4, RANK, tmp_path, "killed")
+    assert processes[3].returncode == -9, logs[3]
+    for rank in range(3):
+        found = json.loads((tmp_path / f"heard-{rank}.json").read_text())
+        assert "rank 3 is lost" in found["text"]
+        assert found["seconds"] < LIMIT_S
