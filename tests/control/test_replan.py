@@ -205,11 +205,11 @@ def test_nothing_is_left_of_a_search():
 
 LEFT_BEHIND = """
 import os, signal, sys
-from farpipe.control.replanning import Search
+from farpipe.control.replanning import SearchRequest
 from farpipe.step import Problem
 from farpipe.control.watch import Searcher
 searcher, problem = Searcher(), Problem.from_json(sys.stdin.read(), "stdin")
-searcher.ask(Search(0, "a test", problem, (problem,)), 0.5)
+searcher.ask(SearchRequest(0, "a test", problem, (problem,)), 0.5)
 while searcher.answer(1.0) is None:
     pass
 child = int(open(f"/proc/{searcher.process.pid}/task/{searcher.process.pid}/children").read())
