@@ -1,5 +1,6 @@
 """The documentation says what is there: commands and options, links, command lines, TOML."""
 
+import importlib
 import json
 import re
 import shlex
@@ -213,6 +214,26 @@ def completed(page, index, body):
     tables = re.split(r"^(?=\[)", whole, flags=re.MULTILINE)
     given = set(re.findall(r"^\[.*?\]$", body, re.MULTILINE))
     return "".join(table for table in tables if table.splitlines()[:1] and table.splitlines()[0] not in given) + body
+
+
+IMPORTED = sorted(
+    {
+        (page_name(page), module, name)
+        for page in PAGES
+        for body in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+        for module, names in re.findall(r"^ *from (farpipe[\w.]*) import ([\w, ]+)$", body, re.M)
+        for name in names.split(", ")
+    }
+)
+OF_THE_EXAMPLE = "farpipe.schedule.library.split"  # the file that add-a-schedule.md tells to write
+
+
+@pytest.mark.parametrize(("page", "module", "name"), IMPORTED)
+def test_names_that_python_examples_import_exist(page, module, name):
+    if module == "farpipe.torch":
+        pytest.importorskip("torch")
+    if module != OF_THE_EXAMPLE:
+        assert hasattr(importlib.import_module(module), name), page
 
 
 def test_every_page_is_reachable_from_the_readme():
