@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
+# Rooms whose slow tests only compute: they run side by side.
+COMPUTING = $(addprefix tests/,fleet interop optical plan report schedule search sequences simulate spec step test_crosspipe.py)
 .PHONY: demo test test-fast check bench docs format clean
 
 $(READY): pyproject.toml constraints.txt
@@ -21,7 +23,8 @@ test test-fast: export PYTHONDONTWRITEBYTECODE =
 
 test: $(READY)  ## all tests: those that start processes or keep real time have the machine to themselves
 	$(FAST)
-	$(BIN)/python -m pytest -m slow --durations=25
+	$(BIN)/python -m pytest -m slow -n auto --dist loadfile --durations=10 $(COMPUTING)
+	$(BIN)/python -m pytest -m slow --durations=25 $(addprefix --ignore=,$(COMPUTING))
 
 test-fast: $(READY)  ## without the tests that start processes or take long, and a fifth of the random examples of the others
 	$(FAST) --examples 0.2
