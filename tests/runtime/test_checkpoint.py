@@ -235,7 +235,7 @@ def interrupted(run, run_dir, after):
 
     def work(peers):
         asked = iter([False] * (after - 1) + [True] * 1000)
-        words = rf"stopped by SIGTERM after {after} steps; .*step-{after} is written"
+        words = rf"stopped by SIGTERM or SIGHUP after {after} steps; .*step-{after} is written"
         with pytest.raises(RunStoppedError, match=words):
             train_rank(run, peers, run_dir, stop=lambda: peers.rank == 1 and next(asked))
 
@@ -565,7 +565,7 @@ def test_sigterm_without_room_for_its_checkpoint_names_the_one_before(text_file,
 
     def work(peers):
         asked = iter([False, False, True])
-        words = r"stopped by SIGTERM after 3 steps, but rank 1: the disk is full; the last good checkpoint is .*step-2$"
+        words = r"stopped by SIGTERM or SIGHUP after 3 steps, but rank 1: the disk is full; the last good checkpoint is .*step-2$"
         with pytest.raises(RunError, match=words):
             train_rank(run, peers, tmp_path / "run", stop=lambda: next(asked))
 

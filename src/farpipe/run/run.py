@@ -152,7 +152,7 @@ def _reason_to_restart(
 def _left(run_dir: Path, error: RunError) -> FarpipeError:
     """Error of a run that was asked to leave and broke before its ranks had left."""
     kind = RunStoppedError if whole_checkpoints(run_dir / CHECKPOINTS_NAME) else RunInterruptedError
-    return kind(f"stopped by SIGTERM {what_is_left(run_dir)}. The ranks broke before they had left: {error}")
+    return kind(f"stopped by SIGTERM or SIGHUP {what_is_left(run_dir)}. The ranks broke before they had left: {error}")
 
 
 def changing_links(

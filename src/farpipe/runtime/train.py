@@ -251,7 +251,7 @@ class _Loop:
         """Leave after the checkpoint that was asked for."""
         self.warn(self._checkpointer.finish())
         self._record_all()
-        after = f"stopped by SIGTERM after {num_steps} steps"
+        after = f"stopped by SIGTERM or SIGHUP after {num_steps} steps"
         if not self._checkpointer.keep:
             raise RunInterruptedError(f"{after}; there is no checkpoint to go on from")
         if failure := self._checkpointer.failure(num_steps):
