@@ -565,7 +565,7 @@ def test_sigterm_without_room_for_its_checkpoint_names_the_one_before(text_file,
 
     def work(peers):
         asked = iter([False, False, True])
-        words = r"stopped by SIGTERM or SIGHUP after 3 steps, but rank 1: the disk is full; the last good checkpoint is .*step-2$"
+        words = r"SIGTERM or SIGHUP after 3 steps, but rank 1: the disk is full; the last good checkpoint is .*step-2$"
         with pytest.raises(RunError, match=words):
             train_rank(run, peers, tmp_path / "run", stop=lambda: next(asked))
 

@@ -1,14 +1,34 @@
 """Versions of torch and transformers: those installed here, and those that the engine was tested with."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Final, NamedTuple
 
 from farpipe.runtime.run_spec import RunSpec
 
-TESTED: Final = {"torch": "2.13", "transformers": "5.23"}
-"""Minor versions that all tests ran with."""
+
+class Tested(NamedTuple):
+    """First and last minor version of a package that was run."""
+
+    first: str
+    last: str
+
+    def __str__(self) -> str:
+        return self.first if self.first == self.last else f"{self.first} to {self.last}"
+
+    def covers(self, found: str) -> bool:
+        """True if the version `found` is one of them."""
+        return _numbers(self.first) <= _numbers(found) <= _numbers(self.last)
+
+    def is_after(self, found: str) -> bool:
+        """True if the version `found` is older than all of them."""
+        return _numbers(found) < _numbers(self.first)
+
+
+TESTED: Final = {"torch": Tested("2.13", "2.13"), "transformers": Tested("5.23", "5.23")}
+"""Versions that all tests of the engine ran with."""
 
 
 def versions_of(run: RunSpec) -> dict[str, str]:
@@ -27,7 +47,12 @@ def untested(versions: Mapping[str, str]) -> list[str]:
     """Warnings on versions, by name, that nobody has tested the engine with."""
     return [
         f"{name} {found} was not tested with this version of farpipe, {TESTED[name]} was; if a step fails or losses "
-        f"look wrong, install {name}=={TESTED[name]}.*"
+        f"look wrong, install {name}=={TESTED[name].last}.*"
         for name, found in versions.items()
-        if found and not f"{found}.".startswith(f"{TESTED[name]}.")
+        if found and not TESTED[name].covers(found)
     ]
+
+
+def _numbers(found: str) -> tuple[int, ...]:
+    """Major and minor version."""
+    return tuple(int(number) for number in re.findall(r"\d+", found)[:2])
