@@ -5,6 +5,8 @@ import json
 import pytest
 
 from farpipe.errors import InputError
+from farpipe.plan import make_plan
+from farpipe.spec import parse_job
 from farpipe.torch import Options
 
 CLUSTER = """
@@ -16,6 +18,18 @@ sites = [{ name = "zurich", device = "cpu", num_devices = 1 }, { name = "lugano"
 between = ["zurich", "lugano"]
 latency = "20 ms"
 bandwidth = "200 Mbit/s"
+"""
+
+TRAINING = """
+[model]
+preset = "tiny"
+
+[training]
+sequence_length = 64
+global_batch = 8
+microbatch_size = 1
+num_steps = 1
+precision = "fp32"
 """
 
 
@@ -69,6 +83,15 @@ def test_links_give_rates_and_emulated_ones_shapes(links):
     assert (found.latency_s, found.port, found.link_shapes()) == (0.02, 29603, {})
     emulated = [Options(site=o.site, links=links, emulate=True) for o in options]
     assert set(config(*emulated).link_shapes()) == {"zurich>lugano", "lugano>zurich"}
+
+
+def test_a_plan_gives_the_links_of_its_job(links, tmp_path):
+    plan = tmp_path / "plan.json"
+    make_plan(parse_job(TRAINING + CLUSTER)).save(plan)
+    of_plan = config(Options(site="zurich", links=str(plan)), Options(site="lugano", links=links))
+    assert of_plan == config(Options(site="zurich", links=links), Options(site="lugano", links=links))
+    with pytest.raises(InputError, match=r"missing\.json"):
+        config(Options(site="zurich", links=str(tmp_path / "missing.json")), Options(site="lugano", links=links))
 
 
 @pytest.mark.parametrize(

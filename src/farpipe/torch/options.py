@@ -9,6 +9,7 @@ from typing import Any, Final, Self, get_type_hints
 
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError
+from farpipe.plan import Plan
 from farpipe.spec import SiteLink
 from farpipe.spec.load import load_cluster
 from farpipe.strict import nearest
@@ -41,7 +42,7 @@ class Options:
     allow_plaintext: bool = False
     """Listen without certificates on an address that other machines can reach."""
     links: str | None = None
-    """A job or cluster file (TOML) whose links say what may be sent at which rate between the sites."""
+    """Job or cluster file (TOML), or a plan's (JSON), whose links say what may be sent at which rate between sites."""
     emulate: bool = False
     """Give messages the latency and rate of `links`, for rehearsals on one machine."""
     streams: int | None = None
@@ -72,7 +73,10 @@ class Options:
         return json.dumps(known)
 
     def _site_links(self) -> tuple[SiteLink, ...]:
-        return () if self.links is None else load_cluster(Path(self.links)).links
+        if self.links is None:
+            return ()
+        path = Path(self.links)
+        return (Plan.load(path).job.cluster if path.suffix == ".json" else load_cluster(path)).links
 
     def config(self, rank: int, introductions: Sequence[str], timeout_s: float, port_shift: int) -> TransportConfig:
         """The transport's settings of `rank`, given the `introduction` of every rank.
