@@ -1,8 +1,8 @@
 """Partition of the layers into stages, each with its recomputation: exact, by dynamic programming."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,12 @@ from farpipe.spec import Recompute
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class StageOption:
+MAX_KNOWN: Final = 4096
+"""Largest number of divisions that are remembered: three in four of a plan's, of its strategies' and of its changes'
+have the same stages as one before."""
+
+
+class StageOption(NamedTuple):
     """One recompute mode of a stage: what it takes and holds, by its number of layers."""
 
     layer_s: float
@@ -55,6 +59,12 @@ def divide_layers(
     wanted = [1] * len(stages) if pinned is None else pinned
     if sum(most) < num_layers or any(n < w for n, w in zip(most, wanted, strict=True)):
         raise InfeasibleError(_out_of_memory(num_layers, most, wanted))
+    return _divided(num_layers, tuple(map(tuple, stages)), None if pinned is None else tuple(pinned))
+
+
+@lru_cache(MAX_KNOWN)
+def _divided(num_layers: int, stages: tuple[tuple[StageOption, ...], ...], pinned: tuple[int, ...] | None) -> Division:
+    """The division of layers that fit."""
     counts = np.arange(num_layers + 1)
     seconds, choice = _fastest(stages, counts)
     allowed = counts >= 1 if pinned is None else counts == np.array(pinned)[:, None]

@@ -14,7 +14,7 @@ import numpy as np
 
 from farpipe.cost import JobCosts, Placement, StageCost, step_cost
 from farpipe.plan.bandwidth import link_bytes
-from farpipe.plan.evaluate import Evaluated, finish, staggered_like, whole
+from farpipe.plan.evaluate import ROUNDING, Evaluated, finish, staggered_like, whole
 from farpipe.plan.orders import AUTO, try_orders, try_quickly
 from farpipe.plan.plan import Prediction
 from farpipe.plan.stage_modes import StageModes
@@ -192,15 +192,18 @@ def improve_order(best: Evaluated) -> Evaluated:
     step = search_step(best.problem)
     if step.num_actions > MAX_ACTIONS or best.timeline.makespan_s <= bound_s * (1 + CLOSE):
         return best
-    seeds = greedy_orders(step, max_actions=GREEDY_ACTIONS)[:1]
+    least_s = bound_s * (1 + ROUNDING)
+    seeds = greedy_orders(step, max_actions=GREEDY_ACTIONS, target_s=least_s)[:1]
     named = split_backwards(to_orders(best.schedule))
     if fits_memory(step, named):
         seeds.append((best.timeline.makespan_s, named))
     seeds.sort(key=lambda pair: pair[0])
     if not seeds:
         return best
-    most = min(MAX_PLAYED, int(LOCAL_ACTIONS / step.num_actions))
-    found_s, orders = improve(step, seeds, num_evaluations=most, target_s=bound_s * (1 + CLOSE))
+    found_s, orders = seeds[0]
+    if found_s > least_s:
+        most = min(MAX_PLAYED, int(LOCAL_ACTIONS / step.num_actions))
+        found_s, orders = improve(step, seeds, num_evaluations=most, target_s=bound_s * (1 + CLOSE))
     if found_s >= best.timeline.makespan_s * (1 - 1e-9):
         return best
     schedule = to_schedule(orders, best.problem.num_microbatches, "auto (short search)")

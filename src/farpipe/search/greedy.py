@@ -22,11 +22,12 @@ def greedy_orders(
     split: bool = True,
     go_on: Callable[[], bool] = lambda: True,
     max_actions: int = MAX_ACTIONS_IN_ALL,
+    target_s: float = 0.0,
 ) -> list[tuple[float, CodedSchedule]]:
     """(makespan_s, orders) of every greedy try, best first; empty when one microbatch does not fit some rank.
 
     `split`: backwards as I and W, else as B. `go_on` is asked before every try but the first;
-    all of them together make about `max_actions` actions.
+    all of them together make about `max_actions` actions. The first order that takes `target_s` at most ends the tries.
     """
     from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
 
@@ -53,6 +54,8 @@ def greedy_orders(
         orders = compiled(step.tables, step.arrays.num_ranks, limits, opened, in_flight, rules)
         if orders[0].size and (key := orders[0].tobytes()) not in found and fits_memory(step, orders):
             found[key] = player.makespan_s(orders), orders
+            if found[key][0] <= target_s:
+                break
     return sorted(found.values(), key=lambda pair: pair[0])
 
 
