@@ -125,6 +125,14 @@ def test_the_best_points_of_the_lattice_are_those_of_all_its_points(request, mos
     assert min(shared, default=math.inf) == pytest.approx(best_s, rel=1e-12)
 
 
+def test_estimates_of_four_stages_and_of_eight_in_a_v_are_what_they_were():
+    """Frozen: the second has the constant share of a stage that a V idles for each rank but one."""
+    request = decided(job([site("a")], [], pipeline=4, virtual=2, num_microbatches=16))
+    lattice = Lattice(request, JobCosts(request.model, request.training))
+    found = {one.in_v: one.step_s for one in lattice.estimates(lattice.whole, 9, math.inf)[0]}
+    assert found == pytest.approx({False: 0.162723, True: 0.164862}, rel=1e-4)
+
+
 def test_estimates_of_a_use_of_which_nothing_worked_at_first_are_corrected_by_the_first_that_does():
     request = decided(job([site("a")], []))
     costs = JobCosts(request.model, request.training)
