@@ -73,10 +73,10 @@ def figure(column: str, value: float | None) -> str:
 def main_table(rows: Sequence[Row], load: float, bounds: Callable[[float], Row]) -> None:
     """Every policy at one load, the bounds as its last line."""
     at = [row for row in chosen(rows, load) if row["part"] in ("main", "bandwidth")]
-    names = sorted({row["policy"] for row in at}, key=lambda n: _mean(at, n, "mean_h"))
+    names = sorted({row["policy"] for row in at}, key=lambda n: mean_of(at, n, "mean_h"))
     head("policy", "starts", *HEADS, "vs bace, JCT / electricity / all money, %")
     for name in names:
-        cells = [" / ".join(figure(c, _mean(at, name, c)) for c in columns) for columns in HEADS.values()]
+        cells = [" / ".join(figure(c, mean_of(at, name, c)) for c in columns) for columns in HEADS.values()]
         against = "" if name == "bace" else changes(at, name, "bace", "mean_h", "electricity_usd", "total_usd")
         line([f"`{name}`" if " " not in name else name, sum(r["policy"] == name for r in at), *cells, against])
     least = bounds(load)
@@ -85,7 +85,7 @@ def main_table(rows: Sequence[Row], load: float, bounds: Callable[[float], Row])
     line(["bound", 12, *(cell if is_known else "-" for cell, is_known in zip(cells, known, strict=True)), ""])
 
 
-def _mean(rows: Sequence[Row], name: str, column: str) -> float:
+def mean_of(rows: Sequence[Row], name: str, column: str) -> float:
     return statistics.fmean(row[column] for row in rows if row["policy"] == name)
 
 
@@ -170,8 +170,8 @@ def rigid_table(rows: Sequence[Row]) -> None:
     head("load", "policy", "starts", "mean JCT h", "p95", "use", "all money", "vs fcfs, JCT / electricity, %")
     for load in LOADS:
         at = chosen(rows, load, rigid=True)
-        for name in sorted({row["policy"] for row in at}, key=lambda n: _mean(at, n, "mean_h")):
-            cells = [figure(c, _mean(at, name, c)) for c in ("mean_h", "p95_h", "utilization", "total_usd")]
+        for name in sorted({row["policy"] for row in at}, key=lambda n: mean_of(at, n, "mean_h")):
+            cells = [figure(c, mean_of(at, name, c)) for c in ("mean_h", "p95_h", "utilization", "total_usd")]
             starts = sum(row["policy"] == name for row in at)
             line([load, name, starts, *cells, changes(at, name, "fcfs", "mean_h", "electricity_usd")])
 
@@ -239,10 +239,10 @@ def hops(formula: Sequence[Row], planner: Sequence[Row]) -> None:
         by_formula = [r for r in chosen(formula, load) if r["start"] in starts]
         if not starts:
             continue
-        ranks = [sorted(names, key=lambda n, at=at: _mean(at, n, "mean_h")) for at in (by_formula, by_planner)]  # type: ignore[misc]
-        for name in (n for n in names if _mean(by_formula, n, "total_usd") != _mean(by_planner, n, "total_usd")):
+        ranks = [sorted(names, key=lambda n, at=at: mean_of(at, n, "mean_h")) for at in (by_formula, by_planner)]  # type: ignore[misc]
+        for name in (n for n in names if mean_of(by_formula, n, "total_usd") != mean_of(by_planner, n, "total_usd")):
             cells = [
-                figure(column, _mean(at, name, column))
+                figure(column, mean_of(at, name, column))
                 for column in ("mean_h", "total_usd")
                 for at in (by_formula, by_planner)
             ]

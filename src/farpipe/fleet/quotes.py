@@ -59,6 +59,7 @@ class PlannedHops:
     def __init__(self, cluster: Cluster, planner: Planner) -> None:
         self._cluster, self._planner = cluster, planner
         self._place = {site.name: index for index, site in enumerate(cluster.sites)}
+        self._links = {(link.source, link.target): link for link in cluster.links}
         self._requests: dict[Kind, Request] = {}
         self._numbered: dict[tuple[str, ...], Cluster] = {}
         self._alike: dict[str, Cluster] = {}
@@ -100,7 +101,7 @@ class PlannedHops:
             links = tuple(
                 link.model_copy(update={"source": number[a], "target": number[b], "egress_usd_per_gb": None})
                 for a, b in permutations(names, 2)
-                if (link := self._cluster.link(a, b)) is not None
+                if (link := self._links.get((a, b))) is not None
             )
             whole = self._cluster.model_copy(update={"sites": sites, "links": links})
             self._numbered[names] = self._alike.setdefault(whole.model_dump_json(), whole)

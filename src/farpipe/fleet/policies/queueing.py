@@ -36,12 +36,14 @@ class QueuePolicy:
         if space.num_devices < min((job.job.min_devices for job in view.queue), default=1):
             return
         shadow: _Shadow | None = None
+        num_free = space.num_devices
         for job in in_order(view, view.queue, self.order):
-            if space.num_devices <= 0:
+            if num_free <= 0:
                 return
             devices = finder.find(space, job, self.sizes(job.job))
             if devices is not None and (shadow is None or shadow.allows(view, job, devices)):
                 take(view, space, job, devices)
+                num_free = space.num_devices
                 yield Decision(job.name, devices)
             elif shadow is not None or self.when_blocked == "skip" or not self.find(view, view.empty, job):
                 continue
@@ -67,13 +69,21 @@ class Finder:
     def __init__(self, view: View, place: Place, fastest: bool = False) -> None:
         self._view, self._place, self._fastest = view, place, fastest
         self._failed: set[tuple[Kind, int]] = set()
+        self._unplaced: set[tuple[Kind, tuple[int, ...]]] = set()
 
     def find(self, space: Space, job: JobState, numbers: list[int]) -> Devices | None:
         """The place on the first of `numbers` of devices for which there is one, or on the fastest of all of them."""
-        found = self._places(space, job, numbers)
-        if not self._fastest:
-            return next(found, None)
-        return min(found, key=lambda devices: self._step_s(space, job, devices), default=None)
+        alike = job.job.kind, tuple(numbers)
+        if alike in self._unplaced and job.stored_at is None:
+            return None
+        places = self._places(space, job, numbers)
+        if self._fastest:
+            found = min(places, key=lambda devices: self._step_s(space, job, devices), default=None)
+        else:
+            found = next(places, None)
+        if found is None and job.stored_at is None:
+            self._unplaced.add(alike)
+        return found
 
     def _step_s(self, space: Space, job: JobState, devices: Devices) -> float:
         placement = self._view.start(space, job, devices)

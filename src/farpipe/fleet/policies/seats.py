@@ -21,6 +21,8 @@ class Seats:
         self._view, self._worth = view, worth
         self.space = view.space()
         self._largest_site = max((site.usable for site in view.state.sites.values()), default=0)
+        self._num_free: int | None = None
+        self._unplaced: set[tuple[Kind, int, int]] = set()
         self._failed: set[tuple[Kind, int]] = set()
         self._failed_across: set[tuple[Kind, int]] = set()
         self._no_room: dict[Kind, int] = {}
@@ -30,7 +32,9 @@ class Seats:
     @property
     def num_free(self) -> int:
         """Devices that nobody has."""
-        return self.space.num_devices
+        if self._num_free is None:
+            self._num_free = self.space.num_devices
+        return self._num_free
 
     def decisions(self) -> Iterator[Decision]:
         """The decisions made so far, in the order in which they are possible."""
@@ -38,8 +42,12 @@ class Seats:
 
     def start(self, job: JobState) -> bool:
         """Start a queued job where it is worth most; false if there is no place."""
+        alike = job.job.kind, job.job.min_devices, job.job.max_devices
+        if alike in self._unplaced and job.stored_at is None:
+            return False
         found = self.best(self.space, job, sizes(job.job))
         if found is None:
+            self._unplaced.add(alike)
             return False
         self.space.take(found, "starting")
         self.decide(job, found.devices)
@@ -49,6 +57,7 @@ class Seats:
         """Note the decision about `job`."""
         self._decided.append(Decision(job.name, devices, why))
         self.changed.add(job.name)
+        self._num_free = None
 
     def best(self, space: Space, job: JobState, numbers: Sequence[int]) -> JobPlacement | None:
         """The size and place that are worth most; over several sites only sizes for which no site has room now."""
@@ -138,6 +147,7 @@ class Seats:
 
     def _accept(self, job: JobState, swap: "_Swap") -> None:
         self.space = swap.space
+        self._unplaced.clear()
         self._failed.clear()
         self._failed_across.clear()
         for victim, smaller in swap.after:
