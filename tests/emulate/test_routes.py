@@ -1,4 +1,4 @@
-from farpipe.emulate.routes import next_links
+from farpipe.emulate.state import next_links
 from wans import both_ways, link
 
 

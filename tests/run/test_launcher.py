@@ -110,9 +110,10 @@ def test_a_given_port_is_used_and_a_taken_one_named(tmp_path):
     assert printed(tmp_path, 1) == f"{port}\n"
 
 
-def test_ticks_come_while_the_ranks_run(tmp_path):
+def test_ticks_come_while_the_ranks_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("farpipe.run.launcher.TICK_S", 0.05)
     ticks = []
-    run("time.sleep(0.5)", log_dir=tmp_path, on_tick=lambda: ticks.append(time.monotonic()), tick_s=0.05)
+    run("time.sleep(0.5)", log_dir=tmp_path, on_tick=lambda: ticks.append(time.monotonic()))
     assert len(ticks) >= 3
 
 

@@ -22,8 +22,15 @@ from typing import Any, Final
 
 from farpipe.emulate import namespace, tun
 from farpipe.emulate.pipe import Pipe, queue_limit_bytes
-from farpipe.emulate.routes import connected_sites, next_links
-from farpipe.emulate.state import CONTROL_NAME, MAX_COMMAND_BYTES, READY, WanState, take_down
+from farpipe.emulate.state import (
+    CONTROL_NAME,
+    MAX_COMMAND_BYTES,
+    READY,
+    WanState,
+    connected_sites,
+    next_links,
+    take_down,
+)
 from farpipe.emulate.tun import Burst, parse_burst, without_packets
 from farpipe.errors import FarpipeError, InputError
 from farpipe.processes import ignore_requests

@@ -20,8 +20,15 @@ from typing import Any, Final, Self
 
 from farpipe.emulate import namespace, state
 from farpipe.emulate.namespace import Namespace
-from farpipe.emulate.routes import connected_sites
-from farpipe.emulate.state import CONTROL_NAME, LOG_NAME, MAX_COMMAND_BYTES, READY, WanState, folder_of
+from farpipe.emulate.state import (
+    CONTROL_NAME,
+    LOG_NAME,
+    MAX_COMMAND_BYTES,
+    READY,
+    WanState,
+    connected_sites,
+    folder_of,
+)
 from farpipe.errors import InputError, RunError
 from farpipe.spec import Cluster, SiteLink
 from farpipe.step import Problem
@@ -214,10 +221,7 @@ def _start_forwarder(name: str, keep: bool) -> _Forwarder | None:
     finally:
         for descriptor in theirs:
             os.close(descriptor)
-    in_time = bool(select.select([ready], [], [], START_LIMIT_S)[0])
-    reported = os.read(ready, MAX_COMMAND_BYTES).decode() if in_time else f"its forwarder took over {START_LIMIT_S:g} s"
-    os.close(ready)
-    forwarder = _Forwarder(process, our_end)
+    forwarder, reported = _Forwarder(process, our_end), _report(ready)
     if reported != READY:
         why = reported or (folder / LOG_NAME).read_text(errors="replace").rstrip().rpartition("\n")[2]
         process.kill()
@@ -227,3 +231,11 @@ def _start_forwarder(name: str, keep: bool) -> _Forwarder | None:
         process.returncode = 0  # so that Popen does not complain that it is still there
         return None
     return forwarder
+
+
+def _report(ready: int) -> str:
+    """Return the words of a forwarder over the pipe `ready` at its start: READY, or why it can't carry packets."""
+    in_time = bool(select.select([ready], [], [], START_LIMIT_S)[0])
+    reported = os.read(ready, MAX_COMMAND_BYTES).decode() if in_time else f"its forwarder took over {START_LIMIT_S:g} s"
+    os.close(ready)
+    return reported

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypedDict, Unpack
 
 from farpipe.emulate import Namespace
 from farpipe.errors import (
@@ -33,6 +33,8 @@ SETTLE_S: Final = 1.5
 """Seconds after the first failure in which other ranks notice it and report their reasons."""
 TERMINATE_S: Final = 1.5
 """Time to end after SIGTERM, before SIGKILL."""
+TICK_S: Final = 0.2
+"""Seconds between two looks at the ranks."""
 TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 16384
 _HOST: Final = "127.0.0.1"
@@ -46,20 +48,19 @@ _HINTS: Final[dict[int, str]] = {
 """Usual causes of a signal that ends a rank, by its number."""
 
 
-class Launcher(Protocol):
-    """Local processes, torchrun, and what else may start a run; nothing that it has started outlives it."""
+class RankSettings(TypedDict, total=False):
+    """Settings of the ranks' processes, with the same names as keywords of `launch`."""
 
-    def start(self) -> None:
-        """Start all processes. RunError when that can't be done; then none is left."""
-
-    def poll(self, limit_s: float = 0.0) -> bool:
-        """Wait at most `limit_s` for news; True when all processes have ended well.
-
-        When one has failed, the others are ended and its error is raised.
-        """
-
-    def stop(self, leave_s: float = 0.0) -> None:
-        """SIGTERM, and after `leave_s` SIGKILL; when it returns nothing is left. A second call does nothing."""
+    log_dir: Path | None
+    """Folder for ``rank-N.log``, what the ranks print; None: memory, for error messages."""
+    env: Mapping[str, str]
+    """Variables added to the environment."""
+    master_port: int
+    """Port of the rendezvous; 0: any that is free."""
+    namespaces: Sequence[Namespace] | None
+    """Where each rank runs; None: on this machine's loopback."""
+    fds_of_rank_0: Sequence[int]
+    """Descriptors that rank 0 inherits."""
 
 
 @dataclass
@@ -90,28 +91,21 @@ class _Rank:
         self.end_s = time.monotonic()
 
 
-class LocalLauncher(Launcher):
+class LocalLauncher:
     """Starts `num_processes` processes, ``argv_for_rank(rank)`` each; see `launch`."""
 
     def __init__(
-        self,
-        argv_for_rank: Callable[[int], Sequence[str]],
-        num_processes: int,
-        *,
-        log_dir: Path | None,
-        env: Mapping[str, str] | None = None,
-        master_port: int = 0,
-        namespaces: Sequence[Namespace] | None = None,
-        fds_of_rank_0: Sequence[int] = (),
+        self, argv_for_rank: Callable[[int], Sequence[str]], num_processes: int, settings: RankSettings
     ) -> None:
-        self._fds_of_rank_0 = fds_of_rank_0
         self._argv_for_rank, self._num_processes = argv_for_rank, num_processes
-        self._log_dir, self._env, self._master_port, self._namespaces = log_dir, env or {}, master_port, namespaces
+        self._log_dir, self._env = settings.get("log_dir"), settings.get("env", {})
+        self._master_port, self._namespaces = settings.get("master_port", 0), settings.get("namespaces")
+        self._fds_of_rank_0 = settings.get("fds_of_rank_0", ())
         self._ranks: list[_Rank] = []
         self._parent_pipe: ParentPipe | None = None
 
     def start(self) -> None:
-        """Start the ranks; InputError when the port is taken."""
+        """Start the ranks. InputError when the port is taken, RunError when it can't be done; then none is left."""
         if self._log_dir is not None:
             try:
                 self._log_dir.mkdir(parents=True, exist_ok=True)
@@ -151,7 +145,10 @@ class LocalLauncher(Launcher):
         self._ranks.append(_Rank(rank, process, log, report, log_in_memory))
 
     def poll(self, limit_s: float = 0.0) -> bool:
-        """True when all ranks have ended well; raises the error of the rank that failed first, not of its victims."""
+        """Wait at most `limit_s` for news; True when all ranks have ended well.
+
+        When one has failed, the others are ended; the error is that of the rank that failed first, not of its victims.
+        """
         if not self._failed():
             self._wait(limit_s)
         if self._failed():
@@ -167,6 +164,7 @@ class LocalLauncher(Launcher):
                 rank.process.signal(signal.SIGTERM)
 
     def stop(self, leave_s: float = 0.0) -> None:
+        """SIGTERM, and after `leave_s` SIGKILL; when it returns nothing is left. A second call does nothing."""
         if self._parent_pipe is None:
             return
         try:
@@ -288,49 +286,38 @@ def launch(
     argv_for_rank: Callable[[int], Sequence[str]],
     num_processes: int,
     *,
-    log_dir: Path | None,
-    env: Mapping[str, str] | None = None,
-    master_port: int = 0,
-    namespaces: Sequence[Namespace] | None = None,
-    on_tick: Callable[[], None] | None = None,
-    tick_s: float = 0.2,
+    on_tick: Callable[[], None] = lambda: None,
     request: LeaveRequest | None = None,
     leave_s: float = 0.0,
-    fds_of_rank_0: Sequence[int] = (),
+    **settings: Unpack[RankSettings],
 ) -> list[Any]:
     """Run `num_processes` processes, `argv_for_rank(rank)` each, until all have ended well; the results they leave.
 
-    What they print goes to ``rank-N.log`` in `log_dir`, or with None to memory, for error messages. `env` is added to
-    the environment. `master_port` 0: any that is free. `namespaces`: where each rank runs; None: on this machine's
-    loopback. `on_tick` is called every `tick_s` seconds meanwhile, for progress. Every rank gets its share of the cores
-    as OMP_NUM_THREADS unless that is set.
+    `on_tick` is called every TICK_S meanwhile, for progress. Every rank gets its share of the cores as OMP_NUM_THREADS
+    unless that is set.
 
     When a rank fails, the others are given a moment, then SIGTERM, then SIGKILL; the error is that of the rank that
     failed first, not of those that failed because of it: InputError or InfeasibleError if it was one or the exit code
     says so, otherwise RunError. It has the rank's own words (see reports.py) or the end of its log. Ctrl-C and, in the
     main thread, SIGTERM and SIGHUP end all ranks and come out as KeyboardInterrupt. A `request` to leave, for which the
-    caller listens, is passed on to the ranks instead, which have `leave_s` to end by themselves. Rank 0 inherits the
-    descriptors `fds_of_rank_0`.
+    caller listens, is passed on to the ranks instead, which have `leave_s` to end by themselves.
     """
-    ranks = LocalLauncher(
-        argv_for_rank,
-        num_processes,
-        log_dir=log_dir,
-        env=env,
-        master_port=master_port,
-        namespaces=namespaces,
-        fds_of_rank_0=fds_of_rank_0,
-    )
+    ranks = LocalLauncher(argv_for_rank, num_processes, settings)
     with interrupting() if request is None else nullcontext():
         try:
             ranks.start()
-            while not ranks.poll(tick_s):
-                if request is not None and request.time_s is not None:
-                    ranks.ask_to_leave()
-                    if time.monotonic() > request.time_s + leave_s:
-                        raise RunError(f"the ranks did not leave within {leave_s:g} s of SIGTERM")
-                if on_tick:
-                    on_tick()
+            while not ranks.poll(TICK_S):
+                _pass_on(request, ranks, leave_s)
+                on_tick()
             return ranks.results()
         finally:
             ranks.stop()
+
+
+def _pass_on(request: LeaveRequest | None, ranks: LocalLauncher, leave_s: float) -> None:
+    """Pass a request to leave on to the ranks; RunError when they have not followed it within `leave_s`."""
+    if request is None or request.time_s is None:
+        return
+    ranks.ask_to_leave()
+    if time.monotonic() > request.time_s + leave_s:
+        raise RunError(f"the ranks did not leave within {leave_s:g} s of SIGTERM")

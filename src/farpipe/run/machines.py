@@ -144,7 +144,7 @@ def sbatch_scripts(machines: Sequence[Machine], run_dir: Path, max_restarts: int
     first machine of the first site, in the environment.
     """
     return {
-        f"{group.name}.sbatch": _sbatch(machines, group.machines, group.first_node, run_dir, max_restarts, with_gpus)
+        f"{group.name}.sbatch": _sbatch(machines, group, run_dir, max_restarts, with_gpus)
         for group in by_site(machines)
     }
 
@@ -178,50 +178,36 @@ def script_of(
     return f"cd {run_dir.absolute().parent}\nSIZES=({sizes})\nexec " + " \\\n  ".join(command)
 
 
-def _sbatch(
-    machines: Sequence[Machine],
-    group: Sequence[Machine],
-    first_node: int,
-    run_dir: Path,
-    max_restarts: int,
-    with_gpus: bool,
-) -> str:
-    site, sizes = group[0].site, [machine.num_processes for machine in group]
+def _sbatch(machines: Sequence[Machine], group: Group, run_dir: Path, max_restarts: int, with_gpus: bool) -> str:
+    sizes = [machine.num_processes for machine in group.machines]
+    rank, host = f"$(({group.first_node} + SLURM_NODEID))", "$(hostname -I | cut -d' ' -f1)"
+    command = _command(machines, run_dir, max_restarts, "$NUM_PROCESSES", rank, host, "$MASTER_ADDR")
     gpus = [f"#SBATCH --gpus-per-node={max(sizes)}"] if with_gpus else []
-    command = _command(
-        machines,
-        run_dir,
-        max_restarts,
-        "$NUM_PROCESSES",
-        f"$(({first_node} + SLURM_NODEID))",
-        "$(hostname -I | cut -d' ' -f1)",
-        master="$MASTER_ADDR",
-    )
-    first = machines[0]
-    master = (
-        f': "${{MASTER_ADDR:?set it to the address of the first machine at {first.site}}}"'
-        if first.address.startswith("ADDRESS_OF_")
-        else f": ${{MASTER_ADDR:={first.address}}}"
-    )
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            f"#SBATCH --job-name=farpipe-{site}",
-            f"#SBATCH --nodes={len(group)}",
-            "#SBATCH --ntasks-per-node=1",
-            *gpus,
-            "#SBATCH --exclusive",
-            "#SBATCH --open-mode=append",
-            "# SIGTERM 3 minutes before the time limit: the ranks write a checkpoint and leave; submit again to go on",
-            "#SBATCH --signal=TERM@180",
-            "",
-            master,
-            "export MASTER_ADDR",
-            "srun --kill-on-bad-exit=1 bash -c '",
-            f"  SIZES=({' '.join(map(str, sizes))})",
-            "  NUM_PROCESSES=${SIZES[$SLURM_NODEID]}",
-            "  exec " + " \\\n      ".join(line.replace("'", "'\\''") for line in command),
-            "'",
-            "",
-        ]
-    )
+    lines = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name=farpipe-{group.machines[0].site}",
+        f"#SBATCH --nodes={len(sizes)}",
+        "#SBATCH --ntasks-per-node=1",
+        *gpus,
+        "#SBATCH --exclusive",
+        "#SBATCH --open-mode=append",
+        "# SIGTERM 3 minutes before the time limit: the ranks write a checkpoint and leave; submit again to go on",
+        "#SBATCH --signal=TERM@180",
+        "",
+        _set_master(machines[0]),
+        "export MASTER_ADDR",
+        "srun --kill-on-bad-exit=1 bash -c '",
+        f"  SIZES=({' '.join(map(str, sizes))})",
+        "  NUM_PROCESSES=${SIZES[$SLURM_NODEID]}",
+        "  exec " + " \\\n      ".join(line.replace("'", "'\\''") for line in command),
+        "'",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _set_master(first: Machine) -> str:
+    """Line of a shell script that sets MASTER_ADDR, or asks for it where the first machine's address is not known."""
+    if first.address.startswith("ADDRESS_OF_"):
+        return f': "${{MASTER_ADDR:?set it to the address of the first machine at {first.site}}}"'
+    return f": ${{MASTER_ADDR:={first.address}}}"

@@ -73,26 +73,9 @@ def jobsets(machines: Sequence[Machine], run_dir: Path, max_restarts: int, *, wi
 def _jobset(
     machines: Sequence[Machine], group: Group, run_dir: Path, max_restarts: int, with_gpus: bool
 ) -> dict[str, Any]:
-    most = max(machine.num_processes for machine in group.machines)
     script = script_of(machines, group, run_dir, max_restarts, "JOB_COMPLETION_INDEX", "$POD_IP")
-    container = {
-        "name": "farpipe",
-        "image": IMAGE,
-        "command": ["bash", "-c", script],
-        "env": [
-            {"name": "MASTER_ADDR", "value": machines[0].address},
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ],
-        "volumeMounts": [{"name": "runs", "mountPath": str(run_dir.absolute().parent)}],
-        **({"resources": {"limits": {"nvidia.com/gpu": most}}} if with_gpus else {}),
-    }
-    pod = {
-        "restartPolicy": "Never",
-        "hostNetwork": True,  # other sites reach the machine, not the pod
-        "dnsPolicy": "ClusterFirstWithHostNet",
-        "containers": [container],
-        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": CLAIM}}],
-    }
+    most = max(machine.num_processes for machine in group.machines) if with_gpus else 0
+    pod = _pod(script, machines[0].address, run_dir, most)
     counts = {"parallelism": len(group.machines), "completions": len(group.machines), "completionMode": "Indexed"}
     job = {
         "name": "stages",
@@ -105,6 +88,28 @@ def _jobset(
         "kind": "JobSet",
         "metadata": name,
         "spec": {"replicatedJobs": [job]},
+    }
+
+
+def _pod(script: str, master: str, run_dir: Path, num_gpus: int) -> dict[str, Any]:
+    """Specification of a machine's pod."""
+    container = {
+        "name": "farpipe",
+        "image": IMAGE,
+        "command": ["bash", "-c", script],
+        "env": [
+            {"name": "MASTER_ADDR", "value": master},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "volumeMounts": [{"name": "runs", "mountPath": str(run_dir.absolute().parent)}],
+        **({"resources": {"limits": {"nvidia.com/gpu": num_gpus}}} if num_gpus else {}),
+    }
+    return {
+        "restartPolicy": "Never",
+        "hostNetwork": True,  # other sites reach the machine, not the pod
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "containers": [container],
+        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": CLAIM}}],
     }
 
 

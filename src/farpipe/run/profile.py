@@ -7,7 +7,7 @@ caches, cores) is shared in the figures as well.
 import os
 import sys
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -43,9 +43,7 @@ def profile(
     """
     microbatch_size = microbatch_size or training.microbatch_size or 1
     training = training.model_copy(update={"microbatch_size": microbatch_size, "global_batch": microbatch_size})
-    request = ProfileRequest(
-        model=model, training=training, device=device, seconds=seconds, share_cores=share_cores(num_processes)
-    )
+    request = ProfileRequest(model=model, training=training, device=device, seconds=seconds)
     found = [validate(StackTimes, times, f"process {n}") for n, times in enumerate(measure(request, num_processes))]
     return Profile(
         device=device_name,
@@ -66,7 +64,8 @@ def share_cores(num_processes: int) -> bool:
 
 
 def measure(request: ProfileRequest, num_processes: int) -> list[Any]:
-    """Return every process's measurements, as JSON data."""
+    """Return every process's measurements, as JSON data; the request says whether the processes share cores."""
+    request = request.model_copy(update={"share_cores": share_cores(num_processes)})
     command = [sys.executable, "-m", "farpipe.run.profile_main"]
     environment = {REQUEST_VARIABLE: request.model_dump_json()}
     return launch(lambda _: command, num_processes, log_dir=None, env=environment)
@@ -103,14 +102,7 @@ def profile_chunks(
 
     Raises InputError for a precision that doesn't train here, RunError when a process dies (out of memory).
     """
-    request = ProfileRequest(
-        model=model,
-        training=training,
-        device=device,
-        seconds=seconds,
-        sequences=True,
-        share_cores=share_cores(num_processes),
-    )
+    request = ProfileRequest(model=model, training=training, device=device, seconds=seconds, sequences=True)
     found = [validate(ChunkTimes, times, "process") for times in measure(request, num_processes)]
     return chunk_profile(found, model, training, device_name)
 
@@ -121,38 +113,55 @@ def chunk_profile(found: list[ChunkTimes], model: Model, training: Training, dev
     A layer is half of what three take more than one, the embedding and the head what they add to one layer, what then
     remains of one layer is the fixed time of an action.
     """
-    forward, backward = (_fit(found, kind) for kind in ("forward", "backward"))
-    held = {name: median(times.held_bytes[name] for times in found) for name in found[0].held_bytes}
-    layer = max(0.0, (held["three_layers"] - held["one_layer"]) / 2)
-    between = max(0.0, held["one_layer"] - layer)
-
-    def of_layer(stack: str) -> float:
-        return max(0.0, (held[stack] - between) / 3)
-
-    sizes = {"layer": layer, "embedding": held["embedding_and_layer"] - layer, "head": held["layer_and_head"] - layer}
+    forward, backward, held = _fit(found, "forward"), _fit(found, "backward"), _Held.of(found)
     parts = {
         name: PartCosts(
             forward=MeasuredLaw.of(forward.laws[name]),
             backward=MeasuredLaw.of(backward.laws[name]),
             held_bytes=max(0.0, size),
         )
-        for name, size in sizes.items()
+        for name, size in held.parts.items()
     }
     return ChunkProfile(
         device=device_name,
         shape=model_shape(model),
         precision=training.precision,
         longest=int(max(found[0].tokens)),
-        boundary_bytes=between,
-        recomputed_bytes=of_layer("recomputed"),
-        slice_bytes=of_layer("three_layers_of_a_slice"),
-        recomputed_slice_bytes=of_layer("recomputed_slice"),
+        boundary_bytes=held.between,
+        recomputed_bytes=held.recomputed,
+        slice_bytes=held.of_slice,
+        recomputed_slice_bytes=held.recomputed_slice,
         action_forward_s=forward.action_s,
         action_backward_s=backward.action_s,
         errors=forward.errors | backward.errors,
         cpu_share=min(times.cpu_share for times in found),
         **parts,
     )
+
+
+class _Held(NamedTuple):
+    """Bytes per token between forward and backward."""
+
+    parts: dict[str, float]
+    """Those of the layer, the embedding and the head."""
+    between: float
+    """The part of one layer's bytes that further layers do not add."""
+    recomputed: float
+    of_slice: float
+    recomputed_slice: float
+
+    @classmethod
+    def of(cls, found: list[ChunkTimes]) -> Self:
+        held = {name: median(times.held_bytes[name] for times in found) for name in found[0].held_bytes}
+        layer = max(0.0, (held["three_layers"] - held["one_layer"]) / 2)
+        between = max(0.0, held["one_layer"] - layer)
+        parts = {
+            "layer": layer,
+            "embedding": held["embedding_and_layer"] - layer,
+            "head": held["layer_and_head"] - layer,
+        }
+        stacks = ("recomputed", "three_layers_of_a_slice", "recomputed_slice")
+        return cls(parts, between, *(max(0.0, (held[stack] - between) / 3) for stack in stacks))
 
 
 class _Fit(NamedTuple):

@@ -155,27 +155,14 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
 
 @contextlib.contextmanager
 def _site_world(run: RunSpec, transport: Transport, store: TorchStore, config: TransportConfig) -> Iterator[None]:
-    """Context in which the processes at this site that share weights are torch's world; nothing where none do.
-
-    InputError where torch would send weights over a network that others may reach: it encrypts nothing.
-    """
+    """Context in which the processes at this site that share weights are torch's world; nothing where none do."""
     if not run.is_divided:
         yield
         return
     from farpipe.runtime.site.end_hung import ending_hung
     from farpipe.runtime.site.mesh import site_world
 
-    if config.is_loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    elif not config.allow_plaintext:
-        key, instead = (
-            ("layout.tensor", "layout.tensor = 1") if run.num_twins > 1 else ("training.zero", "training.zero = 1")
-        )
-        raise InputError(
-            f"{key}: processes at a site share weights over torch's own connections, and {config.host} can be reached "
-            "from other machines; say --allow-plaintext if nobody else reaches the site's network, or train with "
-            f"{instead}"
-        )
+    _choose_interface(run, config)
     name = transport.exchange("worlds", secrets.token_bytes(8), waiting_for="the others to join their sites")[0].hex()
     members = run.places.world(transport.rank)
     place = f"{transport.site(transport.rank)} {members[0]} {name}"  # a store may be older than this attempt
@@ -185,6 +172,19 @@ def _site_world(run: RunSpec, transport: Transport, store: TorchStore, config: T
         site_world(store.torch_store, place, number, len(members), timeout_s=timeout_s),
     ):
         yield
+
+
+def _choose_interface(run: RunSpec, config: TransportConfig) -> None:
+    """InputError where torch would send weights over a network that others may reach: it encrypts nothing."""
+    if config.is_loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    elif not config.allow_plaintext:
+        key = "layout.tensor" if run.num_twins > 1 else "training.zero"
+        raise InputError(
+            f"{key}: processes at a site share weights over torch's own connections, and {config.host} can be reached "
+            "from other machines; say --allow-plaintext if nobody else reaches the site's network, or train with "
+            f"{key} = 1"
+        )
 
 
 if __name__ == "__main__":

@@ -82,22 +82,26 @@ def make_stage(
             from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
 
             return HuggingFaceChunkStage(theirs, boundary, device)
-        if twins is not None:
-            from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
-
-            divide(theirs, twins)
-            expect_all_divided(theirs)
-        return ModuleStage(theirs, boundary, device)
+        return ModuleStage(theirs if twins is None else _divided(theirs, twins), boundary, device)
     if model.module is not None:
         if on_chunks:
             raise InputError("data.packing: a module of your own (model.module) can't be trained on chunks")
-        slice_of_it = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
-        return ModuleStage(slice_of_it, boundary, device)
+        own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
+        return ModuleStage(own, boundary, device)
     store = WeightGradStore()
     module = StageModule(model, part, training.sequence_length, store, numerics)
     initialise(module, training.seed)
     kind = ChunkStage if on_chunks else TorchStage
     return kind(module.to(device), store, boundary, device)
+
+
+def _divided(module: "HuggingFaceSlice", twins: "DeviceMesh") -> "HuggingFaceSlice":
+    """The slice with every layer divided over `twins`."""
+    from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
+
+    divide(module, twins)
+    expect_all_divided(module)
+    return module
 
 
 def _of_transformers(model: Model, part: StageSlice, numerics: Numerics, *, only_times: bool) -> "HuggingFaceSlice":

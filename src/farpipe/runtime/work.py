@@ -32,6 +32,7 @@ from farpipe.runtime.run_spec import RunSpec, transfer_of
 from farpipe.runtime.stage import PipelineStage, SleepStage, TorchStage
 from farpipe.runtime.stages.slices import StageSlice, slices
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
+from farpipe.spec import Training
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -152,15 +153,14 @@ class Trainer:
         self._model = run.model
         self._peers, self._training, self._num_steps = peers, run.training, run.num_steps
         self._place, pipeline = run.places.of(peers.rank), PipelinePeers(peers, run.places)
-        mine = run.problem.stages_of_rank[pipeline.rank]
         if peers.rank == 0:
             check_model(run.model, run.recompute, on_chunks=self.on_chunks)
         parts, mesh = slices(run.partition), mesh_of(run)
         check_twins(run, twins_in(mesh))
         make = partial(_make_stage, run, parameters=parameters, on_chunks=self.on_chunks, mesh=mesh)
-        self.torch_stages = {stage: make(stage, parts[stage]) for stage in mine}
+        self.torch_stages = {stage: make(stage, parts[stage]) for stage in run.problem.stages_of_rank[pipeline.rank]}
         self.stages: Mapping[int, PipelineStage] = self.torch_stages
-        if any(parts[s].has_embedding or parts[s].has_head for s in mine):
+        if any(parts[s].has_embedding or parts[s].has_head for s in self.torch_stages):
             self._open_data(run)
         self._shared = divided_stages(run, peers, self.torch_stages, mesh)
         self._tied, self._end_beside = _tie(run, self.torch_stages, pipeline), _other_ends(run, self._place)
@@ -172,10 +172,14 @@ class Trainer:
         self._is_writer = run.places.is_first_at_site(peers.rank) and mesh is None
         self.shards = [*_shards(self.torch_stages, self._syncs)]
         """Parameters that this process updates: all of its stages', or with ZeRO-1 its share of them."""
+        self._optimizer = self._make_optimizer(run.training, is_divided=mesh is not None)
+
+    def _make_optimizer(self, training: Training, *, is_divided: bool) -> Optimizer:
+        """The optimizer of this process's shards; copies of what others update too count once in the norm."""
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
-        if mesh is not None:
+        if is_divided:
             copies += [shard.parameter for shard in self.shards if not shard.is_share]
-        self._optimizer = Optimizer([shard.parameter for shard in self.shards], run.training, copies=copies)
+        return Optimizer([shard.parameter for shard in self.shards], training, copies=copies)
 
     def _open_data(self, run: RunSpec) -> None:
         """Open the text, on the ranks that read it."""

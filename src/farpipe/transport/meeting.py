@@ -27,22 +27,19 @@ def connect(
     `connect_timeout_s`.
     """
     transport = Transport(rank, world_size, config, clock or Clock.from_environment(), allocate)
-    credentials = Credentials(config.tls)
-    shapes = config.link_shapes()
+    credentials, shapes = Credentials(config.tls), config.link_shapes()
     with ExitStack() as undo:
         listener = undo.enter_context(listen(config))
         links = EmulatedLinks.create(shapes) if shapes and rank == 0 else None
         if links:
             undo.callback(links.close)
         ranks = introduce(rank, listener, config, rendezvous, links)
-        token = rendezvous.token
         if shapes and rank:
             links = EmulatedLinks.open(ranks[0].links_path, shapes)
         undo.pop_all()
     try:
-        transport.start(listener, token, ranks, links, credentials)
+        transport.start(listener, rendezvous.token, ranks, links, credentials)
     except BaseException as error:
-        transport.abort(str(error) or type(error).__name__)  # Ctrl-C too, or `close` would wait for goodbyes
-        transport.close()
+        transport.__exit__(type(error), error, None)  # Ctrl-C too, or `close` would wait for goodbyes
         raise
     return transport

@@ -274,13 +274,12 @@ def summarise(lines: Iterable[Mapping[str, Any]], timeline_step: int | None) -> 
 
     Lines may come from a file of any length: of each, only the figures that medians are made of are kept.
     """
-    columns = {name: array("d") for name in (*_MEDIANS, *_NULLABLE_MEDIANS)}
+    columns = _columns()
     first: Mapping[str, Any] | None = None
     last: Mapping[str, Any] = {}
     evaluation_loss, num_lines, num_attempts = None, 0, 0
     for _, group in groupby(lines, key=_attempt):
-        of_attempt = {name: array("d") for name in columns}
-        num_attempts += 1
+        of_attempt, num_attempts = _columns(), num_attempts + 1
         for line in group:
             first, last, num_lines = first or line, line, num_lines + 1
             evaluation_loss = evaluation_loss if line.get("evaluation_loss") is None else line["evaluation_loss"]
@@ -300,6 +299,11 @@ def summarise(lines: Iterable[Mapping[str, Any]], timeline_step: int | None) -> 
         last_evaluation_loss=evaluation_loss,
         timeline_step=timeline_step,
     )
+
+
+def _columns() -> dict[str, array[float]]:
+    """Empty columns of the figures that medians are made of."""
+    return {name: array("d") for name in (*_MEDIANS, *_NULLABLE_MEDIANS)}
 
 
 def _median(values: Iterable[float]) -> float:
