@@ -58,7 +58,7 @@ class RankSettings(TypedDict, total=False):
     master_port: int
     """Port of the rendezvous; 0: any that is free."""
     namespaces: Sequence[Namespace] | None
-    """Where each rank runs; None: on this machine's loopback."""
+    """Namespace of each rank; None: this machine's loopback."""
     fds_of_rank_0: Sequence[int]
     """Descriptors that rank 0 inherits."""
 

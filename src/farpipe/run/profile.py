@@ -143,7 +143,7 @@ class _Held(NamedTuple):
     """Bytes per token between forward and backward."""
 
     parts: dict[str, float]
-    """Those of the layer, the embedding and the head."""
+    """Bytes of the layer, the embedding and the head."""
     between: float
     """The part of one layer's bytes that further layers do not add."""
     recomputed: float

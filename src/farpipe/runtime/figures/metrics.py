@@ -301,7 +301,7 @@ def summarise(lines: Iterable[Mapping[str, Any]], timeline_step: int | None) -> 
     )
 
 
-def _columns() -> dict[str, array[float]]:
+def _columns() -> "dict[str, array[float]]":
     """Empty columns of the figures that medians are made of."""
     return {name: array("d") for name in (*_MEDIANS, *_NULLABLE_MEDIANS)}
 
