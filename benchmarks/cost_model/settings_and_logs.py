@@ -18,7 +18,8 @@ from benchmarks.shared.data import data_folder
 from farpipe.errors import FarpipeError
 from farpipe.interop.comparison import compare
 from farpipe.interop.files import draft_of_devices, read_draft
-from farpipe.interop.logs import measured, read_log
+from farpipe.interop.logs import read_log
+from farpipe.interop.steady_steps import measured
 from farpipe.spec import parse_job
 
 NUM_STEPS = 20

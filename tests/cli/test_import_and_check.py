@@ -247,3 +247,21 @@ def test_lists_of_jobs_and_prices_become_what_a_fleet_reads(farpipe, tmp_path):
         failed = farpipe("import", *files)
         assert failed.returncode in (2, 3)
         assert message in failed.stderr.replace("\n", " ")
+
+
+def test_a_log_becomes_its_steps(imported, farpipe, tmp_path):
+    """A table, JSON and a CSV that `check` reads; with the job the log of another training is refused."""
+    lines = [megatron(step, 9000.0 if step in (1, 8) else 2250.0) for step in range(1, 12)]
+    (tmp_path / "train.log").write_text("\n".join([*lines, *map(megatron, range(9, 12))]))
+    shown = farpipe("import", "train.log", "-o", "steps.csv")
+    assert "median of 12 steps" in shown.stdout, shown.stderr
+    assert "1 restarts: step numbers fall back" in shown.stdout
+    data = json.loads(farpipe("import", "train.log", "--json", "--job", "job.toml").stdout)
+    assert [row["kind"] for row in data["steps"][:8]] == ["warm-up", *["steady"] * 6, "outlier"]
+    assert (data["step_s"], data["num_steps"], data["steps"][-1]["attempt"]) == (2.25, 12, 1)
+    assert (tmp_path / "steps.csv").read_text().splitlines()[:2] == ["attempt,step,step_s,kind", "0,1,9.0,warm-up"]
+    assert json.loads(farpipe("import", "steps.csv", "--json").stdout)["steps"] == data["steps"]
+    assert "import it alone" in farpipe("import", "train.sh", "train.log").stderr
+    (tmp_path / "other.log").write_text("\n".join(megatron(step, batch=32) for step in range(1, 9)))
+    refused = farpipe("import", "other.log", "--job", "job.toml")
+    assert (refused.returncode, "the log is of another training" in refused.stderr) == (3, True)

@@ -41,6 +41,31 @@ PERFTEST = """ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]  
 GBITS = """ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
  65536      5000             392.1              390.4              0.744
 """
+OLD_SENDRECV = """#                                               out-of-place                       in-place
+#       size         count      type     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+    37748744      37748744     uint8    11732    3.22    3.24  0e+00    11698    3.23    3.23  3e+02
+"""
+OLD_BROADCAST = """\
+#       size         count    type    root     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+           8             2   float       0    45.82    0.00    0.00    N/A    38.17    0.00    0.00    N/A
+  2147483648     536870912   float       0   360000    5.96    5.97    N/A   360000    5.96    5.96    N/A
+"""
+TAGGED = "".join(f"[1,0]<stdout>:{line}\n" for line in NCCL.splitlines())
+LATENCY = """ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]
+ 2       1000          1.10           5.21         1.14             1.15             0.05            1.30
+ 4096    1000          2.10           6.21         2.14             2.15             0.05            2.30
+"""  # noqa: E501
+TIMED_LATENCY = (
+    " #bytes        #iterations       t_avg[usec]    tps average\n 2             4321000          1.16           862\n"
+)
+UDP = {"start": {}, "end": {"sum": {"bits_per_second": 1048716.9, "lost_percent": 32.0}}}
+STREAM = """{"event":"start","data":{"version":"iperf 3.17"}}
+{"event":"interval","data":{"sum":{"bits_per_second":1}}}
+{"event":"end","data":{"sum_received":{"bits_per_second":1.58e9}}}
+"""
+HOPS = {"mtr": {"dst": "9.9.9.9"}, "hubs": [{"host": "192.168.2.1", "Loss%": 0.0, "Avg": 8.163}]}
 QPERF = "tcp_bw:\n    bw  =  1.15 GB/sec\ntcp_lat:\n    latency  =  10.05 ms\n"
 
 
@@ -56,9 +81,17 @@ QPERF = "tcp_bw:\n    bw  =  1.15 GB/sec\ntcp_lat:\n    latency  =  10.05 ms\n"
         (PERFTEST, "perftest", None, 11800.5 * 2**20),
         (GBITS, "perftest", None, 390.4e9 / 8),
         (QPERF, "qperf", 10.05e-3, 1.15e9),
+        (OLD_SENDRECV, "nccl-tests", None, 3.24e9),
+        (OLD_BROADCAST, "nccl-tests", 45.82e-6, 5.97e9),
+        (TAGGED, "nccl-tests", 36.1e-6, 234.8e9),
+        (LATENCY, "perftest", 1.14e-6, None),
+        (TIMED_LATENCY, "perftest", 1.16e-6, None),
+        (json.dumps(UDP), "iperf3", None, 1048716.9 * 0.68 / 8),
+        (STREAM, "iperf3", None, 1.58e9 / 8),
     ],
 )
 def test_each_tool_in_its_units(text, tool, latency_s, rate, tmp_path):
+    """Old forms as in nccl-tests #104 and #82, aws-k8s-tester PR 503, iperf #584 and #1784, mtr-exporter #33."""
     path = tmp_path / "out.txt"
     path.write_text(text)
     found = read_link_test(path)
@@ -82,6 +115,11 @@ def test_other_files_are_none(text, tmp_path):
         ("\n".join(NCCL.splitlines()[:4]), "nccl-tests printed no row"),
         (PERFTEST.splitlines()[0], "perftest printed no row"),
         (NCCL.replace("GB/s", "Gbit/s"), "unit 'Gbit/s' is unknown; expected one of MiB"),
+        (json.dumps({"start": {}, "error": "control socket has closed"}), "iperf3 failed: control socket"),
+        (json.dumps({"report": HOPS}), "mtr ended at 192.168.2.1, before 9.9.9.9: allow more hops"),
+        ("4 packets transmitted, 0 received, 100% packet loss, time 3055ms", "x: ping got no answer"),
+        (NCCL.replace("234.8", "0.00"), "nccl-tests measured 0 GB/s: every process ran alone"),
+        (LATENCY.splitlines()[0], "perftest printed no row"),
         (QPERF.replace("GB/sec", "furlong"), "x: unit 'furlong' is unknown"),
     ],
 )

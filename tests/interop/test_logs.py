@@ -6,8 +6,10 @@ import tracemalloc
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.interop.logs import MAX_LINE, expect_same_training, measured, read_log
+from farpipe.interop.logs import MAX_LINE, is_log, read_log, read_log_of
+from farpipe.interop.steady_steps import measured
 from farpipe.spec import Training, parse_job
+from interop.test_megatron import SCRIPT
 from interop.test_traces import JOB
 
 TRAINING = Training(sequence_length=4096, global_batch=64)
@@ -290,11 +292,13 @@ def test_the_log_of_another_training_is_refused(head, change, tmp_path):
     own = parse_job(JOB)
     shape = {"num_layers": OWN["layers"], "hidden": OWN["hidden"]}
     own = own.model_copy(update={"training": TRAINING, "model": own.model.model_copy(update=shape)})
-    expect_same_training(read(tmp_path, [head.format(**OWN), *map(megatron, range(1, 9))]), own, "x")
+    path = tmp_path / "train.log"
+    path.write_text("\n".join([head.format(**OWN), *map(megatron, range(1, 9))]))
+    read_log_of(path, own)
     lines = [megatron(step).replace("size:    64", "") for step in range(1, 9)]
-    other = read(tmp_path, [head.format(**OWN | change), *lines])
+    path.write_text("\n".join([head.format(**OWN | change), *lines]))
     with pytest.raises(InputError, match="the log is of another training"):
-        expect_same_training(other, own, "x")
+        read_log_of(path, own)
 
 
 def test_a_log_that_breaks_off_inside_a_step_keeps_the_others(tmp_path):
@@ -332,3 +336,69 @@ def test_a_log_is_streamed(tmp_path):
         tracemalloc.stop()
     assert sum(map(len, log.attempts)) == 2000
     assert peak < 3e6
+
+
+MESHES = (
+    ("Building 1-D device mesh with ['dp_shard'], [16]", "tps"),
+    ("Building 2-D device mesh with ('dp', 'tp'), [8, 2]", "wps"),
+    ("Building device mesh with parallelism: pp=2, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=4, etp=1", "tps"),
+)
+
+
+@pytest.mark.parametrize(("head", "rate"), MESHES)
+def test_rates_become_seconds_by_what_the_log_says_itself(head, rate, tmp_path):
+    """torchtitan's first lines; without them the job is asked for."""
+    path = tmp_path / "titan.log"
+    steps = [f"step: {step:2}  loss: 12.2  memory: 81.67GiB(85.93%)  {rate}: 7,000  mfu: 22.7%" for step in range(1, 9)]
+    path.write_text("\n".join([head, TITAN.format(**OWN), *steps]))
+    log = read_log(path)
+    assert (log.num_devices, measured(log, "x").step_s) == (16, pytest.approx(64 * 4096 / 16 / 7000))
+    path.write_text("\n".join([TITAN.format(**OWN), *steps]))
+    with pytest.raises(InputError, match="does not say the number of devices of a step: give the job"):
+        read_log(path)
+    assert is_log(path)
+
+
+LIGHTNING = "Epoch {epoch}:  22%{bar} {step}/18 [00:17<01:02,  2.25s/it, loss=10.072, v_num=193315]"
+OTHERS = {
+    "deepspeed-0.5": ("[timer.py:189:stop] 0/{step}, SamplesPerSec=28.444, MemAllocated=0.26GB", 64 / 28.444),
+    "deepspeed-0.7": ("0/{step}, RunningAvgSamplesPerSec=9.0, CurrSamplesPerSec=28.444, MemAllocated=0", 64 / 28.444),
+    "gpt-neox": ("samples/sec: 7.8 | iteration {step:8d}/   10000 | elapsed time per iteration (ms): 2250.0 |", 2.25),
+    "bionemo": (
+        "Training epoch 0, iteration {step}/149 | lr: 3e-05 | global_batch_size: 64 | global_step: {step} | "
+        "reduced_train_loss: 1.2 | train_step_timing in s: 2.25 | val_loss: 4.1",
+        2.25,
+    ),
+    "lightning": (LIGHTNING.replace("{epoch}", "0").replace("{bar}", "|\u2588\u258f  |"), 2.25),
+    "lightning-notebook": (LIGHTNING.replace("{epoch}", "0").replace("{bar}", ""), 2.25),
+}
+"""Lines as in DeepSpeed #1825, PR 2553 and #3742, bionemo-recipes PR 740, pytorch-lightning #4225 and #3866."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_lines_of_other_versions_are_read(name, tmp_path):
+    line, step_s = OTHERS[name]
+    log = read(tmp_path, [line.format(step=step) for step in range(1, 10)])
+    assert measured(log, "x").step_s == pytest.approx(step_s)
+
+
+def test_epochs_go_on_counting(tmp_path):
+    lines = [LIGHTNING.format(epoch=epoch, step=step, bar="") for epoch in range(2) for step in range(1, 19)]
+    log = read(tmp_path, ["Validation DataLoader 0: 100% 1/1 [00:00<00:00, 1113.73it/s]", *lines])
+    assert [[*attempt.steps] for attempt in log.attempts] == [[*range(1, 37)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", SCRIPT),
+        ("a.txt", "--num-layers 4"),
+        ("a.json", '{"traceEvents": []}'),
+        ("a.csv", "stage,rank\n0,1\n"),
+        ("a.txt", "5 packets transmitted"),
+    ],
+)
+def test_other_files_are_no_logs(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert not is_log(tmp_path / name)
+    assert not is_log(tmp_path)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.logs import StepLog
     from farpipe.report import RunReport, TableView
-    from farpipe.spec import Job
 
 
 def check(
@@ -44,7 +43,8 @@ def check(
     from farpipe.interop.comparison import calibrated, compare
     from farpipe.interop.link_tests import with_measured_links
     from farpipe.interop.log_tables import is_table
-    from farpipe.interop.logs import expect_same_training, measured, read_log
+    from farpipe.interop.logs import read_log_of
+    from farpipe.interop.steady_steps import measured
     from farpipe.interop.trace_files import read_all
     from farpipe.interop.traces import profile_of_any
     from farpipe.report import to_rich, write_report
@@ -56,8 +56,7 @@ def check(
     check_folder(html, keeping=(job, log_file))
     wanted = load_job(job)
     wanted, units = with_measured_links(wanted, links) if links else (wanted, ())
-    found = read_log(log_file, wanted.training, _num_devices(wanted))
-    expect_same_training(found, wanted, str(log_file))
+    found = read_log_of(log_file, wanted)
     steps = measured(found, str(log_file))
     traces = read_all(trace or [])
     profiles, told = profile_of_any(traces, wanted) if traces and not profile else ([], ())
@@ -83,13 +82,6 @@ def check(
         log(f"devices at {factor:.3g} of their modelled rate: written to {calibrate}")
     if abs(comparison.error) > tolerance:
         raise ToleranceError(f"the prediction is {comparison.error:+.1%} off, outside {tolerance:.0%}")
-
-
-def _num_devices(job: "Job") -> int:
-    """Devices of all pinned degrees, or of all sites where the number of replicas is open."""
-    at = job.layout
-    product = (at.pipeline or 1) * (at.tensor or 1) * (at.context or 1) * (at.data or 1)
-    return product if at.data else sum(site.num_devices for _, site in job.used_sites())
 
 
 def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farpipe.cli.import_lists import import_lists
+from farpipe.cli.import_log import import_log
 from farpipe.cli.options import AsJson, Output, pairs
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
 from farpipe.errors import InputError, UsageError
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from farpipe.simulate import Timeline
 
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
+FILES = (
+    "Settings of a training: a script or options of Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
+    "TOML of torchtitan, JSON of DeepSpeed or Hugging Face; several files are joined. Outputs of iperf3, "
+    "ping, mtr, nccl-tests, perftest and qperf become the link, Slurm's nodes (scontrol, sinfo) and tasks of "
+    "SkyPilot the sites; a trace of torch.profiler or nsys (SQLite) becomes a profile, those of a pipeline's "
+    "ranks its timeline; a training's log its steps. Lists of jobs (sacct -P, Kueue, Volcano, SkyPilot, "
+    "Philly, Acme, Helios) become JOBS.csv, prices and carbon (ENTSO-E, gridstatus, Electricity Maps) a table "
+    "for FLEET.toml. "
+    "Or a CSV schedule of torch.distributed.pipelining (compute_only)."
+)
 
 
 def import_(
@@ -25,13 +36,7 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Settings of a training: a script or options of Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
-            "TOML of torchtitan, JSON of DeepSpeed or Hugging Face; several files are joined. Outputs of iperf3, "
-            "ping, mtr, nccl-tests, perftest and qperf become the link, Slurm's nodes (scontrol, sinfo) and tasks of "
-            "SkyPilot the sites; a trace of torch.profiler or nsys (SQLite) becomes a profile, those of a pipeline's "
-            "ranks its timeline. Lists of jobs (sacct -P, Kueue, Volcano, SkyPilot, Philly, Acme, Helios) become "
-            "JOBS.csv, prices and carbon (ENTSO-E, gridstatus, Electricity Maps) a table for FLEET.toml. "
-            "Or a CSV schedule of torch.distributed.pipelining (compute_only).",
+            help=FILES,
         ),
     ],
     form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto",
@@ -55,7 +60,7 @@ def import_(
     bandwidth: Annotated[
         str | None, typer.Option(help="Bandwidth of the link to the second site; else measured, or 100 Gbit/s.")
     ] = None,
-    job: Annotated[Path | None, typer.Option(help="The job that a trace is of.")] = None,
+    job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None,
     method: Annotated[str, typer.Option(help="The name that a schedule gets.")] = "torch-csv",
     output: Output = None,
     as_json: AsJson = False,
@@ -67,7 +72,7 @@ def import_(
     if form not in FORMATS.split(", "):
         raise typer.BadParameter(f"expected one of {FORMATS}, found {form!r}", param_hint="--format")
     known = pairs(given)
-    if form == "auto" and import_lists(files, known, output, as_json):
+    if form == "auto" and (import_log(files, job, output, as_json) or import_lists(files, known, output, as_json)):
         return
     if form == "torch-csv" or (form == "auto" and files[0].suffix == ".csv"):
         _import_schedule(files, method, output, as_json)

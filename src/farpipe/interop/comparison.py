@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from farpipe.cost import JobCosts, Profile
 from farpipe.errors import FarpipeError, InfeasibleError
-from farpipe.interop.logs import Measured, StepLog
+from farpipe.interop.logs import StepLog
+from farpipe.interop.steady_steps import Measured
 from farpipe.interop.trace_files import Trace
 from farpipe.interop.traced_steps import timeline_of
 from farpipe.plan import Plan, make_plan

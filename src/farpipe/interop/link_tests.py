@@ -1,5 +1,6 @@
 """Latency and bandwidth of a link from what iperf3, ping, mtr, nccl-tests, perftest and qperf print."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,12 @@ from farpipe.units import format_rate
 _PING: Final = re.compile(r"(?:rtt|round-trip) min/avg/max\S* = [\d.]+/([\d.]+)/[\d.]+\S* ms")
 _QPERF: Final = re.compile(r"^\s*(bw|latency)\s*=\s*([\d.]+)\s*(\S+)", re.MULTILINE)
 _PERFTEST: Final = re.compile(r"BW average\s*\[(MB|MiB|Gb)/sec\]")
-_NCCL: Final = re.compile(r"#\s+size\s+count\s+type.*\n#\s+\(B\).*\(us\)\s+\((\S+)\)", re.MULTILINE)
+_PERFTEST_LATENCY: Final = re.compile(r"#bytes\s+#iterations\s.*(?:t_typical|t_avg)\[usec\].*")
+_NO_ANSWER: Final = re.compile(r"packets transmitted, 0 (?:packets )?received")
+_NCCL: Final = re.compile(r"#\s+(size\s+count\s+type.*)\n#\s+\(B\).*\(us\)\s+\((\S+)\)", re.MULTILINE)
+_OF_MPI: Final = re.compile(r"^\[\d+,\d+\]<std\w+>:", re.MULTILINE)
+"""Prefix of every line by mpirun --tag-output."""
+_ADDRESS: Final = re.compile(r"\d+(?:\.\d+){3}")
 _UNITS: Final = {
     "MiB": 2.0**20,
     "MB": 2.0**20,
@@ -56,29 +62,39 @@ class LinkTest:
 
 def read_link_test(path: Path) -> LinkTest | None:
     """The figures in the file at `path`; None for a file of no known tool, InputError for a test that failed."""
-    text, name = read_text(path), path.name
+    text, name = _OF_MPI.sub("", read_text(path)), path.name
     if text.lstrip().startswith("{"):
-        data = parse_json(text, str(path))
+        data = _stream(text) or parse_json(text, str(path))
         return next((found for read in (_iperf3, _mtr) if (found := read(data, name, str(path)))), None)
-    readers: Iterable[Callable[[str, str], LinkTest | None]] = (_ping, _nccl, _perftest, _qperf)
+    readers: Iterable[Callable[[str, str], LinkTest | None]] = (_ping, _nccl, _perftest, _perftest_latency, _qperf)
     return next((found for read in readers if (found := read(text, name))), None)
+
+
+def _stream(text: str) -> dict[str, Any] | None:
+    """The start and the end of ``iperf3 --json-stream``; None for other texts."""
+    if not text.lstrip().startswith('{"event":'):
+        return None
+    events = [json.loads(line) for line in text.splitlines() if line.startswith('{"event":') and line.endswith("}")]
+    return {event["event"]: event["data"] for event in events if event["event"] in ("start", "end", "error")}
 
 
 def _iperf3(data: Mapping[str, Any], name: str, source: str) -> LinkTest | None:
     """All streams together, as the receiver counts them; round trips as TCP of the sender saw them."""
-    if "start" not in data or "end" not in data:
+    if "start" not in data or not data.keys() & {"end", "error"}:
         return None
     if "error" in data:
         raise InputError(f"{source}: iperf3 failed: {data['error']}")
     end = data["end"]
-    total = end.get("sum_received") or end.get("sum")
-    if not total or not total.get("bits_per_second"):
+    rate = (end.get("sum_received") or {}).get("bits_per_second")
+    if not rate and (sent := end.get("sum")):  # UDP until 3.10: what was sent, with what of it was lost
+        rate = sent.get("bits_per_second", 0) * (1 - sent.get("lost_percent", 0) / 100)
+    if not rate:
         raise InputError(f"{source}: iperf3 received nothing (end.sum_received)")
     trips = [
         stream["sender"]["min_rtt"] for stream in end.get("streams", ()) if stream.get("sender", {}).get("min_rtt")
     ]
     latency_s = min(trips) * 1e-6 / 2 if trips else None
-    return LinkTest("iperf3", name, latency_s, total["bits_per_second"] / 8)
+    return LinkTest("iperf3", name, latency_s, rate / 8)
 
 
 def _mtr(data: Mapping[str, Any], name: str, source: str) -> LinkTest | None:
@@ -88,10 +104,15 @@ def _mtr(data: Mapping[str, Any], name: str, source: str) -> LinkTest | None:
         return None
     if hubs[-1].get("Loss%", 0) >= 100:
         raise InputError(f"{source}: mtr got no answer of the last hop, {hubs[-1].get('host')}")
+    wanted, last = str(data["report"].get("mtr", {}).get("dst")), str(hubs[-1].get("host"))
+    if wanted != last and _ADDRESS.fullmatch(wanted) and _ADDRESS.fullmatch(last):
+        raise InputError(f"{source}: mtr ended at {last}, before {wanted}: allow more hops (-m)")
     return LinkTest("mtr", name, hubs[-1]["Avg"] * 1e-3 / 2)
 
 
 def _ping(text: str, name: str) -> LinkTest | None:
+    if _NO_ANSWER.search(text):
+        raise InputError(f"{name}: ping got no answer")
     match = _PING.search(text)
     return LinkTest("ping", name, float(match[1]) * 1e-3 / 2) if match else None
 
@@ -101,13 +122,17 @@ def _nccl(text: str, name: str) -> LinkTest | None:
     head = _NCCL.search(text)
     if head is None:
         return None
+    columns = head[1].split()  # neither every version nor every collective has redop and root
+    time, rate = columns.index("time"), columns.index("busbw")
     rows = [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+\w+", line)]
-    rows = [row for row in rows if len(row) >= 8]
+    rows = [row for row in rows if len(row) > rate and row[rate] != "N/A"]
     if not rows:
         raise InputError(f"{name}: nccl-tests printed no row of figures")
     smallest, largest = (min(rows, key=_num_bytes), max(rows, key=_num_bytes))
-    latency_s = float(smallest[5]) * 1e-6 if _num_bytes(smallest) <= _SHORT_BYTES else None
-    return LinkTest("nccl-tests", name, latency_s, float(largest[7]) * _unit(head[1], name))
+    if not float(largest[rate]):
+        raise InputError(f"{name}: nccl-tests measured 0 {head[2]}: every process ran alone (build it with MPI=1)")
+    latency_s = float(smallest[time]) * 1e-6 if _num_bytes(smallest) <= _SHORT_BYTES else None
+    return LinkTest("nccl-tests", name, latency_s, float(largest[rate]) * _unit(head[2], name))
 
 
 def _num_bytes(row: list[str]) -> int:
@@ -124,6 +149,19 @@ def _perftest(text: str, name: str) -> LinkTest | None:
     if not rows:
         raise InputError(f"{name}: perftest printed no row of figures")
     return LinkTest("perftest", name, None, float(max(rows, key=_num_bytes)[3]) * _UNITS[head[1]])
+
+
+def _perftest_latency(text: str, name: str) -> LinkTest | None:
+    """The typical time of the shortest message, half of a round trip; of a timed run (-D) the mean."""
+    head = _PERFTEST_LATENCY.search(text)
+    if head is None:
+        return None
+    columns = head[0].split()
+    place = columns.index("t_typical[usec]") if "t_typical[usec]" in columns else columns.index("t_avg[usec]")
+    rows = [line.split() for line in text[head.end() :].splitlines() if re.match(r"\s*\d+\s+\d+\s+[\d.]+", line)]
+    if not rows:
+        raise InputError(f"{name}: perftest printed no row of figures")
+    return LinkTest("perftest", name, float(min(rows, key=_num_bytes)[place]) * 1e-6)
 
 
 def _qperf(text: str, name: str) -> LinkTest | None:

@@ -13,6 +13,7 @@ _SECONDS: Final = {
     "iteration_time": "GPT-NeoX",
     "train_step_timing in s": "NeMo",
     "time_metrics/end_to_end(s)": "torchtitan (seconds)",
+    "step_s": "farpipe",
 }
 """Endings of names of metrics that are seconds of a step, and who writes them."""
 _RATES: Final = {"throughput(tps)": "torchtitan"}
@@ -28,18 +29,31 @@ def is_table(path: Path) -> bool:
     return path.suffix == ".csv" or _EVENTS in path.name or (path.is_dir() and any(path.glob(f"{_EVENTS}*")))
 
 
-def steps_of_table(path: Path, tokens: float) -> list[Row]:
-    """Framework, number and seconds of every step; `tokens` of a device in a step give seconds to its rates.
+def has_times(path: Path) -> bool:
+    """True for event files, and for a CSV that tells the time of steps."""
+    if path.suffix != ".csv":
+        return True
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            names = next(csv.reader(file), [])
+    except (OSError, csv.Error):
+        return False
+    known = (*_SECONDS, *_RATES)
+    return any(_bare(name).endswith(known) for name in names) and any(name in _STEPS for name in names)
+
+
+def steps_of_table(path: Path) -> list[Row]:
+    """Framework, number and seconds of every step; seconds of a token on a device where it has only rates.
 
     InputError where no column or tag is known, and where there are several runs.
     """
-    rows = [*(_csv_steps(path, tokens) if path.suffix == ".csv" else _event_steps(path, tokens))]
+    rows = [*(_csv_steps(path) if path.suffix == ".csv" else _event_steps(path))]
     if not rows:
         raise InputError(f"{path}: no row has both the number of a step and its time")
     return rows
 
 
-def _csv_steps(path: Path, tokens: float) -> Iterator[Row]:
+def _csv_steps(path: Path) -> Iterator[Row]:
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             rows = csv.DictReader(file)
@@ -50,18 +64,18 @@ def _csv_steps(path: Path, tokens: float) -> Iterator[Row]:
                 raise InputError(f"{path}: no column has the number of the step; expected one of {', '.join(_STEPS)}")
             for row in rows:
                 if row[name] and row[counter]:
-                    yield framework, int(float(row[counter])), _seconds(float(row[name]), is_rate, tokens)
+                    yield framework, int(float(row[counter])), _seconds(float(row[name]), is_rate)
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}") from None
     except (csv.Error, ValueError) as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _seconds(value: float, is_rate: bool, tokens: float) -> float:
-    return value if not is_rate else tokens / value if value else 0.0
+def _seconds(value: float, is_rate: bool) -> float:
+    return value if not is_rate else 1 / value if value else 0.0
 
 
-def _event_steps(path: Path, tokens: float) -> Iterator[Row]:
+def _event_steps(path: Path) -> Iterator[Row]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
             EventAccumulator,
@@ -72,7 +86,7 @@ def _event_steps(path: Path, tokens: float) -> Iterator[Row]:
     events.Reload()
     name, framework, is_rate = _metric(events.Tags()["scalars"], str(path))
     for event in events.Scalars(name):
-        yield framework, event.step, _seconds(event.value, is_rate, tokens)
+        yield framework, event.step, _seconds(event.value, is_rate)
 
 
 def _metric(names: Sequence[str], source: str) -> tuple[str, str, bool]:

@@ -1,7 +1,8 @@
-"""Seconds of steps, memory and throughput from the training logs of other frameworks, read line by line."""
+"""Seconds of steps, memory and sizes from the training logs of other frameworks, read line by line."""
 
 import bisect
 import json
+import math
 import re
 from array import array
 from collections.abc import Iterator
@@ -9,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
 
-import numpy as np
-from numpy.typing import NDArray
-
 from farpipe.errors import InputError
-from farpipe.interop.log_tables import is_table, steps_of_table
+from farpipe.interop.log_tables import has_times, is_table, steps_of_table
 from farpipe.spec import Job, Training
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -28,17 +26,21 @@ _STEPS: Final = (
     ("DeepSpeed", re.compile(rf"steps:\s*(\d+)\s+loss:.*?iter time \(s\):\s*{_NUMBER}"), 1.0),
 )
 """Lines that tell the seconds of a step: framework, number of the step and its time, seconds of the time's unit."""
-_TOKEN_RATE: Final = re.compile(rf"\bstep:\s*(\d+)\s+loss:.*?\btps:\s*{_NUMBER}")
-"""torchtitan: tokens a second of a device."""
-_SEQUENCE_RATE: Final = re.compile(rf"global_step=(\d+),.*?CurrSamplesPerSec={_NUMBER}")
-"""DeepSpeed: sequences a second of all devices."""
+_RATE_LINES: Final = (
+    ("torchtitan", re.compile(rf"\bstep:\s*(\d+)\s+loss:.*?\b[tw]ps:\s*{_NUMBER}")),
+    ("DeepSpeed (rate)", re.compile(rf"(?:global_step=|\b\d+/)(\d+), (?:.*?Curr)?SamplesPerSec={_NUMBER}")),
+)
+"""torchtitan: tokens a second of a device (``wps`` until 2024); DeepSpeed: sequences a second of all devices."""
 _BAR: Final = re.compile(rf"^(?:\[?[\w.-]*\d\]?:)?\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[[^\]]*?,\s*{_NUMBER}(s/it|it/s)")
 """tqdm's bar without a description: the Trainer's of transformers."""
+_EPOCH: Final = re.compile(rf"\bEpoch (\d+):\s+\d+%\S*\s.*?(\d+)/(\d+) \[[^\]]*?,\s*{_NUMBER}(s/it|it/s)")
+"""Lightning's bar: batches of an epoch, and the mean time of those that are done."""
 _OF_BARS: Final = "a progress bar (smoothed over some steps)"
 _OF_BLOCKS: Final = "MLPerf (blocks)"
-_RATES: Final = ("torchtitan", "DeepSpeed (rate)")
-"""Logs of which only rates tell a step."""
-_COARSE: Final = (*_RATES, _OF_BLOCKS, _OF_BARS)
+_OF_EPOCHS: Final = "Lightning's progress bar (mean over an epoch's batches so far)"
+_RATES: Final = ("torchtitan", "DeepSpeed (rate)", _OF_BLOCKS)
+"""Kinds of lines that tell the time of a token or a sequence, not of a step."""
+_COARSE: Final = (*_RATES, _OF_BARS, _OF_EPOCHS)
 """Kinds of lines that count where no line tells the seconds of a step; a later one where no earlier one does."""
 _STEP_KEYS: Final = ("train_step_timing in s", "train_step_time")
 _DLLOGGER: Final = "DLLL {"
@@ -60,20 +62,24 @@ _FACTS: Final = {
     "hidden": re.compile(r"\bhidden_size\s*\.{3,}\s*(\d+)"),
 }
 """Sizes by key of the job: Megatron-LM's arguments and steps, DeepSpeed's, torchtitan's first lines, MLPerf."""
+_MESHES: Final = (
+    re.compile(r"device mesh with [\[(][^\])]*[\])], [\[(]([\d, ]+)[\])]"),
+    re.compile(r"device mesh with parallelism: (.*?cp=\d+, tp=\d+)"),
+    re.compile(r"using world size: (\d+)"),
+)
+"""Degrees whose product is the number of devices: torchtitan's, of its first versions too, and Megatron-LM's."""
 _TFLOPS: Final = re.compile(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|tflops):\s*{_NUMBER}", re.IGNORECASE)
+_NO_LOGS: Final = (".sh", ".slurm", ".sbatch", ".py", ".toml", ".yaml", ".yml", ".gz", ".sqlite", ".xml", ".zip")
+"""Endings of files that are settings, traces or lists."""
 _TELLING: Final = re.compile(
     "iteration|step|_size|batch size|num_layers|seq_length|sequence length|reserved|memory|MemAlloc|MLLOG|tflops"
-    "|it/s|s/it"
+    "|it/s|s/it|device mesh|world size|SamplesPerSec"
 )
 """Words of which every line has one that any other pattern here finds."""
 MAX_LINE: Final = 100_000
 """Characters of a line that are read; the rest of a longer one is passed over."""
-FEW_STEPS: Final = 3
-"""Steps after the warm-up of which fewer are judged with a note."""
 _LAG: Final = 1
 """Steps by which the lines of one rank may be behind those of another in a log of several ranks."""
-_FAR: Final = 1.5
-"""A step this many times as long as the median is an outlier: a checkpoint, an evaluation, a stall."""
 
 
 class Attempt:
@@ -109,6 +115,8 @@ class StepLog:
     """Rate per device by the framework's own count, 10^12 FLOP/s."""
     facts: dict[str, int] = field(default_factory=dict)
     """Sizes of the training that the log tells of, by key of the job; the last that it has."""
+    num_devices: int | None = None
+    """Devices that the log tells of."""
     num_unreadable: int = 0
     """Lines that begin like a step's and break off."""
     total: int = 0
@@ -137,42 +145,76 @@ def _rank(framework: str) -> int:
     return _COARSE.index(framework) + 1 if framework in _COARSE else 0
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Seconds of the steps of a run once they are steady."""
-
-    step_s: float
-    """Median."""
-    num_steps: int
-    spread: float
-    """Half of the middle 80 % of the steps, relative to the median."""
-    notes: tuple[str, ...]
-
-
-def read_log(path: Path, training: Training, num_devices: int) -> StepLog:
+def read_log(path: Path, training: Training | None = None, num_devices: int | None = None) -> StepLog:
     """The steps of the log at `path`; InputError where there are none.
 
-    `training` and `num_devices` give seconds to logs that tell only tokens or sequences a second.
+    Logs that tell only tokens or sequences a second need the sizes of a step: of `training` and `num_devices`, else
+    those that the log has.
     """
     log = StepLog()
-    if is_table(path):
-        for framework, step, seconds in steps_of_table(path, training.tokens_per_step / num_devices):
-            log.add(framework, step, seconds)
-        return log
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            for line in _lines(file):
-                _read_line(line, log, training, num_devices)
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror}") from None
+    for _ in _read(path, log):
+        pass
     if not log.attempts:
         raise InputError(
             f"{path}: no step of a training was found; farpipe reads logs of Megatron-LM "
             "(elapsed time per iteration), torchtitan (tps), NeMo (train_step_timing), DeepSpeed (iter time), MLPerf "
-            "(:::MLLOG), transformers' Trainer (progress bars), DLLogger, a run's metrics.jsonl, TensorBoard's event "
-            "files and CSV of Weights & Biases or Lightning"
+            "(:::MLLOG), transformers' Trainer and Lightning (progress bars), DLLogger, a run's metrics.jsonl, "
+            "TensorBoard's event files and CSV of Weights & Biases or Lightning"
         )
+    _settle(log, training, num_devices, str(path))
     return log
+
+
+def is_log(path: Path) -> bool:
+    """True for a file that has a step of a training, and for a table of metrics with the time of steps."""
+    if path.is_dir() or path.suffix in (".csv", *_NO_LOGS) or is_table(path):
+        return is_table(path) and has_times(path)
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".json" and file.read(64).lstrip()[:1] in (b"{", b"["):
+                return False
+    except OSError:
+        return False
+    log = StepLog()
+    return any(log.attempts for _ in _read(path, log))
+
+
+def _read(path: Path, log: StepLog) -> Iterator[None]:
+    """Read one line after the other into `log`."""
+    if is_table(path):
+        for framework, step, seconds in steps_of_table(path):
+            log.add(framework, step, seconds)
+            yield
+        return
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            for line in _lines(file):
+                _read_line(line, log)
+                yield
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror}") from None
+
+
+def _settle(log: StepLog, training: Training | None, num_devices: int | None, source: str) -> None:
+    """Put seconds of steps in place of those of a token on a device or of a sequence."""
+    if log.framework not in _RATES:
+        return
+    sizes = {
+        "global_batch": training.global_batch if training else log.facts.get("global_batch"),
+        "sequence_length": training.sequence_length if training else log.facts.get("sequence_length"),
+        "number of devices": num_devices or log.num_devices,
+    }
+    if log.framework != "torchtitan":
+        sizes = {"global_batch": sizes["global_batch"]}
+    if missing := [name for name, size in sizes.items() if size is None]:
+        raise InputError(
+            f"{source}: it has rates, and does not say the {' and the '.join(missing)} of a step: give the job (--job)"
+        )
+    batch, length, devices = (float(size or 1) for size in (*sizes.values(), 1, 1)[:3])
+    for attempt in log.attempts:
+        attempt.seconds = array("d", (seconds * batch * length / devices for seconds in attempt.seconds))
+        if log.framework == _OF_BLOCKS:
+            attempt.steps = array("q", (round(samples / batch) for samples in attempt.steps))
 
 
 def _lines(file: TextIO) -> Iterator[str]:
@@ -184,7 +226,7 @@ def _lines(file: TextIO) -> Iterator[str]:
         inside = raw[-1] not in "\r\n"
 
 
-def _read_line(line: str, log: StepLog, training: Training, num_devices: int) -> None:
+def _read_line(line: str, log: StepLog) -> None:
     _read_facts(line, log)
     found = ((pattern.search(line), unit) for pattern, unit in _MEMORY)
     memory_bytes = next((_number(match[1]) * unit for match, unit in found if match), 0.0)
@@ -193,12 +235,12 @@ def _read_line(line: str, log: StepLog, training: Training, num_devices: int) ->
     if match := _TFLOPS.search(line):
         log.tflops.append(_number(match[1]))
     if _MLPERF in line:
-        _read_mlperf(line, log, training.global_batch)
+        _read_mlperf(line, log)
     elif _DLLOGGER in line:
         _read_dllogger(line, log)
     elif line.startswith("{") and '"step_s"' in line:
         _read_metrics(line, log)
-    elif not (_read_seconds(line, log) or _read_rate(line, log, training, num_devices) or _read_bar(line, log)):
+    elif not (_read_seconds(line, log) or _read_rate(line, log) or _read_bar(line, log) or _read_epoch(line, log)):
         log.num_unreadable += "elapsed time per iteration" in line or "train_step_timing" in line
 
 
@@ -206,9 +248,20 @@ def _read_facts(line: str, log: StepLog) -> None:
     for key, pattern in _FACTS.items():
         if match := pattern.search(line):
             log.facts[key] = int(match[1])
+    if match := next((found for pattern in _MESHES if (found := pattern.search(line))), None):
+        log.num_devices = math.prod(map(int, re.findall(r"\d+", match[1])))
 
 
-def expect_same_training(log: StepLog, job: Job, source: str) -> None:
+def read_log_of(path: Path, job: Job) -> StepLog:
+    """The steps of the log of `job` at `path`; InputError where it tells of another training."""
+    at = job.layout
+    degrees = (at.pipeline or 1) * (at.tensor or 1) * (at.context or 1) * (at.data or 1)
+    log = read_log(path, job.training, degrees if at.data else sum(site.num_devices for _, site in job.used_sites()))
+    _expect_same_training(log, job, str(path))
+    return log
+
+
+def _expect_same_training(log: StepLog, job: Job, source: str) -> None:
     """InputError where the log tells of other sizes than the job has."""
     for key, found in log.facts.items():
         known = getattr(job.training if key in ("global_batch", "sequence_length") else job.model, key)
@@ -224,12 +277,11 @@ def _read_seconds(line: str, log: StepLog) -> bool:
     return False
 
 
-def _read_rate(line: str, log: StepLog, training: Training, num_devices: int) -> bool:
-    work = dict(zip(_RATES, (training.tokens_per_step / num_devices, float(training.global_batch)), strict=True))
-    for framework, pattern in zip(_RATES, (_TOKEN_RATE, _SEQUENCE_RATE), strict=True):
+def _read_rate(line: str, log: StepLog) -> bool:
+    for framework, pattern in _RATE_LINES:
         if match := pattern.search(line):
             rate = _number(match[2])
-            log.add(framework, int(match[1]), work[framework] / rate if rate else 0.0)
+            log.add(framework, int(match[1]), 1 / rate if rate else 0.0)
             return True
     return False
 
@@ -251,7 +303,16 @@ def _read_bar(line: str, log: StepLog) -> bool:
     return True
 
 
-def _read_mlperf(line: str, log: StepLog, global_batch: int) -> None:
+def _read_epoch(line: str, log: StepLog) -> bool:
+    if (match := _EPOCH.search(line)) is None:
+        return False
+    epoch, batch, num_batches, rate = int(match[1]), int(match[2]), int(match[3]), _number(match[4])
+    if rate:
+        log.add(_OF_EPOCHS, epoch * num_batches + batch, rate if match[5] == "s/it" else 1 / rate)
+    return True
+
+
+def _read_mlperf(line: str, log: StepLog) -> None:
     """A line of MLPerf's log: ``train_step_time`` of tracked_stats, by the step of its metadata, or the time between
     the start and the stop of a block of samples."""
     try:
@@ -260,18 +321,17 @@ def _read_mlperf(line: str, log: StepLog, global_batch: int) -> None:
         if key == "tracked_stats" and isinstance(value, dict) and "train_step_time" in value:
             log.add("MLPerf", int(metadata["step"]), float(value["train_step_time"]))
         elif key in ("block_start", "block_stop") and "samples_count" in metadata:
-            _read_block(key, float(metadata["samples_count"]), float(entry["time_ms"]), log, global_batch)
+            _read_block(key, float(metadata["samples_count"]), float(entry["time_ms"]), log)
     except (ValueError, KeyError, TypeError):
         log.num_unreadable += 1
 
 
-def _read_block(key: str, samples: float, at_ms: float, log: StepLog, global_batch: int) -> None:
-    """The mean step of a block: its samples are those of a batch times its steps."""
+def _read_block(key: str, samples: float, at_ms: float, log: StepLog) -> None:
+    """The mean time of a sample of a block."""
     if key == "block_start":
         log.block = (samples, at_ms)
     elif log.block is not None and samples > log.block[0]:
-        num_steps = (samples - log.block[0]) / global_batch
-        log.add(_OF_BLOCKS, round(samples / global_batch), (at_ms - log.block[1]) * 1e-3 / num_steps)
+        log.add(_OF_BLOCKS, round(samples), (at_ms - log.block[1]) * 1e-3 / (samples - log.block[0]))
 
 
 def _read_dllogger(line: str, log: StepLog) -> None:
@@ -293,43 +353,3 @@ def _read_metrics(line: str, log: StepLog) -> None:
         log.add("farpipe", int(entry["step"]), float(entry["step_s"]))
     except (ValueError, KeyError, TypeError):
         log.num_unreadable += 1
-
-
-def measured(log: StepLog, source: str) -> Measured:
-    """The step of a run once it is steady: without warm-up, outliers and the first steps after a restart.
-
-    InputError where no step is left.
-    """
-    steady, notes = array("d"), list[str]()
-    num_warm_up = 0
-    for attempt in log.attempts:
-        warm = _num_warm_up(np.array(attempt.seconds), begins=attempt.steps[0] <= 1)
-        num_warm_up += warm
-        steady += attempt.seconds[warm:]
-    seconds = np.array(steady)
-    median = float(np.median(seconds)) if len(seconds) else 0.0
-    kept = seconds[(seconds >= median / _FAR) & (seconds <= median * _FAR)]
-    if not len(kept):
-        raise InputError(f"{source}: {num_warm_up} steps of warm-up and none after it: too few to judge by")
-    if len(log.attempts) > 1:
-        notes.append(f"{len(log.attempts) - 1} restarts: step numbers fall back")
-    notes.append(f"{num_warm_up} steps of warm-up and {len(steady) - len(kept)} outliers left out")
-    if len(kept) < FEW_STEPS:
-        notes.append(f"only {len(kept)} steady steps: too few for more than a first look")
-    if log.num_unreadable:
-        notes.append(f"{log.num_unreadable} lines of steps could not be read")
-    low, middle, high = np.quantile(kept, (0.1, 0.5, 0.9)).tolist()
-    return Measured(middle, len(kept), (high - low) / 2 / middle, tuple(notes))
-
-
-def _num_warm_up(seconds: NDArray[np.float64], begins: bool) -> int:
-    """Steps at the beginning that are longer than nearly all of the second half, at most half; at least one where the
-    training begins."""
-    half = len(seconds) // 2
-    if not half:
-        return int(begins)
-    usual = float(np.median(seconds[half:])) * 1.05
-    count = int(begins)
-    while count < half and seconds[count] > usual:
-        count += 1
-    return count
