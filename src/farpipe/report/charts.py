@@ -14,7 +14,7 @@ from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
 from farpipe.report.words import shorten
 from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS, Problem, byte_tables
+from farpipe.step import KINDS, Problem, byte_tables, held_over_time
 from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]
@@ -59,12 +59,8 @@ def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[F
     actions = timeline.actions[timeline.actions["rank"] == rank]
     slots = actions["stage"].astype(np.int64) * problem.num_microbatches + actions["microbatch"]
     taken, freed = (table[len(KINDS) * slots + actions["kind"]] for table in byte_tables(problem))
-    times = np.concatenate([actions["start_s"], actions["end_s"]])
-    change = np.concatenate([taken, -freed])
-    moves = np.lexsort((change, times))  # what is given back goes before what is taken at the same time
-    moves = moves[change[moves] != 0]
-    held = problem.ranks[rank].static_bytes + np.concatenate([[0.0], np.cumsum(change[moves])])
-    return np.concatenate([[extent(timeline)[0]], times[moves]]), held
+    times, held = held_over_time(taken, freed, actions["start_s"], actions["end_s"])
+    return np.append(extent(timeline)[0], times), problem.ranks[rank].static_bytes + np.append(0.0, held)
 
 
 def memory_charts(view: RunView, key: str) -> ChartGroup:

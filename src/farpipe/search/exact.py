@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from farpipe.search.step import SearchStep, StepPlayer, Ticks, choose_ticks, durations_s, fits_memory
-from farpipe.step import BACKWARD, FORWARD
+from farpipe.step import BACKWARD, FORWARD, num_fitting
 from farpipe.step.chains import NOBODY
 from farpipe.step.codes import B, F, I, W, cell_of, encode, kind_of, next_stage
 from farpipe.step.lowering import Ints
@@ -280,7 +280,7 @@ def _add_rank_memory(built: _Model, rank: int, stages: Ints) -> None:
 def memory_units(headroom: float, demands: Any) -> tuple[int, list[int]]:
     """(capacity, demands) as whole numbers; exact where all demands are equal, else rounded in favour of fitting."""
     if (demands == demands[0]).all():
-        return int(headroom / demands[0]), [1] * len(demands)
+        return num_fitting(headroom, float(demands[0])), [1] * len(demands)
     unit = headroom / _MEMORY_UNITS
     return _MEMORY_UNITS, np.floor(demands / unit * (1 + 1e-12)).astype(int).tolist()
 
@@ -290,7 +290,7 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
     for place, stage in enumerate(stages.tolist()):
         if not held[place].min() > 0:
             continue
-        window = int(min(built.step.headroom_bytes[rank] / held[place].min(), held.shape[1]))
+        window = min(num_fitting(float(built.step.headroom_bytes[rank]), float(held[place].min())), held.shape[1])
         all_stash = (built.step.problem.table("weight_stash_bytes")[stage] >= held[place]).all()
         kind = built.last if all_stash else built.back
         backwards = built.step.problem.chains.backwards

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from farpipe.search.step import SearchStep, StepPlayer, fits_memory
-from farpipe.step import BACKWARD, FORWARD, Action, Problem, Schedule, need_tables
+from farpipe.step import BACKWARD, FORWARD, Action, Problem, Schedule, hiding_forwards, need_tables
 from farpipe.step.codes import NUM_KINDS, B, I
 from farpipe.step.lowering import Floats, Ints
 from farpipe.step.player import CodedSchedule
@@ -87,10 +87,10 @@ def depths(step: SearchStep) -> Iterator[Ints]:
     num_stages, num_microbatches = step.shape
     everything = np.full(num_stages, num_microbatches, np.int32)
     yield everything
-    hiding = round_trips_s(step) / max(float(step.arrays.duration_s[[0, 3]].sum(axis=0).mean(axis=1).max()), 1e-300)
+    pace_s = float(step.arrays.duration_s[[0, 3]].sum(axis=0).mean(axis=1).max())
+    hiding = hiding_forwards(round_trips_s(step), pace_s, num_microbatches)
     for extra in (0, 1, 2, 4):
-        wanted = np.ceil(np.minimum(hiding, num_microbatches) - 1e-9) + extra
-        yield np.clip(wanted, 1, num_microbatches).astype(np.int32)
+        yield np.clip(hiding + extra, 1, num_microbatches).astype(np.int32)
 
 
 def round_trips_s(step: SearchStep) -> Floats:

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.step import Holding, Problem, Schedule, byte_tables, headroom_bytes, holdings, levels
+from farpipe.step import Holding, Problem, Schedule, byte_tables, headroom_bytes, holdings, peaks
 from farpipe.step import player as step_player
 from farpipe.step.codes import B, I, W, kind_of
 from farpipe.step.lowering import Floats, Ints, StepArrays, Tables, lower
@@ -94,11 +94,7 @@ def fits_memory(step: SearchStep, orders: CodedSchedule) -> bool:
     """True if no rank ever holds more than its memory."""
     codes, begin = orders
     taken, given = step.taken_bytes[codes], step.freed_bytes[codes]
-    for rank, headroom in enumerate(step.headroom_bytes):
-        mine = slice(begin[rank], begin[rank + 1])
-        if levels(taken[mine], given[mine]).max(initial=0.0) > headroom:
-            return False
-    return True
+    return bool((peaks(taken, given, begin) <= step.headroom_bytes).all())
 
 
 class StepPlayer(step_player.Player):

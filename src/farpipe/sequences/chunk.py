@@ -172,6 +172,10 @@ class SliceTable:
         """The chunk before of the same sequence, for every chunk: slices of a sequence are in consecutive chunks."""
         return tuple(index - 1 if start else None for index, start in enumerate(self.start[self.first].tolist()))
 
+    def follows_within(self, begin: int, end: int) -> tuple[int | None, ...]:
+        """`follows` of the chunks [begin, end), counted from `begin`; no sequence begins outside."""
+        return tuple(None if before is None else before - begin for before in self.follows[begin:end])
+
     @cached_property
     def load(self) -> Load:
         """Load that the chunks put on a device."""

@@ -8,20 +8,24 @@ from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
 from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, occupied_s, site_of
 from farpipe.step.lowering import lower
 from farpipe.step.memory import (
-    ROUNDING,
     Holding,
     byte_tables,
+    exceeds,
+    forgiving,
     headroom_bytes,
+    held_over_time,
     holdings,
     least_activation_bytes,
     levels,
     need_tables,
     num_fitting,
+    peaks,
 )
 from farpipe.step.messages import NOTHING, Collectives, Messages
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
 from farpipe.step.replicas import stagger
 from farpipe.step.retimed import retimed
+from farpipe.step.round_trips import hiding_forwards, round_trip_s, upstream_sums
 from farpipe.step.schedule import RankOrder, Schedule
 
 __all__ = [
@@ -31,7 +35,6 @@ __all__ = [
     "KINDS",
     "MAX_MICROBATCHES",
     "NOTHING",
-    "ROUNDING",
     "Action",
     "Collective",
     "Collectives",
@@ -56,8 +59,12 @@ __all__ = [
     "byte_tables",
     "collectives",
     "draw_grid",
+    "exceeds",
+    "forgiving",
     "handed_to",
     "headroom_bytes",
+    "held_over_time",
+    "hiding_forwards",
     "holdings",
     "is_inter_site",
     "least_activation_bytes",
@@ -66,7 +73,10 @@ __all__ = [
     "need_tables",
     "num_fitting",
     "occupied_s",
+    "peaks",
     "retimed",
+    "round_trip_s",
     "site_of",
     "stagger",
+    "upstream_sums",
 ]

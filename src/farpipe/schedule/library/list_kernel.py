@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from farpipe.step.codes import F, I, W
-from farpipe.step.inlined import encode, next_stage, put
+from farpipe.step.inlined import encode, lacks, level_after, next_stage, put
 
 _NEVER = np.inf
 
@@ -55,7 +55,7 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
             spare = 0.0
             if k == F and not strict and j >= needed[done[I, s]]:
                 spare = reserved * reserve[s] + left_to_chains[rank]
-            if at < _NEVER and taken[s, j, k] > 0 and used[rank] + taken[s, j, k] + spare > headroom[rank]:
+            if at < _NEVER and lacks(used[rank], taken[s, j, k], spare, headroom[rank]):
                 blocked, at = True, _NEVER
             its_key = key[k, s, j]
             if alternate and k == last[rank]:
@@ -163,7 +163,7 @@ def play(  # type: ignore[no-untyped-def]
         free[rank] = end
         left[rank] -= duration[kind, stage, j]
         told = -1
-        used[rank] += taken[stage, j, kind] - freed[stage, j, kind]
+        used[rank] = level_after(used[rank], taken[stage, j, kind], freed[stage, j, kind])
         if kind != W:
             last[rank] = kind
             told = send(kind, stage, j, end, arrival, wires, link_free)
