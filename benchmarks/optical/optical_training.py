@@ -15,11 +15,11 @@ from dataclasses import replace
 from functools import cache
 
 from farpipe.optical import Grid, PoissonTraffic, find_modulation, find_network, k_shortest
+from farpipe.optical.demands import STRATEGIES, Cba, Fixed
 from farpipe.optical.joint import in_flight, nominal_problem
 from farpipe.optical.policies import POLICIES
-from farpipe.optical.strategies import STRATEGIES, Cba, Fixed
 from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s
-from farpipe.optical.training import BYTES_PER_GBIT, Training, TransferRule
+from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, TransferRule
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
@@ -62,7 +62,7 @@ def training(paths, name, nodes=NODES, microbatches=64, num_bytes=512e6, forward
         schedule = eager(nominal, [int(name[6:]) * sum(between[stage:]) for stage in range(8)])
     else:
         schedule = order(name, nominal)
-    return Training(nominal, schedule, nodes)
+    return LightTraining(nominal, schedule, nodes)
 
 
 def show(title, where, settings, seeds, baselines=(), num_steps=3):

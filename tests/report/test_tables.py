@@ -10,7 +10,7 @@ from rich.console import Console
 
 from farpipe.plan.plan import Strategy
 from farpipe.report import ComparisonRow, StepRow, TableView, comparison_table, step_time_table, to_rich
-from farpipe.report.strategies import strategy_table
+from farpipe.report.plan_tables import strategy_table
 from farpipe.report.tables import fitted, turned
 from farpipe.units import format_seconds
 

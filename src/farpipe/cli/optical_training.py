@@ -1,5 +1,6 @@
 """``farpipe optical simulate|compare``: trainings whose transfers are light paths."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,41 +14,51 @@ from farpipe.cli.output import check_folder, check_picture, console, print_json,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farpipe.optical.strategies import Strategy
+    from farpipe.optical.demands import TransferStrategy
     from farpipe.optical.study import OpticalSetting, PolicyComparison, Run
-    from farpipe.optical.training import Training
+    from farpipe.optical.transfers import LightTraining
     from farpipe.report import FittedTable
+
+    Case = tuple[OpticalSetting, LightTraining]
+    """A network with its background, and a training at its nodes."""
 
 Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
 
 POLICIES = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
 
 
+@dataclass(frozen=True)
+class LightOutputs:
+    """Files about a simulated training."""
+
+    plot: Plot = None
+    report: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None
+    light_paths: Annotated[
+        Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
+    ] = None
+    log: Annotated[
+        Path | None, typer.Option(help="Write every light path of one step, the background's too, as CSV.")
+    ] = None
+
+
 @with_groups
 def simulate(
     job: Job,
     options: LightOptions,
+    outputs: LightOutputs,
     policy: Annotated[str, typer.Option(help=POLICIES.replace(",", ", ") + ".")] = "widen",
     seeds: Seeds = 1,
-    plot: Plot = None,
-    report: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None,
-    light_paths: Annotated[
-        Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
-    ] = None,
-    log: Annotated[
-        Path | None, typer.Option(help="Write every light path of one step, the background's too, as CSV.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""
-    check_picture(plot)
-    check_folder(plot, report, light_paths, log, keeping=(job, options.paths, options.trace))
+    check_picture(outputs.plot)
+    files = (outputs.plot, outputs.report, outputs.light_paths, outputs.log)
+    check_folder(*files, keeping=(job, options.paths, options.trace))
     cases, runs = _run(job, options, [policy], seeds)
-    scenario, training = cases[0]
     facts = _facts(cases, policy, runs.runs[policy])
-    _draw(plot, report, log, scenario, training, options.strategy(policy), facts)
-    if light_paths is not None:
-        _write_light_paths(light_paths, runs.runs[policy][0])
+    _draw(outputs, cases[0], options.strategy(policy), policy)
+    if outputs.light_paths is not None:
+        _write_light_paths(outputs.light_paths, runs.runs[policy][0])
     if as_json:
         print_json(facts)
         return
@@ -85,25 +96,28 @@ _EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
-def _run(
-    job: Path, options: LightOptions, names: list[str], seeds: int
-) -> "tuple[list[tuple[OpticalSetting, Training]], PolicyComparison]":
+def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
     """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each."""
     from farpipe.cli.shown import load_step
     from farpipe.optical.study import PolicyComparison
     from farpipe.optical.study import compare as compared
 
     strategies, loaded = {name: options.strategy(name) for name in names}, load_step(job)
-    cases: list[tuple[OpticalSetting, Training]] = []
+    cases: list[Case] = []
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for draw, nodes in enumerate(options.places(loaded)):
         scenario = options.scenario(options.candidates(names[0], nodes))
         training = options.training(loaded, nodes, scenario, strategies[names[0]])
-        arms = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
+        compared_on = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
         drawn = range(seeds) if options.placements is None else [draw]
         with progress_bar("simulating", "runs") as progress:
             found = compared(
-                scenario, arms, drawn, num_steps=options.steps, skipped=options.settings.skipped, progress=progress
+                scenario,
+                compared_on,
+                drawn,
+                num_steps=options.steps,
+                skipped=options.settings.skipped,
+                progress=progress,
             )
         cases.append((scenario, training))
         for name in names:
@@ -111,7 +125,7 @@ def _run(
     return cases, PolicyComparison(runs)
 
 
-def _facts(cases: "list[tuple[OpticalSetting, Training]]", policy: str, runs: "Sequence[Run]") -> dict[str, Any]:
+def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]") -> dict[str, Any]:
     from farpipe.optical.study import bound_s, no_network_s
 
     figures = [run.figures() for run in runs]
@@ -171,18 +185,11 @@ def _cell(key: str, row: dict[str, Any]) -> str:
     return str(value)
 
 
-def _draw(
-    plot: Path | None,
-    page: Path | None,
-    log: Path | None,
-    scenario: "OpticalSetting",
-    training: "Training",
-    strategy: "Strategy",
-    facts: dict[str, Any],
-) -> None:
+def _draw(outputs: LightOutputs, case: "Case", strategy: "TransferStrategy", policy: str) -> None:
     """Draw and list the light paths of one step."""
-    if plot is None and page is None and log is None:
+    if outputs.plot is None and outputs.report is None and outputs.log is None:
         return
+    scenario, training = case
     from farpipe.optical.joint import play_steps
     from farpipe.report.light import draw_light, light_rows, write_light_page
     from farpipe.strict import write_text
@@ -192,10 +199,10 @@ def _draw(
         shared, training, strategy, num_steps=1, begin_s=scenario.begin_s, skipped=2, num_logged=1_000_000
     )
     drawn = (played.steps[0], shared.table, played.log)
-    if plot is not None:
-        draw_light(plot, *drawn, shared.grid.num_slots)
-    if page is not None:
-        title = f"{facts['policy']} over {scenario.paths.network.name}"
-        write_light_page(page, *drawn, shared.grid.num_slots, title=title)
-    if log is not None:
-        write_text(log, "\n".join(light_rows(*drawn)) + "\n")
+    if outputs.plot is not None:
+        draw_light(outputs.plot, *drawn, shared.grid.num_slots)
+    if outputs.report is not None:
+        title = f"{policy} over {scenario.paths.network.name}"
+        write_light_page(outputs.report, *drawn, shared.grid.num_slots, title=title)
+    if outputs.log is not None:
+        write_text(outputs.log, "\n".join(light_rows(*drawn)) + "\n")

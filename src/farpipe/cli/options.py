@@ -84,7 +84,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     def call(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            given = [field.name for field in fields(group) if field.name in values]
+            values[name] = group(**{field: values.pop(field) for field in given})
         command(**values)
 
     call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__

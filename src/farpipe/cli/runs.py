@@ -35,9 +35,9 @@ class LoadedRun:
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
     from farpipe.cli.efficiency import of_a_device
-    from farpipe.cli.shown import trust_note
     from farpipe.plan import Plan
     from farpipe.report import RunView
+    from farpipe.report.plan_tables import trust_note
     from farpipe.runtime.figures.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
     from farpipe.simulate import Timeline, simulate
 

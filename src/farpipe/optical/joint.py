@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
 from farpipe.optical.coupled import Coupled, Shared
+from farpipe.optical.demands import TransferStrategy
 from farpipe.optical.paths import PathTable
-from farpipe.optical.strategies import Strategy
-from farpipe.optical.training import BYTES_PER_GBIT, UNIT_GBIT, Step, Training, over_pairs
+from farpipe.optical.transfers import BYTES_PER_GBIT, UNIT_GBIT, LightTraining, Step, over_pairs
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
@@ -42,8 +42,8 @@ class PlayedSteps:
 
 def play_steps(
     shared: Shared,
-    training: Training,
-    strategy: Strategy,
+    training: LightTraining,
+    strategy: TransferStrategy,
     *,
     num_steps: int,
     begin_s: float = 0.0,
@@ -104,7 +104,7 @@ def joint_order(
     shared: Shared,
     problem: Problem,
     nodes: tuple[str, ...],
-    strategy: Strategy,
+    strategy: TransferStrategy,
     *,
     num_steps: int = 3,
     begin_s: float = 0.0,
@@ -118,7 +118,9 @@ def joint_order(
     if not candidates:
         raise InfeasibleError("none of the orders fits in the memory of the ranks")
     played = [
-        play_steps(shared, Training(nominal, one, nodes), strategy, num_steps=num_steps, begin_s=begin_s, skipped=1)
+        play_steps(
+            shared, LightTraining(nominal, one, nodes), strategy, num_steps=num_steps, begin_s=begin_s, skipped=1
+        )
         for one in candidates
     ]
     return min(played, key=lambda each: each.mean_s).schedule

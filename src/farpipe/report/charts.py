@@ -7,12 +7,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME
+from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, shorten
 from farpipe.report.gantt_frame import extent
 from farpipe.report.intervals import covered
 from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
-from farpipe.report.words import shorten
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import KINDS, Problem, byte_tables, held_over_time
 from farpipe.units import format_bytes, format_percent, format_rate, format_seconds

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import TIME, AxisTick, Scale, ticks
-from farpipe.report.words import duration, moment
+from farpipe.report.axis import TIME, AxisTick, Scale, duration, moment, ticks
 from farpipe.simulate import Slack, slack
 from farpipe.simulate.timeline import Timeline
 from farpipe.simulate.waits import waits

@@ -6,11 +6,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import Scale
+from farpipe.report.axis import Scale, duration, moment, span
 from farpipe.report.gantt_frame import Panel
 from farpipe.report.intervals import lanes
 from farpipe.report.markup import Markup, number, tag
-from farpipe.report.words import duration, moment, span
 from farpipe.simulate import Slack
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS, site_of

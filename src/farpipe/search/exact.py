@@ -113,12 +113,7 @@ def solve(
     built = _build(cp_model.CpModel(), step, ticks, best[0], lower_bound_s, split, ordered)
     _hint(built, step, best[1])
     watcher = _watcher(cp_model, built, best[0], on_better)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
-    solver.parameters.max_deterministic_time = effort
-    solver.parameters.num_workers = 1  # what a second would add is not the same in every run, and proved no sooner
-    solver.parameters.random_seed = seed
-    solver.parameters.cp_model_probing_level, solver.parameters.symmetry_level = 0, 0
+    solver = _solver(cp_model, time_limit_s, effort, seed)
     status = run_solver(solver, built.model, watcher)
     closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     sound = ordered == step.alike or not ordered
@@ -128,6 +123,16 @@ def solve(
         bound_s = min(watcher.makespan_s, max(lower_bound_s, float(in_ticks) * ticks.seconds))
     cut = not closed and solver.response_proto.deterministic_time < 0.99 * effort
     return ExactResult(watcher.orders, watcher.makespan_s, bound_s, closed and sound, cut)
+
+
+def _solver(cp_model: Any, time_limit_s: float, effort: float, seed: int) -> Any:
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.num_workers = 1  # what a second would add is not the same in every run, and proved no sooner
+    solver.parameters.random_seed = seed
+    solver.parameters.cp_model_probing_level, solver.parameters.symmetry_level = 0, 0
+    return solver
 
 
 def run_solver(solver: Any, model: Any, watcher: Any = None) -> Any:

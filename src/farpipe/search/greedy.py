@@ -32,21 +32,9 @@ def greedy_orders(
     from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
 
     compiled: Any = greedy_kernel.greedy
-    player = StepPlayer(step)
+    player, limits = StepPlayer(step), _limits(step, I if split else B)
     found: dict[bytes, tuple[float, CodedSchedule]] = {}
-    chains = step.problem.chains
-    nothing = np.zeros(step.shape[1], np.int64)
-    sequence = (chains.backwards, chains.forwards_needed() if chains.any else nothing)
     most = max(1, max_actions // step.num_actions)
-    shape = (*step.shape, NUM_KINDS)
-    needed, released = (table.reshape(shape) for table in need_tables(step.problem))
-    memory = (
-        needed,
-        released,
-        step.headroom_bytes,
-        _reserves(step, needed[..., I if split else B].max(axis=1)),
-    )
-    limits = (step.stages, step.stages_begin, *memory, *sequence)
     opened = step.problem.traffic.opening[:2]
     for (in_flight, rules), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():
@@ -57,6 +45,16 @@ def greedy_orders(
             if found[key][0] <= target_s:
                 break
     return sorted(found.values(), key=lambda pair: pair[0])
+
+
+def _limits(step: SearchStep, back: int) -> tuple[Any, ...]:
+    """The `limits` of the kernel; `back` is the kind of the backwards."""
+    chains = step.problem.chains
+    needed_before = chains.forwards_needed() if chains.any else np.zeros(step.shape[1], np.int64)
+    needed, released = (table.reshape(*step.shape, NUM_KINDS) for table in need_tables(step.problem))
+    reserve = _reserves(step, needed[..., back].max(axis=1))
+    bytes_ = (needed, released, step.headroom_bytes, reserve)
+    return step.stages, step.stages_begin, *bytes_, chains.backwards, needed_before
 
 
 def _reserves(step: SearchStep, backward_bytes: Floats) -> Floats:

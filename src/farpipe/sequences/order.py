@@ -103,7 +103,7 @@ def extra_forwards(
     """
     trips_s = there_s + back_s
     wanted = hiding_forwards(trips_s, pace_s, num_chunks, whole=whole)
-    return tuple(upstream_sums(np.where(trips_s < _SHORT_TRIP * pace_s, 0, wanted)))
+    return tuple(upstream_sums(np.where((trips_s < _SHORT_TRIP * pace_s) | (pace_s == 0), 0, wanted)))
 
 
 def makespan_s(order: ChunkOrder, forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> float:

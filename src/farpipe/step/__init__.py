@@ -1,11 +1,21 @@
 """One step as numbers: Problem and Schedule, and the rules of meaning that all their readers share."""
 
-from farpipe.step.action import KINDS, Action, Kind, awaited, handed_to
+from farpipe.step.action import KINDS, Action, Kind, awaited, draw_grid, handed_to
 from farpipe.step.codes import BACKWARD, FORWARD
-from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, collectives
-from farpipe.step.grid import draw_grid
 from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
-from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, occupied_s, site_of
+from farpipe.step.links import (
+    COLLECTIVE_KINDS,
+    Collective,
+    Exchange,
+    Hop,
+    Link,
+    Sync,
+    Transfer,
+    collectives,
+    is_inter_site,
+    occupied_s,
+    site_of,
+)
 from farpipe.step.lowering import lower
 from farpipe.step.memory import (
     Holding,
@@ -21,10 +31,9 @@ from farpipe.step.memory import (
     num_fitting,
     peaks,
 )
+from farpipe.step.message_times import retimed, stagger
 from farpipe.step.messages import NOTHING, Collectives, Messages
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
-from farpipe.step.replicas import stagger
-from farpipe.step.retimed import retimed
 from farpipe.step.round_trips import hiding_forwards, round_trip_s, upstream_sums
 from farpipe.step.schedule import RankOrder, Schedule
 

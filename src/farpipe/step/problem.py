@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 
 from farpipe.document import Document
 from farpipe.step.chains import Chains, chains, expect_chains
-from farpipe.step.collectives import Collective, collectives
 from farpipe.step.figures import (
     MAX_SECONDS,
     LinkNames,
@@ -24,7 +23,7 @@ from farpipe.step.figures import (
     ProblemPart,
     SecondsPerMicrobatch,
 )
-from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer
+from farpipe.step.links import Collective, Exchange, Hop, Link, Sync, Transfer, collectives
 from farpipe.step.messages import StepTraffic, traffic
 from farpipe.strict import nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
@@ -223,7 +222,7 @@ class Problem(Document, ProblemPart):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """All collectives, with what they wait for and what waits for them: see `farpipe.step.collectives`."""
+        """All collectives, with what they wait for and what waits for them: see `farpipe.step.links`."""
         return collectives(self.sync or (), self.exchanges)
 
     @cached_property
