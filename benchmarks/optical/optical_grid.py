@@ -20,9 +20,9 @@ from benchmarks.optical.optical_training import scenario, training
 from farpipe.optical import find_modulation, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval
 from farpipe.optical.demands import CANDIDATES, Fixed, TransferStrategy, find_strategy
-from farpipe.optical.joint import in_flight
 from farpipe.optical.policies import POLICIES
 from farpipe.optical.study import OpticalSetting, PolicyComparison, Run, bound_s, compare, no_network_s, random_nodes
+from farpipe.schedule import peak_memory_bytes
 
 LABELS = ("a", "b", "b", "c", "c", "d", "e", "f")
 FIXED = {f"{units}": Fixed(units) for units in range(3, 7)} | {f"{n}, fewer": Fixed(n, fewer=True) for n in (3, 4, 6)}
@@ -239,7 +239,7 @@ def order_rows(draws: int) -> Iterator[list[str]]:
     both, nodes = PolicyComparison(runs), placement(usual, 0)
     for order in ORDERS:
         one, name = usual.training(nodes, order), f"{order}, ours"
-        cells = [order, f"{in_flight(one.problem, one.schedule):.0f}", f"{no_network_s(one):.3f}"]
+        cells = [order, f"{max(peak_memory_bytes(one.problem, one.schedule)):.0f}", f"{no_network_s(one):.3f}"]
         cells += [f"{both.mean(f'{order}, {who}', 'step_s').mean:.3f}" for who in names]
         baselines = ("1f1b, cd-cba", f"{order}, cd-cba", f"{order}, rule")
         yield [*cells, *(percent(changes(both, name, baseline)) for baseline in baselines)]

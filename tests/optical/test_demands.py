@@ -10,10 +10,11 @@ from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval, paired_change, t_975
 from farpipe.optical.coupled import Coupled
 from farpipe.optical.demands import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
-from farpipe.optical.joint import in_flight, joint_order, nominal_problem
+from farpipe.optical.joint import joint_order, nominal_problem
 from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s, run_once
 from farpipe.optical.transfers import LightTraining
 from farpipe.report.light import draw_light, write_light_page
+from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from optical_data import pipeline_problem
 
@@ -80,7 +81,7 @@ def test_the_joint_order_is_no_slower_than_1f1b():
         SCENARIO, {"plain": (plain, strategy, None), "joint": (joint, strategy, None)}, [0, 1], num_steps=2, skipped=0
     )
     assert found.change("joint").mean < 0
-    assert in_flight(nominal, schedule) >= 4
+    assert max(peak_memory_bytes(nominal, schedule)) >= 4
 
 
 def test_the_joint_order_keeps_to_the_memory_of_the_ranks():
@@ -89,7 +90,7 @@ def test_the_joint_order_keeps_to_the_memory_of_the_ranks():
     data["ranks"] = [{"memory_bytes": 4.0, "static_bytes": 0.0}] * 4
     tight = type(problem).from_data(data)
     schedule = joint_order(SCENARIO.shared(7, 60.0), tight, NODES, Fixed(3), begin_s=2.0, num_steps=1)
-    assert in_flight(tight, schedule) <= 4
+    assert max(peak_memory_bytes(tight, schedule)) <= 4
 
 
 def test_comparisons_are_paired_and_harm_is_none_without_a_training():

@@ -70,12 +70,12 @@ def compare(options: CompareOptions) -> None:
 
 
 def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") -> None:
-    from farpipe.report import comparison_table
+    from farpipe.report import comparison_view, to_rich
     from farpipe.report.plan_tables import trust_note
     from farpipe.units import format_seconds
 
     out = console()
-    out.print(comparison_table(rows))
+    out.print(to_rich(comparison_view(rows)))
     out.print(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
     if plan is not None and plan.prediction.overhead_s:
         out.print(f"optimizer and clipping: {format_seconds(plan.prediction.overhead_s)} per step, included")

@@ -43,7 +43,7 @@ class FleetOptions:
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None
     plot: Plot = None
     charts: Charts = None
-    why: Annotated[str | None, typer.Option(metavar="JOB", help="Tell why this job waits, and what would help.")] = None
+    why: Annotated[str | None, typer.Option(metavar="JOB", help="Show why this job waits, and what would help.")] = None
     as_json: AsJson = False
 
 

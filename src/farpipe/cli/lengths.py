@@ -70,12 +70,12 @@ def _read(options: LengthsOptions) -> "Corpus":
 
 
 def _gain(found: "Ints", job: Path, options: LengthsOptions) -> "Gain":
-    from farpipe.cli.compiling import compilation_told
+    from farpipe.cli.compiling import compilation_announced
     from farpipe.sequences import gain_of_chunks, sample_lengths
     from farpipe.spec import load_job
 
     drawn = sample_lengths(found, min(options.batch, found.size), options.seed)
-    with compilation_told(), status("planning a batch"):
+    with compilation_announced(), status("planning a batch"):
         return gain_of_chunks(load_job(job), drawn, options.devices_per_stage)
 
 

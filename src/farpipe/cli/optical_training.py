@@ -108,12 +108,12 @@ def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tup
     for draw, nodes in enumerate(options.places(loaded)):
         scenario = options.scenario(options.candidates(names[0], nodes))
         training = options.training(loaded, nodes, scenario, strategies[names[0]])
-        compared_on = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
+        settings = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
         drawn = range(seeds) if options.placements is None else [draw]
         with progress_bar("simulating", "runs") as progress:
             found = compared(
                 scenario,
-                compared_on,
+                settings,
                 drawn,
                 num_steps=options.steps,
                 skipped=options.settings.skipped,

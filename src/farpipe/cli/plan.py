@@ -116,13 +116,13 @@ class PlanOptions:
 @with_groups
 def plan(options: PlanOptions) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
-    from farpipe.cli.compiling import compilation_told
+    from farpipe.cli.compiling import compilation_announced
     from farpipe.cli.shown import find_plans_of, load_profiles, verdict
 
     job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
     job = _pinned_by(options.objective, job, profiles)
-    with compilation_told(), progress_bar("planning", "layouts") as advance:
+    with compilation_announced(), progress_bar("planning", "layouts") as advance:
         plans = find_plans_of(job, options.job, profiles, progress=advance, num_plans=options.top)
     found = plans.plans[0]
     if not options.as_json and not options.search_s:

@@ -63,7 +63,7 @@ def load_run(run_dir: Path) -> LoadedRun:
 
 
 def load_runs(run_dirs: "Sequence[Path]") -> list[LoadedRun]:
-    """Several run directories; runs of one order have their folder in their name, so that they can be told apart."""
+    """Several run directories; runs of one order have their folder in their name, which distinguishes them."""
     runs = [load_run(run_dir) for run_dir in run_dirs]
     of_order = Counter(run.view.name for run in runs)
     return [

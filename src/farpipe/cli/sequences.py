@@ -79,7 +79,7 @@ class BatchPlanOptions:
 @with_groups
 def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     """Plan one batch: layout, chunks, pipelines, recomputed layers, orders, and the time of the step."""
-    from farpipe.cli.compiling import compilation_told
+    from farpipe.cli.compiling import compilation_announced
     from farpipe.sequences import plan_batch
     from farpipe.spec import load_job
 
@@ -90,7 +90,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     check_folder(options.html, keeping=(options.job, options.lengths))
     job = load_job(options.job)
     batch = _batch(job, options)
-    with compilation_told(), status(f"planning {batch.size} sequences"):
+    with compilation_announced(), status(f"planning {batch.size} sequences"):
         found = plan_batch(job, batch, options.search, options.devices_per_stage)
     if options.html is not None:
         _write_page(found, options.job.name, options.html)

@@ -163,9 +163,9 @@ def _sites(plan: "Plan") -> str:
 
 def step_table(views: "list[RunView]") -> "FittedTable":
     """Predicted and measured step time of runs."""
-    from farpipe.report import step_row, step_time_table
+    from farpipe.report import step_row, step_time_view, to_rich
 
-    return step_time_table([step_row(view) for view in views])
+    return to_rich(step_time_view([step_row(view) for view in views]))
 
 
 def link_event_tables(views: "list[RunView]") -> "list[FittedTable]":

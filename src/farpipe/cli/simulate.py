@@ -68,15 +68,13 @@ def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> Non
 
 
 def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "RunView":
-    from farpipe.cli.efficiency import of_a_device
+    from farpipe.cli.shown import planned_view
     from farpipe.report import RunView
     from farpipe.simulate import simulate as play
 
-    played = play(problem, schedule, checked=True)
-    if plan is None:
-        return RunView(schedule.method, problem, played)
-    overhead_s, use = plan.prediction.overhead_s, of_a_device(plan)
-    return RunView(schedule.method, problem, played, step_overhead_s=overhead_s, sites=plan.sites, **use)
+    if plan is not None:
+        return planned_view(plan.model_copy(update={"schedule": schedule}))
+    return RunView(schedule.method, problem, play(problem, schedule, checked=True))
 
 
 def _show(view: "RunView", spread: "Spread | None") -> None:

@@ -138,7 +138,6 @@ def _net(shared: Shared) -> Net:
         latency_s=paths.latency_s,
         guard=grid.guard,
         need=np.zeros(int(np.diff(paths.first).max()), np.int64),
-        wide=np.zeros((2, int(np.diff(paths.first).max())), np.int64),
         mask=np.zeros(spectrum[0].shape[1], np.uint64),
     )
 

@@ -13,7 +13,7 @@ from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.demands import TransferStrategy
 from farpipe.optical.paths import PathTable
 from farpipe.optical.transfers import BYTES_PER_GBIT, UNIT_GBIT, LightTraining, Step, over_pairs
-from farpipe.schedule import check, peak_memory_bytes
+from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
 from farpipe.step import Link, Problem, Schedule
@@ -93,11 +93,6 @@ def _fits(problem: Problem, schedule: Schedule) -> bool:
     except InfeasibleError:
         return False
     return True
-
-
-def in_flight(problem: Problem, schedule: Schedule) -> float:
-    """Most activations that a rank holds at once, in units of its Problem's `activation_bytes`."""
-    return max(peak_memory_bytes(problem, schedule))
 
 
 def joint_order(

@@ -99,7 +99,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float, finest: float) -> str:
-    """A time on the axis, told to a hundredth of `finest`: ``1.2345 s`` where things last 10 ms."""
+    """A time on the axis, to a hundredth of `finest`: ``1.2345 s`` where things last 10 ms."""
     if abs(seconds) < 5e-10:
         return "0"
     unit, factor = TIME.unit(seconds)

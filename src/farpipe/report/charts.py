@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 MAX_CHARTS: Final = 16
 """Small charts in one group; of more ranks or links those are drawn that matter most."""
 WINDOW: Final = 0.05
-"""The use of a link is a moving mean over this part of the step, told at NUM_PLACES places."""
+"""The use of a link is a moving mean over this part of the step, at NUM_PLACES places."""
 NUM_PLACES: Final = 161
 WORTH_DRAWING: Final = 0.05
 """A link inside a site gets a chart when it is used for at least this part of the step."""
@@ -73,8 +73,8 @@ def memory_charts(view: RunView, key: str) -> ChartGroup:
     limits = {rank: problem.ranks[rank].memory_bytes for rank in curves}
     shown = [limit for limit in limits.values() if limit is not None and limit <= highest * _LIMIT_IN_SIGHT]
     top = max([highest, *shown]) * 1.06
-    alike = _alike(curves, limits)
-    order = sorted(alike, key=lambda ranks: peaks[ranks[0]] / (limits[ranks[0]] or highest), reverse=True)
+    identical = _identical(curves, limits)
+    order = sorted(identical, key=lambda ranks: peaks[ranks[0]] / (limits[ranks[0]] or highest), reverse=True)
     charts = [
         _small(
             f"{key}-{ranks[0]}",
@@ -91,7 +91,7 @@ def memory_charts(view: RunView, key: str) -> ChartGroup:
     return ChartGroup(charts, _MEMORY_NOTE, _left_out(len(order), "different curves, those nearest to their limits"))
 
 
-def _alike(curves: Mapping[int, Sequence[Curve]], limits: Mapping[int, float | None]) -> list[tuple[int, ...]]:
+def _identical(curves: Mapping[int, Sequence[Curve]], limits: Mapping[int, float | None]) -> list[tuple[int, ...]]:
     """The ranks in groups whose curves and limits are the same."""
     groups: dict[object, list[int]] = {}
     for rank, found in curves.items():

@@ -27,7 +27,7 @@ _LETTER_PX: Final = 5.2
 _NUMBER: Final = "fill: #1b1f27; font-size: 8.5px"
 _MARK: Final = "#1b1f27"
 _GOLDEN: Final = 137.508
-"""Degrees between the hues of neighbours, so that no two near each other look alike."""
+"""Degrees between the hues of neighbours, so that neighbours differ."""
 
 
 def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int64] | None = None) -> Figure:

@@ -1,6 +1,6 @@
 """Gantt charts as SVG: one or several Timelines under each other on one time axis.
 
-What is drawn is bounded: a step with more actions than can be told apart is cut to a window of time, with the whole
+What is drawn is bounded: a step with more actions than can be distinguished is cut to a window of time, with the whole
 step in a small strip below, and of very many ranks and links some are left out; the picture says so.
 """
 
@@ -33,7 +33,7 @@ def draw_gantt(panels: Sequence[Panel], *, window: tuple[float, float] | None = 
     """The panels under each other: ranks as rows, links below them, on one time axis.
 
     `window` = (from, until) in seconds is the time to draw, by default the whole step, or as much of its beginning
-    (of its middle, where the beginning is all warm-up) as can be told apart.
+    (of its middle, where the beginning is all warm-up) as can be distinguished.
     """
     return _draw(panels, choose_frame(panels, window, key))
 

@@ -139,7 +139,7 @@ class GanttFrame:
 def choose_frame(
     panels: Sequence[Panel], window: tuple[float, float] | None, key: str, compact: bool = False, zoom: int = 1
 ) -> GanttFrame:
-    """Choose what to draw of `panels`; without `window` as much of them as can be told apart."""
+    """Choose what to draw of `panels`; without `window` as much of them as can be distinguished."""
     timelines = [panel.timeline for panel in panels]
     extents = [extent(timeline) for timeline in timelines]
     whole = (min(0.0, *(low for low, _ in extents)), max(high for _, high in extents))

@@ -128,7 +128,7 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) ->
     """One row for each, the fastest first; the first that trains as the job says is the chosen one.
 
     `is_rough`: mark the steps, for nobody compared such predictions with measurements. Prices are the first to go where
-    it is narrow and nothing has one; training stays, for it tells strategies apart.
+    it is narrow and nothing has one; training stays, for it distinguishes strategies.
     """
     rows = [
         (

@@ -195,10 +195,10 @@ def _check_deadlock(problem: Problem, schedule: Schedule) -> None:
                 ready.append(waiting.pop(made))
     stuck = [rank for rank in range(problem.num_ranks) if position[rank] < len(schedule.ranks[rank])]
     if stuck:
-        raise _fail(_tell_circle(problem, schedule, position, stuck), schedule, (stuck[0], position[stuck[0]]))
+        raise _fail(_describe_circle(problem, schedule, position, stuck), schedule, (stuck[0], position[stuck[0]]))
 
 
-def _tell_circle(problem: Problem, schedule: Schedule, position: list[int], stuck: list[int]) -> str:
+def _describe_circle(problem: Problem, schedule: Schedule, position: list[int], stuck: list[int]) -> str:
     """Follow who waits for whom from the first stuck rank until a rank comes up again."""
     path, lines = [], []
     rank = stuck[0]
@@ -242,10 +242,10 @@ def expect_enough_memory(problem: Problem) -> None:
             missing = spec.static_bytes + needed - (spec.memory_bytes or 0.0)
             worst = max(worst or (0.0, 0, 0.0), (missing, rank, needed))
     if worst is not None:
-        raise InfeasibleError(_tell_shortage(problem, *worst))
+        raise InfeasibleError(_describe_shortage(problem, *worst))
 
 
-def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -> str:
+def _describe_shortage(problem: Problem, missing: float, rank: int, needed: float) -> str:
     spec, limit = problem.ranks[rank], problem.ranks[rank].memory_bytes or 0.0
     has = limit - spec.static_bytes
     unit = "sequence, all its slices together" if problem.chains.any else "microbatch"

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.search.step import SearchStep, StepPlayer, fits_memory
+from farpipe.search.step import SearchStep, fits_memory
 from farpipe.step import BACKWARD, FORWARD, Action, Problem, Schedule, hiding_forwards, need_tables
 from farpipe.step.codes import NUM_KINDS, B, I
 from farpipe.step.lowering import Floats, Ints
-from farpipe.step.player import CodedSchedule
+from farpipe.step.player import CodedSchedule, Player
 
 MAX_ACTIONS_IN_ALL = 1_500_000
 """Over all tries together: one or two seconds' work; of steps larger than that fewer combinations are tried."""
@@ -32,7 +32,7 @@ def greedy_orders(
     from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
 
     compiled: Any = greedy_kernel.greedy
-    player, limits = StepPlayer(step), _limits(step, I if split else B)
+    player, limits = Player(step.arrays), _limits(step, I if split else B)
     found: dict[bytes, tuple[float, CodedSchedule]] = {}
     most = max(1, max_actions // step.num_actions)
     opened = step.problem.traffic.opening[:2]

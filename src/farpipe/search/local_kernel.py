@@ -1,7 +1,7 @@
 """The compiled local search: simulated annealing over the orders of all ranks.
 
 A move swaps two neighbouring blocks of a rank's order (a block of one action is a shift); a chained move shifts the
-same microbatch on several ranks in a row. Where microbatches are alike, those of one stage and kind keep their
+same microbatch on several ranks in a row. Where microbatches are identical, those of one stage and kind keep their
 sequence: what a move carries past its like is renumbered. The rules on a rank and its memory are checked over the
 changed stretch only, the rest (deadlock, time) by the compiled player.
 

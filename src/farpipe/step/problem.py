@@ -66,7 +66,7 @@ class Stage(ProblemPart):
 class Problem(Document, ProblemPart):
     """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`.
 
-    Of several replicas of the pipeline it describes one, for they are alike. On a link that they share, either they
+    Of several replicas of the pipeline it describes one, for they are identical. On a link that they share, either they
     send together: then a message carries the bytes of all of them; or they are staggered (`Link.num_staggered`): then
     it carries this replica's bytes at the full rate, and the link is taken for the others' messages as well.
     """
@@ -88,7 +88,7 @@ class Problem(Document, ProblemPart):
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, data: Any) -> Any:
-        """JSON has lists where Python has tuples; strict mode would tell them apart. Hops may be left out."""
+        """JSON has lists where Python has tuples; strict mode distinguishes them. Hops may be left out."""
         if not isinstance(data, dict):
             return data
         if "hops" not in data and isinstance(data.get("stages"), list | tuple):

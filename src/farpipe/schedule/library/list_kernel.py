@@ -1,4 +1,4 @@
-"""The compiled loop of list scheduling; what its arguments mean is told in `list_scheduling`.
+"""The compiled loop of list scheduling; `list_scheduling` says what its arguments mean.
 
 Time moves forward: of all ranks the one that can start something first starts it. Which action a rank would start next
 is kept, and looked at again only when the rank has done something or a message for it has been sent.
@@ -162,12 +162,12 @@ def play(  # type: ignore[no-untyped-def]
             longest_idle = max(longest_idle, idle[rank])
         free[rank] = end
         left[rank] -= duration[kind, stage, j]
-        told = -1
+        consumer = -1
         used[rank] = level_after(used[rank], taken[stage, j, kind], freed[stage, j, kind])
         if kind != W:
             last[rank] = kind
-            told = send(kind, stage, j, end, arrival, wires, link_free)
+            consumer = send(kind, stage, j, end, arrival, wires, link_free)
         stale[0], num_stale = rank, 1
-        if told >= 0 and rank_of_stage[told] != rank:
-            stale[1], num_stale = rank_of_stage[told], 2
+        if consumer >= 0 and rank_of_stage[consumer] != rank:
+            stale[1], num_stale = rank_of_stage[consumer], 2
     return codes.size, free.max(), (free - began).max()

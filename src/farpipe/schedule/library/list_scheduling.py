@@ -29,7 +29,7 @@ Played = tuple[tuple[float, float], NDArray[np.int64]]
 MOST_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
 FIRST_RULES, FAR_ABOVE = 4, 1.1
-"""The number of rules that tell that an order is too slow, and what is; they seldom differ by more than a few %."""
+"""Number of rules after which an order counts as too slow, and by what factor; rules seldom differ by more."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _best_of(problem: Problem, arguments: Arguments, key: Floats, rules: Sequenc
 def fill_weights(problem: Problem, passes: Sequence[Codes], headroom_bytes: Floats, method: str) -> Schedule:
     """The F and I of every rank in the order given, as codes, and W where there is time, or where memory calls for it.
 
-    A rank whose passes need more than its headroom gets that much: `check` then tells what is missing.
+    A rank whose passes need more than its headroom gets that much, and `check` reports what is missing.
     """
     count = problem.num_microbatches
     if problem.chains.any:
