@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.cli.extras import need_torch
-from farpipe.cli.options import refuse, typed, with_groups
+from farpipe.cli.options import need_torch, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, status
 from farpipe.cli.shown import read_named
 from farpipe.errors import InputError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.cli.extras import need_torch
-from farpipe.cli.options import AsJson, with_groups
+from farpipe.cli.options import AsJson, need_torch, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.errors import UsageError
 

@@ -126,7 +126,7 @@ def load_of(chunks: Sequence[Chunk]) -> Load:
     """Load that chunks put on a device."""
     slices = np.array([part for chunk in chunks for part in chunk.slices], np.int64).reshape(-1, 4)
     place = np.repeat(np.arange(len(chunks)), [len(chunk.slices) for chunk in chunks])
-    return SliceTable(*slices.T, place).load
+    return SliceTable(slices[:, 0], slices[:, 1], slices[:, 2], slices[:, 3], place).load
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from farpipe.errors import UsageError
-from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import with_warm_up
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.step import (
@@ -21,6 +20,7 @@ from farpipe.step import (
     round_trip_s,
     upstream_sums,
 )
+from farpipe.step.player import makespan_s
 
 
 def eager(problem: Problem, extra: int | Sequence[int] | None = None) -> Schedule:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from farpipe.errors import UsageError
 from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_headroom
-from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
 from farpipe.step import Problem, Schedule
+from farpipe.step.player import makespan_s
 
 _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
