@@ -104,7 +104,8 @@ def command_s(name: str) -> tuple[float, float]:
             verdict = run.stdout.readline()
             fields = Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()
             run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == 0 and verdict, f"{name}: {run.returncode}"
+    assert run.returncode == 0, f"{name}: {run.returncode}"
+    assert verdict, name
     after = os.times()
     all_s = after.children_user + after.children_system - before.children_user - before.children_system
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), all_s

@@ -102,7 +102,7 @@ def _import_settings(options: ImportOptions) -> None:
 
 
 def _draft(settings: list[Path], notes: list[str], options: ImportOptions) -> "Draft":
-    """What the files of settings say; InputError where they lack what a job needs."""
+    """Draft of the job that the files of settings describe; InputError where they lack something."""
     from farpipe.interop.files import draft_of_devices, read_draft
 
     read = read_draft(settings, options.form, pairs(options.given))  # type: ignore[arg-type]

@@ -55,9 +55,10 @@ class LightOutputs:
 def simulate(
     job: Job,
     options: LightOptions,
-    outputs: LightOutputs,
+    *,
     policy: Annotated[str, typer.Option(help=POLICIES.replace(",", ", ") + ".")] = "widen",
     seeds: Seeds = 1,
+    outputs: LightOutputs,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""

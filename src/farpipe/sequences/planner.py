@@ -374,21 +374,16 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
         cut = Cut(max(wanted_s, longest_s) if slices == 1 else cut_s / slices, limit, options.rule)
         slices = num_slices_within(longest, cut, law)
         if options.num_slices not in (None, slices):
-            raise _too_few_slices(options, longest, limit, law, slices)
+            first = int(slice_offsets(longest, min(options.num_slices or 1, longest), law)[0])
+            raise InfeasibleError(
+                f"{options.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
+                f"{limit} does not fit; take {slices} slices"
+            )
         yield cut if slices == 1 else Cut(cut_s / slices, limit, options.rule)
         if slices == 1 and longest < limit and options.rule == "best-fit":
             yield replace(cut, token_limit=longest)
         if 1 < slices <= _FEW_SLICES and options.num_slices is None:
             yield Cut(wanted_s, limit, options.rule)
-
-
-def _too_few_slices(options: BatchOptions, longest: int, limit: int, law: Law, fitting: int) -> InfeasibleError:
-    wanted = options.num_slices or 1
-    first = int(slice_offsets(longest, min(wanted, longest), law)[0])
-    return InfeasibleError(
-        f"{wanted} slices of {longest} tokens have up to {first} tokens, and a chunk of more than {limit} does not "
-        f"fit; take {fitting} slices"
-    )
 
 
 def estimate_s(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, trips: tuple[Floats, Floats]) -> float:
