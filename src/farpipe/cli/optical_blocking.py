@@ -75,7 +75,7 @@ class BlockingOptions:
 
     @cached_property
     def setting(self) -> "tuple[AssignmentPolicy, optical.Grid, ModulationTable]":
-        """How requests are assigned: the policy, the grid and the modulation."""
+        """Policy, grid and modulation by which requests are assigned."""
         from farpipe.optical import Grid, find_modulation, find_policy
 
         grid = Grid(self.slots, self.slot_ghz, self.guard)
