@@ -1,6 +1,7 @@
 """Rules of the source that a machine can check: one-way imports, cheap imports, small functions."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -193,13 +194,125 @@ def seconds_by_hand(tree):
             yield node
 
 
+def text_of(node):
+    return "" if node is None else ast.unparse(node)
+
+
+def called(node, *names):
+    """True for a call of one of these functions, whatever module they are of."""
+    return isinstance(node, ast.Call) and text_of(node.func).rpartition(".")[2] in names
+
+
+def divided(node, over, under):
+    """True if a quotient of two texts like these is in it."""
+    return any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Div | ast.FloorDiv)
+        and re.search(over, text_of(part.left))
+        and re.search(under, text_of(part.right))
+        for part in ast.walk(node)
+    )
+
+
+def memory_tolerances(tree):
+    """Bytes that are forgiven a share: ``limit_bytes * (1 + 1e-9)``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            left, right = text_of(node.left), text_of(node.right)
+            if re.search("bytes|headroom|memory", left) and re.match(
+                r"\(?1(\.0)? \+ ([\d.]+e-|\w*(ROUND|TOLER))", right
+            ):
+                yield node
+
+
+def fitting_by_hand(tree):
+    """Numbers of things that fit memory: ``floor(headroom / held)``."""
+    for node in ast.walk(tree):
+        if called(node, "floor", "int", "floor_divide") and divided(
+            node, "bytes|headroom|memory", "held|size|bytes|each"
+        ):
+            yield node
+
+
+def queues_of_links(tree):
+    """Writing when a link is free again."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(one, ast.Subscript) and "link_free" in text_of(one.value) for one in targets):
+            yield node
+
+
+def level_loops(tree):
+    """Bytes taken less bytes freed, summed up."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Sub):
+            left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+            if re.search(r"^taken|memory\[0\]", text_of(left)) and re.search(
+                r"^(freed|given)|memory\[1\]", text_of(right)
+            ):
+                yield node
+
+
+def chain_orders(tree):
+    """Walking the slices of `follows` one by one, or sorting backwards along chains."""
+    for node in ast.walk(tree):
+        if called(node, "enumerate") and text_of(node.args[0]).rpartition(".")[2] == "follows":
+            yield node
+        if called(node, "lexsort") and "-own" in text_of(node):
+            yield node
+
+
+def hiding_by_hand(tree):
+    """Forwards that hide a round trip: ``ceil(round_trip_s / pace_s)``."""
+    for node in ast.walk(tree):
+        if called(node, "ceil") and divided(node, "trip|travel", "pace"):
+            yield node
+
+
 def places_of(found, *rooms):
     return [
         f"{path}:{node.lineno}"
         for path in FILES
-        if room_of(path) not in ("step", *rooms)
+        if not {room_of(path), path.relative_to(SOURCE).as_posix()} & {"step", *rooms}
         for node in found(ast.parse(path.read_text()))
     ]
+
+
+COPIES = {
+    memory_tolerances: ("plan/stage_modes.py", "take step.forgiving or step.exceeds"),
+    fitting_by_hand: ("plan/stage_modes.py plan/lattice_kernel.py", "take step.num_fitting"),
+    queues_of_links: ("", "take step.inlined.put or step.links.free_again_s"),
+    level_loops: ("", "take step.levels, step.peaks or step.inlined.level_after"),
+    chain_orders: ("", "take Problem.chains or step.chains"),
+    hiding_by_hand: ("plan/in_flight.py plan/lattice_kernel.py", "take step.hiding_forwards"),
+}
+"""Rules of a step that are written in step/ alone, with the places that have a closed form of their own."""
+SEEN = {
+    memory_tolerances: ("a = limit_bytes * (1 + 1e-9)", "headroom[:, None] * (1 + _TOLERANCE)"),
+    fitting_by_hand: ("math.floor(free_bytes / held)", "int(headroom[rank] / held.min() + 1e-9)"),
+    queues_of_links: ("link_free[link] = max(ready_s, link_free[link]) + occupies_s",),
+    level_loops: ("used[rank] += taken[code] - freed[code]", "taken[1:] -= freed[:-1]"),
+    chain_orders: ("[i for i, before in enumerate(problem.follows)]", "np.lexsort((-own, last))"),
+    hiding_by_hand: ("math.ceil(round_trip_s / pace_s - 1e-9)", "np.ceil(np.minimum(trips_s / pace, most))"),
+}
+
+
+@pytest.mark.parametrize("found", COPIES, ids=lambda found: found.__name__)
+def test_a_rule_of_a_step_is_written_once(found):
+    elsewhere, instead = COPIES[found]
+    assert not places_of(found, *elsewhere.split()), instead
+
+
+@pytest.mark.parametrize(("found", "text"), [(found, text) for found, texts in SEEN.items() for text in texts])
+def test_copies_of_a_rule_are_seen(found, text):
+    assert list(found(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text", ["makespan_s * (1 + 1e-9)", "math.ceil(num_bytes / chunk_bytes)", "int(seconds / pace_s)", "taken - cost"]
+)
+def test_other_rules_are_not_taken_for_copies(text):
+    assert not any(list(found(ast.parse(text))) for found in COPIES)
 
 
 def test_only_step_knows_how_codes_of_actions_are_written():

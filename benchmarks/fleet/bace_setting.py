@@ -27,7 +27,7 @@ from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.quotes import Devices, PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
 from farpipe.fleet.snapshot import Space
-from farpipe.optical.intervals import mean_interval
+from farpipe.optical.confidence import mean_interval
 from farpipe.spec import Cluster
 
 HOUR_S: Final = 3600.0

@@ -23,7 +23,7 @@ from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.play import play, quotes_of
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
-from farpipe.optical.intervals import mean_interval
+from farpipe.optical.confidence import mean_interval
 from farpipe.spec import Cluster
 
 OURS: Final = "farpipe"

@@ -25,12 +25,12 @@ from benchmarks.optical.optical_training import pipeline_problem
 from farpipe.emulate.wan import Wan, links_of_problem
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.coupled import Coupled, Shared
+from farpipe.optical.demands import find_strategy
 from farpipe.optical.joint import nominal_problem, play_steps
 from farpipe.optical.lit_problem import light_paths
 from farpipe.optical.modulation import Modulation
-from farpipe.optical.strategies import find_strategy
 from farpipe.optical.study import OpticalSetting
-from farpipe.optical.training import BYTES_PER_GBIT, Step, Training, over_pairs
+from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, Step, over_pairs
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import LinkChange, RunSpec
 from farpipe.schedule.library import order
@@ -55,7 +55,7 @@ class Phase:
     links: dict[str, Link]
     step_s: float
 
-    def problem(self, training: Training) -> Problem:
+    def problem(self, training: LightTraining) -> Problem:
         """The training's Problem with these links."""
         return over_pairs(training.problem, training.nodes, lambda a, b: self.links[f"{a}>{b}"])
 
@@ -107,7 +107,7 @@ def shown(predicted_s: float, measured_s: float) -> str:
     return f"{predicted_s:.4f} | {measured_s:.4f} | {100 * (predicted_s / measured_s - 1):+.2f} %"
 
 
-def step_s(problem: Problem, training: Training, share: float) -> float:
+def step_s(problem: Problem, training: LightTraining, share: float) -> float:
     """Time of a step whose messages get `share` of the links' rates."""
     links = {
         name: link.model_copy(update={"bandwidth_bytes_per_s": share * link.bandwidth_bytes_per_s})
@@ -116,7 +116,7 @@ def step_s(problem: Problem, training: Training, share: float) -> float:
     return simulate(problem.model_copy(update={"links": links}), training.schedule).makespan_s
 
 
-def print_messages(training: Training, num_steps: int, seed: int) -> None:
+def print_messages(training: LightTraining, num_steps: int, seed: int) -> None:
     """Run with a light path per message, every step three times, and print every light path's step."""
     scenario, strategy = make_scenario(), find_strategy("earliest", unit_gbit=75 / SCALE)
     shared = scenario.shared(seed, 100.0)
@@ -146,13 +146,13 @@ def make_scenario() -> OpticalSetting:
     return OpticalSetting(paths, paths, Grid(80), PoissonTraffic(90.0, 0.2, 4, 20), SCALED)
 
 
-def make_training() -> Training:
+def make_training() -> LightTraining:
     problem = pipeline_problem([0.026] * len(NODES), [0.052] * len(NODES), 16, NODES, 512e6 / SCALE)
     nominal = nominal_problem(problem, NODES, k_shortest(find_network("nsfnet"), k=8, by="hops"), 450 / SCALE)
-    return Training(nominal, order("1f1b", nominal), NODES)
+    return LightTraining(nominal, order("1f1b", nominal), NODES)
 
 
-def make_phases(training: Training, count: int, seed: int) -> tuple[Phase, ...]:
+def make_phases(training: LightTraining, count: int, seed: int) -> tuple[Phase, ...]:
     scenario = make_scenario()
     strategy = find_strategy("earliest", keep_s=1.0, unit_gbit=75 / SCALE)
     shared = scenario.shared(seed, count * 100.0)
@@ -165,7 +165,7 @@ def make_phases(training: Training, count: int, seed: int) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def measured(training: Training, phases: tuple[Phase, ...], num_steps: int, *, wan: bool) -> list[float]:
+def measured(training: LightTraining, phases: tuple[Phase, ...], num_steps: int, *, wan: bool) -> list[float]:
     """Time of every step in the engine."""
     problem = phases[0].problem(training)
     changes = tuple(

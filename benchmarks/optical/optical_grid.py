@@ -18,11 +18,11 @@ from typing import Any
 
 from benchmarks.optical.optical_training import scenario, training
 from farpipe.optical import find_modulation, find_network, k_shortest
-from farpipe.optical.intervals import mean_interval
-from farpipe.optical.joint import in_flight
+from farpipe.optical.confidence import mean_interval
+from farpipe.optical.demands import CANDIDATES, Fixed, TransferStrategy, find_strategy
 from farpipe.optical.policies import POLICIES
-from farpipe.optical.strategies import CANDIDATES, Fixed, Strategy, find_strategy
 from farpipe.optical.study import OpticalSetting, PolicyComparison, Run, bound_s, compare, no_network_s, random_nodes
+from farpipe.schedule import peak_memory_bytes
 
 LABELS = ("a", "b", "b", "c", "c", "d", "e", "f")
 FIXED = {f"{units}": Fixed(units) for units in range(3, 7)} | {f"{n}, fewer": Fixed(n, fewer=True) for n in (3, 4, 6)}
@@ -75,7 +75,7 @@ class Setting:
         """8 stages of a Llama-3 8B."""
         return training(self.scenario().paths, order or self.order, nodes)
 
-    def ruled(self, strategy: Strategy) -> Any:
+    def ruled(self, strategy: TransferStrategy) -> Any:
         """The strategy with this setting's times of set-up and release."""
         times = {"setup_s": self.setup_s, "release_s": self.release_s, "keep_s": self.keep_s}
         return replace(strategy, rule=replace(strategy.rule, ahead=True, **times))
@@ -113,14 +113,14 @@ def candidates_of(setting: Setting, nodes: tuple[str, ...], k: int, by: str) -> 
     return k_shortest(net, pairs, k=k, by=by, modulation=find_modulation(setting.modulation))
 
 
-Arms = dict[str, tuple[Strategy, Any]]
+Arms = dict[str, tuple[TransferStrategy, Any]]
 KEPT = ("ksp-ff", "earliest", "widen")
 
 
 def policies(setting: Setting, nodes: tuple[str, ...]) -> Arms:
     """Policies by name, each with its candidates."""
 
-    def own(name: str) -> tuple[Strategy, Any]:
+    def own(name: str) -> tuple[TransferStrategy, Any]:
         return setting.ruled(find_strategy(name)), candidates_of(setting, nodes, *CANDIDATES[name])
 
     near = candidates_of(setting, nodes, 8, "km")
@@ -239,7 +239,7 @@ def order_rows(draws: int) -> Iterator[list[str]]:
     both, nodes = PolicyComparison(runs), placement(usual, 0)
     for order in ORDERS:
         one, name = usual.training(nodes, order), f"{order}, ours"
-        cells = [order, f"{in_flight(one.problem, one.schedule):.0f}", f"{no_network_s(one):.3f}"]
+        cells = [order, f"{max(peak_memory_bytes(one.problem, one.schedule)):.0f}", f"{no_network_s(one):.3f}"]
         cells += [f"{both.mean(f'{order}, {who}', 'step_s').mean:.3f}" for who in names]
         baselines = ("1f1b, cd-cba", f"{order}, cd-cba", f"{order}, rule")
         yield [*cells, *(percent(changes(both, name, baseline)) for baseline in baselines)]

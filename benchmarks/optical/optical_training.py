@@ -15,11 +15,12 @@ from dataclasses import replace
 from functools import cache
 
 from farpipe.optical import Grid, PoissonTraffic, find_modulation, find_network, k_shortest
-from farpipe.optical.joint import in_flight, nominal_problem
+from farpipe.optical.demands import STRATEGIES, Cba, Fixed
+from farpipe.optical.joint import nominal_problem
 from farpipe.optical.policies import POLICIES
-from farpipe.optical.strategies import STRATEGIES, Cba, Fixed
 from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s
-from farpipe.optical.training import BYTES_PER_GBIT, Training, TransferRule
+from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, TransferRule
+from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
@@ -62,7 +63,7 @@ def training(paths, name, nodes=NODES, microbatches=64, num_bytes=512e6, forward
         schedule = eager(nominal, [int(name[6:]) * sum(between[stage:]) for stage in range(8)])
     else:
         schedule = order(name, nominal)
-    return Training(nominal, schedule, nodes)
+    return LightTraining(nominal, schedule, nodes)
 
 
 def show(title, where, settings, seeds, baselines=(), num_steps=3):
@@ -72,7 +73,7 @@ def show(title, where, settings, seeds, baselines=(), num_steps=3):
         f"\n### {title}\n\nBound of the order (6 units) {bound_s(where, first):.3f} s, "
         f"no network {no_network_s(first):.3f} s,"
     )
-    print(f"{in_flight(first.problem, first.schedule):.0f} microbatches in flight, {seeds} backgrounds.\n")
+    print(f"{max(peak_memory_bytes(first.problem, first.schedule)):.0f} microbatches in flight, {seeds} backgrounds.\n")
     heads = "".join(f" against {name} |" for name in baselines)
     print(
         "| policy | step s | refused % | waited % | wait ms | units | slots held | harm, points | by slots | bubble % |"

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 
 def _draw(document: object) -> str | None:
-    from farpipe.report.notebook import svg_of  # here, for nothing is drawn outside notebooks
+    from farpipe.report.gantt import svg_of  # here, for nothing is drawn outside notebooks
 
     return svg_of(document)
 

@@ -153,7 +153,7 @@ def test_what_is_no_number_of_tokens_is_refused(text):
         number_of_tokens(text)
 
 
-def test_the_verdict_is_printed_before_arms_and_changes_are_looked_for(monkeypatch, capsys, tmp_path):
+def test_the_verdict_is_printed_before_strategies_and_changes_are_looked_for(monkeypatch, capsys, tmp_path):
     def advised(self, local_steps, progress):
         progress(1, 2)
         assert "use both sites" in capsys.readouterr().out
@@ -161,7 +161,7 @@ def test_the_verdict_is_printed_before_arms_and_changes_are_looked_for(monkeypat
 
     monkeypatch.setattr(FoundPlans, "advised", advised)
     with pytest.raises(RunInterruptedError, match=r"the plan without strategies and changes is in .*plan\.json"):
-        plan(RECIPES / "two_sites.toml", tmp_path / "plan.json")
+        plan(job=RECIPES / "two_sites.toml", output=tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").strategies == ()
 
 

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
-COMPILES = "from numba import njit\nwith compilation_told():\n    for _ in range(2):\n        njit(lambda x: x)(1)\n"
+COMPILES = (
+    "from numba import njit\nwith compilation_announced():\n    for _ in range(2):\n        njit(lambda x: x)(1)\n"
+)
 """Two kernels."""
-IMPORTS = "from farpipe.cli.compiling import compilation_told\n"
+IMPORTS = "from farpipe.cli.compiling import compilation_announced\n"
 
 
 def told(code):
@@ -22,4 +24,4 @@ def test_compiling_is_told_once():
 
 
 def test_nothing_is_told_where_nothing_is_compiled():
-    assert "compiling" not in told("with compilation_told():\n    print(1)\n")
+    assert "compiling" not in told("with compilation_announced():\n    print(1)\n")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from farpipe.cli.old_spellings import with_renamed_options
-from farpipe.cli.optical_training import _table
+from farpipe.cli.optical import _table
 from job_files import SMALL_MODEL, cluster_text
 from optical_data import BY_HOPS, BY_KM, LINKS, TRACE, pipeline_problem
 

@@ -187,7 +187,7 @@ def test_a_file_that_is_no_plan_is_refused_before_anything_is_planned(tmp_path, 
     other.write_text("{}")
     job = Path(__file__).parents[2] / "recipes" / "two_sites.toml"
     with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
-        plan_command(job, output=other)
+        plan_command(job=job, output=other)
     assert other.read_text() == "{}"
 
 

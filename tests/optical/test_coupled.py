@@ -20,7 +20,7 @@ from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.network import build_network
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import Traffic
-from farpipe.optical.training import Demands, Training, TransferRule
+from farpipe.optical.transfers import Demands, LightTraining, TransferRule
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.spec.cluster import SECONDS_PER_KM
@@ -39,7 +39,7 @@ def training_of(name="gpipe", nodes=NODES, num_microbatches=16, num_bytes=512e6,
         nodes,
         num_bytes,
     )
-    return Training(problem, order(name, problem), nodes)
+    return LightTraining(problem, order(name, problem), nodes)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_wrong_trainings_are_refused():
     with pytest.raises(InputError, match="there is no node '1'"):
         Coupled(Shared(k_shortest(RING), Grid()), training, TransferRule())
     with pytest.raises(InputError, match="expected one per rank, 8, found 2"):
-        Training(training.problem, training.schedule, ("a", "b"))
+        LightTraining(training.problem, training.schedule, ("a", "b"))
 
 
 @pytest.mark.parametrize(

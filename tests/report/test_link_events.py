@@ -1,6 +1,6 @@
 """The table of link events, and the page that has it."""
 
-from farpipe.report.link_events import MAX_ROWS, link_event_view
+from farpipe.report.summary import MAX_EVENTS, link_event_view
 from farpipe.transport.link_events import event_sentence
 
 OUTAGE = {"process": 0, "link": "west>east", "kind": "outage", "unix_s": 0.0, "peer": 2, "reason": "it was closed"}
@@ -27,7 +27,7 @@ def test_every_event_has_its_step_time_link_processes_and_words():
 
 def test_of_very_many_events_the_newest_are_shown_and_the_rest_counted():
     table = link_event_view([{"step": step, "link_events": [OUTAGE]} for step in range(100)])
-    assert [row[0] for row in table.rows] == [str(step) for step in range(100 - MAX_ROWS, 100)]
+    assert [row[0] for row in table.rows] == [str(step) for step in range(100 - MAX_EVENTS, 100)]
     assert "of 100 events" in table.note
 
 

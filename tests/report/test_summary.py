@@ -7,12 +7,11 @@ from rich.console import Console
 from farpipe.report import (
     ComparisonRow,
     TableView,
-    comparison_table,
+    comparison_view,
     step_row,
-    step_time_table,
+    step_time_view,
     to_rich,
 )
-from farpipe.report.summary import comparison_view, step_time_view
 from report.steps import run_view
 
 
@@ -51,7 +50,9 @@ def test_what_was_only_predicted_has_no_measured_columns():
 
 
 def test_the_step_time_table_shows_prediction_and_measurement():
-    text = printed(step_time_table([step_row(run_view(num_steps=4)), step_row(run_view(method="gpipe", num_steps=4))]))
+    text = printed(
+        to_rich(step_time_view([step_row(run_view(num_steps=4)), step_row(run_view(method="gpipe", num_steps=4))]))
+    )
     for part in ("predicted step", "measured step", "1f1b", "gpipe", "5.000 → 1.250", "exposed between sites"):
         assert part in text
 
@@ -83,7 +84,7 @@ def test_schedules_are_compared_with_the_best():
     view = comparison_view(rows)
     assert [row[2] for row in view.rows] == ["best", "+50.0 %"]
     assert view.chosen == 0
-    assert "c: no [x]" in printed(comparison_table(rows))
+    assert "c: no [x]" in printed(to_rich(comparison_view(rows)))
 
 
 def test_schedules_that_can_not_be_used_share_a_line_for_the_same_reason():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farpipe.plan.plan import Strategy
-from farpipe.report import ComparisonRow, StepRow, TableView, comparison_table, step_time_table, to_rich
-from farpipe.report.strategies import strategy_table
+from farpipe.report import ComparisonRow, StepRow, TableView, comparison_view, step_time_view, to_rich
+from farpipe.report.plan_tables import strategy_table
 from farpipe.report.tables import fitted, turned
 from farpipe.units import format_seconds
 
@@ -29,21 +29,21 @@ def printed(table, width):
 
 @pytest.mark.parametrize("width", [50, 60, 72, 80, 100, 120, 200])
 def test_no_name_and_no_figure_is_cut_at_any_width(width):
-    text = printed(comparison_table(ROWS), width)
+    text = printed(to_rich(comparison_view(ROWS)), width)
     assert "…" not in text
     for row in ROWS:
         assert any(line.split()[:3] == [row.method, *format_seconds(row.step_s).split()] for line in text.splitlines())
 
 
 def test_a_table_of_many_rows_says_which_columns_it_leaves_out():
-    text = printed(comparison_table(ROWS), 60)
+    text = printed(to_rich(comparison_view(ROWS)), 60)
     assert "Not shown at this width: " in text
     assert "busiest link" in text
-    assert "Not shown" not in printed(comparison_table(ROWS), 140)
+    assert "Not shown" not in printed(to_rich(comparison_view(ROWS)), 140)
 
 
 def test_a_table_of_few_rows_is_turned_and_loses_nothing():
-    text = printed(step_time_table([RUN, RUN]), 60)
+    text = printed(to_rich(step_time_view([RUN, RUN])), 60)
     assert re.search(r"^  predicted step +773 ms +773 ms", text, re.MULTILINE)
     for figure in ("716 ms", "+8.0 %", "52.2 %", "171 ms (23.9 %)", "5,719", "5.571 → 2.725"):
         assert text.count(figure) == 2

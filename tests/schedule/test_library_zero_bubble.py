@@ -8,9 +8,9 @@ from farpipe.errors import InfeasibleError, UsageError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import order
-from farpipe.schedule.library.makespan import makespan_s
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.step.player import makespan_s
 from pipelines import bubble_s, longest_s, pipeline, two_sites, work_s
 from strategies import problems
 

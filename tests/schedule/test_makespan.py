@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given, settings
 
-from farpipe.schedule.library.makespan import makespan_s
 from farpipe.simulate import simulate
+from farpipe.step.player import makespan_s
 from strategies import problems_with_schedules
 
 

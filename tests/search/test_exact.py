@@ -8,9 +8,10 @@ from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search.exact import solve
 from farpipe.search.greedy import greedy_orders, one_by_one
-from farpipe.search.step import StepPlayer, fits_memory, search_step, to_orders, to_schedule
+from farpipe.search.step import fits_memory, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
 from farpipe.step import Action, Problem, Rank, Schedule, least_activation_bytes
+from farpipe.step.player import Player
 from strategies import POSITIVE_SECONDS, problems
 from two_sites import two_sites
 
@@ -29,7 +30,8 @@ def rank_orders(stage, num_microbatches, kinds):
 
 def brute_force_s(problem, kinds="FIW"):
     """The step time of the best of all orders that fit memory."""
-    player = StepPlayer(search_step(problem))
+    step = search_step(problem)
+    player = Player(step.arrays)
     of_stage = [list(rank_orders(s, problem.num_microbatches, kinds)) for s in range(problem.num_stages)]
     of_rank = [of_stage[stages[0]] for stages in problem.stages_of_rank]
     idle = [()] * problem.num_ranks
@@ -41,7 +43,7 @@ def brute_force_s(problem, kinds="FIW"):
             if before >= 0 and place[stage, kind, int(before)] > place[stage, kind, j]:
                 return False
         alone = Schedule(problem.num_microbatches, (*idle[:rank], row, *idle[rank + 1 :]))
-        return fits_memory(player.step, to_orders(alone))
+        return fits_memory(step, to_orders(alone))
 
     of_rank = [[row for row in rows if fits(rank, row)] for rank, rows in enumerate(of_rank)]
     every = (to_orders(Schedule(problem.num_microbatches, rows)) for rows in itertools.product(*of_rank))
@@ -56,7 +58,7 @@ def exactly(problem, split=True, **options):
 def first_answer(step, split=True):
     """Greedy's worst, or what fits wherever anything does."""
     found, orders = greedy_orders(step, split=split), to_orders(one_by_one(step.problem))
-    return found[-1] if found else (StepPlayer(step).makespan_s(orders), orders)
+    return found[-1] if found else (Player(step.arrays).makespan_s(orders), orders)
 
 
 def with_a_link_each(problem: Problem) -> Problem:

@@ -7,8 +7,9 @@ from farpipe.schedule import check
 from farpipe.search import local_kernel
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.local import improve
-from farpipe.search.step import StepPlayer, search_step, to_orders, to_schedule
+from farpipe.search.step import search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
+from farpipe.step.player import Player
 from strategies import POSITIVE_SECONDS, problems_with_schedules
 from two_sites import two_sites
 
@@ -19,7 +20,7 @@ from two_sites import two_sites
 def test_any_walk_ends_in_a_sound_order_that_is_no_worse(pair, seed):
     problem, schedule = pair
     step, orders = search_step(problem), to_orders(schedule)
-    before_s = StepPlayer(step).makespan_s(orders)
+    before_s = Player(step.arrays).makespan_s(orders)
     makespan_s, better = improve(step, [(before_s, orders)], num_evaluations=400, num_rounds=2, seed=seed)
     found = to_schedule(better, problem.num_microbatches, "local")
     check(problem, found)
@@ -41,14 +42,15 @@ def test_a_walk_keeps_memory(in_flight, chunks, seed):
 @settings(max_examples=60, deadline=None)
 def test_the_critical_path_leads_from_the_first_action_to_the_last_to_end(pair):
     problem, schedule = pair
-    player, (codes, begin) = StepPlayer(search_step(problem)), to_orders(schedule)
+    step, (codes, begin) = search_step(problem), to_orders(schedule)
+    player = Player(step.arrays)
     makespan_s, out = player.play((codes, begin))
     place = np.full(4 * problem.num_stages * problem.num_microbatches, -1, np.int32)
     place[codes] = np.arange(codes.size)
     path = np.empty(codes.size, np.int64)
-    chain = path[: local_kernel._critical_path(codes, begin, player.step.tables, out, place, path)]
+    chain = path[: local_kernel._critical_path(codes, begin, step.tables, out, place, path)]
     start_s = out[0][chain]
-    end_s = start_s + player.step.arrays.duration_s.reshape(4, -1)[codes[chain] & 3, codes[chain] >> 2]
+    end_s = start_s + step.arrays.duration_s.reshape(4, -1)[codes[chain] & 3, codes[chain] >> 2]
     assert end_s[0] == makespan_s
     assert np.all(end_s[1:] <= start_s[:-1])
     assert start_s[-1] == problem.traffic.opens_s.max()

@@ -8,9 +8,10 @@ from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import periodic, search
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.periodic import extended, find_periods, short_microbatches, shortened
-from farpipe.search.step import StepPlayer, search_step, to_schedule
+from farpipe.search.step import search_step, to_schedule
 from farpipe.simulate import simulate
 from farpipe.step import Hop
+from farpipe.step.player import Player
 from two_sites import two_sites
 
 
@@ -30,7 +31,7 @@ def test_a_repeated_period_is_a_sound_order_of_any_length(times, delay, in_fligh
     )
     short = search_step(shortened(problem, 60))
     _, orders = greedy_orders(short, split=split)[0]
-    for period in find_periods(short, orders, StepPlayer(short).start_s(orders)):
+    for period in find_periods(short, orders, Player(short.arrays).start_s(orders)):
         repeated = to_schedule(extended(short, orders, period, num_microbatches), num_microbatches, "repeated")
         check(problem, repeated)
         assert simulate(problem, repeated).makespan_s >= lower_bound_s(problem)
@@ -41,8 +42,8 @@ def test_a_steady_state_costs_what_it_costs_in_the_short_step():
     problem = two_sites((1, 1, 1), (0, 0), num_ranks=2, num_microbatches=5_000, in_flight=4)
     short = search_step(shortened(problem, 100))
     makespan_s, orders = greedy_orders(short)[0]
-    period = find_periods(short, orders, StepPlayer(short).start_s(orders))[0]
-    whole_s = StepPlayer(search_step(problem)).makespan_s(extended(short, orders, period, 5_000))
+    period = find_periods(short, orders, Player(short.arrays).start_s(orders))[0]
+    whole_s = Player(search_step(problem).arrays).makespan_s(extended(short, orders, period, 5_000))
     assert whole_s == pytest.approx(makespan_s + 4_900 * 3, abs=3 * period.count)
 
 

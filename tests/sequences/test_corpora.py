@@ -11,8 +11,8 @@ from pyarrow import ipc, parquet
 
 from farpipe.errors import InputError
 from farpipe.sequences import has_texts, read_lengths
-from farpipe.sequences.megatron import read_index
 from farpipe.sequences.tables import token_rows
+from farpipe.sequences.token_files import read_index
 
 DOCUMENTS = [[1, 2, 3], [4] * 300, [], [5, 6]]
 LABELS = [[-100, 2, 3], [-100] * 299 + [4], [], [5, 6]]

@@ -1,12 +1,12 @@
 """``farpipe check``: the log of a training beside the prediction of its job; exit 5 outside the tolerance."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AsJson, ProfileFiles, Why
+from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, log, print_json, status
 from farpipe.cli.shown import load_profiles, plan_report, planned_view, show_derivation
 from farpipe.errors import InputError, ToleranceError
@@ -15,73 +15,106 @@ if TYPE_CHECKING:
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.logs import StepLog
     from farpipe.report import RunReport, TableView
+    from farpipe.spec import Job
 
 
-def check(
-    job: Annotated[Path, typer.Argument(help="The job, with the degrees that it ran with; see `farpipe import`.")],
-    log_file: Annotated[Path, typer.Option("--log", help="Its log, a folder of TensorBoard or a run of farpipe.")],
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest error without exit code 5.")] = 0.10,
-    calibrate: Annotated[
-        Path | None, typer.Option(help="Write the job here with devices as fast as the log says.")
-    ] = None,
+@dataclass(frozen=True)
+class CheckOptions:
+    """A job with the log and the measurements that it is compared with."""
+
+    job: Annotated[Path, typer.Argument(help="The job, with the degrees that it ran with; see `farpipe import`.")]
+    log_file: Annotated[Path, typer.Option("--log", help="Its log, a folder of TensorBoard or a run of farpipe.")]
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest error without exit code 5.")] = 0.10
+    calibrate: Annotated[Path | None, typer.Option(help="Write the job here with devices as fast as the log says.")] = (
+        None
+    )
     links: Annotated[
         list[Path] | None, typer.Option(help="Measurement of the link between the sites, as `import` reads it.")
-    ] = None,
+    ] = None
     trace: Annotated[
         list[Path] | None,
         typer.Option(
             help="Trace of torch.profiler, or nsys' SQLite export: measured layers instead of modelled ones; those of "
             "all ranks of a pipeline: the measured timeline too.",
         ),
-    ] = None,
-    profile: ProfileFiles = None,
-    html: Annotated[Path | None, typer.Option(help="Write both as one HTML page.")] = None,
-    why: Why = False,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    profile: ProfileFiles = None
+    html: Annotated[Path | None, typer.Option(help="Write both as one HTML page.")] = None
+    why: Why = False
+    as_json: AsJson = False
+
+    @property
+    def log(self) -> Path:
+        """The log; of a run of farpipe its metrics."""
+        from farpipe.interop.log_tables import is_table
+        from farpipe.runtime.figures.metrics import METRICS_NAME
+
+        is_run = self.log_file.is_dir() and not is_table(self.log_file)
+        return self.log_file / METRICS_NAME if is_run else self.log_file
+
+
+@with_groups
+def check(options: CheckOptions) -> None:
     """Compare a training's own log with what farpipe predicts for it: step time, memory, where the seconds go."""
-    from farpipe.interop.comparison import calibrated, compare
+    from farpipe.report import write_report
+
+    check_folder(options.html, keeping=(options.job, options.log))
+    job, steps, comparison = _compared(options)
+    if options.html is not None:
+        write_report(_page(comparison, steps), options.html)
+    _show(comparison, options)
+    if options.calibrate is not None:
+        _write_calibrated(job, comparison.measured.step_s, options)
+    if abs(comparison.error) > options.tolerance:
+        raise ToleranceError(f"the prediction is {comparison.error:+.1%} off, outside {options.tolerance:.0%}")
+
+
+def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
+    """The job with measured links, its log, and that beside the prediction."""
+    from farpipe.interop.comparison import compare
     from farpipe.interop.link_tests import with_measured_links
-    from farpipe.interop.log_tables import is_table
     from farpipe.interop.logs import read_log_of
     from farpipe.interop.steady_steps import measured
     from farpipe.interop.trace_files import read_all
     from farpipe.interop.traces import profile_of_any
-    from farpipe.report import to_rich, write_report
-    from farpipe.runtime.figures.metrics import METRICS_NAME
     from farpipe.spec import load_job
+
+    job = load_job(options.job)
+    job, units = with_measured_links(job, options.links) if options.links else (job, ())
+    found = read_log_of(options.log, job)
+    steps, traces, given = measured(found, str(options.log)), read_all(options.trace or []), options.profile or []
+    profiles, notes = profile_of_any(traces, job) if traces and not given else ([], ())
+    with status("predicting the step"):
+        comparison = compare(job, steps, found, profiles or load_profiles(job, given), traces)
+    return job, found, replace(comparison, notes=(*comparison.notes, *units, *notes))
+
+
+def _show(comparison: "Comparison", options: CheckOptions) -> None:
+    from farpipe.report import to_rich
+
+    if options.as_json:
+        print_json(comparison.to_data())
+        return
+    console().print(to_rich(table_of(comparison)))
+    if options.why:
+        show_derivation(comparison.plan, comparison.costs, console())
+
+
+def _write_calibrated(job: "Job", step_s: float, options: CheckOptions) -> None:
+    """Write the job with devices as fast as the log says."""
+    from farpipe.interop.comparison import calibrated
     from farpipe.strict import write_text
 
-    log_file = log_file / METRICS_NAME if log_file.is_dir() and not is_table(log_file) else log_file
-    check_folder(html, keeping=(job, log_file))
-    wanted = load_job(job)
-    wanted, units = with_measured_links(wanted, links) if links else (wanted, ())
-    found = read_log_of(log_file, wanted)
-    steps = measured(found, str(log_file))
-    traces = read_all(trace or [])
-    profiles, told = profile_of_any(traces, wanted) if traces and not profile else ([], ())
-    with status("predicting the step"):
-        comparison = compare(wanted, steps, found, profiles or load_profiles(wanted, profile or []), traces)
-    comparison = replace(comparison, notes=(*comparison.notes, *units, *told))
-    if html is not None:
-        write_report(_page(comparison, found), html)
-    if as_json:
-        print_json(comparison.to_data())
-    else:
-        console().print(to_rich(table_of(comparison)))
-        if why:
-            show_derivation(comparison.plan, comparison.costs, console())
-    if calibrate is not None:
-        expect_new(calibrate)
-        try:
-            with status("calibrating"):
-                fitted, factor = calibrated(wanted, steps.step_s)
-        except ValueError as error:
-            raise InputError(f"{log_file}: {error}") from None
-        write_text(calibrate, f"# Rates of the devices times {factor:.4g}, by {log_file.name}.\n{fitted.to_toml()}")
-        log(f"devices at {factor:.3g} of their modelled rate: written to {calibrate}")
-    if abs(comparison.error) > tolerance:
-        raise ToleranceError(f"the prediction is {comparison.error:+.1%} off, outside {tolerance:.0%}")
+    path = options.calibrate
+    assert path is not None
+    expect_new(path)
+    try:
+        with status("calibrating"):
+            fitted, factor = calibrated(job, step_s)
+    except ValueError as error:
+        raise InputError(f"{options.log}: {error}") from None
+    write_text(path, f"# Rates of the devices times {factor:.4g}, by {options.log.name}.\n{fitted.to_toml()}")
+    log(f"devices at {factor:.3g} of their modelled rate: written to {path}")
 
 
 def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":

@@ -1,17 +1,19 @@
 """``farpipe compare JOB|PROBLEM``: every schedule side by side."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Plot
+from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, search_status
 from farpipe.errors import InfeasibleError, InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farpipe.plan import Plan
     from farpipe.plan.orders import Outcome
     from farpipe.report import ComparisonRow
     from farpipe.step import Problem, Schedule
@@ -21,50 +23,62 @@ SEARCHED = ("greedy", "auto")
 DEFAULT_SEARCH_S = 10.0
 
 
-def compare(
-    step: Annotated[Path, typer.Argument(help="A job (.toml), a plan, or a problem.")],
+@dataclass(frozen=True)
+class CompareOptions:
+    """A step, and the schedules and searches that are compared on it."""
+
+    step: Annotated[Path, typer.Argument(help="A job (.toml), a plan, or a problem.")]
     method: Annotated[
         list[str] | None,
         typer.Option(
             metavar="<str>", help="Only these schedules or searches; may be given several times. Default: all."
         ),
-    ] = None,
+    ] = None
     search_s: Annotated[
         float | None,
         typer.Option(min=0, help="Search too (greedy, auto, or those of --method), each for so many seconds."),
-    ] = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
-    from farpipe.cli.shown import load_step, trust_note
-    from farpipe.report import comparison_table, obstacles
-    from farpipe.units import format_seconds
+    ] = None
+    plot: Plot = None
+    as_json: AsJson = False
 
-    check_picture(plot, kinds=(".svg",))
-    check_folder(plot, keeping=(step,))
-    named = _named(method, search_s) if method else None
-    problem, own, plan = load_step(step)
-    names = named or _all_methods(problem, search_s)
-    outcomes, bound_s = _outcomes(problem, names, DEFAULT_SEARCH_S if search_s is None else search_s)
+
+@with_groups
+def compare(options: CompareOptions) -> None:
+    """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
+    from farpipe.cli.shown import load_step
+    from farpipe.report import obstacles
+
+    check_picture(options.plot, kinds=(".svg",))
+    check_folder(options.plot, keeping=(options.step,))
+    named = _named(options.method, options.search_s) if options.method else None
+    problem, own, plan = load_step(options.step)
+    names = named or _all_methods(problem, options.search_s)
+    outcomes, bound_s = _outcomes(problem, names, DEFAULT_SEARCH_S if options.search_s is None else options.search_s)
     if own is not None and not named and own.method not in names:
         outcomes = _with_own(problem, own, outcomes)
     overhead_s = plan.prediction.overhead_s if plan else 0.0
     rows = [_row(problem, outcome, bound_s, overhead_s) for outcome in outcomes]
     usable = any(outcome.timeline is not None for outcome in outcomes)
-    if plot is not None and usable:
-        _draw(plot, outcomes, plan.sites if plan else ())
-    if as_json:
+    if options.plot is not None and usable:
+        _draw(options.plot, outcomes, plan.sites if plan else ())
+    if options.as_json:
         print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, outcomes)})
     if not usable:
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
-    if as_json:
-        return
+    if not options.as_json:
+        _show(rows, bound_s, plan)
+
+
+def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") -> None:
+    from farpipe.report import comparison_view, to_rich
+    from farpipe.report.plan_tables import trust_note
+    from farpipe.units import format_seconds
+
     out = console()
-    out.print(comparison_table(rows))
+    out.print(to_rich(comparison_view(rows)))
     out.print(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
-    if overhead_s:
-        out.print(f"optimizer and clipping: {format_seconds(overhead_s)} per step, included")
+    if plan is not None and plan.prediction.overhead_s:
+        out.print(f"optimizer and clipping: {format_seconds(plan.prediction.overhead_s)} per step, included")
     if plan is not None and plan.is_rough:
         out.print(trust_note(plan))
 
@@ -99,8 +113,8 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
     bound_s = lower_bound_s(problem)
     for name in (name for name in names if name in SEARCHES):
         try:
-            with search_status(f"searching ({name})") as tell:
-                found = find_order(problem, name, time_limit_s=search_s, on_progress=tell)
+            with search_status(f"searching ({name})") as report:
+                found = find_order(problem, name, time_limit_s=search_s, on_progress=report)
         except (InputError, InfeasibleError) as error:
             outcomes.append(Outcome(name, obstacle=error))
             continue

@@ -1,4 +1,4 @@
-"""Compilation of kernels, which the first commands after an installation wait for: told, and shared with a process."""
+"""Compilation of kernels, for which the first commands wait: announced, and shared with a process."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ AHEAD: Final = (sys.executable, "-m", "farpipe.search.compile_ahead")
 
 
 @contextmanager
-def compilation_told() -> Iterator[None]:
+def compilation_announced() -> Iterator[None]:
     """Line on stderr at the first kernel that the block compiles; one that numba's cache has is not compiled.
 
     Kernels that the block needs later are compiled by another process meanwhile; that process ends by itself.
@@ -25,14 +25,14 @@ def compilation_told() -> Iterator[None]:
     from numba.core import event
 
     class FirstCompilation(event.Listener):
-        told = False
+        announced = False
 
         def on_start(self, event: object) -> None:
-            if not self.told:
+            if not self.announced:
                 log(TOLD)
                 quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
                 threading.Thread(target=subprocess.run, args=[AHEAD], kwargs=quiet, daemon=True).start()
-            self.told = True
+            self.announced = True
 
         def on_end(self, event: object) -> None:
             pass

@@ -1,13 +1,13 @@
 """``farpipe export``: what farpipe has found or trained, in the files of others."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.cli.extras import need_torch
-from farpipe.cli.options import refuse, typed
+from farpipe.cli.options import need_torch, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, status
 from farpipe.cli.shown import read_named
 from farpipe.errors import InputError
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from farpipe.step import Schedule
 
 
-def export(
-    context: typer.Context,
+@dataclass(frozen=True)
+class ExportOptions:
+    """A plan, a schedule or a run, and the form in which it is written."""
+
     source: Annotated[
         Path, typer.Argument(help="A plan, a schedule, a run file or a run directory; for weights a checkpoint too.")
-    ],
+    ]
     form: Annotated[
         Literal["torch-csv", "megatron", "torchtitan", "torchtitan-flags", "nemo", "hugging-face"],
         typer.Option(
@@ -28,33 +30,36 @@ def export(
             help="torch-csv: the schedule; megatron, torchtitan, nemo: the plan as their settings; torchtitan-flags: "
             "options of torchtitan 0.3 under farpipe.torch.titan; hugging-face: weights of the newest checkpoint.",
         ),
-    ] = "torch-csv",
+    ] = "torch-csv"
     comms: Annotated[
         bool,
         typer.Option("--comms", help="With torch-csv of a plan: sends and receives too, for torch's compute_comms."),
-    ] = False,
+    ] = False
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file, by default stdout; for weights a new folder.")
-    ] = None,
+    ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights that are written.")
-    ] = "float32",
-) -> None:
+    ] = "float32"
+
+
+@with_groups
+def export(context: typer.Context, options: ExportOptions) -> None:
     """Write a schedule, or what a run has trained, in a form that others read."""
-    if form == "hugging-face":
-        _export_weights(source, output, dtype)
-        return
-    refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
     from farpipe.strict import write_text
 
-    check_folder(output, keeping=(source,))
-    if comms and form != "torch-csv":
+    if options.form == "hugging-face":
+        _export_weights(options.source, options.output, options.dtype)
+        return
+    refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
+    check_folder(options.output, keeping=(options.source,))
+    if options.comms and options.form != "torch-csv":
         raise typer.BadParameter("is for --format torch-csv", param_hint="--comms")
-    text = _with_comms(source) if comms else _exported(source, form)
-    if output is None:
+    text = _with_comms(options.source) if options.comms else _exported(options.source, options.form)
+    if options.output is None:
         sys.stdout.write(text)
     else:
-        write_text(output, text)
+        write_text(options.output, text)
 
 
 def _exported(source: Path, form: str) -> str:

@@ -1,11 +1,12 @@
 """``farpipe fleet``: many jobs over many regions, simulated under one policy or several."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Plot
+from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 from farpipe.errors import UsageError
 from farpipe.strict import nearest
@@ -32,37 +33,41 @@ Charts = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class FleetOptions:
+    """Regions, a trace of jobs, the policy, and what is to be drawn and written."""
+
+    path: FleetFile
+    jobs: Jobs
+    policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe fleet policies` lists them.")] = "farpipe"
+    events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None
+    plot: Plot = None
+    charts: Charts = None
+    why: Annotated[str | None, typer.Option(metavar="JOB", help="Show why this job waits, and what would help.")] = None
+    as_json: AsJson = False
+
+
 @fleet.command()
-def simulate(
-    path: FleetFile,
-    jobs: Jobs,
-    policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe fleet policies` lists them.")] = "farpipe",
-    events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None,
-    plot: Plot = None,
-    charts: Charts = None,
-    why: Annotated[
-        str | None, typer.Option(metavar="JOB", help="Tell why this job waits, and what would help.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@with_groups
+def simulate(options: FleetOptions) -> None:
     """Simulate a trace of jobs over regions under one policy."""
     from farpipe.fleet.play import play
     from farpipe.fleet.scenario import load_scenario
     from farpipe.fleet.traces import read_jobs
     from farpipe.fleet.waiting import Waits
 
-    _check_outputs(path, jobs, plot, charts, events)
-    scenario = load_scenario(path)
-    trace = read_jobs(jobs, scenario.start)
+    _check_outputs(options.path, options.jobs, options.plot, options.charts, options.events)
+    scenario, why = load_scenario(options.path), options.why
+    trace = read_jobs(options.jobs, scenario.start)
     names = [job.name for job in trace]
     if why is not None and why not in names:
-        raise UsageError(f"--why {why}: {jobs} has no such job{nearest(why, names)}")
+        raise UsageError(f"--why {why}: {options.jobs} has no such job{nearest(why, names)}")
     waits = Waits(why or "")
-    with status(f"simulating {len(trace)} jobs under {policy}"):
-        outcome = _logged(events, lambda log: play(scenario, trace, policy, log=log, after=waits))
+    with status(f"simulating {len(trace)} jobs under {options.policy}"):
+        outcome = _logged(options.events, lambda log: play(scenario, trace, options.policy, log=log, after=waits))
     _print_series_ends(scenario, outcome.end_s)
-    _draw([outcome], scenario, plot, charts)
-    if as_json:
+    _draw([outcome], scenario, options.plot, options.charts)
+    if options.as_json:
         reasons = [{"time_s": time_s, "why": reason or None} for time_s, reason in waits.found]
         print_json(outcome.to_data() | ({"why": reasons} if why else {}))
     else:

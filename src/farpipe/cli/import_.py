@@ -1,5 +1,6 @@
 """``farpipe import``: settings of other frameworks as a job, and schedules from elsewhere."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from farpipe.cli.import_lists import import_lists
 from farpipe.cli.import_log import import_log
-from farpipe.cli.options import AsJson, Output, pairs
+from farpipe.cli.options import AsJson, Output, pairs, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
 from farpipe.errors import InputError, UsageError
 
@@ -31,17 +32,20 @@ FILES = (
 )
 
 
-def import_(
+@dataclass(frozen=True)
+class ImportOptions:
+    """Files of others, and what they leave open."""
+
     files: Annotated[
         list[Path],
         typer.Argument(
             metavar="FILE...",
             help=FILES,
         ),
-    ],
-    form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto",
-    device: Annotated[str, typer.Option(help="The device that it runs on, by its name in the catalogue.")] = "h100",
-    num_devices: Annotated[int | None, typer.Option(min=1, help="Devices, where the files don't say it.")] = None,
+    ]
+    form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto"
+    device: Annotated[str, typer.Option(help="The device that it runs on, by its name in the catalogue.")] = "h100"
+    num_devices: Annotated[int | None, typer.Option(min=1, help="Devices, where the files don't say it.")] = None
     given: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,62 +53,95 @@ def import_(
             metavar="NAME=VALUE",
             help="A variable or an argument (1=...) that a script takes; zone=, EUR= and carbon= for lists.",
         ),
-    ] = None,
+    ] = None
     second_site: Annotated[
         int | None,
         typer.Option(min=1, help="Devices of a second site: the job then leaves the degrees to the planner."),
-    ] = None,
+    ] = None
     latency: Annotated[
         str | None, typer.Option(help="Latency of the link to the second site, one way; else measured, or 20 ms.")
-    ] = None,
+    ] = None
     bandwidth: Annotated[
         str | None, typer.Option(help="Bandwidth of the link to the second site; else measured, or 100 Gbit/s.")
-    ] = None,
-    job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None,
-    method: Annotated[str, typer.Option(help="The name that a schedule gets.")] = "torch-csv",
-    output: Output = None,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None
+    method: Annotated[str, typer.Option(help="The name that a schedule gets.")] = "torch-csv"
+    output: Output = None
+    as_json: AsJson = False
+
+    @property
+    def link(self) -> dict[str, str | None]:
+        """Figures of the link to the second site, as given."""
+        return {"latency": self.latency, "bandwidth": self.bandwidth}
+
+
+@with_groups
+def import_(options: ImportOptions) -> None:
     """Read what other frameworks have: settings become a job.toml with the place of every value behind it.
 
     What was not understood is listed, and nothing is run or guessed in silence.
     """
+    form, files, output, as_json = options.form, options.files, options.output, options.as_json
     if form not in FORMATS.split(", "):
         raise typer.BadParameter(f"expected one of {FORMATS}, found {form!r}", param_hint="--format")
-    known = pairs(given)
-    if form == "auto" and (import_log(files, job, output, as_json) or import_lists(files, known, output, as_json)):
+    if form == "auto" and (
+        import_log(files, options.job, output, as_json) or import_lists(files, pairs(options.given), output, as_json)
+    ):
         return
     if form == "torch-csv" or (form == "auto" and files[0].suffix == ".csv"):
-        _import_schedule(files, method, output, as_json)
+        _import_schedule(files, options.method, output, as_json)
         return
-    if _is_traced(files, job, output, as_json):
+    if not _is_traced(files, options.job, output, as_json):
+        _import_settings(options)
+
+
+def _import_settings(options: ImportOptions) -> None:
+    """Write or print the job of files of settings, or the tables of a cluster where there are none."""
+    is_auto = options.form == "auto"
+    settings, sites, notes, link = _sorted(options.files, options.device) if is_auto else (options.files, [], [], {})
+    link |= {name: (text, f"--{name}") for name, text in options.link.items() if text}
+    if not settings:
+        _print_cluster(sites, link, notes, options.as_json)
         return
+    draft = _draft(settings, notes, options)
+    _write_draft(draft, _job_text(draft, sites, link, options), options)
+    _report(draft, options.output)
+
+
+def _draft(settings: list[Path], notes: list[str], options: ImportOptions) -> "Draft":
+    """Draft of the job that the files of settings describe; InputError where they lack something."""
     from farpipe.interop.files import draft_of_devices, read_draft
+
+    read = read_draft(settings, options.form, pairs(options.given))  # type: ignore[arg-type]
+    draft = draft_of_devices(read, options.num_devices, options.device)
+    draft.not_understood += notes
+    _expect_whole(draft, options.files)
+    return draft
+
+
+def _job_text(draft: "Draft", sites: "list[DraftSite]", link: "Link", options: ImportOptions) -> str:
+    """The job.toml, which can be read; with a second site where one is asked for."""
     from farpipe.interop.settings import Setting
     from farpipe.spec import parse_job
+
+    if options.second_site is not None:
+        sites = sites or [draft.site(options.device)]
+        sites.append(draft.site(options.device, Setting(options.second_site, "--second-site"), "second"))
+    text = draft.to_toml(options.device, sites, link)
+    parse_job(text, "the job read from " + ", ".join(map(str, options.files)))
+    return text
+
+
+def _write_draft(draft: "Draft", text: str, options: ImportOptions) -> None:
     from farpipe.strict import write_text
 
-    settings, sites, notes, link = _sorted(files, device) if form == "auto" else (files, [], [], {})
-    link |= {name: (text, f"--{name}") for name, text in (("latency", latency), ("bandwidth", bandwidth)) if text}
-    if not settings:
-        _print_cluster(sites, link, notes, as_json)
-        return
-    draft = draft_of_devices(read_draft(settings, form, known), num_devices, device)  # type: ignore[arg-type]
-    draft.not_understood += notes
-    _expect_whole(draft, files)
-    if second_site is not None:
-        sites = sites or [draft.site(device)]
-        sites.append(draft.site(device, Setting(second_site, "--second-site"), "second"))
-    text = draft.to_toml(device, sites, link)
-    parse_job(text, "the job read from " + ", ".join(map(str, files)))
-    if output is not None:
-        expect_new(output)
-        write_text(output, text)
-    if as_json:
+    if options.output is not None:
+        expect_new(options.output)
+        write_text(options.output, text)
+    if options.as_json:
         print_json(draft.to_data())
-    elif output is None:
+    elif options.output is None:
         typer.echo(text, nl=False)
-    _report(draft, output)
 
 
 def _expect_whole(draft: "Draft", files: list[Path]) -> None:

@@ -1,11 +1,12 @@
 """``farpipe lengths FILE``: the lengths of a corpus, and what they mean."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed
+from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import UsageError
 
@@ -13,77 +14,78 @@ if TYPE_CHECKING:
     from farpipe.cli.corpus import Corpus
     from farpipe.report import TableView
     from farpipe.sequences.chunk import Ints
-    from farpipe.sequences.summary import Gain, LengthSummary
+    from farpipe.sequences.length_summary import Gain, LengthSummary
 
 
-def lengths(
-    context: typer.Context,
+@dataclass(frozen=True)
+class LengthsOptions:
+    """A corpus, and the batch that is planned of it."""
+
     file: Annotated[
         Path | None,
         typer.Argument(
             help="Lengths in tokens: one a line, CSV, JSON lines, .npy; or tokens (.bin with .idx), Parquet, Arrow, a "
             "folder of datasets, JSON lines of texts, all also .gz or .zst. Default: what --job trains on."
         ),
-    ] = None,
-    column: LengthColumn = None,
-    job: Annotated[Path | None, typer.Option(help="A job (.toml): report the gain of chunks on its cluster.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="With --job: sequences of the batch that is planned.")] = 512,
-    seed: Seed = 0,
-    devices_per_stage: DevicesPerStage = None,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    column: LengthColumn = None
+    job: Annotated[Path | None, typer.Option(help="A job (.toml): report the gain of chunks on its cluster.")] = None
+    batch: Annotated[int, typer.Option(min=1, help="With --job: sequences of the batch that is planned.")] = 512
+    seed: Seed = 0
+    devices_per_stage: DevicesPerStage = None
+    as_json: AsJson = False
+
+
+@with_groups
+def lengths(context: typer.Context, options: LengthsOptions) -> None:
     """Show the lengths of a corpus: tokens beyond each length, slices, and what chunks would gain."""
     from farpipe.sequences import summarize
-    from farpipe.units import format_percent
 
-    if job is None:
+    if options.job is None:
         of_job = typed(context, batch="--batch", seed="--seed", devices_per_stage="--devices-per-stage")
         refuse(of_job, "is for the batch that --job plans: give that too")
-    corpus = _read(file, column, job)
-    found = corpus.lengths
-    summary = summarize(found)
-    gain = _gain(found, job, batch, seed, devices_per_stage) if job else None
-    if as_json:
+    corpus = _read(options)
+    summary = summarize(corpus.lengths)
+    gain = _gain(corpus.lengths, options.job, options) if options.job else None
+    if options.as_json:
         counted = {} if corpus.num_counted is None else {"num_trained_tokens": corpus.num_counted}
         print_json(summary.to_data() | counted | ({"gain": _gain_data(gain)} if gain else {}))
         return
-    _show(summary)
-    if corpus.num_counted is not None:
-        share = format_percent(corpus.num_counted / summary.num_tokens)
-        typer.echo(f"{corpus.num_counted:,} tokens ({share}) are trained on, the others are only read")
+    _show(summary, corpus.num_counted)
     if gain is not None:
-        typer.echo(_gain_text(gain, min(batch, found.size)))
+        typer.echo(_gain_text(gain, min(options.batch, corpus.lengths.size)))
 
 
-def _read(file: Path | None, column: str | None, job: Path | None) -> "Corpus":
+def _read(options: LengthsOptions) -> "Corpus":
     """The lengths in a file, or of the documents in it or in the job's own text, by the job's tokenizer."""
     from farpipe.cli.corpus import read_corpus, trained_corpus
     from farpipe.spec import load_job
 
-    if file is not None:
-        return read_corpus(file, column, load_job(job).data if job else None)
+    job = options.job
+    if options.file is not None:
+        return read_corpus(options.file, options.column, load_job(job).data if job else None)
     if job is None:
         raise UsageError("give a file of lengths, or --job, whose text is then read")
     return trained_corpus(load_job(job))
 
 
-def _gain(found: "Ints", job: Path, batch: int, seed: int, devices_per_stage: int | None) -> "Gain":
-    from farpipe.cli.compiling import compilation_told
+def _gain(found: "Ints", job: Path, options: LengthsOptions) -> "Gain":
+    from farpipe.cli.compiling import compilation_announced
     from farpipe.sequences import gain_of_chunks, sample_lengths
     from farpipe.spec import load_job
 
-    drawn = sample_lengths(found, min(batch, found.size), seed)
-    with compilation_told(), status("planning a batch"):
-        return gain_of_chunks(load_job(job), drawn, devices_per_stage)
+    drawn = sample_lengths(found, min(options.batch, found.size), options.seed)
+    with compilation_announced(), status("planning a batch"):
+        return gain_of_chunks(load_job(job), drawn, options.devices_per_stage)
 
 
 def _gain_data(gain: "Gain") -> dict[str, Any]:
     return vars(gain) | {"speedup": gain.speedup}
 
 
-def _show(summary: "LengthSummary") -> None:
+def _show(summary: "LengthSummary", num_counted: int | None) -> None:
     from farpipe.report import to_rich
-    from farpipe.units import counted
+    from farpipe.units import counted, format_percent
 
     out = console()
     out.print(
@@ -92,6 +94,9 @@ def _show(summary: "LengthSummary") -> None:
         f"longest {summary.longest:,}"
     )
     out.print(to_rich(_table(summary)))
+    if num_counted is not None:
+        share = format_percent(num_counted / summary.num_tokens)
+        typer.echo(f"{num_counted:,} tokens ({share}) are trained on, the others are only read")
 
 
 def _table(summary: "LengthSummary") -> "TableView":

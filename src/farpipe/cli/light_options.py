@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from farpipe.cli.light_settings import LightSettings
     from farpipe.optical import PoissonTraffic
+    from farpipe.optical.demands import TransferStrategy
     from farpipe.optical.modulation import Modulation as ModulationTable
     from farpipe.optical.network import Network as OpticalNetwork
     from farpipe.optical.paths import PathTable
-    from farpipe.optical.strategies import Strategy
     from farpipe.optical.study import OpticalSetting
     from farpipe.optical.traffic import Traffic
-    from farpipe.optical.training import Training
+    from farpipe.optical.transfers import LightTraining
     from farpipe.plan import Plan
     from farpipe.step import Problem, Schedule
 
@@ -110,7 +110,7 @@ class LightOptions:
     def candidates(self, policy: str, nodes: "Sequence[str]") -> "PathTable":
         """Candidate paths of a policy between the nodes of a training."""
         from farpipe.optical import k_shortest, load_paths
-        from farpipe.optical.strategies import CANDIDATES
+        from farpipe.optical.demands import CANDIDATES
 
         if self.paths is not None:
             return load_paths(self.paths, self.net)
@@ -142,9 +142,9 @@ class LightOptions:
         traffic, paths = self._background
         return OpticalSetting(candidates, paths, grid, traffic, self.table, of_trace, self.settings.begin)
 
-    def strategy(self, name: str) -> "Strategy":
+    def strategy(self, name: str) -> "TransferStrategy":
         """The strategy called `name` with what the options say of units, set-up, release and keeping."""
-        from farpipe.optical.strategies import find_strategy
+        from farpipe.optical.demands import find_strategy
 
         return find_strategy(
             name,
@@ -158,23 +158,23 @@ class LightOptions:
         )
 
     def training(
-        self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "OpticalSetting", strategy: "Strategy"
-    ) -> "Training":
+        self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "OpticalSetting", strategy: "TransferStrategy"
+    ) -> "LightTraining":
         """The step at its nodes, in the order that was asked for, the plan's own, or the joint one."""
         from farpipe.optical.joint import joint_order, nominal_problem
-        from farpipe.optical.training import UNIT_GBIT, Training
+        from farpipe.optical.transfers import UNIT_GBIT, LightTraining
         from farpipe.schedule.library import order as named
 
         problem, own, _ = loaded
         if self.order is None and own is not None:
-            return Training(problem, own, nodes)
+            return LightTraining(problem, own, nodes)
         nominal = nominal_problem(problem, nodes, scenario.paths, 6 * UNIT_GBIT)
         if self.order not in (None, "joint"):
-            return Training(nominal, named(str(self.order), nominal), nodes)
+            return LightTraining(nominal, named(str(self.order), nominal), nodes)
         shared = scenario.shared(1_000_000, scenario.begin_s + 600)  # a background that no result is measured on
         with status("choosing an order"):
             chosen = joint_order(shared, problem, nodes, strategy, begin_s=scenario.begin_s)
-        return Training(nominal, chosen, nodes)
+        return LightTraining(nominal, chosen, nodes)
 
 
 def _places(nodes: str | None, num_ranks: int, sites: "Sequence[str]") -> tuple[str, ...]:

@@ -40,10 +40,10 @@ def with_renamed_options(command: str, args: Sequence[str]) -> list[str]:
     for word in rest:
         name, equals, value = word.partition("=")
         if (new := RENAMED.get(command, {}).get(name)) is not None:
-            _tell(command, name, new)
+            _report(command, name, new)
             found.append(f"{new}{equals}{value}")
         elif (setting := _setting(command, name, value if equals else None, rest)) is not None:
-            _tell(command, name, f"--set {setting}")
+            _report(command, name, f"--set {setting}")
             found += ["--set", setting]
         else:
             found.append(word)
@@ -60,5 +60,5 @@ def _setting(command: str, name: str, value: str | None, rest: Iterator[str]) ->
     return f"{name.removeprefix('--').replace('-', '_')}={next(rest, '') if value is None else value}"
 
 
-def _tell(command: str, name: str, new: str) -> None:
+def _report(command: str, name: str, new: str) -> None:
     log(f"farpipe: {name} of `{command}` is now {new}; the old spelling goes in the next version")

@@ -1,16 +1,220 @@
-"""``farpipe optical blocking|simulate|compare``: light paths, and trainings over them."""
+"""``farpipe optical blocking|simulate|compare``: light paths, and trainings whose transfers they are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.optical_blocking import blocking
-from farpipe.cli.optical_training import compare, simulate
+from farpipe.cli.light_options import LightOptions
+from farpipe.cli.optical_blocking import Seeds, blocking
+from farpipe.cli.options import AsJson, Plot, with_groups
+from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farpipe.optical.demands import TransferStrategy
+    from farpipe.optical.study import OpticalSetting, PolicyComparison, Run
+    from farpipe.optical.transfers import LightTraining
+    from farpipe.report import FittedTable
+
+    Case = tuple[OpticalSetting, LightTraining]
+    """A network with its background, and a training at its nodes."""
 
 optical = typer.Typer(help="Light paths: blocking of dynamic traffic, trainings over an optical network.")
 optical.command("blocking")(blocking)
-optical.command("simulate")(simulate)
-optical.command("compare")(compare)
 
 
 @optical.callback()
 def common() -> None:
     """Light paths: blocking of dynamic traffic, trainings over an optical network."""
+
+
+Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
+
+POLICIES = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
+
+
+@dataclass(frozen=True)
+class LightOutputs:
+    """Files about a simulated training."""
+
+    plot: Plot = None
+    report: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None
+    light_paths: Annotated[
+        Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
+    ] = None
+    log: Annotated[
+        Path | None, typer.Option(help="Write every light path of one step, the background's too, as CSV.")
+    ] = None
+
+
+@optical.command()
+@with_groups
+def simulate(
+    job: Job,
+    options: LightOptions,
+    *,
+    policy: Annotated[str, typer.Option(help=POLICIES.replace(",", ", ") + ".")] = "widen",
+    seeds: Seeds = 1,
+    outputs: LightOutputs,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a training over an optical network: light paths per message, among background traffic."""
+    check_picture(outputs.plot)
+    files = (outputs.plot, outputs.report, outputs.light_paths, outputs.log)
+    check_folder(*files, keeping=(job, options.paths, options.trace))
+    cases, runs = _run(job, options, [policy], seeds)
+    facts = _facts(cases, policy, runs.runs[policy])
+    _draw(outputs, cases[0], options.strategy(policy), policy)
+    if outputs.light_paths is not None:
+        _write_light_paths(outputs.light_paths, runs.runs[policy][0])
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {_draws(options, seeds)}")
+    typer.echo(f"bound of this order {facts['bound_s']:.4g} s, without a network {facts['no_network_s']:.4g} s")
+    console().print(_table([{"policy": policy, **facts}]))
+
+
+@optical.command()
+@with_groups
+def compare(
+    job: Job,
+    options: LightOptions,
+    policies: Annotated[str, typer.Option(help="Policies to compare, the baseline first.")] = POLICIES,
+    seeds: Seeds = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Compare policies for a training's light paths on the same background traffic and order."""
+    cases, found = _run(job, options, [name.strip() for name in policies.split(",")], seeds)
+    rows, order = found.to_data(), cases[0][1].schedule.method
+    if as_json:
+        draws = {"seeds": seeds} if options.placements is None else {"placements": options.placements}
+        print_json({"order": order, **draws, "policies": rows})
+        return
+    typer.echo(f"order {order}, {_draws(options, seeds)}; change against {found.baseline}")
+    console().print(_table(rows))
+
+
+def _draws(options: LightOptions, seeds: int) -> str:
+    from farpipe.units import counted
+
+    return counted(seeds, "background") if options.placements is None else counted(options.placements, "placement")
+
+
+_EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
+"""Columns that a narrow terminal leaves out, in this order."""
+
+
+def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
+    """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each."""
+    from farpipe.cli.shown import load_step
+    from farpipe.optical.study import PolicyComparison
+    from farpipe.optical.study import compare as compared
+
+    strategies, loaded = {name: options.strategy(name) for name in names}, load_step(job)
+    cases: list[Case] = []
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    for draw, nodes in enumerate(options.places(loaded)):
+        scenario = options.scenario(options.candidates(names[0], nodes))
+        training = options.training(loaded, nodes, scenario, strategies[names[0]])
+        settings = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
+        drawn = range(seeds) if options.placements is None else [draw]
+        with progress_bar("simulating", "runs") as progress:
+            found = compared(
+                scenario,
+                settings,
+                drawn,
+                num_steps=options.steps,
+                skipped=options.settings.skipped,
+                progress=progress,
+            )
+        cases.append((scenario, training))
+        for name in names:
+            runs[name] += found.runs[name]
+    return cases, PolicyComparison(runs)
+
+
+def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]") -> dict[str, Any]:
+    from farpipe.optical.study import bound_s, no_network_s
+
+    figures = [run.figures() for run in runs]
+    means = {key: sum(one[key] for one in figures) / len(figures) for key in figures[0]}
+    return {
+        "policy": policy,
+        "order": cases[0][1].schedule.method,
+        "bound_s": sum(bound_s(*case) for case in cases) / len(cases),
+        "no_network_s": no_network_s(cases[0][1]),
+        **means,
+        "steps": [[step.makespan_s for step in run.played.steps] for run in runs],
+    }
+
+
+def _write_light_paths(path: Path, run: "Run") -> None:
+    from farpipe.optical.lit_problem import light_paths
+
+    light_paths(run.played.steps).save(path)
+
+
+def _table(rows: list[dict[str, Any]]) -> "FittedTable":
+    from farpipe.report import TableView, to_rich
+
+    shown = {
+        "policy": "policy",
+        "step_s": "step s",
+        "change": "change",
+        "refused_ratio": "refused",
+        "waited_ratio": "waited",
+        "mean_wait_s": "wait ms",
+        "mean_units": "units",
+        "held_slots": "slots held",
+        "harm": "harm, points",
+    }
+    there = [key for key in shown if any(key in row for row in rows)]
+    cells = tuple(tuple(_cell(key, row) for key in there) for row in rows)
+    numbers, last = frozenset(range(1, len(there))), tuple(there.index(key) for key in _EXPENDABLE if key in there)
+    return to_rich(TableView("Policies", tuple(shown[key] for key in there), cells, numbers, expendable=last))
+
+
+def _cell(key: str, row: dict[str, Any]) -> str:
+    from farpipe.units import format_change, format_percent
+
+    value = row.get(key, "")
+    if key == "change" and row.get("change_interval"):
+        half = (row["change_interval"][1] - row["change_interval"][0]) / 2
+        return f"{format_change(value)} ± {format_percent(half)}"
+    scales = {
+        "refused_ratio": (100, "{:.2f} %"),
+        "waited_ratio": (100, "{:.2f} %"),
+        "mean_wait_s": (1000, "{:.2f}"),
+        "harm": (100, "{:+.2f}"),
+    }
+    if isinstance(value, float):
+        scale, form = scales.get(key, (1, "{:.4g}"))
+        return form.format(value * scale)
+    return str(value)
+
+
+def _draw(outputs: LightOutputs, case: "Case", strategy: "TransferStrategy", policy: str) -> None:
+    """Draw and list the light paths of one step."""
+    if outputs.plot is None and outputs.report is None and outputs.log is None:
+        return
+    scenario, training = case
+    from farpipe.optical.joint import play_steps
+    from farpipe.report.light import draw_light, light_rows, write_light_page
+    from farpipe.strict import write_text
+
+    shared = scenario.shared(0, scenario.begin_s + 600)
+    played = play_steps(
+        shared, training, strategy, num_steps=1, begin_s=scenario.begin_s, skipped=2, num_logged=1_000_000
+    )
+    drawn = (played.steps[0], shared.table, played.log)
+    if outputs.plot is not None:
+        draw_light(outputs.plot, *drawn, shared.grid.num_slots)
+    if outputs.report is not None:
+        title = f"{policy} over {scenario.paths.network.name}"
+        write_light_page(outputs.report, *drawn, shared.grid.num_slots, title=title)
+    if outputs.log is not None:
+        write_text(outputs.log, "\n".join(light_rows(*drawn)) + "\n")

@@ -1,11 +1,13 @@
 """``farpipe optical blocking``: how much of some traffic an optical network refuses."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Given, refuse, settings, typed
+from farpipe.cli.options import AsJson, Given, refuse, settings, typed, with_groups
 from farpipe.cli.output import print_json, status
 from farpipe.errors import UsageError
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from farpipe import optical
     from farpipe.cli.light_settings import BlockingSettings
     from farpipe.optical.blocking import Blocking, TrafficOutcome
-    from farpipe.optical.intervals import Interval
+    from farpipe.optical.confidence import Interval
     from farpipe.optical.modulation import Modulation as ModulationTable
     from farpipe.optical.network import Network as OpticalNetwork
     from farpipe.optical.paths import Pair, PathTable
@@ -36,104 +38,92 @@ Shared = Annotated[bool, typer.Option("--shared", help="Both directions of an ed
 Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Independent runs of random traffic, side by side.")]
 
 
-def blocking(
-    context: typer.Context,
-    network: Network = "nsfnet",
-    trace: Annotated[
-        Path | None, typer.Option(help="Requests: CSV request,arrival_s,src,dst,gbit_s,holding_s.")
-    ] = None,
-    load: Annotated[float | None, typer.Option(help="Instead of a trace: Poisson traffic of so many Erlang.")] = None,
-    paths: PathsFile = None,
-    policy: Policy = "ksp-ff",
-    slots: Slots = 100,
-    slot_ghz: SlotGhz = 12.5,
-    guard: Guard = 1,
-    modulation: Modulation = "deeprmsa",
-    shared: Shared = False,
-    seeds: Seeds = 5,
+@dataclass(frozen=True)
+class BlockingOptions:
+    """A network with its spectrum and policy, and the traffic on it."""
+
+    network: Network = "nsfnet"
+    trace: Annotated[Path | None, typer.Option(help="Requests: CSV request,arrival_s,src,dst,gbit_s,holding_s.")] = None
+    load: Annotated[float | None, typer.Option(help="Instead of a trace: Poisson traffic of so many Erlang.")] = None
+    paths: PathsFile = None
+    policy: Policy = "ksp-ff"
+    slots: Slots = 100
+    slot_ghz: SlotGhz = 12.5
+    guard: Guard = 1
+    modulation: Modulation = "deeprmsa"
+    shared: Shared = False
+    seeds: Seeds = 5
     defragment: Annotated[
         bool, typer.Option("--defragment", help="Move light paths to lower slots when a request does not fit.")
-    ] = False,
-    given: Given = None,
-    as_json: AsJson = False,
-) -> None:
-    """Requests that an optical network refuses, from a trace or under random traffic."""
-    from farpipe.cli.light_settings import BlockingSettings
-    from farpipe.optical import Grid, find_modulation, find_network, find_policy
+    ] = False
+    given: Given = None
+    as_json: AsJson = False
 
-    details = settings(BlockingSettings, given)
-    _expect_one_source(context, details, trace, load)
-    net, table = find_network(network, shared=shared), find_modulation(modulation)
-    grid, chosen = Grid(slots, slot_ghz, guard), find_policy(policy)
-    setting = _Setting(net, table, grid, chosen, paths, details.k, details.by, defragment=defragment)
-    if trace is not None:
-        _show(_trace_facts(setting, trace, details.warm_up or 0), as_json)
-        return
-    from farpipe.optical.traffic import PoissonTraffic
+    @cached_property
+    def details(self) -> "BlockingSettings":
+        """The settings that `--set` names."""
+        from farpipe.cli.light_settings import BlockingSettings
 
-    low, high = details.low_and_high
-    how = PoissonTraffic(load or 0.0, low=low, high=high, truncate_at=details.truncate)
-    warm_up = 3_000 if details.warm_up is None else details.warm_up
-    _show(_poisson_facts(setting, how, details.requests, warm_up, seeds), as_json)
+        return settings(BlockingSettings, self.given)
 
+    @cached_property
+    def net(self) -> "OpticalNetwork":
+        """The network."""
+        from farpipe.optical import find_network
 
-class _Setting:
-    """Network, spectrum and policy on which both kinds of traffic are played."""
+        return find_network(self.network, shared=self.shared)
 
-    def __init__(
-        self,
-        network: "OpticalNetwork",
-        modulation: "ModulationTable",
-        grid: "optical.Grid",
-        policy: "AssignmentPolicy",
-        paths: Path | None,
-        k: int,
-        by: str,
-        *,
-        defragment: bool,
-    ) -> None:
-        self.network, self.modulation, self.grid, self.policy = network, modulation, grid, policy
-        self._file, self._k, self._by, self.defragment = paths, k, by, defragment
+    @cached_property
+    def setting(self) -> "tuple[AssignmentPolicy, optical.Grid, ModulationTable]":
+        """Policy, grid and modulation by which requests are assigned."""
+        from farpipe.optical import Grid, find_modulation, find_policy
 
-    def paths(self, pairs: "Sequence[Pair] | None" = None) -> "PathTable":
+        grid = Grid(self.slots, self.slot_ghz, self.guard)
+        return find_policy(self.policy), grid, find_modulation(self.modulation)
+
+    def candidates(self, pairs: "Sequence[Pair] | None" = None) -> "PathTable":
         """The candidates of `pairs`: those of the file, or the k best."""
         from farpipe.optical import k_shortest, load_paths
 
-        if self._file is not None:
-            found = load_paths(self._file, self.network)
+        if self.paths is not None:
+            found = load_paths(self.paths, self.net)
             if pairs is None:
-                found.expect_all_pairs(str(self._file))
+                found.expect_all_pairs(str(self.paths))
             return found
         with status("finding paths"):
-            return k_shortest(self.network, pairs, k=self._k, by=self._by, modulation=self.modulation)
+            return k_shortest(self.net, pairs, k=self.details.k, by=self.details.by, modulation=self.setting[2])
 
 
-def _expect_one_source(
-    context: typer.Context, details: "BlockingSettings", trace: Path | None, load: float | None
-) -> None:
-    if (trace is None) == (load is None):
+@with_groups
+def blocking(context: typer.Context, options: BlockingOptions) -> None:
+    """Requests that an optical network refuses, from a trace or under random traffic."""
+    _expect_one_source(context, options)
+    facts = _poisson_facts(options) if options.trace is None else _trace_facts(options, options.trace)
+    _show(facts, options.as_json)
+
+
+def _expect_one_source(context: typer.Context, options: BlockingOptions) -> None:
+    if (options.trace is None) == (options.load is None):
         raise UsageError("give the traffic as --trace FILE or as --load ERLANG, one of them")
-    named = details.model_fields_set
-    if trace is not None:
+    named = options.details.model_fields_set
+    if options.trace is not None:
         of_poisson = [f"--set {name}" for name in ("requests", "truncate", "rates") if name in named]
         refuse(typed(context, seeds="--seeds") + of_poisson, "is for --load, not for a trace")
-    if context.params.get("paths") is not None:
+    if options.paths is not None:
         of_found = [f"--set {name}" for name in ("k", "by") if name in named]
         refuse(of_found, "is for paths that farpipe finds; --paths gives them")
 
 
-def _trace_facts(setting: _Setting, trace: Path, warm_up: int) -> dict[str, Any]:
+def _trace_facts(options: BlockingOptions, trace: Path) -> dict[str, Any]:
     from farpipe.optical import load_trace, play_traffic
 
-    traffic = load_trace(trace, setting.network)
+    traffic = load_trace(trace, options.net)
     outcome = play_traffic(
         traffic,
-        setting.paths(traffic.pairs),
-        setting.policy,
-        setting.grid,
-        setting.modulation,
-        warm_up=warm_up,
-        defragment=setting.defragment,
+        options.candidates(traffic.pairs),
+        *options.setting,
+        warm_up=options.details.warm_up or 0,
+        defragment=options.defragment,
     )
     return outcome.to_data() | _broken_up(outcome)
 
@@ -144,21 +134,19 @@ def _broken_up(outcome: "TrafficOutcome") -> dict[str, Any]:
     return {"moved": outcome.num_moved, "fragmentation": asdict(outcome.fragmentation)}
 
 
-def _poisson_facts(
-    setting: _Setting, how: "optical.PoissonTraffic", requests: int, warm_up: int, seeds: int
-) -> dict[str, Any]:
-    from farpipe.optical import poisson_blocking
+def _poisson_facts(options: BlockingOptions) -> dict[str, Any]:
+    from farpipe.optical import PoissonTraffic, poisson_blocking
 
+    details = options.details
+    low, high = details.low_and_high
     found: Blocking = poisson_blocking(
-        how,
-        setting.paths(),
-        setting.policy,
-        setting.grid,
-        setting.modulation,
-        num_requests=requests,
-        warm_up=warm_up,
-        seeds=range(seeds),
-        defragment=setting.defragment,
+        PoissonTraffic(options.load or 0.0, low=low, high=high, truncate_at=details.truncate),
+        options.candidates(),
+        *options.setting,
+        num_requests=details.requests,
+        warm_up=3_000 if details.warm_up is None else details.warm_up,
+        seeds=range(options.seeds),
+        defragment=options.defragment,
     )
     by_request, by_bandwidth = found.blocking_ratio, found.bandwidth_blocking_ratio
     return {

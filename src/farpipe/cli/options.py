@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -84,7 +85,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     def call(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            given = [field.name for field in fields(group) if field.name in values]
+            values[name] = group(**{field: values.pop(field) for field in given})
         command(**values)
 
     call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
@@ -118,3 +120,17 @@ def refuse(options: list[str], because: str) -> None:
     """UsageError for the first of `options`, if there is one; `because` says what would make it mean something."""
     if options:
         raise UsageError(f"{options[0]} {because}")
+
+
+def need_torch(what: str) -> None:
+    """InputError naming the extra to install where PyTorch is missing; `what` needs it."""
+    if not _is_there("torch"):
+        raise InputError(f"{what} needs PyTorch: pip install 'farpipe[train]'")
+
+
+def _is_there(library: str) -> bool:
+    """True if `library` can be found, without the seconds that importing it may take."""
+    try:
+        return find_spec(library) is not None
+    except (ImportError, ValueError):
+        return False

@@ -112,7 +112,7 @@ def expect_replaceable(path: Path, kind: str) -> bool:
     try:
         if not path.is_file():
             return False
-    except OSError:  # whoever writes there tells the reason
+    except OSError:  # writing there reports the reason
         return False
     if not path.read_bytes()[:200].lstrip().startswith(b"{") or f'"farpipe/{kind}/'.encode() not in path.read_bytes():
         raise InputError(f"{path}: is there already, and no {kind} of farpipe; give another file with --output")
@@ -160,7 +160,7 @@ class PacedLog:
         self._last = now
         return True
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Write `text` with the seconds since the beginning, if a line is due."""
         if self.due():
             log(f"{text}, {self._clock() - self._begin:.0f} s")
@@ -192,10 +192,10 @@ def status(what: str) -> Iterator[None]:
 
 @contextmanager
 def search_status(what: str) -> Iterator[Callable[["Progress"], None]]:
-    """Like `status`, told of the best schedule and the bound as a search goes on."""
+    """Like `status`, with a callback for the best schedule and the bound as a search goes on."""
     if not sys.stderr.isatty():
         pace = PacedLog()
-        yield lambda progress: pace.tell(_search_line(what, progress))
+        yield lambda progress: pace.report(_search_line(what, progress))
         return
     with console(stderr=True).status(what) as line:
         yield lambda progress: line.update(_search_line(what, progress))
@@ -208,13 +208,13 @@ def _search_line(what: str, progress: "Progress") -> str:
 
 @contextmanager
 def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Told (done, total), 0 for an unknown total: a bar on a terminal, elsewhere a line every `LINE_EVERY_S`."""
+    """Callback for (done, total), 0 if unknown: a bar on a terminal, elsewhere a line every `LINE_EVERY_S`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not sys.stderr.isatty():
         pace = PacedLog()
         with status(what):
-            yield lambda done, total: pace.tell(f"{what}: {done}{f' of {total}' if total else ''} {unit}")
+            yield lambda done, total: pace.report(f"{what}: {done}{f' of {total}' if total else ''} {unit}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:

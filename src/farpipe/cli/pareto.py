@@ -28,7 +28,7 @@ def pareto(
     from farpipe.plan.decided import tell_left_out
     from farpipe.plan.service import Planner
     from farpipe.report import to_rich
-    from farpipe.report.pareto import front_data, front_table
+    from farpipe.report.plan_tables import front_data, front_table
     from farpipe.spec import load_job
 
     names, spec = _objectives(objectives), load_job(job)

@@ -2,12 +2,13 @@
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from farpipe.cli.options import AsJson, ProfileFiles, Why
+from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
 from farpipe.errors import InputError, RunInterruptedError, UsageError
 
@@ -24,35 +25,38 @@ LOCAL_STEPS: Final = 100
 """Steps between two exchanges of the strategy with local steps, where nothing else is asked for."""
 
 
-def plan(
-    job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan.")] = Path("plan.json"),
-    profile: ProfileFiles = None,
+@dataclass(frozen=True)
+class PlanOptions:
+    """A job, what its plan is to be best in, and what is to be shown and written of it."""
+
+    job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan.")] = Path("plan.json")
+    profile: ProfileFiles = None
     learned_from: Annotated[
         Path | None,
         typer.Option(metavar="<run>", help="Take times and links from what was measured in this run's directory."),
-    ] = None,
+    ] = None
     search_s: Annotated[
         float, typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found.")
-    ] = 0.0,
+    ] = 0.0
     tokens: Annotated[
         str | None,
         typer.Option(
             metavar="<number>",
             help="Show time, device-hours and money for so many tokens, such as 15T; default: the job's steps.",
         ),
-    ] = None,
+    ] = None
     top: Annotated[
         int, typer.Option(min=1, max=20, help="Write the best so many plans, those after the first beside it.")
-    ] = 1,
+    ] = 1
     objective: Annotated[
         Literal["time", "money", "energy", "carbon"],
         typer.Option(help="Objective of the plan: step time, or USD, kWh or grams of carbon per token."),
-    ] = "time",
+    ] = "time"
     local_steps: Annotated[
         int | None,
         typer.Option(min=2, help="Steps between two exchanges of the strategy with local steps; default: 100."),
-    ] = None,
+    ] = None
     strategies: Annotated[
         bool | None,
         typer.Option(
@@ -60,50 +64,93 @@ def plan(
             "--arms/--no-arms",
             help="Compare strategies (site sets, replicas, local steps) and changes that would help; default: yes.",
         ),
-    ] = None,
-    why: Why = False,
+    ] = None
+    why: Why = False
     html: Annotated[
         Path | None, typer.Option(help="Write the answer as one HTML page: strategies, changes, money, derivation.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find the best plan, print it and why the others lost, and write it to a file."""
-    from farpipe.cli.compiling import compilation_told
-    from farpipe.cli.shown import find_plans_of, load_profiles, show_derivation, show_plan, verdict
-    from farpipe.spec import load_job
+    ] = None
+    as_json: AsJson = False
 
-    check_folder(output, html, keeping=(job,))
-    expect_replaceable(output, "plan")
-    spec = load_job(job)
-    if spec.data.packing is not None:
-        _refuse_for_packing(top, learned_from, local_steps, strategies, why)
-    if search_s:
-        _expect_open_schedule(spec, job)
-    num_tokens = None if tokens is None else number_of_tokens(tokens)
-    began_s = time.perf_counter()
-    spec, profiles, learned = _with_learned(spec, load_profiles(spec, profile or []), learned_from)
-    spec = _pinned_by(objective, spec, profiles)
-    with compilation_told(), progress_bar("planning", "layouts") as advance:
-        plans = find_plans_of(spec, job, profiles, progress=advance, num_plans=top)
-    found, out = plans.plans[0], console()
-    if not as_json and not search_s:
-        out.print(*verdict(found, num_tokens), sep="\n")
-    if strategies is not False:
-        found = _advised(plans, local_steps or LOCAL_STEPS, output)
-    found = found.model_copy(update={"advice": (*learned, *found.advice)})
-    found = _refined(found, search_s)
+    @property
+    def num_tokens(self) -> float | None:
+        """Number of `tokens`; None: those of the job's steps."""
+        return None if self.tokens is None else number_of_tokens(self.tokens)
+
+    def load_job(self) -> "Job":
+        """The job, once it is sure that the other options mean something beside it and that results can be written."""
+        from farpipe.spec import load_job
+
+        check_folder(self.output, self.html, keeping=(self.job,))
+        expect_replaceable(self.output, "plan")
+        job = load_job(self.job)
+        if job.data.packing is not None:
+            self._refuse_for_packing()
+        if self.search_s:
+            _expect_open_schedule(job, self.job)
+        return job
+
+    def _refuse_for_packing(self) -> None:
+        """UsageError for options that mean nothing for a job with `data.packing`."""
+        reasons = {
+            "--top": (
+                self.top > 1,
+                "its layout follows from the pins and the devices, so there is no second one; pin [layout]",
+            ),
+            "--learned-from": (
+                self.learned_from is not None,
+                "a run measures whole microbatches, not chunks; measure them with `farpipe profile --sequences` and "
+                "give --profile",
+            ),
+            "--strategies": (
+                bool(self.strategies),
+                "strategies are compared for sequences of one length; leave out `packing`",
+            ),
+            "--why": (self.why, "it follows microbatches of one length; leave out `packing`"),
+            "--local-steps": (self.local_steps is not None, "it is for strategies, which are not compared there"),
+        }
+        for option, (is_given, reason) in reasons.items():
+            if is_given:
+                raise UsageError(f"{option} is not for data.packing: {reason}")
+
+
+@with_groups
+def plan(options: PlanOptions) -> None:
+    """Find the best plan, print it and why the others lost, and write it to a file."""
+    from farpipe.cli.compiling import compilation_announced
+    from farpipe.cli.shown import find_plans_of, load_profiles, verdict
+
+    job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
+    job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
+    job = _pinned_by(options.objective, job, profiles)
+    with compilation_announced(), progress_bar("planning", "layouts") as advance:
+        plans = find_plans_of(job, options.job, profiles, progress=advance, num_plans=options.top)
+    found = plans.plans[0]
+    if not options.as_json and not options.search_s:
+        console().print(*verdict(found, num_tokens), sep="\n")
+    if options.strategies is not False:
+        found = _advised(plans, options.local_steps or LOCAL_STEPS, options.output)
+    found = _refined(found.model_copy(update={"advice": (*learned, *found.advice)}), options.search_s)
     searched_s = time.perf_counter() - began_s
-    told = _write(output, found, *plans.plans[1:])
-    if html is not None:
-        _write_page(found, plans.costs, html)
-    if as_json:
+    files = _write(options.output, found, *plans.plans[1:])
+    if options.html is not None:
+        _write_page(found, plans.costs, options.html)
+    if options.as_json:
         _print_as_json(found, searched_s)
         return
-    out.print(*(verdict(found, num_tokens) if search_s else ()), *_gain(found), "", sep="\n")
+    _show(found, plans.costs, options)
+    typer.echo(f"\nplan written to {options.output}{files}")
+
+
+def _show(found: "Plan", costs: "JobCosts", options: PlanOptions) -> None:
+    """Print the plan, and with a search of its schedule the verdict, which was not known before."""
+    from farpipe.cli.shown import cheapest_gain, show_derivation, show_plan, verdict
+
+    out = console()
+    first = verdict(found, options.num_tokens) if options.search_s else ()
+    out.print(*first, *([cheapest_gain(found)] if found.strategies else ()), "", sep="\n")
     show_plan(found, out)
-    if why:
-        show_derivation(found, plans.costs, out)
-    typer.echo(f"\nplan written to {output}{told}")
+    if options.why:
+        show_derivation(found, costs, out)
 
 
 def _refined(found: "Plan", search_s: float) -> "Plan":
@@ -111,8 +158,8 @@ def _refined(found: "Plan", search_s: float) -> "Plan":
 
     if not search_s:
         return found
-    with search_status("searching for a faster schedule") as tell:
-        return refine(found, search_s, tell)
+    with search_status("searching for a faster schedule") as report:
+        return refine(found, search_s, report)
 
 
 def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
@@ -120,12 +167,6 @@ def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
     from farpipe.report import write_report
 
     write_report(plan_report(found, [planned_view(found)], costs=costs), page)
-
-
-def _gain(found: "Plan") -> list[str]:
-    from farpipe.cli.shown import cheapest_gain
-
-    return [cheapest_gain(found)] if found.strategies else []
 
 
 def _pinned_by(objective: "Objective", job: "Job", profiles: "Measured") -> "Job":
@@ -155,30 +196,10 @@ def _advised(plans: "FoundPlans", local_steps: int, output: Path) -> "Plan":
         with progress_bar("comparing strategies and changes", "changes") as advance:
             return plans.advised(local_steps, advance)
     except KeyboardInterrupt:
-        told = _write(output, *plans.plans)
+        files = _write(output, *plans.plans)
         raise RunInterruptedError(
-            f"interrupted; the plan without strategies and changes is in {output}{told}"
+            f"interrupted; the plan without strategies and changes is in {output}{files}"
         ) from None
-
-
-def _refuse_for_packing(
-    top: int, run: Path | None, local_steps: int | None, strategies: bool | None, why: bool
-) -> None:
-    """UsageError for options that mean nothing for a job with `data.packing`."""
-    reasons = {
-        "--top": (top > 1, "its layout follows from the pins and the devices, so there is no second one; pin [layout]"),
-        "--learned-from": (
-            run is not None,
-            "a run measures whole microbatches, not chunks; measure them with `farpipe profile --sequences` and give "
-            "--profile",
-        ),
-        "--strategies": (bool(strategies), "strategies are compared for sequences of one length; leave out `packing`"),
-        "--why": (why, "it follows microbatches of one length; leave out `packing`"),
-        "--local-steps": (local_steps is not None, "it is for strategies, which are not compared there"),
-    }
-    for option, (is_given, reason) in reasons.items():
-        if is_given:
-            raise UsageError(f"{option} is not for data.packing: {reason}")
 
 
 def _with_learned(job: "Job", profiles: "Measured", run_dir: Path | None) -> "tuple[Job, Measured, tuple[str, ...]]":
@@ -187,7 +208,7 @@ def _with_learned(job: "Job", profiles: "Measured", run_dir: Path | None) -> "tu
         return job, profiles, ()
     from farpipe.run.learned import learned_from, with_links
 
-    learned, told = learned_from(run_dir)
+    learned, sentences = learned_from(run_dir)
     taken = {profile.device for profile in profiles}
     devices = {site.device.name for site in job.cluster.sites} - taken
     if not devices & {profile.device for profile in learned.profiles}:
@@ -195,7 +216,7 @@ def _with_learned(job: "Job", profiles: "Measured", run_dir: Path | None) -> "tu
             f"--learned-from {run_dir}: it has no times of the job's devices: {', '.join(sorted(devices))}"
         )
     more = (profile for profile in learned.profiles if profile.device in devices)
-    return with_links(job, learned), (*profiles, *more), told
+    return with_links(job, learned), (*profiles, *more), sentences
 
 
 def _expect_open_schedule(job: "Job", path: Path) -> None:
@@ -207,17 +228,17 @@ def _expect_open_schedule(job: "Job", path: Path) -> None:
 
 
 def _write(output: Path, best: "Plan", *others: "Plan") -> str:
-    """Write the plans, those after the best beside it; what is to be told of the files."""
+    """Write the plans, those after the best beside it; what is to be said of the files."""
     from farpipe.units import format_seconds
 
-    told = keep_earlier(output, "plan")
+    files = keep_earlier(output, "plan")
     best.save(output)
     for number, other in enumerate(others, 2):
         place = output.with_name(f"{output.stem}.{number}{output.suffix}")
-        told += f"\nnumber {number}, step {format_seconds(other.prediction.step_s)}: {place}"
-        told += keep_earlier(place, "plan")
+        files += f"\nnumber {number}, step {format_seconds(other.prediction.step_s)}: {place}"
+        files += keep_earlier(place, "plan")
         other.save(place)
-    return told
+    return files
 
 
 def _print_as_json(plan: "Plan", searched_s: float) -> None:

@@ -1,12 +1,13 @@
 """``farpipe probe``: measure the link between two machines, one of which listens."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AllowPlaintext, AsJson, refuse, typed
+from farpipe.cli.options import AllowPlaintext, AsJson, refuse, typed, with_groups
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import InputError, UsageError
 
@@ -15,43 +16,49 @@ if TYPE_CHECKING:
     from farpipe.transport.link_probe import Sides
 
 
-def probe(
-    context: typer.Context,
+@dataclass(frozen=True)
+class ProbeOptions:
+    """The other side, how to reach it, and where the link is written."""
+
     address: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="Address at which the other side listens, or this one is to.")
-    ],
-    listen: Annotated[bool, typer.Option("--listen", help="Wait there for the other side, until Ctrl-C.")] = False,
-    certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None,
-    allow_plaintext: AllowPlaintext = False,
+    ]
+    listen: Annotated[bool, typer.Option("--listen", help="Wait there for the other side, until Ctrl-C.")] = False
+    certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None
+    allow_plaintext: AllowPlaintext = False
     token: Annotated[
         str | None,
         typer.Option(envvar="FARPIPE_PROBE_TOKEN", help="Shown by the side that listens without certificates."),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0,
-    write: Annotated[Path | None, typer.Option(help="Cluster or job (.toml) to write the link into.")] = None,
-    source: Annotated[str | None, typer.Option("--from", help="With --write: the site of this side.")] = None,
-    target: Annotated[str | None, typer.Option("--to", help="With --write: the site of the side that listens.")] = None,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
+    write: Annotated[Path | None, typer.Option(help="Cluster or job (.toml) to write the link into.")] = None
+    source: Annotated[str | None, typer.Option("--from", help="With --write: the site of this side.")] = None
+    target: Annotated[str | None, typer.Option("--to", help="With --write: the site of the side that listens.")] = None
+    as_json: AsJson = False
+
+
+@with_groups
+def probe(context: typer.Context, options: ProbeOptions) -> None:
     """Measure the link to another machine: round trip and rate, both directions."""
-    host, port = _split(address)
-    if (write is None) != (source is None) or (write is None) != (target is None):
-        raise UsageError("--write, --from and --to go together: the file and the names of the two sites in it")
-    if listen:
-        of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
-        refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
-        _listen(host, port, certs, allow_plaintext, token)
-        return
     from farpipe.transport.link_probe import measure
 
-    sides = _sides(host, certs, allow_plaintext, token)
+    write, source, target = options.write, options.source, options.target
+    host, port = _split(options.address)
+    if (write is None) != (source is None) or (write is None) != (target is None):
+        raise UsageError("--write, --from and --to go together: the file and the names of the two sites in it")
+    if options.listen:
+        of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
+        refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
+        _listen(host, port, options)
+        return
+    sides = _sides(host, options.certs, options.allow_plaintext, options.token)
     if write is not None:
         _check_sites(write, str(source), str(target))
-    with status(f"measuring the link to {host}, about {4 * seconds:.0f} s"):
-        found = measure((host, port), sides, seconds=seconds)
+    with status(f"measuring the link to {host}, about {4 * options.seconds:.0f} s"):
+        found = measure((host, port), sides, seconds=options.seconds)
     if write is not None:
         _write(write, str(source), str(target), found)
-    if as_json:
+    if options.as_json:
         print_json(found.to_data())
         return
     _show(found)
@@ -83,15 +90,16 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
     return Sides(None, token.encode())
 
 
-def _listen(host: str, port: int, certs: Path | None, allow_plaintext: bool, token: str | None) -> None:
+def _listen(host: str, port: int, options: ProbeOptions) -> None:
     import secrets
 
     from farpipe.transport.link_probe import ProbeServer
 
-    if certs is None and not token:
+    token = options.token
+    if options.certs is None and not token:
         token = secrets.token_hex(8)
         typer.echo(f"token: {token}", err=True)
-    sides = _sides(host, certs, allow_plaintext, token)
+    sides = _sides(host, options.certs, options.allow_plaintext, token)
     server = ProbeServer(host, port, sides, lambda text: typer.echo(text, err=True))
     typer.echo(f"listening on {host}:{server.port}; Ctrl-C to end", err=True)
     try:

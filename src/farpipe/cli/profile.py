@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.cli.extras import need_torch
-from farpipe.cli.options import AsJson
+from farpipe.cli.options import AsJson, need_torch, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.errors import UsageError
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from farpipe.spec import Job
 
 
-def profile(
-    job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json"),
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to measure on.")] = "cpu",
-    name: Annotated[
-        str | None, typer.Option(help="The job's name for it, where its sites have several devices.")
-    ] = None,
+@dataclass(frozen=True)
+class ProfileOptions:
+    """A job, and how its parts are measured on this machine."""
+
+    job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json")
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to measure on.")] = "cpu"
+    name: Annotated[str | None, typer.Option(help="The job's name for it, where its sites have several devices.")] = (
+        None
+    )
     processes: Annotated[
         int | None,
         typer.Option(
@@ -32,43 +35,46 @@ def profile(
             help="Number of processes that measure in parallel. "
             "Default: on a CPU the job's devices, at most one per core; on a GPU 1.",
         ),
-    ] = None,
+    ] = None
     sequences: Annotated[
         bool, typer.Option("--sequences", help="Slices of many lengths behind many prefixes, for data.packing.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+    ] = False
+    as_json: AsJson = False
+
+
+@with_groups
+def profile(options: ProfileOptions) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
-    from farpipe.cli.shown import profile_table
-    from farpipe.run.profile import profile as measure
     from farpipe.spec import load_job
 
-    check_folder(output, keeping=(job,))
-    expect_replaceable(output, "chunk-profile" if sequences else "profile")
-    spec = load_job(job)
-    called = _device_name(spec, name)
-    if sequences:
-        _profile_chunks(spec, called, device, processes, output, as_json=as_json)
-        return
+    check_folder(options.output, keeping=(options.job,))
+    expect_replaceable(options.output, "chunk-profile" if options.sequences else "profile")
+    job = load_job(options.job)
+    name = _device_name(job, options.name)
     need_torch("farpipe profile")
-    num_processes = processes or _num_processes(spec, device)
-    with status(f"measuring the parts of the model in {num_processes} processes at once"):
-        measured = measure(spec.model, spec.training, called, device=device, num_processes=num_processes)
-    _write(measured, output, as_json=as_json, show=lambda: console().print(profile_table(measured)))
+    (_profile_chunks if options.sequences else _profile_parts)(job, name, options)
 
 
-def _profile_chunks(
-    job: "Job", name: str, device: Literal["cpu", "cuda"], processes: int | None, output: Path, *, as_json: bool
-) -> None:
+def _profile_parts(job: "Job", name: str, options: ProfileOptions) -> None:
+    """Measure, write and show what the parts of the model take."""
+    from farpipe.cli.shown import profile_table
+    from farpipe.run.profile import profile as measure
+
+    count = options.processes or _num_processes(job, options.device)
+    with status(f"measuring the parts of the model in {count} processes at once"):
+        found = measure(job.model, job.training, name, device=options.device, num_processes=count)
+    _write(found, options.output, as_json=options.as_json, show=lambda: console().print(profile_table(found)))
+
+
+def _profile_chunks(job: "Job", name: str, options: ProfileOptions) -> None:
     """Measure, write and show what chunks take and hold."""
     from farpipe.cost.chunk_profile import MARK
     from farpipe.run.profile import profile_chunks
 
-    need_torch("farpipe profile")
-    num_processes = processes or _num_processes(job, device)
-    with status(f"measuring slices of sequences in {num_processes} processes at once"):
-        found = profile_chunks(job.model, job.training, name, device=device, num_processes=num_processes)
-    _write(found, output, as_json=as_json, show=lambda: _show_chunks(found, MARK))
+    count = options.processes or _num_processes(job, options.device)
+    with status(f"measuring slices of sequences in {count} processes at once"):
+        found = profile_chunks(job.model, job.training, name, device=options.device, num_processes=count)
+    _write(found, options.output, as_json=options.as_json, show=lambda: _show_chunks(found, MARK))
 
 
 def _show_chunks(found: "ChunkProfile", mark: float) -> None:
@@ -85,13 +91,13 @@ def _show_chunks(found: "ChunkProfile", mark: float) -> None:
 
 def _write(found: "Document", output: Path, *, as_json: bool, show: Callable[[], None]) -> None:
     """Save what was measured beside an earlier one, and print it."""
-    told = keep_earlier(output, found.FORMAT.split("/")[1])
+    earlier = keep_earlier(output, found.FORMAT.split("/")[1])
     found.save(output)
     if as_json:
         typer.echo(found.to_json())
         return
     show()
-    typer.echo(f"profile written to {output}{told}")
+    typer.echo(f"profile written to {output}{earlier}")
 
 
 def _num_processes(job: "Job", device: str) -> int:

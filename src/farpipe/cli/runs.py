@@ -35,9 +35,9 @@ class LoadedRun:
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
     from farpipe.cli.efficiency import of_a_device
-    from farpipe.cli.shown import trust_note
     from farpipe.plan import Plan
     from farpipe.report import RunView
+    from farpipe.report.plan_tables import trust_note
     from farpipe.runtime.figures.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
     from farpipe.simulate import Timeline, simulate
 
@@ -63,7 +63,7 @@ def load_run(run_dir: Path) -> LoadedRun:
 
 
 def load_runs(run_dirs: "Sequence[Path]") -> list[LoadedRun]:
-    """Several run directories; runs of one order have their folder in their name, so that they can be told apart."""
+    """Several run directories; runs of one order have their folder in their name, which distinguishes them."""
     runs = [load_run(run_dir) for run_dir in run_dirs]
     of_order = Counter(run.view.name for run in runs)
     return [

@@ -1,71 +1,89 @@
 """``farpipe schedule PROBLEM.json``: order one step."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Output, Seed, refuse, typed
+from farpipe.cli.options import AsJson, Output, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, print_json, search_status
 
+if TYPE_CHECKING:
+    from farpipe.search import FoundOrder
+    from farpipe.step import Problem
 
-def schedule(
-    context: typer.Context,
-    problem: Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")],
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """A problem, and how it is to be scheduled."""
+
+    problem: Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
     method: Annotated[
         str, typer.Option(help="A named schedule, or a search: greedy, local, exact, or auto (all three).")
-    ] = "auto",
-    time_limit: Annotated[float, typer.Option(min=0, help="Seconds that a search may take.")] = 10.0,
-    seed: Seed = 0,
-    output: Output = None,
-    timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every event too.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    ] = "auto"
+    time_limit: Annotated[float, typer.Option(min=0, help="Seconds that a search may take.")] = 10.0
+    seed: Seed = 0
+    output: Output = None
+    timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every event too.")] = False
+    as_json: AsJson = False
+
+
+@with_groups
+def schedule(context: typer.Context, options: ScheduleOptions) -> None:
     """Schedule one step: which rank does what in which order, its makespan and the gap to the lower bound."""
     from farpipe.cli.shown import load_step
     from farpipe.plan.orders import find_order
-    from farpipe.schedule import peak_memory_bytes
     from farpipe.simulate import data_with_slack
-    from farpipe.units import format_bytes, format_percent, format_seconds
 
-    begin = time.perf_counter()
-    _refuse_what_is_not_used(context, method, as_json=as_json)
+    begin, method, output = time.perf_counter(), options.method, options.output
+    _refuse_what_is_not_used(context, method, as_json=options.as_json)
     check_folder(output)
     if output is not None:
         expect_replaceable(output, "schedule")
-    step, _, _ = load_step(problem)
-    with search_status(f"searching ({method})") as tell:
-        best = find_order(step, method, time_limit_s=time_limit, seed=seed, on_progress=tell)
-    found, played, bound = best.schedule, best.timeline, best.lower_bound_s
+    problem, _, _ = load_step(options.problem)
+    with search_status(f"searching ({method})") as report:
+        best = find_order(problem, method, time_limit_s=options.time_limit, seed=options.seed, on_progress=report)
     if best.interrupted:
         typer.echo("interrupted: this is the best schedule found so far", err=True)
     elif best.cut_by_clock:
         typer.echo("the search stopped at the time limit; another run may find another schedule", err=True)
-    facts: dict[str, Any] = {
-        "schedule": found.to_data(),
-        "makespan_s": played.makespan_s,
-        "lower_bound_s": bound,
-        "gap": best.gap,
-        "bubble_ratio": played.bubble_ratio,
-        "peak_memory_bytes": peak_memory_bytes(step, found),
-        "elapsed_s": time.perf_counter() - begin,
-    }
-    told = ""
+    facts = _facts(problem, best, time.perf_counter() - begin)
+    earlier = "" if output is None else keep_earlier(output, "schedule")
     if output is not None:
-        told = f"schedule written to {output}{keep_earlier(output, 'schedule')}"
-        found.save(output)
-    if as_json:
-        print_json(facts | ({"timeline": data_with_slack(played)} if timeline else {}))
+        best.schedule.save(output)
+    if options.as_json:
+        print_json(facts | ({"timeline": data_with_slack(best.timeline)} if options.timeline else {}))
         return
-    out = console()
-    out.print(found)
-    out.print(
-        f"makespan {format_seconds(played.makespan_s)}, {_nearness(best.gap, bound)}, "
-        f"bubble {format_percent(played.bubble_ratio)}, peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
+    _show(best, facts)
+    if output is not None:
+        console().print(f"schedule written to {output}{earlier}")
+
+
+def _facts(problem: "Problem", best: "FoundOrder", elapsed_s: float) -> dict[str, Any]:
+    """Figures that ``--json`` prints."""
+    from farpipe.schedule import peak_memory_bytes
+
+    return {
+        "schedule": best.schedule.to_data(),
+        "makespan_s": best.timeline.makespan_s,
+        "lower_bound_s": best.lower_bound_s,
+        "gap": best.gap,
+        "bubble_ratio": best.timeline.bubble_ratio,
+        "peak_memory_bytes": peak_memory_bytes(problem, best.schedule),
+        "elapsed_s": elapsed_s,
+    }
+
+
+def _show(best: "FoundOrder", facts: dict[str, Any]) -> None:
+    from farpipe.units import format_bytes, format_percent, format_seconds
+
+    console().print(best.schedule)
+    console().print(
+        f"makespan {format_seconds(best.timeline.makespan_s)}, {_nearness(best.gap, best.lower_bound_s)}, bubble "
+        f"{format_percent(best.timeline.bubble_ratio)}, peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
     )
-    if told:
-        out.print(told)
 
 
 def _nearness(gap: float, bound_s: float) -> str:

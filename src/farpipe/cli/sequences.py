@@ -1,16 +1,17 @@
 """``farpipe sequences plan JOB --lengths FILE``: one batch as chunks."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed
+from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, print_json, status
 
 if TYPE_CHECKING:
     from farpipe.report import TableView
-    from farpipe.sequences import BatchPlan
+    from farpipe.sequences import BatchOptions, BatchPlan
     from farpipe.sequences.chunk import Ints
     from farpipe.spec import Job
 
@@ -27,63 +28,76 @@ def _group() -> None:
     """Batches of sequences of all lengths: cut the long, pack the short, recompute just enough."""
 
 
-@sequences.command("plan")
-def plan(
-    context: typer.Context,
-    job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
+@dataclass(frozen=True)
+class BatchPlanOptions:
+    """A job, its batch and the options of the search."""
+
+    job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
     lengths: Annotated[
         Path | None,
         typer.Option(
             help="The batch: lengths, tokens or texts as for `farpipe lengths`. Default: one drawn from what the job "
             "trains on."
         ),
-    ] = None,
-    column: LengthColumn = None,
+    ] = None
+    column: LengthColumn = None
     sample: Annotated[
         int | None, typer.Option(min=1, help="Draw a batch of so many sequences from the file; else all are the batch.")
-    ] = None,
-    seed: Seed = 0,
+    ] = None
+    seed: Seed = 0
     cut: Annotated[
         int | None, typer.Option(min=1, help="Cut longer sequences into several of at most so many tokens.")
-    ] = None,
-    slices: Annotated[int | None, typer.Option(min=1, help="Slices of the longest sequence; else searched.")] = None,
+    ] = None
+    slices: Annotated[int | None, typer.Option(min=1, help="Slices of the longest sequence; else searched.")] = None
     packing: Annotated[
         Literal["best-fit", "literal"], typer.Option(help="Rule of packing; literal is InfiniPipe's.")
-    ] = "best-fit",
+    ] = "best-fit"
     checkpointing: Annotated[
         Literal["chunk", "uniform", "full", "none"],
         typer.Option(help="Layers to recompute: chosen for each stage and chunk, the same for all, all, none."),
-    ] = "chunk",
-    devices_per_stage: DevicesPerStage = None,
+    ] = "chunk"
+    devices_per_stage: DevicesPerStage = None
     hide_links: Annotated[
         bool, typer.Option("--hide-links/--plain-order", help="Extra warm-up where links take time, or plain 1F1B.")
-    ] = True,
+    ] = True
     html: Annotated[
         Path | None, typer.Option(help="Write the chunk map, with recomputed layers, and the timeline as an HTML page.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    as_json: AsJson = False
+
+    @property
+    def search(self) -> "BatchOptions":
+        """Options of the planner."""
+        from farpipe.sequences import BatchOptions
+
+        return BatchOptions(
+            num_slices=self.slices, rule=self.packing, checkpointing=self.checkpointing, hide_links=self.hide_links
+        )
+
+
+@sequences.command("plan")
+@with_groups
+def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     """Plan one batch: layout, chunks, pipelines, recomputed layers, orders, and the time of the step."""
-    from farpipe.cli.compiling import compilation_told
-    from farpipe.sequences import BatchOptions, plan_batch
+    from farpipe.cli.compiling import compilation_announced
+    from farpipe.sequences import plan_batch
     from farpipe.spec import load_job
 
-    if sample is None and lengths is not None:
+    if options.sample is None and options.lengths is not None:
         refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
-    if lengths is None:
+    if options.lengths is None:
         refuse(typed(context, column="--column"), "is of the file of --lengths: give that too")
-    check_folder(html, keeping=(job, *([] if lengths is None else [lengths])))
-    spec = load_job(job)
-    batch = _batch(spec, lengths, column, sample, seed, cut)
-    options = BatchOptions(num_slices=slices, rule=packing, checkpointing=checkpointing, hide_links=hide_links)
-    with compilation_told(), status(f"planning {batch.size} sequences"):
-        found = plan_batch(spec, batch, options, devices_per_stage)
-    if html is not None:
-        _write_page(found, job.name, html)
-    if as_json:
+    check_folder(options.html, keeping=(options.job, options.lengths))
+    job = load_job(options.job)
+    batch = _batch(job, options)
+    with compilation_announced(), status(f"planning {batch.size} sequences"):
+        found = plan_batch(job, batch, options.search, options.devices_per_stage)
+    if options.html is not None:
+        _write_page(found, options.job.name, options.html)
+    if options.as_json:
         print_json(found.to_data())
         return
-    _show(found, _uncompared(spec, found, int(batch.max())))
+    _show(found, _uncompared(job, found, int(batch.max())))
 
 
 def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
@@ -118,17 +132,18 @@ def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
     return uncompared(JobCosts(job.model, job.training), sites, longest, plan.layout.devices_per_stage)
 
 
-def _batch(job: "Job", path: Path | None, column: str | None, sample: int | None, seed: int, cut: int | None) -> "Ints":
+def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
     """The lengths to plan; InputError when one is longer than the model has positions."""
     from farpipe.cli.corpus import read_corpus, trained_corpus
     from farpipe.errors import InputError
     from farpipe.sequences import sample_lengths
     from farpipe.sequences.lengths import cut_lengths
 
-    found = (trained_corpus(job) if path is None else read_corpus(path, column, job.data)).lengths
+    path, sample = options.lengths, options.sample
+    found = (trained_corpus(job) if path is None else read_corpus(path, options.column, job.data)).lengths
     sample = min(job.training.global_batch, found.size) if path is None and sample is None else sample
-    found = found if sample is None else sample_lengths(found, sample, seed)
-    found = found if cut is None else cut_lengths(found, cut)
+    found = found if sample is None else sample_lengths(found, sample, options.seed)
+    found = found if options.cut is None else cut_lengths(found, options.cut)
     longest, rows = int(found.max()), job.model.max_sequence_length or 0
     if job.model.positions == "learned" and longest > rows:
         raise InputError(

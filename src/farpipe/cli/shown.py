@@ -113,6 +113,7 @@ def show_plan(plan: "Plan", out: "Console") -> None:
 
     from farpipe.cli.efficiency import use_line
     from farpipe.report import to_rich
+    from farpipe.report.plan_tables import plan_tables
 
     spread = [str(plan.prediction.spread)] if plan.prediction.spread is not None else []
     out.print(Text(_headline(plan), "bold"), *spread, use_line(plan), "", sep="\n")
@@ -125,7 +126,7 @@ def show_plan(plan: "Plan", out: "Console") -> None:
 def show_derivation(plan: "Plan", costs: "JobCosts", out: "Console") -> None:
     """Print the derivation of the predicted step."""
     from farpipe.report import to_rich
-    from farpipe.report.derivation import derivation_tables
+    from farpipe.report.plan_tables import derivation_tables
 
     for view in derivation_tables(plan, costs):
         out.print(to_rich(view))
@@ -160,136 +161,16 @@ def _sites(plan: "Plan") -> str:
     return f"{', pipeline over' if len(set(plan.sites)) > 1 else ' at'} {plan.where}"
 
 
-def plan_tables(plan: "Plan") -> "tuple[TableView, ...]":
-    """Stages, links between sites, strategies, changes that would help, and runners-up."""
-    from farpipe.report.strategies import change_table, strategy_table
-
-    return (
-        _stage_table(plan),
-        _link_table(plan),
-        strategy_table(plan.strategies, is_rough=plan.is_rough),
-        change_table(plan.changes),
-        _choice_table(plan),
-    )
-
-
-def _stage_table(plan: "Plan") -> "TableView":
-    from farpipe.report import TableView
-    from farpipe.units import format_bytes, format_seconds
-
-    rows = []
-    recomputes = any(placement.recompute != "none" for placement in plan.placements)
-    devices = {name.partition(" (")[0] for name in plan.unmeasured}
-    marked = {
-        site.name
-        for site in plan.job.cluster.sites
-        if plan.uncompared or {site.device.name, site.device.name.partition(" (")[0]} & devices
-    }
-    for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
-        times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
-        limit = plan.problem.ranks[placement.rank].memory_bytes
-        rows.append(
-            (
-                str(index),
-                f"{placement.rank} at {placement.site}{' ~' if placement.site in marked else ''}",
-                placement.layers,
-                *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
-                format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
-                "unlimited" if limit is None else format_bytes(limit),
-                *((placement.recompute,) if recomputes else ()),
-            )
-        )
-    columns = (
-        "stage",
-        "rank",
-        "layers",
-        "F",
-        "I",
-        "W",
-        "peak memory",
-        "limit",
-        *(("recompute",) if recomputes else ()),
-    )
-    return TableView(
-        "Stages", columns, tuple(rows), frozenset({3, 4, 5, 6, 7}), note=trust_note(plan), expendable=(5, 4, 3)
-    )
-
-
-def trust_note(plan: "Plan") -> str:
-    """Meaning of `~`, and the range in which the step is expected; empty where all times are measured ones."""
-    from farpipe.units import format_percent, format_seconds
-
-    if not plan.residual:
-        return ""
-    low, high = map(format_seconds, plan.step_range_s)
-    if not plan.is_rough:
-        error = format_percent(plan.residual)
-        return f"Mean error of predictions for these devices: {error}. Expect a step of {low} to {high}."
-    names = ", ".join((*plan.unmeasured, *plan.uncompared))
-    return (
-        f"~ nobody has compared predictions for {names} with measurements; expect a step of {low} to {high}. "
-        "`farpipe profile` or --learned-from gives times of your own."
-    )
-
-
-def _link_table(plan: "Plan") -> "TableView":
-    from farpipe.report import TableView
-    from farpipe.step import occupied_s
-    from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
-
-    rows = [
-        (
-            name,
-            format_seconds(link.latency_s),
-            format_rate(link.bandwidth_bytes_per_s),
-            format_bytes(plan.prediction.link_bytes.get(name, 0.0)),
-            format_percent(occupied_s(link, plan.prediction.link_bytes.get(name, 0.0)) / plan.prediction.step_s),
-        )
-        for name, link in plan.problem.links.items()
-        if plan.problem.between_sites[name]
-    ]
-    return TableView(
-        "Links between sites",
-        ("link", "latency", "bandwidth", "bytes per step", "busy"),
-        tuple(rows),
-        frozenset({1, 2, 3, 4}),
-    )
-
-
-def _choice_table(plan: "Plan") -> "TableView":
-    from farpipe.report import TableView
-    from farpipe.units import format_seconds
-
-    rows = [
-        (
-            _folded(choice.what),
-            choice.method or "-",
-            format_seconds(choice.step_s) if choice.step_s else "-",
-            choice.reason,
-        )
-        for choice in plan.runners_up
-    ]
-    columns = ("layout", "schedule", "step", "reason")
-    return TableView("Why the others lost", columns, tuple(rows), frozenset({2}), expendable=(1,))
-
-
-def _folded(what: str) -> str:
-    """A layout on three lines: sites, degrees, the rest."""
-    where, _, layout = what.partition(": ")
-    degrees, comma, rest = layout.partition(", ")
-    return f"{where}:\n{degrees}{comma}\n{rest}" if rest else what
-
-
 def step_table(views: "list[RunView]") -> "FittedTable":
     """Predicted and measured step time of runs."""
-    from farpipe.report import step_row, step_time_table
+    from farpipe.report import step_row, step_time_view, to_rich
 
-    return step_time_table([step_row(view) for view in views])
+    return to_rich(step_time_view([step_row(view) for view in views]))
 
 
 def link_event_tables(views: "list[RunView]") -> "list[FittedTable]":
     """Outages, reconnections and retransmission bursts, a table for every run that had any."""
-    from farpipe.report.link_events import link_event_view
+    from farpipe.report.summary import link_event_view
     from farpipe.report.tables import to_rich
 
     named = [(view, view.name if len(views) > 1 else "") for view in views]
@@ -299,7 +180,7 @@ def link_event_tables(views: "list[RunView]") -> "list[FittedTable]":
 def _derivation_of(plan: "Plan") -> "tuple[TableView, ...]":
     """Tables of the derivation of the step; none where a profile that the plan does not hold gave its times."""
     from farpipe.plan.derivation import costs_of
-    from farpipe.report.derivation import derivation_tables
+    from farpipe.report.plan_tables import derivation_tables
 
     costs = costs_of(plan)
     return () if costs is None else derivation_tables(plan, costs)
@@ -327,7 +208,7 @@ def plan_report(
 ) -> "RunReport":
     """The page about a plan and its runs; `notices` stand at its top, `costs` are those that it was made with."""
     from farpipe.report import RunReport
-    from farpipe.report.derivation import derivation_tables
+    from farpipe.report.plan_tables import derivation_tables, plan_tables
 
     why = _derivation_of(plan) if costs is None else derivation_tables(plan, costs)
     return RunReport(

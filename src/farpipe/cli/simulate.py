@@ -1,60 +1,89 @@
 """``farpipe simulate PLAN``: the predicted timeline of a plan."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AsJson, Plot
+from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json
 
+if TYPE_CHECKING:
+    from farpipe.plan import Plan
+    from farpipe.plan.plan import Spread
+    from farpipe.report import RunView
+    from farpipe.step import Problem, Schedule
 
-def simulate(
-    plan: Annotated[Path, typer.Argument(help="A plan, or a problem together with --schedule.")],
-    schedule: Annotated[
-        Path | None, typer.Option(help="A schedule file to simulate instead of the plan's own.")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
-    plot: Plot = None,
-    html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML page.")] = None,
-    as_json: AsJson = False,
-) -> None:
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """A plan or a problem with its schedule, and what is to be drawn of the step."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan, or a problem together with --schedule.")]
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file to simulate instead of the plan's own.")] = None
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None
+    plot: Plot = None
+    html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML page.")] = None
+    as_json: AsJson = False
+
+
+@with_groups
+def simulate(options: SimulateOptions) -> None:
     """Simulate a plan: step time, bubble, exposed communication, memory, links."""
-    from farpipe.cli.efficiency import of_a_device
-    from farpipe.cli.shown import load_step, plan_report, step_table
+    from farpipe.cli.shown import load_step
     from farpipe.plan.step_samples import spread_of
-    from farpipe.report import Panel, RunReport, RunView, draw_gantt, write_report, write_trace
     from farpipe.schedule import check
     from farpipe.simulate import data_with_slack
-    from farpipe.simulate import simulate as play
     from farpipe.step import Schedule
+
+    check_picture(options.plot, kinds=(".svg",))
+    check_folder(options.trace, options.plot, options.html, keeping=(options.plan, options.schedule))
+    problem, own, plan = load_step(options.plan)
+    schedule = Schedule.load(options.schedule) if options.schedule is not None else own
+    if schedule is None:
+        raise typer.BadParameter("a problem has no schedule: give one with --schedule", param_hint="--schedule")
+    check(problem, schedule)
+    view = _view(problem, schedule, plan)
+    _draw(view, plan, options)
+    spread = spread_of(plan, schedule) if plan else None
+    if options.as_json:
+        print_json(data_with_slack(view.predicted) | (spread.to_figures() if spread else {}))
+        return
+    _show(view, spread)
+
+
+def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> None:
+    """Write the trace, the picture and the page that are asked for."""
+    from farpipe.cli.shown import plan_report
+    from farpipe.report import Panel, RunReport, draw_gantt, write_report, write_trace
     from farpipe.strict import write_text
+
+    if options.trace is not None:
+        write_trace({"predicted": view.predicted}, options.trace, view.problem)
+    if options.plot is not None:
+        write_text(options.plot, draw_gantt([Panel("predicted", view.predicted, view.sites)]).svg())
+    if options.html is not None:
+        write_report(plan_report(plan, [view]) if plan else RunReport(str(options.plan), (view,)), options.html)
+
+
+def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "RunView":
+    from farpipe.cli.shown import planned_view
+    from farpipe.report import RunView
+    from farpipe.simulate import simulate as play
+
+    if plan is not None:
+        return planned_view(plan.model_copy(update={"schedule": schedule}))
+    return RunView(schedule.method, problem, play(problem, schedule, checked=True))
+
+
+def _show(view: "RunView", spread: "Spread | None") -> None:
+    from farpipe.cli.shown import step_table
     from farpipe.units import format_seconds
 
-    check_picture(plot, kinds=(".svg",))
-    check_folder(trace, plot, html, keeping=(plan, schedule))
-    problem, own, source = load_step(plan)
-    chosen = Schedule.load(schedule) if schedule is not None else own
-    if chosen is None:
-        raise typer.BadParameter("a problem has no schedule: give one with --schedule", param_hint="--schedule")
-    check(problem, chosen)
-    timeline = play(problem, chosen)
-    overhead_s = source.prediction.overhead_s if source else 0.0
-    use = of_a_device(source) if source else {}
-    view = RunView(chosen.method, problem, timeline, None, (), overhead_s, source.sites if source else (), **use)
-    if trace is not None:
-        write_trace({"predicted": timeline}, trace, problem)
-    if plot is not None:
-        write_text(plot, draw_gantt([Panel("predicted", timeline, view.sites)]).svg())
-    if html is not None:
-        report = plan_report(source, [view]) if source else RunReport(str(plan), (view,))
-        write_report(report, html)
-    spread = spread_of(source, chosen) if source else None
-    if as_json:
-        print_json(data_with_slack(timeline) | (spread.to_figures() if spread else {}))
-        return
+    played = view.predicted
+    counted = f"{played.num_ranks} ranks, {len(played.actions):,} actions, {len(played.messages):,} messages"
     console().print(step_table([view]))
-    counted = f"{problem.num_ranks} ranks, {len(timeline.actions):,} actions, {len(timeline.messages):,} messages"
-    console().print(f"makespan {format_seconds(timeline.makespan_s)}: {counted}")
+    console().print(f"makespan {format_seconds(played.makespan_s)}: {counted}")
     if spread is not None:
         console().print(str(spread))

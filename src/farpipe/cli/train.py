@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.extras import need_torch
-from farpipe.cli.options import AllowPlaintext, AsJson, with_groups
+from farpipe.cli.options import AllowPlaintext, AsJson, need_torch, with_groups
 from farpipe.cli.output import console, log, print_json
 from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
 from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError, UsageError

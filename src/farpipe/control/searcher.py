@@ -21,7 +21,6 @@ from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import FoundOrder, search
 from farpipe.search.step import (
-    StepPlayer,
     fits_memory,
     search_step,
     split_backwards,
@@ -29,7 +28,7 @@ from farpipe.search.step import (
     to_schedule,
 )
 from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
-from farpipe.step.player import CodedSchedule
+from farpipe.step.player import CodedSchedule, Player
 from farpipe.strict import finite, parse_json
 
 QUICK_METHODS: Final = ("named", "greedy")
@@ -55,7 +54,7 @@ def answers(questions: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def seek(problem: Problem, samples: Sequence[Problem], search_s: float) -> Iterator[tuple[Schedule | None, bool]]:
     """(the best order so far, None where nothing fits memory; whether nothing more comes)"""
-    step, players = search_step(problem), [StepPlayer(search_step(sample)) for sample in samples]
+    step, players = search_step(problem), [Player(search_step(sample).arrays) for sample in samples]
     candidates = [orders for orders in _named_orders(problem, MAX_QUICK_S) if fits_memory(step, orders[1])]
     for limit_s, options in ((min(MAX_QUICK_S, search_s), {"methods": QUICK_METHODS}), (search_s, {})):
         found = _search(problem, limit_s, **options)

@@ -21,7 +21,7 @@ from farpipe.cost.transfer import (
 )
 from farpipe.spec import Cluster, Device, Model, Site, Training
 from farpipe.step import Exchange, Hop, Problem, Rank, Stage, Sync, Transfer, occupied_s
-from farpipe.step.collectives import CollectiveKind
+from farpipe.step.links import CollectiveKind
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError, UsageError
-from farpipe.optical.intervals import Interval, mean_interval
+from farpipe.optical.confidence import Interval, mean_interval
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.paths import PathTable
 from farpipe.optical.policies import AssignmentPolicy

@@ -15,7 +15,7 @@ from farpipe.optical.pipeline_state import LOGGED, NEXT, NUM_COUNTERS, SPARE, Ba
 from farpipe.optical.policies import POLICIES, AssignmentPolicy
 from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, path_arrays
 from farpipe.optical.traffic import Traffic
-from farpipe.optical.training import MAX_BLOCKS, Demands, Step, Training, TransferRule
+from farpipe.optical.transfers import MAX_BLOCKS, Demands, LightTraining, Step, TransferRule
 
 _BACKGROUND = ("background",)
 PENDING = -2
@@ -53,7 +53,7 @@ class Coupled:
     """
 
     def __init__(
-        self, shared: Shared, training: Training, rule: TransferRule, *, begin_s: float = 0.0, num_logged: int = 0
+        self, shared: Shared, training: LightTraining, rule: TransferRule, *, begin_s: float = 0.0, num_logged: int = 0
     ) -> None:
         training.expect_in(shared.paths.network)
         self.training, self.rule, self.shared = training, rule, shared
@@ -138,7 +138,6 @@ def _net(shared: Shared) -> Net:
         latency_s=paths.latency_s,
         guard=grid.guard,
         need=np.zeros(int(np.diff(paths.first).max()), np.int64),
-        wide=np.zeros((2, int(np.diff(paths.first).max())), np.int64),
         mask=np.zeros(spectrum[0].shape[1], np.uint64),
     )
 
@@ -160,7 +159,7 @@ def _background(shared: Shared) -> Background:
     return Background(traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s, per_slot, codes, path)
 
 
-def _state(shared: Shared, training: Training, num_logged: int) -> State:
+def _state(shared: Shared, training: LightTraining, num_logged: int) -> State:
     places = shared.paths.network.num_fibres * shared.grid.num_slots + 1
     hops = 2 * training.problem.num_stages
     counters = np.zeros(NUM_COUNTERS, np.int64)
@@ -204,7 +203,7 @@ def _rule(rule: TransferRule, demands: Demands) -> Rule:
     )
 
 
-def _out(training: Training) -> Out:
+def _out(training: LightTraining) -> Out:
     count, problem = training.num_messages, training.problem
     ready_s, ask_s, grant_s, start_s, end_s, arrival_s = (np.full(count, inf) for _ in range(6))
     there = np.zeros(count, np.bool_)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
 from farpipe.optical.coupled import Coupled, Shared
+from farpipe.optical.demands import TransferStrategy
 from farpipe.optical.paths import PathTable
-from farpipe.optical.strategies import Strategy
-from farpipe.optical.training import BYTES_PER_GBIT, UNIT_GBIT, Step, Training, over_pairs
-from farpipe.schedule import check, peak_memory_bytes
+from farpipe.optical.transfers import BYTES_PER_GBIT, UNIT_GBIT, LightTraining, Step, over_pairs
+from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
 from farpipe.step import Link, Problem, Schedule
@@ -42,8 +42,8 @@ class PlayedSteps:
 
 def play_steps(
     shared: Shared,
-    training: Training,
-    strategy: Strategy,
+    training: LightTraining,
+    strategy: TransferStrategy,
     *,
     num_steps: int,
     begin_s: float = 0.0,
@@ -95,16 +95,11 @@ def _fits(problem: Problem, schedule: Schedule) -> bool:
     return True
 
 
-def in_flight(problem: Problem, schedule: Schedule) -> float:
-    """Most activations that a rank holds at once, in units of its Problem's `activation_bytes`."""
-    return max(peak_memory_bytes(problem, schedule))
-
-
 def joint_order(
     shared: Shared,
     problem: Problem,
     nodes: tuple[str, ...],
-    strategy: Strategy,
+    strategy: TransferStrategy,
     *,
     num_steps: int = 3,
     begin_s: float = 0.0,
@@ -118,7 +113,9 @@ def joint_order(
     if not candidates:
         raise InfeasibleError("none of the orders fits in the memory of the ranks")
     played = [
-        play_steps(shared, Training(nominal, one, nodes), strategy, num_steps=num_steps, begin_s=begin_s, skipped=1)
+        play_steps(
+            shared, LightTraining(nominal, one, nodes), strategy, num_steps=num_steps, begin_s=begin_s, skipped=1
+        )
         for one in candidates
     ]
     return min(played, key=lambda each: each.mean_s).schedule

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from farpipe.optical.training import BYTES_PER_GBIT, Step, over_pairs
+from farpipe.optical.transfers import BYTES_PER_GBIT, Step, over_pairs
 from farpipe.step import LightPaths, Link, LitHop, LitStep, Problem, retimed
 
 

@@ -128,14 +128,7 @@ def k_shortest(
     takes, by `modulation` (ties: km). Further ties are settled by km, hops and the names of the nodes, so that a
     table does not depend on the order of the file. A path and its reverse have the same place.
     """
-    if by not in PATH_ORDERS:
-        raise UsageError(
-            f"there is no order of paths {by!r}{nearest(by, PATH_ORDERS)}; known: {', '.join(PATH_ORDERS)}"
-        )
-    if by == "efficiency" and modulation is None:
-        raise UsageError("paths by efficiency need a modulation table")
-    if not 1 <= k <= MAX_K:
-        raise UsageError(f"the number of paths must be from 1 to {MAX_K}, found {k}")
+    _expect_sound(k, by, modulation)
     asked = tuple(pairs) if pairs is not None else None
     num_nodes = len(network.nodes)
     if not asked and num_nodes * (num_nodes - 1) > MAX_PAIRS:
@@ -145,6 +138,17 @@ def k_shortest(
         )
     candidates = _Candidates(network, k, by, modulation)
     return PathTable(network, {pair: candidates.of(pair) for pair in (asked or all_pairs(network))})
+
+
+def _expect_sound(k: int, by: str, modulation: Modulation | None) -> None:
+    if by not in PATH_ORDERS:
+        raise UsageError(
+            f"there is no order of paths {by!r}{nearest(by, PATH_ORDERS)}; known: {', '.join(PATH_ORDERS)}"
+        )
+    if by == "efficiency" and modulation is None:
+        raise UsageError("paths by efficiency need a modulation table")
+    if not 1 <= k <= MAX_K:
+        raise UsageError(f"the number of paths must be from 1 to {MAX_K}, found {k}")
 
 
 class _Candidates:

@@ -30,8 +30,6 @@ class Net(NamedTuple):
     guard: int
     need: Ints
     """Scratch."""
-    wide: Ints
-    """Scratch: [2, candidates of a pair]."""
     mask: NDArray[np.uint64]
     """Scratch."""
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from farpipe.errors import InputError
+from farpipe.optical.confidence import Interval, mean_interval, paired_change
 from farpipe.optical.coupled import Coupled, Shared
-from farpipe.optical.intervals import Interval, mean_interval, paired_change
+from farpipe.optical.demands import TransferStrategy
 from farpipe.optical.joint import PlayedSteps, nominal_problem, play_steps
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.network import Network
 from farpipe.optical.paths import PathTable, k_shortest
 from farpipe.optical.spectrum import Grid
-from farpipe.optical.strategies import Strategy
 from farpipe.optical.traffic import MAX_REQUESTS, PoissonTraffic, Traffic, expect_few
-from farpipe.optical.training import UNIT_GBIT, Training, TransferRule
+from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule
 from farpipe.simulate import simulate
 from farpipe.step import retimed
 
@@ -121,8 +121,8 @@ def _refused_share(played: PlayedSteps) -> float:
 
 def run_once(
     scenario: OpticalSetting,
-    training: Training,
-    strategy: Strategy,
+    training: LightTraining,
+    strategy: TransferStrategy,
     seed: int,
     *,
     num_steps: int,
@@ -141,7 +141,7 @@ def run_once(
         until_s = 1.5 * max(until_s, end_s)
 
 
-def _harm(shared: Shared, training: Training, played: PlayedSteps) -> tuple[float, float]:
+def _harm(shared: Shared, training: LightTraining, played: PlayedSteps) -> tuple[float, float]:
     """Additional share of the background that was refused because of the training, by request and by slots."""
     traffic = shared.traffic
     if traffic is None:
@@ -170,7 +170,7 @@ def random_nodes(network: Network, labels: Sequence[str], modulation: Modulation
     raise InputError(f"{network.name}: no random placement with neighbours within reach of {modulation.name} was found")
 
 
-def bound_s(scenario: OpticalSetting, training: Training, paths: PathTable | None = None, units: int = 6) -> float:
+def bound_s(scenario: OpticalSetting, training: LightTraining, paths: PathTable | None = None, units: int = 6) -> float:
     """The step of a training's order if every message got `units` at once: a lower bound for that many units.
 
     It is alone on the shortest candidates of a network without limits, where nothing is ever refused.
@@ -181,7 +181,7 @@ def bound_s(scenario: OpticalSetting, training: Training, paths: PathTable | Non
     return simulate(retimed(nominal, np.zeros_like(alone_s), alone_s), training.schedule).makespan_s
 
 
-def no_network_s(training: Training) -> float:
+def no_network_s(training: LightTraining) -> float:
     """The step of a training's order if messages took no time at all."""
     free = training.problem.over({}, [None] * len(training.problem.hops))
     return simulate(free, training.schedule).makespan_s
@@ -225,7 +225,7 @@ def _finite(interval: Interval) -> list[float] | None:
 
 def compare(
     scenario: OpticalSetting,
-    settings: Mapping[str, tuple[Training, Strategy, PathTable | None]],
+    settings: Mapping[str, tuple[LightTraining, TransferStrategy, PathTable | None]],
     seeds: Sequence[int],
     *,
     num_steps: int,

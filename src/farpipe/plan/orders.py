@@ -8,11 +8,10 @@ from typing import Any, Final
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
-from farpipe.schedule.check import exceeds
 from farpipe.schedule.library import ORDERS, Order, is_in_file, order
 from farpipe.search import SEARCHES, FoundOrder, Progress, search
 from farpipe.simulate import Timeline, simulate
-from farpipe.step import Problem, Schedule
+from farpipe.step import Problem, Schedule, exceeds
 from farpipe.strict import nearest
 
 V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")

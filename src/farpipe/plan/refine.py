@@ -21,13 +21,12 @@ from farpipe.plan.stage_modes import StageModes
 from farpipe.plan.step_samples import StepSamples
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s
-from farpipe.schedule.check import exceeds
 from farpipe.search.greedy import greedy_orders
 from farpipe.search.local import improve
 from farpipe.search.step import fits_memory, search_step, split_backwards, to_orders, to_schedule
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job, Recompute
-from farpipe.step import Problem, Schedule, retimed
+from farpipe.step import Problem, Schedule, exceeds, retimed
 
 MAX_RIVALS: Final = 1
 """Largest number of candidates besides the first whose order is improved too."""

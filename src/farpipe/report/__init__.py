@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from farpipe.report.gantt import draw_gantt, draw_small_multiples
     from farpipe.report.gantt_frame import Panel
     from farpipe.report.page import write_report
-    from farpipe.report.summary import ComparisonRow, StepRow, obstacles, step_row
-    from farpipe.report.tables import FittedTable, comparison_table, step_time_table, to_rich
+    from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, obstacles, step_row, step_time_view
+    from farpipe.report.tables import FittedTable, to_rich
     from farpipe.report.trace import write_trace
     from farpipe.report.views import RunReport, RunView, TableView
 
@@ -22,8 +22,8 @@ _HOME: Final = {
     "obstacles": "summary",
     "step_row": "summary",
     "FittedTable": "tables",
-    "comparison_table": "tables",
-    "step_time_table": "tables",
+    "comparison_view": "summary",
+    "step_time_view": "summary",
     "to_rich": "tables",
     "write_trace": "trace",
     "RunReport": "views",
@@ -39,12 +39,12 @@ __all__ = [
     "RunView",
     "StepRow",
     "TableView",
-    "comparison_table",
+    "comparison_view",
     "draw_gantt",
     "draw_small_multiples",
     "obstacles",
     "step_row",
-    "step_time_table",
+    "step_time_view",
     "to_rich",
     "write_report",
     "write_trace",

@@ -1,4 +1,4 @@
-"""Axes: where a value lies in the picture, where the ticks are and what is written at them."""
+"""Axes: where a value lies in the picture, where the ticks are and what is written at them and of times."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from farpipe.units import format_seconds
 
 _STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 
@@ -89,3 +91,28 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
         moved[after] = max(moved[after], moved[before] + gap)
     shift = sum(moved) / len(moved) - sum(places) / len(places) if places else 0.0
     return [place - shift for place in moved]
+
+
+def duration(seconds: float) -> str:
+    """A length of time in three digits; zero is plainly 0."""
+    return format_seconds(seconds) if abs(seconds) >= 5e-10 else "0"
+
+
+def moment(seconds: float, finest: float) -> str:
+    """A time on the axis, to a hundredth of `finest`: ``1.2345 s`` where things last 10 ms."""
+    if abs(seconds) < 5e-10:
+        return "0"
+    unit, factor = TIME.unit(seconds)
+    digits = 2 - math.floor(math.log10(max(finest, 1e-9) / factor))
+    return f"{seconds / factor:.{min(max(digits, 0), 9)}f} {unit}"
+
+
+def span(start: float, end: float) -> str:
+    """``12.30 ms to 14.50 ms (2.20 ms)``"""
+    finest = end - start or abs(end)
+    return f"{moment(start, finest)} to {moment(end, finest)} ({duration(end - start)})"
+
+
+def shorten(text: str, length: int) -> str:
+    """`text`, cut with an ellipsis where it is longer than `length`."""
+    return text if len(text) <= length else text[: length - 1] + "…"

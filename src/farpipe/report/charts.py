@@ -7,14 +7,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME
+from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, shorten
 from farpipe.report.gantt_frame import extent
 from farpipe.report.intervals import covered
 from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
-from farpipe.report.words import shorten
 from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS, Problem, byte_tables
+from farpipe.step import KINDS, Problem, byte_tables, held_over_time
 from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]
@@ -22,7 +21,7 @@ Floats = NDArray[np.float64]
 MAX_CHARTS: Final = 16
 """Small charts in one group; of more ranks or links those are drawn that matter most."""
 WINDOW: Final = 0.05
-"""The use of a link is a moving mean over this part of the step, told at NUM_PLACES places."""
+"""The use of a link is a moving mean over this part of the step, at NUM_PLACES places."""
 NUM_PLACES: Final = 161
 WORTH_DRAWING: Final = 0.05
 """A link inside a site gets a chart when it is used for at least this part of the step."""
@@ -59,12 +58,8 @@ def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[F
     actions = timeline.actions[timeline.actions["rank"] == rank]
     slots = actions["stage"].astype(np.int64) * problem.num_microbatches + actions["microbatch"]
     taken, freed = (table[len(KINDS) * slots + actions["kind"]] for table in byte_tables(problem))
-    times = np.concatenate([actions["start_s"], actions["end_s"]])
-    change = np.concatenate([taken, -freed])
-    moves = np.lexsort((change, times))  # what is given back goes before what is taken at the same time
-    moves = moves[change[moves] != 0]
-    held = problem.ranks[rank].static_bytes + np.concatenate([[0.0], np.cumsum(change[moves])])
-    return np.concatenate([[extent(timeline)[0]], times[moves]]), held
+    times, held = held_over_time(taken, freed, actions["start_s"], actions["end_s"])
+    return np.append(extent(timeline)[0], times), problem.ranks[rank].static_bytes + np.append(0.0, held)
 
 
 def memory_charts(view: RunView, key: str) -> ChartGroup:
@@ -78,8 +73,8 @@ def memory_charts(view: RunView, key: str) -> ChartGroup:
     limits = {rank: problem.ranks[rank].memory_bytes for rank in curves}
     shown = [limit for limit in limits.values() if limit is not None and limit <= highest * _LIMIT_IN_SIGHT]
     top = max([highest, *shown]) * 1.06
-    alike = _alike(curves, limits)
-    order = sorted(alike, key=lambda ranks: peaks[ranks[0]] / (limits[ranks[0]] or highest), reverse=True)
+    identical = _identical(curves, limits)
+    order = sorted(identical, key=lambda ranks: peaks[ranks[0]] / (limits[ranks[0]] or highest), reverse=True)
     charts = [
         _small(
             f"{key}-{ranks[0]}",
@@ -96,7 +91,7 @@ def memory_charts(view: RunView, key: str) -> ChartGroup:
     return ChartGroup(charts, _MEMORY_NOTE, _left_out(len(order), "different curves, those nearest to their limits"))
 
 
-def _alike(curves: Mapping[int, Sequence[Curve]], limits: Mapping[int, float | None]) -> list[tuple[int, ...]]:
+def _identical(curves: Mapping[int, Sequence[Curve]], limits: Mapping[int, float | None]) -> list[tuple[int, ...]]:
     """The ranks in groups whose curves and limits are the same."""
     groups: dict[object, list[int]] = {}
     for rank, found in curves.items():

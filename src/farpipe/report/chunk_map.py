@@ -6,11 +6,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import PLAIN, Scale, ticks
+from farpipe.report.axis import PLAIN, Scale, duration, ticks
 from farpipe.report.figure import Block, Figure, at, stack
 from farpipe.report.markup import Markup, join, tag
 from farpipe.report.views import RunView, TableView
-from farpipe.report.words import duration
 from farpipe.sequences import Chunk, Slice
 from farpipe.simulate.timeline import Timeline
 from farpipe.units import format_bytes, format_change
@@ -28,7 +27,7 @@ _LETTER_PX: Final = 5.2
 _NUMBER: Final = "fill: #1b1f27; font-size: 8.5px"
 _MARK: Final = "#1b1f27"
 _GOLDEN: Final = 137.508
-"""Degrees between the hues of neighbours, so that no two near each other look alike."""
+"""Degrees between the hues of neighbours, so that neighbours differ."""
 
 
 def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int64] | None = None) -> Figure:
@@ -46,12 +45,7 @@ def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int
     own_rows = list(lengths)[:MAX_ROWS]
     scale = Scale(0.0, float(longest), _GUTTER_PX, WIDTH_PX - _MARGIN_PX)
     rows = [
-        _row(
-            f"sequence {name}",
-            [(part, index, part.start) for part, index in placed if part.sequence == name],
-            scale,
-            layers,
-        )
+        _row(f"sequence {name}", [(p, index, p.start) for p, index in placed if p.sequence == name], scale, layers)
         for name in own_rows
     ]
     shorter = [(part, index) for part, index in placed if part.sequence not in set(own_rows)]
@@ -60,17 +54,20 @@ def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int
         _row("short ones" if first else "", line, scale, layers)
         for first, line in zip([True, *[False] * len(lines)], lines, strict=False)
     ]
-    note = f" {num_left_out} of the shortest are left out." if num_left_out else ""
-    text = (
-        f"{len(lengths)} sequences in {len(chunks)} chunks. Every box is a slice, its colour and number the chunk; a "
-        f"row is a sequence, the last rows have short ones side by side.{note}"
-    )
-    if layers.any():
-        text += (
-            f" The line below a box: layers that all stages recompute of its chunk, {layers.max()} where it is full."
-        )
+    text = _description(len(lengths), len(chunks), num_left_out, int(layers.max()))
     body = stack([_axis(scale), *(Block(row, _PITCH_PX) for row in rows)])
     return Figure(key, "Chunk map", text, WIDTH_PX, body)
+
+
+def _description(num_sequences: int, num_chunks: int, num_left_out: int, most_layers: int) -> str:
+    note = f" {num_left_out} of the shortest are left out." if num_left_out else ""
+    text = (
+        f"{num_sequences} sequences in {num_chunks} chunks. Every box is a slice, its colour and number the chunk; a "
+        f"row is a sequence, the last rows have short ones side by side.{note}"
+    )
+    if most_layers:
+        text += f" The line below a box: layers that all stages recompute of its chunk, {most_layers} where it is full."
+    return text
 
 
 def _row(name: str, slices: Sequence[tuple[Slice, int, int]], scale: Scale, layers: NDArray[np.int64]) -> Markup:

@@ -1,6 +1,6 @@
 """Gantt charts as SVG: one or several Timelines under each other on one time axis.
 
-What is drawn is bounded: a step with more actions than can be told apart is cut to a window of time, with the whole
+What is drawn is bounded: a step with more actions than can be distinguished is cut to a window of time, with the whole
 step in a small strip below, and of very many ranks and links some are left out; the picture says so.
 """
 
@@ -9,17 +9,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from farpipe.plan import Plan
+from farpipe.report.axis import shorten
 from farpipe.report.figure import Block, Figure, at, stack
 from farpipe.report.gantt_frame import GanttFrame, Panel, choose_frame, extent
 from farpipe.report.gantt_rows import BOX_PX, FALL_PX, action_boxes, link_row, shades, wait_boxes
 from farpipe.report.gantt_strip import strips
 from farpipe.report.legend import legend
 from farpipe.report.markup import Markup, join, tag
-from farpipe.report.words import shorten
+from farpipe.simulate import Timeline, simulate
 from farpipe.step import site_of
 from farpipe.units import format_seconds
 
-__all__ = ["Panel", "draw_gantt", "draw_small_multiples"]
+__all__ = ["Panel", "draw_gantt", "draw_small_multiples", "svg_of"]
 
 _HEAD_PX = 20.0
 _SMALL_TYPE_PX = 8.0
@@ -31,7 +33,7 @@ def draw_gantt(panels: Sequence[Panel], *, window: tuple[float, float] | None = 
     """The panels under each other: ranks as rows, links below them, on one time axis.
 
     `window` = (from, until) in seconds is the time to draw, by default the whole step, or as much of its beginning
-    (of its middle, where the beginning is all warm-up) as can be told apart.
+    (of its middle, where the beginning is all warm-up) as can be distinguished.
     """
     return _draw(panels, choose_frame(panels, window, key))
 
@@ -165,3 +167,13 @@ def _axis(frame: GanttFrame) -> Block:
 def _left_out(frame: GanttFrame) -> list[Block]:
     """The parts that the picture does not show, in words."""
     return [Block(tag("text", text, class_="muted", x=0, y=11), 17) for text in frame.left_out]
+
+
+def svg_of(document: object) -> str | None:
+    """Gantt chart of a timeline, or of the step that a plan predicts; None for anything else."""
+    if isinstance(document, Plan):
+        timeline = simulate(document.problem, document.schedule, checked=True)
+        return draw_gantt([Panel(document.schedule.method, timeline, document.sites)]).svg()
+    if isinstance(document, Timeline):
+        return draw_gantt([Panel(document.source, document)]).svg()
+    return None

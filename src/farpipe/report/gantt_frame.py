@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import TIME, AxisTick, Scale, ticks
-from farpipe.report.words import duration, moment
+from farpipe.report.axis import TIME, AxisTick, Scale, duration, moment, ticks
 from farpipe.simulate import Slack, slack
 from farpipe.simulate.timeline import Timeline
 from farpipe.simulate.waits import waits
@@ -140,7 +139,7 @@ class GanttFrame:
 def choose_frame(
     panels: Sequence[Panel], window: tuple[float, float] | None, key: str, compact: bool = False, zoom: int = 1
 ) -> GanttFrame:
-    """Choose what to draw of `panels`; without `window` as much of them as can be told apart."""
+    """Choose what to draw of `panels`; without `window` as much of them as can be distinguished."""
     timelines = [panel.timeline for panel in panels]
     extents = [extent(timeline) for timeline in timelines]
     whole = (min(0.0, *(low for low, _ in extents)), max(high for _, high in extents))

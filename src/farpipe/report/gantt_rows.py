@@ -6,18 +6,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import Scale
+from farpipe.report.axis import Scale, duration, moment, span
 from farpipe.report.gantt_frame import Panel
 from farpipe.report.intervals import lanes
 from farpipe.report.markup import Markup, number, tag
-from farpipe.report.words import duration, moment, span
 from farpipe.simulate import Slack
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS, site_of
 from farpipe.units import format_bytes
 
 NUM_SHADES: Final = 4
-"""Virtual stages of a rank are told apart by this many shades; more share them."""
+"""Virtual stages of a rank are distinguished by this many shades; more share them."""
 
 BOX_PX: Final = 9.0
 """Height of a message on its link."""
@@ -101,8 +100,8 @@ def message_title(panel: Panel, index: int) -> str:
         what += f", microbatch {message['microbatch']}, rank {message['source']} to rank {message['target']}"
     on_link = span(message["start_s"], message["end_s"])
     arrival = moment(message["arrival_s"], message["end_s"] - message["start_s"])
-    told = f"{what} · {format_bytes(message['bytes'])} · on the link {on_link} · arrives at {arrival}"
-    return told if panel.slack is None else f"{told} · {_slack_text(panel.slack, index)}"
+    text = f"{what} · {format_bytes(message['bytes'])} · on the link {on_link} · arrives at {arrival}"
+    return text if panel.slack is None else f"{text} · {_slack_text(panel.slack, index)}"
 
 
 def _slack_text(slack: Slack, index: int) -> str:

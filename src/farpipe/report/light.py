@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from farpipe.errors import UsageError
 from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.paths import PathTable
-from farpipe.optical.training import Step
+from farpipe.optical.transfers import Step
 from farpipe.report.page import write_report
 from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.views import Picture, RunReport, RunView
@@ -105,44 +105,28 @@ def _busiest(rows: NDArray[np.float64], table: PathTable) -> list[int]:
 
 
 def _draw_pipeline(axis: Any, step: Step, window_s: float) -> None:
-    timeline = step.timeline()
-    for row in timeline.actions:
-        if row["start_s"] < window_s:
-            width = row["end_s"] - row["start_s"]
-            axis.barh(
-                row["rank"], width, left=row["start_s"], color=_COLOURS[int(row["kind"])], edgecolor="white", lw=0.4
-            )
-            if width > window_s / 60:
-                axis.text(
-                    row["start_s"] + width / 2,
-                    row["rank"],
-                    str(row["microbatch"]),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    clip_on=True,
-                )
+    timeline, nodes = step.timeline(), step.training.nodes
+    for row in timeline.actions[timeline.actions["start_s"] < window_s]:
+        _draw_action(axis, row, window_s)
     for message in timeline.messages[timeline.messages["ready_s"] < window_s]:
         waited = message["start_s"] - message["ready_s"] > 1e-9
         colour = _LATE if waited else (_FORWARD if message["kind"] == 0 else _BACKWARD)
         times, ranks = (message["ready_s"], message["arrival_s"]), (message["source"], message["target"])
         axis.plot(times, ranks, color=colour, lw=1.6 if waited else 0.8)
-    nodes = step.training.nodes
-    axis.set(
-        xlim=(0, window_s), yticks=range(len(nodes)), yticklabels=[f"{i} at {node}" for i, node in enumerate(nodes)]
-    )
+    labels = [f"{rank} at {node}" for rank, node in enumerate(nodes)]
+    axis.set(xlim=(0, window_s), yticks=range(len(nodes)), yticklabels=labels)
     axis.invert_yaxis()
     axis.set_ylabel("rank at node")
-    axis.legend(
-        handles=_legend(),
-        ncols=8,
-        fontsize=8,
-        columnspacing=1.1,
-        handlelength=1.2,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        frameon=False,
-    )
+    above = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "frameon": False}
+    axis.legend(handles=_legend(), ncols=8, fontsize=8, columnspacing=1.1, handlelength=1.2, **above)
+
+
+def _draw_action(axis: Any, row: Any, window_s: float) -> None:
+    width = row["end_s"] - row["start_s"]
+    axis.barh(row["rank"], width, left=row["start_s"], color=_COLOURS[int(row["kind"])], edgecolor="white", lw=0.4)
+    if width > window_s / 60:
+        centre, look = row["start_s"] + width / 2, {"ha": "center", "va": "center", "fontsize": 7, "clip_on": True}
+        axis.text(centre, row["rank"], str(row["microbatch"]), **look)
 
 
 def _legend() -> list[Any]:

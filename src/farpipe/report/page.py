@@ -12,9 +12,8 @@ from farpipe.report.figure import figures_css
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
 from farpipe.report.lines import LineChart
-from farpipe.report.link_events import link_event_view
 from farpipe.report.markup import Markup, join, tag
-from farpipe.report.summary import StepRow, step_row, step_time_view
+from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, turned
 from farpipe.report.views import Picture, RunReport, RunView, TableView
 from farpipe.simulate.timeline import Timeline

@@ -1,15 +1,17 @@
 """The figures of runs, schedules and plans as tables: one place that says what is shown and how it is written."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from farpipe.processes.cpu_share import other_work
+from farpipe.report.axis import duration
 from farpipe.report.charts import metric
 from farpipe.report.views import RunView, TableView
-from farpipe.report.words import duration
 from farpipe.runtime.figures.metrics import NUM_SKIPPED_STEPS, settled_steps
+from farpipe.transport.link_events import event_text
 from farpipe.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent
 
 MISSING = "–"
@@ -149,6 +151,11 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
     ]
     filled = [(name, cells) for name, cells in columns if any(cell != MISSING for cell in cells)]
     cells = tuple(zip(*(cells for _, cells in filled), strict=True))
+    names = tuple(name for name, _ in filled)
+    return TableView("Step time", names, cells, frozenset(range(1, len(names))), note=_step_note(rows))
+
+
+def _step_note(rows: Sequence[StepRow]) -> str:
     note = "Exposed: communication that a rank waited for, per step, mean over the ranks."
     if any(row.measured_s is not None for row in rows):
         note += (
@@ -162,8 +169,7 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
             some, all_steps = row.num_recorded
             note += f" Bubble and exposed times of {row.name}: of the {some} of {all_steps} steps that were recorded."
         note += "".join(f"\n{row.name}: {doubt}" for doubt in (*filter(None, [row.trust]), *doubts(row)))
-    names = tuple(name for name, _ in filled)
-    return TableView("Step time", names, cells, frozenset(range(1, len(names))), note=note)
+    return note
 
 
 def doubts(row: StepRow) -> Iterator[str]:
@@ -250,3 +256,32 @@ def _wait(seconds: float, row: StepRow) -> str:
 
 def _fall(first: float | None, last: float | None) -> str:
     return MISSING if first is None or last is None else f"{first:.3f} → {last:.3f}"
+
+
+MAX_EVENTS: Final = 40
+_EVENT_COLUMNS: Final = ("step", "time (UTC)", "link", "processes", "event")
+
+
+def link_event_view(metrics: Sequence[Mapping[str, Any]], run: str = "") -> TableView | None:
+    """The events in the lines of metrics.jsonl, the newest MAX_EVENTS of them; None when there are none.
+
+    `run` names the run in the title where there are several.
+    """
+    rows = [_event_row(line["step"], event) for line in metrics for event in line.get("link_events", ())]
+    if not rows:
+        return None
+    left_out = len(rows) - MAX_EVENTS
+    note = f"The newest {MAX_EVENTS} of {len(rows)} events; metrics.jsonl has all." if left_out > 0 else ""
+    return TableView(
+        f"Link events{run and ' of '}{run}",
+        _EVENT_COLUMNS,
+        tuple(rows[-MAX_EVENTS:]),
+        frozenset({0}),
+        note=note,
+        expendable=(1,),
+    )
+
+
+def _event_row(step: int, event: Mapping[str, Any]) -> tuple[str, ...]:
+    time = datetime.fromtimestamp(event["unix_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return str(step), time, event.get("link", "-"), f"{event['process']} to {event['peer']}", event_text(event)

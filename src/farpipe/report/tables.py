@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, step_time_view
 from farpipe.report.views import TableView
 
 if TYPE_CHECKING:
@@ -46,16 +45,6 @@ def to_rich(view: TableView) -> FittedTable:
     return FittedTable(view)
 
 
-def step_time_table(rows: Sequence[StepRow]) -> FittedTable:
-    """Predicted and measured step time of runs."""
-    return to_rich(step_time_view(rows))
-
-
-def comparison_table(rows: Sequence[ComparisonRow]) -> FittedTable:
-    """Schedules side by side."""
-    return to_rich(comparison_view(rows))
-
-
 def fitted(view: TableView, width: int) -> TableView:
     """`view` itself where it fits in `width` letters, else turned, else without its last columns."""
     if _least_width(view) <= width:
@@ -69,8 +58,8 @@ def fitted(view: TableView, width: int) -> TableView:
             break
         kept.remove(index)
     left_out = ", ".join(name for index, name in enumerate(view.columns) if index not in kept)
-    told = f"Not shown at this width: {left_out}."
-    return replace(_only(view, kept), note=f"{told}\n{view.note}" if view.note else told)
+    left = f"Not shown at this width: {left_out}."
+    return replace(_only(view, kept), note=f"{left}\n{view.note}" if view.note else left)
 
 
 def turned(view: TableView) -> TableView:

@@ -48,7 +48,9 @@ def main(
     port: Annotated[
         int, typer.Option(help="Port for the first rank of this machine, the next ones take the next; 0: any free.")
     ] = 0,
-    advertise_host: Annotated[str | None, typer.Option(help="Address to tell the others, if not --host.")] = None,
+    advertise_host: Annotated[
+        str | None, typer.Option(help="Address to announce to the others, if not --host.")
+    ] = None,
     certs: Annotated[
         Path | None, typer.Option(help="This site's folder from `farpipe certs issue`: all that is sent is encrypted.")
     ] = None,

@@ -71,7 +71,7 @@ def one_machine(head, tail, durations_s, count):  # type: ignore[no-untyped-def]
     """The end of all that one rank or link has to do, if it might interrupt it: of what is there always that with most
     left behind it (Jackson's preemptive schedule, the best there is).
 
-    Rows are things alike that are done one after the other: the i-th of row q is there at `head` [q, i] and takes
+    Rows are equal things that are done one after the other: the i-th of row q is there at `head` [q, i] and takes
     `durations_s` [q], and `tail` [q, i] follows; there are `count` [q] of them.
     """
     place, left = np.zeros(count.size, np.int64), durations_s.copy()

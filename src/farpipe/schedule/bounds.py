@@ -128,6 +128,9 @@ def _ends_s(problem: Problem) -> NDArray[np.float64]:
     return found
 
 
+Floats = NDArray[np.float64]
+Rows = dict[int, list[tuple[Floats, Floats, float, int]]]
+"""Work of every link: (head, tail, duration, count) of things alike."""
 Queues = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 """Work of one rank or link, as `bound_kernel.one_machine` reads it: (head, tail, durations, count)."""
 
@@ -148,7 +151,7 @@ def _link_queues(
     Where only n of a hop's messages take it, the i-th of them is at least the i-th of all, and the i-th from the end at
     most that.
     """
-    rows: dict[int, list[tuple[NDArray[np.float64], NDArray[np.float64], float, int]]] = {}
+    rows: Rows = {}
     last, messages = problem.num_microbatches, problem.traffic.messages
     after_s = _after_link_s(messages)
     for kind, source, link in _links_used(messages.link):
@@ -158,19 +161,24 @@ def _link_queues(
         rest = tail[kind, target] + float(after_s[chosen].min()) + durations[kind, target]
         rest = np.concatenate((rest[last - count :], rest[: last - count]))
         rows.setdefault(link, []).append((ready, rest, float(messages.occupies_s[chosen].min()), count))
-    everything, collectives = np.ones(last), problem.traffic.collectives
+    _add_collectives(problem, head, tail, durations, rows)
+    return [
+        (np.stack(heads), np.stack(tails), np.array(times), np.array(counts))
+        for heads, tails, times, counts in (zip(*of_link, strict=True) for of_link in rows.values())
+    ]
+
+
+def _add_collectives(problem: Problem, head: Floats, tail: Floats, durations: Floats, rows: Rows) -> None:
+    """Put the collectives into the `rows` of their links."""
+    everything, collectives = np.ones(problem.num_microbatches), problem.traffic.collectives
     after_s = _after_link_s(collectives)
     for at, one in enumerate(problem.collectives):
-        ready_s = 0.0 if one.after is None else head[2, one.after, last - 1] + durations[2, one.after]
+        ready_s = 0.0 if one.after is None else head[2, one.after, -1] + durations[2, one.after]
         rest_s = 0.0
         if one.before is not None:
             rest_s = problem.traffic.opens_s[one.before] + durations[0, one.before] + tail[0, one.before, 0]
         times = (everything * ready_s, everything * (rest_s + after_s[at]))
         rows.setdefault(int(collectives.link[at]), []).append((*times, float(collectives.occupies_s[at]), 1))
-    return [
-        (np.stack(heads), np.stack(tails), np.array(times), np.array(counts))
-        for heads, tails, times, counts in (zip(*of_link, strict=True) for of_link in rows.values())
-    ]
 
 
 def _windows(problem: Problem) -> NDArray[np.int64]:

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, ScheduleError
 from farpipe.step import (
-    ROUNDING,
     Action,
     Problem,
     Schedule,
     awaited,
     byte_tables,
     draw_grid,
+    exceeds,
     least_activation_bytes,
     levels,
+    peaks,
 )
 from farpipe.step.chains import NOBODY
 from farpipe.units import format_bytes, format_percent
@@ -194,10 +195,10 @@ def _check_deadlock(problem: Problem, schedule: Schedule) -> None:
                 ready.append(waiting.pop(made))
     stuck = [rank for rank in range(problem.num_ranks) if position[rank] < len(schedule.ranks[rank])]
     if stuck:
-        raise _fail(_tell_circle(problem, schedule, position, stuck), schedule, (stuck[0], position[stuck[0]]))
+        raise _fail(_describe_circle(problem, schedule, position, stuck), schedule, (stuck[0], position[stuck[0]]))
 
 
-def _tell_circle(problem: Problem, schedule: Schedule, position: list[int], stuck: list[int]) -> str:
+def _describe_circle(problem: Problem, schedule: Schedule, position: list[int], stuck: list[int]) -> str:
     """Follow who waits for whom from the first stuck rank until a rank comes up again."""
     path, lines = [], []
     rank = stuck[0]
@@ -225,16 +226,8 @@ def memory_curve(problem: Problem, schedule: Schedule, rank: int) -> Floats:
 def peak_memory_bytes(problem: Problem, schedule: Schedule) -> list[float]:
     """The most bytes that each rank ever holds, static bytes included."""
     taken, freed = (table[schedule.codes] for table in byte_tables(problem))
-    taken[1:] -= freed[:-1]
-    held = np.append(np.cumsum(taken), 0.0)  # every rank begins with what the one before it kept: nothing
     static = np.array([rank.static_bytes for rank in problem.ranks])
-    peaks = np.maximum.reduceat(held, schedule.begin[:-1])
-    return list((static + np.where(np.diff(schedule.begin), peaks, 0.0)).tolist())
-
-
-def exceeds(used: float, limit: float | None) -> bool:
-    """True if `used` bytes are over a limit, forgiving what rounding of sums can do."""
-    return limit is not None and used > limit * (1 + ROUNDING)
+    return list((static + peaks(taken, freed, schedule.begin)).tolist())
 
 
 def expect_enough_memory(problem: Problem) -> None:
@@ -249,10 +242,10 @@ def expect_enough_memory(problem: Problem) -> None:
             missing = spec.static_bytes + needed - (spec.memory_bytes or 0.0)
             worst = max(worst or (0.0, 0, 0.0), (missing, rank, needed))
     if worst is not None:
-        raise InfeasibleError(_tell_shortage(problem, *worst))
+        raise InfeasibleError(_describe_shortage(problem, *worst))
 
 
-def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -> str:
+def _describe_shortage(problem: Problem, missing: float, rank: int, needed: float) -> str:
     spec, limit = problem.ranks[rank], problem.ranks[rank].memory_bytes or 0.0
     has = limit - spec.static_bytes
     unit = "sequence, all its slices together" if problem.chains.any else "microbatch"
@@ -278,8 +271,8 @@ def _tell_shortage(problem: Problem, missing: float, rank: int, needed: float) -
 def _check_memory(problem: Problem, schedule: Schedule) -> None:
     if all(spec.memory_bytes is None for spec in problem.ranks):
         return
-    peaks = peak_memory_bytes(problem, schedule)
-    for rank, (spec, peak) in enumerate(zip(problem.ranks, peaks, strict=True)):
+    highest = peak_memory_bytes(problem, schedule)
+    for rank, (spec, peak) in enumerate(zip(problem.ranks, highest, strict=True)):
         if exceeds(peak, spec.memory_bytes):
             curve = memory_curve(problem, schedule, rank)
             place = next(i for i, used in enumerate(curve.tolist()) if exceeds(used, spec.memory_bytes))

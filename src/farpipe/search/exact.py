@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.search.step import SearchStep, StepPlayer, Ticks, choose_ticks, durations_s, fits_memory
-from farpipe.step import BACKWARD, FORWARD
+from farpipe.search.step import SearchStep, Ticks, choose_ticks, durations_s, fits_memory
+from farpipe.step import BACKWARD, FORWARD, num_fitting
 from farpipe.step.chains import NOBODY
 from farpipe.step.codes import B, F, I, W, cell_of, encode, kind_of, next_stage
 from farpipe.step.lowering import Ints
-from farpipe.step.player import CodedSchedule
+from farpipe.step.player import CodedSchedule, Player
 
 _MEMORY_UNITS: Final = 1_000_000
 _MAX_PAIRS: Final = 2_000
@@ -103,31 +103,36 @@ def solve(
 ) -> ExactResult:
     """Look for orders better than `best` (makespan_s, orders), or prove that there are none.
 
-    `in_order`: microbatches of one stage and kind in their sequence. None: where they are alike, for then nothing is
+    `in_order`: microbatches of one stage and kind in their sequence. None: where they are equal, for then nothing is
     lost; if asked for elsewhere, no bound follows. `effort` is CP-SAT's deterministic time, the same on every machine.
     """
     from ortools.sat.python import cp_model  # here, for it takes most of a second to import
 
     ticks = choose_ticks(durations_s(step.arrays), best[0])
-    ordered = step.alike if in_order is None else in_order
+    ordered = step.identical if in_order is None else in_order
     built = _build(cp_model.CpModel(), step, ticks, best[0], lower_bound_s, split, ordered)
     _hint(built, step, best[1])
     watcher = _watcher(cp_model, built, best[0], on_better)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
-    solver.parameters.max_deterministic_time = effort
-    solver.parameters.num_workers = 1  # what a second would add is not the same in every run, and proved no sooner
-    solver.parameters.random_seed = seed
-    solver.parameters.cp_model_probing_level, solver.parameters.symmetry_level = 0, 0
+    solver = _solver(cp_model, time_limit_s, effort, seed)
     status = run_solver(solver, built.model, watcher)
     closed = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-    sound = ordered == step.alike or not ordered
+    sound = ordered == step.identical or not ordered
     bound_s = lower_bound_s
     if sound:
         in_ticks = built.horizon + 1 if status == cp_model.INFEASIBLE else solver.best_objective_bound
         bound_s = min(watcher.makespan_s, max(lower_bound_s, float(in_ticks) * ticks.seconds))
     cut = not closed and solver.response_proto.deterministic_time < 0.99 * effort
     return ExactResult(watcher.orders, watcher.makespan_s, bound_s, closed and sound, cut)
+
+
+def _solver(cp_model: Any, time_limit_s: float, effort: float, seed: int) -> Any:
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.num_workers = 1  # what a second would add is not the same in every run, and proved no sooner
+    solver.parameters.random_seed = seed
+    solver.parameters.cp_model_probing_level, solver.parameters.symmetry_level = 0, 0
+    return solver
 
 
 def run_solver(solver: Any, model: Any, watcher: Any = None) -> Any:
@@ -280,7 +285,7 @@ def _add_rank_memory(built: _Model, rank: int, stages: Ints) -> None:
 def memory_units(headroom: float, demands: Any) -> tuple[int, list[int]]:
     """(capacity, demands) as whole numbers; exact where all demands are equal, else rounded in favour of fitting."""
     if (demands == demands[0]).all():
-        return int(headroom / demands[0]), [1] * len(demands)
+        return num_fitting(headroom, float(demands[0])), [1] * len(demands)
     unit = headroom / _MEMORY_UNITS
     return _MEMORY_UNITS, np.floor(demands / unit * (1 + 1e-12)).astype(int).tolist()
 
@@ -290,7 +295,7 @@ def _add_windows(built: _Model, rank: int, stages: Ints, held: Any) -> None:
     for place, stage in enumerate(stages.tolist()):
         if not held[place].min() > 0:
             continue
-        window = int(min(built.step.headroom_bytes[rank] / held[place].min(), held.shape[1]))
+        window = min(num_fitting(float(built.step.headroom_bytes[rank]), float(held[place].min())), held.shape[1])
         all_stash = (built.step.problem.table("weight_stash_bytes")[stage] >= held[place]).all()
         kind = built.last if all_stash else built.back
         backwards = built.step.problem.chains.backwards
@@ -332,14 +337,14 @@ def _add_ends(built: _Model) -> None:
 
 def _hint(built: _Model, step: SearchStep, orders: CodedSchedule) -> None:
     """Start times of the best known orders."""
-    for code, start_s in zip(orders[0].tolist(), StepPlayer(step).start_s(orders).tolist(), strict=True):
+    for code, start_s in zip(orders[0].tolist(), Player(step.arrays).start_s(orders).tolist(), strict=True):
         if code in built.start:
             built.model.add_hint(built.start[code], int(built.ticks.down(start_s)))
 
 
 def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[float, CodedSchedule], None]) -> Any:
     """Keeps the best order among the solver's answers, by our simulator's time."""
-    player = StepPlayer(built.step)
+    player = Player(built.step.arrays)
 
     class Watcher(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
         orders: CodedSchedule | None = None

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.search.step import SearchStep, StepPlayer, fits_memory
-from farpipe.step import BACKWARD, FORWARD, Action, Problem, Schedule, need_tables
+from farpipe.search.step import SearchStep, fits_memory
+from farpipe.step import BACKWARD, FORWARD, Action, Problem, Schedule, hiding_forwards, need_tables
 from farpipe.step.codes import NUM_KINDS, B, I
 from farpipe.step.lowering import Floats, Ints
-from farpipe.step.player import CodedSchedule
+from farpipe.step.player import CodedSchedule, Player
 
 MAX_ACTIONS_IN_ALL = 1_500_000
 """Over all tries together: one or two seconds' work; of steps larger than that fewer combinations are tried."""
@@ -32,21 +32,9 @@ def greedy_orders(
     from farpipe.search import greedy_kernel  # here, for numba takes a third of a second to import
 
     compiled: Any = greedy_kernel.greedy
-    player = StepPlayer(step)
+    player, limits = Player(step.arrays), _limits(step, I if split else B)
     found: dict[bytes, tuple[float, CodedSchedule]] = {}
-    chains = step.problem.chains
-    nothing = np.zeros(step.shape[1], np.int64)
-    sequence = (chains.backwards, chains.forwards_needed() if chains.any else nothing)
     most = max(1, max_actions // step.num_actions)
-    shape = (*step.shape, NUM_KINDS)
-    needed, released = (table.reshape(shape) for table in need_tables(step.problem))
-    memory = (
-        needed,
-        released,
-        step.headroom_bytes,
-        _reserves(step, needed[..., I if split else B].max(axis=1)),
-    )
-    limits = (step.stages, step.stages_begin, *memory, *sequence)
     opened = step.problem.traffic.opening[:2]
     for (in_flight, rules), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():
@@ -57,6 +45,16 @@ def greedy_orders(
             if found[key][0] <= target_s:
                 break
     return sorted(found.values(), key=lambda pair: pair[0])
+
+
+def _limits(step: SearchStep, back: int) -> tuple[Any, ...]:
+    """The `limits` of the kernel; `back` is the kind of the backwards."""
+    chains = step.problem.chains
+    needed_before = chains.forwards_needed() if chains.any else np.zeros(step.shape[1], np.int64)
+    needed, released = (table.reshape(*step.shape, NUM_KINDS) for table in need_tables(step.problem))
+    reserve = _reserves(step, needed[..., back].max(axis=1))
+    bytes_ = (needed, released, step.headroom_bytes, reserve)
+    return step.stages, step.stages_begin, *bytes_, chains.backwards, needed_before
 
 
 def _reserves(step: SearchStep, backward_bytes: Floats) -> Floats:
@@ -87,10 +85,10 @@ def depths(step: SearchStep) -> Iterator[Ints]:
     num_stages, num_microbatches = step.shape
     everything = np.full(num_stages, num_microbatches, np.int32)
     yield everything
-    hiding = round_trips_s(step) / max(float(step.arrays.duration_s[[0, 3]].sum(axis=0).mean(axis=1).max()), 1e-300)
+    pace_s = float(step.arrays.duration_s[[0, 3]].sum(axis=0).mean(axis=1).max())
+    hiding = hiding_forwards(round_trips_s(step), pace_s, num_microbatches)
     for extra in (0, 1, 2, 4):
-        wanted = np.ceil(np.minimum(hiding, num_microbatches) - 1e-9) + extra
-        yield np.clip(wanted, 1, num_microbatches).astype(np.int32)
+        yield np.clip(hiding + extra, 1, num_microbatches).astype(np.int32)
 
 
 def round_trips_s(step: SearchStep) -> Floats:

@@ -12,6 +12,8 @@ from farpipe.step.inlined import (
     encode,
     figure_place,
     kind_of,
+    lacks,
+    level_after,
     message_of,
     next_stage,
     put,
@@ -156,8 +158,7 @@ def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
         microbatch = backwards[done[I, stage]]
         if microbatch < done[F, stage]:
             start = max(free[rank], arrival[1, stage, microbatch])
-            takes = taken[stage, microbatch, kind]
-            if start < np.inf and takes > 0 and used[rank] + takes > headroom[rank]:
+            if start < np.inf and lacks(used[rank], taken[stage, microbatch, kind], 0.0, headroom[rank]):
                 blocked = True
             elif start < best_s:
                 best_s, best = start, stage * num_microbatches + microbatch
@@ -189,7 +190,7 @@ def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-de
     stage, microbatch = slot // shape[1], slot % shape[1]
     free[rank] = start + _duration_s(kind, slot, tables)
     last[rank] = kind if kind != W else last[rank]
-    used[rank] += taken[stage, microbatch, kind] - freed[stage, microbatch, kind]
+    used[rank] = level_after(used[rank], taken[stage, microbatch, kind], freed[stage, microbatch, kind])
     if kind != B:
         done[kind, stage] += 1
     else:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.search.step import SearchStep, StepPlayer
-from farpipe.step.player import CodedSchedule
+from farpipe.search.step import SearchStep
+from farpipe.step.player import CodedSchedule, Player
 
 NUM_THREADS: Final = 2
 """Annealings side by side. A constant, for the answer must not depend on the machine."""
@@ -47,12 +47,14 @@ def improve(
     """
     walks = [Walk(orders, makespan_s) for makespan_s, orders in seeds[:NUM_THREADS]]
     walks += [Walk(walks[0].orders, walks[0].makespan_s) for _ in range(NUM_THREADS - len(walks))]
-    players = [StepPlayer(step) for _ in walks]
+    players = [Player(step.arrays) for _ in walks]
     each = max(1, num_evaluations // (num_rounds * len(walks)))
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for index in range(num_rounds):
             heat = HOT * LAST ** (index / num_rounds)
-            rounds = [(players[w], walk, each, heat, target_s, _seed(seed, index, w)) for w, walk in enumerate(walks)]
+            rounds = [
+                (step, players[w], walk, each, heat, target_s, _seed(seed, index, w)) for w, walk in enumerate(walks)
+            ]
             walks = list(pool.map(_anneal, *zip(*rounds, strict=True)))
             best = min(walks, key=lambda walk: walk.makespan_s)
             if not report(best.makespan_s, best.orders) or best.makespan_s <= target_s:
@@ -66,10 +68,11 @@ def _seed(seed: int, index: int, walk: int) -> int:
     return int(np.random.SeedSequence((seed, index, walk)).generate_state(1)[0])
 
 
-def _anneal(player: StepPlayer, walk: Walk, num_evaluations: int, heat: float, target_s: float, seed: int) -> Walk:
+def _anneal(
+    step: SearchStep, player: Player, walk: Walk, num_evaluations: int, heat: float, target_s: float, seed: int
+) -> Walk:
     from farpipe.search import local_kernel  # here, for numba takes a third of a second to import
 
-    step = player.step
     compiled: Any = local_kernel.anneal
     codes, begin = walk.orders[0].copy(), walk.orders[1]
     memory = (step.taken_bytes, step.freed_bytes, step.headroom_bytes)
@@ -86,6 +89,6 @@ def _anneal(player: StepPlayer, walk: Walk, num_evaluations: int, heat: float, t
         (chains.previous, chains.next),
     )
     makespan_s, _ = compiled(
-        *where, step.work_s, temperatures_s, num_evaluations, step.alike, target_s * (1 + 1e-12), seed
+        *where, step.work_s, temperatures_s, num_evaluations, step.identical, target_s * (1 + 1e-12), seed
     )
     return Walk((codes, begin), makespan_s)

@@ -1,7 +1,7 @@
 """The compiled local search: simulated annealing over the orders of all ranks.
 
 A move swaps two neighbouring blocks of a rank's order (a block of one action is a shift); a chained move shifts the
-same microbatch on several ranks in a row. Where microbatches are alike, those of one stage and kind keep their
+same microbatch on several ranks in a row. Where microbatches are identical, those of one stage and kind keep their
 sequence: what a move carries past its like is renumbered. The rules on a rank and its memory are checked over the
 changed stretch only, the rest (deadlock, time) by the compiled player.
 
@@ -18,6 +18,8 @@ from farpipe.step.inlined import (
     encode,
     figure_place,
     kind_of,
+    lacks,
+    level_after,
     message_of,
     next_stage,
     slot_of,
@@ -95,7 +97,7 @@ def _lay_out(codes, begin, memory, level, place):  # type: ignore[no-untyped-def
         used = 0.0
         for at in range(begin[rank], begin[rank + 1]):
             level[at] = used
-            used += memory[0][codes[at]] - memory[1][codes[at]]
+            used = level_after(used, memory[0][codes[at]], memory[1][codes[at]])
             place[codes[at]] = at
 
 
@@ -235,9 +237,9 @@ def _sound(codes, low, high, memory, level, place, rank, slices):  # type: ignor
         code = codes[at]
         kind, slot = kind_of(code), slot_of(code)
         level[at] = used
-        if used + taken[code] > headroom and taken[code] > 0:
+        if lacks(used, taken[code], 0.0, headroom):
             return False
-        used += taken[code] - freed[code]
+        used = level_after(used, taken[code], freed[code])
         if used > headroom and kind == I:
             return False
         if not _in_turn(kind, slot, at, place, slices):
@@ -272,4 +274,4 @@ def _take_back(state, undo, touched):  # type: ignore[no-untyped-def]
             codes[at] = saved[change, at - low]
             place[codes[at]] = at
             level[at] = used
-            used += memory[0][codes[at]] - memory[1][codes[at]]
+            used = level_after(used, memory[0][codes[at]], memory[1][codes[at]])

@@ -1,6 +1,6 @@
 """Long steps: the order of a few hundred microbatches, its steady state repeated as often as the step asks for.
 
-Where microbatches are alike, an order is a sequence of stages and kinds; which microbatch it is follows from counting.
+Where microbatches are identical, an order is a sequence of stages and kinds; the microbatch follows from counting.
 Take two moments of a valid order at which every stage has the same numbers in flight between F, I and W. Between them
 every stage has done each kind equally often, say q times; so what happened between them can be done again, for q more
 microbatches, and again: memory stands where it stood, and everything finds its input q microbatches further on.
@@ -31,15 +31,15 @@ _MOST_PERIODS: Final = 4
 
 
 def short_microbatches(step: SearchStep) -> int | None:
-    """The number of microbatches that show the steady state of a long step; None: not long, or they are not alike."""
+    """Number of microbatches that show the steady state of a long step; None: not long, or they differ."""
     problem = step.problem
     count = max(_SHORT_MICROBATCHES, _SHORT_PER_STAGE * problem.num_stages)
     long = step.num_actions > LONG_ACTIONS and problem.num_microbatches > _WORTH_IT * count
-    return count if long and step.alike else None
+    return count if long and step.identical else None
 
 
 def shortened(problem: Problem, num_microbatches: int) -> Problem:
-    """The same step with fewer microbatches, all alike."""
+    """The same step with fewer microbatches, all identical."""
 
     def first(value: Any) -> Any:
         return value[0] if isinstance(value, tuple) else value
@@ -94,11 +94,11 @@ def _fastest_pairs(states: NDArray[np.int64], done: NDArray[np.int64], moments: 
 
     Of those that take the same the shortest, and only a few that differ.
     """
-    alike: dict[bytes, list[int]] = {}
+    equal: dict[bytes, list[int]] = {}
     for at, state in enumerate(states.T):
-        alike.setdefault(state.tobytes(), []).append(at)
+        equal.setdefault(state.tobytes(), []).append(at)
     best: dict[float, tuple[int, int, int]] = {}
-    for low, high in chain.from_iterable(combinations(group, 2) for group in alike.values()):
+    for low, high in chain.from_iterable(combinations(group, 2) for group in equal.values()):
         count = int(done[high] - done[low])
         if count > 0:
             rate = float(f"{(moments[high] - moments[low]) / count:.9g}")

@@ -17,7 +17,6 @@ from farpipe.search.local import improve
 from farpipe.search.periodic import extended, find_periods, short_microbatches, shortened
 from farpipe.search.step import (
     SearchStep,
-    StepPlayer,
     fits_memory,
     search_step,
     split_backwards,
@@ -27,7 +26,7 @@ from farpipe.search.step import (
 from farpipe.simulate import Timeline, simulate
 from farpipe.step import Problem, Schedule
 from farpipe.step.codes import B, F, kind_of
-from farpipe.step.player import CodedSchedule
+from farpipe.step.player import CodedSchedule, Player
 from farpipe.strict import nearest
 
 METHODS: Final = ("named", "greedy", "local", "exact")
@@ -133,19 +132,19 @@ class _Best:
         """Keep `orders` if they are better than what there is."""
         if makespan_s < self.makespan_s * (1 - 1e-12):
             self.makespan_s, self.orders, self.made_by = makespan_s, orders, method
-            self._tell(method)
+            self._report(method)
 
     def raise_bound(self, method: str, bound_s: float) -> None:
         """A better lower bound; never above what was found, which rounding could make of it."""
         if bound_s > self.bound_s:
             self.bound_s = min(bound_s, self.makespan_s)
-            self._tell(method)
+            self._report(method)
 
     def news(self, method: str) -> Progress:
         """Progress of the search, now that it is at `method`."""
         return Progress(method, time.monotonic() - self.began_s, self.makespan_s, self.bound_s)
 
-    def _tell(self, method: str) -> None:
+    def _report(self, method: str) -> None:
         news = self.news(method)
         self.history.append(news)
         self.on_progress(news)
@@ -205,7 +204,7 @@ def _repeat(best: _Best, count: int, chosen: Sequence[str], time_limit_s: float,
     _run(short, [method for method in chosen if method != "exact"], limit_s, seed, split)
     best.cut_by_clock |= short.cut_by_clock
     found = [(short.makespan_s, short.orders), *short.seeds] if short.orders is not None else short.seeds
-    player, short_player = StepPlayer(best.step), StepPlayer(step)
+    player, short_player = Player(best.step.arrays), Player(step.arrays)
     for makespan_s, orders in sorted(found, key=lambda pair: pair[0])[:_MOST_REPEATED]:
         whole = _split(step, makespan_s, orders)[1] if split else orders
         for period in find_periods(step, whole, short_player.start_s(whole)):
@@ -243,11 +242,11 @@ def _one_by_one(best: _Best) -> None:
     schedule = one_by_one(problem)
     check(problem, schedule)
     orders = to_orders(schedule)
-    best.offer("one by one", StepPlayer(best.step).makespan_s(orders), orders)
+    best.offer("one by one", Player(best.step.arrays).makespan_s(orders), orders)
 
 
 def _named(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
-    player = StepPlayer(best.step)
+    player = Player(best.step.arrays)
     for name in ORDERS:
         if not best.go_on(_GRACE_S):
             return
@@ -262,7 +261,7 @@ def _named(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
                 _offer_seed(best, label, player, variant)
 
 
-def _offer_seed(best: _Best, name: str, player: StepPlayer, orders: CodedSchedule) -> None:
+def _offer_seed(best: _Best, name: str, player: Player, orders: CodedSchedule) -> None:
     makespan_s = player.makespan_s(orders)
     best.offer(name, makespan_s, orders)
     best.seeds.append((makespan_s, orders))
@@ -304,7 +303,7 @@ def _seeds(best: _Best, split: bool) -> Sequence[tuple[float, CodedSchedule]]:
 def _split(step: SearchStep, makespan_s: float, orders: CodedSchedule) -> tuple[float, CodedSchedule]:
     """(makespan_s, orders) with every backward as I and W, unless what W needs is more than the activations."""
     parts = split_backwards(orders)
-    return (StepPlayer(step).makespan_s(parts), parts) if fits_memory(step, parts) else (makespan_s, orders)
+    return (Player(step.arrays).makespan_s(parts), parts) if fits_memory(step, parts) else (makespan_s, orders)
 
 
 def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:

@@ -5,8 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.step import Holding, Problem, Schedule, byte_tables, headroom_bytes, holdings, levels
-from farpipe.step import player as step_player
+from farpipe.step import Holding, Problem, Schedule, byte_tables, headroom_bytes, holdings, peaks
 from farpipe.step.codes import B, I, W, kind_of
 from farpipe.step.lowering import Floats, Ints, StepArrays, Tables, lower
 from farpipe.step.player import CodedSchedule
@@ -32,7 +31,7 @@ class SearchStep:
     """[S]: the stages of rank 0, then those of rank 1, ..., each ascending."""
     stages_begin: Ints
     """[R + 1]: where each rank's stages begin in `stages`."""
-    alike: bool
+    identical: bool
     """True if all microbatches are, so that they may be done in their own order without loss; chains are not."""
 
     @property
@@ -85,7 +84,7 @@ def search_step(problem: Problem) -> SearchStep:
         holdings=holdings(problem),
         stages=np.array([stage for stages in problem.stages_of_rank for stage in stages], np.int32),
         stages_begin=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        alike=not problem.chains.any
+        identical=not problem.chains.any
         and all(bool((row == row[:, :1]).all()) for row in (*rows, *map(problem.table, names))),
     )
 
@@ -94,19 +93,7 @@ def fits_memory(step: SearchStep, orders: CodedSchedule) -> bool:
     """True if no rank ever holds more than its memory."""
     codes, begin = orders
     taken, given = step.taken_bytes[codes], step.freed_bytes[codes]
-    for rank, headroom in enumerate(step.headroom_bytes):
-        mine = slice(begin[rank], begin[rank + 1])
-        if levels(taken[mine], given[mine]).max(initial=0.0) > headroom:
-            return False
-    return True
-
-
-class StepPlayer(step_player.Player):
-    """A player of the orders of one search's step."""
-
-    def __init__(self, step: SearchStep) -> None:
-        super().__init__(step.arrays)
-        self.step = step
+    return bool((peaks(taken, given, begin) <= step.headroom_bytes).all())
 
 
 def to_schedule(orders: CodedSchedule, num_microbatches: int, method: str) -> Schedule:

@@ -255,12 +255,12 @@ def _site_sets(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     if job.layout.replicas != "inside":
         yield every, "across"
     if job.layout.sites is None and job.layout.replicas is None:
-        alike: list[Site] = []
+        identical: list[Site] = []
         for site in job.cluster.sites:
             bare = site.model_copy(update={"name": "", "prices": None})
-            if bare not in alike:
+            if bare not in identical:
                 yield (site.name,), "inside"
-            alike.append(bare)
+            identical.append(bare)
 
 
 def _degrees(job: Job, sites: Sequence[Site]) -> Iterator[tuple[int, int, int]]:
@@ -319,7 +319,7 @@ def _estimated_s(one: _Candidate, sizes: Ints, options: BatchOptions) -> float:
 
 
 def _recomputed_s(costs: ChunkCosts, batch: SliceTable) -> float:
-    """Seconds that the slowest stage recomputes if chunks are alike and as many in flight as in token-level 1F1B."""
+    """Seconds that the slowest stage recomputes if chunks are equal and as many in flight as in token-level 1F1B."""
     load, seconds, tokens = batch.load, 0.0, float(batch.length.sum()) / batch.num_chunks
     headrooms = costs.headroom_bytes(load, np.zeros((costs.num_stages, batch.num_chunks), np.int64))
     for index, (stage, headroom) in enumerate(zip(costs.stages, headrooms.tolist(), strict=True)):

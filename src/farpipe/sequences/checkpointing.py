@@ -18,7 +18,7 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
 from farpipe.sequences.chunk import Floats, Ints
 from farpipe.sequences.order import ChunkOrder
-from farpipe.step import levels
+from farpipe.step import forgiving, levels, num_fitting
 from farpipe.units import format_bytes
 
 CheckpointRule = Literal["chunk", "uniform", "full", "none"]
@@ -70,7 +70,13 @@ class MemoryModel:
 
     def fits(self, recomputed: Ints) -> bool:
         """True if no stage ever exceeds its headroom."""
-        return bool((self.used(recomputed) <= self.headroom[:, None] * (1 + _TOLERANCE)).all())
+        return bool((self.used(recomputed) <= forgiving(self.headroom)[:, None]).all())
+
+    @property
+    def fits_without(self) -> bool:
+        """True if nothing has to be computed again."""
+        nothing = np.zeros_like(self.held, np.int64)
+        return bool((self.used(nothing) <= forgiving(self.headroom_without)[:, None]).all())
 
     def layers_of(self, counts: Floats) -> Ints:
         """Layers that every stage recomputes of every chunk, given the count of every diagonal for the deepest stage.
@@ -105,7 +111,7 @@ def choose_layers(model: MemoryModel, rule: CheckpointRule = "chunk") -> Ints:
     InfeasibleError, with what is missing, when even recomputing everything is not enough.
     """
     nothing = np.zeros_like(model.held, np.int64)
-    if rule != "full" and bool((model.used(nothing) <= model.headroom_without[:, None] * (1 + _TOLERANCE)).all()):
+    if rule != "full" and model.fits_without:
         return nothing
     everything = np.broadcast_to(model.num_layers[:, None], nothing.shape)
     if rule == "none" or not model.fits(everything):
@@ -248,10 +254,9 @@ def recomputation_bound_s(model: MemoryModel) -> float:
 
     Infinite where memory is not enough.
     """
-    nothing = np.zeros_like(model.held, np.int64)
-    if bool((model.used(nothing) <= model.headroom_without[:, None] * (1 + _TOLERANCE)).all()):
+    if model.fits_without:
         return 0.0
-    if not model.fits(np.broadcast_to(model.num_layers[:, None], nothing.shape)):
+    if not model.fits(np.broadcast_to(model.num_layers[:, None], model.held.shape)):
         return np.inf
     price, rows, least, bound = diagonal_program(model, _MOST_ROWS)
     found = solve_program(price, rows, least, bound, integer=False) if least.size else 0 * price
@@ -292,7 +297,7 @@ def _too_long(costs: ChunkCosts, rank: int, headroom: float, per_token: float, l
             f"rank {rank} has no memory left for activations: its layers' state is {format_bytes(-headroom)} too "
             "large; more stages, tensor parallelism or ZeRO-1 would help"
         )
-    layers, fits = costs.stages[rank].num_layers, max(0, int(headroom / per_token))
+    layers, fits = costs.stages[rank].num_layers, num_fitting(headroom, per_token)
     needed = per_token * longest
     stages = math.ceil(costs.num_stages * needed / headroom)
     return InfeasibleError(

@@ -62,11 +62,6 @@ class Chunk:
         return self.slices[0].start
 
     @property
-    def num_pairs(self) -> float:
-        """Pairs of a query and a key that attention looks at, counted as areas: (C + s)^2/2 - C^2/2 per slice."""
-        return sum((part.end**2 - part.start**2) / 2 for part in self.slices)
-
-    @property
     def split_sequence(self) -> int | None:
         """The sequence of which this chunk has one slice of several; None: all are whole."""
         first = self.slices[0]
@@ -129,17 +124,9 @@ def followed(chunks: Sequence[Chunk]) -> tuple[int | None, ...]:
 
 def load_of(chunks: Sequence[Chunk]) -> Load:
     """Load that chunks put on a device."""
-    firsts = [chunk.slices[0] for chunk in chunks]
-    is_split = np.array([not first.is_whole for first in firsts], bool)
-    return Load(
-        np.array([chunk.num_tokens for chunk in chunks], np.float64),
-        np.array([chunk.num_pairs for chunk in chunks], np.float64),
-        is_split,
-        np.array([first.length for first in firsts], np.float64) * is_split,
-        np.array([first.is_tail for first in firsts], bool),
-        np.array([(first.end**2 - first.start**2) / 2 for first in firsts], np.float64) * is_split,
-        np.array([len(chunk.runs) - 1 for chunk in chunks], np.float64),
-    )
+    slices = np.array([part for chunk in chunks for part in chunk.slices], np.int64).reshape(-1, 4)
+    place = np.repeat(np.arange(len(chunks)), [len(chunk.slices) for chunk in chunks])
+    return SliceTable(slices[:, 0], slices[:, 1], slices[:, 2], slices[:, 3], place).load
 
 
 @dataclass(frozen=True)
@@ -171,6 +158,10 @@ class SliceTable:
     def follows(self) -> tuple[int | None, ...]:
         """The chunk before of the same sequence, for every chunk: slices of a sequence are in consecutive chunks."""
         return tuple(index - 1 if start else None for index, start in enumerate(self.start[self.first].tolist()))
+
+    def follows_within(self, begin: int, end: int) -> tuple[int | None, ...]:
+        """`follows` of the chunks [begin, end), counted from `begin`; no sequence begins outside."""
+        return tuple(None if before is None else before - begin for before in self.follows[begin:end])
 
     @cached_property
     def load(self) -> Load:

@@ -137,7 +137,7 @@ def _balanced(
     context: int,
     profiles: Profiles | None,
 ) -> tuple[int, ...]:
-    """Layers one by one to the stage that stays fastest: the least time of the slowest, for layers are alike."""
+    """Layers one by one to the stage that stays fastest: the least time of the slowest, for layers are identical."""
     num_layers, count = job.model.num_layers, layout.num_stages
     if count > num_layers:
         raise InfeasibleError(f"{count} stages are too many for {num_layers} layers; pin layout.pipeline lower")

@@ -11,9 +11,8 @@ import numpy as np
 
 from farpipe.errors import InputError
 from farpipe.sequences.chunk import Ints
-from farpipe.sequences.compressed import COMPRESSED, opened, plain_suffix
-from farpipe.sequences.megatron import INDEX, expect_whole, read_index
 from farpipe.sequences.tables import TOKEN_IDS, column_names, is_table, rows, table_files, token_counts
+from farpipe.sequences.token_files import COMPRESSED, INDEX, expect_whole, opened, plain_suffix, read_index
 from farpipe.strict import expect_format, nearest, parse_json, read_text
 
 MAX_LENGTH: Final = 1 << 40

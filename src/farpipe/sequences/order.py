@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from farpipe.sequences.chunk import Floats, Ints
-from farpipe.step import Schedule
+from farpipe.step import Schedule, hiding_forwards, upstream_sums
 from farpipe.step.chains import Chains, chains
 from farpipe.step.codes import B, F, encode
 from farpipe.step.lowering import free_links
@@ -101,10 +101,9 @@ def extra_forwards(
     The pace is forward and backward of a mean chunk on the slowest stage. Hops of less than a twentieth of it are not
     worth the memory of a chunk. Not `whole`: rounded down, which hides most of a hop with one chunk less.
     """
-    ratio = (there_s + back_s) / pace_s if pace_s > 0 else np.zeros_like(there_s)
-    rounded = np.ceil(ratio - 1e-6) if whole else np.floor(ratio)
-    wanted = np.where(ratio < _SHORT_TRIP, 0, np.minimum(rounded, num_chunks))
-    return tuple(int(wanted[stage:].sum()) for stage in range(wanted.size + 1))
+    trips_s = there_s + back_s
+    wanted = hiding_forwards(trips_s, pace_s, num_chunks, whole=whole)
+    return tuple(upstream_sums(np.where((trips_s < _SHORT_TRIP * pace_s) | (pace_s == 0), 0, wanted)))
 
 
 def makespan_s(order: ChunkOrder, forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> float:

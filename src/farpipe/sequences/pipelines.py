@@ -30,6 +30,7 @@ from farpipe.sequences.chunk import Floats, Ints, SliceTable
 from farpipe.sequences.order import chunk_order
 from farpipe.simulate import Timeline, simulate
 from farpipe.step import Problem, Schedule
+from farpipe.step.chains import chains
 
 MAX_BLOCKS: Final = 10
 """Largest number of blocks of sequences that stay together, so that at most 55 groups are priced."""
@@ -129,8 +130,7 @@ class _PartOfBatch:
 
     @property
     def follows(self) -> tuple[int | None, ...]:
-        mine = self.batch.follows[self.begin : self.end]
-        return tuple(None if before is None else before - self.begin for before in mine)
+        return self.batch.follows_within(self.begin, self.end)
 
     def memory(self) -> MemoryModel:
         order = chunk_order(self.follows, self.grouping.extra, shrinks=self.grouping.shrinks)
@@ -174,7 +174,7 @@ def group(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, budget: Cand
 
 def _borders(follows: Sequence[int | None]) -> Ints:
     """Places at which pipelines may begin and end: between sequences."""
-    return np.array([index for index, before in enumerate(follows) if before is None] + [len(follows)])
+    return np.append(np.unique(chains(follows, len(follows)).first), len(follows))
 
 
 def _as_many_as_fit(borders: Ints, price: Callable[[int, int], float], refill_s: float) -> tuple[float, list[int]]:

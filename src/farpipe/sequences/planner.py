@@ -15,7 +15,6 @@ from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.checkpointing import CheckpointRule, token_limit
 from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
 from farpipe.sequences.cut import Cut, PackRule, cut_batch, num_slices_within, slice_offsets
-from farpipe.sequences.interleaved import interleaved
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.sequences.pipelines import (
     CandidateBudget,
@@ -26,6 +25,7 @@ from farpipe.sequences.pipelines import (
     planning_time,
     refill_s,
 )
+from farpipe.sequences.virtual_stages import interleaved
 
 MOST_CHUNKS_PER_STAGE: Final = 40
 """Most chunks per stage that are tried; more only added fixed times in all batches tried."""
@@ -373,8 +373,8 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
         slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
         cut = Cut(max(wanted_s, longest_s) if slices == 1 else cut_s / slices, limit, options.rule)
         slices = num_slices_within(longest, cut, law)
-        if options.num_slices is not None and slices != options.num_slices:
-            first = int(slice_offsets(longest, min(options.num_slices, longest), law)[0])
+        if options.num_slices not in (None, slices):
+            first = int(slice_offsets(longest, min(options.num_slices or 1, longest), law)[0])
             raise InfeasibleError(
                 f"{options.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
                 f"{limit} does not fit; take {slices} slices"

@@ -32,7 +32,6 @@ class Slack:
     """Time by which every action could have ended later."""
     messages_s: Floats
     """Time by which every message could have arrived later."""
-    critical_actions: NDArray[np.bool_]
     critical_messages: NDArray[np.bool_]
 
 
@@ -46,7 +45,7 @@ def slack(timeline: Timeline) -> Slack:
     late_s = np.maximum(due_s - ended_s, 0.0)
     is_critical = late_s <= ROUNDING * timeline.makespan_s
     count = len(actions)
-    return Slack(late_s[:count], late_s[count:], is_critical[:count], is_critical[count:])
+    return Slack(late_s[:count], late_s[count:], is_critical[count:])
 
 
 def data_with_slack(timeline: Timeline) -> dict[str, Any]:

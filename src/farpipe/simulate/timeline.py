@@ -124,7 +124,7 @@ class Timeline(Events, Document):
 
     @property
     def _needs_between(self) -> bool:
-        """True if the names of the links do not tell which of them join two sites."""
+        """True if the names of the links do not say which of them join two sites."""
         return self.between not in ((), tuple(map(is_inter_site, self.links)))
 
     def _message_data(self, message: np.void) -> dict[str, Any]:

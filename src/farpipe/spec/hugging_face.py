@@ -301,8 +301,8 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
 
     InputError for a model that is none of Hugging Face's Llama family.
     """
-    unlike = {"gated_mlp": True, "norm": "rmsnorm", "positions": "rotary"}
-    for key, value in unlike.items():
+    different = {"gated_mlp": True, "norm": "rmsnorm", "positions": "rotary"}
+    for key, value in different.items():
         if getattr(model, key) != value:
             raise InputError(f"model.{key}: {getattr(model, key)!r} can't be exported: a Llama has {value!r}")
     theirs = {name: getattr(model, ours) for ours, name in (_SHAPE | _OPTIONAL).items()}

@@ -265,12 +265,12 @@ class Job(Request):
             raise fault(f"{self.model.name} has no experts; leave it out", "layout", "expert")
         shares = None if pins.data is None else pins.data * (pins.context or 1) * (pins.tensor or 1)
         able = [e for e in range(1, experts.num_experts + 1) if not experts.num_experts % e]
-        told = f"the {experts.num_experts} experts of {self.model.name}"
+        shared = f"the {experts.num_experts} experts of {self.model.name}"
         if shares is not None and not experts.num_experts % degree:
             able = [e for e in able if not shares % e]
-            told = f"the {shares} devices (data x context x tensor) that have a rank's replicas"
+            shared = f"the {shares} devices (data x context x tensor) that have a rank's replicas"
         if degree not in able:
-            raise fault(f"{degree} does not divide {told}; {', '.join(map(str, able))} would", "layout", "expert")
+            raise fault(f"{degree} does not divide {shared}; {', '.join(map(str, able))} would", "layout", "expert")
 
     def _check_batch(self) -> None:
         sizes = {

@@ -148,7 +148,7 @@ class Model(Part):
         return self
 
     def kinds(self) -> "tuple[tuple[float, Model], ...]":
-        """Shares of the layers that are alike, and a model of each kind: those with experts, and the dense ones."""
+        """Shares of the layers that are identical, and a model of each kind: those with experts, and the dense ones."""
         share = self.experts.num_dense_layers / self.num_layers if self.experts is not None else 0.0
         if not share:
             return ((1.0, self),)

@@ -241,7 +241,7 @@ class Data(Part):
     def is_bytes(self) -> bool:
         """True if tokens are bytes of text, as far as is known without looking at the files.
 
-        Tables may have tokens as well; only their columns tell.
+        Tables may have tokens as well; only their columns show it.
         """
         names = (".npy", ".bin", ".idx", ".parquet", ".arrow", ".feather")
         is_other = self.format in ("tokens", "parquet", "arrow") or self.source.endswith(names)

@@ -1,27 +1,40 @@
 """One step as numbers: Problem and Schedule, and the rules of meaning that all their readers share."""
 
-from farpipe.step.action import KINDS, Action, Kind, awaited, handed_to
+from farpipe.step.action import KINDS, Action, Kind, awaited, draw_grid, handed_to
 from farpipe.step.codes import BACKWARD, FORWARD
-from farpipe.step.collectives import COLLECTIVE_KINDS, Collective, collectives
-from farpipe.step.grid import draw_grid
 from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
-from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer, is_inter_site, occupied_s, site_of
+from farpipe.step.links import (
+    COLLECTIVE_KINDS,
+    Collective,
+    Exchange,
+    Hop,
+    Link,
+    Sync,
+    Transfer,
+    collectives,
+    is_inter_site,
+    occupied_s,
+    site_of,
+)
 from farpipe.step.lowering import lower
 from farpipe.step.memory import (
-    ROUNDING,
     Holding,
     byte_tables,
+    exceeds,
+    forgiving,
     headroom_bytes,
+    held_over_time,
     holdings,
     least_activation_bytes,
     levels,
     need_tables,
     num_fitting,
+    peaks,
 )
+from farpipe.step.message_times import retimed, stagger
 from farpipe.step.messages import NOTHING, Collectives, Messages
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
-from farpipe.step.replicas import stagger
-from farpipe.step.retimed import retimed
+from farpipe.step.round_trips import hiding_forwards, round_trip_s, upstream_sums
 from farpipe.step.schedule import RankOrder, Schedule
 
 __all__ = [
@@ -31,7 +44,6 @@ __all__ = [
     "KINDS",
     "MAX_MICROBATCHES",
     "NOTHING",
-    "ROUNDING",
     "Action",
     "Collective",
     "Collectives",
@@ -56,8 +68,12 @@ __all__ = [
     "byte_tables",
     "collectives",
     "draw_grid",
+    "exceeds",
+    "forgiving",
     "handed_to",
     "headroom_bytes",
+    "held_over_time",
+    "hiding_forwards",
     "holdings",
     "is_inter_site",
     "least_activation_bytes",
@@ -66,7 +82,10 @@ __all__ = [
     "need_tables",
     "num_fitting",
     "occupied_s",
+    "peaks",
     "retimed",
+    "round_trip_s",
     "site_of",
     "stagger",
+    "upstream_sums",
 ]

@@ -1,6 +1,7 @@
-"""The one thing that a rank does at a time: an Action, written ``{stage}{F|I|W|B}{microbatch}``."""
+"""The one thing that a rank does at a time: an Action, written ``{stage}{F|I|W|B}{microbatch}``, and grids of them."""
 
 import re
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, cast
 
 from farpipe.errors import InputError
@@ -50,3 +51,34 @@ def handed_to(action: Action, num_stages: int) -> int | None:
     """The stage whose action needs what this one makes (see `awaited`); None: nobody but the own stage."""
     stage = action.stage + 1 if action.kind == "F" else action.stage - 1
     return stage if action.kind != "W" and 0 <= stage < num_stages else None
+
+
+MAX_ROWS = 16
+MAX_COLUMNS = 14
+
+
+def draw_grid(ranks: Sequence[Sequence[Action]], mark: tuple[int, int] | None = None) -> str:
+    """One line per rank, one column per position; `mark` = (rank, position) gets an arrow below it.
+
+    Only a window of MAX_COLUMNS columns and MAX_ROWS rows around the mark is drawn; ``..`` says that there is more.
+    """
+    rank, position = mark or (0, 0)
+    rows = _window(rank, len(ranks), MAX_ROWS)
+    longest = max((len(order) for order in ranks), default=0)
+    columns = _window(position, max(longest, position + 1), MAX_COLUMNS)
+    cells = {r: [str(a) for a in ranks[r][columns.start : columns.stop]] for r in rows}
+    size = max((len(cell) for row in cells.values() for cell in row), default=3)
+    lines = [".."] if rows.start > 0 else []
+    for r in rows:
+        before = ".. " if columns.start > 0 else ""
+        after = " .." if len(ranks[r]) > columns.stop else ""
+        head = f"rank {r}: {before}"
+        lines.append(head + " ".join(cell.ljust(size) for cell in cells[r]).rstrip() + after)
+        if mark is not None and r == rank:
+            lines.append(" " * (len(head) + (position - columns.start) * (size + 1)) + "^" * size)
+    return "\n".join([*lines, ".."] if rows.stop < len(ranks) else lines)
+
+
+def _window(centre: int, total: int, width: int) -> range:
+    start = max(0, min(centre - width // 2, total - width))
+    return range(start, min(total, start + width))

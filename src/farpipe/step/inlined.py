@@ -37,6 +37,18 @@ def put(link, ready_s, occupies_s, link_free_s):  # type: ignore[no-untyped-def]
 
 
 @_inlined
+def lacks(used, takes, spare, headroom):  # type: ignore[no-untyped-def]
+    """True if an action that takes bytes does not fit beside `used` and `spare` ones; one that takes none does."""
+    return takes > 0 and used + takes + spare > headroom
+
+
+@_inlined
+def level_after(used, takes, frees):  # type: ignore[no-untyped-def]
+    """Bytes that a rank holds after an action, given those before it."""
+    return used + (takes - frees)
+
+
+@_inlined
 def settle(heap, place, ready_s, tie, item):  # type: ignore[no-untyped-def]
     """Put a pending message at `place` or above it, wherever nothing later is above."""
     keys, ties, items = heap

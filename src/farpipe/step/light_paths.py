@@ -12,8 +12,8 @@ from pydantic import Field, InstanceOf
 from farpipe.document import Document, Table
 from farpipe.errors import InputError
 from farpipe.step.figures import Positive, Seconds
+from farpipe.step.message_times import retimed
 from farpipe.step.problem import Problem
-from farpipe.step.retimed import retimed
 from farpipe.step.schedule import Schedule
 from farpipe.strict import validate
 

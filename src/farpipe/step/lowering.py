@@ -21,7 +21,7 @@ class Tables(NamedTuple):
     """Flat arrays of one step that compiled loops read.
 
     Figures of actions and messages have one row per stage with `width` entries: one per microbatch, or a single one
-    where all microbatches are alike, so that the tables of a long step stay in the cache (`figure_place`).
+    where all microbatches are identical, so that the tables of a long step stay in the cache (`figure_place`).
     """
 
     shape: tuple[int, int]

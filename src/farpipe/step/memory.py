@@ -1,7 +1,7 @@
 """Bytes that every action takes and frees: the one place that knows how long a step holds which bytes."""
 
 import math
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ ROUNDING: Final = 1e-9
 """Relative excess of memory that counts as rounding of sums."""
 
 Floats = NDArray[np.float64]
+Array = TypeVar("Array", float, Floats)
 
 
 def byte_tables(problem: Problem) -> tuple[Floats, Floats]:
@@ -47,20 +48,47 @@ def headroom_bytes(problem: Problem) -> Floats:
 
     What rounding can add to sums is forgiven.
     """
-    has = [
-        np.inf if r.memory_bytes is None else r.memory_bytes * (1 + ROUNDING) - r.static_bytes for r in problem.ranks
-    ]
+    has = [np.inf if r.memory_bytes is None else forgiving(r.memory_bytes) - r.static_bytes for r in problem.ranks]
     return np.array(has)
 
 
+def forgiving(num_bytes: Array) -> Array:
+    """A limit with what rounding can add to the sums that are held against it."""
+    return num_bytes * (1 + ROUNDING)
+
+
+def exceeds(used: float, limit: float | None) -> bool:
+    """True if `used` bytes are over a limit, forgiving what rounding of sums can do."""
+    return limit is not None and used > forgiving(limit)
+
+
 def num_fitting(headroom: float, size: float) -> int:
-    """Largest number of microbatches of `size` bytes that fit the headroom; rounding is forgiven."""
+    """Largest number of things of `size` bytes that fit the headroom; rounding is forgiven."""
     return math.floor(max(headroom, 0.0) / size * (1 + ROUNDING))
 
 
 def levels(taken: Floats, freed: Floats) -> Floats:
     """Bytes held while each of consecutive actions of a rank runs, given what each takes and frees: [..., actions]."""
     return np.asarray(np.cumsum(taken, axis=-1) - (np.cumsum(freed, axis=-1) - freed))
+
+
+def peaks(taken: Floats, freed: Floats, begin: NDArray[np.int32]) -> Floats:
+    """Most bytes that every rank ever holds: [R]; `taken` and `freed` of all actions, rank by rank from `begin`."""
+    if not taken.size:
+        return np.zeros(begin.size - 1)
+    held = taken.copy()
+    held[1:] -= freed[:-1]
+    held = np.append(np.cumsum(held), 0.0)  # every rank begins with what the one before it kept: nothing
+    return np.where(np.diff(begin), np.maximum.reduceat(held, begin[:-1]), 0.0)
+
+
+def held_over_time(taken: Floats, freed: Floats, start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
+    """(times in seconds [N], bytes held from then on [N]) of actions that take bytes at their start and free at their
+    end; bytes that are freed go before those that are taken at the same time."""
+    times, change = np.concatenate([start_s, end_s]), np.concatenate([taken, -freed])
+    moves = np.lexsort((change, times))
+    moves = moves[change[moves] != 0]
+    return times[moves], np.cumsum(change[moves])
 
 
 class Holding(NamedTuple):

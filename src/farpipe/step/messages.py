@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.step.codes import BACKWARD, FORWARD
-from farpipe.step.collectives import Collective
-from farpipe.step.links import Figure, Hop, Link, Transfer
+from farpipe.step.links import Collective, Figure, Hop, Link, Transfer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]

@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.step.lowering import Floats, Ints, Played, StepArrays
+from farpipe.step.lowering import Floats, Ints, Played, StepArrays, lower
+from farpipe.step.problem import Problem
+from farpipe.step.schedule import Schedule
 
 CodedSchedule = tuple[Ints, Ints]
 """The orders of all ranks as codes, and where each rank's begins: as `Schedule` has them."""
@@ -35,3 +37,8 @@ class Player:
         out = self.arrays.new_out(codes.size)
         makespan = self._kernel.makespan
         return float(makespan(codes, begin, self.arrays.tables, out, self.scratch, self._no_limit)), out
+
+
+def makespan_s(problem: Problem, schedule: Schedule) -> float:
+    """The end of the last action or collective, as `simulate` has it; infinite where ranks wait for each other."""
+    return Player(lower(problem)).makespan_s((schedule.codes, schedule.begin))

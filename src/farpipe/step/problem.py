@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 
 from farpipe.document import Document
 from farpipe.step.chains import Chains, chains, expect_chains
-from farpipe.step.collectives import Collective, collectives
 from farpipe.step.figures import (
     MAX_SECONDS,
     LinkNames,
@@ -24,7 +23,7 @@ from farpipe.step.figures import (
     ProblemPart,
     SecondsPerMicrobatch,
 )
-from farpipe.step.links import Exchange, Hop, Link, Sync, Transfer
+from farpipe.step.links import Collective, Exchange, Hop, Link, Sync, Transfer, collectives
 from farpipe.step.messages import StepTraffic, traffic
 from farpipe.strict import nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
@@ -67,7 +66,7 @@ class Stage(ProblemPart):
 class Problem(Document, ProblemPart):
     """One optimizer step of a pipeline: `num_microbatches` through `stages`, which live on `ranks`.
 
-    Of several replicas of the pipeline it describes one, for they are alike. On a link that they share, either they
+    Of several replicas of the pipeline it describes one, for they are identical. On a link that they share, either they
     send together: then a message carries the bytes of all of them; or they are staggered (`Link.num_staggered`): then
     it carries this replica's bytes at the full rate, and the link is taken for the others' messages as well.
     """
@@ -89,7 +88,7 @@ class Problem(Document, ProblemPart):
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, data: Any) -> Any:
-        """JSON has lists where Python has tuples; strict mode would tell them apart. Hops may be left out."""
+        """JSON has lists where Python has tuples; strict mode distinguishes them. Hops may be left out."""
         if not isinstance(data, dict):
             return data
         if "hops" not in data and isinstance(data.get("stages"), list | tuple):
@@ -223,7 +222,7 @@ class Problem(Document, ProblemPart):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """All collectives, with what they wait for and what waits for them: see `farpipe.step.collectives`."""
+        """All collectives, with what they wait for and what waits for them: see `farpipe.step.links`."""
         return collectives(self.sync or (), self.exchanges)
 
     @cached_property

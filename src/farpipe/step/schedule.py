@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from farpipe.document import Document
 from farpipe.errors import InputError
-from farpipe.step.action import KINDS, Action
+from farpipe.step.action import KINDS, Action, draw_grid
 from farpipe.step.codes import cell_of, encode, kind_of
-from farpipe.step.grid import draw_grid
 from farpipe.step.problem import MAX_MICROBATCHES
 from farpipe.strict import nearest
 

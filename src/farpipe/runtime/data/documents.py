@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.sequences.compressed import opened, plain_suffix
-from farpipe.sequences.megatron import INDEX
 from farpipe.sequences.tables import TOKEN_IDS, column_names, is_table, rows, table_files, token_rows
+from farpipe.sequences.token_files import INDEX, opened, plain_suffix
 from farpipe.spec import Data
 from farpipe.strict import read_text
 

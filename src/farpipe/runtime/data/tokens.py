@@ -27,7 +27,7 @@ from farpipe.errors import InputError
 from farpipe.runtime.data.documents import BETWEEN_TEXTS, NUM_BYTES, form_of, read_whole, source_files, unreadable
 from farpipe.runtime.data.known_files import KnownFiles, OpenedFile
 from farpipe.runtime.data.token_cache import COUNTED, FORMAT, cache_folder, ends_of, tokenize_once
-from farpipe.sequences.megatron import INDEX, expect_whole, read_index
+from farpipe.sequences.token_files import INDEX, expect_whole, read_index
 from farpipe.spec import Data, Model
 from farpipe.strict import expect_format, parse_json, read_text
 

@@ -4,16 +4,23 @@ The idea is GeoPipe's (arXiv 2510.12064), whose own order is `geopipe`: it count
 The closed form below was found to hold in simulation.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from farpipe.errors import UsageError
-from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import with_warm_up
 from farpipe.schedule.library.placement import require_one_stage_per_rank
-from farpipe.step import Problem, Schedule, headroom_bytes, num_fitting
+from farpipe.step import (
+    Problem,
+    Schedule,
+    headroom_bytes,
+    hiding_forwards,
+    num_fitting,
+    round_trip_s,
+    upstream_sums,
+)
+from farpipe.step.player import makespan_s
 
 
 def eager(problem: Problem, extra: int | Sequence[int] | None = None) -> Schedule:
@@ -56,11 +63,6 @@ def extra_forwards(problem: Problem) -> list[int]:
     return upstream_sums([hidden_by(problem, hop) for hop in range(problem.num_stages - 1)])
 
 
-def upstream_sums(of_hop: Sequence[int]) -> list[int]:
-    """Sum over the hops at or downstream of every stage."""
-    return [sum(of_hop[stage:]) for stage in range(len(of_hop) + 1)]
-
-
 def hidden_by(problem: Problem, index: int) -> int:
     """The extra forwards that hide a hop: ``ceil(round trip / (F + I + W))``, at most the number of microbatches.
 
@@ -69,17 +71,7 @@ def hidden_by(problem: Problem, index: int) -> int:
     """
     durations = [problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s")]
     pace = float(np.sum(durations, axis=0).mean(axis=1).max())
-    round_trip = round_trip_s(problem, index)
-    if round_trip == 0:
-        return 0
-    most = problem.num_microbatches
-    return most if pace == 0 else math.ceil(min(most, round_trip / pace) - 1e-9)
-
-
-def round_trip_s(problem: Problem, index: int) -> float:
-    """A message over a hop and one back, the mean over the microbatches, on free links."""
-    there_s, back_s = problem.traffic.messages.arrives_after_s
-    return float(there_s[index].mean() + back_s[index + 1].mean())
+    return int(hiding_forwards(round_trip_s(problem, index), pace, problem.num_microbatches))
 
 
 def _fit_memory(problem: Problem, wanted: list[int]) -> list[int]:

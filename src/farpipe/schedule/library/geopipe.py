@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from farpipe.errors import UsageError
-from farpipe.schedule.library.eager import as_many_as_help, hidden_by, upstream_sums, with_extra
-from farpipe.step import Hop, Problem, Schedule
+from farpipe.schedule.library.eager import as_many_as_help, hidden_by, with_extra
+from farpipe.step import Hop, Problem, Schedule, upstream_sums
 
 
 def geopipe(problem: Problem, extra: Sequence[int] | None = None) -> Schedule:

@@ -1,4 +1,4 @@
-"""The compiled loop of list scheduling; what its arguments mean is told in `list_scheduling`.
+"""The compiled loop of list scheduling; `list_scheduling` says what its arguments mean.
 
 Time moves forward: of all ranks the one that can start something first starts it. Which action a rank would start next
 is kept, and looked at again only when the rank has done something or a message for it has been sent.
@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from farpipe.step.codes import F, I, W
-from farpipe.step.inlined import encode, next_stage, put
+from farpipe.step.inlined import encode, lacks, level_after, next_stage, put
 
 _NEVER = np.inf
 
@@ -55,7 +55,7 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
             spare = 0.0
             if k == F and not strict and j >= needed[done[I, s]]:
                 spare = reserved * reserve[s] + left_to_chains[rank]
-            if at < _NEVER and taken[s, j, k] > 0 and used[rank] + taken[s, j, k] + spare > headroom[rank]:
+            if at < _NEVER and lacks(used[rank], taken[s, j, k], spare, headroom[rank]):
                 blocked, at = True, _NEVER
             its_key = key[k, s, j]
             if alternate and k == last[rank]:
@@ -162,12 +162,12 @@ def play(  # type: ignore[no-untyped-def]
             longest_idle = max(longest_idle, idle[rank])
         free[rank] = end
         left[rank] -= duration[kind, stage, j]
-        told = -1
-        used[rank] += taken[stage, j, kind] - freed[stage, j, kind]
+        consumer = -1
+        used[rank] = level_after(used[rank], taken[stage, j, kind], freed[stage, j, kind])
         if kind != W:
             last[rank] = kind
-            told = send(kind, stage, j, end, arrival, wires, link_free)
+            consumer = send(kind, stage, j, end, arrival, wires, link_free)
         stale[0], num_stale = rank, 1
-        if told >= 0 and rank_of_stage[told] != rank:
-            stale[1], num_stale = rank_of_stage[told], 2
+        if consumer >= 0 and rank_of_stage[consumer] != rank:
+            stale[1], num_stale = rank_of_stage[consumer], 2
     return codes.size, free.max(), (free - began).max()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from farpipe.errors import InfeasibleError
 from farpipe.schedule.library.chained import chained_ranks
 from farpipe.schedule.library.placement import microbatch_bytes
-from farpipe.step import ROUNDING, Problem, Schedule, byte_tables, headroom_bytes, need_tables
+from farpipe.step import Problem, Schedule, byte_tables, forgiving, headroom_bytes, need_tables
 from farpipe.step.codes import NUM_KINDS, B, F, I, cell_of, encode, kind_of, slot_of
 from farpipe.units import format_bytes
 
@@ -29,7 +29,7 @@ Played = tuple[tuple[float, float], NDArray[np.int64]]
 MOST_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
 FIRST_RULES, FAR_ABOVE = 4, 1.1
-"""The number of rules that tell that an order is too slow, and what is; they seldom differ by more than a few %."""
+"""Number of rules after which an order counts as too slow, and by what factor; rules seldom differ by more."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _best_of(problem: Problem, arguments: Arguments, key: Floats, rules: Sequenc
 def fill_weights(problem: Problem, passes: Sequence[Codes], headroom_bytes: Floats, method: str) -> Schedule:
     """The F and I of every rank in the order given, as codes, and W where there is time, or where memory calls for it.
 
-    A rank whose passes need more than its headroom gets that much: `check` then tells what is missing.
+    A rank whose passes need more than its headroom gets that much, and `check` reports what is missing.
     """
     count = problem.num_microbatches
     if problem.chains.any:
@@ -115,7 +115,7 @@ def _least_bytes(passes: Codes, needed: Floats, released: Floats) -> float:
     """Bytes that F and I in this order need if every W follows its I at once: as a B in its place."""
     joined = np.where(kind_of(passes) == F, passes, encode(B, slot_of(passes)))
     net = needed[joined] - released[joined]
-    return float((np.cumsum(net) - net + needed[passes]).max(initial=0.0)) * (1 + ROUNDING)
+    return forgiving(float((np.cumsum(net) - net + needed[passes]).max(initial=0.0)))
 
 
 def memory_headroom(problem: Problem, wanted_bytes: float | Floats = np.inf) -> Floats:
@@ -124,7 +124,7 @@ def memory_headroom(problem: Problem, wanted_bytes: float | Floats = np.inf) -> 
     Orders count in activations; where a stash is larger, there is room for one of these as well.
     """
     growth = _most_of_rank(problem, -byte_tables(problem)[1])  # what frees less than nothing
-    return np.minimum(headroom_bytes(problem), (wanted_bytes + growth) * (1 + ROUNDING))
+    return np.minimum(headroom_bytes(problem), forgiving(wanted_bytes + growth))
 
 
 def _most_of_rank(problem: Problem, bytes_by_code: Floats) -> Floats:

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from farpipe.errors import UsageError
 from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library.list_scheduling import Rules, list_schedule, memory_headroom
-from farpipe.schedule.library.makespan import makespan_s
 from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_one_stage_per_rank
 from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
-from farpipe.step import ROUNDING, Problem, Schedule
+from farpipe.step import Problem, Schedule
+from farpipe.step.player import makespan_s
 
 _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
+_CLOSE: Final = 1e-9
+"""Relative difference of makespans below which they are equal."""
 MOST_ACTIONS: Final = 20_000
 """Stages times microbatches up to which the fixed patterns are tried too: longer steps are ruled by the list."""
 
@@ -61,7 +63,7 @@ def _or_shorter(problem: Problem, found: Schedule, headroom: NDArray[np.float64]
     fitting = [pattern for pattern in patterns if np.all(peak_memory_bytes(problem, pattern) <= most)]
     times_s = {order: makespan_s(problem, order) for order in fitting}
     shortest = min(times_s, key=times_s.__getitem__, default=found)
-    shorter = fitting and times_s[shortest] < makespan_s(problem, found) * (1 - ROUNDING)
+    shorter = fitting and times_s[shortest] < makespan_s(problem, found) * (1 - _CLOSE)
     return shortest.renamed(found.method) if shorter else found
 
 

@@ -6,10 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.schedule.library.eager import round_trip_s
 from farpipe.schedule.library.list_scheduling import Floats, Rules, list_schedule, memory_headroom
 from farpipe.schedule.library.placement import require_v_shape
-from farpipe.step import Problem, Schedule
+from farpipe.step import Problem, Schedule, num_fitting, round_trip_s
 
 _FLAGS: Final = product((True, False), (0.0, 1.0), (0.5, 1.0), (1, 2))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
@@ -39,7 +38,7 @@ def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
 
 
 def _rules(problem: Problem, headroom: Floats) -> tuple[Rules, ...]:
-    """Both kinds in turn, so that the first few tell how good the order will be."""
+    """Both kinds in turn, so that the first few show how good the order will be."""
     if np.isinf(headroom).all() or problem.chains.any:
         return RULES
     shares = dict.fromkeys(_shares(problem, headroom, paces) for paces in PACES)
@@ -57,8 +56,8 @@ def _shares(problem: Problem, headroom: Floats, paces: float) -> tuple[int, ...]
     for (down, up), bytes_ in zip(problem.stages_of_rank, headroom.tolist(), strict=True):
         needed = float(seconds[down] * held[down] + seconds[up] * held[up])
         if np.isfinite(bytes_) and needed > 0 and held[down] > 0:
-            beside_one_up = int((bytes_ - held[up]) / held[down] + 1e-9)
-            share = int(bytes_ * seconds[down] / needed + 1e-9)
+            beside_one_up = num_fitting(bytes_ - held[up], held[down])
+            share = num_fitting(bytes_ * seconds[down], needed)
             most[down] = max(1, min(share, beside_one_up, problem.num_microbatches + 1))
     return tuple(most)
 

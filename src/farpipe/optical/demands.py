@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from farpipe.errors import UsageError
 from farpipe.optical.policies import POLICIES
-from farpipe.optical.training import UNIT_GBIT, Demands, Step, Training, TransferRule
+from farpipe.optical.transfers import UNIT_GBIT, Demands, LightTraining, Step, TransferRule
 from farpipe.strict import nearest
 
 _LATER_S: Final = 1e-9
 
 
-class Strategy(Protocol):
+class TransferStrategy(Protocol):
     """Decides what messages ask for."""
 
     @property
     def rule(self) -> TransferRule:
         """Rules by which they ask."""
 
-    def demands(self, training: Training, last: Step | None) -> Demands:
+    def demands(self, training: LightTraining, last: Step | None) -> Demands:
         """Demands of the messages of the next step; `last`: the step before it, if there was one."""
 
 
@@ -40,7 +40,7 @@ class Fixed:
     """Units of the rule that make one of `units`: with several a block may be narrower than a whole one."""
     rule: TransferRule = field(default_factory=TransferRule)
 
-    def demands(self, training: Training, last: Step | None) -> Demands:
+    def demands(self, training: LightTraining, last: Step | None) -> Demands:
         """The same for every message and step."""
         most = self.units * self.parts
         return Demands.same(training, most, 1 if self.fewer else most)
@@ -64,7 +64,7 @@ class Cba:
     """Steps add up from step to step; otherwise each starts from `start`."""
     rule: TransferRule = field(default_factory=TransferRule)
 
-    def demands(self, training: Training, last: Step | None) -> Demands:
+    def demands(self, training: LightTraining, last: Step | None) -> Demands:
         """Demands by the labels and refusals of the last step."""
         bound = first_microbatch(training) if last is None else communication_bound(last)
         want = np.full(training.num_messages, self.start, np.int64)
@@ -76,7 +76,7 @@ class Cba:
         return Demands(want, want, np.where(bound, 0, 1))
 
 
-def first_microbatch(training: Training) -> NDArray[np.bool_]:
+def first_microbatch(training: LightTraining) -> NDArray[np.bool_]:
     """The messages of microbatch 0, which CBA labels from the start."""
     count = training.problem.num_microbatches
     return np.asarray(np.arange(training.num_messages) % count == 0)
@@ -92,7 +92,7 @@ def communication_bound(step: Step) -> NDArray[np.bool_]:
     return bound
 
 
-def _input_of(training: Training, row: Any) -> int | None:
+def _input_of(training: LightTraining, row: Any) -> int | None:
     """The message over a light path that an action needs."""
     kind, stage, stages = int(row["kind"]), int(row["stage"]), training.problem.num_stages
     if kind == 2:  # W
@@ -108,7 +108,7 @@ def _input_of(training: Training, row: Any) -> int | None:
 _PARTS: Final = 6
 """Parts of a unit: 12.5 Gbit/s, what a slot of 12.5 GHz carries at 1 bit/s/Hz."""
 _WIDEN: Final = TransferRule(unit_gbit=UNIT_GBIT / _PARTS, earliest=True, widen=True)
-STRATEGIES: Final[dict[str, Strategy]] = {
+STRATEGIES: Final[dict[str, TransferStrategy]] = {
     "ksp-ff": Fixed(),
     "ksp-ff-fewer": Fixed(fewer=True),
     "cd-cba": Cba(rule=TransferRule(policy=POLICIES["cd"])),
@@ -120,7 +120,7 @@ CANDIDATES: Final = dict.fromkeys(STRATEGIES, (8, "km")) | {"cd-cba": (4, "km")}
 """Candidate paths of each strategy, number and order: CBA's are four."""
 
 
-def find_strategy(name: str, units: int | None = None, **rule: Any) -> Strategy:
+def find_strategy(name: str, units: int | None = None, **rule: Any) -> TransferStrategy:
     """The strategy called `name`, with `units` at most (of a fixed one: exactly) and other figures of its rule."""
     if name not in STRATEGIES:
         raise UsageError(f"there is no policy {name!r}{nearest(name, STRATEGIES)}; known: {', '.join(STRATEGIES)}")
@@ -128,5 +128,5 @@ def find_strategy(name: str, units: int | None = None, **rule: Any) -> Strategy:
     if units is not None:
         fixed = isinstance(found, Fixed)
         found = replace(found, **({"units": units} if fixed else {"most": units, "start": min(found.start, units)}))
-    strategy: Strategy = replace(found, rule=replace(found.rule, **rule))
+    strategy: TransferStrategy = replace(found, rule=replace(found.rule, **rule))
     return strategy

@@ -7,13 +7,14 @@ import pytest
 
 from farpipe.errors import UsageError
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
+from farpipe.optical.confidence import mean_interval, paired_change, t_975
 from farpipe.optical.coupled import Coupled
-from farpipe.optical.intervals import mean_interval, paired_change, t_975
-from farpipe.optical.joint import in_flight, joint_order, nominal_problem
-from farpipe.optical.strategies import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
+from farpipe.optical.demands import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
+from farpipe.optical.joint import joint_order, nominal_problem
 from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s, run_once
-from farpipe.optical.training import Training
+from farpipe.optical.transfers import LightTraining
 from farpipe.report.light import draw_light, write_light_page
+from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from optical_data import pipeline_problem
 
@@ -26,7 +27,7 @@ SCENARIO = OpticalSetting(KM4, KM4, Grid(80), PoissonTraffic(60.0, 0.2, 4, 20))
 def training_of(name, num_microbatches=8):
     problem = pipeline_problem([0.026] * 4, [0.052] * 4, num_microbatches, NODES, 512e6)
     nominal = nominal_problem(problem, NODES, KM4, 450.0)
-    return Training(nominal, order(name, nominal), NODES)
+    return LightTraining(nominal, order(name, nominal), NODES)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -75,12 +76,12 @@ def test_the_joint_order_is_no_slower_than_1f1b():
     strategy = STRATEGIES["earliest"]
     schedule = joint_order(SCENARIO.shared(7, 60.0), problem, NODES, strategy, begin_s=2.0)
     nominal = nominal_problem(problem, NODES, KM4, 450.0)
-    joint, plain = Training(nominal, schedule, NODES), training_of("1f1b")
+    joint, plain = LightTraining(nominal, schedule, NODES), training_of("1f1b")
     found = compare(
         SCENARIO, {"plain": (plain, strategy, None), "joint": (joint, strategy, None)}, [0, 1], num_steps=2, skipped=0
     )
     assert found.change("joint").mean < 0
-    assert in_flight(nominal, schedule) >= 4
+    assert max(peak_memory_bytes(nominal, schedule)) >= 4
 
 
 def test_the_joint_order_keeps_to_the_memory_of_the_ranks():
@@ -89,7 +90,7 @@ def test_the_joint_order_keeps_to_the_memory_of_the_ranks():
     data["ranks"] = [{"memory_bytes": 4.0, "static_bytes": 0.0}] * 4
     tight = type(problem).from_data(data)
     schedule = joint_order(SCENARIO.shared(7, 60.0), tight, NODES, Fixed(3), begin_s=2.0, num_steps=1)
-    assert in_flight(tight, schedule) <= 4
+    assert max(peak_memory_bytes(tight, schedule)) <= 4
 
 
 def test_comparisons_are_paired_and_harm_is_none_without_a_training():
@@ -100,7 +101,7 @@ def test_comparisons_are_paired_and_harm_is_none_without_a_training():
     assert (same.mean, same.low, same.high) == (0, 0, 0)
     assert found.change("c").low > 0
     assert [row["policy"] for row in found.to_data()] == ["a", "b", "c"]
-    empty = Training(training.problem, training.schedule, ("1",) * 4)
+    empty = LightTraining(training.problem, training.schedule, ("1",) * 4)
     assert run_once(SCENARIO, empty, Fixed(3), 0, num_steps=1, skipped=0).harm == 0
 
 

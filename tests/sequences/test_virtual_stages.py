@@ -10,8 +10,8 @@ from farpipe.schedule import check
 from farpipe.sequences import BatchOptions, plan_sequences, plan_with_cut, shares
 from farpipe.sequences.checkpointing import token_limit
 from farpipe.sequences.chunk import load_of
-from farpipe.sequences.interleaved import layers_of_stages
 from farpipe.sequences.layout import chunk_layout
+from farpipe.sequences.virtual_stages import layers_of_stages
 from sequences.batches import costs, job, mixed
 from sound_chunks import check_chunks
 

@@ -29,7 +29,7 @@ UNIT_GBIT: Final = 75.0
 
 
 @dataclass(frozen=True)
-class Training:
+class LightTraining:
     """A step of a pipeline (`problem`) in an order (`schedule`), with the node of the network where each rank is.
 
     Of the Problem's links only the bytes of the messages are used: messages between ranks at different nodes are light
@@ -152,7 +152,7 @@ class Demands:
     priority: Ints
 
     @classmethod
-    def same(cls, training: Training, most: int, least: int | None = None) -> "Demands":
+    def same(cls, training: LightTraining, most: int, least: int | None = None) -> "Demands":
         """Every message asks for `most` units and takes `least` (by default `most`) or more."""
         if not 1 <= (least if least is not None else most) <= most:
             raise UsageError(f"units asked for must be at least 1, the least first, found {least} and {most}")
@@ -165,7 +165,7 @@ class Demands:
 class Step:
     """Events of one step of a training; times in `out` are absolute."""
 
-    training: Training
+    training: LightTraining
     begin_s: float
     end_s: float
     out: Out

@@ -55,10 +55,9 @@ def _recomputing(
     costs: ChunkCosts, batch: SliceTable, folded: ChunkPipeline, more: int, ends: dict[str, bool], limit_s: float
 ) -> ChunkPipeline:
     begin, end = folded.chunks[0], folded.chunks[-1] + 1
-    follows = [None if before is None else before - begin for before in batch.follows[begin:end]]
     num_layers = [stage.num_layers for stage in costs.stages]
     layers = layers_of_stages(folded.recomputed + more, num_layers)
-    problem = costs.problem(batch.load.part(begin, end), follows, layers, **ends)
+    problem = costs.problem(batch.load.part(begin, end), batch.follows_within(begin, end), layers, **ends)
     found = search(problem, limit_s, methods=METHODS)
     return ChunkPipeline(folded.chunks, layers, problem, found.schedule, found.timeline)
 

@@ -1,17 +1,53 @@
-"""Index of Megatron-LM's indexed data sets: NAME.idx has the type of the tokens in NAME.bin and the ends of documents.
+"""Token files of Megatron-LM (.bin with .idx), and files that may be compressed."""
 
-Written by Megatron-LM's tools/preprocess_data.py (megatron/core/datasets/indexed_dataset.py): nine bytes of magic,
-version, code of the type, numbers of sequences and of document ends; then lengths (int32) and places in bytes (int64)
-of all sequences, and the sequences at which documents begin, the last being their number (int64).
-"""
-
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
+
+COMPRESSED: Final = (".gz", ".zst")
+
+
+def plain_suffix(path: Path) -> str:
+    """End of the file's name without that of a compression: ``.jsonl`` of ``a.jsonl.gz``."""
+    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed; OSError as `open` raises it, InputError where it is damaged or cut short."""
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".gz":
+                with gzip.open(file) as plain:
+                    yield plain  # type: ignore[misc]
+            elif path.suffix == ".zst":
+                yield _zstandard(file, path)
+            else:
+                yield file
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(f"{path}: damaged or cut short: {error}") from None
+    except OSError as error:
+        if error.errno is None:  # of Zstandard, not of the system
+            raise InputError(f"{path}: damaged or cut short: {error}") from None
+        raise
+
+
+def _zstandard(file: BinaryIO, path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise InputError(f"{path}: Zstandard needs pyarrow: pip install 'farpipe[data]'") from None
+    return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
+
 
 INDEX: Final = ".idx"
 _MAGIC: Final = b"MMIDIDX\x00\x00"
@@ -32,15 +68,19 @@ class MegatronIndex(NamedTuple):
         return int(self.ends[-1]) if self.ends.size else 0
 
 
-def read_index(path: Path) -> MegatronIndex:
-    """The index in a .idx; InputError for a damaged one, and for tokens that are not stored one after the other."""
+def _index_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
-    begin = len(_MAGIC) + _HEADER.itemsize
-    if not data.startswith(_MAGIC) or len(data) < begin:
+    if not data.startswith(_MAGIC) or len(data) < len(_MAGIC) + _HEADER.itemsize:
         raise InputError(f"{path}: not an index of Megatron-LM (MMIDIDX)")
+    return data
+
+
+def read_index(path: Path) -> MegatronIndex:
+    """The index in a .idx; InputError for a damaged one, and for tokens that are not stored one after the other."""
+    data, begin = _index_bytes(path), len(_MAGIC) + _HEADER.itemsize
     version, code, num_sequences, num_ends = np.frombuffer(data, _HEADER, 1, len(_MAGIC))[0].tolist()
     if version != 1 or code not in _TYPES:
         raise InputError(f"{path}: version {version}, type {code}: expected version 1 and whole numbers ({[*_TYPES]})")

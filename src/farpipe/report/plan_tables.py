@@ -1,0 +1,240 @@
+"""Tables of a plan: stages, links, strategies, changes, runners-up, what its step is made of; and of a Pareto front."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from farpipe.cost import JobCosts
+from farpipe.plan import Plan
+from farpipe.plan.derivation import DerivedQuantity, stage_lines, step_lines
+from farpipe.plan.objective import Objective, is_known
+from farpipe.plan.plan import Change, Strategy
+from farpipe.plan.quote import Quote
+from farpipe.report.views import TableView
+from farpipe.step import occupied_s
+from farpipe.units import (
+    format_about,
+    format_bytes,
+    format_change,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
+
+SAME: Final = "same"
+"""Name of training that does not differ from the job's."""
+
+
+def plan_tables(plan: Plan) -> tuple[TableView, ...]:
+    """Stages, links between sites, strategies, changes that would help, and runners-up."""
+    return (
+        _stage_table(plan),
+        _link_table(plan),
+        strategy_table(plan.strategies, is_rough=plan.is_rough),
+        change_table(plan.changes),
+        _choice_table(plan),
+    )
+
+
+def _stage_table(plan: Plan) -> TableView:
+    recomputes, marked = any(one.recompute != "none" for one in plan.placements), _marked_sites(plan)
+    rows = []
+    for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
+        times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
+        limit = plan.problem.ranks[placement.rank].memory_bytes
+        rows.append(
+            (
+                str(index),
+                f"{placement.rank} at {placement.site}{' ~' if placement.site in marked else ''}",
+                placement.layers,
+                *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
+                format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
+                "unlimited" if limit is None else format_bytes(limit),
+                *((placement.recompute,) if recomputes else ()),
+            )
+        )
+    columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "limit", *(["recompute"] if recomputes else []))
+    numbers, note = frozenset({3, 4, 5, 6, 7}), trust_note(plan)
+    return TableView("Stages", columns, tuple(rows), numbers, note=note, expendable=(5, 4, 3))
+
+
+def _marked_sites(plan: Plan) -> set[str]:
+    """Sites whose devices nobody has measured or compared."""
+    devices = {name.partition(" (")[0] for name in plan.unmeasured}
+    return {
+        site.name
+        for site in plan.job.cluster.sites
+        if plan.uncompared or {site.device.name, site.device.name.partition(" (")[0]} & devices
+    }
+
+
+def trust_note(plan: Plan) -> str:
+    """Meaning of `~`, and the range in which the step is expected; empty where all times are measured ones."""
+    if not plan.residual:
+        return ""
+    low, high = map(format_seconds, plan.step_range_s)
+    if not plan.is_rough:
+        error = format_percent(plan.residual)
+        return f"Mean error of predictions for these devices: {error}. Expect a step of {low} to {high}."
+    names = ", ".join((*plan.unmeasured, *plan.uncompared))
+    return (
+        f"~ nobody has compared predictions for {names} with measurements; expect a step of {low} to {high}. "
+        "`farpipe profile` or --learned-from gives times of your own."
+    )
+
+
+def _link_table(plan: Plan) -> TableView:
+    rows = [
+        (
+            name,
+            format_seconds(link.latency_s),
+            format_rate(link.bandwidth_bytes_per_s),
+            format_bytes(plan.prediction.link_bytes.get(name, 0.0)),
+            format_percent(occupied_s(link, plan.prediction.link_bytes.get(name, 0.0)) / plan.prediction.step_s),
+        )
+        for name, link in plan.problem.links.items()
+        if plan.problem.between_sites[name]
+    ]
+    return TableView(
+        "Links between sites",
+        ("link", "latency", "bandwidth", "bytes per step", "busy"),
+        tuple(rows),
+        frozenset({1, 2, 3, 4}),
+    )
+
+
+def _choice_table(plan: Plan) -> TableView:
+    rows = [
+        (
+            _folded(choice.what),
+            choice.method or "-",
+            format_seconds(choice.step_s) if choice.step_s else "-",
+            choice.reason,
+        )
+        for choice in plan.runners_up
+    ]
+    columns = ("layout", "schedule", "step", "reason")
+    return TableView("Why the others lost", columns, tuple(rows), frozenset({2}), expendable=(1,))
+
+
+def _folded(what: str) -> str:
+    """A layout on three lines: sites, degrees, the rest."""
+    where, _, layout = what.partition(": ")
+    degrees, comma, rest = layout.partition(", ")
+    return f"{where}:\n{degrees}{comma}\n{rest}" if rest else what
+
+
+def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) -> TableView:
+    """One row for each, the fastest first; the first that trains as the job says is the chosen one.
+
+    `is_rough`: mark the steps, for nobody compared such predictions with measurements. Prices are the first to go where
+    it is narrow and nothing has one; training stays, for it distinguishes strategies.
+    """
+    rows = [
+        (
+            f"{one.kind}: {one.where}",
+            format_about(one.step_s, is_rough=is_rough),
+            format_count(one.tokens_per_s),
+            str(one.num_devices),
+            format_bytes(one.inter_site_bytes) if one.inter_site_bytes else "-",
+            price(one),
+            one.limited_by,
+            one.training or SAME,
+        )
+        for one in strategies
+    ]
+    columns = ("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "limited by", "training")
+    chosen = next((index for index, one in enumerate(strategies) if one.same_training), None)
+    note = "Strategies whose training is not the same have other semantics: compare their losses before their speed."
+    differs = any(not one.same_training for one in strategies)
+    numbers = frozenset({1, 2, 3, 4, 5})
+    expendable = (4, 3, 2, 6) if any(row[5] != "-" for row in rows) else (5, 4, 3, 2, 6)
+    return TableView("Strategies", columns, tuple(rows), numbers, chosen, note if differs else "", expendable)
+
+
+def price(one: Strategy) -> str:
+    """USD of a million tokens; with >= where a part has no price, and a dash where nothing has."""
+    if not one.usd_per_million_tokens:
+        return "-"
+    missing = {word.split()[0] for word in one.unpriced} & {"rent", "egress"}
+    return f"{'>= ' if missing else ''}{one.usd_per_million_tokens:.3g}"
+
+
+def change_table(changes: Sequence[Change]) -> TableView:
+    """One row for each, the cheapest first."""
+    rows = tuple(
+        (one.what, format_change(one.gain), format_seconds(one.step_s), one.costs, one.training or SAME)
+        for one in changes
+    )
+    columns = ("change", "tokens/s", "step", "costs", "training")
+    note = "Each change is planned anew: layout, placement and order may be others."
+    return TableView(
+        "The cheapest changes that would help", columns, rows, frozenset({1, 2}), note=note, expendable=(2,)
+    )
+
+
+_NESTED = "   "
+
+
+def derivation_tables(plan: Plan, costs: JobCosts) -> tuple[TableView, TableView]:
+    """The step, and F, I and W of its stages and layers, followed down to products, bytes and constants."""
+    step = ("part", "seconds", "from")
+    stages = ("one microbatch", "F", "I", "W", "from")
+    return (
+        TableView("What the step is made of", step, _derived_rows(step_lines(plan, costs)), frozenset({1})),
+        TableView("What F, I and W are made of", stages, _derived_rows(stage_lines(plan, costs)), frozenset({1, 2, 3})),
+    )
+
+
+def _derived_rows(lines: Iterable[DerivedQuantity]) -> tuple[tuple[str, ...], ...]:
+    return tuple((_NESTED * line.depth + line.what, *map(format_seconds, line.seconds), line.how) for line in lines)
+
+
+def front_table(front: Sequence[Quote], num_choices: int, left_out: str = "") -> TableView:
+    """One row for every choice of the front, the fastest first; `left_out` says what was not looked at."""
+    columns = ("sites", "layout", "devices", "step", "tokens/s", "$/Mtok", "kWh/Mtok", "gCO2/Mtok")
+    note = (
+        f"{len(front)} of {num_choices:,} choices. Estimates by closed forms: pin one ([layout]) for `farpipe plan` to "
+        f"simulate it.{left_out and ' '}{left_out}"
+    )
+    return TableView(
+        "Pareto front", columns, tuple(map(_front_row, front)), frozenset(range(2, 8)), note=note, expendable=(7, 6, 4)
+    )
+
+
+def _front_row(quote: Quote) -> tuple[str, ...]:
+    at = quote.layout
+    layout = f"p{at.pipeline} d{at.data} t{at.tensor}{' V' if quote.in_v else ''}"
+    figures: tuple[Objective, ...] = ("money", "energy", "carbon")
+    return (
+        quote.where,
+        layout,
+        str(quote.num_devices),
+        format_seconds(quote.step_s),
+        format_count(quote.tokens_per_s),
+        *(f"{quote.figure(name):.3g}" if is_known(quote, name) else "-" for name in figures),
+    )
+
+
+def front_data(choices: Sequence[Quote], front: Sequence[Quote]) -> list[dict[str, Any]]:
+    """Every choice with its figures, and whether it is on the front."""
+    return [_front_data(quote) | {"on_front": any(quote is one for one in front)} for quote in choices]
+
+
+def _front_data(quote: Quote) -> dict[str, Any]:
+    at = quote.layout
+    return {
+        "where": quote.where,
+        "sites": list(quote.sites),
+        "pipeline": at.pipeline,
+        "data": at.data,
+        "tensor": at.tensor,
+        "virtual": at.virtual,
+        "in_v": quote.in_v,
+        "microbatch_size": at.microbatch_size,
+        "num_microbatches": at.num_microbatches,
+        "num_devices": quote.num_devices,
+        "step_s": quote.step_s,
+        "tokens_per_s": quote.tokens_per_s,
+        "per_million_tokens": quote.per_million_tokens.to_data(),
+    }
