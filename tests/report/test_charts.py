@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from farpipe.report.charts import (
     MAX_CHARTS,
-    _alike,
+    _identical,
     link_charts,
     loss_chart,
     memory_charts,
@@ -155,7 +155,7 @@ def test_a_metric_that_is_missing_or_no_number_is_passed_over():
 def test_ranks_with_equal_curves_and_limits_share_a_chart():
     x = np.arange(3.0)
     curves = {rank: [Curve("predicted", x, x + (rank == 1), "predicted")] for rank in range(4)}
-    assert _alike(curves, {0: 8.0, 1: 8.0, 2: 8.0, 3: None}) == [(0, 2), (1,), (3,)]
+    assert _identical(curves, {0: 8.0, 1: 8.0, 2: 8.0, 3: None}) == [(0, 2), (1,), (3,)]
 
 
 def test_a_link_that_is_hardly_used_is_no_flat_line():
