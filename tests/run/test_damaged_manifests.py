@@ -154,6 +154,9 @@ def test_an_interrupted_run_says_how_far_it_came(copied, tmp_path):
     newest = run_dir / "checkpoints" / "step-4"
     (run_dir / "run.json").touch()
     assert what_is_left(run_dir) == f"at step 4. Newest checkpoint: {newest}; continue with --resume {run_dir}"
+    (tmp_path / "empty").mkdir()
     assert what_is_left(tmp_path / "empty") == "before the first step. No checkpoint was written"
+    moved = tmp_path / "moved"
+    assert what_is_left(moved) == f"while {moved} was removed or renamed; what it had is where it was moved to"
     (run_dir / "run.json").unlink()
     assert what_is_left(run_dir) == f"while {run_dir} was removed or renamed; what it had is where it was moved to"

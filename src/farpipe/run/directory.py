@@ -172,7 +172,8 @@ def how_it_ended(run_dir: Path, num_steps: int) -> str:
 
 def what_is_left(run_dir: Path) -> str:
     """Progress of a run that was interrupted, and the command to go on, as "Interrupted" is followed by."""
-    if (run_dir / CHECKPOINTS_NAME).exists() and not (run_dir / RUN_NAME).exists():  # made anew by who wrote the next
+    made_anew = (run_dir / CHECKPOINTS_NAME).exists() and not (run_dir / RUN_NAME).exists()  # by who wrote the next
+    if made_anew or not run_dir.exists():
         return f"while {run_dir} was removed or renamed; what it had is where it was moved to"
     last = last_line(run_dir / METRICS_NAME)
     at = "before the first step" if last is None else f"at step {last['step'] + 1}"
