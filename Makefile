@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
 # Rooms whose slow tests only compute: they run side by side.
-COMPUTING = $(addprefix tests/,fleet interop optical plan report schedule search sequences simulate spec step test_crosspipe.py)
+COMPUTING = $(addprefix tests/,fleet optical report schedule sequences simulate spec step test_crosspipe.py)
 .PHONY: demo test test-fast check bench docs format clean
 
 $(READY): pyproject.toml constraints.txt
