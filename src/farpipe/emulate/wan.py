@@ -50,7 +50,6 @@ class Wan:
         """Every site's namespace."""
         self.folder: Final = folder_of(self.name)
         """Folder that goes with the WAN, however that comes to its end; only root may look into it."""
-        self._known = known
         self._forwarder = forwarder
 
     @classmethod

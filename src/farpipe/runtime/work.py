@@ -150,7 +150,6 @@ class Trainer:
         """
         assert run.model is not None
         assert run.training is not None
-        self._model = run.model
         self._peers, self._training, self._num_steps = peers, run.training, run.num_steps
         self._place, pipeline = run.places.of(peers.rank), PipelinePeers(peers, run.places)
         if peers.rank == 0:
