@@ -224,11 +224,14 @@ def launcher(tmp_path, mark):
     (tmp_path / "temporary").mkdir()
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
-        wait_until(lambda: all(log.exists() and "up" in log.read_text() for log in logs), "both ranks were up", 20)
-        assert len(marked(mark)) == 1 + 2 * (1 + 1 + 3)  # launcher; guard, rank, three sleeps
-        yield process
-        process.kill()
+        try:
+            logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+            wait_until(lambda: all(log.exists() and "up" in log.read_text() for log in logs), "both ranks were up")
+            # Launcher; guard, rank, three sleeps. A process has no environment while it turns into another program.
+            wait_until(lambda: len(marked(mark)) == 1 + 2 * (1 + 1 + 3), "all processes were there")
+            yield process
+        finally:
+            process.kill()
 
 
 def test_when_the_launcher_is_killed_everything_ends_and_no_file_stays(launcher, mark, tmp_path):
