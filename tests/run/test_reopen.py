@@ -32,6 +32,16 @@ def test_a_run_that_can_not_go_on_is_left_as_it_is(change, words, tmp_path):
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "words"), [(3, "its 3 steps are done; ask"), (1, "are done, and 1 were asked for; ask")]
+)
+def test_a_whole_run_says_how_many_steps_it_has(num_steps, words, text_file, tmp_path):
+    train(make_run(text_file, num_steps=3), tmp_path)
+    assert (tmp_path / "summary.json").exists()
+    with pytest.raises(InputError, match=words):
+        run(make_run(text_file, num_steps=num_steps), tmp_path, resume=True)
+
+
 @pytest.mark.slow  # starts processes
 def test_a_whole_last_checkpoint_without_a_summary_is_not_done_again(text_file, tmp_path):
     spec = make_run(text_file, num_steps=3, checkpoint_every_steps=1)

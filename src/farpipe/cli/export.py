@@ -11,6 +11,7 @@ from farpipe.cli.options import need_torch, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, status
 from farpipe.cli.shown import read_named
 from farpipe.errors import InputError
+from farpipe.units import counted
 
 if TYPE_CHECKING:
     from farpipe.step import Schedule
@@ -102,7 +103,7 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 
     with status("reading and writing weights"):
         num_steps = export_to_hugging_face(source, folder, dtype=dtype)
-    typer.echo(f"weights after {num_steps} steps written to {folder}")
+    typer.echo(f"weights after {counted(num_steps, 'step')} written to {folder}")
 
 
 def load_schedule(path: Path) -> "Schedule":

@@ -26,6 +26,7 @@ from farpipe.runtime.figures.metrics import (
     last_line,
 )
 from farpipe.strict import remove_unfinished, write_text
+from farpipe.units import counted
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -105,7 +106,9 @@ def reopen(spec: "RunSpec", run_dir: Path) -> None:
     """
     last = last_line(run_dir / METRICS_NAME)
     if last is not None and last["step"] + 1 >= spec.num_steps and (run_dir / SUMMARY_NAME).exists():
-        raise InputError(f"{run_dir}: all {spec.num_steps} steps are done; ask for more with --steps")
+        done = last["step"] + 1
+        beyond = "" if done == spec.num_steps else f", and {spec.num_steps} were asked for"
+        raise InputError(f"{run_dir}: its {counted(done, 'step')} are done{beyond}; ask for more with --steps")
     _check_same_training(spec, run_dir / CHECKPOINTS_NAME)
     for name in (SUMMARY_NAME, TIMELINE_NAME):
         (run_dir / name).unlink(missing_ok=True)

@@ -39,6 +39,7 @@ from farpipe.runtime.wire_types import NarrowMessenger
 from farpipe.runtime.work import SleepTrainer, Trainer, Work
 from farpipe.sequences import StepPlan
 from farpipe.step import Schedule
+from farpipe.units import counted
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -251,7 +252,7 @@ class _Loop:
         """Leave after the checkpoint that was asked for."""
         self.warn(self._checkpointer.finish())
         self._record_all()
-        after = f"stopped by SIGTERM or SIGHUP after {num_steps} steps"
+        after = f"stopped by SIGTERM or SIGHUP after {counted(num_steps, 'step')}"
         if not self._checkpointer.keep:
             raise RunInterruptedError(f"{after}; there is no checkpoint to go on from")
         if failure := self._checkpointer.failure(num_steps):

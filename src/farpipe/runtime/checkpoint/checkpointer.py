@@ -27,6 +27,7 @@ from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.replicas.collectives import Shard
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.units import counted
 
 BOX: Final = "checkpoint files"
 LIMIT_S: Final = 600.0
@@ -140,7 +141,7 @@ class Checkpointer:
             if errors:  # otherwise its files are whole, and another rank may have written the manifest
                 remove(folder)
             self._failures[step] = str(error)
-            return f"no checkpoint after {step} steps: {error}"
+            return f"no checkpoint after {counted(step, 'step')}: {error}"
         remove_unfinished_files(folder)
         for old in whole_checkpoints(self._folder)[self.keep :]:
             remove(folder_of(self._folder, old))

@@ -21,6 +21,7 @@ from farpipe.runtime.checkpoint.folders import (
 )
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.units import counted
 
 _HINT: Final = "start another training in another directory"
 
@@ -159,7 +160,8 @@ def no_usable(problems: Sequence[str]) -> InputError:
 def all_done(place: Path, newest: int, num_steps: int) -> InputError:
     """Error for a run that has no step left to do."""
     return InputError(
-        f"{place}: the checkpoint after {newest} steps has all {num_steps} steps of this run; ask for more with --steps"
+        f"{place}: the checkpoint after {counted(newest, 'step')} has all {num_steps} steps of this run; "
+        "ask for more with --steps"
     )
 
 
