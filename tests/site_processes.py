@@ -29,6 +29,7 @@ from farpipe.runtime.stages.slices import StageSlice
 from farpipe.schedule.library import order
 from farpipe.step import Schedule, awaited
 from farpipe.transport.clock import Clock
+from site_checkpoints import checkpoints
 from small_models import placed_problem, relative_error
 
 NUM_MICROBATCHES, SIZE, LENGTH = 4, 2, 12
@@ -171,8 +172,11 @@ def norm_of(site):
     return float(squares) ** 0.5
 
 
+CASES = {"errors": errors, "checks": checks, "norms": norms, "checkpoints": checkpoints}
+
+
 def run_processes(count, cases, limit_s=240):
-    """What process 0 of `count` finds for each of the cases (function, *arguments, options) of this file."""
+    """What process 0 of `count` finds for each of the cases (one of CASES, *arguments, options)."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     words = [json.dumps(case) for case in cases]
@@ -199,7 +203,7 @@ def main(number, count, port, cases):
     for case in cases:
         function, *arguments = json.loads(case)
         try:
-            found = globals()[function](*arguments[:-1], **arguments[-1])
+            found = CASES[function](*arguments[:-1], **arguments[-1])
         except Exception:
             found = {"raised": traceback.format_exc()}
         if number == 0:

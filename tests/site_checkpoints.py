@@ -1,0 +1,123 @@
+"""Checkpoints of one training under one division after the other, as processes of one site write and read them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig
+
+from farpipe.runtime.checkpoint.checkpointer import state_pieces
+from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
+from farpipe.runtime.divided_stages import twins_in
+from farpipe.runtime.optimizer import Optimizer
+from farpipe.runtime.replicas.collectives import Rings, whole_shards
+from farpipe.runtime.site.mesh import DATA, stage_mesh
+from farpipe.runtime.site.shared_weights import SharedWeights
+from farpipe.runtime.site.tensor_plans import divide
+from farpipe.runtime.stage import Boundary
+from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.runtime.stages.module_stage import ModuleStage
+from farpipe.runtime.stages.self_check import random_model, shrunk
+from farpipe.runtime.stages.slices import slices
+from farpipe.spec import Training
+from small_models import TIED
+
+TRAINING = Training(sequence_length=12, global_batch=8, microbatch_size=2, precision="fp32", zero=1)
+
+
+class Division(NamedTuple):
+    """Cut of a model of six layers, and the processes that have each stage."""
+
+    partition: tuple[tuple[int, int], ...]
+    data: int = 1
+    tensor: int = 1
+
+
+DIVISIONS = {
+    "tensor 2 x FSDP 2": Division(((0, 6),), data=2, tensor=2),
+    "FSDP 4": Division(((0, 6),), data=4),
+    "two stages of tensor 2": Division(((0, 2), (2, 6)), tensor=2),
+    "one process": Division(((0, 6),)),
+    "four stages": Division(((0, 1), (1, 2), (2, 5), (5, 6))),
+    "tensor 2 x FSDP 2, again": Division(((0, 6),), data=2, tensor=2),
+    "FSDP 2 in two stages": Division(((0, 5), (5, 6)), data=2),
+}
+"""In the order in which each is read by the next."""
+
+
+def checkpoints(folder):
+    """Differences of what a division reads from what the one before has written, or writes itself; by its name."""
+    found, before, truth = {}, None, {}
+    for number, (label, division) in enumerate(DIVISIONS.items()):
+        state = state_of(division, seed=1 + 100 * number + dist.get_rank())
+        if before is not None:
+            Checkpoint(before, Manifest.load(before)).fill(state)
+        before = write(Path(folder) / label, state)
+        written = whole_state(before)
+        truth = truth or written
+        wrong = [name for name, values in truth.items() if not torch.equal(values, written[name])]
+        wrong += [piece.name for piece in state if not is_equal(piece, truth)] if number else []
+        everywhere = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, wrong)
+        found[label] = sum(everywhere, [])
+    return found
+
+
+def state_of(division, seed):
+    """Pieces of this process's random weights and moments; none on a process without a stage."""
+    mesh, parts = stage_mesh("cpu", data=division.data, tensor=division.tensor), slices(division.partition)
+    block = dist.get_rank() // (division.data * division.tensor)
+    if block >= len(parts):
+        return []
+    torch.manual_seed(seed)
+    config = config_of_all()
+    module = HuggingFaceSlice(random_model(config, torch.float32), parts[block], "none")
+    if (twins := twins_in(mesh)) is not None:
+        divide(module, twins)
+    stage = ModuleStage(module, Boundary((2, 12 // division.tensor, config.hidden_size), torch.float32))
+    if is_divided := mesh.size() > 1:
+        shards = list(SharedWeights(block, stage, mesh[DATA], Rings((), 0), 1).shards())
+    else:
+        shards = whole_shards(block, dict(module.named_parameters()))
+    optimizer = Optimizer([shard.parameter for shard in shards], TRAINING)
+    pieces = list(state_pieces(shards, module.shared_names, optimizer, is_writer=not is_divided))
+    for piece in pieces:
+        piece.values.normal_()
+    return pieces
+
+
+def write(folder, state):
+    """A checkpoint of what all processes have."""
+    mine, rank = {piece.key: piece.snapshot() for piece in state if piece.is_mine}, dist.get_rank()
+    entries = [None] * dist.get_world_size()
+    dist.all_gather_object(entries, write_file(folder, rank, "zurich", mine) if mine else None)
+    if rank == 0:
+        trained = Trained(model=TIED, sequence_length=12, global_batch=8, seed=0)
+        files = tuple(entry for entry in entries if entry is not None)
+        Manifest(step=1, farpipe="0", trained=trained, batches_sha256="", files=files).save(folder)
+    dist.barrier()
+    return folder
+
+
+def config_of_all():
+    """A small Qwen3 with tied ends."""
+    config = shrunk(AutoConfig.for_model("qwen3"))
+    config.tie_word_embeddings = True
+    return config
+
+
+def whole_state(folder):
+    """Weights and moments of the whole model in a checkpoint, by name."""
+    shapes = {name: tuple(p.shape) for name, p in build(config_of_all(), torch.float32).named_parameters()}
+    kinds = ("weight", "exp_avg", "exp_avg_sq")
+    pieces = [Piece(f"{k}/{n}", s, 0, torch.full(s, torch.nan).view(-1)) for n, s in shapes.items() for k in kinds]
+    Checkpoint(folder, Manifest.load(folder)).fill(pieces)
+    return {piece.name: piece.values.view(piece.shape) for piece in pieces}
+
+
+def is_equal(piece, truth):
+    """True if a process has what the whole model has there, to the last bit."""
+    return all(
+        torch.equal(values, truth[piece.name][tuple(slice(*ends) for ends in box)]) for box, values in piece.parts()
+    )
