@@ -48,7 +48,11 @@ def test_a_plan_tells_of_the_first_batch(farpipe, job, tmp_path):
     shown = farpipe("plan", job, "-o", "plan.json")
     assert shown.returncode == 0, shown.stderr
     assert "Every step is planned for itself: 4 documents of up to 4096 tokens" in " ".join(shown.stdout.split())
-    assert json.loads((tmp_path / "plan.json").read_text())["schedule"]["method"] == "chunk-1f1b"
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["schedule"]["method"] == "chunk-1f1b"
+    step_s = plan["prediction"]["step_s"]
+    assert f"100 steps of {step_s * 1000:.3g} ms take {step_s * 100:.3g} s" in shown.stdout
+    assert "MFU" not in shown.stdout  # its FLOPs are those of each batch's documents
 
 
 def test_a_text_whose_longest_document_fits_in_no_number_of_slices(farpipe, job, tmp_path):

@@ -1,11 +1,13 @@
-"""Plans of trainings on chunks: what they can't do is refused, not left out."""
+"""Plans of trainings on chunks: what they can't do is refused, not left out, and the reason for chunks is given."""
+
+import re
 
 import numpy as np
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.plan.chunked import plan_on_chunks
-from farpipe.spec import parse_job
+from farpipe.plan.chunked import better_layout, plan_on_chunks
+from farpipe.spec import Cluster, Data, Job, Model, Pins, SiteLink, Training, parse_job, preset_site
 from job_files import added
 
 
@@ -15,3 +17,36 @@ def test_a_context_degree_is_refused_where_each_device_has_whole_chunks():
         InputError, match=r"layout.context: 2, but with data.packing each device trains on whole chunks"
     ):
         plan_on_chunks(job, np.array([100, 200]), 200)
+
+
+LENGTHS = np.array([512, 500, 480, *[200, 120, 90] * 7])
+
+
+def far_apart(**pins):
+    """A small model over two sites with a long, wide link."""
+    ends = (("a", "b"), ("b", "a"))
+    links = tuple(SiteLink(source=a, target=b, latency_s=0.08, bandwidth_bytes_per_s=1e10) for a, b in ends)
+    return Job(
+        model=Model(num_layers=8, hidden=256, num_heads=4, ffn_hidden=1024, vocab_size=256),
+        training=Training(sequence_length=512, global_batch=LENGTHS.size, precision="fp32"),
+        data=Data(packing="elastic"),
+        layout=Pins(**pins),
+        cluster=Cluster(sites=tuple(preset_site(name, "cpu", 4) for name in "ab"), links=links),
+    )
+
+
+def test_a_plan_says_why_documents_are_cut_or_not():
+    cut = plan_on_chunks(far_apart(), LENGTHS, 512)[0]
+    assert re.search(r"^Chunks, the longest sequence in \d+ slices: .* takes 1\.\d+ times as long\.$", cut.advice[-1])
+    whole = plan_on_chunks(far_apart(pipeline=1, data=8, replicas="across"), LENGTHS, 512)[0]
+    assert whole.advice[-1].startswith("No chunks: every sequence stays whole")
+
+
+def test_the_pins_of_a_better_layout_give_the_step_that_is_told():
+    plan = plan_on_chunks(far_apart(), LENGTHS, 512)[0]
+    (told,) = better_layout(plan, LENGTHS, 512)
+    found = re.search(r"takes (\S+) times .* pipeline = (\d+), data = (\d+)(.*), sites = \[(.*)\]\.", told)
+    pins = {"pipeline": int(found[2]), "data": int(found[3]), "sites": tuple(re.findall(r'"(\w+)"', found[5]))}
+    pinned = plan_on_chunks(far_apart(**pins, replicas="across" if found[4] else None), LENGTHS, 512)[0]
+    assert pinned.prediction.step_s / plan.prediction.step_s == pytest.approx(float(found[1]), abs=0.006)
+    assert better_layout(pinned, LENGTHS, 512) == ()

@@ -65,10 +65,13 @@ def use_of(plan: "Plan") -> DeviceUse:
 
 
 def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, Any]:
-    """`device_flops`, `causal_share`, `device_peak` and `num_devices` of a RunView, `device` as in RunSpec."""
+    """`device_flops`, `causal_share`, `device_peak` and `num_devices` of a RunView, `device` as in RunSpec; no
+    FLOPs with `data.packing`, where they follow from the documents of each step."""
     if device == "sleep":
         return {}
     use = use_of(plan)
+    if plan.job.data.packing is not None:
+        return {"num_devices": use.num_devices}
     names = {site.device.name for site in plan.job.cluster.sites}
     as_planned = device in (None, "cuda") or names == {device}
     flops = {"device_flops": use.step_flops / use.num_devices, "num_devices": use.num_devices}
@@ -77,10 +80,12 @@ def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, Any]:
 
 
 def use_line(plan: "Plan") -> str:
-    """Devices of a plan, the rate of each and MFU, in one line."""
-    from farpipe.units import format_flops
+    """Devices of a plan, the rate of each and MFU, in one line; with `data.packing` FLOPs follow from each batch."""
+    from farpipe.units import counted, format_flops
 
     use = use_of(plan)
+    if plan.job.data.packing is not None:
+        return counted(use.num_devices, "device")
     return f"{use.num_devices} devices, {format_flops(use.flops_per_device_s)} each ({use.mfu_text})"
 
 
@@ -89,7 +94,8 @@ def cost_line(plan: "Plan", num_tokens: float | None) -> str:
     from farpipe.units import format_about, format_count, format_hours, format_large, format_seconds
 
     use, training = use_of(plan), plan.job.training
-    tokens = num_tokens or training.num_steps * training.tokens_per_step
+    of_a_step = training.tokens_per_step if plan.job.data.packing is None else use.tokens_per_s * use.step_s
+    tokens = num_tokens or training.num_steps * of_a_step
     what = f"{format_large(tokens)} tokens in steps" if num_tokens else f"{format_count(training.num_steps)} steps"
     took = f"{format_seconds(tokens / use.tokens_per_s)}, {format_hours(use.device_hours(tokens))} device-hours"
     step = format_about(use.step_s, is_rough=plan.is_rough)

@@ -49,6 +49,16 @@ def plan_of_chunks(job: "Job", path: Path, profiles: "Measured" = ()) -> "tuple[
         raise InputError(f"{path}: {error}") from None
 
 
+def advised_on_chunks(plan: "Plan") -> "Plan":
+    """The plan with a sentence about a faster layout for its first batch, where there is one."""
+    from farpipe.plan.chunked import better_layout
+    from farpipe.runtime.data.batches import load_document_batches
+
+    documents = load_document_batches(plan.job.data, plan.job.model, plan.job.training)
+    better = better_layout(plan, documents.lengths(0), documents.longest_sequence)
+    return plan.model_copy(update={"advice": (*plan.advice, *better)})
+
+
 def find_plans_of(job: "Job", path: Path, profiles: "Measured" = (), **options: Any) -> "FoundPlans":
     """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
     from farpipe.cost import JobCosts

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from farpipe.cost import tell_busy
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
-from farpipe.errors import InputError
+from farpipe.errors import FarpipeError, InputError
 from farpipe.plan.decided import expect_devices
 from farpipe.plan.plan import Plan
 from farpipe.plan.refine import predict
-from farpipe.sequences import StepPlan, options_of, plan_sequences, shares, step_plan
+from farpipe.sequences import BatchPlan, StepPlan, options_of, plan_batch, plan_sequences, shares, step_plan
+from farpipe.sequences.batch_planner import plan_whole, why_cut
 from farpipe.sequences.checkpointing import token_limit
 from farpipe.sequences.layout import ChunkLayout, chunk_layout
 from farpipe.simulate import simulate
@@ -23,6 +24,8 @@ from farpipe.spec import Job
 METHOD: Final = "chunk-1f1b"
 SEARCHED: Final = "chunk-search"
 """The same, or what a search beside the run finds for a step."""
+_WORTH_PINNING: Final = 0.98
+"""Ratio of another layout's step to the plan's up to which it is told."""
 
 
 def plan_on_chunks(
@@ -53,7 +56,47 @@ def plan_on_chunks(
     plans = [plan_sequences(found.costs, part, options) for part in parts]
     slowest = max(plans, key=lambda plan: plan.step_s)
     plan = _plan(job, found, step_plan(slowest), int(lengths.sum()))
-    return plan.model_copy(update={"advice": (*tell_busy(profiles), *plan.advice)}), found.costs
+    reason = (why_cut(slowest, plan_whole(found.costs, slowest, options)) + ".",) if options.num_slices is None else ()
+    return plan.model_copy(update={"advice": (*tell_busy(profiles), *plan.advice, *reason)}), found.costs
+
+
+def better_layout(plan: Plan, lengths: NDArray[np.int64], longest: int) -> tuple[str, ...]:
+    """Sentence about the fastest layout for this batch that the pins leave open and the engine can run; none where that
+    is less than 2 % faster than the plan, or packing is not elastic.
+
+    `longest` as of `plan_on_chunks`, whose step under these pins is told.
+    """
+    job = plan.job
+    if job.data.packing != "elastic":
+        return ()
+    pins = job.layout.model_copy(update={"context": 1, "tensor": job.layout.tensor or 1})
+    free = job.model_copy(update={"layout": pins, "training": job.training.decided()})
+    try:
+        fastest = plan_batch(free, lengths)
+        kinds = (fastest, *fastest.others)
+        best = next((one for one in kinds if job.training.global_batch % one.layout.layout.data == 0), fastest)
+        pinned = plan_on_chunks(_pinned(job, best), lengths, longest)[0]
+    except FarpipeError:
+        return ()
+    ratio, at = pinned.prediction.step_s / plan.prediction.step_s, best.layout.layout
+    if ratio > _WORTH_PINNING:
+        return ()
+    across = ', replicas = "across"' if at.replica_sites else ""
+    sites = ", ".join(f'"{site}"' for site in best.layout.devices)
+    return (
+        f"Another layout takes {ratio:.2f} times as long on this batch: {best.kind}; pin [layout] pipeline = "
+        f"{at.pipeline}, data = {at.data}{across}, sites = [{sites}].",
+    )
+
+
+def _pinned(job: Job, best: BatchPlan) -> Job:
+    """The job with the layout of `best`; InputError where its replicas can't share the documents."""
+    at = best.layout.layout
+    replicas = "across" if at.replica_sites else None
+    pins = {"pipeline": at.pipeline, "data": at.data, "replicas": replicas, "sites": tuple(best.layout.devices)}
+    if job.training.global_batch % at.data:
+        raise InputError(f"layout.data: {at.data} does not divide {job.training.global_batch} documents")
+    return job.model_copy(update={"layout": job.layout.model_copy(update=pins)})
 
 
 def _plan(job: Job, found: ChunkLayout, step: StepPlan, num_tokens: int) -> Plan:

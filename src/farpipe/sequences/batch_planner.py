@@ -102,15 +102,7 @@ class BatchPlan:
     @property
     def why(self) -> str:
         """One sentence: why the documents are cut, or why not, and why the sites are used so."""
-        if self.num_slices == 1:
-            reason = "No chunks: every sequence stays whole, and no number of slices was faster"
-        elif self.whole_step_s is None:
-            reason = f"Chunks: the longest sequence in {self.num_slices} slices"
-        else:
-            reason = f"Chunks, the longest sequence in {self.num_slices} slices: with every sequence whole "
-            fits = math.isfinite(self.whole_step_s)
-            ratio = self.whole_step_s / self.replicas[0].step_s
-            reason += f"this layout takes {ratio:.2f} times as long" if fits else "it does not fit"
+        reason = why_cut(self.replicas[0], self.whole_step_s)
         rivals = {other.use: other for other in reversed(self.others) if other.use != self.use}
         rivals = rivals or {other.kind: other for other in self.others[:1]}
         return f"{reason}{''.join(map(self._beside, rivals.values()))}."
@@ -176,7 +168,7 @@ def plan_batch(
         near_s = _NEAR * min(plan.step_s for plan in best.values())
         plans = [_finished(plan, sizes, options) if plan.step_s <= near_s else plan for plan in best.values()]
         fastest, *others = _of_all_replicas(plans, candidates, sizes, options)
-        whole_s = _whole_s(fastest, sizes, options)
+        whole_s = _whole_s(fastest, options)
         return replace(fastest, others=tuple(others), whole_step_s=whole_s, planning_s=gone_s())
 
 
@@ -373,13 +365,29 @@ def _of_all_replicas(
         plans[0] = replace(plans[0], replicas=(*plans[0].replicas, *more))
 
 
-def _whole_s(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> float | None:
+def _whole_s(plan: BatchPlan, options: BatchOptions) -> float | None:
     """Step of the hardest replica with every sequence whole, where it is cut and the number of slices is free."""
-    hardest = plan.replicas[0]
-    if options.num_slices is not None or hardest.num_slices == 1:
+    return plan_whole(plan.layout.costs, plan.replicas[0], options) if options.num_slices is None else None
+
+
+def plan_whole(costs: ChunkCosts, plan: SequencePlan, options: BatchOptions) -> float | None:
+    """Step of the same sequences uncut, infinite where they do not fit so; None where `plan` cuts none of them."""
+    if plan.num_slices == 1:
         return None
-    mine = np.unique(hardest.batch.sequence)
+    sizes = np.zeros(int(plan.batch.sequence.max()) + 1, np.int64)
+    sizes[plan.batch.sequence] = plan.batch.sequence_length
     try:
-        return plan_sequences(plan.layout.costs, sizes[mine], replace(options, num_slices=1)).step_s
+        return plan_sequences(costs, sizes[sizes > 0], replace(options, num_slices=1)).step_s
     except InfeasibleError:
         return math.inf
+
+
+def why_cut(plan: SequencePlan, whole_step_s: float | None) -> str:
+    """Reason for which documents are cut, or not: a clause without its full stop; `whole_step_s` of `plan_whole`."""
+    if (number := plan.num_slices) == 1:
+        return "No chunks: every sequence stays whole, and no number of slices was faster"
+    if whole_step_s is None:
+        return f"Chunks: the longest sequence in {number} slices"
+    reason = f"Chunks, the longest sequence in {number} slices: with every sequence whole "
+    fits = math.isfinite(whole_step_s)
+    return reason + (f"this layout takes {whole_step_s / plan.step_s:.2f} times as long" if fits else "it does not fit")
