@@ -43,6 +43,27 @@ def test_smaller_buffers_need_more_streams(monkeypatch):
     assert choose_streams(0.05, 125e6) > 9
 
 
+def test_asking_for_retransmissions_every_step_does_not_put_off_bbrs_renewal(monkeypatch):
+    renewed = []
+    monkeypatch.setattr(tcp, "renew_bbr", renewed.append)
+    near, _far = socket.socketpair()
+    with near, _far:
+        link = connection.Connection(near)
+        monkeypatch.setattr(connection, "packet_counts", lambda sock: (0, 0))
+        now_s = time.monotonic() + 2 * tcp.BBR_RENEWED_S
+        monkeypatch.setattr(connection.time, "monotonic", lambda: now_s)
+        link.retransmissions()
+        link.renew(now_s)
+    assert renewed == [near]
+
+
+def test_a_connection_that_has_just_ended_has_retransmitted_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = connection.Connection(socket.create_connection(server.getsockname()))
+        link.close()
+        assert link.retransmissions() == (0, 0)
+
+
 def test_the_round_trip_of_a_connection_is_the_kernels():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
         assert 0 < round_trip_s(sock) < 1

@@ -72,8 +72,7 @@ class Connection:
         """Since the last call; nothing from a connection that has just ended."""
         before = self._counted
         with contextlib.suppress(OSError):
-            self._renewed_s = time.monotonic()
-        self._counted = Retransmissions(*packet_counts(self._sock))
+            self._counted = Retransmissions(*packet_counts(self._sock))
         return Retransmissions(*(now - then for now, then in zip(self._counted, before, strict=True)))
 
     def pace(self, bytes_per_s: int) -> None:
