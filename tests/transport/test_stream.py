@@ -13,8 +13,8 @@ from farpipe.transport.loop import Loop
 from farpipe.transport.stream import Stream
 from farpipe.transport.wire import ACKNOWLEDGEMENT, FRAME, PADDING, PREFIX, STAMP, Frame
 
-CHUNK_BYTES = 40_000
-"""So long that a stream leaves the next chunk to another stream, if there is one that is free."""
+FRAGMENT_BYTES = 40_000
+"""So long that a stream leaves the next fragment to another stream, if there is one that is free."""
 
 
 class Calls(deque):
@@ -31,17 +31,17 @@ class Calls(deque):
             self.popleft()()
 
 
-class Chunks:
-    """The ends of a stream: so many chunks to send, and the bodies that have come."""
+class Fragments:
+    """The ends of a stream: so many fragments to send, and the bodies that have come."""
 
-    def __init__(self, num_chunks=0):
-        self.waiting, self.num_pulled, self.num_acknowledged, self.come = num_chunks, 0, 0, []
+    def __init__(self, num_fragments=0):
+        self.waiting, self.num_pulled, self.num_acknowledged, self.come = num_fragments, 0, 0, []
 
     def pull(self):
         if self.num_pulled == self.waiting:
             return None
         self.num_pulled += 1
-        return Frame(b"", bytes(CHUNK_BYTES))
+        return Frame(b"", bytes(FRAGMENT_BYTES))
 
     def acknowledged(self, frame):
         self.num_acknowledged += 1
@@ -72,8 +72,8 @@ def reconnect(stream):
     return far
 
 
-def test_an_acknowledgement_pulls_no_second_chunk_out_of_turn():
-    ends = Chunks()
+def test_an_acknowledgement_pulls_no_second_fragment_out_of_turn():
+    ends = Fragments()
     stream, calls, far = joined(ends)
     with far, closing(stream):
         ends.waiting = 3
@@ -88,7 +88,7 @@ def test_an_acknowledgement_pulls_no_second_chunk_out_of_turn():
 
 
 def test_what_has_come_may_be_answered_at_once():
-    ends = Chunks()
+    ends = Fragments()
     stream, _, far = joined(ends)
     with far, closing(stream):
         ends.waiting = 1
@@ -100,7 +100,7 @@ def test_what_has_come_may_be_answered_at_once():
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 99_999, 100_000])
 def test_of_padding_that_was_cut_off_nothing_is_left_on_the_next_connection(num_bytes):
-    ends = Chunks()
+    ends = Fragments()
     stream, _, far = joined(ends)
     with far:
         far.sendall(PREFIX.pack(PADDING, 0, 100_000, 0) + bytes(num_bytes))

@@ -105,7 +105,7 @@ def test_open_channels_take_on_the_rate_that_their_link_has_now():
 
 
 def test_no_loop_wakes_before_all_streams_of_a_channel_are_told_of_a_message(monkeypatch):
-    """A loop that wakes for the first stream lets it take two chunks of a message, and none is left for the second."""
+    """A loop that wakes for the first stream lets it take two fragments, and none is left for the second."""
     calls = []
     monkeypatch.setattr(Stream, "advance_when_rung", lambda stream: calls.append("told"))
     with connected(streams=4) as (first, _):

@@ -7,19 +7,19 @@ from farpipe.transport.wire import (
     CONTROL_HEADER_BYTES,
     DATA_HEADER_BYTES,
     MAX_DESCRIPTION_BYTES,
-    ChunkHeader,
     ControlFrame,
     ControlHeader,
+    FragmentHeader,
     WireError,
-    pack_chunk,
     pack_control,
-    unpack_chunk,
+    pack_fragment,
     unpack_control,
+    unpack_fragment,
 )
 
 LIMIT = 1 << 30
 STAMPS = st.integers(-(1 << 62), 1 << 62)
-HEADER = ChunkHeader(3, Tag(7, 1, 2), b"bfloat16 4x8", 64, 16, 32, 10, 20, 30)
+HEADER = FragmentHeader(3, Tag(7, 1, 2), b"bfloat16 4x8", 64, 16, 32, 10, 20, 30)
 
 
 @st.composite
@@ -30,12 +30,12 @@ def headers(draw):
     size = draw(st.integers(0, total - offset))
     tag = Tag(draw(st.integers(0, 1 << 60)), draw(st.integers(0, 1 << 30)), draw(st.integers(-1, 1 << 30)))
     number = draw(st.integers(0, 1 << 60))
-    return ChunkHeader(number, tag, description, total, offset, size, draw(STAMPS), draw(STAMPS), draw(STAMPS))
+    return FragmentHeader(number, tag, description, total, offset, size, draw(STAMPS), draw(STAMPS), draw(STAMPS))
 
 
 @given(headers())
-def test_chunk_headers_survive_the_wire(header):
-    assert unpack_chunk(pack_chunk(header), LIMIT) == header
+def test_fragment_headers_survive_the_wire(header):
+    assert unpack_fragment(pack_fragment(header), LIMIT) == header
 
 
 RANKS = st.integers(-1, 1 << 30)
@@ -50,9 +50,9 @@ def test_control_headers_survive_the_wire(numbers, kind):
 
 
 @given(st.binary(min_size=DATA_HEADER_BYTES, max_size=DATA_HEADER_BYTES))
-def test_random_bytes_are_no_chunk(data):
+def test_random_bytes_are_no_fragment(data):
     with pytest.raises(WireError):
-        unpack_chunk(data, LIMIT)
+        unpack_fragment(data, LIMIT)
 
 
 @given(st.binary(min_size=CONTROL_HEADER_BYTES, max_size=CONTROL_HEADER_BYTES))
@@ -63,22 +63,22 @@ def test_random_bytes_are_no_control_frame(data):
 
 @pytest.mark.parametrize(
     "change",
-    [{"total_bytes": 40}, {"offset": 40}, {"chunk_bytes": 1 << 60}],
+    [{"total_bytes": 40}, {"offset": 40}, {"fragment_bytes": 1 << 60}],
 )
 def test_sizes_that_contradict_each_other_are_refused(change):
     with pytest.raises(WireError):
-        unpack_chunk(pack_chunk(HEADER._replace(**change)), LIMIT)
+        unpack_fragment(pack_fragment(HEADER._replace(**change)), LIMIT)
 
 
 def test_a_message_over_the_limit_is_refused_before_memory_is_taken_for_it():
     huge = HEADER._replace(total_bytes=1 << 46)
     with pytest.raises(WireError, match="the limit is 1073741824"):
-        unpack_chunk(pack_chunk(huge), LIMIT)
+        unpack_fragment(pack_fragment(huge), LIMIT)
 
 
 def test_a_description_that_is_too_long_is_refused():
     with pytest.raises(WireError, match="a data header of"):
-        unpack_chunk(pack_chunk(HEADER._replace(description=bytes(MAX_DESCRIPTION_BYTES + 1))), LIMIT)
+        unpack_fragment(pack_fragment(HEADER._replace(description=bytes(MAX_DESCRIPTION_BYTES + 1))), LIMIT)
 
 
 @pytest.mark.parametrize("change", [{"name_bytes": 257}, {"payload_bytes": (64 << 20) + 1}])

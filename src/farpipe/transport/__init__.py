@@ -1,16 +1,16 @@
 """Messages between processes over real networks: bytes with a tag, sent eagerly; nothing waits for ever. No torch.
 
-One message's path, with the file of each station:
+One message's path, with the file of each station (a tensor comes to it through `farpipe.runtime.peers`):
 
     sender    Transport.send       transport.py       finds the channel: peer and kind, such as forward
-              Outbox               outbox.py          bounded queue; cuts messages into chunks for its streams
-              Stream.sender        frame_sender.py    chunk -> frame (wire.py), kept until it is acknowledged
+              Outbox               outbox.py          bounded queue; cuts messages into fragments for its streams
+              Stream.sender        frame_sender.py    fragment -> frame (wire.py), kept until it is acknowledged
               Connection           connection.py      one TCP connection, within TLS (security/), paced (tcp.py)
                   the network
     receiver  Connection           connection.py
               Stream.receiver      frame_receiver.py  bytes -> frames, counted and acknowledged
-              ChunkReceiver        inbox.py           frame -> chunk, checked against what was said of the message
-              Inbox                inbox.py           chunks -> message, in bounded memory, until somebody asks for it
+              FragmentReceiver     inbox.py           frame -> fragment, checked against what was said of the message
+              Inbox                inbox.py           fragments -> message, in bounded memory, until it is asked for
               Transport.receive    transport.py       hands it over, or says what was waited for and how long
 
 Around it:

@@ -26,8 +26,8 @@ class TransportConfig:
     """
 
     streams: int | None = None
-    """TCP connections per channel; long messages are cut into chunks and use all of them. None: as many as round trip
-    and rate of the link ask for (see `transport.tcp`)."""
+    """TCP connections per channel; long messages are cut into fragments and use all of them. None: as many as the round
+    trip and the rate of the link ask for (see `transport.tcp`)."""
     timeout_s: float = 60.0
     """Longest wait for one message, or for space to send one; outages don't count."""
     outage_s: float = 60.0

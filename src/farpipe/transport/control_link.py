@@ -53,7 +53,7 @@ class _Incoming(NamedTuple):
 
 
 class ControlLink:
-    """The control link with `peer`: the FrameEndpoint of a stream, which `carry_on` hands it.
+    """The control link with `peer`: the FrameEndpoint of a stream, see `send_over`.
 
     `on_message(peer, message)` gets what comes, in a thread of the transport. `reserve` gives payloads their passage
     over an emulated link.
@@ -75,7 +75,7 @@ class ControlLink:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
 
-    def carry_on(self, stream: Stream) -> None:
+    def send_over(self, stream: Stream) -> None:
         """Send over `stream`, which has this link as its endpoint."""
         self._stream = stream
 

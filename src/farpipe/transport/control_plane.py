@@ -47,7 +47,7 @@ class ControlPlane:
 
     def add(self, link: ControlLink, reconnector: Reconnector) -> None:
         """The link with a neighbour, and what keeps it connected."""
-        link.carry_on(reconnector.stream)
+        link.send_over(reconnector.stream)
         self._links[link.peer] = link
         self.reconnectors[link.peer] = reconnector
 
@@ -72,7 +72,7 @@ class ControlPlane:
         context = f"rank {self._rank} connecting to the others"
 
         def missing() -> list[str]:
-            return [str(peer) for peer, line in self.reconnectors.items() if not line.stream.is_up]
+            return [str(peer) for peer, reconnector in self.reconnectors.items() if not reconnector.stream.is_up]
 
         with self._changed:
             self._health.wait(self._changed, lambda: not missing() or None, deadline_s, context)

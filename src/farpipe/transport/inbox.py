@@ -1,4 +1,4 @@
-"""Messages that have come in and were not yet asked for, put together from their chunks, with bounded memory."""
+"""Messages that have come in and were not yet asked for, put together from their fragments, with bounded memory."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import Health, Later, PeerError
 from farpipe.transport.message import Channel, ChannelKind, Message, MessageTimes, Tag
-from farpipe.transport.wire import ChunkHeader, Frame, WireError, unpack_chunk
+from farpipe.transport.wire import FragmentHeader, Frame, WireError, unpack_fragment
 from farpipe.units import format_bytes
 
 Allocate = Callable[[int], memoryview]
@@ -29,7 +29,7 @@ def allocate_bytes(num_bytes: int) -> memoryview:
 class _PartialMessage:
     """A message that is coming in, or has come and waits."""
 
-    header: ChunkHeader
+    header: FragmentHeader
     data: memoryview
     missing_bytes: int
     start_ns: int
@@ -72,7 +72,7 @@ class _ChannelQueue:
     num_announced: float = math.inf
     """Number of messages that the peer has sent in all; known once it has said goodbye."""
 
-    def has_space(self, header: ChunkHeader, limit_bytes: int) -> bool:
+    def has_space(self, header: FragmentHeader, limit_bytes: int) -> bool:
         """True if the message may come in: it fits, or someone waits for one that is not here or not complete.
 
         Without the second rule a full buffer, and a consumer that takes messages in another order than they were
@@ -82,7 +82,7 @@ class _ChannelQueue:
             return True
         return not all(tag in self.by_tag and self.by_tag[tag].received_ns for tag in self.awaited)
 
-    def open(self, header: ChunkHeader, allocate: Allocate) -> _PartialMessage:
+    def open(self, header: FragmentHeader, allocate: Allocate) -> _PartialMessage:
         """Memory for a new message."""
         if header.tag in self.by_tag:
             raise WireError(f"the message of {header.tag} was sent twice")
@@ -101,7 +101,7 @@ class _ChannelQueue:
 
 
 class Inbox:
-    """All that a rank receives, in memory that `allocate` gives. The loops bring chunks, `receive` takes messages."""
+    """All that a rank receives, in memory that `allocate` gives: loops bring fragments, `receive` takes messages."""
 
     def __init__(
         self, config: TransportConfig, health: Health, clock: Clock, allocate: Allocate = allocate_bytes
@@ -112,10 +112,10 @@ class Inbox:
         self._changed = health.condition()
         self._queues: dict[Channel, _ChannelQueue] = {}
 
-    def place(self, channel: Channel, header: ChunkHeader, go_on: Callable[[], None]) -> memoryview | None:
-        """Return the buffer of the chunk's bytes; None if a new message finds no space: `go_on` is called when it does.
+    def place(self, channel: Channel, header: FragmentHeader, go_on: Callable[[], None]) -> memoryview | None:
+        """Memory for the fragment's bytes; None if a new message finds no space: `go_on` is called when it does.
 
-        WireError for a chunk that contradicts the others.
+        WireError for a fragment that contradicts the others.
         """
         with self._changed:
             queue = self._queue_of(channel)
@@ -127,8 +127,8 @@ class Inbox:
                     return None
                 partial = queue.open(header, self._allocate)
         if not header.same_message(partial.header):
-            raise WireError(f"the chunks of message {header.number} contradict each other")
-        return partial.data[header.offset : header.offset + header.chunk_bytes]
+            raise WireError(f"the fragments of message {header.number} contradict each other")
+        return partial.data[header.offset : header.offset + header.fragment_bytes]
 
     def _make_space(self, queue: _ChannelQueue) -> None:
         stopped, queue.stopped = queue.stopped, []
@@ -138,13 +138,13 @@ class Inbox:
     def _queue_of(self, channel: Channel) -> _ChannelQueue:
         return self._queues.setdefault(channel, _ChannelQueue())
 
-    def fill(self, channel: Channel, header: ChunkHeader, received_ns: int, end_ns: int) -> None:
-        """The chunk's bytes are in place: at `received_ns` (machine's clock), sent by `end_ns` (sender's clock)."""
+    def fill(self, channel: Channel, header: FragmentHeader, received_ns: int, end_ns: int) -> None:
+        """The fragment's bytes are in place: at `received_ns` (machine's clock), sent by `end_ns` (sender's clock)."""
         with self._changed:
             queue = self._queues[channel]
             partial = queue.by_number[header.number]
             partial.start_ns, partial.end_ns = min(partial.start_ns, header.start_ns), max(partial.end_ns, end_ns)
-            partial.missing_bytes -= header.chunk_bytes
+            partial.missing_bytes -= header.fragment_bytes
             if partial.missing_bytes <= 0:
                 partial.received_ns = received_ns
                 queue.num_complete += 1
@@ -191,8 +191,8 @@ def _describe(queue: _ChannelQueue) -> str:
     return f"; waiting in this channel, {format_bytes(queue.num_bytes)}: {waiting}{', ...' * (len(queue.by_tag) > 4)}"
 
 
-class ChunkReceiver:
-    """The FrameEndpoint of a stream that brings chunks of `channel` to `inbox`; `go_on` makes the stream read again."""
+class FragmentReceiver:
+    """The FrameEndpoint of a stream that brings fragments of `channel` to `inbox`; `go_on`: the stream reads again."""
 
     def __init__(self, channel: Channel, inbox: Inbox, max_message_bytes: int) -> None:
         self._channel, self._inbox, self._limit_bytes = channel, inbox, max_message_bytes
@@ -205,12 +205,12 @@ class ChunkReceiver:
     def acknowledged(self, frame: Frame) -> None:
         """Do nothing: nothing was sent."""
 
-    def begin(self, head: bytes, body_bytes: int) -> tuple[ChunkHeader, memoryview] | None:
-        header = unpack_chunk(head, self._limit_bytes)
-        if header.chunk_bytes != body_bytes:
-            raise WireError(f"a chunk of {header.chunk_bytes} bytes in a frame of {body_bytes}")
+    def begin(self, head: bytes, body_bytes: int) -> tuple[FragmentHeader, memoryview] | None:
+        header = unpack_fragment(head, self._limit_bytes)
+        if header.fragment_bytes != body_bytes:
+            raise WireError(f"a fragment of {header.fragment_bytes} bytes in a frame of {body_bytes}")
         place = self._inbox.place(self._channel, header, self.go_on)
         return None if place is None else (header, place)
 
-    def complete(self, key: ChunkHeader, end_ns: int) -> None:
+    def complete(self, key: FragmentHeader, end_ns: int) -> None:
         self._inbox.fill(self._channel, key, time.monotonic_ns(), end_ns)

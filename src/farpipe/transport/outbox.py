@@ -1,4 +1,4 @@
-"""The sending side of one channel: a bounded queue of messages, and streams that carry them off in chunks."""
+"""The sending side of one channel: a bounded queue of messages, and streams that carry them off in fragments."""
 
 import math
 import threading
@@ -15,34 +15,35 @@ from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import Health
 from farpipe.transport.message import Channel, Tag
 from farpipe.transport.reconnector import Reconnector
-from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, ChunkHeader, Frame, WireError, pack_chunk
+from farpipe.transport.stream import Stream
+from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, FragmentHeader, Frame, WireError, pack_fragment
 from farpipe.units import format_bytes
 
-SMALLEST_CHUNK_BYTES: Final = 32 << 10
-LARGEST_CHUNK_BYTES: Final = 1 << 20
+SMALLEST_FRAGMENT_BYTES: Final = 32 << 10
+LARGEST_FRAGMENT_BYTES: Final = 1 << 20
 DIRECT_BYTES: Final = 64 << 10
 """Longer messages are left to the transport's threads: copying and encrypting them takes a while."""
 
 
 @dataclass
 class _Outgoing:
-    """A message on its way out; `header` is that of a chunk which is all of it."""
+    """A message on its way out; `header` is that of a fragment which is all of it."""
 
-    header: ChunkHeader
+    header: FragmentHeader
     data: memoryview
     passage: Passage | None
     """Times at which it is on its emulated link (machine's clock)."""
-    chunk_bytes: int
+    fragment_bytes: int
     next_offset: int = 0
 
 
 class Outbox:
     """Messages to one peer, all of one kind. They leave in the order in which they were put.
 
-    It is the endpoint of all its streams, which `carry_on` hands it: a stream takes the next chunk as soon as its last
-    one is gone, so one that TCP slows down carries less and holds nobody up. A small message is handed to the kernel by
-    the thread that puts it, where a stream is free. A message is kept until the peer has acknowledged all of it.
-    `reserve` finds its place on an emulated link.
+    It is the endpoint of all its streams (`send_over`): a stream takes the next fragment as soon as its last one is
+    gone, so one that TCP slows down carries less and holds nobody up. A small message is handed to the kernel by the
+    thread that puts it, where a stream is free. A message is kept until the peer has acknowledged all of it. `reserve`
+    finds its place on an emulated link.
     """
 
     def __init__(
@@ -63,12 +64,13 @@ class Outbox:
         self._num_unacknowledged = 0
         self._num_messages = 0
         self.reconnectors: Sequence[Reconnector] = ()
+        self._streams: list[Stream] = []
         self.rate: int | None = None
         """Bytes/s that each of its connections may send at most; None: any rate."""
 
-    def carry_on(self, reconnectors: Sequence[Reconnector]) -> None:
+    def send_over(self, reconnectors: Sequence[Reconnector]) -> None:
         """Send over these streams."""
-        self.reconnectors = reconnectors
+        self.reconnectors, self._streams = reconnectors, [reconnector.stream for reconnector in reconnectors]
         self._wake()
 
     @property
@@ -79,13 +81,13 @@ class Outbox:
     @property
     def is_ready(self) -> bool:
         """True if all streams are connected, and TCP is up to the rate on each of them."""
-        return all(line.stream.is_up and not line.stream.sender.is_ramping for line in self.reconnectors)
+        return all(stream.is_up and not stream.sender.is_ramping for stream in self._streams)
 
     def pace(self, bytes_per_s: int) -> None:
         """Send at most so fast over each stream from now on."""
         self.rate = bytes_per_s
-        for line in self.reconnectors:
-            line.stream.pace(bytes_per_s)
+        for stream in self._streams:
+            stream.pace(bytes_per_s)
 
     def put(self, tag: Tag, data: memoryview, description: bytes) -> None:
         """Queue a message; waits up to `timeout_s` for space and raises RunError if there is none."""
@@ -95,31 +97,31 @@ class Outbox:
             if self._health.error is not None or not self.has_space(len(data)):
                 self._await_space(len(data), tag)
             passage = self._reserve(tag, len(data)) if self._reserve else None
-            header = ChunkHeader(
+            header = FragmentHeader(
                 number=self._num_messages,
                 tag=tag,
                 description=description,
                 total_bytes=len(data),
                 offset=0,
-                chunk_bytes=len(data),
+                fragment_bytes=len(data),
                 ready_ns=ready_ns,
                 start_ns=self._clock.from_machine_ns(passage.start_ns) if passage else 0,
                 deliver_ns=passage.arrival_ns if passage else 0,
             )
-            outgoing = _Outgoing(header, data, passage, self._chunk_bytes(len(data)))
+            outgoing = _Outgoing(header, data, passage, self._fragment_bytes(len(data)))
             self._queue.append(outgoing)
             self._num_messages += 1
-            self._num_unacknowledged += math.ceil(len(data) / outgoing.chunk_bytes) or 1
+            self._num_unacknowledged += math.ceil(len(data) / outgoing.fragment_bytes) or 1
             self._queued_bytes += len(data)
-        if len(data) > DIRECT_BYTES or not any(line.stream.try_advance() for line in self.reconnectors):
+        if len(data) > DIRECT_BYTES or not any(stream.try_advance() for stream in self._streams):
             self._wake()
 
     def _wake(self) -> None:
-        """Have every stream take a chunk: all hear of it before a loop wakes, or the first would take two of a message.
+        """Have every stream take a fragment, all before a loop wakes: else the first one may take two of a message.
 
-        With streams that are paced to a share of the rate each, such a message took twice its time.
+        Where every stream is paced to a share of the rate, such a message took twice its time.
         """
-        streams = [line.stream for line in self.reconnectors if line.stream.is_up]
+        streams = [stream for stream in self._streams if stream.is_up]
         for stream in streams:
             stream.advance_when_rung()
         for stream in streams:
@@ -146,27 +148,27 @@ class Outbox:
                 f"{format_bytes(self._queued_bytes)}, the limit is {format_bytes(limit_bytes)} (buffer_bytes)"
             )
 
-    def _chunk_bytes(self, total_bytes: int) -> int:
+    def _fragment_bytes(self, total_bytes: int) -> int:
         """An equal share for every stream, but not tiny, and short enough for streams of unequal speed to even out."""
         share = math.ceil(total_bytes / self._num_streams)
-        return min(max(share, SMALLEST_CHUNK_BYTES), LARGEST_CHUNK_BYTES)
+        return min(max(share, SMALLEST_FRAGMENT_BYTES), LARGEST_FRAGMENT_BYTES)
 
     def pull(self) -> Frame | None:
-        """The next chunk as a frame, if there is one."""
+        """The next fragment as a frame, if there is one."""
         with self._lock:
             if not self._queue:
                 return None
             message = self._queue[0]
             offset, total_bytes = message.next_offset, message.header.total_bytes
-            num_bytes = min(message.chunk_bytes, total_bytes - offset)
+            num_bytes = min(message.fragment_bytes, total_bytes - offset)
             message.next_offset += num_bytes
             if message.next_offset >= total_bytes:
                 self._queue.popleft()
         passage = message.passage
         start_ns = message.header.start_ns if passage else self._clock.now_ns()
-        header = message.header.of_chunk(offset, num_bytes, start_ns)
+        header = message.header.of_fragment(offset, num_bytes, start_ns)
         end_ns = self._clock.from_machine_ns(passage.end_ns) if passage else None
-        return Frame(pack_chunk(header), message.data[offset : offset + num_bytes], end_ns)
+        return Frame(pack_fragment(header), message.data[offset : offset + num_bytes], end_ns)
 
     def acknowledged(self, frame: Frame) -> None:
         with self._space:
@@ -195,7 +197,7 @@ class Outbox:
 
     def close(self, deadline_s: float) -> None:
         """Break off the streams and wait for their threads, not beyond `deadline_s` (monotonic)."""
-        for line in self.reconnectors:
-            line.close()
-        for line in self.reconnectors:
-            line.join(deadline_s)
+        for reconnector in self.reconnectors:
+            reconnector.close()
+        for reconnector in self.reconnectors:
+            reconnector.join(deadline_s)

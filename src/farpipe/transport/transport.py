@@ -18,7 +18,7 @@ from farpipe.transport.control_topology import ControlTopology
 from farpipe.transport.dialler import Dialler
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
-from farpipe.transport.inbox import Allocate, ChunkReceiver, Inbox, allocate_bytes
+from farpipe.transport.inbox import Allocate, FragmentReceiver, Inbox, allocate_bytes
 from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
@@ -139,12 +139,13 @@ class Transport:
 
     def _incoming_reconnector(self, channel: Channel, stream: int) -> Reconnector:
         with self._lock:
-            if (line := self._incoming.get((channel, stream))) is None:
-                chunks = ChunkReceiver(channel, self._inbox, self._config.max_message_bytes)
-                line = self._reconnector(chunks, channel.peer, f"receiving {channel.kind} messages", stream, None)
-                chunks.go_on = line.stream.advance_soon
-                self._incoming[channel, stream] = line
-            return line
+            if (reconnector := self._incoming.get((channel, stream))) is None:
+                fragments = FragmentReceiver(channel, self._inbox, self._config.max_message_bytes)
+                what = f"receiving {channel.kind} messages"
+                reconnector = self._reconnector(fragments, channel.peer, what, stream, None)
+                fragments.go_on = reconnector.stream.advance_soon
+                self._incoming[channel, stream] = reconnector
+            return reconnector
 
     def _make_link(self, peer: int) -> ControlLink:
         name = self._config.emulated_link(self.rank, peer)
@@ -189,7 +190,7 @@ class Transport:
         def dial(stream: int, num_received: int) -> tuple[socket.socket, int]:
             return self._dialler.dial(Purpose(self.rank, peer, kind, stream), outbox.rate, num_received)
 
-        lines = [
+        reconnectors = [
             self._reconnector(
                 outbox,
                 peer,
@@ -200,9 +201,9 @@ class Transport:
             )
             for stream in range(num_streams)
         ]
-        outbox.carry_on(lines)
-        for line in lines:
-            line.connect(time.monotonic() + config.connect_timeout_s)
+        outbox.send_over(reconnectors)
+        for reconnector in reconnectors:
+            reconnector.connect(time.monotonic() + config.connect_timeout_s)
         return outbox
 
     def _reservation(self, channel: Channel) -> Callable[[Tag, int], Passage] | None:
@@ -282,14 +283,14 @@ class Transport:
 
     def take_events(self) -> list[LinkEvent]:
         """Outages, reconnections and bursts of retransmissions since the last call."""
-        streams = [(line.peer.rank, line.stream) for line in self._sending_reconnectors()]
+        streams = [(reconnector.peer.rank, reconnector.stream) for reconnector in self._sending_reconnectors()]
         for peer in {peer for peer, _ in streams}:
             counts = [stream.retransmissions() for other, stream in streams if other == peer]
             self._events.retransmitted(peer, *map(sum, zip(*counts, strict=True)))
         return self._events.take()
 
     def _sending_reconnectors(self) -> list[Reconnector]:
-        data = [line for outbox in list(self._outboxes.values()) for line in outbox.reconnectors]
+        data = [reconnector for outbox in list(self._outboxes.values()) for reconnector in outbox.reconnectors]
         return [*self._control.reconnectors.values(), *data]
 
     def change_link(self, name: str, shape: LinkShape) -> None:
@@ -359,8 +360,8 @@ class Transport:
         self._control.flush(time.monotonic() + FAREWELL_S)
         deadline_s = time.monotonic() + FAREWELL_S
         self._listener.close(deadline_s)
-        for line in list(self._incoming.values()):  # a connection may just be coming in
-            line.close()
+        for reconnector in list(self._incoming.values()):  # a connection may just be coming in
+            reconnector.close()
         for outbox in self._outboxes.values():
             outbox.close(deadline_s)
         self._control.close(deadline_s)

@@ -5,7 +5,7 @@ acknowledgement: prefix alone; also a sign of life of a side that has nothing el
 padding:         prefix and bytes without meaning, during a TCP ramp (see TcpRamp); not counted, not kept
 
 Heads are fixed binary headers that are checked before anything is allocated for what follows. The frames of a data
-stream have a chunk of a message as their body and the message's description behind the header; those of a control
+stream have a fragment of a message as their body and the message's description behind the header; those of a control
 stream have the payload, and its name behind the header. All numbers are little-endian.
 """
 
@@ -64,8 +64,8 @@ class ControlFrame(IntEnum):
     """The connection is back."""
 
 
-class ChunkHeader(NamedTuple):
-    """A chunk and the message that it is part of: all that is needed to take it in, whichever chunk comes first."""
+class FragmentHeader(NamedTuple):
+    """A fragment and the message that it is part of: enough to take it in, whichever comes first."""
 
     number: int
     """The message's number on its channel."""
@@ -74,19 +74,21 @@ class ChunkHeader(NamedTuple):
     """The sender's description of the bytes; means nothing to the transport."""
     total_bytes: int
     offset: int
-    chunk_bytes: int
+    fragment_bytes: int
     ready_ns: int
     start_ns: int
-    """Time at which the link took the message (emulated) or the chunk (real); the sender's clock, as `ready_ns`."""
+    """Time at which the link took the message (emulated) or the fragment (real); the sender's clock, as `ready_ns`."""
     deliver_ns: int
     """Emulated arrival on the machine's clock; 0: as soon as it is there."""
 
-    def of_chunk(self, offset: int, chunk_bytes: int, start_ns: int) -> "ChunkHeader":
-        """The header of another chunk of the message."""
+    def of_fragment(self, offset: int, fragment_bytes: int, start_ns: int) -> "FragmentHeader":
+        """The header of another fragment of the message."""
         number, tag, description, total_bytes, _, _, ready_ns, _, deliver_ns = self
-        return ChunkHeader(number, tag, description, total_bytes, offset, chunk_bytes, ready_ns, start_ns, deliver_ns)
+        return FragmentHeader(
+            number, tag, description, total_bytes, offset, fragment_bytes, ready_ns, start_ns, deliver_ns
+        )
 
-    def same_message(self, other: "ChunkHeader") -> bool:
+    def same_message(self, other: "FragmentHeader") -> bool:
         """True if both describe one and the same message."""
         return self[:4] == other[:4] and self.deliver_ns == other.deliver_ns
 
@@ -107,25 +109,25 @@ class ControlHeader(NamedTuple):
     """Emulated arrival on the machine's clock; 0: as soon as it is there."""
 
 
-def pack_chunk(header: ChunkHeader) -> bytes:
+def pack_fragment(header: FragmentHeader) -> bytes:
     """The header as bytes."""
     number, tag, description, *rest = header
     return _DATA.pack(_DATA_MAGIC, number, *tag, *rest) + description
 
 
-def unpack_chunk(data: bytes | bytearray | memoryview, max_message_bytes: int) -> ChunkHeader:
+def unpack_fragment(data: bytes | bytearray | memoryview, max_message_bytes: int) -> FragmentHeader:
     """The header in `data`; WireError for anything that can't be right."""
     if not DATA_HEADER_BYTES <= len(data) <= DATA_HEADER_BYTES + MAX_DESCRIPTION_BYTES:
         raise WireError(f"a data header of {len(data)} bytes")
-    magic, number, step, stage, microbatch, total_bytes, offset, chunk_bytes, *stamps = _DATA.unpack_from(data)
+    magic, number, step, stage, microbatch, total_bytes, offset, fragment_bytes, *stamps = _DATA.unpack_from(data)
     if magic != _DATA_MAGIC:
         raise WireError(f"not a data frame: {bytes(data[:8])!r}")
     if total_bytes > max_message_bytes:
         raise WireError(f"a message of {total_bytes} bytes; the limit is {max_message_bytes}")
-    if offset + chunk_bytes > total_bytes:
-        raise WireError(f"a chunk beyond its message: {offset} + {chunk_bytes} of {total_bytes} bytes")
+    if offset + fragment_bytes > total_bytes:
+        raise WireError(f"a fragment beyond its message: {offset} + {fragment_bytes} of {total_bytes} bytes")
     tag, description = Tag(step, stage, microbatch), bytes(data[DATA_HEADER_BYTES:])
-    return ChunkHeader(number, tag, description, total_bytes, offset, chunk_bytes, *stamps)
+    return FragmentHeader(number, tag, description, total_bytes, offset, fragment_bytes, *stamps)
 
 
 def pack_control(header: ControlHeader) -> bytes:
