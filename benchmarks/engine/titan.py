@@ -3,12 +3,14 @@ of a run without a pipeline; all start from one seed checkpoint of torchtitan's.
 its packages.
 
     python -m benchmarks.engine.titan [MODEL] [--fsdp 2] [--tensor 2] [--stages 2] [--bf16] [--steps 20]
-        [--recompute full] [--orders none,1f1b] [--resume]
+        [--recompute full] [--orders none,1f1b] [--resume] [--kill 1]
 
 Two pipeline ranks, each of as many processes as FSDP times tensor parallelism (with sequence parallelism) say; with
 --stages a rank has several stages. `none` is the run without a pipeline, which adds up the gradients of the same
 microbatches. With --resume the last order is run again in two halves, the second from the checkpoint of the
-first. What torchtitan lacks on a CPU is helped in `help_cpu`; none of it is farpipe's.
+first. With --kill nothing is compared: this process of the last order is killed in its second step, and the seconds
+until each of the others has raised are printed, with its error. What torchtitan lacks on a CPU is helped in `help_cpu`;
+none of it is farpipe's.
 """
 
 import argparse
@@ -17,16 +19,23 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 NUM_MICROBATCHES, NUM_PIPELINE_RANKS = 4, 2
-LIMIT_S = 600.0
+LIMIT_S, LONGEST_END_S = 600.0, 120.0
+NEVER = 10_000
+"""Steps of a run that does not end by itself."""
 
 
 def arguments() -> argparse.Namespace:
@@ -40,6 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="selective")
     parser.add_argument("--orders", default="")
+    parser.add_argument("--kill", type=int, help="the process that is killed in its second step")
     parser.add_argument("--order", help=argparse.SUPPRESS)  # of this process, with the folder of its run
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -50,6 +60,10 @@ def main(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         measure(asked, "seed", Path(name) / "seed", asked.steps)
         rows = {}
+        if asked.kill is not None:
+            order = (asked.orders or orders).split(",")[-1]
+            print(json.dumps({"killed": asked.kill, "order": order, "others": raised_after(asked, order, Path(name))}))
+            return
         for order in (asked.orders or orders).split(","):
             rows[order] = measure(asked, order, begun(Path(name), order), asked.steps)
         if asked.resume:
@@ -72,8 +86,8 @@ def worst(first: list[list[float]], others: list[list[float]]) -> float:
     return float(f"{max(abs(b / a - 1) for a, b in zip(ones, others, strict=True)):.2g}")
 
 
-def measure(asked: argparse.Namespace, order: str, folder: Path, num_steps: int) -> list[list[float]]:
-    """Loss and gradient norm of every step; of the seed none, which leaves a checkpoint."""
+def started(asked: argparse.Namespace, order: str, folder: Path, num_steps: int) -> list[subprocess.Popen[bytes]]:
+    """The processes of a run."""
     inside = asked.fsdp * asked.tensor
     num_processes = {"seed": 1, "none": inside}.get(order, inside * NUM_PIPELINE_RANKS)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -83,7 +97,12 @@ def measure(asked: argparse.Namespace, order: str, folder: Path, num_steps: int)
     common = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes), "OMP_NUM_THREADS": "1"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environments = [os.environ | common | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(num_processes)]
-    processes = [subprocess.Popen(command, env=env, stdout=sys.stderr) for env in environments]
+    return [subprocess.Popen(command, env=env, stdout=sys.stderr) for env in environments]
+
+
+def measure(asked: argparse.Namespace, order: str, folder: Path, num_steps: int) -> list[list[float]]:
+    """Loss and gradient norm of every step; of the seed none, which leaves a checkpoint."""
+    processes = started(asked, order, folder, num_steps)
     try:
         if sum(process.wait(LIMIT_S) != 0 for process in processes):
             raise SystemExit(f"{asked.model}, {order}: a process ended with an error")
@@ -93,6 +112,41 @@ def measure(asked: argparse.Namespace, order: str, folder: Path, num_steps: int)
     # in a V the last stage, which has the loss, is on the first rank; without it torchtitan shows a negative one
     found: list[list[list[float]]] = [json.loads(path.read_text()) for path in sorted(folder.glob("steps-*.json"))]
     return max(found)
+
+
+def raised_after(asked: argparse.Namespace, order: str, folder: Path) -> dict[int, Any]:
+    """Seconds from the death of the killed process to each other one's error, and the error; None where none came."""
+    folder = begun(folder, order)
+    processes = started(asked, order, folder, NEVER)
+    try:
+        processes[asked.kill].wait(LIMIT_S)
+        dead_s = time.monotonic()  # the same clock in all processes
+        others = [rank for rank in range(len(processes)) if rank != asked.kill]
+        for rank in others:
+            with suppress(subprocess.TimeoutExpired):
+                processes[rank].wait(max(0.0, dead_s + LONGEST_END_S - time.monotonic()))
+        return {rank: heard(folder / f"raised-{rank}.json", dead_s) for rank in others}
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def heard(file: Path, dead_s: float) -> Any:
+    """Seconds and words of a process's error."""
+    if not file.exists():
+        return None
+    at_s, words = json.loads(file.read_text())
+    return [round(at_s - dead_s, 1), words]
+
+
+@contextmanager
+def noting_errors(file: Path) -> Iterator[None]:
+    """Inside, an error is noted in `file` with the time at which it came."""
+    try:
+        yield
+    except Exception as error:
+        file.write_text(json.dumps([time.monotonic(), f"{type(error).__name__}: {error}"[:160]]))
+        raise
 
 
 def help_cpu() -> None:
@@ -232,12 +286,15 @@ def run_rank(asked: argparse.Namespace) -> None:
     def keep(step: int, loss: float, most: float, norm: float, *more: Any, **further: Any) -> None:
         found.append([float(f"{loss:.8g}"), float(f"{norm:.8g}")])
         log(step, loss, most, norm, *more, **further)
+        if dist.get_rank() == asked.kill and asked.order != "seed" and len(found) == 1:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()  # somewhere in the next step
 
     trainer.metrics_processor.log = keep
     if asked.order == "seed":
         trainer.checkpointer.save(curr_step=0, last_step=True)
     else:
-        trainer.train()
+        with noting_errors(asked.folder / f"raised-{dist.get_rank()}.json"):
+            trainer.train()
     if dist.get_rank() in (0, dist.get_world_size() - 1):
         (asked.folder / f"steps-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

@@ -24,9 +24,11 @@ from torch.distributed.pipelining import PipelineStage
 
 import farpipe.torch
 from farpipe.plan import Plan
-from farpipe.schedule.library import ORDERS
+from farpipe.schedule.library import ORDERS, order
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 COUNT = 8
+ACTION_S = 0.005
 FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 CPU = torch.device("cpu")
 ORDERS_IN_A_V = ("zbv", "v-half", "v-min", "wave")
@@ -125,6 +127,19 @@ def modules_take_tuples_keyword_arguments_and_lists_of_microbatches(me, size):
         assert torch.allclose(torch.stack(losses), torch.stack(expected), atol=1e-12)
 
 
+def stages_may_get_their_memory_after_the_pipeline_is_made(me, size):
+    """As torchtitan does: modules are on "meta" then, and the device is that of torch's stage."""
+    x, target = batch()
+    module = torch_pipelining.make_module(me).to("meta")
+    pipeline = farpipe.torch.Pipeline(PipelineStage(module, me, size, CPU), COUNT, squared, method="1f1b")
+    assert pipeline._device == CPU
+    module.to_empty(device=CPU)
+    module.load_state_dict(torch_pipelining.make_module(me).state_dict())
+    pipeline.step(*([x] if me == 0 else []), **({"target": target} if me == size - 1 else {}))
+    gradients = [[g / COUNT for g in part] for part in torch_pipelining.plain_gradients(size, x, target)]
+    assert error_of({me: module}, gradients) <= 1e-12
+
+
 def evaluation_has_outputs_and_losses_and_leaves_no_gradients(me, size):
     x, target = batch()
     module = torch_pipelining.make_module(me)
@@ -200,6 +215,93 @@ def a_plan_gives_the_order_and_a_run_directory_shows_what_was_measured(me, size)
     pipeline.close()
 
 
+class Sleep(torch.autograd.Function):
+    """A forward and a backward that take ACTION_S each."""
+
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(ACTION_S)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, gy):
+        time.sleep(ACTION_S)
+        return gy * 1.0
+
+
+class Sleeping(nn.Module):
+    """A stage whose actions take time."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.module = torch_pipelining.make_module(number)
+
+    def forward(self, x):
+        return Sleep.apply(self.module(x))
+
+
+def plan_over_a_short_link():
+    """The plan with two stages that sleep, in 1F1B, over a link that is 30 times as long in truth."""
+    there, back = (Transfer(link=name, bytes=8.0 * x_bytes()) for name in ("west>east", "east>west"))
+    link = Link(latency_s=0.001, bandwidth_bytes_per_s=5e7)
+    problem = Problem(
+        num_microbatches=COUNT,
+        ranks=(Rank(),) * 2,
+        stages=tuple(Stage(rank=rank, forward_s=ACTION_S, input_grad_s=ACTION_S, weight_grad_s=0.0) for rank in (0, 1)),
+        links={"west>east": link, "east>west": link},
+        hops=(Hop(forward=there, backward=back),),
+    )
+    return Plan.load(FOLDER / "plan.json").model_copy(update={"problem": problem, "schedule": order("1f1b", problem)})
+
+
+def x_bytes():
+    return torch_pipelining.ROWS_PER_MICROBATCH * torch_pipelining.WIDTH
+
+
+def steps_that_are_not_as_planned_change_the_order_on_all_ranks(me, size):
+    """With four ranks two pipelines share the weights by FSDP: both change at the same step."""
+    stage, twin, num_twins = me * 2 // size, me % (size // 2), size // 2
+    options = farpipe.torch.Options(site=("west", "east")[stage], links=str(FOLDER / "long.toml"), emulate=True)
+    pairs = [[one, one + num_twins] for one in range(num_twins)]
+    group = [dist.new_group(pair, backend="farpipe", pg_options=options) for pair in pairs][twin]
+    module = Sleeping(stage)
+    if num_twins > 1:
+        mesh = init_device_mesh("cpu", (2, num_twins), mesh_dim_names=("pp", "dp"))
+        fully_shard(module, mesh=mesh["dp"])
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    pipeline = farpipe.torch.Pipeline(
+        module,
+        COUNT,
+        squared,
+        plan=plan_over_a_short_link(),
+        group=group,
+        scale_grads=False,
+        run_dir=FOLDER / "replanned",
+        replan=True,
+    )
+    x, target = batch()
+    planned, changes = pipeline.schedule, 0
+    for step in range(60):
+        module.zero_grad()
+        pipeline.step(*([] if stage else [x + twin]), **({"target": target} if stage else {}))
+        if step == 5:
+            pipeline.eval(*([] if stage else [x]), return_outputs=False)
+        changes += pipeline.schedule != planned
+        if changes == 4:
+            break
+    orders = [None] * size
+    dist.all_gather_object(orders, (step, [str(rank) for rank in pipeline.schedule.ranks]), group=BARRIER)
+    assert changes == 4
+    assert all(found == orders[0] for found in orders)
+    expected = [torch_pipelining.plain_gradients(2, x + one, target)[stage] for one in range(num_twins)]
+    for parameter, *parts in zip(module.parameters(), *expected, strict=True):
+        grad = parameter.grad.full_tensor() if num_twins > 1 else parameter.grad
+        assert (grad - sum(parts)).abs().max() <= 1e-12
+    pipeline.close()
+    dist.destroy_process_group(group)
+
+
 def what_contradicts_itself_or_the_plan_is_refused_on_all_ranks(me, size):
     module, path = torch_pipelining.make_module(me), FOLDER / "plan.json"
     wrong = [
@@ -209,6 +311,7 @@ def what_contradicts_itself_or_the_plan_is_refused_on_all_ranks(me, size):
         ({}, {"method": "1f1b" if me else "gpipe"}, "different methods: gpipe and 1f1b"),
         ({"n": COUNT + me}, {}, "different n_microbatches: 8 and 9"),
         ({}, {"run_dir": FOLDER / "no"}, "give the plan too"),
+        ({}, {"replan": True}, "give plan and run_dir too"),
         ({"stage": PipelineStage(module, 0, size, CPU)}, {}, "stage 0 is on rank 0 and again on rank 1"),
         ({"stage": [module] if me else "module"}, {}, "rank 0: stages must be modules.* found str"),
         ({}, {"method": None, "plan": FOLDER / "none.json"}, r"none\.json"),
@@ -274,10 +377,12 @@ def an_error_of_one_rank_is_what_the_others_raise(me, size):
 CHECKS = (
     named_orders_have_the_gradients_of_the_whole_model,
     modules_take_tuples_keyword_arguments_and_lists_of_microbatches,
+    stages_may_get_their_memory_after_the_pipeline_is_made,
     evaluation_has_outputs_and_losses_and_leaves_no_gradients,
     weights_shared_by_fsdp_have_the_gradients_of_the_whole_model,
     narrow_weights_shared_by_fsdp_sum_their_gradients_in_float32_in_every_order,
     a_plan_gives_the_order_and_a_run_directory_shows_what_was_measured,
+    steps_that_are_not_as_planned_change_the_order_on_all_ranks,
     what_contradicts_itself_or_the_plan_is_refused_on_all_ranks,
     arguments_of_a_step_are_checked,
     a_compiled_stage_does_its_whole_backward_at_once_and_is_told_so,
@@ -288,8 +393,9 @@ CHECKS = (
 def main():
     size = int(os.environ["WORLD_SIZE"])
     dist.init_process_group("farpipe" if size == 2 else "gloo", timeout=timedelta(seconds=60))
+    global BARRIER
     me, errors = dist.get_rank(), {}
-    barrier = dist.new_group(backend="gloo")
+    BARRIER = dist.new_group(backend="gloo")
     for check in CHECKS:
         start_s = time.monotonic()
         try:
@@ -297,7 +403,7 @@ def main():
         except BaseException:
             errors[check.__name__] = traceback.format_exc()
             break  # what comes next would wait for what this one has left undone
-        dist.barrier(barrier)
+        dist.barrier(BARRIER)
         if me == 0:
             print(f"{time.monotonic() - start_s:.1f} s: {check.__name__}")
     (FOLDER / f"errors-{me}.json").write_text(json.dumps(errors))

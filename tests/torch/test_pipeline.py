@@ -42,6 +42,7 @@ def ran(request, tmp_path_factory):
     """(folder, failed checks of each rank) of a run of all checks."""
     folder = tmp_path_factory.mktemp("pipelines")
     make_plan(parse_job(JOB)).save(folder / "plan.json")
+    (folder / "long.toml").write_text(cluster_text("west", "east", latency="30 ms", bandwidth="400 Mbit/s"))
     print(torchrun(request.param, RANK, folder))
     return folder, [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(request.param)]
 
@@ -67,6 +68,17 @@ def test_the_figures_of_a_run_are_shown_and_learned_from(ran):
         assert run.broken_off == ""
         learned, _ = learned_from(folder / "run")
         assert set(learned.links) == {"west>east", "east>west"}
+
+
+def test_an_order_changed_while_the_steps_went_on_and_made_them_shorter(ran):
+    folder, _ = ran
+    events = [json.loads(line) for line in (folder / "replanned" / "replan.jsonl").read_text().splitlines()]
+    swap = next(event for event in events if event["event"] == "swap")
+    run = load_run(folder / "replanned")
+    steps = [line["makespan_s"] for line in run.view.metrics]
+    assert [line["step"] for line in run.view.metrics] == [*range(swap["step"] + 5)]
+    assert swap["expected_s"] < 0.95 * swap["before_s"]
+    assert min(steps[swap["step"] + 1 :]) < 0.8 * min(steps[: swap["step"] + 1])
 
 
 def test_when_a_process_is_killed_in_a_step_every_other_one_raises(tmp_path):

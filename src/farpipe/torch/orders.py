@@ -17,6 +17,7 @@ from farpipe.plan.orders import V_ORDERS, find_order
 from farpipe.schedule import check
 from farpipe.step import Problem, Rank, Schedule, Stage
 from farpipe.strict import parse_json
+from farpipe.torch.order_changes import is_first, shared_mesh
 from farpipe.transport import Transport
 
 SEARCH_S: Final = 10.0
@@ -34,7 +35,8 @@ class Asked:
     method: str | None
     has_loss: bool
     records: bool
-    """True where this rank, the first, writes the figures of the run."""
+    """True where a directory for the figures of the run was given."""
+    replans: bool = False
 
     def load(self) -> Plan | None:
         """The plan; InputError for settings that contradict each other or it."""
@@ -43,6 +45,8 @@ class Asked:
             raise InputError("which order? Give a plan (plan='plan.json') or a method (method='zb-h1')")
         if plan is None and self.records:
             raise InputError("run_dir: the figures of a run are shown beside its plan; give the plan too")
+        if self.replans and not self.records:
+            raise InputError("replan: steps are measured, and what happens is written down; give plan and run_dir too")
         if plan is not None and plan.problem.num_microbatches != self.num_microbatches:
             raise InputError(
                 f"the plan is for {plan.problem.num_microbatches} microbatches, and n_microbatches is "
@@ -63,6 +67,9 @@ class Agreed:
     trains: bool
     """True if the rank of the last stage has a loss function."""
     records: bool
+    """True if rank 0 writes the figures of the run; of several pipelines that share weights the first one's does."""
+    replans: bool
+    """True if the order may change between two steps."""
 
 
 def agree(asked: Asked, given: Any, transport: Transport, topic: str) -> Agreed:
@@ -79,7 +86,8 @@ def agree(asked: Asked, given: Any, transport: Transport, topic: str) -> Agreed:
     owners = stage_owners([one["stages"] for one in known])
     problem = _problem(plan, asked.num_microbatches, owners, transport.world_size)
     schedule = _schedule(plan, asked.method, problem, transport, f"{topic}, order")
-    return Agreed(plan, problem, schedule, stages, known[owners[-1]]["has_loss"], known[0]["records"])
+    first = known[0]
+    return Agreed(plan, problem, schedule, stages, known[owners[-1]]["has_loss"], first["records"], first["replans"])
 
 
 def _introduction(asked: Asked, given: Any, transport: Transport) -> tuple[Plan | None, Stages, dict[str, Any]]:
@@ -96,7 +104,8 @@ def _introduction(asked: Asked, given: Any, transport: Transport) -> tuple[Plan 
         "method": asked.method,
         "plan": plan and hashlib.sha256(plan.to_json().encode()).hexdigest(),
         "has_loss": asked.has_loss,
-        "records": asked.records,
+        "records": asked.records and is_first(shared_mesh(stages.values())),
+        "replans": asked.replans,
     }
     return plan, stages, mine
 
@@ -147,6 +156,7 @@ def _expect_equal(known: Sequence[dict[str, Any]]) -> None:
         if "error" in one:
             raise InputError(f"rank {rank}: {one['error']}")
     words = {"version": "versions of farpipe", "microbatches": "n_microbatches", "method": "methods", "plan": "plans"}
+    words["replans"] = "settings of replan"
     for key, what in words.items():
         for rank, one in enumerate(known):
             if one[key] != known[0][key]:

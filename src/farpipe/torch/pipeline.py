@@ -7,11 +7,13 @@ pipeline.step(target=target, losses=losses)         # last rank
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.distributed.pipelining.microbatch import merge_chunks
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
@@ -25,7 +27,8 @@ from farpipe.runtime.staging import Staging
 from farpipe.step import Schedule
 from farpipe.torch.backend import farpipe_group
 from farpipe.torch.inputs import Microbatches, cut, from_lists
-from farpipe.torch.orders import Asked, agree
+from farpipe.torch.order_changes import OrderChanges, from_first, shared_mesh
+from farpipe.torch.orders import Agreed, Asked, agree
 from farpipe.torch.records import Records
 from farpipe.torch.stages import CalledStage
 from farpipe.torch.works import as_torch, raised_as_torch
@@ -48,6 +51,7 @@ class Pipeline:
         group: Any = None,
         scale_grads: bool = True,
         run_dir: str | Path | None = None,
+        replan: bool = False,
         stores: Sequence[WeightGradStore | None] = (),
     ) -> None:
         """Make the pipeline, on all ranks at the same time.
@@ -56,15 +60,16 @@ class Pipeline:
         `method`: another order, by its name, or a search (``auto``), for the plan's step, or for equal stages without a
         plan. `group`: ranks of the pipeline, those of the stage otherwise; a group that has another backend gets one of
         "farpipe" beside it. With `scale_grads` gradients are divided by the number of microbatches, as torch does.
-        `run_dir`: the first rank writes the figures of the steps there; needs a plan. `stores`: those of stages, in
-        their order, whose weight gradients `defer` has put off already.
+        `run_dir`: the first rank writes the figures of the steps there; needs a plan. With `replan` it also looks for a
+        better order when steps are not as planned, and all ranks go over to it between two steps. `stores`: those of
+        stages, in their order, whose weight gradients `defer` has put off already.
 
         ValueError, on all ranks, where they contradict each other or the plan.
         """
         with raised_as_torch():
             self._group = farpipe_group(group or _group_of(stage))
             number, transport = next(self._group.num_pipelines), self._group.transport
-            asked = Asked(n_microbatches, plan, method, loss_fn is not None, run_dir is not None)
+            asked = Asked(n_microbatches, plan, method, loss_fn is not None, run_dir is not None, replan)
             agreed = agree(asked, stage, transport, f"pipeline {number}")
             scale, last = 1 / n_microbatches if scale_grads else 1.0, agreed.problem.num_stages - 1
             self._stages = {
@@ -74,18 +79,28 @@ class Pipeline:
         self._last = self._stages.get(last)
         self._count, self._trains, self._is_mean = n_microbatches, agreed.trains, scale_grads
         self._first_tag, self._num_steps = number * _STEPS_EACH, 0
+        self._peers, self._device = TensorPeers(transport), _device_of(stage)
+        self._staging = Staging(self._peers, self._peers.abort) if self._device.type == "cuda" else None
         self._make_executors(agreed.schedule)
-        self._records = None
+        self._observe(agreed, Path(run_dir) if run_dir is not None and transport.rank == 0 else None)
+
+    def _observe(self, agreed: Agreed, run_dir: Path | None) -> None:
+        """Begin to record steps, and to look for other orders, where that is agreed on."""
+        self._records, self._changes = None, None
         if agreed.records and agreed.plan is not None:
-            here = Path(run_dir) if run_dir is not None and transport.rank == 0 else None
-            self._records = Records(agreed.plan, agreed.schedule, self._peers, self._device.type, here)
+            arguments = agreed.plan, agreed.schedule, self._peers, self._device.type, run_dir
+            self._records = Records(*arguments, replan=agreed.replans)
+        if agreed.replans:
+            watch = None if self._records is None else self._records.watch
+            share = partial(from_first, shared_mesh(agreed.stages.values()))
+            self._changes = OrderChanges(self._group.transport, self._first_tag, watch, share)
+        if agreed.records or agreed.replans:
             self._group.before_end.append(self.close)
 
     def _make_executors(self, schedule: Schedule) -> None:
-        self._peers = TensorPeers(self._group.transport)
-        self._device = next((stage.device for stage in self._stages.values()), torch.device("cpu"))
-        staging = Staging(self._peers, self._peers.abort) if self._device.type == "cuda" else None
-        messenger = staging or self._peers
+        self.schedule = schedule
+        """Order of the steps, until it changes."""
+        staging, messenger = self._staging, self._staging or self._peers
         self._training = Executor(
             schedule,
             self._stages,
@@ -113,14 +128,14 @@ class Pipeline:
             if not torch.is_grad_enabled():
                 raise InputError("step needs gradients, and they are switched off here; call eval")
             microbatches = self._microbatches(args, keep_outputs=return_outputs, **given)
-        return self._run(self._training, microbatches, losses)
+        return self._run(microbatches, losses, is_training=True)
 
     def eval(self, *args: Any, losses: list[Any] | None = None, return_outputs: bool = True, **given: Any) -> Any:
         """The forwards alone, without gradients; arguments and result as of `step`. Losses need targets."""
         with raised_as_torch():
             microbatches = self._microbatches(args, keep_outputs=return_outputs, **given)
         with torch.no_grad():
-            return self._run(self._evaluating, microbatches, losses)
+            return self._run(microbatches, losses, is_training=False)
 
     def _microbatches(
         self,
@@ -142,20 +157,35 @@ class Pipeline:
             raise InputError("give a whole batch or lists of microbatches (arg_mbs, kwarg_mbs, target_mbs), not both")
         return from_lists(self._count, *lists, **further)
 
-    def _run(self, executor: Executor, given: Microbatches, losses: list[Any] | None) -> Any:
+    def _run(self, given: Microbatches, losses: list[Any] | None, *, is_training: bool) -> Any:
         for stage in self._stages.values():
             stage.begin_step(given)
-        is_training, begin_ns = executor is self._training, self._peers.clock.now_ns()
+        begin_ns = self._peers.clock.now_ns()
         tag = self._first_tag + self._num_steps + (0 if is_training else FIRST_TAG)
         self._num_steps += 1
         try:
-            events = executor.run(tag)
+            if is_training:
+                self._change_order()
+            events = (self._training if is_training else self._evaluating).run(tag)
         except BaseException as error:
-            self._peers.abort(f"{type(error).__name__}: {error}")
+            self._give_up(error)
             raise as_torch(error) from None
         if self._records is not None and is_training:
             self._records.add(begin_ns, events, self._loss())
         return self._results(given, losses)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._peers.abort(f"{type(error).__name__}: {error}")
+        if self._records is not None:
+            self._records.end_watch()
+
+    def _change_order(self) -> None:
+        """Go over to another order, where one was announced for this step."""
+        schedule = None if self._changes is None else self._changes.begin()
+        if schedule is not None:
+            self._make_executors(schedule)
+            if self._records is not None:
+                self._records.order_from_now(schedule)
 
     def _results(self, given: Microbatches, losses: list[Any] | None) -> Any:
         """The last stage's output; its losses go to `losses`."""
@@ -176,6 +206,9 @@ class Pipeline:
 
     def close(self) -> None:
         """Write the figures of the run, on all ranks at the same time; `destroy_process_group` does it otherwise."""
+        changes, self._changes = self._changes, None
+        if changes is not None:
+            changes.end()
         if self._records is not None:
             records, self._records = self._records, None
             records.close()
@@ -185,3 +218,14 @@ def _group_of(stage: Any) -> Any:
     """The process group that torch's stages were made with; None for the default one."""
     parts = stage if isinstance(stage, list | tuple) else [stage]
     return next((part.group for part in parts if isinstance(part, _PipelineStageBase)), None)
+
+
+def _device_of(given: Any) -> torch.device:
+    """Device on which stages compute: that of torch's stages, whose modules may still be without memory (meta), or that
+    of the first parameter."""
+    for part in given if isinstance(given, list | tuple | nn.ModuleList) else [given]:
+        if isinstance(part, _PipelineStageBase):
+            return torch.device(part.device)
+        for parameter in part.parameters():
+            return parameter.device
+    return torch.device("cpu")

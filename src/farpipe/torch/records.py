@@ -7,7 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from farpipe.control.watch import ReplanWatch
 from farpipe.plan import Plan
+from farpipe.runtime.commands import Watch
 from farpipe.runtime.executor import StepEvents
 from farpipe.runtime.figures.metrics import PLAN_NAME
 from farpipe.runtime.figures.recorder import BOX, Recorder
@@ -16,6 +18,7 @@ from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.runtime.train import memory
 from farpipe.spec import MetricsSettings
+from farpipe.spec.training import ReplanSettings
 from farpipe.step import Schedule
 
 _ENDLESS: Final = 1 << 40
@@ -26,8 +29,10 @@ _NO_COLLECTIVES: Final = np.zeros((0, 5), np.int64)
 class Records:
     """Every rank's part in recording the steps of a pipeline; rank 0 writes them."""
 
-    def __init__(self, plan: Plan, schedule: Schedule, peers: Peers, device: str, run_dir: Path | None) -> None:
-        """`run_dir`: on rank 0, which writes `plan` there as well."""
+    def __init__(
+        self, plan: Plan, schedule: Schedule, peers: Peers, device: str, run_dir: Path | None, *, replan: bool
+    ) -> None:
+        """`run_dir`: on rank 0, which writes `plan` there as well, and with `replan` watches the steps."""
         self._peers, self._device, self._num_steps = peers, device, 0
         self._run = RunSpec(
             problem=plan.problem.model_copy(update={"sync": None, "exchanges": ()}),
@@ -38,13 +43,23 @@ class Records:
             emulate_links=False,
             metrics=MetricsSettings(log_every_steps=0),
             transport=TransportSettings(),
+            replan=ReplanSettings() if replan else None,
         )
         self._record_every = record_every(self._run)
         self._recorder = None
+        self.watch: Watch | None = None
+        """Rank 0's, which proposes other orders."""
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)
             plan.model_copy(update={"schedule": schedule}).save(run_dir / PLAN_NAME)
-            self._recorder = Recorder(self._run, run_dir, peers)
+            self.watch = ReplanWatch(self._run, run_dir) if replan else None
+            on_timeline = None if self.watch is None else self.watch.on_timeline
+            self._recorder = Recorder(self._run, run_dir, peers, on_timeline=on_timeline)
+
+    def order_from_now(self, schedule: Schedule) -> None:
+        """Take note of the order of the steps that are still to come."""
+        if self._recorder is not None:
+            self._recorder.order_from(self._num_steps, schedule)
 
     def add(self, begin_ns: int, events: StepEvents, loss: float) -> None:
         """Report a step that began at `begin_ns` and has just ended; `loss` is NaN but on the last stage's rank."""
@@ -64,4 +79,11 @@ class Records:
         """Write the results, for which rank 0 asks all clocks; on all ranks at the same time."""
         if self._recorder is not None and self._num_steps:
             self._recorder.finish(self._num_steps)
+        self.end_watch()
         self._peers.exchange("records end", b"", waiting_for="rank 0 to write the figures of the last step")
+
+    def end_watch(self) -> None:
+        """End the search for other orders; a second call does nothing."""
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.close()

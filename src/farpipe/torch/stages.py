@@ -31,7 +31,6 @@ class CalledStage:
         """Gradients are those of `loss_scale` times the last stage's loss; `store` has those put off already."""
         self._module, self._number, self._is_last = module, number, is_last
         self._loss_fn, self._loss_scale = loss_fn, loss_scale
-        self.device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         self._store = store or WeightGradStore()
         if store is None:
             _put_off(module, number, self._store)

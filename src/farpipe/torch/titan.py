@@ -26,13 +26,17 @@ _TOKENS: Final = (Shard(1),)
 
 
 def titan(
-    plan: str | Path | Plan | None = None, *, method: str | None = None, run_dir: str | Path | None = None
+    plan: str | Path | Plan | None = None,
+    *,
+    method: str | None = None,
+    run_dir: str | Path | None = None,
+    replan: bool = False,
 ) -> Callable[..., Any]:
     """The ``pipelining_fn`` of a model specification of torchtitan (0.3) whose model is one of its decoders.
 
     It takes the place of torchtitan's ``pipeline_llm``: the model is cut as the plan says, unless the job names the
     modules of every stage; sharding, tensor parallelism and recomputation are applied as torchtitan does. `plan`,
-    `method` and `run_dir` as for `Pipeline`.
+    `method`, `run_dir` and `replan` as for `Pipeline`.
     """
 
     def pipelining_fn(model: nn.Module, *, parallel_dims: Any, parallelism: Any, **settings: Any) -> Any:
@@ -54,6 +58,7 @@ def titan(
             "plan": loaded,
             "method": method,
             "run_dir": run_dir,
+            "replan": replan,
             "scale_grads": False,
             "stores": stores,
         }
