@@ -67,6 +67,28 @@ STREAM = """{"event":"start","data":{"version":"iperf 3.17"}}
 """
 HOPS = {"mtr": {"dst": "9.9.9.9"}, "hubs": [{"host": "192.168.2.1", "Loss%": 0.0, "Avg": 8.163}]}
 QPERF = "tcp_bw:\n    bw  =  1.15 GB/sec\ntcp_lat:\n    latency  =  10.05 ms\n"
+QPERF_RUNS = "tcp_bw:\n    bw  =  298 MB/sec\n    bw  =  315 MB/sec\n    bw  =  311 MB/sec\n"
+QPERF_SIZES = """tcp_lat:
+    latency   =  10.5 us
+    msg_size  =     1 bytes
+tcp_lat:
+    latency   =  13 us
+    msg_size  =   2 KiB (2,048)
+tcp_lat:
+    latency   =  59.3 us
+    msg_size  =    64 KiB (65,536)
+"""
+QPERF_UDP = "udp_bw:\n    send_bw  =  2.46 GB/sec\n    recv_bw  =  1.87 GB/sec\n"
+QPERF_BITS = "tcp_bw:\n    bw  =  31.7 Gb/sec\n"
+QPERF_UNIFIED = "tcp_bw:\n    bw  =  3,960,000,000 bytes/sec\ntcp_lat:\n    latency  =  11100 ns\n"
+QPERF_READ = "rc_rdma_read_lat:\n    latency  =  5 us\nrc_bi_bw:\n    bw  =  4 GB/sec\n"
+READ_LATENCY = f"""                    RDMA_Read Latency Test
+{LATENCY.splitlines()[0]}
+Conflicting CPU frequency values detected: 2200.000000 != 1040.353000. CPU Frequency is not max.
+ 2       1000          6.88           16.81        7.04              7.06         0.31      7.38        16.81
+"""
+HISTOGRAM = LATENCY.splitlines()[0] + "\n#, usec\n1, 3.60000\n2, 3.70000\n" + LATENCY
+BOTH_WAYS = "                    RDMA_Write Bidirectional BW Test\n" + GBITS
 
 
 @pytest.mark.parametrize(
@@ -86,12 +108,22 @@ QPERF = "tcp_bw:\n    bw  =  1.15 GB/sec\ntcp_lat:\n    latency  =  10.05 ms\n"
         (TAGGED, "nccl-tests", 36.1e-6, 234.8e9),
         (LATENCY, "perftest", 1.14e-6, None),
         (TIMED_LATENCY, "perftest", 1.16e-6, None),
+        (QPERF_RUNS, "qperf", None, 315e6),
+        (QPERF_SIZES, "qperf", 10.5e-6, None),
+        (QPERF_UDP, "qperf", None, 1.87e9),
+        (QPERF_BITS, "qperf", None, 31.7e9 / 8),
+        (QPERF_UNIFIED, "qperf", 11.1e-6, 3.96e9),
+        (QPERF_READ, "qperf", 2.5e-6, 2e9),
+        (READ_LATENCY, "perftest", 3.52e-6, None),
+        (HISTOGRAM, "perftest", 1.14e-6, None),
+        (BOTH_WAYS, "perftest", None, 390.4e9 / 16),
         (json.dumps(UDP), "iperf3", None, 1048716.9 * 0.68 / 8),
         (STREAM, "iperf3", None, 1.58e9 / 8),
     ],
 )
 def test_each_tool_in_its_units(text, tool, latency_s, rate, tmp_path):
-    """Old forms as in nccl-tests #104 and #82, aws-k8s-tester PR 503, iperf #584 and #1784, mtr-exporter #33."""
+    """Old forms as in nccl-tests #104 and #82, aws-k8s-tester PR 503, iperf #584 and #1784, mtr-exporter #33; runs,
+    sizes and directions of qperf as in its source and in what others wrote down of it."""
     path = tmp_path / "out.txt"
     path.write_text(text)
     found = read_link_test(path)
@@ -114,6 +146,7 @@ def test_other_files_are_none(text, tmp_path):
         (json.dumps({"report": {"hubs": [{"host": "b", "Loss%": 100.0, "Avg": 0.0}]}}), "no answer of the last hop, b"),
         ("\n".join(NCCL.splitlines()[:4]), "nccl-tests printed no row"),
         (PERFTEST.splitlines()[0], "perftest printed no row"),
+        (LATENCY.splitlines()[0] + "\n 12288 10 3.60 4.90 3.70 3.75", "message of perftest has 12288 bytes"),
         (NCCL.replace("GB/s", "Gbit/s"), "unit 'Gbit/s' is unknown; expected one of MiB"),
         (json.dumps({"start": {}, "error": "control socket has closed"}), "iperf3 failed: control socket"),
         (json.dumps({"report": HOPS}), "mtr ended at 192.168.2.1, before 9.9.9.9: allow more hops"),

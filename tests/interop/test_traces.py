@@ -146,6 +146,32 @@ def test_recomputed_attention_is_no_layer(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("forward", "called", "backward"),
+    [
+        ("FlashAttnFunc", "flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward"),
+        ("FlashAttnVarlenFunc", "flash_attn::_flash_attn_varlen_forward", "FlashAttnVarlenFuncBackward"),
+        ("RopeLoraFlashAttnVarlenFunc", "aten::mul", "RopeLoraFlashAttnVarlenFuncBackward"),
+    ],
+)
+def test_attentions_inside_each_other_are_one_layer(forward, called, backward, tmp_path):
+    """As in GindaChen/nsys-ai's exports of two H100, deepseek-ai/profile-data and TraceLens' H100 and MI300."""
+    events = Events(gpu=True)
+    for _ in range(2):
+        events.microbatch()
+    for event in [*events.found]:
+        names = {
+            "aten::scaled_dot_product_attention": (forward, called),
+            "aten::_scaled_dot_product_flash_attention_backward": (backward, "aten::_flash_attention_backward"),
+        }
+        if event["name"] in names:
+            event["name"], inner = names[event["name"]]
+            events.found.append(event | {"name": inner, "ts": event["ts"] + 0.05, "dur": event["dur"] - 0.1})
+    found = profile_of(read_traces(events.written(tmp_path / "trace.json"))[0], parse_job(JOB))[0].layer
+    assert found.forward_s == pytest.approx(2e-6 * LAYER)
+    assert found.input_grad_s + found.weight_grad_s == pytest.approx(2e-6 * 6200)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda text: text[: len(text) // 2], "broken off"),

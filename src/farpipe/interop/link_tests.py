@@ -13,7 +13,13 @@ from farpipe.strict import parse_json, read_text
 from farpipe.units import format_rate
 
 _PING: Final = re.compile(r"(?:rtt|round-trip) min/avg/max\S* = [\d.]+/([\d.]+)/[\d.]+\S* ms")
-_QPERF: Final = re.compile(r"^\s*(bw|latency)\s*=\s*([\d.]+)\s*(\S+)", re.MULTILINE)
+_QPERF: Final = re.compile(r"^\s*(?:(\w+):|(bw|recv_bw|latency|msg_size)\s*=\s*([\d.,]+)\s*(\S+))", re.MULTILINE)
+"""Name of a test of qperf, or one of its figures; of what was sent and what was received, the latter."""
+_QPERF_SIZES: Final = {"bytes": 1, "KB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
+_ROUND_TRIPS: Final = re.compile(r"RDMA_Read|Atomic|\w*(?:rdma_read|compare_swap|fetch_add)\w*")
+"""Tests whose latency is a whole round trip: perftest divides the others by two, qperf counts their messages twice."""
+_BOTH_WAYS: Final = re.compile(r"Bidirectional|\w*_bi_bw")
+"""Tests whose rate is the sum of two directions."""
 _PERFTEST: Final = re.compile(r"BW average\s*\[(MB|MiB|Gb)/sec\]")
 _PERFTEST_LATENCY: Final = re.compile(r"#bytes\s+#iterations\s.*(?:t_typical|t_avg)\[usec\].*")
 _NO_ANSWER: Final = re.compile(r"packets transmitted, 0 (?:packets )?received")
@@ -30,7 +36,11 @@ _UNITS: Final = {
     "MB/sec": 1e6,
     "GB/sec": 1e9,
     "Gb/sec": 1e9 / 8,
+    "TB/sec": 1e12,
+    "bits/sec": 1 / 8,
+    "Kb/sec": 1e3 / 8,
     "Mb/sec": 1e6 / 8,
+    "Tb/sec": 1e12 / 8,
     "ns": 1e-9,
     "us": 1e-6,
     "ms": 1e-3,
@@ -148,11 +158,12 @@ def _perftest(text: str, name: str) -> LinkTest | None:
     ]
     if not rows:
         raise InputError(f"{name}: perftest printed no row of figures")
-    return LinkTest("perftest", name, None, float(max(rows, key=_num_bytes)[3]) * _UNITS[head[1]])
+    ways = 2 if _BOTH_WAYS.search(text, 0, head.start()) else 1
+    return LinkTest("perftest", name, None, float(max(rows, key=_num_bytes)[3]) * _UNITS[head[1]] / ways)
 
 
 def _perftest_latency(text: str, name: str) -> LinkTest | None:
-    """The typical time of the shortest message, half of a round trip; of a timed run (-D) the mean."""
+    """The typical time of the shortest message, one way; of a timed run (-D) the mean."""
     head = _PERFTEST_LATENCY.search(text)
     if head is None:
         return None
@@ -161,12 +172,29 @@ def _perftest_latency(text: str, name: str) -> LinkTest | None:
     rows = [line.split() for line in text[head.end() :].splitlines() if re.match(r"\s*\d+\s+\d+\s+[\d.]+", line)]
     if not rows:
         raise InputError(f"{name}: perftest printed no row of figures")
-    return LinkTest("perftest", name, float(min(rows, key=_num_bytes)[place]) * 1e-6)
+    row = min(rows, key=_num_bytes)
+    if _num_bytes(row) > _SHORT_BYTES:
+        raise InputError(f"{name}: the shortest message of perftest has {row[0]} bytes; measure latency with -s 2")
+    trips = 2 if _ROUND_TRIPS.search(text, 0, head.start()) else 1
+    return LinkTest("perftest", name, float(row[place]) * 1e-6 / trips)
 
 
 def _qperf(text: str, name: str) -> LinkTest | None:
-    found = {kind: float(value) * _unit(unit, name) for kind, value, unit in _QPERF.findall(text)}
-    return LinkTest("qperf", name, found.get("latency"), found.get("bw")) if found else None
+    """The largest rate and the least latency of short messages, of all tests and sizes in the file."""
+    rates, latencies = list[float](), list[tuple[int, float]]()
+    test = ""
+    for title, kind, figure, unit in _QPERF.findall(text):
+        number = float(figure.replace(",", "") or 0)
+        if title:
+            test = title
+        elif kind == "msg_size" and latencies:
+            latencies[-1] = round(number * _QPERF_SIZES.get(unit, 1)), latencies[-1][1]
+        elif kind == "latency":
+            latencies.append((0, number * _unit(unit, name) / (2 if _ROUND_TRIPS.fullmatch(test) else 1)))
+        elif kind != "msg_size":
+            rates.append(number * _unit(unit, name) / (2 if _BOTH_WAYS.fullmatch(test) else 1))
+    short = [seconds for size, seconds in latencies if size <= _SHORT_BYTES]
+    return LinkTest("qperf", name, min(short, default=None), max(rates, default=None)) if short or rates else None
 
 
 def _unit(word: str, name: str) -> float:

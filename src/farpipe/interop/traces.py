@@ -20,16 +20,20 @@ from farpipe.spec import Job
 _ATTENTION: Final = (
     re.compile(r"aten::scaled_dot_product_attention|aten::scaled_dot_product_fused_attention_overrideable"),
     re.compile(
-        r"(flash_attn|aten)::_?flash_attn_forward|aten::_flash_attention_forward|FlashAttnFunc|FusedAttnFunc\w*"
+        r"(flash_attn|flash_attn_3|aten)::_?flash_attn_(varlen_)?forward|aten::_flash_attention_forward"
+        r"|\w*FlashAttn\w*Func|FusedAttnFunc\w*"
     ),
     re.compile(r"aten::_softmax"),
 )
 _ATTENTION_BACKWARD: Final = (
     re.compile(r"aten::_(scaled_dot_product|flash|efficient)\w*attention\w*_backward"),
-    re.compile(r"(flash_attn|aten)::_?flash_attn_backward|(FlashAttnFunc|FusedAttnFunc\w*)Backward\w*"),
+    re.compile(
+        r"(flash_attn|flash_attn_3|aten)::_?flash_attn_(varlen_)?backward"
+        r"|(\w*FlashAttn\w*Func|FusedAttnFunc\w*)Backward\w*"
+    ),
     re.compile(r"aten::_softmax_backward_data"),
 )
-"""Operations that stand for a layer, each layer's once; the first kind that is in a trace counts."""
+"""Operations that stand for a layer; the first kind that is in a trace counts, of those inside each other the outer."""
 _PRODUCTS: Final = ("aten::mm", "aten::bmm", "aten::addmm")
 _BACKWARD: Final = "autograd::engine::evaluate_function"
 _OPTIMIZER: Final = re.compile(r"Optimizer\.step#(?!OptimizersContainer)")
@@ -97,7 +101,7 @@ class _TraceReader:
         """Operations of the first of some kinds that is in the trace."""
         for kind in kinds:
             if found := [span for span in self.trace.operations if kind.fullmatch(span.name)]:
-                return found
+                return _outermost(found)
         return []
 
     def _in_backward(self, span: Span) -> bool:
@@ -211,6 +215,17 @@ class _TraceReader:
         """Median of the optimizer's steps; 0 where the trace names none."""
         seconds = [span.end_s - span.start_s for span in self.trace.notes if _OPTIMIZER.match(span.name)]
         return statistics.median(seconds) if seconds and not self.trace.kernels else 0.0
+
+
+def _outermost(spans: Iterable[Span]) -> list[Span]:
+    """Spans that no other one of their thread holds; on a GPU one attention calls another."""
+    end_s = dict[object, float]()
+    found = list[Span]()
+    for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
+        if span.end_s > end_s.get(span.thread, -1.0):
+            end_s[span.thread] = span.end_s
+            found.append(span)
+    return found
 
 
 def _runs(anchors: Iterable[tuple[float, bool, Span]]) -> list[tuple[bool, list[float]]]:
