@@ -140,8 +140,17 @@ def test_a_run_that_would_not_fit_is_compared_and_calibrated(imported, farpipe, 
     (tmp_path / "small.toml").write_text(small)
     assert farpipe("plan", "small.toml", "--no-arms").returncode == 4
     log_of(tmp_path, 100.0)
-    first = farpipe("check", "small.toml", "--log", "train.log", "--json")
+    first = farpipe("check", "small.toml", "--log", "train.log", "--json", "--html", "page.html")
     assert "the memory of this run is overestimated" in first.stdout
+    page = (tmp_path / "page.html").read_text()
+    assert "48 GiB" not in page, "the limit that was lifted is not shown as the device's"
+    assert " GiB of " in page
+    with (tmp_path / "train.log").open("a") as log:
+        log.write(
+            "[Rank 0] (after 5 iterations) memory (MB) | allocated: 1.0 | max allocated: 5120.0 | reserved: 1.0\n"
+        )
+    told = farpipe("check", "small.toml", "--log", "train.log", "--json").stdout
+    assert "the run used 5.0 GiB of a device (log), and h100-sxm has 3" in told
     log_of(tmp_path, 1.3 * json.loads(first.stdout)["predicted_step_s"])
     assert farpipe("check", "small.toml", "--log", "train.log", "--calibrate", "fitted.toml").returncode == 5
     fitted = farpipe("check", "fitted.toml", "--log", "train.log", "--json")

@@ -19,7 +19,7 @@ from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.nemo_config import nemo_config
 from farpipe.plan import make_plan
 from farpipe.spec import Training, parse_job, preset_model
-from plan.jobs import device, job, site
+from plan.jobs import both_ways, device, job, site
 
 SCRIPT = """\
 #!/bin/bash
@@ -194,6 +194,26 @@ def test_a_plan_goes_out_and_comes_back(shape, degrees, zero, recompute, overlap
         read_tables_of_megatron(yaml.safe_load(nemo_config(found)), "bridge.yaml", "NeMo"),
     ):
         expect_settings_of(draft, found, recompute, zero)
+
+
+def test_options_come_with_what_a_launch_needs():
+    """Rows of positions, an environment and sockets: without the first two Megatron-LM's validation ends the run."""
+    training = Training(sequence_length=1024, global_batch=16, microbatch_size=1)
+    links = both_ways("a", "b", latency_s=0.05, gbit_per_s=400)
+    places = [site("a", 4), site("b", 4)]
+    found = make_plan(job(places, links, training, "1f1b", pipeline=4, tensor=2, data=1, virtual=1))
+    text = megatron_flags(found)
+    assert "--max-position-embeddings 1024" in text
+    assert text.splitlines()[:3] == [
+        "# Environment: CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron-LM asks for before Blackwell.",
+        f"# Ranks by site: {found.sites[0]} 0-3, {found.sites[-1]} 4-7; number the machines so (node rank). Only neighbours in the pipeline cross.",
+        "# a to b: 400 Gbit/s x 100 ms round trip = 4.66 GiB in flight, of 2 neighbours: NCCL_SOCKET_NTHREADS=4 "
+        'NCCL_NSOCKS_PERTHREAD=16, and on the hosts net.ipv4.tcp_rmem and tcp_wmem = "4096 131072 58593750".',
+    ]
+    assert read_script_of_megatron(text, "flags.txt").not_understood == []
+    bridge = yaml.safe_load(nemo_config(found))
+    assert "max_position_embeddings" not in bridge["model"], "no field of Megatron-Bridge's GPTModelProvider"
+    assert None not in bridge.values()
 
 
 def expect_settings_of(draft, found, recompute, zero):

@@ -91,27 +91,51 @@ def compare(
 ) -> Comparison:
     """The prediction of `job`, all of whose pins hold, beside what its log tells; `profiles` take the place of modelled
     times, which leaves nothing to suspect in them. `traces` of a pipeline's ranks give the measured Timeline."""
-    job, found, notes = _planned(job, profiles)
+    asked = job
+    job, found, notes = _planned(job, profiles, log.memory_bytes)
     plan = found.plans[0]
     seconds = parts_of_step(plan, found.costs) | {"rest": measured.step_s - plan.prediction.step_s}
     suspects = () if profiles else _suspects(job, plan, measured)
     timeline, told = timeline_of(traces, plan.problem, plan.schedule) if len(traces) > 1 else (None, ())
     notes = (*notes, *_notes(job, plan, log), *told)
+    plan = _with_own_memory(plan, asked)
     return Comparison(measured, plan, found.costs, seconds, suspects, notes, timeline)
 
 
-def _planned(job: Job, profiles: Sequence[Profile] = ()) -> tuple[Job, FoundPlans, tuple[str, ...]]:
+def _planned(
+    job: Job, profiles: Sequence[Profile] = (), used_bytes: float | None = None
+) -> tuple[Job, FoundPlans, tuple[str, ...]]:
     """The plan of a training that ran, and the job that it is of.
 
-    What ran fits in memory, whatever the model of it says: then the limit is lifted, and a note says so.
+    What ran fits in memory, whatever the model of it says: then the limit is lifted, and a note says so, or which
+    device it cannot have been if the log's own `used_bytes` are more than that has.
     """
     try:
         return job, find_plans(job, profiles), ()
     except InfeasibleError as error:
         short = str(error).splitlines()[0]
-    job = _with_devices(job, memory_factor=_MORE_MEMORY)
+    device = min((site.device for site in job.cluster.sites), key=lambda device: device.memory_bytes)
     note = f"the memory of this run is overestimated, so its time is predicted without a limit: {short}"
+    if used_bytes and used_bytes > device.memory_bytes:
+        note = (
+            f"the run used {used_bytes / 2**30:.1f} GiB of a device (log), and {device.name} has "
+            f"{device.memory_bytes / 2**30:.0f}: name the right one (`farpipe list devices`); its time is predicted "
+            "without a limit"
+        )
+    job = _with_devices(job, memory_factor=_MORE_MEMORY)
     return job, find_plans(job, profiles), (note,)
+
+
+def _with_own_memory(plan: Plan, asked: Job) -> Plan:
+    """The plan whose ranks have the memory of the devices that were asked for, as tables and pages show it."""
+    devices = {site.name: site.device for site in asked.cluster.sites}
+    if all(site.device == devices[site.name] for site in plan.job.cluster.sites):
+        return plan
+    ranks = tuple(
+        rank.model_copy(update={"memory_bytes": rank.memory_bytes and rank.memory_bytes / _MORE_MEMORY})
+        for rank in plan.problem.ranks
+    )
+    return plan.model_copy(update={"problem": plan.problem.model_copy(update={"ranks": ranks})})
 
 
 def _suspects(job: Job, plan: Plan, measured: Measured) -> tuple[Suspect, ...]:

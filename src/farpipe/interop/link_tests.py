@@ -158,8 +158,8 @@ def _perftest(text: str, name: str) -> LinkTest | None:
     ]
     if not rows:
         raise InputError(f"{name}: perftest printed no row of figures")
-    ways = 2 if _BOTH_WAYS.search(text, 0, head.start()) else 1
-    return LinkTest("perftest", name, None, float(max(rows, key=_num_bytes)[3]) * _UNITS[head[1]] / ways)
+    num_directions = 2 if _BOTH_WAYS.search(text, 0, head.start()) else 1
+    return LinkTest("perftest", name, None, float(max(rows, key=_num_bytes)[3]) * _UNITS[head[1]] / num_directions)
 
 
 def _perftest_latency(text: str, name: str) -> LinkTest | None:

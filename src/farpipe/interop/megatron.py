@@ -228,9 +228,10 @@ def _positions(settings: Settings, draft: Draft) -> None:
     if kind == "alibi":
         draft.notes.append(f"{origin}: the bias of ALiBi is counted as rotary positions are: no weights")
     draft.put("model", "positions", "rotary" if rotary else "learned", origin)
-    rows = settings.take("max_position_embeddings", as_count)
-    if not rotary:
-        draft.put("model", "max_sequence_length", rows, settings.origin("max_position_embeddings"))
+    names = ["max_position_embeddings", *(["seq_length"] * (not settings.origin("hidden_size").startswith("--")))]
+    rows = next((rows for name in names if (rows := settings.take(name, as_count))), None)
+    if not rotary:  # in Megatron-Bridge the table has as many rows as the sequence is long
+        draft.put("model", "max_sequence_length", rows, settings.origin(*names))
     base = settings.take("rotary_base", float)
     if rotary:
         draft.put("model", "rotary_base", base, settings.origin("rotary_base"))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from farpipe.cost import settle
 from farpipe.errors import InputError
+from farpipe.interop.megatron_launch import launch_notes
 from farpipe.spec import operations_of
 from farpipe.spec.recompute import spelled
 
@@ -43,6 +44,9 @@ def megatron_flags(plan: "Plan") -> str:
         flags.append(f"--cp-comm-type {'a2a' if at.context_exchange == 'ulysses' else 'p2p'}")
     flags += _training(training)
     flags += _model(plan.job.model)
+    if plan.job.model.positions == "rotary":  # its parser wants a number all the same
+        rows = max(plan.job.model.max_sequence_length or 0, training.sequence_length)
+        flags.append(f"--max-position-embeddings {rows}")
     flags += _megatron_experts(plan)
     flags += _latent_attention(plan.job.model)
     flags += [f"--mtp-num-layers {plan.job.model.mtp_num_layers}"] * (plan.job.model.mtp_num_layers > 0)
@@ -51,7 +55,7 @@ def megatron_flags(plan: "Plan") -> str:
     if at.pipeline > 1 and method not in _MEGATRON_SCHEDULES:
         runs = "interleaved 1F1B" if at.virtual > 1 else "1F1B"
         flags.insert(0, f"# Megatron-LM runs {runs}; the plan's step time is that of the schedule {method}.")
-    return "\n".join(flags) + "\n"
+    return "\n".join([*launch_notes(plan), *flags]) + "\n"
 
 
 def _megatron_layout(plan: "Plan") -> str:
@@ -192,4 +196,7 @@ def is_round_robin(plan: "Plan") -> bool:
 def _expect_round_robin(plan: "Plan", framework: str) -> None:
     expect_one_pipeline(plan, framework)
     if not is_round_robin(plan):
-        raise InputError(f"{framework} has no stages in a V; plan again with layout.virtual = 1")
+        raise InputError(
+            f"{framework} has no stages in a V, as the plan's {plan.layout.virtual} per rank stand; plan again with "
+            "virtual = 1 in the job's [layout]"
+        )

@@ -22,8 +22,8 @@ _OTHERWISE: Final[dict[str, tuple[str, Any]]] = {
 }
 """Switches that have another name and value there."""
 _NAMES: Final = {"num_experts": "num_moe_experts", "fp8_format": "fp8"}
-_LEFT_OUT: Final = ("group_query_attention",)
-"""Switches that follow from another setting there."""
+_LEFT_OUT: Final = ("group_query_attention", "max_position_embeddings")
+"""Options that follow from another setting there: groups from their number, rows of positions from ``seq_length``."""
 
 
 def nemo_config(plan: Plan) -> str:
@@ -34,14 +34,15 @@ def nemo_config(plan: Plan) -> str:
         table = next((table for table, names in _TABLES.items() if name in names), "model")
         tables[table][name] = value
     lines = [line for line in text.splitlines() if line.startswith("#")]
-    for table, settings in tables.items():
+    for table, settings in ((table, settings) for table, settings in tables.items() if settings):
         lines += [f"{table}:", *(f"  {name}: {json.dumps(value)}" for name, value in settings.items())]
     return "\n".join(lines) + "\n"
 
 
 def _settings(text: str) -> Iterator[tuple[str, Any]]:
     """Names and values of the options in `text`."""
-    options = [group for line in text.splitlines() for group in f" {line}".split(" --")[1:]]
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    options = [group for line in lines for group in f" {line}".split(" --")[1:]]
     for option in options:
         flag, *values = shlex.split(option)
         name = flag.replace("-", "_")

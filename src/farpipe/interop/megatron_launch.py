@@ -1,0 +1,61 @@
+"""Comments on a launch of Megatron-LM: its environment, the ranks of each site, sockets between sites."""
+
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Final
+
+from farpipe.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from farpipe.plan import Plan
+
+_BUFFER_PER_BYTE: Final = 1.5
+"""Bytes of a socket's buffer per byte in flight: about two thirds of Linux' buffers hold data."""
+_MOST_BUFFER: Final = 64 * 2**20
+"""Bytes of one socket's buffer beyond which more sockets share the link."""
+_MOST_SOCKETS: Final = 64
+"""Sockets that NCCL opens to a neighbour at most: threads times sockets of a thread (NVIDIA's NCCL user guide)."""
+_MOST_THREADS: Final = 4
+
+
+def launch_notes(plan: "Plan") -> list[str]:
+    """Comment lines on the environment of a plan's processes; none where Megatron-LM needs nothing."""
+    at = plan.layout
+    notes = []
+    if at.tensor > 1 or at.context > 1:
+        notes.append("# Environment: CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron-LM asks for before Blackwell.")
+    sites = plan.sites[: at.pipeline]
+    if len(set(sites)) == 1:
+        return notes
+    width = at.tensor * at.context * at.data
+    ranks = [
+        f"{site} {width * group[0]}-{width * (group[-1] + 1) - 1}"
+        for site, found in groupby(range(at.pipeline), key=lambda rank: sites[rank])
+        if (group := [*found])
+    ]
+    return [
+        *notes,
+        f"# Ranks by site: {', '.join(ranks)}; number the machines so (node rank). Only neighbours in the "
+        "pipeline cross.",
+        *_sockets(plan, sites, width),
+    ]
+
+
+def _sockets(plan: "Plan", sites: tuple[str, ...], width: int) -> Iterator[str]:
+    """Lines on the sockets of each pair of sites that messages cross: what is in flight on a link, over its streams."""
+    round_trip = (*sites, sites[0]) if plan.layout.virtual > 1 else sites
+    for one, other in sorted({(min(pair), max(pair)) for pair in pairwise(round_trip) if pair[0] != pair[1]}):
+        link = plan.job.cluster.link(one, other) or plan.job.cluster.link(other, one)
+        assert link is not None, "neighbours have a link"
+        in_flight = link.bandwidth_bytes_per_s * 2 * link.latency_s
+        needed = _BUFFER_PER_BYTE * in_flight / width
+        sockets = 1
+        while needed / sockets > _MOST_BUFFER and sockets < _MOST_SOCKETS:
+            sockets *= 2
+        threads, size = min(sockets, _MOST_THREADS), max(131072, round(needed / sockets))
+        yield (
+            f"# {one} to {other}: {format_rate(link.bandwidth_bytes_per_s)} x {format_seconds(2 * link.latency_s)} "
+            f"round trip = {format_bytes(in_flight)} in flight, of {width} neighbours: NCCL_SOCKET_NTHREADS={threads} "
+            f"NCCL_NSOCKS_PERTHREAD={sockets // threads}, and on the hosts net.ipv4.tcp_rmem and tcp_wmem = "
+            f'"4096 131072 {size}".'
+        )
