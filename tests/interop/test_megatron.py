@@ -206,7 +206,8 @@ def test_options_come_with_what_a_launch_needs():
     assert "--max-position-embeddings 1024" in text
     assert text.splitlines()[:3] == [
         "# Environment: CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron-LM asks for before Blackwell.",
-        f"# Ranks by site: {found.sites[0]} 0-3, {found.sites[-1]} 4-7; number the machines so (node rank). Only neighbours in the pipeline cross.",
+        f"# Ranks by site: {found.sites[0]} 0-3, {found.sites[-1]} 4-7; number the machines so (node rank). "
+        "Only neighbours in the pipeline cross.",
         "# a to b: 400 Gbit/s x 100 ms round trip = 4.66 GiB in flight, of 2 neighbours: NCCL_SOCKET_NTHREADS=4 "
         'NCCL_NSOCKS_PERTHREAD=16, and on the hosts net.ipv4.tcp_rmem and tcp_wmem = "4096 131072 58593750".',
     ]
