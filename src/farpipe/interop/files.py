@@ -9,6 +9,7 @@ from farpipe.errors import InputError
 from farpipe.interop.hugging_face import read_deepspeed, read_model_config, read_trainer
 from farpipe.interop.megatron import read_script_of_megatron, read_tables_of_megatron
 from farpipe.interop.megatron_names import is_megatron
+from farpipe.interop.primus import is_primus, read_primus
 from farpipe.interop.settings import Draft, Setting
 from farpipe.interop.torchtitan import read_python_of_torchtitan, read_saved_torchtitan, read_torchtitan
 from farpipe.interop.torchtitan_python import is_python_of_torchtitan
@@ -50,6 +51,8 @@ def _read(text: str, path: Path, form: Form, known: dict[str, str]) -> Draft:
         return read_torchtitan(parse_toml(text, source), source)
     if path.suffix in (".json", ".yaml", ".yml"):
         data = parse_json(text, source) if path.suffix == ".json" else next(iter(yaml_documents(text, source)), None)
+        if isinstance(data, Mapping) and is_primus(data):
+            return read_primus(data, path, known)
         return _of_tables(data, source, form)
     if path.suffix == ".py" and form in ("auto", "torchtitan") and is_python_of_torchtitan(text):
         return read_python_of_torchtitan(text, source, known.get("config"))
