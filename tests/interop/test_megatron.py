@@ -310,6 +310,60 @@ def test_a_configuration_of_nemo_is_read_with_its_references():
     assert draft.not_understood == ["trainer.accumulate_grad_batches: 1"]
 
 
+# Keys and values of the ConfigContainer that Megatron-Bridge 0.1 printed of Llama-3.2-1B into a log, a few of them.
+BRIDGE = """
+_target_: megatron.bridge.training.config.ConfigContainer
+dataset: {_target_: megatron.bridge.training.config.GPTDatasetConfig, sequence_length: 1024, mock: true}
+ddp: {overlap_grad_reduce: true, overlap_param_gather: true, grad_reduce_in_fp32: true, use_distributed_optimizer: true}
+mixed_precision: {bf16: true, fp8: null, params_dtype: {_call_: false, _target_: torch.bfloat16}}
+model:
+  activation_func: {_call_: false, _target_: torch.nn.functional.silu}
+  add_bias_linear: false
+  ffn_hidden_size: 8192
+  fp8: null
+  gated_linear_unit: true
+  hidden_size: 2048
+  kv_channels: 64
+  normalization: RMSNorm
+  num_attention_heads: 32
+  num_layers: 16
+  num_moe_experts: null
+  num_query_groups: 8
+  pipeline_model_parallel_size: 1
+  position_embedding_type: rope
+  recompute_granularity: null
+  recompute_modules: [core_attn]
+  rotary_base: 500000.0
+  seq_length: 131072
+  share_embeddings_and_output_weights: true
+  tensor_model_parallel_size: 1
+  vocab_size: 128256
+optimizer: {lr: 0.0003, weight_decay: 0.1, overlap_param_gather: false, adam_beta2: 0.95}
+train: {global_batch_size: 512, micro_batch_size: 1, train_iters: 10}
+"""
+
+
+def test_what_megatron_bridge_dumps_is_read():
+    """Sequences are as long as the data's, not as the longest of the model; modules without a granularity are none."""
+    draft = read_tables_of_megatron(yaml.safe_load(BRIDGE), "bridge.yaml", "NeMo")
+    draft.settle()
+    model, training = (tables(draft)[name] for name in ("model", "training"))
+    assert draft.missing() == []
+    assert (training["sequence_length"], training["global_batch"], training["recompute"]) == (1024, 512, "none")
+    assert (training["overlap"], training["zero"], training["precision"]) == (True, 1, "bf16")
+    assert "matmul" not in training
+    assert "grad_reduce_in_fp32" not in training
+    narrow = yaml.safe_load(BRIDGE.replace("grad_reduce_in_fp32: true", "grad_reduce_in_fp32: false"))
+    assert tables(read_tables_of_megatron(narrow, "bridge.yaml"))["training"]["grad_reduce_in_fp32"] is False
+    assert (model["num_kv_heads"], model["gated_mlp"], model["tied_embeddings"], model["head_dim"]) == (
+        8,
+        True,
+        True,
+        64,
+    )
+    assert draft.not_understood == []
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -284,6 +284,9 @@ def _latent_attention(settings: Settings, draft: Draft) -> None:
 
 def _training(settings: Settings, draft: Draft) -> None:
     draft.copy(settings, "training", _TRAINING)
+    length = settings.take("sequence_length", as_count)
+    if length and length != draft.value("training", "sequence_length"):  # Megatron-Bridge: the model's is its longest
+        draft.put("training", "sequence_length", length, settings.origin("sequence_length"))
     clip = settings.take("clip_grad", float, default=1.0)
     draft.put("training", "clip_norm", clip or "none", settings.origin("clip_grad"))
     both = settings.take("betas", lambda value: [float(value[0]), float(value[1])], default=[0.9, 0.999])
@@ -351,8 +354,9 @@ def _precision(settings: Settings, draft: Draft) -> None:
         origin = settings.origin("cpu_offloading_num_layers")
         draft.put("training", "cpu_offloading_num_layers", offloaded, origin)
     settings.flag("accumulate_allreduce_grads_in_fp32")
-    if settings.flag("grad_reduce_in_bf16") or settings.take("grad_sync_dtype", str, "") in ("bf16", "bfloat16"):
-        origin = settings.origin("grad_reduce_in_bf16", "grad_sync_dtype")
+    in_bf16 = settings.flag("grad_reduce_in_bf16") or settings.take("grad_sync_dtype", str, "") in ("bf16", "bfloat16")
+    if not settings.take("grad_reduce_in_fp32", as_flag, default=True) or in_bf16:
+        origin = settings.origin("grad_reduce_in_bf16", "grad_sync_dtype", "grad_reduce_in_fp32")
         draft.put("training", "grad_reduce_in_fp32", value=False, origin=origin)
 
 
