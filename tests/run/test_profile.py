@@ -77,7 +77,7 @@ def test_a_profile_beside_other_work_says_so_and_is_measured_for_longer():
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(busy.kill)
         begin_s = time.monotonic()
-        found = profile(model(768), TRAINING, "this machine", seconds=1.0)
+        found = profile(model(192), TRAINING, "this machine", seconds=1.0)
         assert time.monotonic() - begin_s > 3.0
     assert found.cpu_share < 0.9
     assert "had the CPU for" in "".join(tell_busy([found]))
