@@ -62,12 +62,14 @@ def test_a_profile_is_measured_by_several_processes_at_once(tmp_path):
     narrow = profile(model(32), TRAINING, "this machine", num_processes=2, seconds=0.5)
     assert wide.device == "this machine"
     assert wide.microbatch_size == 2
-    for kind in ("forward_s", "input_grad_s", "weight_grad_s"):
-        assert getattr(wide.layer, kind) > getattr(narrow.layer, kind)
-    assert wide.layer.forward_s > 3 * narrow.layer.forward_s
     assert 0 < wide.optimizer_s_per_param < 1e-6
     wide.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == wide
+    if (share := min(wide.cpu_share, narrow.cpu_share)) < 0.7:
+        pytest.skip(f"the processes had the CPU for {share:.0%} of the time: nothing follows from what they measured")
+    for kind in ("forward_s", "input_grad_s", "weight_grad_s"):
+        assert getattr(wide.layer, kind) > getattr(narrow.layer, kind)
+    assert wide.layer.forward_s > 3 * narrow.layer.forward_s
 
 
 @pytest.mark.slow
