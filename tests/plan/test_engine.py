@@ -1,11 +1,14 @@
 import json
 
 import pytest
+from rich.console import Console
 
+from farpipe.cli.shown import show_plan
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.plan.engine import TRAINABLE, plan_obstacle, within_engine
 from farpipe.spec import Lora
+from farpipe.spec.model import Experts
 from plan.jobs import TRAINING, job, site
 
 
@@ -62,6 +65,40 @@ def test_layers_of_tested_models_are_divided_by_plan_and_train_alike(of_transfor
 def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, kind, training, obstacle, change):
     plan = make_plan(of_transformers(kind, TRAINING.model_copy(update=training), tensor=2))
     assert plan_obstacle(plan) == (obstacle, change)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pins", "training", "obstacle", "change"),
+    [
+        ("llama", {"context": 2}, {}, "context = 2", "layout.context = 1"),
+        ("mixtral", {"expert": 2, "data": 2}, {}, "expert = 2", "layout.expert = 1"),
+        ("llama", {}, {"lora": Lora(rank=8)}, "training.lora", "a training of all weights, without training.lora"),
+        (
+            "llama",
+            {"context": 2},
+            {"lora": Lora(rank=8)},
+            "context = 2, training.lora",
+            "layout.context = 1, a training of all weights, without training.lora",
+        ),
+    ],
+)
+def test_what_no_model_is_trained_with_is_refused_by_plan_and_train_alike(
+    of_transformers, capsys, kind, pins, training, obstacle, change
+):
+    from farpipe.run.spec_of_plan import run_spec_of
+
+    request = of_transformers(kind, TRAINING.model_copy(update=training), tensor=1)
+    experts = Experts(num_experts=4, per_token=2, ffn_hidden=512) if kind == "mixtral" else None
+    model, layout = request.model.model_copy(update={"experts": experts}), request.layout.model_copy(update=pins)
+    request = request.model_copy(update={"model": model, "layout": layout})
+    assert within_engine(request)[0].layout == request.layout, "what the user has pinned stays"
+    plan = make_plan(request)
+    show_plan(plan, Console(width=300))
+    shown = capsys.readouterr().out
+    assert f"farpipe's engine can't run this plan yet ({obstacle}); with {change} in the job it can." in shown
+    with pytest.raises(InputError) as refused:
+        run_spec_of(plan, num_steps=1)
+    assert str(refused.value) == f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}"
 
 
 def test_shared_sequences_are_pinned_away_only_where_the_planner_could_choose_them():

@@ -1,24 +1,19 @@
-"""Trainings whose replicas at a site share weights by FSDP2 (ZeRO-2 and 3), in real processes: those of one replica."""
+"""Trainings whose replicas at a site share weights by FSDP2 (ZeRO-2 and 3), in real processes: those of one replica.
 
-import os
-import signal
-import time
+Replicas that are killed or stopped: test_faults_in_collectives.py.
+"""
 
 import pytest
 
-from farpipe.errors import RunError
 from farpipe.run.run import run
 from farpipe.runtime.checkpoint.export import export_to_hugging_face
 from farpipe.runtime.run_spec import TransportSettings
-from farpipe.runtime.site.end_hung import GRACE_S
 from farpipe.runtime.stages.self_check import one_thread
-from rank_processes import processes_of
 from trainings import losses, make_run, train
 
 pytestmark = pytest.mark.slow
 
 SITES, OTHERS = ("site0", "site1"), ("site2", "site3")
-OUTAGE_S = 5.0
 
 
 @pytest.fixture
@@ -26,7 +21,7 @@ def make(model, text_file):
     """`make(homes, zero=..., num_steps=...)`: a training of replicas at `homes`, the sites of each."""
 
     def training(homes=(SITES,), num_steps=4, **options):
-        fields = {"transport": TransportSettings(outage_s=OUTAGE_S, timeout_s=60), "emulate_links": False}
+        fields = {"transport": TransportSettings(timeout_s=60), "emulate_links": False}
         spec = make_run(
             text_file,
             model=model,
@@ -71,35 +66,3 @@ def test_a_checkpoint_of_shared_weights_is_read_by_one_replica_and_back(make, al
     assert_close(losses(tmp_path / "shared") + losses(tmp_path / "rest"), alone)
     assert_close(losses(tmp_path / "first") + losses(tmp_path / "again"), alone)
     assert export_to_hugging_face(tmp_path / "again", tmp_path / "exported") == 4
-
-
-def test_a_killed_process_ends_all_at_once_and_the_restart_is_bit_equal(make, tmp_path):
-    spec, killed_s, lasted_s = make((SITES,) * 2, zero=3, num_steps=6), [], []
-
-    def on_step(line):
-        if line["step"] >= 3 and not killed_s:
-            killed_s.append(time.monotonic())
-            os.kill(processes_of(tmp_path / "run")[1], signal.SIGKILL)
-
-    def on_restart(reason):
-        lasted_s.append(time.monotonic() - killed_s[0])
-        assert "rank 1 was killed by SIGKILL" in reason
-
-    run(spec, tmp_path / "run", on_step=on_step, max_restarts=1, on_restart=on_restart)
-    assert lasted_s[0] < 15
-    run(spec, tmp_path / "undisturbed")
-    assert losses(tmp_path / "run") == losses(tmp_path / "undisturbed")
-
-
-def test_a_stopped_process_ends_those_that_wait_for_it_inside_a_collective(make, tmp_path):
-    stopped_s = []
-
-    def on_step(line):
-        if line["step"] >= 1 and not stopped_s:
-            os.kill(processes_of(tmp_path / "run")[1], signal.SIGSTOP)
-            stopped_s.append(time.monotonic())
-
-    with pytest.raises(RunError, match=r"rank 1 \(site site0\) is lost: .*the limit is 5 s \(outage_s\)"):
-        run(make((SITES,) * 2, zero=3, num_steps=50), tmp_path / "run", on_step=on_step)
-    assert time.monotonic() - stopped_s[0] < OUTAGE_S + GRACE_S + 15
-    assert processes_of(tmp_path / "run") == {}

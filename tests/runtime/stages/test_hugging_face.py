@@ -13,6 +13,7 @@ from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.executor import Executor, stage_ranks
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
 from farpipe.runtime.stages.self_check import (
+    NUM_LAYERS,
     check_split,
     gradients,
     make_stages,
@@ -94,10 +95,37 @@ def test_a_slice_has_its_own_parameters_only_by_the_whole_models_names():
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2",
+        "gemma2",
+        "mistral",
+        "olmoe",
+        "phi3",
+        "gpt_neox",
+        "starcoder2",
+        "glm4_moe",
+        "gpt_oss",
+        "qwen3_next",
+        "smollm3",
+    ],
+)
+def test_further_classes_split_right(name):
+    check_split(AutoConfig.for_model(name))
+
+
+def test_a_model_of_few_layers_is_checked_with_as_many_as_others():
+    config = AutoConfig.for_model("qwen3", num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    assert shrunk(config).layer_types == ["full_attention"] * NUM_LAYERS
+    check_split(config)
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("opt", "OPTForCausalLM: can't be cut into stages: expected one list of 6 layers right under its base model"),
         ("bloom", "models of type 'bloom' can't be trained in stages: a small one, cut into three, breaks"),
+        ("falcon", "models of type 'falcon' can't be trained in stages: a small one, cut into three, breaks"),
     ],
 )
 def test_classes_that_do_not_split_are_refused(name, message):

@@ -82,7 +82,7 @@ def shrunk(config: PreTrainedConfig, num_twins: int = 1) -> PreTrainedConfig:
 def _kinds(by_layer: Sequence[Any]) -> list[Any]:
     """NUM_LAYERS of the entries: the first ones if they show all kinds, else all kinds in turn."""
     kinds = list(dict.fromkeys(by_layer))
-    if set(by_layer[:NUM_LAYERS]) == set(kinds):
+    if len(by_layer) >= NUM_LAYERS and set(by_layer[:NUM_LAYERS]) == set(kinds):
         return list(by_layer[:NUM_LAYERS])
     return [kinds[layer % len(kinds)] for layer in range(NUM_LAYERS)]
 
