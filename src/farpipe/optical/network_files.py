@@ -16,7 +16,7 @@ from farpipe.strict import parse_json, read_text
 
 Attributes = Mapping[str, Any]
 Position = tuple[Any, Any]
-FIBRE_KM_KEYS: Final = ("km", "length", "weight")
+FIBRE_KM_KEYS: Final = ("km", "length", "weight", "distance")
 """Keys of an edge's length in km of fibre, the first that is there."""
 _LONGITUDE, _LATITUDE = ("lon", "longitude", "x"), ("lat", "latitude", "y")
 _EARTH_KM: Final = 6371.0
