@@ -204,3 +204,41 @@ def test_arguments_of_the_trainer_name_their_model(tmp_path):
     own = draft_of_devices(read_draft([tmp_path / "own.yaml"]), 8)
     assert own.value("training", "microbatch_size") == 2
     assert own.not_understood == ["base_model: NousResearch/Nous-Yi: give its config.json too"]
+
+
+EARLY_TITAN = """
+[model]
+name = "llama3"
+flavor = "405B"
+norm_type = "rmsnorm"
+converters = "float8"
+[training]
+batch_size = 2
+seq_len = 8192
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+compile = true
+[experimental]
+context_parallel_degree = 1
+pipeline_parallel_degree = 2
+pipeline_parallel_split_points = "layers.63"
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_names_of_early_versions_of_torchtitan_count(tmp_path):
+    """As llama3_405b.toml of torchtitan in March 2025: its batch and degrees had been defaults, without a word."""
+    path = tmp_path / "llama3_405b.toml"
+    path.write_text(EARLY_TITAN)
+    draft = read_draft([path])
+    found = [draft.value("layout", key) for key in ("pipeline", "tensor", "context")]
+    assert found == [2, 8, 1]
+    assert draft.replica_batch.value == 2
+    assert draft.value("training", "matmul") == "fp8"
+    assert draft.value("training", "kernels") is None
+    assert draft.tables["layout"]["tensor"].origin == "training.tensor_parallel_degree"
+    assert draft.not_understood == [
+        "model.norm_type: rmsnorm",
+        "experimental.pipeline_parallel_split_points: layers.63",
+    ]

@@ -179,7 +179,10 @@ def _spans(plan: "Plan", mode: str) -> str:
 def expect_one_pipeline(plan: "Plan", framework: str) -> None:
     """InputError where the pipelines of the plan differ."""
     if len(set(plan.replicas)) > 1:
-        raise InputError(f"{framework} has no pipelines of unlike sites; plan with one site, or a pipeline over all")
+        raise InputError(
+            f"{framework} has no pipelines of unlike sites, and the plan has whole pipelines at each ({plan.where}); "
+            "plan with one site, or a pipeline over all (pipeline = N in the job's [layout])"
+        )
 
 
 def expect_all_trained(plan: "Plan", framework: str) -> None:

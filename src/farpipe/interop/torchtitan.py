@@ -41,7 +41,7 @@ _SCHEDULES: Final = {
 """farpipe's schedule, and the stages on a rank where nothing else says so."""
 _CONVERTERS: Final = {"float8": "fp8", "mx": "mxfp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 WITHOUT_EFFECT: Final = re.compile(
-    r"(job|profiling|metrics|checkpoint|validation|comm|compile|experimental|fault_tolerance|debug|memory_estimation)\."
+    r"(job|profiling|metrics|checkpoint|validation|comm|compile|fault_tolerance|debug|memory_estimation)\."
     r"|quantize\.|(model\.)?(hf_assets_path|tokenizer_path|print_after_conversion)|optimizer\.(eps|implementation|name)"
     r"|parallelism\.(spmd_backend|enable_fsdp_symm_mem|context_parallel_(load_balancer|ptrr_mask_key))"
     r"|lr_scheduler\.|training\.(dataset|dataset_path|seed|deterministic|gc_freq|gc_debug|disable_cuda_graphs)"
@@ -57,9 +57,33 @@ _TRAINING: Final[Plain] = {
 }
 
 
+EARLIER: Final = {
+    "training.batch_size": "training.local_batch_size",
+    "training.compile": "compile.enable",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    **{
+        f"training.{name}": f"parallelism.{name}"
+        for name in ("data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree")
+    },
+    **{
+        f"experimental.{name}": f"parallelism.{name}"
+        for name in (
+            "pipeline_parallel_degree",
+            "pipeline_parallel_schedule",
+            "context_parallel_degree",
+            "enable_async_tensor_parallel",
+        )
+    },
+}
+"""Names of 2024 and early 2025, in whose place their settings have those of later versions."""
+
+
 def read_torchtitan(data: Mapping[str, Any], source: str) -> Draft:
     """The job of a torchtitan TOML, already parsed."""
     settings = settings_by_path(data, source)
+    for earlier, name in EARLIER.items():
+        if earlier in settings.values:
+            settings.values.setdefault(name, settings.values.pop(earlier))
     draft = Draft(FORM)
     _layout(settings, draft)
     _model(settings, draft)
@@ -202,7 +226,7 @@ def _training(settings: Settings, draft: Draft) -> None:
         "fp32" if dtype == "float32" else "bf16",
         settings.origin("training.mixed_precision_param"),
     )
-    converters = settings.take("model.converters", list, default=[])
+    converters = settings.take("model.converters", lambda found: [found] if isinstance(found, str) else [*found], [])
     narrow = next((_CONVERTERS[part] for text in converters for part in text.split(".") if part in _CONVERTERS), None)
     draft.put("training", "matmul", narrow, settings.origin("model.converters"))
     unknown = [text for text in converters if not {*text.split(".")} & _CONVERTERS.keys()]
