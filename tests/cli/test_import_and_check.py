@@ -192,7 +192,7 @@ def test_what_is_missing_is_named_with_its_remedy(farpipe, tmp_path):
     (tmp_path / "x.sh").write_text("python pretrain.py --num-layers $N --hidden-size 64 --seq-length 8\n")
     done = farpipe("import", "x.sh")
     assert done.returncode == 3
-    assert "model.num_layers, model.num_heads, training.global_batch missing" in done.stderr
+    assert "model.num_layers, model.num_heads, training.global_batch, model.max_sequence_length missing" in done.stderr
     assert "$N is not set in the file (give it with --set NAME=VALUE)" in done.stderr
     assert farpipe("import", "x.sh", "--set", "N=2").returncode == 3
 

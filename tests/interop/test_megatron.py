@@ -256,12 +256,24 @@ def test_machines_without_tasks_each_are_those_of_the_batch_script():
     assert draft.num_devices.value == 64
 
 
+def test_learned_positions_without_rows_are_missing_with_the_flags_that_nobody_knows():
+    text = (
+        "torchrun pretrain.py --bogus-flag 3 --num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 512 "
+        "--micro-batch-size 1 --global-batch-size 8 --bf16"
+    )
+    draft = read_script_of_megatron(text, "x.sh")
+    draft.settle()
+    assert draft.missing() == ["model.max_sequence_length"]
+    assert draft.not_understood == ["--bogus-flag, line 1: 3"]
+
+
 def test_degrees_that_stand_in_variables_from_outside_are_asked_for():
     """As in examples/qwen3/run_mcore_qwen3.sh of alibaba/Pai-Megatron-Patch."""
     script = (
         "TP=${10}\nif [ $2 = 8B ]; then LAYERS=36; fi\n"
         "torchrun pretrain.py --num-layers $LAYERS --hidden-size 4096 --tensor-model-parallel-size ${TP} \\\n"
-        "  --num-attention-heads 32 --seq-length 4096 --global-batch-size 16 --bf16 ${load_option} --swiglu"
+        "  --num-attention-heads 32 --seq-length 4096 --global-batch-size 16 --bf16 ${load_option} --swiglu \\\n"
+        "  --max-position-embeddings 4096"
     )
     draft = read_script_of_megatron(script, "run.sh")
     draft.settle()

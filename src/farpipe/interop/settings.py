@@ -223,6 +223,8 @@ class Draft:
         """Keys that a job needs and nobody put."""
         tables = {"training"} if "preset" in self.tables["model"] else {*NEEDED}
         needed = [(table, key) for table, keys in NEEDED.items() if table in tables for key in keys]
+        if self.value("model", "positions") == "learned":
+            needed.append(("model", "max_sequence_length"))
         return [f"{table}.{key}" for table, key in needed if key not in self.tables[table]] + self.unreadable
 
     def site(self, device: str, num_devices: Setting | None = None, name: str = "site") -> DraftSite:

@@ -11,7 +11,6 @@ from farpipe.interop.shell_words import Token, Word, tokenize
 
 UNKNOWN: Final = "\ufffd"
 """Mark in a word of what the file does not say: ``\\ufffdNAME\\ufffd``."""
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?])(\[[@*0-9]+\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 _ARITHMETIC: Final = re.compile(r"[-+*/%() \d]+")
 _NUMERIC: Final = {"-eq": "__eq__", "-ne": "__ne__", "-gt": "__gt__", "-ge": "__ge__", "-lt": "__lt__", "-le": "__le__"}
