@@ -1,0 +1,188 @@
+"""Cost of stages over any module: per action, per step beside loops by hand, and at the start of a rank. Prints JSON.
+
+    python -m benchmarks.engine.module_stage
+
+CPU time of one thread, the least of REPEATS, interleaved. `actions`: the executor runs F, I and W of 64 microbatches on
+one rank with stages of no work (`no_op`), a module that scales its input as plain TorchStage (`plain`) and as
+ModuleStage (`module`), and what that module takes of autograd without a stage (`autograd`): microseconds per action.
+`steps`: four microbatches, milliseconds: F and B (`stage_b`) or F, I and W (`stage_iw`) of a Llama of transformers as
+ModuleStage, and a loop by hand over the same class with the same recomputation (`loop`); `own`: F, I and W of farpipe's
+decoder. Limits: a module costs at most 1.1 times a plain stage per action, F and B at most 1.02 times the loop.
+`start`: seconds until a new process has imported what a rank needs.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+REPEATS = 8
+SIZES = {"width 32, 2 layers, 16 tokens": (32, 2, 16), "width 256, 4 layers, 256 tokens": (256, 4, 256)}
+NUM_ACTIONS_OF = 64
+STARTS = {
+    "python": "",
+    "torch": "import torch",
+    "a rank": "import farpipe.run.rank_main",
+    "a rank, transformers": "import farpipe.run.rank_main, farpipe.runtime.stages.self_check",
+    "a rank, transformers, FSDP2": (
+        "import farpipe.run.rank_main, farpipe.runtime.site.self_check, farpipe.runtime.site.shared_weights"
+    ),
+}
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    rows = [steps(name, *size, recompute) for name, size in SIZES.items() for recompute in ("none", "full")]
+    print(json.dumps({"actions": actions(), "steps": rows, "start": [start(name) for name in STARTS]}))
+
+
+def least_s(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """The least CPU time of each, measured in turn."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(REPEATS):
+        for name, run in runs.items():
+            begin_s = time.process_time()
+            run()
+            found[name].append(time.process_time() - begin_s)
+    return {name: min(times[1:]) for name, times in found.items()}
+
+
+class Alone:
+    """The one rank of a pipeline."""
+
+    def __init__(self) -> None:
+        from farpipe.transport.clock import Clock
+
+        self.rank, self.clock = 0, Clock()
+
+
+def actions() -> dict[str, float]:
+    """Microseconds per action."""
+    import torch
+
+    from farpipe.runtime.executor import Executor
+    from farpipe.runtime.stage import SleepStage
+    from farpipe.step import Action, Problem, Rank, Schedule, Stage
+
+    one = Stage(rank=0, forward_s=0, input_grad_s=0, weight_grad_s=0)
+    problem = Problem(num_microbatches=NUM_ACTIONS_OF, ranks=(Rank(),), stages=(one,))
+    order = Schedule(NUM_ACTIONS_OF, (tuple(Action(0, kind, m) for m in range(NUM_ACTIONS_OF) for kind in "FIW"),))
+    stages = {"no_op": SleepStage(problem, 0), "plain": scaling("plain"), "module": scaling("module")}
+    executors = {name: Executor(order, {0: stage}, Alone()) for name, stage in stages.items()}
+    runs = {name: lambda executor=executor: executor.run(0) for name, executor in executors.items()}
+    scale, target = torch.nn.Parameter(torch.ones(())), torch.zeros(1, dtype=torch.int64)
+
+    def autograd() -> None:
+        for _ in range(NUM_ACTIONS_OF):
+            logits = torch.zeros(1, 2, requires_grad=True) * scale
+            torch.nn.functional.cross_entropy(logits, target, reduction="sum").backward()
+
+    seconds = least_s(runs | {"autograd": autograd})
+    return {name: round(1e6 * s / (3 * NUM_ACTIONS_OF), 1) for name, s in seconds.items()}
+
+
+def scaling(kind: str) -> Any:
+    """A whole model that only scales: the logits are zeros times its one parameter."""
+    import torch
+
+    from farpipe.runtime.data.batches import Batch
+    from farpipe.runtime.stage import Boundary, TorchStage
+    from farpipe.runtime.stages.deferred import WeightGradStore
+    from farpipe.runtime.stages.module_stage import ModuleSlice, ModuleStage
+    from farpipe.runtime.stages.slices import StageSlice
+
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+            self.part = part
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(1, 2, requires_grad=True) * self.scale
+
+    part, boundary = StageSlice(0, 1, True, True), Boundary((1, 1), torch.float32)
+    if kind == "module":
+        stage: Any = ModuleStage(ModuleSlice(Scale(), part), boundary)
+    else:
+        stage = TorchStage(Scale(), WeightGradStore(), boundary)  # type: ignore[arg-type]
+    tokens = torch.zeros(NUM_ACTIONS_OF, 1, dtype=torch.int64)
+    stage.begin_step(Batch(tokens, tokens))
+    return stage
+
+
+def steps(name: str, width: int, num_layers: int, tokens: int, recompute: str) -> dict[str, Any]:
+    """One row: milliseconds per step of four microbatches."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from farpipe.runtime.data.batches import Batch
+    from farpipe.runtime.make_stage import make_stage, numerics_of
+    from farpipe.runtime.stage import Boundary
+    from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
+    from farpipe.runtime.stages.module_stage import ModuleStage
+    from farpipe.runtime.stages.slices import StageSlice
+    from farpipe.spec import Model, Training
+
+    heads, ffn, part = max(4, width // 64), 3 * width, StageSlice(0, num_layers, True, True)
+    given = {"num_hidden_layers": num_layers, "num_attention_heads": heads, "num_key_value_heads": heads}
+    given |= {"hidden_size": width, "intermediate_size": ffn, "vocab_size": 512, "max_position_embeddings": tokens}
+    config, data = AutoConfig.for_model("llama", **given), torch.randint(512, (4, 1, tokens))
+    plain, cut = (AutoModelForCausalLM.from_config(config, dtype=torch.float32) for _ in range(2))
+    if recompute == "full":
+        plain.activation_checkpointing_enable()
+    plain.train()
+    boundary, batch = Boundary((1, tokens, width), torch.float32), Batch(data, data.roll(-1, -1))
+    stage = ModuleStage(HuggingFaceSlice(cut.eval(), part, recompute), boundary)
+    model = Model(
+        num_layers=num_layers, hidden=width, num_heads=heads, num_kv_heads=heads, ffn_hidden=ffn, vocab_size=512
+    )
+    training = Training(sequence_length=tokens, global_batch=4, microbatch_size=1, precision="fp32")
+    own = make_stage(model, training, part, numerics_of(training, recompute=recompute), "cpu")
+    for one in (stage, own):
+        one.begin_step(batch)
+    runs = {"loop": lambda: loop(plain, batch)}
+    runs |= {"stage_b": lambda: one_step(stage, split=False), "stage_iw": lambda: one_step(stage, split=True)}
+    seconds = least_s(runs | {"own": lambda: one_step(own, split=True)})
+    row = {"model": name, "recompute": recompute} | {key: round(1e3 * s, 2) for key, s in seconds.items()}
+    return row | {"of_the_loop": round(seconds["stage_b"] / seconds["loop"], 3)}
+
+
+def one_step(stage: Any, *, split: bool) -> None:
+    """Forward and backward of four microbatches."""
+    for microbatch in range(4):
+        stage.forward(microbatch, None)
+        if split:
+            stage.input_grad(microbatch, None)
+            stage.weight_grad(microbatch)
+        else:
+            stage.backward(microbatch, None)
+
+
+def loop(model: Any, batch: Any) -> None:
+    """The same by hand."""
+    from torch.nn.functional import cross_entropy
+
+    for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
+        logits = model(input_ids=tokens, use_cache=False).logits
+        total = cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")
+        (total / batch.num_target_tokens).backward()
+
+
+def start(name: str) -> dict[str, Any]:
+    """Seconds of CPU and wall time of a process that imports; the least of three."""
+    code = f"{STARTS[name]}\nimport os, time; print(sum(os.times()[:2]))"
+    times = []
+    for _ in range(3):
+        begin_s = time.monotonic()
+        out = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
+        times.append((float(out), time.monotonic() - begin_s))
+    cpu_s, wall_s = (min(column) for column in zip(*times, strict=True))
+    return {"imports": name, "cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2)}
+
+
+if __name__ == "__main__":
+    main()
