@@ -12,7 +12,7 @@ from farpipe.step import Rank
 from pipelines import pipeline
 from strategies import follows
 
-V_SHAPE = ("zbv", "v-half", "v-min", "wave")
+V_SHAPE = ("zbv", "zbv-late", "v-half", "v-min", "wave")
 
 
 def chained(problem, follows, chain_bytes=0.5):

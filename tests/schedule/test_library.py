@@ -10,7 +10,7 @@ from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transf
 from pipelines import pipeline
 
 ONE_STAGE_PER_RANK = ["gpipe", "1f1b", "eager", "geopipe", "zb-h1", "zb-h2", "zb-1p", "zb-2p"]
-V_SHAPE = ["gpipe", "zbv", "v-half", "v-min", "wave"]
+V_SHAPE = ["gpipe", "zbv", "zbv-late", "v-half", "v-min", "wave"]
 ROUND_ROBIN = ["gpipe", "bfs", "interleaved"]
 
 

@@ -31,7 +31,7 @@ COUNT = 8
 ACTION_S = 0.005
 FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 CPU = torch.device("cpu")
-ORDERS_IN_A_V = ("zbv", "v-half", "v-min", "wave")
+ORDERS_IN_A_V = ("zbv", "zbv-late", "v-half", "v-min", "wave")
 ORDERS_IN_TURN = ("interleaved", "bfs")
 squared = torch_pipelining.squared
 

@@ -14,7 +14,7 @@ from farpipe.simulate import Timeline, simulate
 from farpipe.step import Problem, Schedule, exceeds
 from farpipe.strict import nearest
 
-V_ORDERS: Final = ("zbv", "v-half", "v-min", "wave")
+V_ORDERS: Final = ("zbv", "zbv-late", "v-half", "v-min", "wave")
 """The named orders of two stages per rank in a V."""
 LIMITED_ORDERS: Final = ("zb-1p", "zb-2p", "wave")
 """The named orders that try fewer rules where nothing can be won."""
@@ -24,7 +24,7 @@ QUICK: Final = "quick"
 """Method that tries a few named orders, of which one is nearly always close to the best; not for users."""
 QUICK_ORDERS: Final = ("1f1b", "zb-1p", "zb-2p")
 """Orders of one stage per rank: least memory; zero bubble in one and two times that."""
-QUICK_V_ORDERS: Final = ("zbv", "v-half")
+QUICK_V_ORDERS: Final = ("zbv-late", "v-half")
 """The same of two in a V."""
 
 

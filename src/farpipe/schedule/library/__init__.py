@@ -16,7 +16,7 @@ from farpipe.schedule.library.interleaved import interleaved
 from farpipe.schedule.library.memory_limited import zb_1p, zb_2p
 from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.wave import wave
-from farpipe.schedule.library.zbv import zbv
+from farpipe.schedule.library.zbv import zbv, zbv_late
 from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
 from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
@@ -33,6 +33,7 @@ ORDERS: Final[dict[str, Callable[..., Schedule]]] = {
     "zb-1p": zb_1p,
     "zb-2p": zb_2p,
     "zbv": zbv,
+    "zbv-late": zbv_late,
     "v-half": v_half,
     "v-min": v_min,
     "wave": wave,

@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.schedule.library.list_scheduling import fill_weights, memory_headroom
-from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
+from farpipe.schedule.library.list_scheduling import fill_weights
+from farpipe.schedule.library.placement import require_v_shape
 from farpipe.step import KINDS, Problem, Schedule
 from farpipe.step.codes import encode
 
@@ -44,7 +44,7 @@ def v_min(problem: Problem) -> Schedule:
 def _repeat_block(problem: Problem, slopes: Slots, num_in_flight: int, method: str) -> Schedule:
     block = building_block(problem.num_ranks, slopes)
     passes = [_passes(block, stages, problem.num_microbatches) for stages in problem.stages_of_rank]
-    return fill_weights(problem, passes, memory_headroom(problem, num_in_flight * microbatch_bytes(problem)), method)
+    return fill_weights(problem, passes, method, most_held=2 * num_in_flight)
 
 
 @cache

@@ -35,8 +35,8 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
     """The F or I that the rank would do next: (start, kind, stage, whether something lacks memory)."""
     duration, taken, _, reserve, headroom = step
     backwards, needed, left_to_chains = sequence
-    done, arrival, free, used, last = state
-    strict, alternate, warm_up_fit, reserved, most = rules
+    done, arrival, free, used, last, held = state
+    strict, alternate, warm_up_fit, reserved, most, most_held = rules
     start, kind, stage, blocked = _NEVER, -1, -1, False
     best_key, best_seconds, best_is_first = _NEVER, 0.0, False
     for s in stages:
@@ -50,7 +50,7 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
             if k == I and j >= done[F, s]:
                 continue
             at = max(free[rank], arrival[k, s, j])
-            if k == F and count - done[W, s] >= most[s]:
+            if k == F and (count - done[W, s] >= most[s] or held[rank] >= most_held):
                 blocked, at = True, _NEVER
             spare = 0.0
             if k == F and not strict and j >= needed[done[I, s]]:
@@ -131,9 +131,9 @@ def play(  # type: ignore[no-untyped-def]
     arrival = np.full((2, num_stages, num_microbatches), _NEVER)
     arrival[F, 0] = 0.0
     free, used, idle = np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(num_ranks)
-    last, began = np.full(num_ranks, -1), np.full(num_ranks, -1.0)
+    last, held, began = np.full(num_ranks, -1), np.zeros(num_ranks, np.int64), np.full(num_ranks, -1.0)
     link_free = np.zeros(wires[3])
-    state = (done, arrival, free, used, last)
+    state = (done, arrival, free, used, last, held)
     left, longest_idle = np.zeros(num_ranks), 0.0
     for s in range(num_stages):
         left[rank_of_stage[s]] += duration[:, s].sum()
@@ -164,6 +164,7 @@ def play(  # type: ignore[no-untyped-def]
         left[rank] -= duration[kind, stage, j]
         consumer = -1
         used[rank] = level_after(used[rank], taken[stage, j, kind], freed[stage, j, kind])
+        held[rank] += int(kind == F) - int(kind == W)
         if kind != W:
             last[rank] = kind
             consumer = send(kind, stage, j, end, arrival, wires, link_free)

@@ -49,6 +49,8 @@ class Rules:
     """F and I exactly in the order of their keys; otherwise the key decides between those that can start."""
     most_in_flight: tuple[int, ...] = ()
     """Largest number of microbatches between F and W on every stage; none given: as many as memory holds."""
+    most_held: int = 0
+    """Largest number of microbatches between F and W in all stages of a rank, counted once a stage; 0: no limit."""
 
 
 def list_schedule(
@@ -92,22 +94,34 @@ def _best_of(problem: Problem, arguments: Arguments, key: Floats, rules: Sequenc
     return best
 
 
-def fill_weights(problem: Problem, passes: Sequence[Codes], headroom_bytes: Floats, method: str) -> Schedule:
+def fill_weights(
+    problem: Problem,
+    passes: Sequence[Codes],
+    method: str,
+    most_held: int | None = None,
+    wanted: float | Floats = np.inf,
+) -> Schedule:
     """The F and I of every rank in the order given, as codes, and W where there is time, or where memory calls for it.
 
-    A rank whose passes need more than its headroom gets that much, and `check` reports what is missing.
+    No rank holds more than `most_held` microbatches until their W, counted once a stage (of chains, those of the
+    longest), nor more bytes than so many take where every W follows its I at once; where no number is given, no more
+    than the `wanted` bytes. A rank whose passes need more gets that much, and `check` reports what is missing.
     """
     count = problem.num_microbatches
     if problem.chains.any:
         begin = np.cumsum([0, *(codes.size for codes in passes)])
         ranks = Schedule.from_codes(count, np.concatenate(passes), begin, method).ranks
         passes = [Schedule(count, [order]).codes for order in chained_ranks(problem, ranks)]
-    tables = need_tables(problem)
-    headroom_bytes = np.maximum(headroom_bytes, [_least_bytes(codes, *tables) for codes in passes])
+    held = np.array([np.cumsum(np.where(kind_of(codes) == F, 1, -1)).max() for codes in passes])
+    if most_held is not None:
+        most_held = max(most_held * int(problem.chains.lengths.max()), int(held.max()))
+    least_bytes = np.array([_least_bytes(codes, *need_tables(problem)) for codes in passes])
+    wanted = wanted if most_held is None else least_bytes * most_held / held
+    headroom_bytes = np.maximum(memory_headroom(problem, wanted), least_bytes)
     key = np.zeros((2, problem.num_stages, count))
     for codes in passes:
         key[kind_of(codes), *cell_of(codes, count)] = np.arange(codes.size)
-    rules = (Rules(strict=True), Rules(strict=True, weight_fit=0.5))
+    rules = [Rules(strict=True, weight_fit=fit, most_held=most_held or 0) for fit in (1.0, 0.5)]
     return list_schedule(problem, key, headroom_bytes, rules, method)
 
 
@@ -167,7 +181,8 @@ def _play(problem: Problem, arguments: Arguments, key: Floats, rules: Rules, lim
 
     codes = np.empty(_num_actions(problem), np.int64)
     most = np.array(rules.most_in_flight or (problem.num_microbatches + 1,) * problem.num_stages, np.int64)
-    choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve), most)
+    most_held = rules.most_held or problem.num_stages * problem.num_microbatches
+    choice = (rules.strict, rules.alternate, float(rules.warm_up_fit), float(rules.reserve), most, most_held)
     kernel: Any = list_kernel.play
     count, *seconds = kernel(*arguments, key, choice, float(rules.weight_fit), codes, limit_s * (1 + 1e-8))
     makespan, longest = (float(f"{s:.9g}") for s in seconds)

@@ -1,13 +1,13 @@
 """ZBV: zero bubble in the memory of 1F1B, two stages per rank in a V (Qi et al., arXiv 2401.10241).
 
 With F = I = W, no delay and 2p - 1 microbatches or more, no rank waits between its first and its last action, and none
-holds more than p microbatches.
+holds more than p microbatches: 2p of its two stages, whatever these take (a head's activations count no more).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.schedule.library.list_scheduling import fill_weights, memory_headroom
+from farpipe.schedule.library.list_scheduling import fill_weights
 from farpipe.schedule.library.placement import microbatch_bytes, require_v_shape
 from farpipe.step import Problem, Schedule
 from farpipe.step.codes import NUM_KINDS, F, I, encode
@@ -15,11 +15,20 @@ from farpipe.step.codes import NUM_KINDS, F, I, encode
 
 def zbv(problem: Problem) -> Schedule:
     """F and I by the handcrafted pattern, W where there is time."""
-    ranks = require_v_shape(problem, "zbv")
+    return fill_weights(problem, _pattern(problem, "zbv"), "zbv", most_held=2 * problem.num_ranks)
+
+
+def zbv_late(problem: Problem) -> Schedule:
+    """ZBV whose W wait until the bytes of p microbatches are in use: beside a heavy head more, for less waiting."""
+    wanted = problem.num_ranks * microbatch_bytes(problem)
+    return fill_weights(problem, _pattern(problem, "zbv-late"), "zbv-late", wanted=wanted)
+
+
+def _pattern(problem: Problem, method: str) -> list[NDArray[np.int64]]:
+    """F and I of every rank."""
+    ranks = require_v_shape(problem, method)
     position_of = {rank: position for position, rank in enumerate(ranks)}
-    passes = [_passes(position_of[rank], len(ranks), problem.num_microbatches) for rank in range(len(ranks))]
-    headroom = memory_headroom(problem, len(ranks) * microbatch_bytes(problem))
-    return fill_weights(problem, passes, headroom, "zbv")
+    return [_passes(position_of[rank], len(ranks), problem.num_microbatches) for rank in range(len(ranks))]
 
 
 def _passes(position: int, num_ranks: int, num_microbatches: int) -> NDArray[np.int64]:
