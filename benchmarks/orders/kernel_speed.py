@@ -21,7 +21,7 @@ from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.simulate.simulate import play
 from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
-from farpipe.step.lowering import lower
+from farpipe.step.arrays import step_arrays
 
 LOAD = """
 import time; begin = time.perf_counter()
@@ -68,7 +68,7 @@ def actions_per_second(num_ranks: int, num_microbatches: int, *, shared: bool, r
     """The best of `repeats`; `shared` treats every link as if several ranks fed it."""
     problem, schedule = _split_1f1b(num_ranks, num_microbatches)
     codes, begin = schedule.codes, schedule.begin
-    arrays = lower(problem)
+    arrays = step_arrays(problem)
     arrays = dataclasses.replace(arrays, shared=np.full_like(arrays.shared, shared))
     play(arrays, codes, begin)
     times = []

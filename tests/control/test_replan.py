@@ -88,9 +88,9 @@ def test_all_ranks_take_an_order_after_the_same_step():
             if watch is not None:
                 watch.on_timeline(step, None)
             orders = []
-            replanning.give(step, lambda at, order, orders=orders: orders.append(order))
+            replanning.before_exchange(step, lambda at, order, orders=orders: orders.append(order))
             told = peers.exchange(f"step {step}", b"".join(orders), waiting_for="the end of the step")
-            schedule = replanning.take(step, {REPLAN} & {told[0]})
+            schedule = replanning.after_exchange(step, {REPLAN} & {told[0]})
             taken += [(step, schedule.method)] if schedule is not None else []
         return taken
 

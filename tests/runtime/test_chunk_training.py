@@ -45,9 +45,9 @@ def trained(run, parameters=torch.float64):
                 learning.stage_done,
                 learning.stage_begins,
             )
-            reports.append(run_step(step, 0, learning, executor, peers, plans.give))
+            reports.append(run_step(step, 0, learning, executor, peers, plans.before_exchange))
             if step + 1 < run.num_steps:
-                plan = plans.take(step + 1)
+                plan = plans.after_exchange(step + 1)
         learning.complete_weights(run.num_steps - 1)
         return reports, learning
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from attempts import assert_most_of_five
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.executor import Executor, lower, received, stage_ranks
+from farpipe.runtime.executor import Executor, instructions, received, stage_ranks
 from farpipe.runtime.stage import SleepStage
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.schedule.library import ORDERS, order
@@ -162,7 +162,7 @@ def test_a_stage_is_told_to_begin_before_its_first_and_to_end_after_its_last_act
 
 def test_messages_follow_from_the_order():
     schedule = Schedule.from_text(["0F0 0F1 0B0 0B1 3F0", "1F0 2F0 2I0 1B0"], 2)
-    program = lower(schedule, 1)
+    program = instructions(schedule, 1)
     assert [(item.source, item.target) for item in program] == [(0, 1), (1, 0), (0, 1), (1, 0)]
     assert [str(item.action) for item in received(program, 1)] == ["1F0", "2I0"]
     assert program[2].waiting_for == "the gradient of microbatch 0 from stage 3 for 2I0"

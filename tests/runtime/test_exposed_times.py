@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from farpipe.runtime.executor import StepEvents, lower, message_table, received
+from farpipe.runtime.executor import StepEvents, instructions, message_table, received
 from farpipe.runtime.figures.step_report import Assembler, StepReport, step_metrics
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
@@ -38,7 +38,7 @@ def report_of(rank, predicted):
     known = {(int(m["kind"]), int(m["stage"]), int(m["microbatch"])): m for m in predicted.messages}
     needed = [
         known[MESSAGE_KINDS.index(item.direction), item.producer, item.action.microbatch]
-        for item in received(lower(SCHEDULE, rank), rank)
+        for item in received(instructions(SCHEDULE, rank), rank)
     ]
     times = [[round(m[name] * 1e9) for name in ("ready_s", "start_s", "end_s", "arrival_s")] for m in needed]
     messages = message_table([(*row, int(m["bytes"])) for row, m in zip(times, needed, strict=True)])

@@ -7,7 +7,7 @@ from farpipe.simulate import simulate
 from farpipe.simulate.slack import data_with_slack, slack
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import KINDS, Hop, Link, Problem, Rank, Schedule, Stage, Transfer
-from farpipe.step.lowering import lower
+from farpipe.step.arrays import step_arrays
 from strategies import POSITIVE_SECONDS, problems_with_schedules
 
 FIGURES = {"F": "forward_s", "I": "input_grad_s", "W": "weight_grad_s", "B": "weight_grad_s"}
@@ -28,7 +28,7 @@ def longer(problem, action, seconds):
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_an_action_may_be_late_by_its_slack_and_by_no_more(pair, data):
     problem, schedule = pair
-    assume(not lower(problem).shared.any())  # there the sequence on the link may change
+    assume(not step_arrays(problem).shared.any())  # there the sequence on the link may change
     assume(not problem.traffic.opens_s.any())
     timeline = simulate(problem, schedule)
     found = slack(timeline)

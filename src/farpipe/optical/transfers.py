@@ -16,7 +16,7 @@ from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Order
 from farpipe.optical.policies import POLICIES, AssignmentPolicy
 from farpipe.schedule import check
 from farpipe.simulate import Timeline, timeline_of
-from farpipe.step import Link, Problem, Schedule, lower
+from farpipe.step import Link, Problem, Schedule, step_arrays
 
 MAX_BLOCKS: Final = 4
 """Light paths of one message side by side, at most."""
@@ -86,7 +86,7 @@ class LightTraining:
 
     def orders(self, places: dict[tuple[str, str], int]) -> Orders:
         """The arrays that the kernel reads; `places` are the pairs' places in the table of paths."""
-        arrays = lower(self.problem)
+        arrays = step_arrays(self.problem)
         codes, begin = self.schedule.codes, self.schedule.begin
         stages = self.problem.num_stages
         kinds = [AT_ONCE if ends is None else places[ends] for ends in self.hops]
@@ -218,7 +218,9 @@ class Step:
         problem, out = self.training.over_light, self.out
         shape = (3, 2, problem.num_stages, problem.num_microbatches)
         message_s = np.reshape((out.start_s, out.end_s, out.arrival_s), shape) - self.begin_s
-        return timeline_of(problem, lower(problem), self.training.schedule, out.action_s - self.begin_s, message_s)
+        return timeline_of(
+            problem, step_arrays(problem), self.training.schedule, out.action_s - self.begin_s, message_s
+        )
 
 
 _UNKNOWN: Final = Link(latency_s=0.0, bandwidth_bytes_per_s=BYTES_PER_GBIT)

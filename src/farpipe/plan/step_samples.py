@@ -17,7 +17,7 @@ from farpipe.plan.plan import Plan, Spread
 from farpipe.simulate import makespans_s, simulate
 from farpipe.spec import Job
 from farpipe.step import Collectives, Messages, Problem, Schedule
-from farpipe.step.lowering import StepArrays, lower
+from farpipe.step.arrays import StepArrays, step_arrays
 
 Floats = NDArray[np.float64]
 Lateness = dict[tuple[int, ...], Floats]
@@ -55,7 +55,7 @@ class StepSamples:
 
     @cached_property
     def _step(self) -> StepArrays:
-        return lower(self.problem)
+        return step_arrays(self.problem)
 
     def spread(self, schedule: Schedule, overhead_s: float) -> Spread:
         """The distribution of the step under `schedule`."""

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
-from farpipe.runtime.executor import NOBODY, lower
+from farpipe.runtime.executor import NOBODY, instructions
 from farpipe.runtime.run_spec import RunSpec, collectives_of
 from farpipe.transport import ChannelKind, Transport
 
@@ -45,7 +45,7 @@ def _between_stages(run: RunSpec) -> Iterator[Route]:
     places = run.places
     for process in range(places.num_processes):
         rank, *replica_and_twin = places.of(process)
-        for item in lower(run.schedule, rank):
+        for item in instructions(run.schedule, rank):
             if item.target not in (NOBODY, rank):
                 yield process, places.process(item.target, *replica_and_twin), item.direction
 

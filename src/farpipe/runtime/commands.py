@@ -34,8 +34,8 @@ class Commands:
         self._peers, self._stop, self._every_s = peers, stop, every_s
         self._last_s = time.monotonic()
 
-    def give(self, step: int) -> None:
-        """Ask for what this rank wants, before the exchange that ends `step`."""
+    def before_exchange(self, step: int) -> None:
+        """Ask for what this rank wants, ahead of the exchange that ends `step`."""
         if self._stop():
             self.ask(step, STOP)
         if self._every_s and self._peers.rank == 0 and time.monotonic() > self._last_s + self._every_s:
@@ -46,8 +46,8 @@ class Commands:
         for rank in range(self._peers.world_size):
             self._peers.post(rank, f"commands {step}", command)
 
-    def take(self, step: int) -> set[bytes]:
-        """The commands that were asked for, the same on all ranks; after that exchange."""
+    def after_exchange(self, step: int) -> set[bytes]:
+        """The commands that were asked for, the same on all ranks."""
         return {command for _, command in self._peers.poll(f"commands {step}")}
 
     def checkpoint_begun(self) -> None:
@@ -77,7 +77,7 @@ MakeWatch = Callable[[RunSpec, Path, int], Watch]
 
 
 class Replanning:
-    """Every rank's part in going over to another order while the run goes on."""
+    """Every rank's part in switching to another order while the run goes on."""
 
     def __init__(self, peers: Peers, watch: Watch | None) -> None:
         """`watch`: on rank 0."""
@@ -88,14 +88,14 @@ class Replanning:
         """The order to begin with, if it is not the plan's; on all ranks, before the first step."""
         return self._send("the first order", None if self._watch is None else self._watch.first_order)
 
-    def give(self, step: int, ask: Callable[[int, bytes], None]) -> None:
-        """Ask for a new order, before the exchange that ends `step`."""
+    def before_exchange(self, step: int, ask: Callable[[int, bytes], None]) -> None:
+        """Ask for a new order, ahead of the exchange that ends `step`."""
         if self._watch is not None and not self._watch.proposals.empty():
             self._next = self._watch.proposals.get()
             ask(step, REPLAN)
 
-    def take(self, step: int, commands: set[bytes]) -> Schedule | None:
-        """The order of the next step, if it is another; after that exchange."""
+    def after_exchange(self, step: int, commands: set[bytes]) -> Schedule | None:
+        """The order of the next step, if it is another."""
         if REPLAN not in commands:
             return None
         schedule = self._send(f"the order after step {step}", self._next)

@@ -51,13 +51,13 @@ def stage_ranks(schedule: Schedule) -> list[int]:
     return [ranks[stage] for stage in range(len(ranks))]
 
 
-def lower(schedule: Schedule, rank: int) -> tuple[Instruction, ...]:
+def instructions(schedule: Schedule, rank: int) -> tuple[Instruction, ...]:
     """The order of `rank` with the messages that follow from it."""
     ranks = stage_ranks(schedule)
-    return tuple(_lower_action(action, ranks) for action in schedule.ranks[rank])
+    return tuple(_instruction(action, ranks) for action in schedule.ranks[rank])
 
 
-def _lower_action(action: Action, ranks: Sequence[int]) -> Instruction:
+def _instruction(action: Action, ranks: Sequence[int]) -> Instruction:
     """Return the instruction of `action`: inputs and receivers by `farpipe.step`'s rules, here with their ranks."""
     need, target = awaited(action, len(ranks)), handed_to(action, len(ranks))
     what = "activation" if action.kind == "F" else "gradient"
@@ -111,7 +111,7 @@ class Executor:
         """
         self.rank, self.peers, self._stage_done, self._stage_begins = peers.rank, peers, stage_done, stage_begins
         self._stamps = stamps or HostStamps(peers.clock)
-        self.program = lower(schedule, peers.rank)
+        self.program = instructions(schedule, peers.rank)
         last = {item.action.stage: item for item in self.program}
         first = {item.action.stage: item for item in reversed(self.program)}
         self._calls = [

@@ -51,7 +51,11 @@ class TensorMessage(NamedTuple):
 
 
 class Messenger(Protocol):
-    """Tensors to and from other ranks."""
+    """Tensors to and from other ranks.
+
+    Those of a training are one around the other, each there only where it is needed: Staging (tensors on a GPU),
+    NarrowMessenger (`wire_type`), PipelinePeers (ranks to processes), TensorPeers (over a Transport).
+    """
 
     @property
     def rank(self) -> int:

@@ -92,13 +92,13 @@ class StepPlans:
         self._send(step, patient=True)
         return self._received(f"step {step}")
 
-    def give(self, step: int) -> None:
+    def before_exchange(self, step: int) -> None:
         """Send all the plan of the step after `step`, ahead of the exchange that ends `step`."""
         if step + 1 < self._run.num_steps:
             self._send(step + 1, patient=False)
 
-    def take(self, step: int) -> StepPlan:
-        """The plan of `step`, after the exchange that ended the step before; InfeasibleError where there is none."""
+    def after_exchange(self, step: int) -> StepPlan:
+        """The plan of `step`, which the exchange that ended the step before brought; InfeasibleError: there is none."""
         return self._received(f"step {step}")
 
     def _send(self, step: int, *, patient: bool) -> None:

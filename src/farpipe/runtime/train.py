@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -144,17 +145,15 @@ class _Loop:
     def run(self, first_step: int) -> None:
         """All steps from `first_step` on, and the last checkpoint."""
         self._num_done, self._record_every = first_step, record_every(self._run)
-        self._go_over(first_step, None if self._replanning is None else self._replanning.first())
+        if self._replanning is not None:
+            self._switch_to(first_step, self._replanning.first())
         if self._plans is not None:
             self._take_plan(first_step, self._plans.first(first_step))
         begin_ns = self._peers.clock.now_ns()
         for step in range(first_step, self._run.num_steps):
             self._change_links(step)
-            report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._give)
-            commands = self._commands.take(step)
-            self._go_over(step + 1, None if self._replanning is None else self._replanning.take(step, commands))
-            if self._plans is not None and step + 1 < self._run.num_steps:
-                self._take_plan(step + 1, self._plans.take(step + 1))
+            report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._before_exchange)
+            commands = self._after_exchange(step)
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
             begin_ns = self._peers.clock.now_ns()
@@ -163,7 +162,7 @@ class _Loop:
             if STOP in commands and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
-        self._insist_on_the_last_checkpoint()
+        self._expect_last_checkpoint()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
             self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
@@ -181,16 +180,25 @@ class _Loop:
                 rate = self._run.rate_of(change.bandwidth_bytes_per_s)
                 transport.change_link(change.link, LinkShape(change.latency_s, rate))
 
-    def _give(self, step: int) -> None:
-        """Ask all for what this rank wants, ahead of the exchange that ends the step."""
-        self._commands.give(step)
+    def _before_exchange(self, step: int) -> None:
+        """Send all what they have to know when the exchange that ends `step` is over."""
+        self._commands.before_exchange(step)
         if self._replanning is not None:
-            self._replanning.give(step, self._commands.ask)
+            self._replanning.before_exchange(step, self._commands.ask)
         if self._plans is not None:
-            self._plans.give(step)
+            self._plans.before_exchange(step)
 
-    def _go_over(self, step: int, schedule: Schedule | None) -> None:
-        """Change to another order of actions from `step` on, as all ranks do; None: keep the present one."""
+    def _after_exchange(self, step: int) -> set[bytes]:
+        """Commands that came with the exchange that ended `step`; the next step gets its order and its plan."""
+        commands = self._commands.after_exchange(step)
+        if self._replanning is not None:
+            self._switch_to(step + 1, self._replanning.after_exchange(step, commands))
+        if self._plans is not None and step + 1 < self._run.num_steps:
+            self._take_plan(step + 1, self._plans.after_exchange(step + 1))
+        return commands
+
+    def _switch_to(self, step: int, schedule: Schedule | None) -> None:
+        """Take another order of actions from `step` on, as all ranks do; None: keep the present one."""
         if schedule is None:
             return
         self._executor = self._executor_of(schedule)
@@ -209,7 +217,8 @@ class _Loop:
     def _post(self, report: StepReport, **further: float) -> None:
         events = tuple(event.to_data() for event in self._peers.take_events())
         held = {"held_bytes": self._work.held_bytes} if isinstance(self._work, ChunkTrainer) else {}
-        figures = memory(self._run.device) | held | ({"cpu_share": math.nan} if self._run.device != "cpu" else {})
+        unknown = {"cpu_share": math.nan} if self._run.device != "cpu" else {}
+        figures = memory_figures(self._run.device) | held | unknown
         report = dataclasses.replace(report, **further, **figures, link_events=events)  # type: ignore[arg-type]
         if not is_recorded(report.step, self._record_every, self._run.num_steps):
             report = report.without_record()
@@ -234,9 +243,9 @@ class _Loop:
                 self._commands.checkpoint_begun()
         self.warn(problems := self._checkpointer.collect())
         if problems and self._checkpointer.never_succeeds:  # better now than after days that would be lost
-            raise RunError(f"{problems[-1]}; it is not the first that failed, and {_words(self._checkpointer)}")
+            raise RunError(f"{problems[-1]}; it is not the first that failed, and {self._newest}")
 
-    def _insist_on_the_last_checkpoint(self) -> None:
+    def _expect_last_checkpoint(self) -> None:
         """RunError where the checkpoint of all steps, which the training was for, has failed."""
         num_steps = self._run.num_steps
         if (failure := self._checkpointer.failure(num_steps)) is None:
@@ -245,7 +254,7 @@ class _Loop:
             self._recorder.drain(num_steps)
         raise RunError(
             f"all {num_steps} steps are done, but their checkpoint can't be written: {failure}; "
-            f"{_words(self._checkpointer)}; make room and start the run again"
+            f"{self._newest}; make room and start the run again"
         )
 
     def _leave(self, num_steps: int) -> None:
@@ -256,7 +265,7 @@ class _Loop:
         if not self._checkpointer.keep:
             raise RunInterruptedError(f"{after}; there is no checkpoint to go on from")
         if failure := self._checkpointer.failure(num_steps):
-            raise RunError(f"{after}, but {failure}; {_words(self._checkpointer)}")
+            raise RunError(f"{after}, but {failure}; {self._newest}")
         raise RunStoppedError(f"{after}; {self._checkpointer.newest} is written, start the run again to go on")
 
     def end_diverged(self) -> str:
@@ -269,8 +278,14 @@ class _Loop:
             self._record_all()
         except (RunError, OSError) as error:
             self._peers.abort(str(error))  # the others may be waiting for this rank
-            return f"{error}; {_words(self._checkpointer)}"
-        return _words(self._checkpointer)
+            return f"{error}; {self._newest}"
+        return self._newest
+
+    @property
+    def _newest(self) -> str:
+        """The newest good checkpoint, in words."""
+        newest = self._checkpointer.newest
+        return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
 
     def _record_all(self) -> None:
         """Write the figures of every step, for which rank 0 asks all clocks, before all ranks leave early."""
@@ -310,12 +325,7 @@ def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
     return NarrowMessenger(pipeline, run.places.replicas[run.places.of(peers.rank).replica], run.training.wire_type)
 
 
-def _words(checkpointer: Checkpointer) -> str:
-    newest = checkpointer.newest
-    return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
-
-
-def memory(device: str) -> dict[str, int]:
+def memory_figures(device: str) -> dict[str, int]:
     """Return this process's memory: of the machine's now, of the GPU's at most so far."""
     resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     cuda_peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else 0
@@ -343,6 +353,16 @@ def run_step(
     return StepReport(step, begin_ns, end_ns, work.loss, grad_norm, events, sync, cpu_share=share, link_bytes=sent)
 
 
+_AGREEMENTS: Final = (
+    ("farpipe", "versions of farpipe", "install the same one on every site"),
+    ("torch", "versions of torch", "install the same one on every site"),
+    ("transformers", "versions of transformers", "install the same one on every site"),
+    ("run", "run.json files", "copy the run directory of one site to the others"),
+    ("data", "training texts", "copy data.source to every site (for stdlib: the same version of Python)"),
+)
+"""Key of what has to agree, its words, and the hint where it does not."""
+
+
 def agree(run: RunSpec, work: Work, peers: Peers) -> str:
     """Compare what all ranks are about to run; all of them see the same differences and stop.
 
@@ -362,12 +382,3 @@ def agree(run: RunSpec, work: Work, peers: Peers) -> str:
         if other is not None:
             raise InputError(f"ranks {first} and {other} have different {what}; {hint}")
     return next((str(answer["data"]) for answer in found if answer["data"]), "")
-
-
-_AGREEMENTS = (
-    ("farpipe", "versions of farpipe", "install the same one on every site"),
-    ("torch", "versions of torch", "install the same one on every site"),
-    ("transformers", "versions of transformers", "install the same one on every site"),
-    ("run", "run.json files", "copy the run directory of one site to the others"),
-    ("data", "training texts", "copy data.source to every site (for stdlib: the same version of Python)"),
-)

@@ -16,9 +16,9 @@ import numpy as np
 
 from farpipe.search.step import SearchStep, Ticks, choose_ticks, durations_s, fits_memory
 from farpipe.step import BACKWARD, FORWARD, num_fitting
+from farpipe.step.arrays import Ints
 from farpipe.step.chains import NOBODY
 from farpipe.step.codes import B, F, I, W, cell_of, encode, kind_of, next_stage
-from farpipe.step.lowering import Ints
 from farpipe.step.player import CodedSchedule, Player
 
 _MEMORY_UNITS: Final = 1_000_000

@@ -8,8 +8,8 @@ import numpy as np
 
 from farpipe.search.step import SearchStep, fits_memory
 from farpipe.step import BACKWARD, FORWARD, Action, Problem, Schedule, hiding_forwards, need_tables
+from farpipe.step.arrays import Floats, Ints
 from farpipe.step.codes import NUM_KINDS, B, I
-from farpipe.step.lowering import Floats, Ints
 from farpipe.step.player import CodedSchedule, Player
 
 MAX_ACTIONS_IN_ALL = 1_500_000

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from farpipe.search.step import SearchStep
 from farpipe.step import Hop, Problem, Transfer
+from farpipe.step.arrays import Floats, Ints
 from farpipe.step.codes import NUM_KINDS, B, I, cell_of, encode, kind_of
-from farpipe.step.lowering import Floats, Ints
 from farpipe.step.player import CodedSchedule
 from farpipe.step.problem import STAGE_FIGURES
 

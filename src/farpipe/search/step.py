@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from farpipe.step import Holding, Problem, Schedule, byte_tables, headroom_bytes, holdings, peaks
+from farpipe.step.arrays import Floats, Ints, StepArrays, Tables, step_arrays
 from farpipe.step.codes import B, I, W, kind_of
-from farpipe.step.lowering import Floats, Ints, StepArrays, Tables, lower
 from farpipe.step.player import CodedSchedule
 
 _MAX_TICKS: Final = 1_000_000
@@ -68,7 +68,7 @@ class SearchStep:
 
 def search_step(problem: Problem) -> SearchStep:
     """Lower `problem` for a search."""
-    arrays = lower(problem)
+    arrays = step_arrays(problem)
     taken_bytes, freed_bytes = byte_tables(problem)
     counts = [len(stages) for stages in problem.stages_of_rank]
     names = ("activation_bytes", "weight_stash_bytes", "chain_bytes")

@@ -14,9 +14,9 @@ import numpy as np
 
 from farpipe.sequences.chunk import Floats, Ints
 from farpipe.step import Schedule, hiding_forwards, upstream_sums
+from farpipe.step.arrays import free_links
 from farpipe.step.chains import Chains, chains
 from farpipe.step.codes import B, F, encode
-from farpipe.step.lowering import free_links
 from farpipe.step.player import Player
 
 _SHORT_TRIP: Final = 0.05

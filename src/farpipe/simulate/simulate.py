@@ -9,8 +9,8 @@ from farpipe.errors import ScheduleError
 from farpipe.schedule import check
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import BACKWARD, FORWARD, NOTHING, Problem, Schedule
+from farpipe.step.arrays import Floats, Ints, Played, StepArrays, step_arrays
 from farpipe.step.codes import B, F, I, cell_of, kind_of
-from farpipe.step.lowering import Floats, Ints, Played, StepArrays, lower
 from farpipe.step.player import Player
 
 
@@ -24,7 +24,7 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
     """
     if not checked:
         check(problem, schedule, memory=False)
-    arrays = lower(problem)
+    arrays = step_arrays(problem)
     start_s, message_start_s, _, others_start_s = play(arrays, schedule.codes, schedule.begin)
     after_s = (0.0, arrays.messages.leaves_after_s, arrays.messages.arrives_after_s)
     message_s = np.stack([message_start_s + seconds for seconds in after_s])

@@ -1,6 +1,7 @@
 """One step as numbers: Problem and Schedule, and the rules of meaning that all their readers share."""
 
 from farpipe.step.action import KINDS, Action, Kind, awaited, draw_grid, handed_to
+from farpipe.step.arrays import step_arrays
 from farpipe.step.codes import BACKWARD, FORWARD
 from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
 from farpipe.step.links import (
@@ -16,7 +17,6 @@ from farpipe.step.links import (
     occupied_s,
     site_of,
 )
-from farpipe.step.lowering import lower
 from farpipe.step.memory import (
     Holding,
     byte_tables,
@@ -78,7 +78,6 @@ __all__ = [
     "is_inter_site",
     "least_activation_bytes",
     "levels",
-    "lower",
     "need_tables",
     "num_fitting",
     "occupied_s",
@@ -87,5 +86,6 @@ __all__ = [
     "round_trip_s",
     "site_of",
     "stagger",
+    "step_arrays",
     "upstream_sums",
 ]

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.step.lowering import Floats, Ints, Played, StepArrays, lower
+from farpipe.step.arrays import Floats, Ints, Played, StepArrays, step_arrays
 from farpipe.step.problem import Problem
 from farpipe.step.schedule import Schedule
 
@@ -41,4 +41,4 @@ class Player:
 
 def makespan_s(problem: Problem, schedule: Schedule) -> float:
     """The end of the last action or collective, as `simulate` has it; infinite where ranks wait for each other."""
-    return Player(lower(problem)).makespan_s((schedule.codes, schedule.begin))
+    return Player(step_arrays(problem)).makespan_s((schedule.codes, schedule.begin))

@@ -12,6 +12,7 @@ The heap of pending messages holds its keys itself: comparing through the tables
 import numpy as np
 from numba import njit
 
+from farpipe.step.arrays import Tables
 from farpipe.step.codes import F, W
 from farpipe.step.inlined import (
     arrival_of,
@@ -26,7 +27,6 @@ from farpipe.step.inlined import (
     slot_of,
     stage_of,
 )
-from farpipe.step.lowering import Tables
 from farpipe.step.messages import NOTHING
 
 

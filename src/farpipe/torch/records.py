@@ -16,7 +16,7 @@ from farpipe.runtime.figures.recorder import BOX, Recorder
 from farpipe.runtime.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
-from farpipe.runtime.train import memory
+from farpipe.runtime.train import memory_figures
 from farpipe.spec import MetricsSettings
 from farpipe.spec.training import ReplanSettings
 from farpipe.step import Schedule
@@ -67,7 +67,7 @@ class Records:
         links = tuple(event.to_data() for event in self._peers.take_events())
         span = (self._num_steps, begin_ns, self._peers.clock.now_ns())
         report = StepReport(*span, loss, math.nan, events, _NO_COLLECTIVES, cpu_share=share, link_events=links)
-        report = replace(report, **memory(self._device))  # type: ignore[arg-type]
+        report = replace(report, **memory_figures(self._device))  # type: ignore[arg-type]
         if not is_recorded(self._num_steps, self._record_every, _ENDLESS):
             report = report.without_record()
         self._num_steps += 1

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.runtime.executor import StepEvents, lower, received
+from farpipe.runtime.executor import StepEvents, instructions, received
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives_of
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
@@ -226,7 +226,7 @@ def _latest(of_replicas: NDArray[np.int64], end: int) -> NDArray[np.int64]:
 
 def _message_rows(problem: Problem, schedule: Schedule, rank: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The messages that `rank` receives, in order, without their times, and who sends them."""
-    for item in received(lower(schedule, rank), rank):
+    for item in received(instructions(schedule, rank), rank):
         microbatch = item.action.microbatch
         hop = problem.hops[min(item.producer, item.action.stage)]
         transfer = hop and (hop.forward if item.direction == "forward" else hop.backward)

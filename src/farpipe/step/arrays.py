@@ -89,7 +89,7 @@ class StepArrays:
         return np.empty(num_actions), starts, arrivals, np.empty(self.collectives.link.size)
 
 
-def lower(problem: Problem) -> StepArrays:
+def step_arrays(problem: Problem) -> StepArrays:
     """The arrays of `problem`."""
     forward, input_grad, weight_grad = map(problem.table, ("forward_s", "input_grad_s", "weight_grad_s"))
     messages, collectives = problem.traffic.messages, problem.traffic.collectives
