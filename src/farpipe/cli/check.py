@@ -8,7 +8,8 @@ import typer
 
 from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, log, print_json, status
-from farpipe.cli.shown import load_profiles, plan_report, planned_view, show_derivation
+from farpipe.cli.planned import load_profiles
+from farpipe.cli.shown import plan_report, planned_view, show_derivation
 from farpipe.errors import InputError, ToleranceError
 
 if TYPE_CHECKING:

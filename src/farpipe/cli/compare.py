@@ -45,7 +45,7 @@ class CompareOptions:
 @with_groups
 def compare(options: CompareOptions) -> None:
     """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
-    from farpipe.cli.shown import load_step
+    from farpipe.cli.planned import load_step
     from farpipe.report import obstacles
 
     check_picture(options.plot, kinds=(".svg",))

@@ -9,7 +9,7 @@ import typer
 
 from farpipe.cli.options import need_torch, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, status
-from farpipe.cli.shown import read_named
+from farpipe.cli.planned import read_named
 from farpipe.errors import InputError
 from farpipe.units import counted
 
@@ -85,7 +85,7 @@ def _exported(source: Path, form: str) -> str:
 
 def _with_comms(source: Path) -> str:
     """The plan's schedule with sends and receives where the simulator sees them."""
-    from farpipe.cli.shown import load_step
+    from farpipe.cli.planned import load_step
     from farpipe.interop.torch_comms import to_torch_comms_csv
     from farpipe.runtime.figures.metrics import PLAN_NAME
 

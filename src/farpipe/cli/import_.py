@@ -189,7 +189,7 @@ def _profile(trace: "Trace", job: Path) -> "tuple[Profile, tuple[str, ...]]":
 
 
 def _traced_step(traces: "list[Trace]", job: Path) -> "tuple[Timeline, tuple[str, ...]]":
-    from farpipe.cli.shown import plan_of
+    from farpipe.cli.planned import plan_of
     from farpipe.interop.traced_steps import timeline_of
     from farpipe.spec import load_job
 

@@ -110,7 +110,7 @@ _EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
 
 def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
     """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each."""
-    from farpipe.cli.shown import load_step
+    from farpipe.cli.planned import load_step
     from farpipe.optical.study import PolicyComparison
     from farpipe.optical.study import compare as compared
 

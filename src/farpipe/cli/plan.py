@@ -13,7 +13,7 @@ from farpipe.cli.output import check_folder, console, expect_replaceable, keep_e
 from farpipe.errors import InputError, RunInterruptedError, UsageError
 
 if TYPE_CHECKING:
-    from farpipe.cli.shown import Measured
+    from farpipe.cli.planned import Measured
     from farpipe.cost import JobCosts
     from farpipe.plan import Plan
     from farpipe.plan.objective import Objective
@@ -117,7 +117,8 @@ class PlanOptions:
 def plan(options: PlanOptions) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
     from farpipe.cli.compiling import compilation_announced
-    from farpipe.cli.shown import find_plans_of, load_profiles, verdict
+    from farpipe.cli.planned import find_plans_of, load_profiles
+    from farpipe.cli.shown import verdict
 
     job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
@@ -192,7 +193,7 @@ def number_of_tokens(text: str) -> float:
 
 def _advised(plans: "FoundPlans", local_steps: int, output: Path) -> "Plan":
     """The best plan with its strategies and changes; Ctrl-C leaves it without them in `output`."""
-    from farpipe.cli.shown import advised_on_chunks
+    from farpipe.cli.planned import advised_on_chunks
 
     try:
         if plans.job.data.packing is not None:

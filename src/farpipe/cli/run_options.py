@@ -99,7 +99,7 @@ class RunOptions:
         return plan if self.method is None else reorder(plan, self.method)
 
     def _plan_of_job(self) -> "tuple[Plan, ChunkCosts | None]":
-        from farpipe.cli.shown import load_profiles, plan_of
+        from farpipe.cli.planned import load_profiles, plan_of
         from farpipe.plan.engine import within_engine
         from farpipe.spec import load_job
 
@@ -116,7 +116,7 @@ class RunOptions:
 
     def _plan_chunks(self, job: "Job") -> "tuple[Plan, ChunkCosts]":
         """The same for a job with `data.packing`; UsageError for options that mean nothing there."""
-        from farpipe.cli.shown import load_profiles, plan_of_chunks
+        from farpipe.cli.planned import load_profiles, plan_of_chunks
 
         given = {"--method": self.method is not None, "--replan": self.replan}
         refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")

@@ -33,7 +33,7 @@ class ScheduleOptions:
 @with_groups
 def schedule(context: typer.Context, options: ScheduleOptions) -> None:
     """Schedule one step: which rank does what in which order, its makespan and the gap to the lower bound."""
-    from farpipe.cli.shown import load_step
+    from farpipe.cli.planned import load_step
     from farpipe.plan.orders import find_order
     from farpipe.simulate import data_with_slack
 

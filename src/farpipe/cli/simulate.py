@@ -31,7 +31,7 @@ class SimulateOptions:
 @with_groups
 def simulate(options: SimulateOptions) -> None:
     """Simulate a plan: step time, bubble, exposed communication, memory, links."""
-    from farpipe.cli.shown import load_step
+    from farpipe.cli.planned import load_step
     from farpipe.plan.step_samples import spread_of
     from farpipe.schedule import check
     from farpipe.simulate import data_with_slack

@@ -1,0 +1,93 @@
+"""Plans and steps of the files that a user names: a job is planned, a plan or a problem is read."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farpipe.errors import InputError
+from farpipe.strict import parse_json, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farpipe.cost.chunks import ChunkCosts
+    from farpipe.plan import Plan
+    from farpipe.plan.planner import FoundPlans
+    from farpipe.spec import Job
+    from farpipe.step import Problem, Schedule
+
+    Measured = Sequence[Any]
+    """Profile of every measured device; ChunkProfile with `data.packing`."""
+
+
+def plan_of(job: "Job", path: Path, profiles: "Measured" = ()) -> "Plan":
+    """`make_plan`, whose InputErrors name the file that the job is from."""
+    return find_plans_of(job, path, profiles).plans[0]
+
+
+def load_profiles(job: "Job", paths: "Sequence[Path]") -> "Measured":
+    """The profiles in files: with `data.packing` those of chunks, else those of microbatches."""
+    from farpipe.cost import Profile
+    from farpipe.cost.chunk_profile import ChunkProfile
+
+    kind = Profile if job.data.packing is None else ChunkProfile
+    return tuple(map(kind.load, paths))
+
+
+def plan_of_chunks(job: "Job", path: Path, profiles: "Measured" = ()) -> "tuple[Plan, ChunkCosts]":
+    """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
+    from farpipe.plan.chunked import plan_on_chunks
+    from farpipe.runtime.data.batches import load_document_batches
+
+    try:
+        documents = load_document_batches(job.data, job.model, job.training)
+        return plan_on_chunks(job, documents.lengths(0), documents.longest_sequence, profiles)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def advised_on_chunks(plan: "Plan") -> "Plan":
+    """The plan with a sentence about a faster layout for its first batch, where there is one."""
+    from farpipe.plan.chunked import better_layout
+    from farpipe.runtime.data.batches import load_document_batches
+
+    documents = load_document_batches(plan.job.data, plan.job.model, plan.job.training)
+    better = better_layout(plan, documents.lengths(0), documents.longest_sequence)
+    return plan.model_copy(update={"advice": (*plan.advice, *better)})
+
+
+def find_plans_of(job: "Job", path: Path, profiles: "Measured" = (), **options: Any) -> "FoundPlans":
+    """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
+    from farpipe.cost import JobCosts
+    from farpipe.plan.planner import FoundPlans, find_plans
+
+    if job.data.packing is not None:
+        return FoundPlans([plan_of_chunks(job, path, profiles)[0]], job, JobCosts(job.model, job.training))
+    try:
+        return find_plans(job, profiles, **options)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_named(path: Path) -> tuple[str, Any, str]:
+    """A JSON file: its text, its data, and the name of the format that it says to be of; empty where it says none."""
+    text = read_text(path)
+    data = parse_json(text, str(path))
+    return text, data, str(data.get("format", "")) if isinstance(data, dict) else ""
+
+
+def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
+    """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any."""
+    from farpipe.plan import Plan
+    from farpipe.spec import load_job
+    from farpipe.step import Problem
+
+    if path.suffix == ".toml":
+        plan = plan_of(load_job(path), path)
+        return plan.problem, plan.schedule, plan
+    text, _, name = read_named(path)
+    if name.startswith("farpipe/plan/"):
+        plan = Plan.from_json(text, str(path))
+        return plan.problem, plan.schedule, plan
+    if name.startswith("farpipe/problem/"):
+        return Problem.from_json(text, str(path)), None, None
+    raise InputError(f"{path}: expected a job (.toml), a plan or a problem, found format {name!r}")
