@@ -76,9 +76,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for command in (plan, pareto, sweep, schedule, compare, simulate, profile, train, prepare, report, validate):
+for command in (plan, pareto, sweep, schedule, compare, simulate, profile, train, prepare, report, validate, export):
     app.command()(command)
-app.command()(export)
 app.command("list")(list_)
 app.command("import")(import_)  # the word alone is Python's
 app.command()(check)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from farpipe.spec import Job
 
 MAX_TOKENS: Final = 1e21
-LOCAL_STEPS: Final = 100
-"""Steps between two exchanges of the strategy with local steps, where nothing else is asked for."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def plan(options: PlanOptions) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file."""
     from farpipe.cli.compiling import compilation_announced
     from farpipe.cli.planned import find_plans_of, load_profiles
-    from farpipe.cli.shown import verdict
+    from farpipe.cli.shown import verdict_lines
 
     job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
@@ -127,9 +125,9 @@ def plan(options: PlanOptions) -> None:
         plans = find_plans_of(job, options.job, profiles, progress=advance, num_plans=options.top)
     found = plans.plans[0]
     if not options.as_json and not options.search_s:
-        console().print(*verdict(found, num_tokens), sep="\n")
+        console().print(*verdict_lines(found, num_tokens), sep="\n")
     if options.strategies is not False:
-        found = _advised(plans, options.local_steps or LOCAL_STEPS, options.output)
+        found = _advised(plans, options.local_steps, options.output)
     found = _refined(found.model_copy(update={"advice": (*learned, *found.advice)}), options.search_s)
     searched_s = time.perf_counter() - began_s
     files = _write(options.output, found, *plans.plans[1:])
@@ -144,10 +142,10 @@ def plan(options: PlanOptions) -> None:
 
 def _show(found: "Plan", costs: "JobCosts", options: PlanOptions) -> None:
     """Print the plan, and with a search of its schedule the verdict, which was not known before."""
-    from farpipe.cli.shown import cheapest_gain, show_derivation, show_plan, verdict
+    from farpipe.cli.shown import cheapest_gain, show_derivation, show_plan, verdict_lines
 
     out = console()
-    first = verdict(found, options.num_tokens) if options.search_s else ()
+    first = verdict_lines(found, options.num_tokens) if options.search_s else ()
     out.print(*first, *([cheapest_gain(found)] if found.strategies else ()), "", sep="\n")
     show_plan(found, out)
     if options.why:
@@ -191,7 +189,7 @@ def number_of_tokens(text: str) -> float:
     return number
 
 
-def _advised(plans: "FoundPlans", local_steps: int, output: Path) -> "Plan":
+def _advised(plans: "FoundPlans", local_steps: int | None, output: Path) -> "Plan":
     """The best plan with its strategies and changes; Ctrl-C leaves it without them in `output`."""
     from farpipe.cli.planned import advised_on_chunks
 

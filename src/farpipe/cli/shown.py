@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from farpipe.report import FittedTable, RunReport, RunView, TableView
 
 
-def verdict(plan: "Plan", num_tokens: float | None = None) -> tuple[str, str]:
+def verdict_lines(plan: "Plan", num_tokens: float | None = None) -> tuple[str, str]:
     """The use of the sites and how much faster it is; the time and money it takes, and what limits it."""
     from farpipe.cli.efficiency import cost_line
 
@@ -139,7 +139,7 @@ def plan_report(
         runs=tuple(runs),
         summary=_headline(plan).splitlines()[1],
         plan_tables=(*(view for view in plan_tables(plan) if view.rows), *why),
-        plan_text="\n".join((*verdict(plan), *plan.advice, *engine_lines(plan))),
+        plan_text="\n".join((*verdict_lines(plan), *plan.advice, *engine_lines(plan))),
         notices=notices,
     )
 

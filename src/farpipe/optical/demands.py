@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from farpipe.errors import UsageError
 from farpipe.optical.policies import POLICIES
 from farpipe.optical.transfers import UNIT_GBIT, Demands, LightTraining, Step, TransferRule
+from farpipe.step.codes import W, direction_of
 from farpipe.strict import nearest
 
 _LATER_S: Final = 1e-9
@@ -95,9 +96,9 @@ def communication_bound(step: Step) -> NDArray[np.bool_]:
 def _input_of(training: LightTraining, row: Any) -> int | None:
     """The message over a light path that an action needs."""
     kind, stage, stages = int(row["kind"]), int(row["stage"]), training.problem.num_stages
-    if kind == 2:  # W
+    if kind == W:
         return None
-    direction = 0 if kind == 0 else 1
+    direction = direction_of(kind)
     producer = stage - 1 + 2 * direction
     hop = direction * stages + producer
     if not 0 <= producer < stages or training.hops[hop] is None:

@@ -15,11 +15,11 @@ from farpipe.spec import ContextExchange, Job, Site
 from farpipe.units import counted
 
 MICROBATCH_SIZES: Final = (1, 2, 4, 8, 16)
-"""Tried when neither the job nor its number of microbatches says."""
+"""Sizes that are tried where the job pins neither the size nor the number of microbatches."""
 SHARED_TOKENS: Final = 4096
-"""Tokens of a sequence that each device has at least where several share it and the planner chooses how many."""
+"""Least tokens of a sequence on each of the devices that share it, where the planner chooses their number."""
 FEWEST_TOKENS: Final = 1024
-"""The same where a step has fewer sequences than there are devices."""
+"""Least tokens as SHARED_TOKENS, where a step has fewer sequences than there are devices."""
 MAX_EXPERT: Final = 64
 """Largest degree of expert parallelism that the planner chooses."""
 MAX_PAIRS_LISTED: Final = 3
@@ -248,4 +248,4 @@ def why_no_replicas(job: Job) -> str:
         return f"replicas at each of several sites need links both ways: there is none from {source} to {target}"
     listed = [f"{a.name} and {b.name} differ in {', '.join(differing_keys(a, b))}" for a, b in pairs[:MAX_PAIRS_LISTED]]
     more = f"; and {len(pairs) - MAX_PAIRS_LISTED} further pairs" if len(pairs) > MAX_PAIRS_LISTED else ""
-    return f"replicas at each of several sites need sites that are alike: {'; '.join(listed)}{more}"
+    return f"replicas at each of several sites need identical sites: {'; '.join(listed)}{more}"

@@ -21,7 +21,8 @@ from farpipe.spec import Job, Recompute, operations_of
 from farpipe.step import Problem, Schedule, stagger
 from farpipe.units import format_bytes
 
-ROUNDING = 1e-9
+ROUNDING: Final = 1e-9
+"""Relative difference of two times below which they are equal."""
 MAX_QUICK_ACTIONS: Final = 7_000
 """Largest number of actions that a quick evaluation simulates in full."""
 MIN_SHORT: Final = 24
@@ -87,7 +88,7 @@ def evaluate(
     wanted_s: float = math.inf,
 ) -> Evaluated | Rejected | None:
     """The candidate at its best: layers, recomputation and order chosen together; None where it is no faster than
-    `limit_s`, as far as a bound tells. `method`: ``auto``, or ``quick``, which tries fewer orders.
+    `limit_s` by a lower bound. `method`: ``auto``, or ``quick``, which tries fewer orders.
 
     Where its step turns out to be far above `wanted_s`, less is tried to make it shorter.
 
@@ -134,7 +135,7 @@ def finish(
 ) -> Evaluated:
     """Order and simulate; only a step faster than `limit_s` is of use. Errors as for `best_order`.
 
-    With ``quick`` a long step is told by its steady state.
+    With ``quick`` a long step is extrapolated from its steady state.
     """
     if method == QUICK and (count := short_count(step.problem)) is not None:
         return _extrapolated(candidate, placements, step, count, limit_s - step.overhead_s)
@@ -157,7 +158,8 @@ def short_count(problem: Problem) -> int | None:
 def _extrapolated(
     candidate: Candidate, placements: tuple[Placement, ...], step: StepCost, count: int, limit_s: float
 ) -> Evaluated:
-    """Told by two shorter steps, of `count` microbatches and half as many more; `limit_s` as for `best_order`."""
+    """A step extrapolated from two shorter ones, of `count` microbatches and half as many more; `limit_s` as for
+    `best_order`."""
     problem, counts = step.problem, (count, count + count // 2)
     short, long = (problem.model_copy(update={"num_microbatches": number}) for number in counts)
     wanted_s = _short_limit_s(problem, short, long, limit_s)
@@ -250,21 +252,21 @@ class _Divisions:
         return sorted((one for one in found if one[0] < enough_s), key=lambda one: one[0])
 
     def _bound_s(self, step: StepCost, limit_s: float) -> float:
-        """Lower bound of a step; 0 for one that is told by shorter ones: to play those takes less than its bound."""
+        """Lower bound of a step; 0 for one that is extrapolated, as its bound would take longer."""
         if self._method == QUICK and short_count(step.problem) is not None:
             return 0.0
         return lower_bound_s(step.problem, limit_s - step.overhead_s) + step.overhead_s
 
-    def _others(self, hopes: list[InFlight]) -> Iterator[Division]:
+    def _others(self, targets: list[InFlight]) -> Iterator[Division]:
         """The other divisions of layers that fit; the first one did.
 
         Where stages share a rank, memory is shared out for the lightest mode; if that is not enough for all of them, it
         is also shared out for each mode alone.
         """
-        if (only := self._same_for_all(hopes)) is not None:
+        if (only := self._same_for_all(targets)) is not None:
             yield only
             return
-        for wanted in hopes:
+        for wanted in targets:
             alone = self._stages.coarse if self._candidate.layout.virtual > 1 else ()
             for modes in [self._modes, *((mode,) for mode in alone)]:
                 try:
@@ -275,12 +277,12 @@ class _Divisions:
                 if set(division.recompute) == {self._modes[0]}:
                     break
 
-    def _same_for_all(self, hopes: list[InFlight]) -> Division | None:
-        """The division of all of `hopes` where the fewest and the most in flight of any of them have the same.
+    def _same_for_all(self, targets: list[InFlight]) -> Division | None:
+        """The division of all of `targets` where the fewest and the most in flight of any of them have the same.
 
         More in flight only takes divisions away, so what is best with few and still fits with many is best between.
         """
-        fewest, most = (tuple(map(choose, zip(*hopes, strict=True))) for choose in (min, max))
+        fewest, most = (tuple(map(choose, zip(*targets, strict=True))) for choose in (min, max))
         try:
             many = self._divide(most, self._modes)
         except InfeasibleError:

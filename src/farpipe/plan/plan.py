@@ -82,8 +82,8 @@ class Prediction(Table):
     """None where every step takes the same time."""
 
 
-class Choice(Table):
-    """One alternative that was looked at: what it would take, and why it was not taken."""
+class RunnerUp(Table):
+    """A layout that was evaluated and not taken: its step, and why it lost."""
 
     what: str
     method: str
@@ -141,7 +141,7 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
     problem: ProblemData
     schedule: ScheduleData
     prediction: Prediction
-    runners_up: tuple[Choice, ...] = ()
+    runners_up: tuple[RunnerUp, ...] = ()
     verdict: str = ""
     """Sentence on the use of the sites: one or several, and how much faster; empty where none were compared."""
     advice: tuple[str, ...] = ()

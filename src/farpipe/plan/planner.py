@@ -15,11 +15,11 @@ from farpipe.plan.plan import Plan, Strategy
 from farpipe.plan.quote import quote_of
 from farpipe.plan.refine import best_refined, predict, predicted, rank_robustly
 from farpipe.plan.search import Progress, search_stages_of_zero
-from farpipe.plan.strategies import strategies_of
+from farpipe.plan.strategies import LOCAL_STEPS, strategies_of
 from farpipe.plan.why_not import other_sites, runners_up, use_of_sites
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, FoundOrder
-from farpipe.search import Progress as Step
+from farpipe.search import Progress as SearchProgress
 from farpipe.spec import Job
 from farpipe.units import format_percent
 
@@ -44,15 +44,16 @@ class FoundPlans:
     ranked: Sequence[Evaluated] = ()
     """The first plan, and the candidates behind it; empty where it has no strategies."""
 
-    def advised(self, local_steps: int, progress: Progress | None = None, limit_s: float = LIMIT_S) -> Plan:
+    def advised(self, local_steps: int | None, progress: Progress | None = None, limit_s: float = LIMIT_S) -> Plan:
         """The first plan with its strategies and the cheapest changes, each within `limit_s`.
 
-        `local_steps` is the interval of parameter averaging in the local-SGD strategy, `progress` is of the changes.
+        `local_steps` is the interval of parameter averaging in the local-SGD strategy (None: LOCAL_STEPS), `progress`
+        is of the changes.
         """
         if not self.ranked:
             return self.plans[0]
         plan, job, costs = self.plans[0], self.job, self.costs
-        strategies, unsearched = strategies_of(job, costs, self.ranked, local_steps, limit_s)
+        strategies, unsearched = strategies_of(job, costs, self.ranked, local_steps or LOCAL_STEPS, limit_s)
         changes, untried = changes_that_help(job, costs, self.ranked, plan.prediction.step_s, progress, limit_s)
         left = {"Strategies that there was no time to search for": unsearched}
         left |= {"Changes that there was no time to try": untried}
@@ -158,7 +159,9 @@ def reorder(plan: Plan, method: str) -> Plan:
     )
 
 
-def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Step], None] = lambda progress: None) -> Plan:
+def refine(
+    plan: Plan, time_limit_s: float, on_progress: Callable[[SearchProgress], None] = lambda progress: None
+) -> Plan:
     """The same plan with the best order that a search of `time_limit_s` seconds finds, if that is faster.
 
     The advice says how near it is to the best there can be, and whether the clock cut the search.

@@ -141,7 +141,7 @@ def _has_room(best: Evaluated, index: int) -> bool:
 
 def _could_help(best: Evaluated, index: int, modes: Sequence[Recompute], costs: JobCosts) -> bool:
     """True if the step would be faster with the times of the first and the bytes of the lightest of `modes`."""
-    stages, limit_s = list(best.problem.stages), best.step_s * (1 - 1e-9) - best.overhead_s
+    stages, limit_s = list(best.problem.stages), best.step_s * (1 - ROUNDING) - best.overhead_s
     fastest = _cost(best, index, modes[0], costs)
     best_times = {name: getattr(fastest, name) for name in ("forward_s", "input_grad_s", "weight_grad_s")}
     fewest = {"activation_bytes": min(_cost(best, index, mode, costs).activation_bytes for mode in modes)}
@@ -163,7 +163,7 @@ def _tried(best: Evaluated, index: int, mode: Recompute, job: Job, costs: JobCos
     if lower_bound_s(step.problem) + step.overhead_s >= best.step_s:
         return
     found = try_quickly(best.schedule.method, step.problem, best.step_s - step.overhead_s)
-    if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - 1e-9):
+    if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - ROUNDING):
         yield finish(best.candidate, placements, step, best.schedule.method)
 
 
@@ -203,7 +203,7 @@ def improve_order(best: Evaluated) -> Evaluated:
     if found_s > least_s:
         most = min(MAX_PLAYED, int(LOCAL_ACTIONS / step.num_actions))
         found_s, orders = improve(step, seeds, num_evaluations=most, target_s=bound_s * (1 + CLOSE))
-    if found_s >= best.timeline.makespan_s * (1 - 1e-9):
+    if found_s >= best.timeline.makespan_s * (1 - ROUNDING):
         return best
     schedule = to_schedule(orders, best.problem.num_microbatches, "auto (short search)")
     check(best.problem, schedule)
@@ -232,7 +232,7 @@ def choose_robustly(job: Job, best: Evaluated) -> Evaluated:
     least_s, chosen = math.inf, best.schedule
     for schedule in _orders(best, samples):
         found_s = samples.spread(schedule, best.overhead_s).mean_s
-        if found_s < least_s * (1 - 1e-9):
+        if found_s < least_s * (1 - ROUNDING):
             least_s, chosen = found_s, schedule
     check(best.problem, chosen)
     return replace(best, schedule=chosen, timeline=simulate(best.problem, chosen, checked=True))

@@ -7,7 +7,7 @@ from typing import Final
 from farpipe.plan.candidates import why_no_replicas
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.limits import breakdown_s
-from farpipe.plan.plan import Choice
+from farpipe.plan.plan import RunnerUp
 from farpipe.spec import Job
 from farpipe.units import format_bytes, format_change, format_seconds
 
@@ -15,7 +15,7 @@ MAX_RUNNERS_UP: Final = 8
 """Largest number of runners-up, besides the first of every order of sites."""
 
 
-def runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejected]) -> list[Choice]:
+def runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejected]) -> list[RunnerUp]:
     """The next best, at least one of every order of sites, and the rejected that came nearest to fitting."""
     others: list[Evaluated] = []
     wheres, known = {best.candidate.where}, {_likeness(best)}
@@ -27,11 +27,11 @@ def runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejec
             known.add(_likeness(other))
     mine = breakdown_s(best) if others else {}
     choices = [
-        Choice(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, mine, o)) for o in others
+        RunnerUp(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, mine, o)) for o in others
     ]
     short = [r for r in rejected if r.missing_bytes]  # others can't be: two stages a rank in the order of 1F1B
     nearest = sorted(short, key=lambda r: r.missing_bytes)[: max(0, MAX_RUNNERS_UP - len(choices))]
-    return choices + [Choice(what=str(r.candidate), method="", step_s=0.0, reason=r.reason) for r in nearest]
+    return choices + [RunnerUp(what=str(r.candidate), method="", step_s=0.0, reason=r.reason) for r in nearest]
 
 
 def _likeness(result: Evaluated) -> tuple[object, ...]:

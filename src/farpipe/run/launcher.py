@@ -91,8 +91,8 @@ class _Rank:
         self.end_s = time.monotonic()
 
 
-class LocalLauncher:
-    """Starts `num_processes` processes, ``argv_for_rank(rank)`` each; see `launch`."""
+class RankProcesses:
+    """The processes of all ranks, ``argv_for_rank(rank)`` each; `launch` starts, polls and stops them."""
 
     def __init__(
         self, argv_for_rank: Callable[[int], Sequence[str]], num_processes: int, settings: RankSettings
@@ -302,7 +302,7 @@ def launch(
     main thread, SIGTERM and SIGHUP end all ranks and come out as KeyboardInterrupt. A `request` to leave, for which the
     caller listens, is passed on to the ranks instead, which have `leave_s` to end by themselves.
     """
-    ranks = LocalLauncher(argv_for_rank, num_processes, settings)
+    ranks = RankProcesses(argv_for_rank, num_processes, settings)
     with interrupting() if request is None else nullcontext():
         try:
             ranks.start()
@@ -314,7 +314,7 @@ def launch(
             ranks.stop()
 
 
-def _pass_on(request: LeaveRequest | None, ranks: LocalLauncher, leave_s: float) -> None:
+def _pass_on(request: LeaveRequest | None, ranks: RankProcesses, leave_s: float) -> None:
     """Pass a request to leave on to the ranks; RunError when they have not followed it within `leave_s`."""
     if request is None or request.time_s is None:
         return

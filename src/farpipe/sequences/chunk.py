@@ -57,11 +57,6 @@ class Chunk:
         return sum(part.length for part in self.slices)
 
     @property
-    def context(self) -> int:
-        """Tokens before the slice of a split sequence, whose keys and values must be there: the C of {C, S}."""
-        return self.slices[0].start
-
-    @property
     def split_sequence(self) -> int | None:
         """The sequence of which this chunk has one slice of several; None: all are whole."""
         first = self.slices[0]

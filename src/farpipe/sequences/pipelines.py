@@ -154,14 +154,16 @@ def group(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, budget: Cand
     of the dynamic program fits, pipelines get as many sequences as fit.
     """
 
-    def price(begin: int, end: int) -> float:
-        rule = "full" if budget.is_spent and grouping.rule == "chunk" else grouping.rule
-        budget.num_chunks -= max(_LEAST_PRICED, end - begin)
-        return _recomputation_s(_PartOfBatch(costs, batch, grouping, begin, end), rule)
-
     def most(begin: int, end: int) -> float:
         rule = "full" if grouping.rule == "chunk" else grouping.rule
         return _recomputation_s(_PartOfBatch(costs, batch, grouping, begin, end), rule)
+
+    def price(begin: int, end: int) -> float:
+        is_spent = budget.is_spent
+        budget.num_chunks -= max(_LEAST_PRICED, end - begin)
+        if is_spent:
+            return most(begin, end)
+        return _recomputation_s(_PartOfBatch(costs, batch, grouping, begin, end), grouping.rule)
 
     whole_s, again_s = price(0, batch.num_chunks), refill_s(costs, batch.load, grouping)
     if not grouping.several or whole_s <= again_s:

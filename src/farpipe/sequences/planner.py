@@ -1,4 +1,7 @@
-"""Planner of one batch of sequences: chunks, pipelines, recomputation, orders, step time from its lengths."""
+"""Planner of the sequences of one replica on a given layout: chunks, pipelines, recomputation, orders and step time.
+
+`batch_planner` chooses the layout, and asks this one for every replica.
+"""
 
 import math
 import time

@@ -14,7 +14,7 @@ from farpipe.sequences.pipelines import ChunkPipeline
 
 METHODS: Final = ("named", "greedy")
 _MOST_MORE: Final = 3
-"""Layers of a rank."""
+"""Largest number of further layers that a rank recomputes of every chunk."""
 
 
 def interleaved(

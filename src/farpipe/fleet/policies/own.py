@@ -13,6 +13,7 @@ from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, sizes
 from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
 from farpipe.fleet.policies.protocol import Decision, View
+from farpipe.fleet.policies.queueing import LOOKED_AT
 from farpipe.fleet.policies.seats import Seats
 from farpipe.fleet.policies.worth import Objective, Worth
 
@@ -28,8 +29,6 @@ STOP_SHARE = 10.0
 """Restarts by which the rest of a stopped job has to exceed that of the other."""
 MIN_RUN_S = 1800.0
 """A job that has just begun stays where it is."""
-LOOKED_AT = 16
-"""Queued jobs for which running ones may be stopped at one event; those behind them come later."""
 
 
 @dataclass(frozen=True)
