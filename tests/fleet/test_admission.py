@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from farpipe.fleet.facts import why_refused
+from farpipe.fleet.event_effects import why_refused
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts

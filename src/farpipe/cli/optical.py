@@ -34,6 +34,9 @@ def common() -> None:
 Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
 
 POLICIES = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
+"""Transfer strategies (`optical.demands.STRATEGIES`), each of which has an assignment policy: users call both policy."""
+_EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
+"""Columns that a narrow terminal leaves out, in this order."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,6 @@ def _draws(options: LightOptions, seeds: int) -> str:
     from farpipe.units import counted
 
     return counted(seeds, "background") if options.placements is None else counted(options.placements, "placement")
-
-
-_EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
-"""Columns that a narrow terminal leaves out, in this order."""
 
 
 def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":

@@ -140,7 +140,7 @@ def show_planned(plan: "Plan", device: str, *, to_stderr: bool) -> None:
 
 
 def check_text(job: "Job", device: str) -> None:
-    """Read the text, before anything is planned: tokenized once, here, and not by ranks for which the others wait.
+    """Read and tokenize the text before anything is planned, so that no rank does it while the others wait.
 
     InputError where it can't be trained on, or where GPUs would train on the standard library unasked.
     """

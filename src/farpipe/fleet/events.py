@@ -1,4 +1,4 @@
-"""Events, facts that the fleet is told with the time at which each happened, and commands that it gives."""
+"""Events, each with the time at which it happened, and commands about jobs that follow from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

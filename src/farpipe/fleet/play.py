@@ -33,7 +33,7 @@ def play(
     """The outcome of `jobs` in `scenario` under `policy`, a name or one's own.
 
     `log` gets a line of JSON for every change; every `tick_s` the policy may think again without an event. `quotes` can
-    be shared between calls on the same cluster; `after` is told of every state. The same arguments give the same
+    be shared between calls on the same cluster; `after` is called with every state. The same arguments give the same
     outcome.
     """
     _expect_series(scenario, jobs)

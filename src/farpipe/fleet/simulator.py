@@ -65,7 +65,7 @@ class Simulator:
     """Watts of a device that nobody has, by site."""
     log: TextIO | None = None
     after: Callable[[FleetState, Event], None] = lambda state, event: None
-    """Told of every state: for checks, and for reasons."""
+    """Called with every state and the event before it: for checks, and for reasons why jobs wait."""
 
     def __post_init__(self) -> None:
         self._heap: list[tuple[float, int, int, Event, int]] = []
@@ -116,7 +116,7 @@ class Simulator:
         self.state, commands = self.state.handle(event)
         self._free = self.state.space().devices
         self.num_refused += len(self.state.refusals)
-        self._write_fact(event, before)
+        self._write_event(event, before)
         for why in self.state.refusals:
             self._write_line("reject", "", "queued", None, why)
         for command in commands:
@@ -170,8 +170,8 @@ class Simulator:
             more = max(0, self._free[site]) * watts * tariff.pue * seconds / JOULES_PER_KWH
             self._idle[site] = kwh + more, usd + more / 1e3 * tariff.price.usd_per_mwh
 
-    def _write_fact(self, event: Event, before: Mapping[str, JobState]) -> None:
-        """Write down what the event itself says of a job."""
+    def _write_event(self, event: Event, before: Mapping[str, JobState]) -> None:
+        """Record what the event itself changes of a job, before the commands that follow."""
         if isinstance(event, JobSubmitted):
             record = self.records.setdefault(event.job.name, JobRecord(event.job))
             record.states.append((event.time_s, "queued"))

@@ -11,8 +11,8 @@ from itertools import chain
 
 from farpipe.cost.money import egress_of
 from farpipe.errors import InputError
+from farpipe.fleet.event_effects import apply_event
 from farpipe.fleet.events import Cancel, Command, Event, Migrate, Preempt, Price, Resize, Start
-from farpipe.fleet.facts import take_in
 from farpipe.fleet.job import JobPlacement, JobState
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import Decision, Policy, View
@@ -35,7 +35,7 @@ class FleetState(Snapshot):
         """
         state, commands = replace(self, closed=(), refusals=()), list[Command]()
         for event in events:
-            state, further = take_in(state.at(event), event)
+            state, further = apply_event(state.at(event), event)
             commands += further
         if len(events) == 1 and state.jobs is self.jobs and any(isinstance(command, Cancel) for command in commands):
             return state, commands  # nothing that the policy could act on

@@ -24,7 +24,7 @@ PENDING = -2
 
 @dataclass(frozen=True)
 class Shared:
-    """The network that a training shares with background traffic."""
+    """A network that a training shares with background traffic, with the candidate paths of both."""
 
     paths: PathTable
     grid: Grid

@@ -65,7 +65,7 @@ class Stream:
         return time.monotonic() - self.receiver.heard_s
 
     def displace(self) -> tuple[int, int]:
-        """Let go of the connection for a new one: a ticket for `attach` and the number of frames received."""
+        """Let go of the connection, as another one comes: a ticket for `attach` and the number of frames received."""
         with self._lock:
             self._drop()
             self._ticket += 1
@@ -97,7 +97,7 @@ class Stream:
             connection.close()
 
     def break_off(self, reason: Exception) -> None:
-        """Let go of the connection, which is of no use any more, and say so."""
+        """Let go of a connection that broke, and report it through `on_down`."""
         with self._lock:
             if self._connection is None:
                 return

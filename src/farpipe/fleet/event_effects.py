@@ -1,4 +1,4 @@
-"""Changes that each event makes by itself, before the policy is asked; jobs that can never run are refused here."""
+"""Effect of each event on the state, before the policy is asked; jobs that can never run are refused here."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ MAX_FIGURE: Final = 1e6
 Result = tuple[State, list[Command]]
 
 
-def take_in(state: State, event: Event) -> Result[State]:
+def apply_event(state: State, event: Event) -> Result[State]:
     """The state once `event` has happened, and the commands that follow from it alone."""
     handler: Callable[[Any, Any], Any] | None = _HANDLERS.get(type(event))
     if handler is None:
