@@ -34,7 +34,7 @@ def common() -> None:
 Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
 
 POLICIES = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
-"""Transfer strategies (`optical.demands.STRATEGIES`), each of which has an assignment policy: users call both policy."""
+"""Names of transfer strategies (`optical.demands`), each with its assignment policy; for users both are the policy."""
 _EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
 """Columns that a narrow terminal leaves out, in this order."""
 
