@@ -52,8 +52,8 @@ def request_of(kind: Kind) -> Request:
 class PlannedHops:
     """Quotes of `Planner.quote` over several sites: layout, microbatches and the sites' order are the planner's choice.
 
-    One takes some 10 ms. Sites that are alike but for their names and prices share them. Where the planner would rather
-    leave a site out, the job runs as if it did and holds all its devices still.
+    One takes some 10 ms. Sites that are identical but for their names and prices share them. If a quote leaves a site
+    idle, the job still reserves the devices of that site.
     """
 
     def __init__(self, cluster: Cluster, planner: Planner) -> None:

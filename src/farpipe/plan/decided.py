@@ -11,8 +11,9 @@ from farpipe.spec.training import Zero
 from farpipe.strict import nearest
 
 MAX_PLANNED_SITES: Final = 16
+"""Largest number of sites that a search looks at, unless the job pins them."""
 ZERO_STAGES: Final[tuple[Zero, ...]] = (1, 3)
-"""Tried in turn where the job leaves it open, the next one only if memory is too small for all before it."""
+"""Stages of ZeRO that are tried where the job leaves it open; the next one only if no layout fits with those before."""
 
 
 def decided(job: Job, zero: Zero = 1) -> Job:

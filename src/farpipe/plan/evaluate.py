@@ -26,6 +26,7 @@ ROUNDING: Final = 1e-9
 MAX_QUICK_ACTIONS: Final = 7_000
 """Largest number of actions that a quick evaluation simulates in full."""
 MIN_SHORT: Final = 24
+"""Least number of microbatches of a shorter step from which a long one is extrapolated."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Lattice:
 
     @property
     def allow(self) -> tuple[bool, bool]:
-        """True for each of one stage per rank and two in a V that is open."""
+        """(True if one stage per rank is open, True if two in a V are)."""
         open_shapes = shapes(self.job)
         return any(not in_v for _, in_v in open_shapes), any(in_v for _, in_v in open_shapes)
 
@@ -253,7 +253,7 @@ class Lattice:
     def _estimates(
         self, site_sets: Sequence[SiteSet], left: Left, limits: tuple[float, bool], most: int, max_devices: int | None
     ) -> tuple[Floats, Ints]:
-        """The least estimates of every site set, the fastest first, and their points: [O, most]."""
+        """The least estimates of every site set, the fastest first, and their points, 2 x row + `in_v`: [O, most]."""
         from farpipe.plan import lattice_kernel  # here, for numba takes a third of a second to import
 
         compiled: Any = lattice_kernel.estimate

@@ -39,8 +39,11 @@ MAX_WORK: Final = 6e6
 MAX_SMALL_DEVICES: Final = 12
 """Largest number of devices for which every named order is simulated and more neighbours are evaluated."""
 MAX_VARIED: Final = 5
+"""Number of candidates, the best first, whose neighbours are evaluated in each round of hill climbing."""
 MAX_CLIMBS: Final = 8
+"""Largest number of rounds of hill climbing."""
 MAX_FINISHED: Final = 3
+"""Number of candidates, the best first, that are simulated in every named order."""
 NEARLY_IN_V: Final = 0.25
 """Relative gain that orders besides the quick ones may bring to stages in a V: these may have to recompute where
 ``wave`` need not."""

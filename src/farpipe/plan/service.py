@@ -1,4 +1,4 @@
-"""Planner: plans and quotes for many requests on many clusters, with one cache of stage costs."""
+"""Planner: plans (`planner`) and quotes for many requests on many clusters, with one cache of stage costs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

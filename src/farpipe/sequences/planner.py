@@ -1,7 +1,4 @@
-"""Planner of the sequences of one replica on a given layout: chunks, pipelines, recomputation, orders and step time.
-
-`batch_planner` chooses the layout, and asks this one for every replica.
-"""
+"""Planner of the sequences of one replica on a layout that `batch_planner` chose: chunks, recomputation, orders, time."""
 
 import math
 import time
