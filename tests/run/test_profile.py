@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from farpipe.cost import tell_busy
+from farpipe.cost import busy_notes
 from farpipe.cost.profile import PartTimes, Profile
 from farpipe.errors import InputError
 from farpipe.run.profile import StackTimes, part_times, profile
@@ -82,7 +82,7 @@ def test_a_profile_beside_other_work_says_so_and_is_measured_for_longer():
         found = profile(model(192), TRAINING, "this machine", seconds=1.0)
         assert time.monotonic() - begin_s > 3.0
     assert found.cpu_share < 0.9
-    assert "had the CPU for" in "".join(tell_busy([found]))
+    assert "had the CPU for" in "".join(busy_notes([found]))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def pareto(
 ) -> None:
     """Show the layouts that no other beats in one objective without losing in another."""
     from farpipe.plan import objective
-    from farpipe.plan.decided import tell_left_out
+    from farpipe.plan.decided import left_out_note
     from farpipe.plan.service import Planner
     from farpipe.report import to_rich
     from farpipe.report.plan_tables import front_data, front_table
@@ -37,7 +37,7 @@ def pareto(
     if as_json:
         print_json({"format": FORMAT, "objectives": list(names), "options": front_data(choices, front)})
         return
-    notes = (tell_left_out(len(spec.cluster.sites)), objective.unpriced(front) if "money" in names else "")
+    notes = (left_out_note(len(spec.cluster.sites)), objective.unpriced(front) if "money" in names else "")
     console().print(to_rich(front_table(front, len(choices), " ".join(filter(None, notes)))))
 
 

@@ -4,7 +4,7 @@ from farpipe.cost.calibration import calibration_of
 from farpipe.cost.flops import causal_share, step_flops
 from farpipe.cost.layout import Layout, Placement, place_evenly, place_stages, round_robin, settle, v_shape
 from farpipe.cost.measured import MeasuredPart, completed_profile
-from farpipe.cost.profile import PartTimes, Profile, model_shape, tell_busy
+from farpipe.cost.profile import PartTimes, Profile, busy_notes, model_shape
 from farpipe.cost.stage import JobCosts, StageCost, stage_cost
 from farpipe.cost.step import StepCost, step_cost
 
@@ -17,6 +17,7 @@ __all__ = [
     "Profile",
     "StageCost",
     "StepCost",
+    "busy_notes",
     "calibration_of",
     "causal_share",
     "completed_profile",
@@ -28,6 +29,5 @@ __all__ = [
     "stage_cost",
     "step_cost",
     "step_flops",
-    "tell_busy",
     "v_shape",
 ]

@@ -110,7 +110,7 @@ class _Timed(Protocol):
     cpu_share: float
 
 
-def tell_busy(profiles: Iterable[_Timed]) -> Iterator[str]:
+def busy_notes(profiles: Iterable[_Timed]) -> Iterator[str]:
     """Doubts about profiles that were measured beside other work, for people."""
     for profile in profiles:
         if doubt := other_work(profile.cpu_share):

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.cost import tell_busy
+from farpipe.cost import busy_notes
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import FarpipeError, InputError
@@ -57,7 +57,7 @@ def plan_on_chunks(
     slowest = max(plans, key=lambda plan: plan.step_s)
     plan = _plan(job, found, step_plan(slowest), int(lengths.sum()))
     reason = (why_cut(slowest, plan_whole(found.costs, slowest, options)) + ".",) if options.num_slices is None else ()
-    return plan.model_copy(update={"advice": (*tell_busy(profiles), *plan.advice, *reason)}), found.costs
+    return plan.model_copy(update={"advice": (*busy_notes(profiles), *plan.advice, *reason)}), found.costs
 
 
 def better_layout(plan: Plan, lengths: NDArray[np.int64], longest: int) -> tuple[str, ...]:

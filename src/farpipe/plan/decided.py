@@ -40,7 +40,7 @@ def largest_sites(job: Job) -> Job:
     return job.model_copy(update={"cluster": job.cluster.within([sites[index].name for index in kept])})
 
 
-def tell_left_out(num_sites: int) -> str:
+def left_out_note(num_sites: int) -> str:
     """Sentence on the sites that are not looked at and how to have others looked at; empty where all are."""
     if num_sites <= MAX_PLANNED_SITES:
         return ""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from farpipe.cost import JobCosts, Layout, Profile, tell_busy
+from farpipe.cost import JobCosts, Layout, Profile, busy_notes
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.changes import LIMIT_S, changes_that_help, still_helping
-from farpipe.plan.decided import expect_devices, largest_sites, tell_left_out
+from farpipe.plan.decided import expect_devices, largest_sites, left_out_note
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.infeasible import explain_infeasible
 from farpipe.plan.limits import limit_of, limits_in_words, trust_of
@@ -82,8 +82,8 @@ def find_plans(
         ranked = [best, *(e for e in ranked if e.candidate is not best.candidate)]
         pairs.append((_explained(settled, costs, named, ranked, rejected), ranked))
     pairs.sort(key=lambda pair: pair[0].prediction.step_s)
-    notes = tuple(tell_busy(profiles))
-    if job.layout.sites is None and (left_out := tell_left_out(len(job.cluster.sites))):
+    notes = tuple(busy_notes(profiles))
+    if job.layout.sites is None and (left_out := left_out_note(len(job.cluster.sites))):
         notes = (left_out, *notes)
     plans = [plan.model_copy(update={"advice": (*notes, *plan.advice)}) for plan, _ in pairs]
     return FoundPlans(plans, settled, costs, pairs[0][1])
