@@ -87,25 +87,25 @@ class LightOptions:
         return find_network(self.network, shared=not self.settings.directed)
 
     @cached_property
-    def table(self) -> "ModulationTable":
+    def modulations(self) -> "ModulationTable":
         """Modulation of the messages."""
         from farpipe.optical import find_modulation
 
         return find_modulation(self.modulation)
 
-    def places(self, loaded: "Loaded") -> list[tuple[str, ...]]:
+    def node_choices(self, loaded: "Loaded") -> list[tuple[str, ...]]:
         """The node of every rank: given, or in so many random placements."""
         problem, _, plan = loaded
         sites = plan.sites if plan else ()
         if self.placements is None:
-            nodes = _places(self.nodes, problem.num_ranks, sites)
+            nodes = _nodes_of_ranks(self.nodes, problem.num_ranks, sites)
             return [tuple(self.net.expect_node(node, "--nodes") for node in nodes)]
         from farpipe.optical.study import random_nodes
 
         labels = self.nodes.split(",") if self.nodes else sites or tuple(map(str, range(problem.num_ranks)))
         if len(labels) != problem.num_ranks:
             raise UsageError(f"--nodes: expected a name for each of {problem.num_ranks} ranks, found {len(labels)}")
-        return [random_nodes(self.net, labels, self.table, draw) for draw in range(self.placements)]
+        return [random_nodes(self.net, labels, self.modulations, draw) for draw in range(self.placements)]
 
     def candidates(self, policy: str, nodes: "Sequence[str]") -> "PathTable":
         """Candidate paths of a policy between the nodes of a training."""
@@ -117,7 +117,7 @@ class LightOptions:
         pairs = dict.fromkeys((a, b) for a in nodes for b in nodes if a != b)
         k, by = CANDIDATES[policy]
         return k_shortest(
-            self.net, pairs or None, k=self.settings.k or k, by=self.settings.by or by, modulation=self.table
+            self.net, pairs or None, k=self.settings.k or k, by=self.settings.by or by, modulation=self.modulations
         )
 
     @cached_property
@@ -140,7 +140,7 @@ class LightOptions:
         grid = Grid(self.slots, self.slot_ghz, self.guard)
         of_trace = find_modulation(self.settings.trace_modulation or self.modulation) if self.trace else None
         traffic, paths = self._background
-        return OpticalSetting(candidates, paths, grid, traffic, self.table, of_trace, self.settings.begin)
+        return OpticalSetting(candidates, paths, grid, traffic, self.modulations, of_trace, self.settings.begin)
 
     def strategy(self, name: str) -> "TransferStrategy":
         """The strategy called `name` with what the options say of units, set-up, release and keeping."""
@@ -177,7 +177,7 @@ class LightOptions:
         return LightTraining(nominal, chosen, nodes)
 
 
-def _places(nodes: str | None, num_ranks: int, sites: "Sequence[str]") -> tuple[str, ...]:
+def _nodes_of_ranks(nodes: str | None, num_ranks: int, sites: "Sequence[str]") -> tuple[str, ...]:
     """The node of every rank."""
     if nodes is None:
         raise UsageError("give the node of every rank as --nodes, or --placements for random ones")

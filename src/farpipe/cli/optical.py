@@ -116,7 +116,7 @@ def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tup
     strategies, loaded = {name: options.strategy(name) for name in names}, load_step(job)
     cases: list[Case] = []
     runs: dict[str, list[Run]] = {name: [] for name in names}
-    for draw, nodes in enumerate(options.places(loaded)):
+    for draw, nodes in enumerate(options.node_choices(loaded)):
         scenario = options.scenario(options.candidates(names[0], nodes))
         training = options.training(loaded, nodes, scenario, strategies[names[0]])
         settings = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
