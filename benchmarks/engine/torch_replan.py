@@ -56,7 +56,8 @@ def main(asked: argparse.Namespace) -> None:
         for phase, link in enumerate(LINKS)
     ]
     totals = {f"all steps {name}_s": result["total_s"] for name, result in found.items()}
-    print(json.dumps({"steps": rows, **totals, "steps in the old order": found["with"]["waited"]}))
+    each = {f"every step {name}_s": result["steps_s"] for name, result in found.items()}
+    print(json.dumps({"steps": rows, **totals, "steps in the old order": found["with"]["waited"], **each}))
 
 
 def run(asked: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
@@ -79,6 +80,7 @@ def run(asked: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
         "settled_s": [round(median(steps[max(start, end - LAST_STEPS) : end]), 3) for start, end in phases],
         "total_s": round(sum(steps), 1),
         "waited": [until(*phase, events) for phase in phases[1:]],
+        "steps_s": [round(step, 3) for step in steps],
     }
 
 

@@ -316,6 +316,13 @@ def what_contradicts_itself_or_the_plan_is_refused_on_all_ranks(me, size):
         ({"stage": [module] if me else "module"}, {}, "rank 0: stages must be modules.* found str"),
         ({}, {"method": None, "plan": FOLDER / "none.json"}, r"none\.json"),
         ({"n": 5}, {"method": None, "plan": path}, "the plan is for 8 microbatches, and n_microbatches is 5"),
+        (
+            {"n": 8, "stage": PipelineStage(module, size - 1 - me, size, CPU)},
+            {"method": None, "plan": path},
+            r"the plan has stages on ranks \[0, 1\], and they are on \[1, 0\]"
+            if size == 2
+            else "the plan has 2 ranks, the group 4",
+        ),
         ({"n": 8, "stage": [module] * 3}, {"method": None, "plan": path}, "and it was given 3 modules"),
     ]
     for places, options, words in wrong:
