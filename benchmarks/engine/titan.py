@@ -185,14 +185,20 @@ def plain_attention(q: Any, k: Any, v: Any, *, block_mask: Any, scale: float | N
 
 
 def help_torchtitan() -> None:
-    """After it is imported: a barrier of devices with numbers, compiled attention, text from the net."""
+    """After it is imported: a barrier of devices with numbers, compiled attention, text from the net.
+
+    gpt_oss's experts return bf16 in float32 as well, and adding that up ends with an error.
+    """
     import torchtitan.models.common.attention as attention
+    import torchtitan.models.common.token_dispatcher as dispatcher
     from datasets import Dataset
     from torchtitan.distributed import utils
     from torchtitan.hf_datasets import text_datasets
 
     utils.set_pg_timeouts = lambda *_, **__: None
     attention.FlexAttention._compiled_flex_attn = plain_attention
+    add_up = dispatcher.deterministic_scatter_add
+    dispatcher.deterministic_scatter_add = lambda out, index, src: add_up(out, index, src.to(out.dtype))
     lines = [" ".join(str(number * k % 997) for k in range(200)) for number in range(500)]
     text_datasets.DATASETS["c4_test"].loader = lambda _: Dataset.from_dict({"text": lines})
 
