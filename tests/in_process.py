@@ -15,7 +15,7 @@ from farpipe.transport.clock import Clock
 class Switchboard:
     """State that the ranks share: messages in transit, boxes, and the first failure."""
 
-    def __init__(self, world_size, timeout_s=20.0):
+    def __init__(self, world_size, timeout_s=60.0):
         self.world_size, self.timeout_s = world_size, timeout_s
         self.condition = threading.Condition()
         self.messages, self.exchanges, self.boxes = {}, defaultdict(dict), defaultdict(list)
