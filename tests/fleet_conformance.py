@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from farpipe.fleet.events import DevicesChanged, Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
-from farpipe.fleet.job import FleetJob, JobPlacement, Kind
+from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind
 from farpipe.fleet.policies.protocol import Policy
-from farpipe.fleet.quotes import Devices
+from farpipe.fleet.quotes import Devices, StopCosts
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.snapshot import Snapshot
 from farpipe.fleet.state import FleetState, first_state
+from farpipe.fleet.stops import planned
 from farpipe.spec import Cluster, preset_site
 from farpipe.spec.cluster import SiteLink
 
@@ -44,7 +45,9 @@ class SimpleQuotes:
         return float(kind.sequence_length * num_devices**0.9)
 
 
-def violations(policy: Policy, *, num_fleets: int = 5, num_jobs: int = 30, seed: int = 0) -> list[str]:
+def violations(
+    policy: Policy, *, num_fleets: int = 5, num_jobs: int = 30, seed: int = 0, stops: StopCosts | None = None
+) -> list[str]:
     """Every rule that `policy` or the fleet under it broke in some random fleets; empty if it conforms.
 
     It must not raise, not ask for what is not there, leave no job waiting in an empty fleet, and give the same
@@ -52,18 +55,18 @@ def violations(policy: Policy, *, num_fleets: int = 5, num_jobs: int = 30, seed:
     """
     found: list[str] = []
     for index in range(num_fleets):
-        found += _play(policy, num_jobs, random.Random(f"{seed} {index}"), f"fleet {index}")
+        found += _play(policy, num_jobs, random.Random(f"{seed} {index}"), f"fleet {index}", stops)
     return found
 
 
-def _play(policy: Policy, num_jobs: int, draw: random.Random, name: str) -> list[str]:
+def _play(policy: Policy, num_jobs: int, draw: random.Random, name: str, stops: StopCosts | None) -> list[str]:
     found: list[str] = []
     jobs = random_jobs(num_jobs, draw)
 
     def after(state: FleetState, event: Event) -> None:
         found.extend(f"{name}: after {event}: {why}" for why in (*broken(state), *state.refusals))
 
-    state = first_state(random_cluster(draw), policy, SimpleQuotes())
+    state = first_state(random_cluster(draw), policy, SimpleQuotes(), stops)
     simulator = Simulator(state, Failures(device_hours=200.0, final_share=0.1, seed=draw.randrange(99)), after=after)
     outcome = simulator.run(jobs, random_events(draw))
     ended = sum(record.final is not None for record in outcome.records)
@@ -74,20 +77,13 @@ def _play(policy: Policy, num_jobs: int, draw: random.Random, name: str) -> list
 
 def broken(state: Snapshot) -> list[str]:
     """Every invariant that `state` breaks, in words; empty if it is sound."""
-    found = [state.space().overdrawn()]
+    found = [planned(state).space().overdrawn()]
+    if not any(job.phase == "stopping" for job in state.jobs.values()):
+        found.append(state.space().overdrawn())  # devices that were taken from a site are held until jobs have stopped
     for name, job in state.jobs.items():
         if name in state.ended:
             found.append(f"{name} has ended and is still there")
-        if (job.placement is None) != (job.phase == "queued"):
-            found.append(f"{name} is {job.phase} with placement {job.placement}")
-        if job.placement is not None:
-            number = job.placement.num_devices
-            if not job.job.min_devices <= number <= job.job.max_devices:
-                found.append(f"{name} has {number} devices, from {job.job.min_devices} to {job.job.max_devices}")
-            if len(set(job.placement.sites)) != len(job.placement.sites):
-                found.append(f"{name} is at one site twice: {job.placement.devices}")
-            if not (job.placement.step_s > 0 and math.isfinite(job.placement.step_s)):
-                found.append(f"{name} has steps of {job.placement.step_s} s")
+        found += [f"{name}: {why}" for why in _misplaced(job)]
         if not 0 <= job.num_stored <= job.num_done <= job.job.num_steps:
             found.append(
                 f"{name} has done {job.num_done} of {job.job.num_steps} steps, {job.num_stored} in a checkpoint"
@@ -95,6 +91,23 @@ def broken(state: Snapshot) -> list[str]:
         if not 0 <= job.since_s <= state.now_s:
             found.append(f"{name} is as of {job.since_s} s at {state.now_s} s")
     return [why for why in found if why]
+
+
+def _misplaced(job: JobState) -> list[str]:
+    """What is wrong with the devices that a job holds or has reserved."""
+    here, found = job.placement, list[str]()
+    if (here is None) != (job.phase == "queued"):
+        found.append(f"{job.phase} with placement {here}")
+    if job.reserved is not None and (job.leaves or job.phase not in ("queued", "stopping")):
+        found.append(f"{job.phase} and has reserved {job.reserved}")
+    for placement in filter(None, (here, job.reserved)):
+        if not job.job.min_devices <= placement.num_devices <= job.job.max_devices:
+            found.append(f"{placement.num_devices} devices, from {job.job.min_devices} to {job.job.max_devices}")
+        if len(set(placement.sites)) != len(placement.sites):
+            found.append(f"at one site twice: {placement.devices}")
+        if not (placement.step_s > 0 and math.isfinite(placement.step_s)):
+            found.append(f"steps of {placement.step_s} s")
+    return found
 
 
 def random_cluster(draw: random.Random) -> Cluster:

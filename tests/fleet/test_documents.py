@@ -20,7 +20,7 @@ from farpipe.fleet.documents import (
 from farpipe.fleet.events import JobFailed, JobSubmitted, Price, PriceChanged, SiteLost, Tick
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
-from farpipe.fleet.quotes import PlannerQuotes
+from farpipe.fleet.quotes import PlannerQuotes, StopCosts
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import FleetState, first_state
 from farpipe.spec import Cluster, preset_site
@@ -40,10 +40,10 @@ def through_json(data):
     return json.loads(json.dumps(data, allow_nan=False))
 
 
-def played(monkeypatch, policy="farpipe", seed=3):
+def played(monkeypatch, policy="farpipe", seed=3, stops=None):
     """The first state of a random fleet, the entry of every call until all jobs have ended, and every state."""
     draw, entries, states = random.Random(seed), [], []
-    first = first_state(random_cluster(draw), POLICIES[policy], SimpleQuotes())
+    first = first_state(random_cluster(draw), POLICIES[policy], SimpleQuotes(), stops)
     handle = FleetState.handle
 
     def noted(self, *events):
@@ -60,10 +60,13 @@ def played(monkeypatch, policy="farpipe", seed=3):
     return first, entries, states
 
 
-def test_a_log_restores_every_state_and_asks_neither_policy_nor_planner(monkeypatch):
-    first, entries, states = played(monkeypatch)
+@pytest.mark.parametrize("stop_s", [0.0, 900.0])
+def test_a_log_restores_every_state_and_asks_neither_policy_nor_planner(monkeypatch, stop_s):
+    first, entries, states = played(monkeypatch, seed=5 if stop_s else 3, stops=StopCosts(stop_s=stop_s))
+    assert any(job.reserved for state in states for job in state.jobs.values()) == (stop_s > 0)
     kinds = {type(event).__name__ for entry in entries for event in entry.events}
-    assert {"JobSubmitted", "JobStarted", "JobEnded", "JobFailed", "SiteLost", "LinkChanged", "DevicesChanged"} <= kinds
+    expected = {"JobStopped"} if stop_s else {"JobSubmitted", "JobStarted", "JobEnded", "JobFailed"}
+    assert expected | {"SiteLost", "LinkChanged", "DevicesChanged"} <= kinds
     silent = Silent()
     state = state_of(through_json(state_data(first)), silent, silent)
     for entry, true in zip(entries, states, strict=True):

@@ -14,6 +14,7 @@ from farpipe.fleet.events import (
     JobEnded,
     JobFailed,
     JobStarted,
+    JobStopped,
     JobSubmitted,
     LinkChanged,
     Price,
@@ -25,6 +26,7 @@ from farpipe.fleet.events import (
 )
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
+from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.state import first_state
 from fleet_conformance import SITES, SimpleQuotes, broken, random_cluster
 
@@ -36,10 +38,10 @@ class Fleet(RuleBasedStateMachine):
 
     names = Bundle("names")
 
-    @initialize(seed=st.integers(0, 99), policy=st.sampled_from(sorted(POLICIES)))
-    def begin(self, seed, policy):
+    @initialize(seed=st.integers(0, 99), policy=st.sampled_from(sorted(POLICIES)), stop_s=st.sampled_from([0.0, 60.0]))
+    def begin(self, seed, policy, stop_s):
         self.cluster = random_cluster(random.Random(seed))
-        self.state = first_state(self.cluster, POLICIES[policy], SimpleQuotes())
+        self.state = first_state(self.cluster, POLICIES[policy], SimpleQuotes(), StopCosts(stop_s=stop_s))
         self.submitted, self.gone, self.refused = set(), {}, set()
 
     def give(self, event):
@@ -77,7 +79,7 @@ class Fleet(RuleBasedStateMachine):
         job = self.state.jobs.get(name)
         if job is None or job.phase == "queued":
             return
-        kind = JobStarted if job.phase == "starting" else JobEnded
+        kind = {"starting": JobStarted, "stopping": JobStopped}.get(job.phase, JobEnded)
         self.give(kind(self.state.now_s + after_s, name, job.attempt))
 
     @rule(name=names, after_s=st.floats(0, 5000), lost=st.floats(0, 1000), final=st.booleans())

@@ -11,9 +11,9 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.report.fleet import _bars, draw_fleet, levels, queue_levels
-from farpipe.report.fleet_charts import draw_charts, link_use, spent_usd
-from fleet_conformance import SITES, SimpleQuotes, random_cluster, random_jobs
+from farpipe.report.fleet import MARKS, _bars, _draw_marks, _draw_prices, draw_fleet, has_prices, levels, queue_levels
+from farpipe.report.fleet_charts import coastlines, draw_charts, link_use, spent_usd
+from fleet_conformance import SITES, SimpleQuotes, random_cluster, random_events, random_jobs
 
 
 def outcome(seed, policy="bace"):
@@ -92,3 +92,59 @@ def test_the_picture_has_a_gantt_and_a_queue_for_every_policy(tmp_path):
     draw_fleet([outcome(0, "fcfs"), outcome(0)], tmp_path / "fleet.svg")
     text = (tmp_path / "fleet.svg").read_text()
     assert text.count('<g id="axes_') == 4
+
+
+class Axis:
+    """Keeps what is drawn."""
+
+    def __init__(self):
+        self.marks, self.lines = {}, {}
+
+    def scatter(self, hours, rows, label, **style):
+        self.marks[label] = list(zip(hours, rows, strict=True))
+
+    def step(self, hours, values, label, **style):
+        self.lines[label] = list(zip(hours, values, strict=True))
+
+    def legend(self, *names, **style):
+        pass
+
+    set_ylabel = legend
+
+
+@pytest.mark.parametrize("stop_s", [0.0, 600.0])
+def test_every_stop_and_move_has_a_mark_on_the_devices_that_the_job_had(stop_s):
+    draw = random.Random(5)
+    state = first_state(random_cluster(draw), POLICIES["srtf"], SimpleQuotes(), StopCosts(stop_s=stop_s))
+    done = Simulator(state).run(random_jobs(20, draw), random_events(draw))
+    bases = dict(zip(done.num_devices, (0, 1000, 2000), strict=True))
+    axis = Axis()
+    _draw_marks(axis, done, bases)
+    ended = [change for change in done.changes if change.event in MARKS]
+    assert {MARKS[change.event][1] for change in ended} == set(axis.marks) != set()
+    assert {h for places in axis.marks.values() for h, _ in places} == {change.time_s / 3600 for change in ended}
+    for _, row in (place for places in axis.marks.values() for place in places):
+        assert any(low < row < low + done.num_devices[site] for site, low in bases.items())
+
+
+def test_prices_are_drawn_where_they_differ():
+    assert not has_prices(outcome(1))
+    draw = random.Random(1)
+    state = first_state(random_cluster(draw), POLICIES["bace"], SimpleQuotes())
+    changed = [
+        PriceChanged(0.0, dict.fromkeys(SITES, Price(50.0, 1.0))),
+        PriceChanged(7200.0, {SITES[0]: Price(90.0, 1.0)}),
+    ]
+    done = Simulator(state).run(random_jobs(5, draw), changed)
+    axis = Axis()
+    _draw_prices(axis, done)
+    assert has_prices(done)
+    assert axis.lines[SITES[0]][1:] == [(2.0, 90.0), (done.end_s / 3600, 90.0)]
+    assert axis.lines[SITES[1]][0][1] == axis.lines[SITES[1]][-1][1] == 50.0
+
+
+def test_coasts_lie_on_the_globe_and_pass_by_known_places():
+    points = [point for line in coastlines() for point in line]
+    assert all(-180 <= x <= 180 and -60 < y < 84 for x, y in points)
+    for x, y in ((-5.6, 36.0), (18.5, -34.0), (-34.9, -8.0)):  # Gibraltar, the Cape, Recife
+        assert min(abs(x - a) + abs(y - b) for a, b in points) < 4

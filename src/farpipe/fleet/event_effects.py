@@ -16,6 +16,7 @@ from farpipe.fleet.events import (
     JobEnded,
     JobFailed,
     JobStarted,
+    JobStopped,
     JobSubmitted,
     LinkChanged,
     Preempt,
@@ -26,10 +27,11 @@ from farpipe.fleet.events import (
     StepReported,
     Tick,
 )
-from farpipe.fleet.job import MAX_STEPS, FleetJob, JobPlacement, JobState, sizes
+from farpipe.fleet.job import MAX_STEPS, FleetJob, JobPlacement, JobState, Phase, sizes
 from farpipe.fleet.policies.places import across, alone, max_sites
 from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import Snapshot, Space, State, placed, queued, settled
+from farpipe.fleet.stops import planned, stopped, without_reservations
 from farpipe.spec.part import MAX_BANDWIDTH, MAX_DEVICES
 from farpipe.strict import nearest
 
@@ -88,7 +90,7 @@ def _started(state: State, event: JobStarted) -> Result[State]:
 def _reported(state: State, event: StepReported) -> Result[State]:
     _expect(f"job {event.name!r}: step_s", event.step_s, *STEP_SECONDS)
     job = _attempt(state, event)
-    if job is None or job.placement is None:
+    if job is None or job.placement is None or job.phase == "stopping":
         return state, []
     _expect_running(job, "reports steps")
     return state.with_job(placed(job, replace(job.placement, step_s=event.step_s), "running")), []
@@ -103,7 +105,7 @@ def _ended(state: State, event: JobEnded) -> Result[State]:
 
 
 def _expect_running(job: JobState, what: str) -> None:
-    if job.phase != "running":
+    if job.phase not in ("running", "stopping"):
         raise InputError(f"job {job.name!r} {what} before its attempt {job.attempt} has started")
 
 
@@ -117,9 +119,9 @@ def _failed(state: State, event: JobFailed) -> Result[State]:
     job = _attempt(state, event)
     if job is None:
         return state, []
-    if event.is_final:
+    if event.is_final or job.leaves:
         return state.without_job(job), []
-    job = _paused(state, queued(job, event.num_lost))
+    job = _paused(state, replace(queued(job, event.num_lost), reserved=None))
     if job.num_failures < state.world.stops.max_failures:
         return state.with_job(job), []
     why = (
@@ -139,8 +141,23 @@ def _paused(state: Snapshot, job: JobState) -> JobState:
 def _cancelled(state: State, event: JobCancelled) -> Result[State]:
     if event.name in state.ended:
         return state, []
-    job = settled(state, event.name)
-    return state.without_job(job), [Cancel(event.name, job.attempt, "cancelled by its owner")]
+    job, why = settled(state, event.name), "cancelled by its owner"
+    if job.leaves:
+        return state, []
+    if job.placement is None or not state.world.stops.holds:
+        return state.without_job(job), [Cancel(event.name, job.attempt, why)]
+    job = job if job.phase == "stopping" else stopped(state, job)
+    return state.with_job(replace(job, reserved=None, leaves=True)), [Cancel(event.name, job.attempt, why)]
+
+
+def _stopped(state: State, event: JobStopped) -> Result[State]:
+    _expect(f"job {event.name!r}: num_lost", event.num_lost, 0.0, MAX_STEPS)
+    job = _attempt(state, event)
+    if job is None:
+        return state, []
+    if job.phase != "stopping":
+        raise InputError(f"job {job.name!r} has stopped its attempt {job.attempt} without having been told to")
+    return state.without_job(job) if job.leaves else state.with_job(queued(job, event.num_lost)), []
 
 
 def _link(state: State, event: LinkChanged) -> Result[State]:
@@ -148,6 +165,7 @@ def _link(state: State, event: LinkChanged) -> Result[State]:
         raise InputError(f"there is no link {event.link!r}{nearest(event.link, state.rates)}")
     _expect(f"link {event.link}: bytes/s", event.bytes_per_s, 0.0, MAX_BANDWIDTH)
     state = replace(state, rates={**state.rates, event.link: event.bytes_per_s})
+    state = without_reservations(state, lambda placement: event.link in placement.links("starting"))
     return _fit_link(state, event.link)
 
 
@@ -167,13 +185,13 @@ def _fit_link(state: State, link: str) -> Result[State]:
 def _fit_job(state: State, job: JobState, rates: dict[str, float]) -> tuple[State, Command]:
     """The job at the speed that `rates` allow, or back in the queue."""
     assert job.placement is not None
-    space, mine = state.space(), job.placement.link_bytes_per_s
+    space, mine = planned(state).space(), job.placement.link_bytes_per_s
     free = {name: max(0.0, space.rates[name]) + rate for name, rate in mine.items()}
     fitted = state.world.quotes.placement(job.job.kind, job.placement.devices, {**free, **rates})
     account = settled(state, job.name)
     if fitted is None or job.phase == "starting":
-        stopped = replace(queued(account), num_preemptions=job.num_preemptions + 1)
-        return state.with_job(stopped), Preempt(job.name, job.attempt, "a link it needs is too slow")
+        account = replace(stopped(state, account), num_preemptions=job.num_preemptions + 1)
+        return state.with_job(account), Preempt(job.name, job.attempt, "a link it needs is too slow")
     fitted = replace(fitted, startup_s=0.0, startup_bytes_per_s=fitted.link_bytes_per_s)
     return state.with_job(placed(account, fitted, "running")), Replan(job.name, job.attempt, fitted)
 
@@ -207,18 +225,27 @@ def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result
     if name not in state.sites:
         raise InputError(f"there is no site {name!r}{nearest(name, state.sites)}")
     state = replace(state, sites={**state.sites, name: replace(state.sites[name], **change)})
+    state = without_reservations(state, lambda placement: _uses(placement, "starting", name))
     commands: list[Command] = []
     is_up = state.sites[name].is_up
     for job in _newest_first(state, name):
-        if is_up and state.space().devices[name] >= 0:
+        if is_up and planned(state).space().devices[name] >= 0:
             break
         account = settled(state, job.name)
         num_lost = _steps_in(job, job.placement, lost_s)
-        stopped = replace(queued(account, num_lost), num_preemptions=job.num_preemptions + 1)
-        state = state.with_job(stopped)
+        account = stopped(state, account, num_lost) if is_up else queued(account, num_lost)
+        if job.leaves:
+            state = state.without_job(account)
+        else:
+            state = state.with_job(replace(account, num_preemptions=job.num_preemptions + 1))
         why = f"{name} has no devices for it any more" if is_up else f"{name} is lost"
-        commands.append(Preempt(job.name, job.attempt, why))
+        commands += [Preempt(job.name, job.attempt, why)] if job.phase != "stopping" else []
     return state, commands
+
+
+def _uses(placement: JobPlacement, phase: Phase, site: str) -> bool:
+    """True if it has devices at the site, or sends there or from there."""
+    return site in placement.sites or any(site in link.split(">") for link in placement.links(phase))
 
 
 def _newest_first(state: State, site: str) -> list[JobState]:
@@ -227,8 +254,9 @@ def _newest_first(state: State, site: str) -> list[JobState]:
 
     def needs(job: JobState) -> bool:
         here = job.placement
-        loads = is_lost and here is not None and any(site in link.split(">") for link in here.links(job.phase))
-        return loads or (here is not None and site in here.sites)
+        if here is None or (job.phase == "stopping" and not is_lost):
+            return False
+        return _uses(here, job.phase, site) if is_lost else site in here.sites
 
     return sorted(filter(needs, state.jobs.values()), key=lambda job: -job.since_s)
 
@@ -292,6 +320,7 @@ _HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
     StepReported: _reported,
     JobEnded: _ended,
     JobFailed: _failed,
+    JobStopped: _stopped,
     JobCancelled: _cancelled,
     LinkChanged: _link,
     PriceChanged: _prices,

@@ -64,6 +64,14 @@ class JobFailed(AttemptEvent):
 
 
 @dataclass(frozen=True)
+class JobStopped(AttemptEvent):
+    """Nothing of a job that was told to stop runs any more: its devices are free."""
+
+    num_lost: float = 0.0
+    """Steps done that are not in the checkpoint with which it stopped."""
+
+
+@dataclass(frozen=True)
 class JobCancelled(JobEvent):
     """The owner does not want the job any more."""
 

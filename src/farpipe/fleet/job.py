@@ -8,8 +8,9 @@ from typing import Final, Literal, NamedTuple
 
 from farpipe.cost import Layout
 
-Phase = Literal["queued", "starting", "running"]
-"""``starting``: it holds its devices and loads its state; no step is done yet."""
+Phase = Literal["queued", "starting", "running", "stopping"]
+"""``starting``: it holds its devices and loads its state; no step is done yet. ``stopping``: it was told to stop, and
+holds its devices until nothing runs on them."""
 
 MAX_STEPS: Final = 10**9
 """Steps of one job."""
@@ -97,14 +98,21 @@ class JobPlacement:
         """The sites in pipeline order."""
         return tuple(site for site, _ in self.devices)
 
+    @property
+    def where(self) -> str:
+        """Its devices in words: ``8 at a > 8 at b``."""
+        return " > ".join(f"{number} at {site}" for site, number in self.devices)
+
     def links(self, phase: Phase) -> Mapping[str, float]:
         """Bytes per second that it has reserved on every link in this phase."""
+        if phase == "stopping":
+            return {}
         return self.link_bytes_per_s if phase == "running" else self.startup_bytes_per_s
 
     def sent(self, phase: Phase) -> Mapping[str, float]:
         """Bytes per second that it sends over every link, on average over this phase."""
-        if phase == "running":
-            return self.link_bytes_per_s
+        if phase != "starting":
+            return self.links(phase)
         return {link: size / self.startup_s for link, size in self.moved_bytes.items()}
 
 
@@ -147,6 +155,12 @@ class JobState:
     num_done: float = 0.0
     """Steps done, in fractions of one."""
     placement: JobPlacement | None = None
+    reserved: JobPlacement | None = None
+    """Devices on which it starts once nothing runs there any more, and it has stopped itself."""
+    stopped_by_s: float = 0.0
+    """Time at which a stopping job is expected to have stopped."""
+    leaves: bool = False
+    """True if it is cancelled, and only has to stop."""
     stored_at: str | None = None
     """The site that has its newest checkpoint; None before the first start."""
     first_start_s: float | None = None
@@ -189,8 +203,8 @@ class JobState:
         return self.queued_s + (max(0.0, now_s - self.since_s) if self.phase == "queued" else 0.0)
 
     def end_s(self) -> float | None:
-        """Time at which it will have done its last step if nothing changes; None while it waits."""
-        if self.placement is None or self.phase == "queued":
+        """Time at which it will have done its last step if nothing changes; None while it waits or stops."""
+        if self.placement is None or self.phase in ("queued", "stopping"):
             return None
         begin = self.since_s + (self.placement.startup_s if self.phase == "starting" else 0.0)
         return begin + (self.job.num_steps - self.num_done) * self.placement.step_s

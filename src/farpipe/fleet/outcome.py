@@ -69,6 +69,8 @@ class Allocation:
     """Bytes/s that it has reserved, by directed link."""
     usd: float = 0.0
     """Rent, electricity and egress of the job up to then."""
+    event: str = ""
+    """Name of what happened, as in OUT.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class FleetOutcome:
     """Rate of every directed link at the end."""
     num_refused: int = 0
     """Decisions of the policy that were not possible."""
+    prices: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """(time, USD/MWh from then on) of electricity, by site."""
 
     @property
     def spent(self) -> Spent:

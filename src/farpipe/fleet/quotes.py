@@ -130,11 +130,19 @@ class StopCosts:
     """Longest work, in seconds, that is lost when a job breaks."""
     transfer_share: float = 0.5
     """Share of a link's free rate that a checkpoint takes which moves to another site."""
+    stop_s: float = 0.0
+    """Seconds from the order to stop until nothing runs, beside writing the checkpoint; devices are held for both. 0:
+    they are free at once."""
     first_pause_s: float = 60.0
     """Pause after the second failure in a row, twice as long after every further one; the first has none."""
     longest_pause_s: float = 900.0
     max_failures: int = 1000
     """Failures in a row, within one hundredth of its steps, after which a job is given up."""
+
+    @property
+    def holds(self) -> bool:
+        """True if jobs that are told to stop hold their devices until they have."""
+        return self.stop_s > 0
 
     def pause_s(self, num_failures: int) -> float:
         """Seconds before the next start after so many failures in a row."""

@@ -121,6 +121,7 @@ class Stops(Part):
     checkpoint_bytes_per_s: Positive = StopCosts.checkpoint_bytes_per_s
     checkpoint_every_s: Positive = StopCosts.checkpoint_every_s
     transfer_share: Share = StopCosts.transfer_share
+    stop_s: NonNegative = StopCosts.stop_s
     first_pause_s: NonNegative = StopCosts.first_pause_s
     longest_pause_s: NonNegative = StopCosts.longest_pause_s
     max_failures: Natural = StopCosts.max_failures

@@ -16,9 +16,11 @@ from farpipe.fleet.events import (
     JobEnded,
     JobFailed,
     JobStarted,
+    JobStopped,
     JobSubmitted,
     Migrate,
     Preempt,
+    PriceChanged,
     Replan,
     Resize,
     Start,
@@ -79,6 +81,7 @@ class Simulator:
         self._free = self.state.space().devices
         self.num_refused = 0
         self.changes: list[Allocation] = []
+        self.prices = {site: [(self.state.now_s, t.price.usd_per_mwh)] for site, t in self.state.tariffs.items()}
 
     def run(self, jobs: Sequence[FleetJob], events: Iterable[Event] = (), *, tick_s: float = 900.0) -> FleetOutcome:
         """Play `events` and the submissions of `jobs` until every job has ended.
@@ -116,6 +119,11 @@ class Simulator:
         self.state, commands = self.state.handle(event)
         self._free = self.state.space().devices
         self.num_refused += len(self.state.refusals)
+        if isinstance(event, PriceChanged):
+            for site, price in event.prices.items():
+                if self.prices[site][-1][0] == event.time_s:
+                    self.prices[site].pop()
+                self.prices[site].append((event.time_s, price.usd_per_mwh))
         self._write_event(event, before)
         for why in self.state.refusals:
             self._write_line("reject", "", "queued", None, why)
@@ -136,6 +144,9 @@ class Simulator:
             return
         if job.phase == "starting":
             self._push(JobStarted(job.since_s + job.placement.startup_s, job.name, job.attempt), version)
+            return
+        if job.phase == "stopping":
+            self._push(JobStopped(job.stopped_by_s, job.name, job.attempt), version)
             return
         end_s = job.end_s()
         assert end_s is not None
@@ -178,6 +189,8 @@ class Simulator:
             self._write("submit", event.job.name, "queued", None)
         elif isinstance(event, JobStarted):
             self._note(event.name, "run", "running", before[event.name].placement)
+        elif isinstance(event, JobStopped) and event.name in self.state.jobs:
+            self._note(event.name, "stopped", "queued")
         for job in self.state.closed:
             record = self.records[job.name]
             record.final = job
@@ -191,6 +204,10 @@ class Simulator:
 
     def _write_command(self, command: Command) -> None:
         what = NAMES[type(command)]
+        job = self.state.jobs.get(command.name)
+        if job is not None and job.phase == "stopping" and isinstance(command, Preempt | Cancel):
+            self._note(command.name, what, "stopping", job.placement)
+            return
         if command.name in self.records and isinstance(command, Cancel):
             if self.state.closed:
                 self.records[command.name].unfinished = command.why
@@ -213,7 +230,7 @@ class Simulator:
         devices, rates = (dict(placement.devices), placement.links(phase)) if placement else ({}, {})
         known = self.state.jobs.get(name) or self.records[name].final
         usd = known.spent.total_usd if known else 0.0
-        self.changes.append(Allocation(self.state.now_s, name, devices, phase == "starting", rates, usd))
+        self.changes.append(Allocation(self.state.now_s, name, devices, phase == "starting", rates, usd, what))
         self._write_line(what, name, phase, placement, why)
 
     def _write_line(self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str) -> None:
@@ -247,6 +264,7 @@ class Simulator:
             changes=self.changes,
             link_bytes_per_s=dict(self.state.rates),
             num_refused=self.num_refused,
+            prices=self.prices,
         )
 
 

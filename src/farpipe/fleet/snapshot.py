@@ -231,5 +231,5 @@ def startup_s(stops: StopCosts, state_bytes: float, job: JobState, num_devices: 
     if job.stored_at is not None or job.phase == "running":
         seconds += state_bytes / (stops.checkpoint_bytes_per_s * num_devices)
     if job.phase == "running" and job.placement is not None:
-        seconds += state_bytes / (stops.checkpoint_bytes_per_s * job.placement.num_devices)
+        seconds += stops.stop_s + state_bytes / (stops.checkpoint_bytes_per_s * job.placement.num_devices)
     return seconds

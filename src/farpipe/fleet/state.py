@@ -17,7 +17,8 @@ from farpipe.fleet.job import JobPlacement, JobState
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import Quotes, StopCosts
-from farpipe.fleet.snapshot import SiteState, Snapshot, Space, State, World, placed, queued, settled, start_on
+from farpipe.fleet.snapshot import SiteState, Snapshot, Space, State, World, queued, settled, start_on
+from farpipe.fleet.stops import as_planned, planned, start_reserved, started, stopped
 from farpipe.spec import Cluster
 
 
@@ -37,6 +38,8 @@ class FleetState(Snapshot):
         for event in events:
             state, further = apply_event(state.at(event), event)
             commands += further
+        state, further = start_reserved(state)
+        commands += further
         if len(events) == 1 and state.jobs is self.jobs and any(isinstance(command, Cancel) for command in commands):
             return state, commands  # nothing that the policy could act on
         state, further = decide(state, self.policy)
@@ -73,18 +76,19 @@ def first_state(cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCos
 def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
     """The state after what the policy decides, and the commands for it; what can't be is in `refusals`."""
     try:
-        decisions = list(policy.decide(View(state)))
-        known = [_known(state, decision) for decision in decisions]
+        seen = planned(state)
+        decisions = list(policy.decide(View(seen)))
+        known = [_known(seen, decision) for decision in decisions]
     except Exception as error:
         return replace(state, refusals=(f"{policy.name} failed: {type(error).__name__}: {error}",)), []
-    space, commands, refusals = state.space(), list[Command](), [why for why in known if why]
+    space, commands, refusals = seen.space(), list[Command](), [why for why in known if why]
     for decision in _stops_first([d for d, why in zip(decisions, known, strict=True) if not why]):
         done = _apply(state, space, decision)
         if isinstance(done, str):
             refusals.append(done)
         elif done is not None:
             state, command = done
-            commands.append(command)
+            commands += [command] if command is not None else []
     return replace(state, refusals=tuple(refusals)), commands
 
 
@@ -110,36 +114,53 @@ def _stops_first(decisions: Sequence[Decision]) -> chain[Decision]:
     return chain(stops, [decision for decision in decisions if decision.devices is not None])
 
 
-def _apply(state: State, space: Space, decision: Decision) -> tuple[State, Command] | str | None:
-    """Do one decision, in `space` as well; the reason if it is not possible, None if there is nothing to do."""
+def _apply(state: State, space: Space, decision: Decision) -> tuple[State, Command | None] | str | None:
+    """Do one decision, in `space` as well, which is that of all stops over; the reason if it is not possible, None if
+    there is nothing to do."""
     job = state.jobs[decision.name]
+    before = as_planned(job)
     if decision.devices is None:
         return _stop(state, space, job, decision.why)
-    if job.placement is not None and job.placement.devices == decision.devices:
+    if before.placement is not None and before.placement.devices == decision.devices:
         return None
-    before = job.placement, job.phase
-    if before[0] is not None:
-        space.give(before[0], before[1])
-    placement = start_on(state.world, space, job, decision.devices)
+    if before.placement is not None:
+        space.give(before.placement, before.phase)
+    resting = queued(job) if state.world.stops.holds else job
+    placement = start_on(state.world, space, resting, decision.devices)
     if placement is None:
-        if before[0] is not None:
-            space.take(before[0], before[1])
+        if before.placement is not None:
+            space.take(before.placement, before.phase)
         return f"{job.name}: {_show(decision)} is not free, or can't run the job"
     space.take(placement, "starting")
-    return _go(state, job, placement)
+    return _reserve(state, job, placement) if state.world.stops.holds else _go(state, job, placement)
 
 
-def _stop(state: State, space: Space, job: JobState, why: str) -> tuple[State, Command] | None:
-    if job.placement is None:
+def _stop(state: State, space: Space, job: JobState, why: str) -> tuple[State, Command | None] | None:
+    before = as_planned(job)
+    if before.placement is None:
         return None
-    space.give(job.placement, job.phase)
-    stopped = replace(queued(settled(state, job.name)), num_preemptions=job.num_preemptions + 1)
-    return state.with_job(stopped), Preempt(job.name, job.attempt, why)
+    space.give(before.placement, before.phase)
+    if job.reserved is not None:
+        return state.with_job(replace(settled(state, job.name), reserved=None)), None
+    account = stopped(state, settled(state, job.name))
+    account = replace(account, num_preemptions=job.num_preemptions + 1)
+    return state.with_job(account), Preempt(job.name, job.attempt, why)
+
+
+def _reserve(state: State, job: JobState, placement: JobPlacement) -> tuple[State, Command | None]:
+    """Start a job where nothing runs any more; else it gets the devices once they are free, and has stopped itself."""
+    if job.placement is None and state.space().has(placement.devices):
+        return _go(state, job, placement)
+    account = replace(settled(state, job.name), reserved=placement)
+    if job.phase in ("queued", "stopping"):
+        return state.with_job(account), None
+    assert job.placement is not None
+    account = replace(account, num_moves=job.num_moves + (set(job.placement.sites) != set(placement.sites)))
+    return state.with_job(stopped(state, account)), Preempt(job.name, job.attempt, f"it moves to {placement.where}")
 
 
 def _go(state: State, job: JobState, placement: JobPlacement) -> tuple[State, Command]:
-    account = placed(settled(state, job.name), placement, "starting")
-    account = replace(account, num_stored=account.num_done, attempt=job.attempt + 1)
+    account = started(state, settled(state, job.name), placement)
     if job.placement is None:
         account = replace(account, num_starts=job.num_starts + 1)
         return state.with_job(account), Start(job.name, account.attempt, placement)

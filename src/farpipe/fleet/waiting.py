@@ -16,6 +16,9 @@ def why_unstarted(state: FleetState, name: str) -> str:
     """The reason for which the queued job `name` does not start now: others, or a fleet in which it never would."""
     if (job := state.jobs[name]).not_before_s > state.now_s:
         return f"it has failed {job.num_failures} times in a row and is not started before {job.not_before_s:.0f} s"
+    if job.reserved is not None:
+        stopping = [other.name for other in state.jobs.values() if other.phase == "stopping"]
+        return f"it has reserved {job.reserved.where} and starts when {', '.join(stopping[:LOOKED_AT])} have stopped"
     if not _starts(state, state.jobs[name], ()):
         return _nowhere(state, state.jobs[name])
     return f"{state.policy.name} keeps it waiting for others; were it alone it would start"
@@ -27,6 +30,8 @@ def why_waiting(state: FleetState, name: str) -> str:
     The policy is asked again about the same moment without another queued job, without a running one, and with less
     devices for the job; nothing is changed.
     """
+    if state.jobs[name].reserved is not None:
+        return why_unstarted(state, name)
     job, others = state.jobs[name], [other for other in state.jobs.values() if other.name != name]
     changes = [_without_queue(state, job, others), _after_ends(state, job, others), _smaller(state, job, others)]
     helps = " or ".join(filter(None, changes))
@@ -36,7 +41,10 @@ def why_waiting(state: FleetState, name: str) -> str:
 def _starts(state: FleetState, job: JobState, others: Iterable[JobState]) -> bool:
     """True if the policy starts `job` with `others` and nobody else in the fleet."""
     jobs = {one.name: one for one in (*others, job)}
-    _, commands = decide(replace(state, jobs={name: jobs[name] for name in state.jobs if name in jobs}), state.policy)
+    alone = replace(state, jobs={name: jobs[name] for name in state.jobs if name in jobs})
+    after, commands = decide(alone, state.policy)
+    if (now := after.jobs[job.name]).reserved is not None and now.phase == "queued":
+        return True
     return any(isinstance(command, Start) and command.name == job.name for command in commands)
 
 

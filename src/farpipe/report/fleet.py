@@ -1,33 +1,44 @@
-"""Pictures of a simulated fleet: who had which devices, and who waited."""
+"""Pictures of a simulated fleet: who had which devices, who was stopped or moved, prices, and who waited."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from farpipe.fleet.outcome import Allocation, FleetOutcome
 from farpipe.report.pyplot import load_pyplot, save_figure
 
 HOUR_S = 3600.0
 COLOURS = 20
+MARKS: Final[Mapping[str, tuple[str, str]]] = {
+    "preempt": ("x", "stopped"),
+    "migrate": (">", "moved"),
+    "resize": ("|", "resized"),
+}
+"""Marker and word of what ends a stretch of a job on its devices, by the name of the event."""
 
 
 def draw_fleet(outcomes: Sequence[FleetOutcome], path: Path | str) -> None:
-    """A Gantt of the sites for every outcome, and below it the devices that are waited for and those that are free."""
+    """A Gantt of the sites for every outcome; below it prices of electricity, where they differ or change, and the
+    devices that are waited for and those that are free."""
     pyplot = load_pyplot()
+    heights = [[3.0, *([0.9] if has_prices(outcome) else []), 1.0] for outcome in outcomes]
     figure, axes = pyplot.subplots(
-        *(2 * len(outcomes), 1),
-        figsize=(11, 4.2 * len(outcomes)),
+        *(sum(map(len, heights)), 1),
+        figsize=(11, sum(map(sum, heights)) * 1.05),
         sharex=True,
         squeeze=False,
-        height_ratios=[3, 1] * len(outcomes),
+        height_ratios=[height for of_one in heights for height in of_one],
         layout="constrained",
     )
     colours = _colours(outcomes, pyplot.get_cmap("tab20"))
     wanted = [max(queue_levels(outcome)[1]) for outcome in outcomes]
     most = 1.05 * max(*wanted, *(sum(outcome.num_devices.values()) for outcome in outcomes))
-    for index, outcome in enumerate(outcomes):
-        _draw_gantt(axes[2 * index][0], outcome, colours)
-        _draw_queue(axes[2 * index + 1][0], outcome, most)
+    rows = iter(axes[:, 0])
+    for outcome in outcomes:
+        _draw_gantt(next(rows), outcome, colours)
+        if has_prices(outcome):
+            _draw_prices(next(rows), outcome)
+        _draw_queue(next(rows), outcome, most)
     axes[-1][0].set_xlabel("hours")
     save_figure(figure, path, dpi=120)
     pyplot.close(figure)
@@ -36,6 +47,22 @@ def draw_fleet(outcomes: Sequence[FleetOutcome], path: Path | str) -> None:
 def _colours(outcomes: Sequence[FleetOutcome], palette: Any) -> dict[str, Any]:
     names = dict.fromkeys(record.job.name for outcome in outcomes for record in outcome.records)
     return {name: palette(index % COLOURS) for index, name in enumerate(names)}
+
+
+def has_prices(outcome: FleetOutcome) -> bool:
+    """True if electricity does not cost the same everywhere and always."""
+    return len({usd for series in outcome.prices.values() for _, usd in series}) > 1
+
+
+def _draw_prices(axis: Any, outcome: FleetOutcome) -> None:
+    """USD/MWh of every site, from the first submission to the last end."""
+    for site, series in outcome.prices.items():
+        before = [usd for time_s, usd in series if time_s <= outcome.begin_s][-1:] or [series[0][1]]
+        shown = [(outcome.begin_s, before[0]), *((t, usd) for t, usd in series if outcome.begin_s < t < outcome.end_s)]
+        times = [time_s / HOUR_S for time_s, _ in shown] + [outcome.end_s / HOUR_S]
+        axis.step(times, [usd for _, usd in shown] + [shown[-1][1]], where="post", linewidth=0.9, label=site)
+    axis.set_ylabel("USD/MWh")
+    axis.legend(fontsize=7, loc="upper right", ncols=min(6, len(outcome.prices)))
 
 
 def _draw_gantt(axis: Any, outcome: FleetOutcome, colours: Mapping[str, Any]) -> None:
@@ -47,6 +74,7 @@ def _draw_gantt(axis: Any, outcome: FleetOutcome, colours: Mapping[str, Any]) ->
     for site, job, row, count, begin, end, starting in _bars(outcome):
         style = {"facecolor": colours[job], "edgecolor": "white", "linewidth": 0.3, "alpha": 0.5 if starting else 1.0}
         axis.broken_barh([(begin / HOUR_S, (end - begin) / HOUR_S)], (bases[site] + row, count), **style)
+    _draw_marks(axis, outcome, bases)
     for low in bases.values():
         axis.axhline(low, color="black", linewidth=0.6)
     middles = [low + outcome.num_devices[site] / 2 for site, low in bases.items()]
@@ -55,6 +83,26 @@ def _draw_gantt(axis: Any, outcome: FleetOutcome, colours: Mapping[str, Any]) ->
     axis.set_title(f"{outcome.policy}: mean completion {mean / HOUR_S:.1f} h", loc="left", fontsize=10)
     axis.set_ylim(0, base)
     axis.set_ylabel("devices")
+
+
+def _draw_marks(axis: Any, outcome: FleetOutcome, bases: Mapping[str, int]) -> None:
+    """A mark where a job was stopped, moved or resized, on the first device that it had at each site."""
+    ends = {(site, job, end): row for site, job, row, _, _, end, _ in reversed(_bars(outcome))}
+    changes = [(change, MARKS[change.event][1]) for change in outcome.changes if change.event in MARKS]
+    for marker, word in MARKS.values():
+        places = [
+            (change.time_s / HOUR_S, bases[site] + row + 0.5)
+            for change, what in changes
+            if what == word
+            for site in bases
+            if (row := ends.get((site, change.job, change.time_s))) is not None
+        ]
+        if places:
+            axis.scatter(
+                *zip(*places, strict=True), marker=marker, s=16, color="black", linewidths=0.8, zorder=3, label=word
+            )
+    if changes:
+        axis.legend(fontsize=7, loc="upper right")
 
 
 def _bars(outcome: FleetOutcome) -> list[tuple[str, str, int, int, float, float, bool]]:

@@ -1,7 +1,9 @@
 """Charts of simulated fleets: completion times, use, queue and money over time, use of the links, a map."""
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,9 +126,29 @@ def _draw_map(axis: Any, outcome: FleetOutcome, locations: dict[str, Location]) 
     axis.figure.colorbar(points, ax=axis, label="device-hours in use")
     axis.margins(0.15)
     known = all(site in locations for site in places)
+    if known:
+        _draw_coast(axis)
     axis.set(xlabel="longitude" if known else "", ylabel="latitude" if known else "")
     terabytes = sum(sent.values()) / 1e12
     _title(axis, f"{outcome.policy}: {terabytes:,.1f} TB between sites (lines), use of the sites (colour)")
+
+
+def _draw_coast(axis: Any) -> None:
+    """Coastlines below what is drawn already, whose limits stay."""
+    limits = axis.get_xlim(), axis.get_ylim()
+    for line in coastlines():
+        axis.plot(*zip(*line, strict=True), color="#b0b0b0", linewidth=0.7, zorder=0)
+    axis.set(xlim=limits[0], ylim=limits[1])
+
+
+def coastlines() -> list[list[tuple[float, float]]]:
+    """(longitude, latitude) along the coasts of the world but Antarctica: Natural Earth's 1:110m coastline (public
+    domain, naturalearthdata.com), simplified to half a degree, islands below 2.5 degrees left out."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    text = (files("farpipe.catalog") / "coastlines.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        lines.setdefault(row["line"], []).append((float(row["longitude"]), float(row["latitude"])))
+    return list(lines.values())
 
 
 def _placed(sites: Mapping[str, int], locations: Mapping[str, Location]) -> dict[str, Location]:
