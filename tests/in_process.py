@@ -90,7 +90,7 @@ class InProcessPeers:
             self.board.condition.notify_all()
 
 
-def run_ranks(world_size, work, timeout_s=20.0, late_s=()):
+def run_ranks(world_size, work, timeout_s=60.0, late_s=()):
     """`work(peers)` in one thread per rank; their results by rank, or the first error that one of them raised.
 
     `late_s`: seconds by rank, see InProcessPeers.
