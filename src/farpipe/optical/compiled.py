@@ -5,14 +5,13 @@ A heap is (times, ranks, items, count): earliest first, ties by rank; `count` is
 
 from typing import Any, Final
 
-from numba import njit
-
 from farpipe.step.inlined import pop as pop_first
 from farpipe.step.inlined import settle
+from farpipe.step.jit import jit
 
-_OPTIONS: Final[dict[str, Any]] = {"cache": True, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-inner: Final[Any] = njit(**_OPTIONS)
+inner: Final[Any] = jit(**_OPTIONS)
 """Decorator of functions that only kernels call: their wrappers for so many arrays would take longer to compile."""
 
 

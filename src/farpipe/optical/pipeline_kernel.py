@@ -7,7 +7,6 @@ and then in order of asking; at a hop of one light path at a time none tries bef
 """
 
 import numpy as np
-from numba import njit
 
 from farpipe.optical.assign_kernel import choose, slots_needed
 from farpipe.optical.compiled import inner, pop
@@ -32,6 +31,7 @@ from farpipe.optical.sending_kernel import (
 )
 from farpipe.step.codes import W
 from farpipe.step.inlined import arrival_of, direction_of, kind_of, message_of, slot_of
+from farpipe.step.jit import jit
 
 
 @inner
@@ -292,7 +292,7 @@ def _change_lights(net, background, orders, rule, state, out, kind, item, now_s)
         _retry(net, orders, rule, state, out, now_s)
 
 
-@njit(cache=True, nogil=True)
+@jit(nogil=True)
 def play(net, background, orders, rule, state, out, begin_s, until_s):  # type: ignore[no-untyped-def]
     """Play one step from `begin_s` on; when it ends, or -1 when nothing can happen any more.
 

@@ -1,13 +1,13 @@
 """The compiled simulator of dynamic traffic: requests arrive, are assigned or refused, and leave."""
 
 import numpy as np
-from numba import njit
 
 from farpipe.optical.assign_kernel import choose, find_block, occupy, slots_needed
 from farpipe.optical.compiled import pop, push
+from farpipe.step.jit import jit
 
 
-@njit(cache=True, nogil=True)
+@jit(nogil=True)
 def _leave(state, table, until_s, out):  # type: ignore[no-untyped-def]
     """Give back what every light path that has ended by `until_s` held."""
     spectrum, heap = state
@@ -16,7 +16,7 @@ def _leave(state, table, until_s, out):  # type: ignore[no-untyped-def]
         occupy(spectrum, table, out[0][request], out[1][request], out[2][request], -1)
 
 
-@njit(cache=True, nogil=True)
+@jit(nogil=True)
 def _repack(state, table, out, mask):  # type: ignore[no-untyped-def]
     """Defragment: each light path, lowest slot first, moves to the lowest block on its own path; how many moved."""
     spectrum, heap = state
@@ -33,7 +33,7 @@ def _repack(state, table, out, mask):  # type: ignore[no-untyped-def]
     return moved
 
 
-@njit(cache=True, nogil=True)
+@jit(nogil=True)
 def play(requests, table, paths_of, policy, state, scratch, out, span, guard, defragment):  # type: ignore[no-untyped-def]
     """Play the requests from ``span[0]`` to ``span[1]``; how many light paths were moved to make space.
 

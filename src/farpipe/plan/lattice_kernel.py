@@ -13,9 +13,9 @@ with twice as many (arXiv 2401.10241), a share of pace in a V, and the round tri
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from farpipe.plan import placement
+from farpipe.step.jit import jit
 
 MAX_STAGES = 1024
 V_BUBBLE = 0.35
@@ -69,10 +69,10 @@ class Scratch(NamedTuple):
     """Ranks that every site of the order can have."""
 
 
-share_ranks = njit(cache=True)(placement.share_ranks)
+share_ranks = jit(placement.share_ranks)
 
 
-@njit(cache=True)
+@jit
 def _group(extra_s, layer_s, most, num_layers, groups):  # type: ignore[no-untyped-def]
     """Stages that are identical, as groups: extra seconds, 1 / seconds of a layer, most layers, how many; their number.
 
@@ -95,7 +95,7 @@ def _group(extra_s, layer_s, most, num_layers, groups):  # type: ignore[no-untyp
     return found + 1
 
 
-@njit(cache=True)
+@jit
 def _capacity(limit_s, groups, size):  # type: ignore[no-untyped-def]
     """Number of layers that all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
     extra, speed, holds, count = groups
@@ -110,7 +110,7 @@ def _capacity(limit_s, groups, size):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True)
+@jit
 def _slowest_s(num_layers, groups, size, known_s):  # type: ignore[no-untyped-def]
     """The time of the slowest stage in the best division of layers, about; infinite where memory is too small.
 
@@ -140,7 +140,7 @@ def _slowest_s(num_layers, groups, size, known_s):  # type: ignore[no-untyped-de
     return high
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _held(limit_s, extra_s, layer_s, most):  # type: ignore[no-untyped-def]
     """Number of layers that one stage holds if it takes no longer than `limit_s`."""
     held = 0
@@ -150,7 +150,7 @@ def _held(limit_s, extra_s, layer_s, most):  # type: ignore[no-untyped-def]
     return held
 
 
-@njit(cache=True)
+@jit
 def _travel(site_of_rank, latency_s, rate, size, travel_s):  # type: ignore[no-untyped-def]
     """The busiest link's seconds for one message of all replicas; `travel_s`: there and back below every rank."""
     busiest, round_trip_s = 0.0, 0.0
@@ -165,7 +165,7 @@ def _travel(site_of_rank, latency_s, rate, size, travel_s):  # type: ignore[no-u
     return busiest
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _in_flight(i, shape, target, pipeline, m, travel_s, pace_s):  # type: ignore[no-untyped-def]
     """Microbatches in flight on rank i: as 1F1B; with what hides the links' delays; twice as many with that."""
     number = pipeline if shape == 1 else (pipeline - i if target < 2 else 2 * (pipeline - i) - 1)
@@ -174,7 +174,7 @@ def _in_flight(i, shape, target, pipeline, m, travel_s, pace_s):  # type: ignore
     return min(number, m)
 
 
-@njit(cache=True)
+@jit
 def _limits(kinds, row, state, flights, last, memory, most):  # type: ignore[no-untyped-def]
     """`most` [p, mode]: the layers that the memory of every rank holds."""
     layer_bytes, working_bytes, ends_bytes, layer_params, ends_params, limit_bytes = memory
@@ -190,7 +190,7 @@ def _limits(kinds, row, state, flights, last, memory, most):  # type: ignore[no-
             most[i, mode] = int(max(-1.0, free / each + 1e-9))
 
 
-@njit(cache=True)
+@jit
 def _exchange_s(slowest, point, kinds, ranks, ends, sync, beside_s):  # type: ignore[no-untyped-def]
     """Exposed seconds of the slowest rank's exchange: a layer's at least, and all that is longer than `beside_s`."""
     (extra_s, stage_s, most), (layer_params, ends_params) = ranks, ends
@@ -205,7 +205,7 @@ def _exchange_s(slowest, point, kinds, ranks, ends, sync, beside_s):  # type: ig
     return longest
 
 
-@njit(cache=True)
+@jit
 def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore[no-untyped-def]
     """Seconds of a step without exchange and overhead whose slowest stage takes `slowest` for a microbatch."""
     p, shape, travel_s = path.kinds.size, point.shape, path.travel_s
@@ -219,7 +219,7 @@ def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore
     return point.num_microbatches * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * path.hops_s
 
 
-@njit(cache=True)
+@jit
 def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-def]
     """About the step's seconds without overhead; infinite where memory is too small, or where the slowest stage alone
     takes more than `limit_s`.
@@ -255,14 +255,14 @@ def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-
     return best_s
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _least_idle(layer_s, kind, row):  # type: ignore[no-untyped-def]
     """Share of a stage's time that filling and draining takes for each rank but one, in the best shape."""
     f, b, w = layer_s[kind, row, 0, 0], layer_s[kind, row, 0, 1], layer_s[kind, row, 0, 2]
     return min(V_BUBBLE, max(0.0, f + b - 2 * w) / (f + b + w))
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _keep(step_s, at, best_s, best_at):  # type: ignore[no-untyped-def]
     """Put a point among the best ones, the fastest first, of equals the one with the lower number."""
     place = best_s.size - 1
@@ -274,7 +274,7 @@ def _keep(step_s, at, best_s, best_at):  # type: ignore[no-untyped-def]
     best_s[place], best_at[place] = step_s, at
 
 
-@njit(cache=True)
+@jit
 def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-untyped-def]
     """Fill, by row of the tables, a layer's seconds on the fastest site of `order` and the first site's idle share."""
     for row in range(low_s.size):
@@ -285,7 +285,7 @@ def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-unty
                 low_s[row] = min(low_s[row], layer_s[kind_of_site[order[k]], row, mode, :].sum())
 
 
-@njit(cache=True)
+@jit
 def least_work_s(rows, layer_s):  # type: ignore[no-untyped-def]
     """Work of every row with its bubble on the first kind of site, but for the number of layers."""
     low_s, idle = np.empty(layer_s.shape[1]), np.empty(layer_s.shape[1])
@@ -293,7 +293,7 @@ def least_work_s(rows, layer_s):  # type: ignore[no-untyped-def]
     return (rows[:, 2] + (rows[:, 3] - 1) * idle[rows[:, 5]]) * low_s[rows[:, 5]] / rows[:, 3]
 
 
-@njit(cache=True)
+@jit
 def _scratch(layer_s, num_sites):  # type: ignore[no-untyped-def]
     """Space for pipelines of up to MAX_STAGES ranks over `num_sites`."""
     rows, modes = layer_s.shape[1], layer_s.shape[2]
@@ -305,7 +305,7 @@ def _scratch(layer_s, num_sites):  # type: ignore[no-untyped-def]
     return Scratch(*ranks, *stages, np.empty(MAX_STAGES, np.int64), groups, *of_rows, *of_sites)
 
 
-@njit(cache=True)
+@jit
 def _place(order, per_rank, num_devices, counts, most, ranks):  # type: ignore[no-untyped-def]
     """Fill the site of every rank; False where the sites of `order` can't hold them."""
     for k in range(order.size):
@@ -320,7 +320,7 @@ def _place(order, per_rank, num_devices, counts, most, ranks):  # type: ignore[n
     return True
 
 
-@njit(cache=True)
+@jit
 def _hops(ranks, kind_of_site, hop_s, row, kinds):  # type: ignore[no-untyped-def]
     """Fill the kind of every rank's site; return the seconds of one message over all hops inside sites."""
     hops_s = 0.0
@@ -330,7 +330,7 @@ def _hops(ranks, kind_of_site, hop_s, row, kinds):  # type: ignore[no-untyped-de
     return hops_s
 
 
-@njit(cache=True)
+@jit
 def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[no-untyped-def]
     """Enter the best points of order `o`; return the least step of them and of `least`."""
     order, times, ring = asked.orders[o][: asked.sizes[o]], asked.times[o], asked.ring[o]
@@ -376,7 +376,7 @@ def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[n
     return least
 
 
-@njit(cache=True)
+@jit
 def estimate(asked, question, best):  # type: ignore[no-untyped-def]
     """Fill `best` (seconds, points) [O, K]: the least of about a step's seconds of every order, and at which point.
 

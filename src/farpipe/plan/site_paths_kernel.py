@@ -1,10 +1,11 @@
 """The compiled recursion of `site_paths`."""
 
 import numpy as np
-from numba import njit
+
+from farpipe.step.jit import jit
 
 
-@njit(cache=True)
+@jit
 def shortest_paths(weight):  # type: ignore[no-untyped-def]
     """(least weight [2^n, n], last site [2^n], site before [2^n, n]) of the paths through every set of n sites.
 

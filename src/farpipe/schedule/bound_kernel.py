@@ -1,10 +1,11 @@
 """The compiled part of `bounds.relaxation_s`: earliest start and least rest of the i-th action of a stage and kind."""
 
 import numpy as np
-from numba import njit
+
+from farpipe.step.jit import jit
 
 
-@njit(cache=True)
+@jit
 def heads(durations_s, travel_s, gates_s, windows, num_microbatches):  # type: ignore[no-untyped-def]
     """[3, S, M]: no schedule starts the i-th F, I or W of a stage (counted in their own order) before this.
 
@@ -35,7 +36,7 @@ def heads(durations_s, travel_s, gates_s, windows, num_microbatches):  # type: i
     return head
 
 
-@njit(cache=True)
+@jit
 def tails(durations_s, travel_s, ends_s, windows, num_microbatches):  # type: ignore[no-untyped-def]
     """[3, S, M]: what is left of the step at least when the i-th F, I or W of a stage ends: `heads` read backwards."""
     num_stages = durations_s.shape[1]
@@ -66,7 +67,7 @@ def tails(durations_s, travel_s, ends_s, windows, num_microbatches):  # type: ig
     return tail
 
 
-@njit(cache=True)
+@jit
 def one_machine(head, tail, durations_s, count):  # type: ignore[no-untyped-def]
     """The end of all that one rank or link has to do, if it might interrupt it: of what is there always that with most
     left behind it (Jackson's preemptive schedule, the best there is).

@@ -1,16 +1,16 @@
 """The compiled part of `check`: whether large orders keep rules 2 to 5, without saying which they break."""
 
 import numpy as np
-from numba import njit
 
 from farpipe.step.codes import F, I, W
 from farpipe.step.inlined import arrival_of, direction_of, kind_of, message_of, next_stage, slot_of
+from farpipe.step.jit import jit
 
 _FORWARD, _INPUT_GRAD, _WEIGHT_GRAD, _BACKWARD = 1, 2, 4, 8
 """Bits of what is done for one stage and microbatch. Complete are F and B, and F and I and W."""
 
 
-@njit(cache=True)
+@jit
 def all_sound(codes, begin, rank_of_stage, previous, following):  # type: ignore[no-untyped-def]
     """Play all ranks' orders, as a Schedule has them, without times until nothing moves.
 
@@ -53,7 +53,7 @@ def all_sound(codes, begin, rank_of_stage, previous, following):  # type: ignore
     return bool((position == begin[1:]).all() and ((done == split) | (done == joined)).all())
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _bit_in_turn(done, kind):  # type: ignore[no-untyped-def]
     """The bit that the action adds to what is `done`, or 0 where it is not its turn (or was done before)."""
     if kind == F:
@@ -65,7 +65,7 @@ def _bit_in_turn(done, kind):  # type: ignore[no-untyped-def]
     return _INPUT_GRAD if kind == I else _BACKWARD
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _has_made(done, kind):  # type: ignore[no-untyped-def]
     """True if a neighbour that has `done` this much has made what an action of this kind takes from it."""
     return (done & _FORWARD) != 0 if kind == F else (done & (_INPUT_GRAD | _BACKWARD)) != 0

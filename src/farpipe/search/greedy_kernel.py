@@ -4,7 +4,6 @@ The order of the rules is CrossPipe's (USENIX ATC 2025, arXiv 2507.00217); what 
 """
 
 import numpy as np
-from numba import njit
 
 from farpipe.step.codes import B, F, I, W
 from farpipe.step.inlined import (
@@ -19,6 +18,7 @@ from farpipe.step.inlined import (
     put,
     slot_of,
 )
+from farpipe.step.jit import jit
 
 FORWARD_FIRST, DEEP_FORWARDS, MIXED, FREE_BY_WEIGHTS, OVERSHOOT, SPLIT = range(6)
 """Places in `rules`. FORWARD_FIRST: prefer F whatever came before. DEEP_FORWARDS: of several stages' forwards the
@@ -27,7 +27,7 @@ keeps a forward waiting, W comes before I. OVERSHOOT: the part of a W that may d
 W (1) or B (0)."""
 
 
-@njit(cache=True)
+@jit
 def greedy(  # type: ignore[no-untyped-def]
     tables, num_ranks, limits, opened, in_flight, rules
 ):
@@ -68,7 +68,7 @@ def greedy(  # type: ignore[no-untyped-def]
     return _by_rank(codes, owner, num_ranks)
 
 
-@njit(cache=True)
+@jit
 def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
     begin = np.zeros(num_ranks + 1, np.int32)
     for rank in owner:
@@ -82,7 +82,7 @@ def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
     return sorted_codes, begin
 
 
-@njit(cache=True)
+@jit
 def _choose(rank, tables, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(start, code) of what `rank` does next; an infinite start: nothing is known to come."""
     free = state[2][rank]
@@ -109,18 +109,18 @@ def _choose(rank, tables, state, limits, in_flight, rules):  # type: ignore[no-u
     return max(free, forward_s), forward_code
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _duration_s(kind, slot, tables):  # type: ignore[no-untyped-def]
     num_stages, num_microbatches = tables.shape
     return tables.duration_s[kind * num_stages * tables.width + figure_place(tables, slot // num_microbatches, slot)]
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _prefers_forward(last, rules):  # type: ignore[no-untyped-def]
     return rules[FORWARD_FIRST] > 0 or (rules[MIXED] > 0 and last != F)
 
 
-@njit(cache=True)
+@jit
 def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting that has arrived)."""
     done, arrival, free, used, _, opens_s, _ = state
@@ -142,7 +142,7 @@ def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-unt
     return best_s, best, blocked
 
 
-@njit(cache=True)
+@jit
 def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting); of several stages the earliest, whose gradient has
     the most stages still before it."""
@@ -165,7 +165,7 @@ def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
     return best_s, best, blocked
 
 
-@njit(cache=True)
+@jit
 def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
     """The slot whose W frees most memory, or -1."""
     done = state[0]
@@ -180,7 +180,7 @@ def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(cache=True)
+@jit
 def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-def]
     """Do an action, send its message; returns the rank that gets it, or -1."""
     shape, rank_of_stage = tables.shape, tables.rank_of_stage

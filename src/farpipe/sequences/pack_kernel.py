@@ -1,10 +1,11 @@
 """Compiled loop of the packing: best fit decreasing over the bins that are open, in the order of what they hold."""
 
 import numpy as np
-from numba import njit
+
+from farpipe.step.jit import jit
 
 
-@njit(cache=True)
+@jit
 def pack(short_s, shorts, tail_s, tail_tokens, target_s, token_limit, literal):  # type: ignore[no-untyped-def]
     """The bin of every short sequence [num_shorts], the longest first; see `farpipe.sequences.cut.pack`.
 
@@ -51,7 +52,7 @@ def pack(short_s, shorts, tail_s, tail_tokens, target_s, token_limit, literal): 
     return bins
 
 
-@njit(cache=True)
+@jit
 def _place(order, num_open, used_s, used, seconds, tokens, target_s, token_limit):  # type: ignore[no-untyped-def]
     """The first place in the order whose bin has time and tokens left; `num_open` if there is none."""
     low, high = 0, num_open
@@ -66,7 +67,7 @@ def _place(order, num_open, used_s, used, seconds, tokens, target_s, token_limit
     return low
 
 
-@njit(cache=True)
+@jit
 def _loosest(used_s, used, num_bins, tokens, token_limit):  # type: ignore[no-untyped-def]
     """The bin with least time used of those with tokens left; -1 if there is none."""
     best = -1

@@ -1,17 +1,13 @@
-"""Rules of `step` as functions that compiled loops inline: codes of actions, the queue of a link, a heap of events.
-
-Numba does not see that a function imported from another file has changed: after a change here or in `codes`, delete the
-caches (`*.nbi`) of the loops that import it.
-"""
+"""Rules of `step` as functions that compiled loops inline: codes of actions, the queue of a link, a heap of events."""
 
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
 from farpipe.step import codes
+from farpipe.step.jit import jit
 
-_inlined: Final[Any] = njit(cache=True, inline="always")
+_inlined: Final[Any] = jit(inline="always")
 
 encode = _inlined(codes.encode)
 kind_of = _inlined(codes.kind_of)

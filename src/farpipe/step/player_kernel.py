@@ -10,7 +10,6 @@ The heap of pending messages holds its keys itself: comparing through the tables
 """
 
 import numpy as np
-from numba import njit
 
 from farpipe.step.arrays import Tables
 from farpipe.step.codes import F, W
@@ -27,10 +26,11 @@ from farpipe.step.inlined import (
     slot_of,
     stage_of,
 )
+from farpipe.step.jit import jit
 from farpipe.step.messages import NOTHING
 
 
-@njit(cache=True)
+@jit
 def new_scratch(tables, num_ranks):  # type: ignore[no-untyped-def]
     """Arrays for a play, to be used again: (link_free_s, idle_s, left, position, free_s, waits_for, stack, heap)."""
     num_stages, num_microbatches = tables.shape
@@ -42,7 +42,7 @@ def new_scratch(tables, num_ranks):  # type: ignore[no-untyped-def]
     return (clocks[0], clocks[1], left, position, ranks[0], ranks[1], ranks[2], heap)
 
 
-@njit(cache=True)
+@jit
 def play(codes, begin, fields, out):  # type: ignore[no-untyped-def]
     """Play the orders; returns the number of actions that could be played.
 
@@ -54,7 +54,7 @@ def play(codes, begin, fields, out):  # type: ignore[no-untyped-def]
     return run(codes, begin, tables, out, new_scratch(tables, num_ranks), np.full(num_ranks, np.inf))
 
 
-@njit(cache=True)
+@jit
 def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]
     """The end of the last action or collective; infinite when the orders deadlock or a rank idles too long."""
     if run(codes, begin, tables, out, scratch, idle_limit_s) < codes.size:
@@ -66,7 +66,7 @@ def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[
     return end_s
 
 
-@njit(cache=True)
+@jit
 def _begin(begin, tables, out, scratch):  # type: ignore[no-untyped-def]
     """Nothing is there yet but what needs no message: the first forwards, the last backwards."""
     num_microbatches, link_opens_s, gather_s = tables.shape[1], tables.link_opens_s, tables.gather_s
@@ -84,7 +84,7 @@ def _begin(begin, tables, out, scratch):  # type: ignore[no-untyped-def]
         stack[rank], position[rank] = rank, begin[rank]
 
 
-@njit(cache=True)
+@jit
 def _end_stage(stage, now, pending, tables, out, scratch):  # type: ignore[no-untyped-def]
     """The collectives that wait for the last backward of a stage; returns the number of pending messages."""
     shape, link, after, shared = tables.shape, tables.collective_link, tables.collective_begin, tables.shared
@@ -98,7 +98,7 @@ def _end_stage(stage, now, pending, tables, out, scratch):  # type: ignore[no-un
     return pending
 
 
-@njit(cache=True)
+@jit
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """`play` in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
     duration_s, rank_of_stage, link = tables.duration_s, tables.rank_of_stage, tables.link

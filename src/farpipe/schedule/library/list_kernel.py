@@ -5,21 +5,21 @@ is kept, and looked at again only when the rank has done something or a message 
 """
 
 import numpy as np
-from numba import njit
 
 from farpipe.step.codes import F, I, W
 from farpipe.step.inlined import encode, lacks, level_after, next_stage, put
+from farpipe.step.jit import jit
 
 _NEVER = np.inf
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _fits_before(start, seconds, fit, other):  # type: ignore[no-untyped-def]
     """True if an action started at `start` is, but for a share of it, done when a preferred one can start."""
     return start < other and start + fit * seconds <= other + 1e-12
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _goes_first(one, other, warm_up_fit):  # type: ignore[no-untyped-def]
     """True if `one` pass goes before the `other`: the one with the lesser key, unless the other fits before it.
 
@@ -30,7 +30,7 @@ def _goes_first(one, other, warm_up_fit):  # type: ignore[no-untyped-def]
     return _fits_before(one[0], one[1], warm_up_fit if one[2] else 0.0, other[0])
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore[no-untyped-def]  # noqa: C901
     """The F or I that the rank would do next: (start, kind, stage, whether something lacks memory)."""
     duration, taken, _, reserve, headroom = step
@@ -75,7 +75,7 @@ def _next_pass(rank, stages, step, sequence, state, key, rules):  # type: ignore
     return start, kind, stage, blocked
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _next_weights(stages, done):  # type: ignore[no-untyped-def]
     """The stage with the oldest W that is left, or -1."""
     found = -1
@@ -87,7 +87,7 @@ def _next_weights(stages, done):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, rules, weight_fit):  # type: ignore[no-untyped-def]
     """(start, kind, stage) of what the rank would do next; a start of infinity: nothing yet."""
     done, free = state[0], state[2]
@@ -102,7 +102,7 @@ def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, r
     return start, kind, stage
 
 
-@njit(cache=True, inline="always")
+@jit(inline="always")
 def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-untyped-def]
     """Send the message of an F or I; the stage that gets it, or -1."""
     link, occupies_s, arrives_after_s, _ = wires
@@ -116,7 +116,7 @@ def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-unt
     return target
 
 
-@njit(cache=True)
+@jit
 def play(  # type: ignore[no-untyped-def]
     stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weight_fit, codes, limit_s
 ):

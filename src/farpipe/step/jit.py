@@ -1,0 +1,82 @@
+"""Compilation of kernels by numba, with caches on disk that know all that went into a kernel.
+
+numba's own cache knows the file of a function. It does not notice when a function or constant from another file, which
+is compiled into the kernel, has changed, and it fails on an index that names types of another version of farpipe.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from numba import njit
+from numba.core.caching import FunctionCache
+
+Function = Callable[..., Any]
+
+
+def jit(function: Function | None = None, **options: Any) -> Any:
+    """Compile a function without Python objects, and keep it in a cache on disk; a decorator with numba's `options`."""
+    if function is None:
+        return partial(jit, **options)
+    dispatcher = njit(**options)(function)
+    if dispatcher is not function:  # numba is not switched off
+        dispatcher._cache = KernelCache(function)  # type: ignore[no-untyped-call]
+    return dispatcher
+
+
+class KernelCache(FunctionCache):
+    """The cache of one kernel. What can't be read, of another version or damaged, counts as empty."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kernel for these types; None where it has to be compiled."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:  # unpickling fails in any way
+            with contextlib.suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
+            return None
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
+        return (*key, _digest(self._py_func))
+
+
+@cache
+def _digest(function: Function) -> str:
+    """SHA-256 of what other files give to `function`."""
+    digest = hashlib.sha256()
+    for part in _parts(function, {function}):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(function: Function, seen: set[Function]) -> Iterator[bytes]:
+    """Files of the functions and modules that `function` uses, and theirs, and the values of its constants."""
+    for name in sorted(set(_names(function.__code__))):
+        value = function.__globals__.get(name)
+        inner = getattr(value, "py_func", None)
+        if inner is not None and inner not in seen:
+            seen.add(inner)
+            yield _content(inner.__code__.co_filename)
+            yield from _parts(inner, seen)
+        elif isinstance(value, ModuleType) and value.__name__.startswith("farpipe."):
+            yield _content(str(value.__file__))
+        elif isinstance(value, bool | int | float | str | tuple):
+            yield f"{name}={value!r};".encode()
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names that the code and the functions inside it look up."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+@cache
+def _content(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()

@@ -1,0 +1,89 @@
+"""Kernels' caches: nothing stale is run, and nothing that can't be read stops a command."""
+
+import importlib.util
+import os
+import pickle
+
+import numba
+import pytest
+
+from farpipe.step import jit as compiling
+
+INNER = """
+from farpipe.step.jit import jit
+SHIFT = {shift}
+@jit
+def inner(x):
+    return {factor} * x + SHIFT
+"""
+OUTER = """
+from inner_of_kernel import inner, SHIFT
+from farpipe.step.jit import jit
+@jit
+def outer(x):
+    return inner(x) + 100 * SHIFT
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """`kernel(factor, shift)` loads the two files as a new process would; `outer` is never written to again."""
+    (tmp_path / "outer.py").write_text(OUTER)
+    os.utime(tmp_path / "outer.py", (0, 0))
+
+    def load(factor=2, shift=1):
+        (tmp_path / "inner_of_kernel.py").write_text(INNER.format(factor=factor, shift=shift))
+        compiling._content.cache_clear()
+        for name in ("inner_of_kernel", "outer"):
+            spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+            module = importlib.util.module_from_spec(spec)
+            monkeypatch.setitem(importlib.sys.modules, name, module)
+            spec.loader.exec_module(module)
+        return module.outer
+
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    return load
+
+
+def hits(function):
+    return sum(function.stats.cache_hits.values())
+
+
+def test_an_unchanged_kernel_is_compiled_once(kernel):
+    assert kernel()(3) == 107
+    again = kernel()
+    assert again(3) == 107
+    assert hits(again) == 1
+
+
+@pytest.mark.parametrize(("change", "expected"), [({"factor": 5}, 116), ({"shift": 2}, 208)])
+def test_a_change_in_another_file_is_noticed(change, expected, kernel):
+    assert kernel()(3) == 107
+    changed = kernel(**change)
+    assert changed(3) == expected
+    assert hits(changed) == 0
+
+
+class Gone:
+    """A type that the next version does not have."""
+
+    def __reduce__(self):
+        return importlib.import_module, ("farpipe.no_such_module",)
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", pickle.dumps(numba.__version__) + pickle.dumps((None, Gone()))])
+def test_a_cache_that_can_not_be_read_counts_as_empty(content, kernel, tmp_path):
+    assert kernel()(3) == 107
+    (index,) = tmp_path.rglob("outer.outer*.nbi")
+    index.write_bytes(content)
+    assert kernel()(3) == 107
+    again = kernel()
+    assert again(3) == 107
+    assert hits(again) == 1, "it was written anew"
+
+
+def test_a_damaged_kernel_is_compiled_anew(kernel, tmp_path):
+    assert kernel()(3) == 107
+    (data,) = tmp_path.rglob("outer.outer*.nbc")
+    data.write_bytes(data.read_bytes()[:100])
+    assert kernel()(3) == 107
