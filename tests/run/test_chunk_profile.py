@@ -66,7 +66,7 @@ def test_points_are_whole_sequences_and_slices_behind_prefixes():
     found = points(4096)
     assert len(found) == 20
     assert Point(4096, 3072) in found
-    assert [chunk.context for chunk in Point(4096, 3072).chunks] == [0, 3072]
+    assert [chunk.slices[0].start for chunk in Point(4096, 3072).chunks] == [0, 3072]
     assert all(sum(chunk.num_tokens for chunk in point.chunks) == point.length for point in found)
     packed = [point for point in found if point.packed]
     assert [len(chunk.runs) for point in packed for chunk in point.chunks] == [16] * 5
