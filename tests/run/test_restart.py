@@ -18,6 +18,7 @@ from farpipe.processes.leaving import SAME_REQUEST_S
 from farpipe.run.run import run
 from farpipe.runtime.lock import only_run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
+from farpipe.units import counted
 from rank_processes import processes_of
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state
 from waiting import wait_until
@@ -140,7 +141,7 @@ def test_sigterm_writes_a_checkpoint_and_leaves_and_the_run_goes_on(text_file, t
     assert process.returncode == RunStoppedError.exit_code == 75
     (num_done,) = checkpoints(tmp_path / "run")
     assert (
-        f"stopped by SIGTERM or SIGHUP after {num_done} steps; {tmp_path}/run/checkpoints/step-{num_done} is written"
+        f"stopped by SIGTERM or SIGHUP after {counted(num_done, 'step')}; {tmp_path}/run/checkpoints/step-{num_done} is written"
         in words
     )
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(num_done))

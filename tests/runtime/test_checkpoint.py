@@ -21,6 +21,7 @@ from farpipe.runtime.optimizer import learning_rate
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.work import Trainer
 from farpipe.spec import Training
+from farpipe.units import counted
 from in_process import run_ranks
 from small_models import LLAMA, TIED
 from trainings import checkpoints, equal_states, folder, losses, make_run, metrics, state, train
@@ -235,7 +236,7 @@ def interrupted(run, run_dir, after):
 
     def work(peers):
         asked = iter([False] * (after - 1) + [True] * 1000)
-        words = rf"stopped by SIGTERM or SIGHUP after {after} steps; .*step-{after} is written"
+        words = rf"stopped by SIGTERM or SIGHUP after {counted(after, 'step')}; .*step-{after} is written"
         with pytest.raises(RunStoppedError, match=words):
             train_rank(run, peers, run_dir, stop=lambda: peers.rank == 1 and next(asked))
 
