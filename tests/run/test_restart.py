@@ -140,10 +140,8 @@ def test_sigterm_writes_a_checkpoint_and_leaves_and_the_run_goes_on(text_file, t
     _, words = process.communicate(timeout=60)
     assert process.returncode == RunStoppedError.exit_code == 75
     (num_done,) = checkpoints(tmp_path / "run")
-    assert (
-        f"stopped by SIGTERM or SIGHUP after {counted(num_done, 'step')}; {tmp_path}/run/checkpoints/step-{num_done} is written"
-        in words
-    )
+    after, newest = counted(num_done, "step"), tmp_path / "run" / "checkpoints" / f"step-{num_done}"
+    assert f"stopped by SIGTERM or SIGHUP after {after}; {newest} is written" in words
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(num_done))
     assert 0 < num_done < 2000
     rest = whole.model_copy(update={"num_steps": num_done + 2})
