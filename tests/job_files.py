@@ -64,6 +64,26 @@ def cluster_text(one="zurich", other="lugano", *, latency="30 ms", bandwidth="20
     return sites_text(one, other, **sites) + link_text(one, other, latency, bandwidth)
 
 
+OF_A_LOOP = f"""\
+[model]
+name = "small"
+num_layers = 4
+hidden = 256
+num_heads = 8
+ffn_hidden = 1024
+vocab_size = 2048
+[training]
+sequence_length = 256
+global_batch = 8
+microbatch_size = 1
+precision = "fp32"
+{cluster_text("west", "east", latency="2 ms", bandwidth="400 Mbit/s")}
+[layout]
+sites = ["west", "east"]
+virtual = 1
+"""
+"""A job whose plan runs under another framework's loop, with one stage on each rank."""
+
 PLAIN = f"""\
 [model]
 preset = "llama-3-8b"

@@ -13,8 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.jobs import two_sites
+
 NUM_STEPS = 6
-JOB = """
+JOB = (
+    """
 [model]
 name = "small"
 num_layers = 12
@@ -28,24 +31,16 @@ sequence_length = 256
 global_batch = {batch}
 microbatch_size = 1
 precision = "fp32"
-[[cluster.sites]]
-name = "west"
-device = "cpu"
-num_devices = 2
-[[cluster.sites]]
-name = "east"
-device = "cpu"
-num_devices = 2
-[[cluster.links]]
-between = ["west", "east"]
-latency = "5 ms"
-bandwidth = "400 Mbit/s"
+"""
+    + two_sites("west", "east", 2, "5 ms", "400 Mbit/s")
+    + """\
 [layout]
 sites = ["west", "east"]
 replicas = "inside"
 data = 1
 pipeline = {pipeline}
 """
+)
 TRUTH = {"embedding": (3e-3, 0, 6e-3), "layer": (15e-3, 20e-3, 14e-3), "head": (27e-3, 27e-3, 24e-3)}
 """Seconds of F, I and W for one sequence; the cost model's are others, and in other proportions."""
 TRUE_LATENCY_S, TRUE_BYTES_PER_S = 0.06, 10e6

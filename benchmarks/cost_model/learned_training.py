@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.commands import farpipe
+from benchmarks.shared.jobs import two_sites
 
-JOB = """
+JOB = (
+    """
 [model]
 name = "small"
 num_layers = 8
@@ -35,18 +37,9 @@ precision = "fp32"
 learning_rate = 2e-3
 [data]
 source = "stdlib"
-[[cluster.sites]]
-name = "west"
-device = "cpu"
-num_devices = 1
-[[cluster.sites]]
-name = "east"
-device = "cpu"
-num_devices = 1
-[[cluster.links]]
-between = ["west", "east"]
-latency = "30 ms"
-bandwidth = "100 Mbit/s"
+"""
+    + two_sites("west", "east", 1, "30 ms", "100 Mbit/s")
+    + """\
 [layout]
 sites = ["west", "east"]
 replicas = "inside"
@@ -55,6 +48,7 @@ virtual = {virtual}
 data = 1
 tensor = 1
 """
+)
 FIRST = {"batch": 16, "size": 2, "virtual": 1}
 NEXT = {
     "the same job": FIRST,

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.commands import farpipe
+from benchmarks.shared.jobs import two_sites
 from benchmarks.shared.kernel_wan import print_where_possible
 
 CASES = (("20 ms", "200 Mbit/s"), ("50 ms", "1 Gbit/s"))
 METHODS = ("1f1b", "eager", "zb-2p")
 NUM_STEPS = 10
 
-JOB = """\
+JOB = (
+    """\
 [model]
 num_layers = 8
 hidden = 256
@@ -32,25 +34,14 @@ global_batch = 32
 microbatch_size = 4
 precision = "fp32"
 
-[[cluster.sites]]
-name = "zurich"
-device = "cpu"
-num_devices = 1
-
-[[cluster.sites]]
-name = "lugano"
-device = "cpu"
-num_devices = 1
-
-[[cluster.links]]
-between = ["zurich", "lugano"]
-latency = "{latency}"
-bandwidth = "{bandwidth}"
-
+"""
+    + two_sites("zurich", "lugano", 1, "{latency}", "{bandwidth}")
+    + """\
 [layout]
 pipeline = 2
 sites = ["zurich", "lugano"]
 """
+)
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.shared.jobs import two_sites
+
 JOB = """{schedule}
 [model]
 name = "prediction"
@@ -42,21 +44,7 @@ packing = "{packing}"
 [layout]
 pipeline = 2
 
-[[cluster.sites]]
-name = "zurich"
-device = "cpu"
-num_devices = 1
-
-[[cluster.sites]]
-name = "lugano"
-device = "cpu"
-num_devices = 1
-
-[[cluster.links]]
-between = ["zurich", "lugano"]
-latency = "20 ms"
-bandwidth = "200 Mbit/s"
-"""
+""" + two_sites("zurich", "lugano", 1)
 
 
 def lines_of(

@@ -9,3 +9,12 @@ def job_head(model: str, length: int, batch: int, sites: Sequence[int], device: 
     for index, count in enumerate(sites):
         text += f'[[cluster.sites]]\nname = "s{index}"\ndevice = "{device}"\nnum_devices = {count}\n'
     return text
+
+
+def two_sites(one: str, other: str, num_devices: int, latency: str = "20 ms", bandwidth: str = "200 Mbit/s") -> str:
+    """Tables of two sites of CPUs and of the link between them."""
+    sites = [
+        f'[[cluster.sites]]\nname = "{name}"\ndevice = "cpu"\nnum_devices = {num_devices}\n' for name in (one, other)
+    ]
+    link = f'[[cluster.links]]\nbetween = ["{one}", "{other}"]\nlatency = "{latency}"\nbandwidth = "{bandwidth}"\n'
+    return "".join([*sites, link])

@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.jobs import two_sites
+
 SITES = ("west", "east")
 SHARES = {"tensor 2": "tensor = 2\ndata = 1", "FSDP 2": 'tensor = 1\ndata = 2\nreplicas = "inside"'}
 """Ways to share, and the degrees of a job."""
 ZERO = {"tensor 2": 1, "FSDP 2": 3}
-JOB = """\
+JOB = (
+    """\
 [model]
 hugging_face = "{model}"
 
@@ -22,26 +25,15 @@ precision = "fp32"
 zero = {zero}
 {training}
 
-[[cluster.sites]]
-name = "west"
-device = "cpu"
-num_devices = 2
-
-[[cluster.sites]]
-name = "east"
-device = "cpu"
-num_devices = 2
-
-[[cluster.links]]
-between = ["west", "east"]
-latency = "20 ms"
-bandwidth = "200 Mbit/s"
-
+"""
+    + two_sites("west", "east", 2)
+    + """\
 [layout]
 pipeline = 2
 sites = ["west", "east"]
 {layout}
 """
+)
 
 
 def write_model(folder: Path, num_layers: int = 6, **sizes: int) -> Path:

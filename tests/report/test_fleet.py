@@ -119,7 +119,7 @@ def test_every_stop_and_move_has_a_mark_on_the_devices_that_the_job_had(stop_s):
     done = Simulator(state).run(random_jobs(20, draw), random_events(draw))
     bases = dict(zip(done.num_devices, (0, 1000, 2000), strict=True))
     axis = Axis()
-    _draw_marks(axis, done, bases)
+    _draw_marks(axis, done, _bars(done), bases)
     ended = [change for change in done.changes if change.event in MARKS]
     assert {MARKS[change.event][1] for change in ended} == set(axis.marks) != set()
     assert {h for places in axis.marks.values() for h, _ in places} == {change.time_s / 3600 for change in ended}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from job_files import cluster_text
 from torch_processes import LIMIT_S, run_one_by_one, torchrun
 from transports import tls_files
 
@@ -14,22 +15,7 @@ NUM_RANKS = 3
 CHECKS = re.findall(r"^    (\w+),$", (HERE / "backend_rank.py").read_text().partition("\nCHECKS = (")[2], re.MULTILINE)
 pytestmark = pytest.mark.slow
 
-CLUSTER = """
-[[cluster.sites]]
-name = "zurich"
-device = "cpu"
-num_devices = 2
-
-[[cluster.sites]]
-name = "lugano"
-device = "cpu"
-num_devices = 1
-
-[[cluster.links]]
-between = ["zurich", "lugano"]
-latency = "2 ms"
-bandwidth = "10 Gbit/s"
-"""
+CLUSTER = cluster_text(num_devices=(2, 1), latency="2 ms", bandwidth="10 Gbit/s")
 
 
 @pytest.fixture(scope="module")

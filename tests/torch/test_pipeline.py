@@ -10,30 +10,12 @@ from farpipe.cli.runs import load_run
 from farpipe.plan import make_plan
 from farpipe.run.learned import learned_from
 from farpipe.spec import parse_job
-from job_files import cluster_text
+from job_files import OF_A_LOOP, cluster_text
 from torch_processes import LIMIT_S, run_one_by_one, torchrun
 
 HERE = Path(__file__).parent
 RANK = HERE / "pipeline_rank.py"
 CHECKS = re.findall(r"^    (\w+),$", RANK.read_text().partition("\nCHECKS = (")[2], re.MULTILINE)
-JOB = f"""
-[model]
-name = "small"
-num_layers = 4
-hidden = 256
-num_heads = 8
-ffn_hidden = 1024
-vocab_size = 2048
-[training]
-sequence_length = 256
-global_batch = 8
-microbatch_size = 1
-precision = "fp32"
-{cluster_text("west", "east", latency="2 ms", bandwidth="400 Mbit/s")}
-[layout]
-sites = ["west", "east"]
-virtual = 1
-"""
 pytestmark = pytest.mark.slow
 
 
@@ -41,7 +23,7 @@ pytestmark = pytest.mark.slow
 def ran(request, tmp_path_factory):
     """(folder, failed checks of each rank) of a run of all checks."""
     folder = tmp_path_factory.mktemp("pipelines")
-    make_plan(parse_job(JOB)).save(folder / "plan.json")
+    make_plan(parse_job(OF_A_LOOP)).save(folder / "plan.json")
     (folder / "long.toml").write_text(cluster_text("west", "east", latency="30 ms", bandwidth="400 Mbit/s"))
     print(torchrun(request.param, RANK, folder))
     return folder, [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(request.param)]

@@ -8,26 +8,7 @@ from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.spec import parse_job
 from farpipe.torch.titan import _cut
-from job_files import cluster_text
-
-JOB = f"""
-[model]
-name = "small"
-num_layers = 4
-hidden = 256
-num_heads = 8
-ffn_hidden = 1024
-vocab_size = 2048
-[training]
-sequence_length = 256
-global_batch = 8
-microbatch_size = 1
-precision = "fp32"
-{cluster_text("west", "east", latency="2 ms", bandwidth="400 Mbit/s")}
-[layout]
-sites = ["west", "east"]
-virtual = 1
-"""
+from job_files import OF_A_LOOP
 
 
 @dataclass
@@ -42,7 +23,7 @@ class Parallelism:
 
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(parse_job(JOB))
+    return make_plan(parse_job(OF_A_LOOP))
 
 
 def test_the_model_is_cut_as_planned_unless_the_job_says_where(plan):

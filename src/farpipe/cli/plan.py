@@ -191,11 +191,7 @@ def number_of_tokens(text: str) -> float:
 
 def _advised(plans: "FoundPlans", local_steps: int | None, output: Path) -> "Plan":
     """The best plan with its strategies and changes; Ctrl-C leaves it without them in `output`."""
-    from farpipe.cli.planned import advised_on_chunks
-
     try:
-        if plans.job.data.packing is not None:
-            return advised_on_chunks(plans.plans[0])
         with progress_bar("comparing strategies and changes", "changes") as advance:
             return plans.advised(local_steps, advance)
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Plans and steps of the files that a user names: a job is planned, a plan or a problem is read."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,7 @@ from farpipe.errors import InputError
 from farpipe.strict import parse_json, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
@@ -35,24 +36,23 @@ def load_profiles(job: "Job", paths: "Sequence[Path]") -> "Measured":
 
 def plan_of_chunks(job: "Job", path: Path, profiles: "Measured" = ()) -> "tuple[Plan, ChunkCosts]":
     """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
-    from farpipe.plan.chunked import plan_on_chunks
+    return _planned_on_chunks(job, path, profiles)[:2]
+
+
+def _planned_on_chunks(
+    job: "Job", path: Path, profiles: "Measured"
+) -> "tuple[Plan, ChunkCosts, Callable[[], tuple[str, ...]]]":
+    """The same, and what finds a better layout for that batch."""
+    from farpipe.plan.chunked import better_layout, plan_on_chunks
     from farpipe.runtime.data.batches import load_document_batches
 
     try:
         documents = load_document_batches(job.data, job.model, job.training)
-        return plan_on_chunks(job, documents.lengths(0), documents.longest_sequence, profiles)
+        lengths, longest = documents.lengths(0), documents.longest_sequence
+        plan, costs = plan_on_chunks(job, lengths, longest, profiles)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def advised_on_chunks(plan: "Plan") -> "Plan":
-    """The plan with a sentence about a faster layout for its first batch, where there is one."""
-    from farpipe.plan.chunked import better_layout
-    from farpipe.runtime.data.batches import load_document_batches
-
-    documents = load_document_batches(plan.job.data, plan.job.model, plan.job.training)
-    better = better_layout(plan, documents.lengths(0), documents.longest_sequence)
-    return plan.model_copy(update={"advice": (*plan.advice, *better)})
+    return plan, costs, partial(better_layout, plan, lengths, longest)
 
 
 def find_plans_of(job: "Job", path: Path, profiles: "Measured" = (), **options: Any) -> "FoundPlans":
@@ -61,7 +61,8 @@ def find_plans_of(job: "Job", path: Path, profiles: "Measured" = (), **options: 
     from farpipe.plan.planner import FoundPlans, find_plans
 
     if job.data.packing is not None:
-        return FoundPlans([plan_of_chunks(job, path, profiles)[0]], job, JobCosts(job.model, job.training))
+        plan, _, better = _planned_on_chunks(job, path, profiles)
+        return FoundPlans([plan], job, JobCosts(job.model, job.training), notes=better)
     try:
         return find_plans(job, profiles, **options)
     except InputError as error:

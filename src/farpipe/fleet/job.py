@@ -1,7 +1,7 @@
 """Jobs of a fleet: what is asked for, where a job runs, and how far it has come."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
@@ -68,6 +68,11 @@ def sizes(job: FleetJob) -> list[int]:
     return found if found[-1] == job.min_devices else [*found, job.min_devices]
 
 
+def devices_in_words(devices: Sequence[tuple[str, int]]) -> str:
+    """Numbers of devices by site: ``8 at a > 8 at b``."""
+    return " > ".join(f"{number} at {site}" for site, number in devices)
+
+
 @dataclass(frozen=True)
 class JobPlacement:
     """Devices on which a job runs, the planner's quote for them, and the time that its start takes."""
@@ -100,8 +105,8 @@ class JobPlacement:
 
     @property
     def where(self) -> str:
-        """Its devices in words: ``8 at a > 8 at b``."""
-        return " > ".join(f"{number} at {site}" for site, number in self.devices)
+        """Its devices in words."""
+        return devices_in_words(self.devices)
 
     def links(self, phase: Phase) -> Mapping[str, float]:
         """Bytes per second that it has reserved on every link in this phase."""
@@ -197,6 +202,11 @@ class JobState:
     def left_at(self, now_s: float) -> float:
         """Steps still to do at `now_s`."""
         return self.job.num_steps - self.done_at(now_s)
+
+    @property
+    def stop_site(self) -> str | None:
+        """The site that has its newest checkpoint once it has stopped; None where it has none."""
+        return self.placement.sites[0] if self.placement and self.phase == "running" else self.stored_at
 
     def total_queued_s(self, now_s: float) -> float:
         """Time in the queue up to `now_s`."""

@@ -144,6 +144,10 @@ class StopCosts:
         """True if jobs that are told to stop hold their devices until they have."""
         return self.stop_s > 0
 
+    def checkpoint_s(self, state_bytes: float, num_devices: int) -> float:
+        """Seconds in which the devices of a job write its checkpoint, or read it."""
+        return state_bytes / (self.checkpoint_bytes_per_s * num_devices)
+
     def pause_s(self, num_failures: int) -> float:
         """Seconds before the next start after so many failures in a row."""
         doubled = self.first_pause_s * 2.0 ** min(num_failures - 2, 60) if num_failures > 1 else 0.0

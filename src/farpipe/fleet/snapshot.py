@@ -190,9 +190,8 @@ def settled(state: Snapshot, name: str) -> JobState:
 
 def queued(job: JobState, num_lost: float = 0.0) -> JobState:
     """A settled job without devices; `num_lost` steps are to be done again, none of those it began with."""
-    stored_at = job.placement.sites[0] if job.placement and job.phase == "running" else job.stored_at
     num_done = max(job.num_stored, job.num_done - num_lost)
-    return replace(job, phase="queued", placement=None, num_done=num_done, stored_at=stored_at)
+    return replace(job, phase="queued", placement=None, num_done=num_done, stored_at=job.stop_site)
 
 
 def placed(job: JobState, placement: JobPlacement, phase: Phase) -> JobState:
@@ -205,7 +204,7 @@ def start_on(world: World, space: Space, job: JobState, devices: Devices) -> Job
     """The job starting on `devices` out of `space`, with what its start takes; None if it can't."""
     if not space.has(devices):
         return None
-    stored_at = job.placement.sites[0] if job.placement and job.phase == "running" else job.stored_at
+    stored_at = job.stop_site
     rates, sent = space.rates, dict[str, float]()
     seconds = 0.0
     if stored_at is not None and all(stored_at != site for site, _ in devices):
@@ -229,7 +228,7 @@ def startup_s(stops: StopCosts, state_bytes: float, job: JobState, num_devices: 
     """Seconds until the first step: restart; its checkpoint is read, and written before if the job is running."""
     seconds = stops.restart_s
     if job.stored_at is not None or job.phase == "running":
-        seconds += state_bytes / (stops.checkpoint_bytes_per_s * num_devices)
+        seconds += stops.checkpoint_s(state_bytes, num_devices)
     if job.phase == "running" and job.placement is not None:
-        seconds += stops.stop_s + state_bytes / (stops.checkpoint_bytes_per_s * job.placement.num_devices)
+        seconds += stops.stop_s + stops.checkpoint_s(state_bytes, job.placement.num_devices)
     return seconds

@@ -13,7 +13,7 @@ from farpipe.cost.money import egress_of
 from farpipe.errors import InputError
 from farpipe.fleet.event_effects import apply_event
 from farpipe.fleet.events import Cancel, Command, Event, Migrate, Preempt, Price, Resize, Start
-from farpipe.fleet.job import JobPlacement, JobState
+from farpipe.fleet.job import JobPlacement, JobState, devices_in_words
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import Quotes, StopCosts
@@ -130,7 +130,7 @@ def _apply(state: State, space: Space, decision: Decision) -> tuple[State, Comma
     if placement is None:
         if before.placement is not None:
             space.take(before.placement, before.phase)
-        return f"{job.name}: {_show(decision)} is not free, or can't run the job"
+        return f"{job.name}: {devices_in_words(decision.devices)} is not free, or can't run the job"
     space.take(placement, "starting")
     return _reserve(state, job, placement) if state.world.stops.holds else _go(state, job, placement)
 
@@ -160,7 +160,7 @@ def _reserve(state: State, job: JobState, placement: JobPlacement) -> tuple[Stat
 
 
 def _go(state: State, job: JobState, placement: JobPlacement) -> tuple[State, Command]:
-    account = started(state, settled(state, job.name), placement)
+    account = started(settled(state, job.name), placement)
     if job.placement is None:
         account = replace(account, num_starts=job.num_starts + 1)
         return state.with_job(account), Start(job.name, account.attempt, placement)
@@ -168,7 +168,3 @@ def _go(state: State, job: JobState, placement: JobPlacement) -> tuple[State, Co
         return state.with_job(account), Resize(job.name, account.attempt, placement)
     account = replace(account, num_moves=job.num_moves + 1)
     return state.with_job(account), Migrate(job.name, account.attempt, placement)
-
-
-def _show(decision: Decision) -> str:
-    return " > ".join(f"{number} at {site}" for site, number in decision.devices or ())

@@ -31,16 +31,14 @@ def stopped(state: Snapshot, job: JobState, num_lost: float = 0.0) -> JobState:
     stops = state.world.stops
     if not stops.holds or job.placement is None or job.phase == "stopping":
         return queued(job, num_lost)
-    seconds, stored_at = stops.stop_s, job.stored_at
+    seconds = stops.stop_s
     if job.phase == "running":
-        rate = stops.checkpoint_bytes_per_s * job.placement.num_devices
-        seconds, stored_at = seconds + state.world.quotes.state_bytes(job.job.kind) / rate, job.placement.sites[0]
-    num_done = max(job.num_stored, job.num_done - num_lost)
+        seconds += stops.checkpoint_s(state.world.quotes.state_bytes(job.job.kind), job.placement.num_devices)
     by_s = state.now_s + seconds
-    return replace(job, phase="stopping", num_done=num_done, stored_at=stored_at, stopped_by_s=by_s)
+    return replace(queued(job, num_lost), phase="stopping", placement=job.placement, stopped_by_s=by_s)
 
 
-def started(state: Snapshot, job: JobState, placement: JobPlacement) -> JobState:
+def started(job: JobState, placement: JobPlacement) -> JobState:
     """A settled job that begins its next attempt on `placement`."""
     account = replace(placed(job, placement, "starting"), reserved=None)
     return replace(account, num_stored=account.num_done, attempt=job.attempt + 1)
@@ -60,7 +58,7 @@ def start_reserved(state: State) -> tuple[State, list[Command]]:
         if not _carries(space, placement):
             state = state.with_job(replace(account, reserved=None))
             continue
-        account = started(state, account, placement)
+        account = started(account, placement)
         account = replace(account, num_starts=account.num_starts + 1)
         state = state.with_job(account)
         commands.append(Start(name, account.attempt, placement))

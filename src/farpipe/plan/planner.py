@@ -43,6 +43,8 @@ class FoundPlans:
     costs: JobCosts
     ranked: Sequence[Evaluated] = ()
     """The first plan, and the candidates behind it; empty where it has no strategies."""
+    notes: Callable[[], tuple[str, ...]] = tuple
+    """Makes further sentences for a plan without strategies, for which a person waits no longer than for these."""
 
     def advised(self, local_steps: int | None, progress: Progress | None = None, limit_s: float = LIMIT_S) -> Plan:
         """The first plan with its strategies and the cheapest changes, each within `limit_s`.
@@ -51,7 +53,7 @@ class FoundPlans:
         is of the changes.
         """
         if not self.ranked:
-            return self.plans[0]
+            return self.plans[0].model_copy(update={"advice": (*self.plans[0].advice, *self.notes())})
         plan, job, costs = self.plans[0], self.job, self.costs
         strategies, unsearched = strategies_of(job, costs, self.ranked, local_steps or LOCAL_STEPS, limit_s)
         changes, untried = changes_that_help(job, costs, self.ranked, plan.prediction.step_s, progress, limit_s)

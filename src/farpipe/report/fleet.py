@@ -16,6 +16,9 @@ MARKS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Marker and word of what ends a stretch of a job on its devices, by the name of the event."""
 
+Bar = tuple[str, str, int, int, float, float, bool]
+"""(site, job, first row, rows, begin, end, starting)."""
+
 
 def draw_fleet(outcomes: Sequence[FleetOutcome], path: Path | str) -> None:
     """A Gantt of the sites for every outcome; below it prices of electricity, where they differ or change, and the
@@ -71,10 +74,11 @@ def _draw_gantt(axis: Any, outcome: FleetOutcome, colours: Mapping[str, Any]) ->
     for site, number in outcome.num_devices.items():
         bases[site] = base
         base += number
-    for site, job, row, count, begin, end, starting in _bars(outcome):
+    bars = _bars(outcome)
+    for site, job, row, count, begin, end, starting in bars:
         style = {"facecolor": colours[job], "edgecolor": "white", "linewidth": 0.3, "alpha": 0.5 if starting else 1.0}
         axis.broken_barh([(begin / HOUR_S, (end - begin) / HOUR_S)], (bases[site] + row, count), **style)
-    _draw_marks(axis, outcome, bases)
+    _draw_marks(axis, outcome, bars, bases)
     for low in bases.values():
         axis.axhline(low, color="black", linewidth=0.6)
     middles = [low + outcome.num_devices[site] / 2 for site, low in bases.items()]
@@ -85,15 +89,14 @@ def _draw_gantt(axis: Any, outcome: FleetOutcome, colours: Mapping[str, Any]) ->
     axis.set_ylabel("devices")
 
 
-def _draw_marks(axis: Any, outcome: FleetOutcome, bases: Mapping[str, int]) -> None:
+def _draw_marks(axis: Any, outcome: FleetOutcome, bars: Sequence[Bar], bases: Mapping[str, int]) -> None:
     """A mark where a job was stopped, moved or resized, on the first device that it had at each site."""
-    ends = {(site, job, end): row for site, job, row, _, _, end, _ in reversed(_bars(outcome))}
-    changes = [(change, MARKS[change.event][1]) for change in outcome.changes if change.event in MARKS]
-    for marker, word in MARKS.values():
+    ends = {(site, job, end): row for site, job, row, _, _, end, _ in reversed(bars)}
+    for event, (marker, word) in MARKS.items():
         places = [
             (change.time_s / HOUR_S, bases[site] + row + 0.5)
-            for change, what in changes
-            if what == word
+            for change in outcome.changes
+            if change.event == event
             for site in bases
             if (row := ends.get((site, change.job, change.time_s))) is not None
         ]
@@ -101,12 +104,12 @@ def _draw_marks(axis: Any, outcome: FleetOutcome, bases: Mapping[str, int]) -> N
             axis.scatter(
                 *zip(*places, strict=True), marker=marker, s=16, color="black", linewidths=0.8, zorder=3, label=word
             )
-    if changes:
+    if any(change.event in MARKS for change in outcome.changes):
         axis.legend(fontsize=7, loc="upper right")
 
 
-def _bars(outcome: FleetOutcome) -> list[tuple[str, str, int, int, float, float, bool]]:
-    """(site, job, first row, rows, begin, end, starting) of every stretch in which a job held devices of a site."""
+def _bars(outcome: FleetOutcome) -> list[Bar]:
+    """Every stretch in which a job held devices of a site."""
     held: dict[tuple[str, str], tuple[list[int], float, bool]] = {}
     free = {site: list(range(number)) for site, number in outcome.num_devices.items()}
     found = []
