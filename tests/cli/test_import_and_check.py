@@ -199,14 +199,18 @@ def test_what_is_missing_is_named_with_its_remedy(farpipe, tmp_path):
 
 def test_a_trace_becomes_a_profile_and_takes_the_model_s_place(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
-    trace_of(tmp_path)
+    found = json.loads(trace_of(tmp_path).read_text())
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "tid": 7, "ts": 0, "dur": 2000}
+    (tmp_path / "trace.json").write_text(json.dumps(found | {"traceEvents": [*found["traceEvents"], step]}))
     assert "give the job that it is of with --job" in farpipe("import", "trace.json").stderr
     done = farpipe("import", "trace.json", "--job", "job.toml", "-o", "profile.json")
     assert done.returncode == 0, done.stderr
     assert farpipe("plan", "job.toml", "--no-arms", "--profile", "profile.json").returncode == 0
     log_of(tmp_path, 1e-3, batch=4)
-    checked = farpipe("check", "job.toml", "--log", "train.log", "--trace", "trace.json", "--json")
+    twice = ("--trace", "trace.json") * 2
+    checked = farpipe("check", "job.toml", "--log", "train.log", *twice, "--json")
     assert json.loads(checked.stdout)["predicted_step_s"] > 2 * 3 * (4000 + 6200) * 1e-6
+    assert "the traced steps took 2.00 ms (median of 2), +100.0% of the log's" in checked.stdout
     assert checked.returncode == 5
 
 

@@ -177,8 +177,8 @@ def test_an_export_of_nsight_systems_gives_the_profile_of_torch_s_own_trace(tmp_
     events = Events(gpu=True)
     events.microbatch()
     job = parse_job(JOB)
-    expected = profile_of(read_traces(trace_of(tmp_path, num_microbatches=1, gpu=True))[0], job)
-    found = profile_of(read_traces(as_nsys(tmp_path / "report.sqlite", [events.found]))[0], job)
+    expected = profile_of(read_traces(trace_of(tmp_path, num_microbatches=1, gpu=True)), job)
+    found = profile_of(read_traces(as_nsys(tmp_path / "report.sqlite", [events.found])), job)
     assert found[1] == expected[1]
     for part in ("layer", "embedding", "head"):
         for name in ("forward_s", "input_grad_s", "weight_grad_s"):

@@ -159,16 +159,16 @@ def _asked(draft: "Draft") -> str:
 
 
 def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:
-    """True if the files are traces, which then were written or shown: one as a profile, those of several ranks as the
-    step's timeline."""
-    from farpipe.interop.trace_files import is_trace, read_all
+    """True if the files are traces, which then were written or shown: those of one rank as a profile, of several as
+    the step's timeline."""
+    from farpipe.interop.trace_files import is_trace, of_one_rank, read_all
 
     if not all(file.is_file() and is_trace(file) for file in files):
         return False
     if job is None:
         raise UsageError(f"{files[0]}: a trace has times, but no model: give the job that it is of with --job")
     traces = read_all(files)
-    found, notes = _profile(traces[0], job) if len(traces) == 1 else _traced_step(traces, job)
+    found, notes = _profile(traces, job) if of_one_rank(traces) else _traced_step(traces, job)
     for note in notes:
         log(note)
     if output is not None:
@@ -181,11 +181,11 @@ def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json
     return True
 
 
-def _profile(trace: "Trace", job: Path) -> "tuple[Profile, tuple[str, ...]]":
+def _profile(traces: "list[Trace]", job: Path) -> "tuple[Profile, tuple[str, ...]]":
     from farpipe.interop.traces import profile_of
     from farpipe.spec import load_job
 
-    return profile_of(trace, load_job(job))
+    return profile_of(traces, load_job(job))
 
 
 def _traced_step(traces: "list[Trace]", job: Path) -> "tuple[Timeline, tuple[str, ...]]":

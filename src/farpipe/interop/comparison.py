@@ -1,6 +1,7 @@
 """A training's own log beside the prediction of its job: the error, where the seconds go, what may explain the rest."""
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -8,13 +9,14 @@ from farpipe.cost import JobCosts, Profile
 from farpipe.errors import FarpipeError, InfeasibleError
 from farpipe.interop.logs import StepLog
 from farpipe.interop.steady_steps import Measured
-from farpipe.interop.trace_files import Trace
+from farpipe.interop.trace_files import Trace, of_one_rank
 from farpipe.interop.traced_steps import timeline_of
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.derivation import parts_of_step
 from farpipe.plan.planner import FoundPlans, find_plans
 from farpipe.simulate import Timeline
 from farpipe.spec import Job, Site
+from farpipe.units import format_seconds
 
 _MORE_MEMORY: Final = 16.0
 """Factor on the devices' memory with which a training is predicted that ran, but would not fit by the model."""
@@ -96,8 +98,9 @@ def compare(
     plan = found.plans[0]
     seconds = parts_of_step(plan, found.costs) | {"rest": measured.step_s - plan.prediction.step_s}
     suspects = () if profiles else _suspects(job, plan, measured)
-    timeline, told = timeline_of(traces, plan.problem, plan.schedule) if len(traces) > 1 else (None, ())
-    notes = (*notes, *_notes(job, plan, log), *told)
+    has_pipeline = plan.problem.num_ranks > 1 and not of_one_rank(traces)
+    timeline, told = timeline_of(traces, plan.problem, plan.schedule) if has_pipeline else (None, ())
+    notes = (*notes, *_notes(job, plan, log), *_traced_steps(traces, measured), *told)
     plan = _with_own_memory(plan, asked)
     return Comparison(measured, plan, found.costs, seconds, suspects, notes, timeline)
 
@@ -175,6 +178,16 @@ def _notes(job: Job, plan: Plan, log: StepLog) -> tuple[str, ...]:
     if job.data.packing is not None:
         notes.append("steps of packed documents differ from each other")
     return tuple(notes)
+
+
+def _traced_steps(traces: Sequence[Trace], measured: Measured) -> Iterator[str]:
+    """How much longer the traced steps were than the log's: the profiler's own time, and other work meanwhile."""
+    if seconds := [seconds for trace in traces for seconds in trace.step_s]:
+        step_s = statistics.median(seconds)
+        yield (
+            f"the traced steps took {format_seconds(step_s)} (median of {len(seconds)}), "
+            f"{step_s / measured.step_s - 1:+.1%} of the log's"
+        )
 
 
 def calibrated(job: Job, step_s: float) -> tuple[Job, float]:

@@ -5,7 +5,7 @@ import json
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +55,8 @@ class Trace:
     """Annotations: steps of the profiler, of an optimizer, actions of a pipeline."""
     epoch_s: float = 0.0
     """Time of the clock at which the trace's own time is zero."""
+    rank: int | None = None
+    """Of torch.distributed; None where the trace does not say it."""
 
     @property
     def step_s(self) -> list[float]:
@@ -91,6 +93,12 @@ def read_all(paths: Iterable[Path]) -> list[Trace]:
     return [trace for path in paths for trace in read_traces(path)]
 
 
+def of_one_rank(traces: Sequence[Trace]) -> bool:
+    """True for one trace, and for several of one rank at different steps."""
+    ranks = {trace.rank for trace in traces}
+    return len(traces) == 1 or (len(ranks) == 1 and None not in ranks)
+
+
 def _read_kineto(path: Path) -> Trace:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
@@ -115,7 +123,8 @@ def _read_kineto(path: Path) -> Trace:
     launches = _by_thread(span for kind in _LAUNCHES for span in spans.get(kind, ()))
     notes = _sorted(spans.get("user_annotation", ()))
     epoch_s = float(data.get("baseTimeNanoseconds") or 0) * 1e-9
-    return Trace(str(path), _sorted(spans["cpu_op"]), kernels, launches, notes, epoch_s)
+    rank = (data.get("distributedInfo") or {}).get("rank")
+    return Trace(str(path), _sorted(spans["cpu_op"]), kernels, launches, notes, epoch_s, rank)
 
 
 def _read_nsys(path: Path) -> list[Trace]:

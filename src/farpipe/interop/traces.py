@@ -40,35 +40,64 @@ _OPTIMIZER: Final = re.compile(r"Optimizer\.step#(?!OptimizersContainer)")
 
 
 def profile_of_any(traces: Sequence[Trace], job: Job) -> tuple[list[Profile], tuple[str, ...]]:
-    """The profile of the first of several ranks' traces that has one, or none with the reason; of one trace its own."""
-    if len(traces) == 1:
-        profile, notes = profile_of(traces[0], job)
-        return [profile], notes
-    for trace in traces:
-        try:
-            profile, notes = profile_of(trace, job)
-        except InputError as error:
-            reason = str(error)
-        else:
-            return [profile], notes
-    return [], (f"times of layers are modelled: {reason}",)
+    """The profile of the traces, or, of several ranks' that have none, no profile and the reason."""
+    try:
+        profile, notes = profile_of(traces, job)
+    except InputError as error:
+        if len(traces) == 1:
+            raise
+        return [], (f"times of layers are modelled: {error}",)
+    return [profile], notes
 
 
-def profile_of(trace: Trace, job: Job) -> tuple[Profile, tuple[str, ...]]:
-    """Profile of the job's device from a training's trace on one rank, and notes on what it could not say.
+def profile_of(traces: Sequence[Trace], job: Job) -> tuple[Profile, tuple[str, ...]]:
+    """Profile of the job's device from a training's traces, and notes on what they could not say.
 
-    InputError where fewer than two layers are in it, and where its shapes are not those of the job.
+    Of several traces, of one rank at several steps or of several ranks, the medians count; a note names those that were
+    left out. InputError where fewer than two layers are in each, and where their shapes are not those of the job.
     """
-    reader = _TraceReader(trace, job)
     site = job.cluster.sites[0]
     device, others = site.device.name, [one.device.name for one in job.cluster.sites if one.device != site.device]
     if others:
-        raise InputError(f"{trace.source}: the job has several devices, {device} and {others[0]}; a trace is of one")
-    profile = completed_profile(job, site, dict(reader.measured()))
-    if reader.is_whole and (optimizer_s := reader.optimizer_s()):
+        raise InputError(
+            f"{traces[0].source}: the job has several devices, {device} and {others[0]}; a trace is of one"
+        )
+    readers, left_out = _readers(traces, job)
+    parts = {
+        name: _median(one[name] for one in readers.values() if name in one) for name in ("layer", "embedding", "head")
+    }
+    profile = completed_profile(job, site, {name: part for name, part in parts.items() if part is not None})
+    if optimizers := [seconds for reader in readers if reader.is_whole and (seconds := reader.optimizer_s())]:
         shares = (job.layout.data or 1) * (job.layout.context or 1) if job.training.zero else 1
-        profile = profile.model_copy(update={"optimizer_s_per_param": optimizer_s / (job.model.num_params / shares)})
-    return profile, tuple(reader.notes)
+        seconds = statistics.median(optimizers) / (job.model.num_params / shares)
+        profile = profile.model_copy(update={"optimizer_s_per_param": seconds})
+    return profile, tuple(dict.fromkeys([*left_out, *(note for reader in readers for note in reader.notes)]))
+
+
+def _readers(traces: Sequence[Trace], job: Job) -> "tuple[dict[_TraceReader, dict[str, MeasuredPart]], list[str]]":
+    """Readers of the traces that have layers, with their parts, and why others have none; InputError where all are
+    such."""
+    readers, errors = dict[_TraceReader, dict[str, MeasuredPart]](), list[InputError]()
+    for trace in traces:
+        try:
+            reader = _TraceReader(trace, job)
+            readers[reader] = dict(reader.measured())
+        except InputError as error:
+            errors.append(error)
+    if not readers:
+        raise errors[0]
+    return readers, [f"left out: {error}" for error in errors]
+
+
+def _median(parts: Iterable[MeasuredPart]) -> MeasuredPart | None:
+    if not (found := list(parts)):
+        return None
+    weights = [part.weight_grad_s for part in found if part.weight_grad_s is not None]
+    return _measured(
+        statistics.median(part.forward_s for part in found),
+        statistics.median(part.backward_s for part in found),
+        statistics.median(weights) if weights else None,
+    )
 
 
 class _TraceReader:
