@@ -88,6 +88,8 @@ def broken(state: Snapshot) -> list[str]:
             found.append(
                 f"{name} has done {job.num_done} of {job.job.num_steps} steps, {job.num_stored} in a checkpoint"
             )
+        if max(job.copies.values(), default=0.0) > job.num_done:
+            found.append(f"{name} has done {job.num_done} steps, and copies of {dict(job.copies)}")
         if not 0 <= job.since_s <= state.now_s:
             found.append(f"{name} is as of {job.since_s} s at {state.now_s} s")
     return [why for why in found if why]

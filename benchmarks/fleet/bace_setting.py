@@ -108,15 +108,17 @@ def _alone(best: Callable[[View, Space, Devices], float], view: View, space: Spa
     return min(found, key=lambda devices: best(view, space, devices), default=None)
 
 
+CHEAPEST: Final = partial(_alone, lambda view, space, devices: view.usd_per_mwh(devices[0][0]))
+
+
 def policies() -> dict[str, Policy]:
     """By the names of the table: the baselines of the paper, simple rules, BACE in two readings, and ours."""
-    cheapest = partial(_alone, lambda view, space, devices: view.usd_per_mwh(devices[0][0]))
     largest = partial(_alone, lambda view, space, devices: -space.devices[devices[0][0]])
     ageing = partial(orders.bace_priority, ageing_s=14 * 24 * HOUR_S)
     return {
         "bace": policy_of("bace"),
         "bace, ageing 14 days": QueuePolicy("bace", ageing, places.bace),
-        "lcf": QueuePolicy("lcf", orders.by_arrival, cheapest, when_blocked="wait"),
+        "lcf": QueuePolicy("lcf", orders.by_arrival, CHEAPEST, when_blocked="wait"),
         "ldf": QueuePolicy("ldf", orders.by_arrival, largest, when_blocked="wait"),
         "cr-lcf": policy_of("cost-first"),
         "cr-ldf": policy_of("delay-first"),
@@ -128,7 +130,32 @@ def policies() -> dict[str, Policy]:
     }
 
 
-def row(draw: int, num_jobs: int, rate: float, elastic: bool, name: str, shared: dict[int, Any]) -> dict[str, Any]:
+def _fastest_path(view: View, space: Space, job: JobState, num: int) -> Any:
+    """Of the paths that don't stall the pipeline the one with the shortest step: `places.bace` blind to prices."""
+    found = [*places.alone(space, num), *places.wide(view, space, job, num, view.usd_per_mwh)]
+    free = [devices for devices in found if places.is_stall_free(view, space, job, devices)]
+    placed = [placement for devices in free if (placement := view.start(space, job, devices))]
+    best = min(placed, key=lambda p: (p.step_s, len(p.devices), p.devices), default=None)
+    return best.devices if best else None
+
+
+def ablation() -> dict[str, Policy]:
+    """`bace` and `farpipe` whole, and without each of their parts."""
+    return {
+        "bace": policy_of("bace"),
+        "bace without priority (arrival)": QueuePolicy("bace", orders.by_arrival, places.bace),
+        "bace without paths (one region, the cheapest)": QueuePolicy("bace", orders.bace_priority, CHEAPEST),
+        "bace without prices (the fastest path)": QueuePolicy("bace", orders.bace_priority, _fastest_path),
+        "farpipe": OwnPolicy(),
+        "farpipe without its order (arrival)": OwnPolicy(order="arrival"),
+        "farpipe without stops": OwnPolicy(preempts=False),
+        "farpipe without growth": OwnPolicy(grows=False),
+        "farpipe without moves": OwnPolicy(moves=False),
+        "farpipe without prices": OwnPolicy(sees_prices=False),
+    }
+
+
+def row(draw: int, num_jobs: int, rate: float, elastic: bool, policy: Policy, shared: dict[int, Any]) -> dict[str, Any]:
     """The figures of one simulation."""
     if draw not in shared:
         case = scenario(random.Random(f"sites {draw}"), rate)
@@ -137,7 +164,7 @@ def row(draw: int, num_jobs: int, rate: float, elastic: bool, name: str, shared:
         shared[draw] = case, quotes_of(case), trace(random.Random(f"jobs {draw}"), num_jobs, elastic, steps)
     case, quotes, jobs = shared[draw]
     began_s = time.process_time()
-    outcome = play(case, jobs, policies()[name], quotes=quotes, tick_s=0.0)
+    outcome = play(case, jobs, policy, quotes=quotes, tick_s=0.0)
     data = outcome.to_data()
     held = sum(sum(r.final.spent.device_s.values()) for r in outcome.records if r.final)
     return {
@@ -163,16 +190,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=24)
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--ablation", action="store_true", help="bace and farpipe without each of their parts")
     parser.add_argument("--only", help="policies, with semicolons")
     given = parser.parse_args()
-    names = given.only.split(";") if given.only else list(policies())
+    known = ablation() if given.ablation else policies()
+    names = given.only.split(";") if given.only else list(known)
     shared = dict[int, Any]()
     rows = {
-        name: [row(draw, given.jobs, given.rate, given.elastic, name, shared) for draw in range(given.draws)]
+        name: [row(draw, given.jobs, given.rate, given.elastic, known[name], shared) for draw in range(given.draws)]
         for name in names
     }
-    base = rows[names[0]]
     for name, found in rows.items():
+        base = rows[name.split(" without ")[0] if given.ablation else names[0]]
         mean = {key: round(statistics.fmean(r[key] for r in found), 2) for key in found[0]}
         for key in ("mean_h", "electricity"):
             mean[f"{key} %"] = _change([r[key] for r in found], [r[key] for r in base])

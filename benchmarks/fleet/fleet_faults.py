@@ -7,6 +7,10 @@ once; every link is at a tenth for the first half. Changes are in percent agains
 
 Late rates of links (`--links`): the case of fleet_wide.py with links at 2 times what was measured; those among three of
 the regions have between half and all of that, drawn anew every half hour; the policy sees the rates of a while ago.
+
+Copies of checkpoints (`--copies`): in the middle of the jobs one site is lost for three days, each in turn; the jobs
+that ran there wait for it, or go on from copies at other sites, which all jobs send all the time, each over so many
+hours.
 """
 
 import argparse
@@ -19,6 +23,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +31,14 @@ from benchmarks.fleet.fleet_case import REGIONS, Row, StepTimes, jobs_of, philly
 from benchmarks.fleet.fleet_wide import row, trace
 from farpipe.fleet.events import LinkChanged, SiteBack, SiteLost
 from farpipe.fleet.job import FleetJob, JobState
+from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import Scenario
+from farpipe.optical.confidence import mean_interval
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 
@@ -147,6 +154,46 @@ def late_links(starts: int) -> list[dict[str, Any]]:
     return lines
 
 
+def affected(outcome: FleetOutcome, site: str, time_s: float) -> list[str]:
+    """Jobs whose first devices are at `site` when it is lost at `time_s`: that is where their checkpoints are."""
+    held: dict[str, Mapping[str, int]] = {}
+    for change in outcome.changes:
+        if change.time_s < time_s:
+            held[change.job] = change.devices
+    return [job for job, devices in held.items() if next(iter(devices), "") == site]
+
+
+def copies(starts: int) -> None:
+    """Print a line for every policy and time between two copies, over starts and sites that are lost for three days."""
+    steps, quotes = StepTimes(), PlannerQuotes(scenario(0).cluster)
+    found: dict[tuple[str, float], list[dict[str, float]]] = {}
+    for name, start, site in product(("bace", "farpipe"), range(starts), REGIONS):
+        case, jobs = scenario(start), jobs_of(philly(start, 0.9), steps)
+        lost_s = jobs[len(jobs) // 2].submit_s
+        outage = [SiteLost(lost_s, site, 900.0), SiteBack(lost_s + 3 * DAY_S, site)]
+        events = sorted([*case.events, *outage], key=lambda event: event.time_s)
+        rows = {}
+        for hours in (0.0, 24.0, 6.0):
+            stops = replace(case.stops, copy_every_s=hours * HOUR_S)
+            lost = replace(case, stops=stops, events=events)
+            outcome = play(lost, jobs, POLICIES[name], quotes=quotes, tick_s=0.0)
+            ends = {record.job.name: record.jct_s or 0.0 for record in outcome.records}
+            hit = rows[0.0]["hit"] if rows else affected(outcome, site, lost_s)
+            data, left_h = outcome.to_data(), statistics.fmean(ends[job] for job in hit) / HOUR_S
+            rows[hours] = {"hit": hit, "hit_h": left_h, "mean_h": data["mean_jct_s"] / HOUR_S}
+            rows[hours] |= {"total_usd": data["total_usd"], "egress_usd": sum(data["money"]["egress"].values())}
+        for hours, cell in rows.items():
+            cell |= {f"{key} %": 100 * (cell[key] / rows[0.0][key] - 1) for key in ("hit_h", "mean_h", "total_usd")}
+            found.setdefault((name, hours), []).append({**cell, "hit": len(cell["hit"])})
+            print(json.dumps({"policy": name, "hours": hours, "start": start, "site": site} | found[name, hours][-1]))
+    for (name, hours), cells in found.items():
+        line: dict[str, Any] = {"policy": name, "hours": hours, "outages": len(cells)}
+        for key in cells[0]:
+            figure = mean_interval([cell[key] for cell in cells])
+            line[key] = f"{figure.mean:.1f} +- {figure.half_width:.1f}"
+        print(json.dumps(line), flush=True)
+
+
 def faults(policy: Policy) -> Sequence[tuple[str, Policy, Allocation]]:
     """Every fault by name: the policy under it, and what changes."""
 
@@ -209,11 +256,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--starts", type=int, default=4)
     parser.add_argument("--links", action="store_true", help="late rates of links alone")
+    parser.add_argument("--copies", action="store_true", help="copies of checkpoints alone")
     parser.add_argument("--seconds", type=float, default=600.0, help="stop after so long; the next call goes on")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "farpipe_fleet_comparison")
     given = parser.parse_args()
-    if given.links:
-        late_links(given.starts)
+    if given.links or given.copies:
+        (late_links if given.links else copies)(given.starts)
         return
     bench, names = Bench(), [fault for fault, _, _ in faults(OWN)]
     cells = [(p, fault, start) for start in range(given.starts) for p in POLICIES for fault in names]

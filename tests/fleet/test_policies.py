@@ -45,7 +45,7 @@ def run(policy, jobs, fleet, events=()):
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_conforms(name):
     assert violations(POLICIES[name], num_fleets=3) == []
-    assert violations(POLICIES[name], num_fleets=2, stops=StopCosts(stop_s=900.0)) == []
+    assert violations(POLICIES[name], num_fleets=2, stops=StopCosts(stop_s=900.0, copy_every_s=36000.0)) == []
 
 
 def test_the_kit_finds_a_policy_that_asks_for_what_is_not_there():

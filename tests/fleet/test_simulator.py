@@ -81,11 +81,13 @@ def test_a_single_jobs_bill_is_its_closed_form():
     assert outcome.utilization == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("copy_every_s", [0.0, 36000.0])
 @pytest.mark.parametrize("policy", ["bace", "srtf", "farpipe"])
-def test_everything_can_be_computed_anew_from_the_event_log(policy):
+def test_everything_can_be_computed_anew_from_the_event_log(policy, copy_every_s):
     draw, log = random.Random(7), io.StringIO()
     cluster, jobs, events = random_cluster(draw), random_jobs(40, draw), random_events(draw)
-    state = first_state(cluster, POLICIES[policy], SimpleQuotes())
+    stops = StopCosts(copy_every_s=copy_every_s)
+    state = first_state(cluster, POLICIES[policy], SimpleQuotes(), stops)
     outcome = Simulator(state, Failures(device_hours=300.0, seed=1), log=log).run(jobs, events)
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     device_s, power_j, sent, since = 0.0, {}, {}, {}

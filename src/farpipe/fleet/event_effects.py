@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from farpipe.errors import InputError
+from farpipe.fleet.copies import go_on_from_newest, with_copying, without_copying
 from farpipe.fleet.events import (
     AttemptEvent,
     Cancel,
+    CheckpointCopied,
     Command,
     DevicesChanged,
     Event,
@@ -83,8 +85,8 @@ def _started(state: State, event: JobStarted) -> Result[State]:
     job = _attempt(state, event)
     if job is None or job.placement is None or job.phase != "starting":
         return state, []
-    job = placed(job, job.placement, "running")
-    return state.with_job(replace(job, stored_at=job.placement.sites[0] if job.placement else None)), []
+    account = replace(placed(job, job.placement, "running"), stored_at=job.placement.sites[0])
+    return with_copying(state.with_job(account), [job.name]), []
 
 
 def _reported(state: State, event: StepReported) -> Result[State]:
@@ -150,6 +152,17 @@ def _cancelled(state: State, event: JobCancelled) -> Result[State]:
     return state.with_job(replace(job, reserved=None, leaves=True)), [Cancel(event.name, job.attempt, why)]
 
 
+def _copied(state: State, event: CheckpointCopied) -> Result[State]:
+    if event.site not in state.sites:
+        raise InputError(f"there is no site {event.site!r}{nearest(event.site, state.sites)}")
+    job = _attempt(state, event)
+    if job is None:
+        return state, []
+    _expect_running(job, "has copied a checkpoint")
+    _expect(f"job {job.name!r}: num_steps of a copy", event.num_steps, 0.0, job.num_done)
+    return state.with_job(replace(job, copies={**job.copies, event.site: event.num_steps})), []
+
+
 def _stopped(state: State, event: JobStopped) -> Result[State]:
     _expect(f"job {event.name!r}: num_lost", event.num_lost, 0.0, MAX_STEPS)
     job = _attempt(state, event)
@@ -157,7 +170,9 @@ def _stopped(state: State, event: JobStopped) -> Result[State]:
         return state, []
     if job.phase != "stopping":
         raise InputError(f"job {job.name!r} has stopped its attempt {job.attempt} without having been told to")
-    return state.without_job(job) if job.leaves else state.with_job(queued(job, event.num_lost)), []
+    if job.leaves:
+        return state.without_job(job), []
+    return state.with_job(go_on_from_newest(state, queued(job, event.num_lost))), []
 
 
 def _link(state: State, event: LinkChanged) -> Result[State]:
@@ -166,7 +181,9 @@ def _link(state: State, event: LinkChanged) -> Result[State]:
     _expect(f"link {event.link}: bytes/s", event.bytes_per_s, 0.0, MAX_BANDWIDTH)
     state = replace(state, rates={**state.rates, event.link: event.bytes_per_s})
     state = without_reservations(state, lambda placement: event.link in placement.links("starting"))
-    return _fit_link(state, event.link)
+    state, names = without_copying(state, lambda placement: event.link in placement.copied_bytes_per_s)
+    state, commands = _fit_link(state, event.link)
+    return with_copying(state, names), commands
 
 
 def _fit_link(state: State, link: str) -> Result[State]:
@@ -226,6 +243,7 @@ def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result
         raise InputError(f"there is no site {name!r}{nearest(name, state.sites)}")
     state = replace(state, sites={**state.sites, name: replace(state.sites[name], **change)})
     state = without_reservations(state, lambda placement: _uses(placement, "starting", name))
+    state, copying = without_copying(state, lambda placement: placement.copy_site == name)
     commands: list[Command] = []
     is_up = state.sites[name].is_up
     for job in _newest_first(state, name):
@@ -240,7 +258,9 @@ def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result
             state = state.with_job(replace(account, num_preemptions=job.num_preemptions + 1))
         why = f"{name} has no devices for it any more" if is_up else f"{name} is lost"
         commands += [Preempt(job.name, job.attempt, why)] if job.phase != "stopping" else []
-    return state, commands
+    for job in [job for job in state.jobs.values() if job.copies and job.phase == "queued" and job.reserved is None]:
+        state = state.with_job(go_on_from_newest(state, settled(state, job.name)))
+    return with_copying(state, copying), commands
 
 
 def _uses(placement: JobPlacement, phase: Phase, site: str) -> bool:
@@ -321,6 +341,7 @@ _HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
     JobEnded: _ended,
     JobFailed: _failed,
     JobStopped: _stopped,
+    CheckpointCopied: _copied,
     JobCancelled: _cancelled,
     LinkChanged: _link,
     PriceChanged: _prices,

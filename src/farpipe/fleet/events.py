@@ -72,6 +72,15 @@ class JobStopped(AttemptEvent):
 
 
 @dataclass(frozen=True)
+class CheckpointCopied(AttemptEvent):
+    """Another site has a copy of one of the job's checkpoints, whole and readable."""
+
+    site: str
+    num_steps: float
+    """Steps that the checkpoint has, counted from the job's begin."""
+
+
+@dataclass(frozen=True)
 class JobCancelled(JobEvent):
     """The owner does not want the job any more."""
 

@@ -90,6 +90,8 @@ class JobPlacement:
     """Reserved while it starts: what the steps will send, and the checkpoint that moves to another site."""
     moved_bytes: Mapping[str, float] = field(default_factory=dict)
     """Bytes of the checkpoint that moves to another site, by link: all that is sent while it starts."""
+    copied_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Sent while it runs, over the link to the site that gets copies of its checkpoints; empty: none does."""
     layout: Layout | None = None
     """The layout that was quoted, for the plan that runs it; None: the quotes know of none."""
 
@@ -108,11 +110,16 @@ class JobPlacement:
         """Its devices in words."""
         return devices_in_words(self.devices)
 
+    @property
+    def copy_site(self) -> str | None:
+        """The site that gets copies of its checkpoints."""
+        return next((link.split(">")[1] for link in self.copied_bytes_per_s), None)
+
     def links(self, phase: Phase) -> Mapping[str, float]:
         """Bytes per second that it has reserved on every link in this phase."""
         if phase == "stopping":
             return {}
-        return self.link_bytes_per_s if phase == "running" else self.startup_bytes_per_s
+        return _sum(self.link_bytes_per_s, self.copied_bytes_per_s) if phase == "running" else self.startup_bytes_per_s
 
     def sent(self, phase: Phase) -> Mapping[str, float]:
         """Bytes per second that it sends over every link, on average over this phase."""
@@ -168,6 +175,8 @@ class JobState:
     """True if it is cancelled, and only has to stop."""
     stored_at: str | None = None
     """The site that has its newest checkpoint; None before the first start."""
+    copies: Mapping[str, float] = field(default_factory=dict)
+    """Steps in its checkpoint at every other site that has one."""
     first_start_s: float | None = None
     queued_s: float = 0.0
     """Time in the queue before `since_s`, over all its stays there."""

@@ -133,6 +133,9 @@ class StopCosts:
     stop_s: float = 0.0
     """Seconds from the order to stop until nothing runs, beside writing the checkpoint; devices are held for both. 0:
     they are free at once."""
+    copy_every_s: float = 0.0
+    """Seconds over which a running job sends a checkpoint to another site before it sends the next one; 0: it sends
+    none."""
     first_pause_s: float = 60.0
     """Pause after the second failure in a row, twice as long after every further one; the first has none."""
     longest_pause_s: float = 900.0

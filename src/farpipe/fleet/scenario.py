@@ -122,6 +122,7 @@ class Stops(Part):
     checkpoint_every_s: Positive = StopCosts.checkpoint_every_s
     transfer_share: Share = StopCosts.transfer_share
     stop_s: NonNegative = StopCosts.stop_s
+    copy_every_s: NonNegative = StopCosts.copy_every_s
     first_pause_s: NonNegative = StopCosts.first_pause_s
     longest_pause_s: NonNegative = StopCosts.longest_pause_s
     max_failures: Natural = StopCosts.max_failures

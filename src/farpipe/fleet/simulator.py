@@ -11,6 +11,7 @@ from typing import Final, TextIO
 from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.events import (
     Cancel,
+    CheckpointCopied,
     Command,
     Event,
     JobEnded,
@@ -75,6 +76,7 @@ class Simulator:
         self._version: dict[str, int] = {}
         self._fatal: dict[str, float] = {}
         self._draws: dict[str, random.Random] = {}
+        self._copies: dict[str, CheckpointCopied] = {}
         self.records: dict[str, JobRecord] = {}
         self._idle = self._idle_at_end = dict.fromkeys(self.state.sites, (0.0, 0.0))
         self._idle_until_s = self.state.now_s
@@ -129,6 +131,7 @@ class Simulator:
             self._write_line("reject", "", "queued", None, why)
         for command in commands:
             self._write_command(command)
+        self._write_copying(before)
         for name in dict.fromkeys((getattr(event, "name", ""), *(command.name for command in commands))):
             job = self.state.jobs.get(name)
             if job is not None and job is not before.get(name):
@@ -150,8 +153,20 @@ class Simulator:
             return
         end_s = job.end_s()
         assert end_s is not None
-        found = self._fault(job)
-        self._push(found if found and found.time_s < end_s else JobEnded(end_s, job.name, job.attempt), version)
+        coming = [JobEnded(end_s, job.name, job.attempt), self._fault(job), self._next_copy(job)]
+        self._push(min(filter(None, coming), key=lambda event: event.time_s), version)
+
+    def _next_copy(self, job: JobState) -> CheckpointCopied | None:
+        """The copy that is under way, or one that begins now; None where the job makes none."""
+        assert job.placement is not None
+        site, now_s = job.placement.copy_site, self.state.now_s
+        if site is None:
+            return None
+        copy = self._copies.get(job.name)
+        if copy is None or (copy.attempt, copy.site) != (job.attempt, site) or copy.time_s <= now_s:
+            due_s = now_s + self.state.world.stops.copy_every_s
+            copy = self._copies[job.name] = CheckpointCopied(due_s, job.name, job.attempt, site, job.done_at(now_s))
+        return copy
 
     def _fault(self, job: JobState) -> JobFailed | None:
         """The first fault of a job that goes on as it is: its own end, or a device's."""
@@ -188,7 +203,9 @@ class Simulator:
             record.states.append((event.time_s, "queued"))
             self._write("submit", event.job.name, "queued", None)
         elif isinstance(event, JobStarted):
-            self._note(event.name, "run", "running", before[event.name].placement)
+            now = self.state.jobs.get(event.name)  # the policy may have stopped it in the same moment
+            runs = now is not None and now.phase == "running"
+            self._note(event.name, "run", "running", (now if now and runs else before[event.name]).placement)
         elif isinstance(event, JobStopped) and event.name in self.state.jobs:
             self._note(event.name, "stopped", "queued")
         for job in self.state.closed:
@@ -219,6 +236,18 @@ class Simulator:
         placement: JobPlacement | None = getattr(command, "placement", None)
         phase: Phase = "queued" if placement is None else "running" if isinstance(command, Replan) else "starting"
         self._note(command.name, what, phase, placement)
+
+    def _write_copying(self, before: Mapping[str, JobState]) -> None:
+        """Record running jobs that send copies elsewhere now, or none any more."""
+        if not self.state.world.stops.copy_every_s:
+            return
+        for name, job in self.state.jobs.items():
+            was = before.get(name)
+            if was is None or was.placement is None or job.placement is None or was is job:
+                continue
+            goes_on = (was.phase, was.attempt, was.placement.step_s) == (job.phase, job.attempt, job.placement.step_s)
+            if goes_on and was.placement.copied_bytes_per_s != job.placement.copied_bytes_per_s:
+                self._write("copy", name, "running", job.placement)
 
     def _note(self, name: str, what: str, phase: Phase, placement: JobPlacement | None = None) -> None:
         """Keep a state that begins; another may follow in the same moment."""

@@ -12,7 +12,7 @@ from itertools import chain
 from farpipe.cost.money import egress_of
 from farpipe.errors import InputError
 from farpipe.fleet.event_effects import apply_event
-from farpipe.fleet.events import Cancel, Command, Event, Migrate, Preempt, Price, Resize, Start
+from farpipe.fleet.events import Cancel, CheckpointCopied, Command, Event, Migrate, Preempt, Price, Resize, Start
 from farpipe.fleet.job import JobPlacement, JobState, devices_in_words
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import Decision, Policy, View
@@ -40,6 +40,8 @@ class FleetState(Snapshot):
             commands += further
         state, further = start_reserved(state)
         commands += further
+        if not commands and all(isinstance(event, CheckpointCopied) for event in events):
+            return state, commands  # where copies are is no reason to decide anew
         if len(events) == 1 and state.jobs is self.jobs and any(isinstance(command, Cancel) for command in commands):
             return state, commands  # nothing that the policy could act on
         state, further = decide(state, self.policy)

@@ -39,9 +39,10 @@ def stopped(state: Snapshot, job: JobState, num_lost: float = 0.0) -> JobState:
 
 
 def started(job: JobState, placement: JobPlacement) -> JobState:
-    """A settled job that begins its next attempt on `placement`."""
+    """A settled job that begins its next attempt on `placement`; checkpoints of steps that it does again are void."""
     account = replace(placed(job, placement, "starting"), reserved=None)
-    return replace(account, num_stored=account.num_done, attempt=job.attempt + 1)
+    copies = {site: steps for site, steps in account.copies.items() if steps <= account.num_done}
+    return replace(account, num_stored=account.num_done, copies=copies, attempt=job.attempt + 1)
 
 
 def start_reserved(state: State) -> tuple[State, list[Command]]:

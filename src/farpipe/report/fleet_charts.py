@@ -31,7 +31,8 @@ def draw_charts(
     for index, outcome in enumerate(outcomes):
         style = {"color": palette(2 * index % 20 + (2 * index // 20) % 2), "label": outcome.policy, "linewidth": 1.4}
         _draw_completion(axes[0][0], outcome, style)
-        _draw_over_time(axes[0][1], axes[1][0], axes[1][1], outcome, style)
+        _draw_over_time(axes[0][1], axes[1][0], outcome, style)
+        _draw_money(axes[1][1], outcome, outcomes, style)
     _draw_links(axes[2][0], outcomes[-1])
     _draw_map(axes[2][1], outcomes[-1], dict(locations or {}))
     axes[0][0].legend(fontsize=8)
@@ -46,7 +47,7 @@ def _draw_completion(axis: Any, outcome: FleetOutcome, style: Mapping[str, Any])
     _title(axis, "share of the finished jobs that took no longer")
 
 
-def _draw_over_time(use: Any, queue: Any, money: Any, outcome: FleetOutcome, style: Mapping[str, Any]) -> None:
+def _draw_over_time(use: Any, queue: Any, outcome: FleetOutcome, style: Mapping[str, Any]) -> None:
     total = sum(outcome.num_devices.values())
     times_s, held = levels(outcome.changes, lambda change: sum(change.devices.values()))
     use.step([t / HOUR_S for t in times_s], [number / total for number in held], where="post", **style)
@@ -55,11 +56,21 @@ def _draw_over_time(use: Any, queue: Any, money: Any, outcome: FleetOutcome, sty
     times_s, waiting = queue_levels(outcome)
     queue.step([t / HOUR_S for t in times_s], waiting, where="post", **style)
     _title(queue, "devices that queued jobs want at least")
-    grid_s = [outcome.begin_s + (outcome.end_s - outcome.begin_s) * i / POINTS for i in range(POINTS + 1)]
-    money.plot([t / HOUR_S for t in grid_s], [usd / 1e3 for usd in spent_usd(outcome, grid_s)], **style)
-    _title(money, "rent, electricity and egress so far, thousand USD")
-    for axis in (use, queue, money):
+    for axis in (use, queue):
         axis.set_xlabel("hours")
+
+
+def _draw_money(axis: Any, outcome: FleetOutcome, outcomes: Sequence[FleetOutcome], style: Mapping[str, Any]) -> None:
+    """Money over time; of several policies what each has spent more than the first one, as they do the same work."""
+    begin_s, end_s = min(one.begin_s for one in outcomes), max(one.end_s for one in outcomes)
+    grid_s = [begin_s + (end_s - begin_s) * i / POINTS for i in range(POINTS + 1)]
+    spent, first = spent_usd(outcome, grid_s), spent_usd(outcomes[0], grid_s)
+    several = len(outcomes) > 1
+    usd = [mine - its for mine, its in zip(spent, first, strict=True)] if several else spent
+    axis.plot([t / HOUR_S for t in grid_s], [figure / 1e3 for figure in usd], **style)
+    axis.set_xlabel("hours")
+    less = f", less what {outcomes[0].policy} has spent" if several else ""
+    _title(axis, f"rent, electricity and egress so far{less}, thousand USD")
 
 
 def spent_usd(outcome: FleetOutcome, times_s: Sequence[float]) -> list[float]:
