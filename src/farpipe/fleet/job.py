@@ -119,7 +119,10 @@ class JobPlacement:
         """Bytes per second that it has reserved on every link in this phase."""
         if phase == "stopping":
             return {}
-        return _sum(self.link_bytes_per_s, self.copied_bytes_per_s) if phase == "running" else self.startup_bytes_per_s
+        if phase == "starting":
+            return self.startup_bytes_per_s
+        copied = self.copied_bytes_per_s
+        return _sum(self.link_bytes_per_s, copied) if copied else self.link_bytes_per_s
 
     def sent(self, phase: Phase) -> Mapping[str, float]:
         """Bytes per second that it sends over every link, on average over this phase."""
