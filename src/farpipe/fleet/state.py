@@ -79,11 +79,12 @@ def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
     """The state after what the policy decides, and the commands for it; what can't be is in `refusals`."""
     try:
         seen = planned(state)
-        decisions = list(policy.decide(View(seen)))
+        view = View(seen)
+        decisions = list(policy.decide(view))
         known = [_known(seen, decision) for decision in decisions]
     except Exception as error:
         return replace(state, refusals=(f"{policy.name} failed: {type(error).__name__}: {error}",)), []
-    space, commands, refusals = seen.space(), list[Command](), [why for why in known if why]
+    space, commands, refusals = view.space(), list[Command](), [why for why in known if why]
     for decision in _stops_first([d for d, why in zip(decisions, known, strict=True) if not why]):
         done = _apply(state, space, decision)
         if isinstance(done, str):

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 
 from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, sizes
+from farpipe.fleet.policies.draft import Draft
 from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.queueing import LOOKED_AT
-from farpipe.fleet.policies.seats import Seats
 from farpipe.fleet.policies.worth import Objective, Worth
 
 URGENT = -1e18
@@ -76,27 +76,27 @@ class OwnPolicy:
 
     def decide(self, view: View) -> Iterator[Decision]:
         worth = Worth(view, self.objective)
-        seats = Seats(view, worth)
-        waiting = self._start_queued(view, seats)
-        yield from seats.decisions()
-        if not seats.changed and not waiting:
-            yield from improved(view, worth, seats, AllowedChanges(self.moves_per_event, self.grows, self.moves))
+        draft = Draft(view, worth)
+        waiting = self._start_queued(view, draft)
+        yield from draft.decisions()
+        if not draft.changed and not waiting:
+            yield from improved(view, worth, draft, AllowedChanges(self.moves_per_event, self.grows, self.moves))
 
-    def _start_queued(self, view: View, seats: Seats) -> int:
+    def _start_queued(self, view: View, draft: Draft) -> int:
         """Start who can be started, and stop who has to make room; how many still want to start."""
         queue = sorted(zip(self.keys(view, view.queue), range(len(view.queue)), view.queue, strict=True))
         victims = self._victims(view) if self.preempts and queue else []
         num_left = 0
         for place, (key, _, job) in enumerate(queue):
-            if seats.start(job):
+            if draft.start(job):
                 continue
             num_left += 1
             if place < LOOKED_AT and victims:
                 least = max(key, self.factor * key)
                 late = [victim.job for victim in victims if victim.key > least + victim.stop_key]
-                if seats.make_room(job, late, at_any_cost=key < 0):
-                    victims = [victim for victim in victims if victim.job.name not in seats.changed]
-            elif place >= LOOKED_AT and seats.num_free <= 0:
+                if draft.make_room(job, late, at_any_cost=key < 0):
+                    victims = [victim for victim in victims if victim.job.name not in draft.changed]
+            elif place >= LOOKED_AT and draft.num_free <= 0:
                 break
         return num_left
 
@@ -162,7 +162,7 @@ def _settled(view: View) -> list[JobState]:
     return [job for job in view.active if job.phase == "running" and view.now_s - job.since_s >= MIN_RUN_S]
 
 
-def improved(view: View, worth: Worth, seats: Seats, limits: AllowedChanges) -> Iterator[Decision]:
+def improved(view: View, worth: Worth, draft: Draft, limits: AllowedChanges) -> Iterator[Decision]:
     """Moves and growth that repay their stops, the jobs with least work left first."""
     running = _settled(view)
     left = limits.moves_per_event
@@ -171,26 +171,26 @@ def improved(view: View, worth: Worth, seats: Seats, limits: AllowedChanges) -> 
             return
         here = job.placement
         assert here is not None
-        better = _better(view, worth, seats, limits, job, here)
+        better = _better(view, worth, draft, limits, job, here)
         if better is not None:
             left -= 1
             yield Decision(job.name, better.devices, "worth more there")
 
 
 def _better(
-    view: View, worth: Worth, seats: Seats, limits: AllowedChanges, job: JobState, here: JobPlacement
+    view: View, worth: Worth, draft: Draft, limits: AllowedChanges, job: JobState, here: JobPlacement
 ) -> JobPlacement | None:
     """The best other placement if it repays the stop, taken out of the space."""
-    trial = seats.space.copy()
+    trial = draft.space.copy()
     trial.give(here, job.phase)
     numbers = sizes(job.job) if limits.grows else [here.num_devices]
-    there = seats.best(trial, job, numbers)
+    there = draft.best(trial, job, numbers)
     if there is None or there.devices == here.devices or not _repays(view, worth, job, here, there):
         return None
     if not limits.moves and set(there.sites) != set(here.sites):
         return None
     trial.take(there, "starting")
-    seats.space.devices, seats.space.rates = trial.devices, trial.rates
+    draft.space.devices, draft.space.rates = trial.devices, trial.rates
     return there
 
 
