@@ -15,7 +15,7 @@ from farpipe.optical.confidence import Interval, mean_interval
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.paths import PathTable
 from farpipe.optical.policies import AssignmentPolicy
-from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, free_masks, path_arrays
+from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, free_masks
 from farpipe.optical.traffic import PoissonTraffic, Traffic, expect_few
 
 
@@ -65,8 +65,14 @@ class TrafficOutcome:
     """Number of requests at the beginning that are played but not counted."""
     num_moved: int
     """Light paths that defragmentation moved."""
-    fragmentation: Fragmentation
-    """Metrics of the spectrum after the last request."""
+    grid: Grid
+    free: NDArray[np.uint64]
+    """Masks of the slots that are free after the last request: [fibres, words]."""
+
+    @cached_property
+    def fragmentation(self) -> Fragmentation:
+        """Metrics of the spectrum after the last request."""
+        return fragmentation(self.free, self.grid)
 
     @cached_property
     def _refused(self) -> NDArray[np.bool_]:
@@ -141,7 +147,7 @@ def play_traffic(
     play: Any = traffic_kernel.play
     moved = play(
         (traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s),
-        path_arrays(paths),
+        paths.arrays,
         (paths.first, per_slot),
         policy.codes,
         (spectrum, heap),
@@ -151,7 +157,7 @@ def play_traffic(
         grid.guard,
         defragment,
     )
-    return TrafficOutcome(traffic, *out, warm_up, int(moved), fragmentation(spectrum[0], grid))
+    return TrafficOutcome(traffic, *out, warm_up, int(moved), grid, spectrum[0])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.paths import PathTable
 from farpipe.optical.pipeline_state import LOGGED, NEXT, NUM_COUNTERS, SPARE, Background, Lights, Net, Out, Rule, State
 from farpipe.optical.policies import POLICIES, AssignmentPolicy
-from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, path_arrays
+from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import MAX_BLOCKS, Demands, LightTraining, Step, TransferRule
 
@@ -132,7 +132,7 @@ def _net(shared: Shared) -> Net:
     spectrum = grid.empty(paths.network.num_fibres)
     return Net(
         spectrum=spectrum,
-        table=path_arrays(paths),
+        table=paths.arrays,
         first=paths.first,
         per_slot=shared.modulation.gbit_per_slot(paths.km, grid.slot_ghz),
         latency_s=paths.latency_s,

@@ -28,7 +28,8 @@ class Modulation:
 
     def gbit_per_slot(self, km: NDArray[np.float64], slot_ghz: float) -> NDArray[np.float64]:
         """Gbit/s that one slot of `slot_ghz` carries over each of the lengths; 0 beyond the last reach."""
-        return np.array([self.efficiency(length) * slot_ghz for length in km])
+        reaches, bits = np.array(self.rows).T
+        return np.append(bits, 0.0)[np.searchsorted(reaches, km)] * slot_ghz
 
 
 def of_modes(name: str, rows: list[tuple[float, float]]) -> Modulation:

@@ -19,6 +19,7 @@ from farpipe.strict import nearest, read_text
 Pair = tuple[str, ...]
 """Source and target; a further word distinguishes tables of the same nodes."""
 Nodes = tuple[str, ...]
+Table = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]
 
 PATH_ORDERS: Final = ("km", "hops", "efficiency")
 MAX_K: Final = 1000
@@ -74,6 +75,20 @@ class PathTable:
     def fibres(self) -> NDArray[np.int32]:
         """The fibres of all candidates, one after the other."""
         return np.array([fibre for there in self._fibres for fibre in there], np.int32)
+
+    @cached_property
+    def arrays(self) -> Table:
+        """The candidates as the kernels read them: begin, fibres, km, neighbour_begin, neighbours.
+
+        The neighbours of a path are the fibres that leave its nodes, its own among them.
+        """
+        leaving: dict[str, list[int]] = {node: [] for node in self.network.nodes}
+        for (source, _), places in self.network.fibres.items():
+            leaving[source].extend(places)
+        around = [sorted({f for node in nodes for f in leaving[node]}) for nodes, _ in self.paths]
+        begin = np.concatenate(([0], np.cumsum([len(fibres) for fibres in around]))).astype(np.int32)
+        neighbours = np.array([fibre for fibres in around for fibre in fibres], np.int32)
+        return self.begin, self.fibres, self.km, begin, neighbours
 
     def pair(self, source: str, target: str, place: str = "paths") -> int:
         """The place of a pair; InputError when the table has no path for it."""

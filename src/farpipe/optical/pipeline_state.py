@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.optical.spectrum import Arrays, Heap, Table
+from farpipe.optical.paths import Table
+from farpipe.optical.spectrum import Arrays, Heap
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

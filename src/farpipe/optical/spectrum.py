@@ -13,7 +13,6 @@ from farpipe.optical.paths import Pair, PathTable
 
 MAX_SLOTS: Final = 4096
 
-Table = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]
 Arrays = tuple[NDArray[np.uint64], NDArray[np.int32], int]
 Heap = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
@@ -47,20 +46,6 @@ def free_masks(free: NDArray[np.uint64]) -> list[int]:
     return [sum(int(word) << (64 * index) for index, word in enumerate(row)) for row in free]
 
 
-def path_arrays(paths: PathTable) -> Table:
-    """The candidates as the kernels read them: begin, fibres, km, neighbour_begin, neighbours.
-
-    The neighbours of a path are the fibres that leave its nodes, its own among them.
-    """
-    leaving: dict[str, list[int]] = {node: [] for node in paths.network.nodes}
-    for (source, _), places in paths.network.fibres.items():
-        leaving[source].extend(places)
-    around = [sorted({f for node in nodes for f in leaving[node]}) for nodes, _ in paths.paths]
-    begin = np.concatenate(([0], np.cumsum([len(fibres) for fibres in around]))).astype(np.int32)
-    neighbours = np.array([fibre for fibres in around for fibre in fibres], np.int32)
-    return paths.begin, paths.fibres, paths.km, begin, neighbours
-
-
 def empty_heap(capacity: int) -> Heap:
     """Space for so many events."""
     return np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(1, np.int64)
@@ -70,10 +55,11 @@ def expect_reach(
     paths: PathTable, modulation: Modulation, per_slot: NDArray[np.float64], pairs: Iterable[Pair]
 ) -> None:
     """InputError when one of `pairs` has no candidate within the reach of the modulation table."""
+    best = _best_of_pair(paths, per_slot)
     for pair in pairs:
         source, target, index = pair[0], pair[1], paths.pairs[pair]
-        low, high = paths.first[index], paths.first[index + 1]
-        if not per_slot[low:high].any():
+        if not best[index]:
+            low, high = paths.first[index], paths.first[index + 1]
             raise InputError(
                 f"modulation {modulation.name}: no path from {source} to {target} is within its reach of "
                 f"{modulation.rows[-1][0]:g} km: the shortest candidate has {paths.km[low:high].min():g} km"
@@ -84,8 +70,7 @@ def expect_narrow(
     paths: PathTable, per_slot: NDArray[np.float64], pair: NDArray[np.int32], gbit_s: NDArray[np.float64], grid: Grid
 ) -> None:
     """InputError for the first request that is wider than the spectrum on every candidate of its pair."""
-    best = np.array([per_slot[a:b].max() for a, b in zip(paths.first, paths.first[1:], strict=False)])
-    slots = np.ceil(gbit_s / best[pair] - 1e-9) + grid.guard
+    slots = np.ceil(gbit_s / _best_of_pair(paths, per_slot)[pair] - 1e-9) + grid.guard
     if (slots > grid.num_slots).any():
         at = int(np.argmax(slots > grid.num_slots))
         source, target, *_ = list(paths.pairs)[pair[at]]
@@ -93,3 +78,8 @@ def expect_narrow(
             f"request {at + 1} of {len(slots)}, from {source} to {target}: {gbit_s[at]:g} Gbit/s need {slots[at]:g} "
             f"slots with the guard band, and the spectrum has {grid.num_slots}; split the request or give more slots"
         )
+
+
+def _best_of_pair(paths: PathTable, per_slot: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Gbit/s that a slot carries on the best candidate of every pair: [pairs]; each pair has one at least."""
+    return np.maximum.reduceat(per_slot, paths.first[:-1])
