@@ -94,9 +94,9 @@ def read_all(paths: Iterable[Path]) -> list[Trace]:
 
 
 def of_one_rank(traces: Sequence[Trace]) -> bool:
-    """True for one trace, and for several of one rank at different steps."""
+    """True for one trace or none, and for several of one rank at different steps."""
     ranks = {trace.rank for trace in traces}
-    return len(traces) == 1 or (len(ranks) == 1 and None not in ranks)
+    return len(traces) < 2 or (len(ranks) == 1 and None not in ranks)
 
 
 def _read_kineto(path: Path) -> Trace:
