@@ -9,12 +9,11 @@ from transformers import AutoConfig
 
 from farpipe.runtime.checkpoint.checkpointer import state_pieces
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
-from farpipe.runtime.divided_stages import twins_in
+from farpipe.runtime.divided_stages import divide_module
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.replicas.collectives import Rings, whole_shards
-from farpipe.runtime.site.mesh import DATA, stage_mesh
+from farpipe.runtime.site.mesh import stage_mesh
 from farpipe.runtime.site.shared_weights import SharedWeights
-from farpipe.runtime.site.tensor_plans import divide
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
 from farpipe.runtime.stages.module_stage import ModuleStage
@@ -73,11 +72,11 @@ def state_of(division, seed):
     torch.manual_seed(seed)
     config = config_of_all()
     module = HuggingFaceSlice(random_model(config, torch.float32), parts[block], "none")
-    if (twins := twins_in(mesh)) is not None:
-        divide(module, twins)
-    stage = ModuleStage(module, Boundary((2, 12 // division.tensor, config.hidden_size), torch.float32))
     if is_divided := mesh.size() > 1:
-        shards = list(SharedWeights(block, stage, mesh[DATA], Rings((), 0), 1).shards())
+        divide_module(module, mesh, torch.float32)
+    stage = ModuleStage(module, Boundary((2, 12 // division.tensor, config.hidden_size), torch.float32))
+    if is_divided:
+        shards = list(SharedWeights(block, stage, Rings((), 0), 1).shards())
     else:
         shards = whole_shards(block, dict(module.named_parameters()))
     optimizer = Optimizer([shard.parameter for shard in shards], TRAINING)

@@ -30,6 +30,7 @@ from farpipe.schedule.library import order
 from farpipe.step import Schedule, awaited
 from farpipe.transport.clock import Clock
 from site_checkpoints import checkpoints
+from site_loads import loads, refusals
 from small_models import placed_problem, relative_error
 
 NUM_MICROBATCHES, SIZE, LENGTH = 4, 2, 12
@@ -172,7 +173,14 @@ def norm_of(site):
     return float(squares) ** 0.5
 
 
-CASES = {"errors": errors, "checks": checks, "norms": norms, "checkpoints": checkpoints}
+CASES = {
+    "errors": errors,
+    "checks": checks,
+    "norms": norms,
+    "checkpoints": checkpoints,
+    "loads": loads,
+    "refusals": refusals,
+}
 
 
 def run_processes(count, cases, limit_s=240):

@@ -7,9 +7,10 @@ from farpipe.runtime.peers import Peers
 from farpipe.runtime.replicas.collectives import Rings
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import TorchStage
-from farpipe.runtime.stages.module_stage import ModuleStage
+from farpipe.runtime.stages.module_stage import ModuleSlice, ModuleStage
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from farpipe.runtime.site.shared_weights import SharedWeights
@@ -47,13 +48,43 @@ def check_twins(run: RunSpec, twins: "DeviceMesh | None") -> None:
         check_divided(config, twins, mode)
 
 
+def divide_module(
+    module: ModuleSlice, mesh: "DeviceMesh", compute: "torch.dtype", *, reshard_after_forward: bool = False
+) -> None:
+    """Divide the parameters of `module` over the processes of `mesh`, in place: every layer over twins, all by FSDP2.
+
+    They may have no memory yet. FSDP2 also keeps the digits of weights that stages compute with (in `compute`) fewer
+    of; `reshard_after_forward`: see `shard`. InputError where layers can't be divided.
+    """
+    from farpipe.runtime.site.mesh import DATA
+    from farpipe.runtime.site.sharding import shard
+
+    if (twins := twins_in(mesh)) is not None:
+        from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
+        from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
+
+        assert isinstance(module, HuggingFaceSlice)
+        divide(module, twins)
+        expect_all_divided(module)
+    parameters = next(module.parameters()).dtype
+    narrow = None if compute == parameters else compute
+    if mesh[DATA].size() > 1 or narrow is not None:
+        shard(
+            module,
+            module.blocks,
+            mesh[DATA],
+            param_dtype=narrow,
+            reduce_dtype=None if narrow is None else parameters,
+            reshard_after_forward=reshard_after_forward,
+        )
+
+
 def divided_stages(
     run: RunSpec, peers: Peers, stages: Mapping[int, TorchStage], mesh: "DeviceMesh | None"
 ) -> "dict[int, SharedWeights]":
-    """The stages of this process that are divided over `mesh`; none without one."""
+    """The sums of this process's stages, which are divided over `mesh`; none without one."""
     if mesh is None:
         return {}
-    from farpipe.runtime.site.mesh import DATA
     from farpipe.runtime.site.shared_weights import SharedWeights
 
     assert run.training is not None
@@ -62,5 +93,5 @@ def divided_stages(
     across, found = Rings(run.places.ring_levels(peers.rank)[1:], peers.rank), {}
     for number, stage in stages.items():
         assert isinstance(stage, ModuleStage)
-        found[number] = SharedWeights(number, stage, mesh[DATA], across, zero)
+        found[number] = SharedWeights(number, stage, across, zero)
     return found

@@ -9,6 +9,7 @@ import torch
 
 from farpipe.errors import InputError
 from farpipe.runtime.chunk_stage import ChunkStage
+from farpipe.runtime.divided_stages import divide_module, twins_in
 from farpipe.runtime.model.decoder import Numerics, StageModule, compute_dtype, initialise
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.stages.deferred import WeightGradStore
@@ -66,27 +67,33 @@ def make_stage(
     *,
     on_chunks: bool = False,
     only_times: bool = False,
-    twins: "DeviceMesh | None" = None,
+    mesh: "DeviceMesh | None" = None,
 ) -> TorchStage:
     """A stage with its initial weights: those of a model of Hugging Face, or random ones.
 
-    `on_chunks`: its microbatches are chunks, a ChunkStage. `only_times`: weights may have any values. `twins`: the
-    processes that share every layer; only for models that transformers computes.
+    `on_chunks`: its microbatches are chunks, a ChunkStage. `only_times`: weights may have any values. `mesh`: the
+    processes that have the stage in parts; only for a ModuleStage.
     """
     assert training.microbatch_size is not None
+    twins = twins_in(mesh)
     tokens = training.sequence_length // (1 if twins is None else twins.size())
     boundary = Boundary((training.microbatch_size, tokens, model.hidden), numerics.compute)
     if model.hugging_face is not None:
-        theirs = _of_transformers(model, part, numerics, only_times=only_times)
+        theirs = _of_transformers(model, part, numerics)
+        if mesh is not None:
+            divide_module(theirs, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
+        _fill(theirs, model.hugging_face, only_times=only_times)
         if on_chunks:
             from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
 
             return HuggingFaceChunkStage(theirs, boundary, device)
-        return ModuleStage(theirs if twins is None else _divided(theirs, twins), boundary, device)
+        return ModuleStage(theirs, boundary, device)
     if model.module is not None:
         if on_chunks:
             raise InputError("data.packing: a module of your own (model.module) can't be trained on chunks")
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
+        if mesh is not None:
+            divide_module(own, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
         return ModuleStage(own, boundary, device)
     store = WeightGradStore()
     module = StageModule(model, part, training.sequence_length, store, numerics)
@@ -95,28 +102,25 @@ def make_stage(
     return kind(module.to(device), store, boundary, device)
 
 
-def _divided(module: "HuggingFaceSlice", twins: "DeviceMesh") -> "HuggingFaceSlice":
-    """The slice with every layer divided over `twins`."""
-    from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
-
-    divide(module, twins)
-    expect_all_divided(module)
-    return module
-
-
-def _of_transformers(model: Model, part: StageSlice, numerics: Numerics, *, only_times: bool) -> "HuggingFaceSlice":
-    """A slice with its weights, computed by transformers' code."""
+def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":
+    """A slice that is computed by transformers' code; its parameters have no memory yet."""
     from farpipe.runtime.stages import hugging_face as models  # takes seconds, which other runs need not wait for
-    from farpipe.runtime.stages import hugging_face_weights as weights
+    from farpipe.runtime.stages.hugging_face_weights import read_config
 
     assert model.hugging_face is not None
-    config = weights.read_config(model.hugging_face)
+    config = read_config(model.hugging_face)
     module = models.HuggingFaceSlice(models.build(config, numerics.parameters), part, numerics.recompute)
     if bool(module.shared_names) != model.tied_embeddings:
         tied = "true" if module.shared_names else "false"
         raise InputError(f"{model.hugging_face}: embedding and head: say model.tied_embeddings = {tied}")
+    return module
+
+
+def _fill(module: "HuggingFaceSlice", folder: str, *, only_times: bool) -> None:
+    """Give the parameters, or this process's parts of them, memory and the values of the files in `folder`."""
+    from farpipe.runtime.stages import hugging_face_weights as weights
+
     if only_times:
         weights.randomise(module)
     else:
-        weights.load(module, model.hugging_face)
-    return module
+        weights.load(module, folder)

@@ -362,7 +362,7 @@ def _make_stage(
     assert run.training is not None
     recompute = run.recompute[number] if run.recompute else "none"
     numerics = numerics_of(run.training, parameters, recompute)
-    return make_stage(run.model, run.training, part, numerics, run.device, on_chunks=on_chunks, twins=twins_in(mesh))
+    return make_stage(run.model, run.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh)
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:

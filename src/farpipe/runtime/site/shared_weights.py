@@ -4,38 +4,24 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from farpipe.runtime.replicas.collectives import Line, Rings, Shard, local_grad
-from farpipe.runtime.site.sharding import StepReduction, is_counted, shard
+from farpipe.runtime.site.sharding import StepReduction, is_counted
 from farpipe.runtime.stages.module_stage import ModuleStage
 from farpipe.spec.training import Zero
 
 
 class SharedWeights:
-    """The StageSync of a stage whose parameters are divided: by FSDP2 over `mesh`, the replicas at this site, and over
-    twins already.
+    """The StageSync of a stage whose parameters are divided (`divide_module`).
 
     Inside the site torch gathers and sums, in the actions themselves; `reduce` sums a process's shards with those of
-    the processes that have the same ones at other sites. FSDP2 also keeps the digits of weights that stages compute
-    with fewer of.
+    the processes that have the same ones at other sites.
     """
 
-    def __init__(self, number: int, stage: ModuleStage, mesh: DeviceMesh, across: Rings, zero: Zero) -> None:
+    def __init__(self, number: int, stage: ModuleStage, across: Rings, zero: Zero) -> None:
         self.number, self._module, self._across = number, stage.module, across
-        parameters = next(iter(stage.module.parameters()))
-        narrow = stage.boundary.dtype if stage.boundary.dtype != parameters.dtype else None
-        if mesh.size() > 1 or narrow is not None:
-            shard(
-                stage.module,
-                stage.module.blocks,
-                mesh,
-                param_dtype=narrow,
-                reduce_dtype=None if narrow is None else parameters.dtype,
-                reshard_after_forward=zero == 3,
-            )
         self._reduction = StepReduction(stage.module, stage.store, zero=zero)
         self._divided = dict(self._module.named_parameters())
 

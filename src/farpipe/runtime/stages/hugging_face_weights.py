@@ -48,7 +48,8 @@ def read_config(folder: Path | str) -> PreTrainedConfig:
 def load(module: HuggingFaceSlice, folder: Path | str) -> None:
     """Fill the parameters of `module` from the files in `folder`, of which only the tensors of its slice are read.
 
-    InputError names a tensor that is missing or has another shape, and a damaged or missing file.
+    Of a parameter that is divided over processes (a DTensor) each reads its own part. InputError names a tensor that is
+    missing or has another shape, and a damaged or missing file.
     """
     model, files = module.inner, Files(Path(folder))
     conversions = get_model_conversion_mapping(model)
@@ -73,13 +74,14 @@ def _wanted(
     renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     state = model.state_dict()
+    tied = {head for head, table in shared.items() if table in state}  # read once, as the embedding's
     found: dict[str, str] = {}
     for name in names:
         inner, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         for head, table in shared.items():
-            if inner == table and head in state:
+            if inner == table and head in state.keys() - tied:
                 found[head] = name
-        if inner in state or name in state:
+        if (inner in state or name in state) and inner not in tied:
             found[name] = name
     return found
 
