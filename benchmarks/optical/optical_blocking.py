@@ -2,6 +2,8 @@
 
     python -m benchmarks.optical.optical_blocking [--requests 100000]
     python -m benchmarks.optical.optical_blocking --sizes    a million requests per network and load, KSP-FF, k = 5
+    python -m benchmarks.optical.optical_blocking --batch    many backgrounds side by side, on one thread and on two
+    python -m benchmarks.optical.optical_blocking --paths    time to find the paths of all pairs of nodes
 
 Compares with a plain Python loop over whole numbers as bit masks in the same process. With --sizes every row is a
 process of its own, so that its peak of memory is its own. Prints Markdown.
@@ -14,6 +16,10 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
 
 from farpipe.optical import POLICIES, Grid, PoissonTraffic, find_modulation, find_network, k_shortest, play_traffic
 
@@ -68,7 +74,12 @@ def main():
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--sizes", action="store_true")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--batch", action="store_true")
+    parser.add_argument("--paths", action="store_true")
     options = parser.parse_args()
+    if options.batch or options.paths:
+        batch_table() if options.batch else paths_table()
+        return
     if options.sizes or options.row:
         size_row(*options.row) if options.row else size_table()
         return
@@ -125,19 +136,78 @@ def size_row(network, load, count=1_000_000):
     play_traffic(how.draw(tuple(paths.of_pair), 1000, seed=2), paths, policy, grid, DEEPRMSA)  # compiles
     traffic = how.draw(tuple(paths.of_pair), count, seed=1)
     seconds, outcome = timed(lambda: play_traffic(traffic, paths, policy, grid, DEEPRMSA), repeats=2)
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"| {network} | {len(net.nodes)} | {net.num_fibres} | {len(paths.paths)} | {load} | "
-        f"{outcome.blocking_ratio:.3%} | {paths_s:.1f} | {seconds:.2f} | {count / seconds:,.0f} | {mib:.0f} |"
+        f"{outcome.blocking_ratio:.3%} | {paths_s:.1f} | {seconds:.2f} | {count / seconds:,.0f} | {peak_mib():.0f} |"
     )
+
+
+def background(paths, count, seed):
+    """One environment: so many requests of a background of its own."""
+    traffic = PoissonTraffic(250.0, truncate_at=2.0).draw(tuple(paths.of_pair), count, seed)
+    return play_traffic(traffic, paths, POLICIES["ksp-ff"], Grid(), DEEPRMSA)
+
+
+def batch_table(total=4_000_000):
+    """Backgrounds side by side as `farpipe optical blocking --seeds` plays them; one and two threads in turn."""
+    print("| requests each | threads | requests/s by the clock | by CPU time | Python ms each | MiB each |")
+    print("|---" * 6 + "|", flush=True)
+    paths = k_shortest(find_network("nsfnet"))
+    for count in (13_000, 103_000):
+        alone = [background(paths, count, seed) for seed in range(total // count)]
+        python_s = timed(lambda: [background(paths, 10, seed) for seed in range(100)])[0] / 100
+        rates = {1: [], 2: []}
+        for threads in (1, 2) * 3:
+            begin, cpu = time.perf_counter(), time.process_time()
+            with ThreadPoolExecutor(threads) as pool:
+                outcomes = list(pool.map(partial(background, paths, count), range(len(alone))))
+            clock_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+            expect_equal(outcomes, alone)
+            rates[threads].append((len(alone) * count / clock_s, len(alone) * count / cpu_s))
+        for threads, found in rates.items():
+            clock, cpu = (max(column) for column in zip(*found, strict=True))
+            cells = (
+                f"{count:,}",
+                threads,
+                f"{clock:,.0f}",
+                f"{cpu:,.0f}",
+                f"{1000 * python_s:.2f}",
+                kept_mib(alone[0]),
+            )
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def kept_mib(outcome):
+    """Memory of an environment until the end: its requests and what became of them."""
+    parts = [value for one in (outcome, outcome.traffic) for value in vars(one).values()]
+    return f"{sum(part.nbytes for part in parts if isinstance(part, np.ndarray)) / 2**20:.2f}"
+
+
+def expect_equal(outcomes, others):
+    """All requests have the same path and slots, bit for bit."""
+    for one, other in zip(outcomes, others, strict=True):
+        assert all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("path", "start", "slots"))
+
+
+def peak_mib():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def paths_table():
+    """The candidates of all pairs, found twice in one process."""
+    print("| network | nodes | edges | paths | by | CPU s | again |\n" + "|---" * 7 + "|", flush=True)
+    for name in ("nsfnet", "topohub:topozoo/Bellcanada", "topohub:sndlib/germany50"):
+        net = find_network(name)
+        for k, by in ((5, "km"), (5, "hops"), (5, "efficiency"), (50, "efficiency")):
+            find = partial(k_shortest, net, k=k, by=by, modulation=DEEPRMSA)
+            first, again = (timed(find, repeats=1)[0] for _ in range(2))
+            cells = (name, len(net.nodes), len(net.edges), k, by, f"{first:.1f}", f"{again:.1f}")
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def show(network, k, policy, load, count, seconds):
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"| {network} | {k} | {policy} | {load:g} | {count} | {seconds:.3f} | {count / seconds:,.0f} | {mib:.0f} |",
-        flush=True,
-    )
+    figures = f"{count} | {seconds:.3f} | {count / seconds:,.0f} | {peak_mib():.0f} |"
+    print(f"| {network} | {k} | {policy} | {load:g} | {figures}", flush=True)
 
 
 if __name__ == "__main__":
