@@ -9,11 +9,12 @@ from transformers import AutoConfig
 
 from farpipe.runtime.checkpoint.checkpointer import state_pieces
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
-from farpipe.runtime.divided_stages import divide_module
+from farpipe.runtime.divided_stages import divide_module, twins_in
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.replicas.collectives import Rings, whole_shards
-from farpipe.runtime.site.mesh import stage_mesh
+from farpipe.runtime.site.mesh import shares_in, stage_mesh
 from farpipe.runtime.site.shared_weights import SharedWeights
+from farpipe.runtime.site.twin_stage import twin_stage
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
 from farpipe.runtime.stages.module_stage import ModuleStage
@@ -31,16 +32,19 @@ class Division(NamedTuple):
     partition: tuple[tuple[int, int], ...]
     data: int = 1
     tensor: int = 1
+    context: int = 1
 
 
 DIVISIONS = {
     "tensor 2 x FSDP 2": Division(((0, 6),), data=2, tensor=2),
     "FSDP 4": Division(((0, 6),), data=4),
     "two stages of tensor 2": Division(((0, 2), (2, 6)), tensor=2),
+    "context 2 x tensor 2": Division(((0, 6),), tensor=2, context=2),
     "one process": Division(((0, 6),)),
     "four stages": Division(((0, 1), (1, 2), (2, 5), (5, 6))),
     "tensor 2 x FSDP 2, again": Division(((0, 6),), data=2, tensor=2),
     "FSDP 2 in two stages": Division(((0, 5), (5, 6)), data=2),
+    "context 2 in two stages": Division(((0, 1), (1, 6)), context=2),
 }
 """In the order in which each is read by the next."""
 
@@ -65,8 +69,10 @@ def checkpoints(folder):
 
 def state_of(division, seed):
     """Pieces of this process's random weights and moments; none on a process without a stage."""
-    mesh, parts = stage_mesh("cpu", data=division.data, tensor=division.tensor), slices(division.partition)
-    block = dist.get_rank() // (division.data * division.tensor)
+    degrees = {"data": division.data, "tensor": division.tensor, "context": division.context}
+    mesh, parts = stage_mesh("cpu", **degrees), slices(division.partition)
+    shares_in(mesh)  # all processes make it
+    block = dist.get_rank() // mesh.size()
     if block >= len(parts):
         return []
     torch.manual_seed(seed)
@@ -74,7 +80,8 @@ def state_of(division, seed):
     module = HuggingFaceSlice(random_model(config, torch.float32), parts[block], "none")
     if is_divided := mesh.size() > 1:
         divide_module(module, mesh, torch.float32)
-    stage = ModuleStage(module, Boundary((2, 12 // division.tensor, config.hidden_size), torch.float32))
+    boundary, twins = Boundary((2, 12, config.hidden_size), torch.float32), twins_in(mesh)
+    stage = ModuleStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
     if is_divided:
         shards = list(SharedWeights(block, stage, Rings((), 0), 1).shards())
     else:

@@ -16,11 +16,13 @@ from transformers import AutoConfig
 
 from farpipe.errors import InputError
 from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.divided_stages import twins_in
 from farpipe.runtime.executor import Executor
-from farpipe.runtime.site.mesh import DATA, TENSOR, join_site, stage_mesh
+from farpipe.runtime.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
 from farpipe.runtime.site.self_check import check_divided
 from farpipe.runtime.site.sharding import StepReduction, is_counted, settle, shard
 from farpipe.runtime.site.tensor_plans import divide
+from farpipe.runtime.site.twin_stage import twin_stage
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, PassThrough, layers_of
 from farpipe.runtime.stages.module_stage import ModuleStage
@@ -69,17 +71,17 @@ class Site:
     """All stages of a model, each divided over the processes of this world."""
 
     def __init__(self, whole, mesh, recompute="none", zero=1, **sharding):
-        data, tensor = mesh[DATA].size(), mesh[TENSOR].size()
+        shares, twins = shares_in(mesh), twins_in(mesh)
+        boundary = Boundary((SIZE, LENGTH, whole.config.hidden_size), whole.dtype)
         self.stages = []
         for part in PARTS:
             module = HuggingFaceSlice(copy.deepcopy(whole), part, recompute)
-            if tensor > 1:
+            if mesh[TENSOR].size() > 1:
                 divide(module, mesh[TENSOR])
-            boundary = Boundary((SIZE, LENGTH // tensor, whole.config.hidden_size), whole.dtype)
-            stage = ModuleStage(module, boundary)
-            if data > 1:
+            stage = ModuleStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
+            if shares.size() > 1:
                 layers = [layer for layer in layers_of(module.inner)[1] if not isinstance(layer, PassThrough)]
-                shard(module, layers, mesh[DATA], **sharding)
+                shard(module, layers, shares, **sharding)
             self.stages.append(stage)
         self.reductions = [StepReduction(stage.module, stage.store, zero=zero) for stage in self.stages]
 
@@ -105,9 +107,9 @@ class Site:
 def errors(name, degrees, method, recompute="none", **sharding):
     """Relative errors of loss and gradients against the whole model."""
     torch.manual_seed(0)
-    whole = random_model(shrunk(AutoConfig.for_model(name)), torch.float64)
-    data, tensor = degrees
-    mesh = stage_mesh("cpu", data=data, tensor=tensor)
+    data, tensor, context = degrees
+    whole = random_model(shrunk(AutoConfig.for_model(name), tensor * context), torch.float64)
+    mesh = stage_mesh("cpu", data=data, context=context, tensor=tensor)
     batches = [batch_of(seed) for seed in range(data)]
     expected = sum(reference_loss(whole, batch) for batch in batches)
     site = Site(whole, mesh, recompute, **sharding)
@@ -115,7 +117,7 @@ def errors(name, degrees, method, recompute="none", **sharding):
     for _ in range(2):  # the second step begins with what the first has left
         site.run(batches[mesh[DATA].get_local_rank()], schedule)
     loss = torch.tensor(site.stages[-1].loss, dtype=torch.float64)
-    dist.all_reduce(loss, group=mesh.get_group(DATA))
+    dist.all_reduce(loss, group=shares_in(mesh).get_group())
     found = site.gradients()
     head, table = (end(whole).weight for end in (type(whole).get_output_embeddings, type(whole).get_input_embeddings))
     if head is table:
@@ -130,11 +132,12 @@ def errors(name, degrees, method, recompute="none", **sharding):
     return {"error": worst[key], "of": key}
 
 
-def checks(name, num_twins, wrong=False, **changes):
+def checks(name, num_twins, wrong=False, context=1, **changes):
     """What the check of twins says: "" where they compute what the whole does; `wrong`: norms are summed again."""
     config = AutoConfig.for_model(name)
     config.update(changes)
-    mesh = stage_mesh("cpu", data=dist.get_world_size() // num_twins, tensor=num_twins)
+    data, tensor = dist.get_world_size() // num_twins, num_twins // context
+    mesh = stage_mesh("cpu", data=data, context=context, tensor=tensor)
 
     def summed_again(module):
         for parameter in (p for p in module.parameters() if p.ndim == 1):
@@ -143,7 +146,7 @@ def checks(name, num_twins, wrong=False, **changes):
     replaced = patch("farpipe.runtime.site.self_check.settle", summed_again) if wrong else nullcontext()
     try:
         with replaced:
-            check_divided(config, mesh[TENSOR])
+            check_divided(config, twins_in(mesh))
     except InputError as error:
         return {"said": str(error)}
     return {"said": ""}

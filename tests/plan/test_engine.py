@@ -70,11 +70,18 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
 @pytest.mark.parametrize(
     ("kind", "pins", "training", "obstacle", "change"),
     [
-        ("llama", {"context": 2}, {}, "context = 2", "layout.context = 1"),
+        ("opt", {"context": 2}, {}, "context = 2", "layout.context = 1"),
+        (
+            "llama",
+            {"context": 2, "context_exchange": "ring"},
+            {},
+            'context_exchange = "ring"',
+            'layout.context_exchange = "ulysses"',
+        ),
         ("mixtral", {"expert": 2, "data": 2}, {}, "expert = 2", "layout.expert = 1"),
         ("llama", {}, {"lora": Lora(rank=8)}, "training.lora", "a training of all weights, without training.lora"),
         (
-            "llama",
+            "opt",
             {"context": 2},
             {"lora": Lora(rank=8)},
             "context = 2, training.lora",
@@ -99,6 +106,46 @@ def test_what_no_model_is_trained_with_is_refused_by_plan_and_train_alike(
     with pytest.raises(InputError) as refused:
         run_spec_of(plan, num_steps=1)
     assert str(refused.value) == f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}"
+
+
+LONG = TRAINING.model_copy(update={"sequence_length": 32768, "global_batch": 2})
+
+
+@pytest.mark.parametrize(
+    ("kind", "training", "pins", "told"),
+    [
+        ("llama", LONG, {}, 'layout.tensor = 1, layout.context_exchange = "ulysses"'),
+        (
+            "qwen3",
+            LONG.model_copy(update={"sequence_parallel": "auto"}),
+            {},
+            'layout.context_exchange = "ulysses"',
+        ),
+        ("mixtral", TRAINING, {"context": 2, "data": 1}, 'layout.tensor = 1, layout.context_exchange = "ulysses"'),
+        ("opt", LONG, {}, "layout.tensor = 1, layout.context = 1"),
+    ],
+)
+def test_sequences_are_shared_where_the_engine_can_by_the_method_that_it_has(
+    of_transformers, tmp_path, kind, training, pins, told
+):
+    from farpipe.run.spec_of_plan import run_spec_of
+
+    request, said = within_engine(of_transformers(kind, training, **pins))
+    plan = make_plan(request)
+    assert said == told
+    assert plan_obstacle(plan) == ("", "")
+    plan.save(tmp_path / "plan.json")
+    spec, at = run_spec_of(type(plan).load(tmp_path / "plan.json"), num_steps=1), plan.layout
+    assert spec.num_processes == at.pipeline * at.data * at.tensor * at.context
+    assert (at.context > 1) == (kind != "opt")
+
+
+def test_key_heads_that_the_degree_does_not_divide_are_refused_with_both_numbers(of_transformers):
+    request = of_transformers("llama", tensor=1, context=2)
+    few = request.model_copy(update={"model": request.model.model_copy(update={"num_kv_heads": 1})})
+    assert within_engine(few)[0].layout == few.layout
+    obstacle = "context = 2, which does not divide model.num_kv_heads = 1"
+    assert plan_obstacle(make_plan(few)) == (obstacle, "layout.context = 1")
 
 
 def test_shared_sequences_are_pinned_away_only_where_the_planner_could_choose_them():

@@ -181,7 +181,7 @@ class _Step:
 
     def exchanges(self, links: StepLinks) -> tuple[Exchange, ...]:
         """Exchange of the tied matrix between the first and the last stage; not in the Problem with replicas."""
-        if self.layout.replica_sites or self.layout.num_shares > 1:
+        if self.layout.data > 1:
             return ()
         last = len(self.placements) - 1
         pairs = zip(((0, last), (last, 0)), self._tied_exchange(links), strict=True)
@@ -289,7 +289,7 @@ class _Step:
 
     def late_tied_exchange_s(self) -> float:
         """Seconds of the tied exchange of replicas, which comes after their reduction, so outside the pipeline."""
-        if not self.layout.replica_sites and self.layout.num_shares == 1:
+        if self.layout.data == 1:
             return 0.0
         links = self.links()
         return max((links.seconds(t) for t in self._tied_exchange(links) if t is not None), default=0.0)

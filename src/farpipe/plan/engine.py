@@ -1,25 +1,30 @@
 """Limits of farpipe's own engine, stated once: `plan` tells it, `train` plans under it."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from farpipe.cost import settle
+from farpipe.cost import Layout, settle
 from farpipe.errors import InputError
 from farpipe.plan.candidates import context_degrees, tensor_degrees
-from farpipe.spec import Job, Model, Pins, Training
+from farpipe.spec import Job, Model, Training
 from farpipe.spec.hugging_face import type_of
 
 if TYPE_CHECKING:
     from farpipe.plan.plan import Plan
 
 RUNNABLE: Final[dict[str, int]] = {"tensor": 1, "context": 1, "expert": 1}
-"""Degrees that the engine can run no other value of, but for tensor parallelism of some models."""
+"""Degrees that the engine can run no other value of, but for those of some models."""
 WITH_TENSOR: Final = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi", "phi3"),
     *("gpt_neox", "starcoder2", "glm4", "smollm3"),
 )
 """Types of transformers' models whose layers the engine divides over tensor-parallel processes, each tested."""
-SEARCHED: Final = ("tensor", "context")
-"""Degrees of RUNNABLE that the planner chooses where the user does not."""
+WITH_CONTEXT: Final = (*WITH_TENSOR, "mixtral", "qwen3_moe", "deepseek_v3", "olmo2", "olmoe", "gpt2")
+"""Types whose sequences the engine divides over context-parallel processes, by Ulysses, each tested."""
 TRAINABLE: Final = ("fp32", "bf16")
 """Precisions without loss scaling."""
 PLANNED_ONLY: Final = ("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks", "mtp_num_layers")
@@ -64,59 +69,76 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     is_ours = plan.job.model.hugging_face is None and plan.job.model.module is None
     special = PLANNED_ONLY if is_ours else ()
     model = [f"model.{key}" for key in special if getattr(plan.job.model, key)]
-    free = ("tensor",) if divides_layers(plan.job) else ()
+    free = divided(plan.job)
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
     shares_weights, training = not is_ours and plan.job.data.packing is None, settle(plan.job.training, plan.layout)
     of_training = training_obstacles(training, shares_weights=shares_weights)
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
-    if free and plan.layout.tensor > 1:
-        layout |= _tensor_obstacles(plan.job.model, training, plan.layout.tensor)
+    at = plan.layout
+    tensor, context = (1 if key in degrees else getattr(at, key) for key in ("tensor", "context"))
+    layout |= _twin_obstacles(plan.job.model, training, replace(at, tensor=tensor, context=context))
     changes = layout | of_training
     return ", ".join([*model, *changes]), "" if model else ", ".join(changes.values())
 
 
-def divides_layers(job: Job) -> bool:
-    """True if the engine trains this job's model with tensor parallelism, which needs sequence parallelism, too."""
+def divided(job: Job) -> tuple[str, ...]:
+    """The degrees by which the engine divides this job's model over processes of a rank."""
     folder = job.model.hugging_face
     if folder is None or job.data.packing is not None:
-        return False
+        return ()
     try:
-        return type_of(folder) in WITH_TENSOR
+        kind = type_of(folder)
     except InputError:  # a plan that is read where the folder is not
-        return False
+        return ()
+    return tuple(key for key, kinds in {"tensor": WITH_TENSOR, "context": WITH_CONTEXT}.items() if kind in kinds)
 
 
-def _tensor_obstacles(model: Model, training: Training, tensor: int) -> dict[str, str]:
-    """Obstacles to dividing layers over `tensor` processes, and what to say instead."""
-    found = {}
-    if training.sequence_parallel is not True:
+def _twin_obstacles(model: Model, training: Training, layout: Layout) -> dict[str, str]:
+    """Obstacles to dividing layers and sequences over `layout.tensor` x `layout.context` processes, and what to say
+    instead."""
+    degrees = {key: getattr(layout, key) for key in ("tensor", "context") if getattr(layout, key) > 1}
+    found, size = {}, prod(degrees.values())
+    if layout.tensor > 1 and training.sequence_parallel is not True:
         found["training.sequence_parallel = false"] = "training.sequence_parallel = true"
     shared = {"training.sequence_length": training.sequence_length, "model.num_kv_heads": model.num_kv_heads}
     for name, count in shared.items():
-        if count % tensor:
-            found[f"tensor = {tensor}, which does not divide {name} = {count}"] = "layout.tensor = 1"
+        if count % size:
+            change = f"layout.{[*degrees][-1]} = 1"
+            found[f"{' x '.join(degrees)} = {size}, which does not divide {name} = {count}"] = change
+    if layout.context > 1 and layout.context_exchange != "ulysses" and model.divides_heads(size):
+        found['context_exchange = "ring"'] = 'layout.context_exchange = "ulysses"'
     return found
 
 
-def _may_choose_tensor(job: Job) -> bool:
-    """True if the engine can run every tensor degree that the planner may choose."""
-    if not divides_layers(job) or job.training.sequence_parallel is False:
+def _runs_all(job: Job, tensor: Sequence[int], context: Sequence[int]) -> bool:
+    """True if the engine can run each of these degrees with each, as far as the planner may choose them."""
+    free, training = divided(job), job.training.model_copy(update={"sequence_parallel": True})
+    if max(tensor) > 1 and ("tensor" not in free or job.training.sequence_parallel is False):
         return False
-    degrees = tensor_degrees(job, [site for _, site in job.used_sites()])
-    training = job.training.model_copy(update={"sequence_parallel": True})
-    return not any(_tensor_obstacles(job.model, training, degree) for degree in degrees)
+    pairs = [(t, c) for t, c in product(tensor, context) if c == 1 or job.model.divides_heads(t * c)]
+    layouts = [Layout(1, 1, t, 1, 1, 1, (), c, "ulysses") for t, c in pairs]
+    is_shared = max(context) > 1 and "context" not in free
+    return not is_shared and not any(_twin_obstacles(job.model, training, at) for at in layouts)
 
 
 def within_engine(job: Job) -> tuple[Job, str]:
     """The job with what the user left open pinned to what the engine can run, and these pins in words.
 
-    A degree that the user has pinned to another value stays; `plan_obstacle` tells of it.
+    What the user has pinned to another value stays; `plan_obstacle` tells of it.
     """
-    shares = len(context_degrees(job, job.cluster.num_devices)) > 1
-    free = ("tensor",) if _may_choose_tensor(job) else ()
-    open_keys = [key for key in SEARCHED if getattr(job.layout, key) is None and (shares or key != "context")]
-    open_keys = [key for key in open_keys if key not in free]
-    pinned: dict[str, Any] = {key: RUNNABLE[key] for key in open_keys}
-    layout: Pins = job.layout.model_copy(update=pinned)
-    told = ", ".join(f"layout.{key} = {value}" for key, value in pinned.items())
-    return job.model_copy(update={"layout": layout}), told
+    pins, pinned = job.layout, dict[str, Any]()
+    tensor = tensor_degrees(job, [site for _, site in job.used_sites()])
+    context = context_degrees(job, job.cluster.num_devices)
+    if pins.tensor is None and not _runs_all(job, tensor, [pins.context or 1]):
+        pinned["tensor"], tensor = RUNNABLE["tensor"], [RUNNABLE["tensor"]]
+    if pins.context is None and max(context) > 1 and not _runs_all(job, tensor, context):
+        pinned["context"] = RUNNABLE["context"]
+    elif (
+        max(context) > 1
+        and pins.context_exchange is None
+        and "context" in divided(job)
+        and job.model.divides_heads((pins.tensor or 1) * (pins.context or 1))
+    ):
+        pinned["context_exchange"] = "ulysses"
+    told = ", ".join(f"layout.{key} = {json.dumps(value)}" for key, value in pinned.items())
+    return job.model_copy(update={"layout": pins.model_copy(update=pinned)}), told

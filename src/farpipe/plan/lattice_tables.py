@@ -14,6 +14,7 @@ from farpipe.cost.compute import device_layer_params
 from farpipe.cost.transfer import narrowed_bytes, rank_link, replica_link, ring_bytes
 from farpipe.plan.candidates import (
     context_degrees,
+    context_exchanges,
     data_degrees,
     expert_degrees,
     microbatches,
@@ -171,7 +172,7 @@ def rows_of(job: Job, sites: Sequence[Site], table: dict[Split, int]) -> Rows:
     """Every combination of degrees that pins, batch and devices allow; fills `table`: the row of every split."""
     homes = sorted({1, *range(2, min(len(sites), MAX_SITES) + 1)} if job.layout.replicas != "inside" else {1})
     found: set[tuple[int, ...]] = set()
-    for tensor, context in product(*_shared_degrees(job, sites)):
+    for tensor, context in _shared_degrees(job, sites):
         width, num_devices = tensor * context, sum(site.num_devices // context for site in sites) * context
         for data in data_degrees(job, num_devices // width):
             for (size, count), expert in product(_microbatches(job, data, context), expert_degrees(job)):
@@ -185,10 +186,11 @@ def rows_of(job: Job, sites: Sequence[Site], table: dict[Split, int]) -> Rows:
     return Rows(*(np.ascontiguousarray(column) for column in columns))
 
 
-def _shared_degrees(job: Job, sites: Sequence[Site]) -> tuple[list[int], list[int]]:
-    """Degrees of tensor and of context parallelism."""
+def _shared_degrees(job: Job, sites: Sequence[Site]) -> list[tuple[int, int]]:
+    """Degrees of tensor and of context parallelism that go together."""
     tensor = sorted({t for site in sites for t in tensor_degrees(job, [site])})
-    return tensor, context_degrees(job, sum(site.num_devices for site in sites))
+    context = context_degrees(job, sum(site.num_devices for site in sites))
+    return [(t, c) for t, c in product(tensor, context) if context_exchanges(job, t, c)]
 
 
 def _microbatches(job: Job, data: int, context: int) -> list[tuple[int, int]]:

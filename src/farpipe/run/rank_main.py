@@ -181,7 +181,7 @@ def _choose_interface(run: RunSpec, config: TransportConfig) -> None:
     if config.is_loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     elif not config.allow_plaintext:
-        key = "layout.tensor" if run.num_twins > 1 else "training.zero"
+        key = f"layout.{run.twin_key}" if run.num_twins > 1 else "training.zero"
         raise InputError(
             f"{key}: processes at a site share weights over torch's own connections, and {config.host} can be reached "
             "from other machines; say --allow-plaintext if nobody else reaches the site's network, or train with "

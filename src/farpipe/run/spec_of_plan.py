@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     """Return the RunSpec with which the ranks run `plan`; `settings` are further fields of it.
 
-    InputError for what the engine can't run yet: mixtures of experts of its own, context parallelism, dropout.
+    InputError for what the engine can't run yet: mixtures of experts of its own, expert parallelism, dropout.
     """
     from farpipe.cost import settle
     from farpipe.plan.chunked import SEARCHED
@@ -36,6 +36,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
         recompute=plan.recompute,
         replicas=plan.replicas,
         tensor=layout.tensor,
+        context=layout.context,
         seeks_orders=plan.job.schedule == SEARCHED,
         peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
         **settings,
@@ -50,6 +51,5 @@ def _peak_flops_per_s(plan: "Plan", device: str | None) -> float | None:
     devices = [by_name[site] for site in plan.sites]
     if device != "cuda" and any(planned.name != device for planned in devices):
         return None
-    return (
-        sum(peak_flops_per_s(planned, plan.job.training) for planned in devices) * plan.layout.data * plan.layout.tensor
-    )
+    of_ranks = sum(peak_flops_per_s(planned, plan.job.training) for planned in devices)
+    return of_ranks * plan.layout.data * plan.layout.tensor * plan.layout.context

@@ -22,16 +22,16 @@ def mesh_of(run: RunSpec) -> "DeviceMesh | None":
         return None
     from farpipe.runtime.site.mesh import stage_mesh  # FSDP2 takes a second, which other runs need not wait for
 
-    return stage_mesh(run.device, data=run.num_sharing, tensor=run.num_twins)
+    return stage_mesh(run.device, data=run.num_sharing, context=run.context, tensor=run.tensor)
 
 
 def twins_in(mesh: "DeviceMesh | None") -> "DeviceMesh | None":
-    """The processes of `mesh` that share every layer; None for one alone."""
+    """The mesh ``(CONTEXT, TENSOR)`` of processes that share every sequence and layer; None for one alone."""
     if mesh is None:
         return None
-    from farpipe.runtime.site.mesh import TENSOR
+    from farpipe.runtime.site.mesh import CONTEXT, TENSOR
 
-    return mesh[TENSOR] if mesh[TENSOR].size() > 1 else None
+    return mesh[CONTEXT, TENSOR] if mesh[CONTEXT, TENSOR].size() > 1 else None
 
 
 def check_twins(run: RunSpec, twins: "DeviceMesh | None") -> None:
@@ -51,28 +51,29 @@ def check_twins(run: RunSpec, twins: "DeviceMesh | None") -> None:
 def divide_module(
     module: ModuleSlice, mesh: "DeviceMesh", compute: "torch.dtype", *, reshard_after_forward: bool = False
 ) -> None:
-    """Divide the parameters of `module` over the processes of `mesh`, in place: every layer over twins, all by FSDP2.
+    """Divide the parameters of `module` over the processes of `mesh`, in place: layers over TENSOR, all by FSDP2.
 
     They may have no memory yet. FSDP2 also keeps the digits of weights that stages compute with (in `compute`) fewer
     of; `reshard_after_forward`: see `shard`. InputError where layers can't be divided.
     """
-    from farpipe.runtime.site.mesh import DATA
+    from farpipe.runtime.site.mesh import TENSOR, shares_in
     from farpipe.runtime.site.sharding import shard
 
-    if (twins := twins_in(mesh)) is not None:
+    shares = shares_in(mesh)
+    if mesh[TENSOR].size() > 1:
         from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
         from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
 
         assert isinstance(module, HuggingFaceSlice)
-        divide(module, twins)
+        divide(module, mesh[TENSOR])
         expect_all_divided(module)
     parameters = next(module.parameters()).dtype
     narrow = None if compute == parameters else compute
-    if mesh[DATA].size() > 1 or narrow is not None:
+    if shares.size() > 1 or narrow is not None:
         shard(
             module,
             module.blocks,
-            mesh[DATA],
+            shares,
             param_dtype=narrow,
             reduce_dtype=None if narrow is None else parameters,
             reshard_after_forward=reshard_after_forward,

@@ -75,9 +75,7 @@ def make_stage(
     processes that have the stage in parts; only for a ModuleStage.
     """
     assert training.microbatch_size is not None
-    twins = twins_in(mesh)
-    tokens = training.sequence_length // (1 if twins is None else twins.size())
-    boundary = Boundary((training.microbatch_size, tokens, model.hidden), numerics.compute)
+    boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
     if model.hugging_face is not None:
         theirs = _of_transformers(model, part, numerics)
         if mesh is not None:
@@ -87,6 +85,10 @@ def make_stage(
             from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
 
             return HuggingFaceChunkStage(theirs, boundary, device)
+        if (twins := twins_in(mesh)) is not None:
+            from farpipe.runtime.site.twin_stage import twin_stage
+
+            return twin_stage(theirs, boundary, twins, device)
         return ModuleStage(theirs, boundary, device)
     if model.module is not None:
         if on_chunks:

@@ -98,6 +98,8 @@ class RunSpec(Document, Part):
     """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
     tensor: Count = 1
     """Tensor-parallel processes of every rank in every replica; a rehearsal has one for all of them."""
+    context: Count = 1
+    """Processes that share each sequence, each `tensor` of them; in a rehearsal as well one for all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -152,14 +154,14 @@ class RunSpec(Document, Part):
         return OwnPath(path.wait_s, LinkShape(path.latency_s, path.bandwidth_bytes_per_s))
 
     def _check_sync(self) -> None:
-        """One replica: only the ends' tied weights are exchanged. Several: every stage is summed, and gathered with
-        ZeRO-1."""
+        """One replica: the ends' tied weights are exchanged, and what its processes share is theirs alone. Several:
+        every stage is summed, and gathered with ZeRO-1."""
         found = self.problem.collectives
         gathered, reduced, exchanged = (
             [one.stage for one in found if one.kind == kind] for kind in ("gather", "reduce", "exchange")
         )
         if self.num_replicas == 1:
-            if gathered or reduced:
+            if (gathered or reduced) and self.context == 1:
                 raise fault("it has data-parallel collectives, but there is one replica", "problem")
             if exchanged not in ([], [0, self.problem.num_stages - 1]) or (exchanged and self.ends is None):
                 raise fault("it has exchanges that are not those of a matrix tied between the ends", "problem")
@@ -180,7 +182,7 @@ class RunSpec(Document, Part):
             raise fault(f"needed to train on device {self.device!r}", missing)
         check_partition(self.partition, self.model, self.problem.stages)
         self._check_sharing()
-        self._check_tensor()
+        self._check_twins()
         if self.recompute and len(self.recompute) != self.problem.num_stages:
             raise fault(f"expected one per stage, {self.problem.num_stages}, found {len(self.recompute)}", "recompute")
         if self.chunk_costs is not None:
@@ -220,8 +222,8 @@ class RunSpec(Document, Part):
 
     @property
     def num_twins(self) -> int:
-        """Processes that share every layer of a stage: each has its part of weights, and of tokens between layers."""
-        return 1 if self.device == "sleep" else self.tensor
+        """Processes of one rank and replica, each with its part of the tokens between layers."""
+        return 1 if self.device == "sleep" else self.tensor * self.context
 
     @property
     def num_sharing(self) -> int:
@@ -240,39 +242,41 @@ class RunSpec(Document, Part):
         assert self.model is not None
         assert self.training is not None
         zero = self.training.zero
-        if not (zero in (2, 3) or self.tensor > 1) or self.num_replicas == 1:
+        if not (zero in (2, 3) or self.num_twins > 1) or self.num_replicas == 1:
             return
         sizes = {len(self.places.sharing(process)) for process in range(self.num_processes)}
         if len(sizes) > 1 or 0 in sizes:
-            what, change = (f"zero = {zero}", "zero = 1") if zero in (2, 3) else ("layout.tensor", "layout.tensor = 1")
+            key = "zero" if zero in (2, 3) else f"layout.{self.twin_key}"
             raise fault(
-                f"{what} shares weights among the replicas at a site: as many at every site, and the same ones at all "
-                f"sites that they have; say {change}",
+                f"{key} above 1 shares weights among the replicas at a site: as many at every site, and the same ones "
+                f"at all sites that they have; say {key} = 1",
                 "training",
             )
         if (
-            self.tensor == 1
+            self.num_twins == 1
             and sizes != {1}
             and (self.chunk_costs is not None or not (self.model.hugging_face or self.model.module))
         ):
             what = "data.packing" if self.chunk_costs is not None else "farpipe's own decoder; use model.hugging_face"
             raise fault(f"zero = {zero} is not for {what}, or say zero = 1", "training")
 
-    def _check_tensor(self) -> None:
-        """Fault unless the engine divides layers of this model over `tensor` processes."""
+    @property
+    def twin_key(self) -> Literal["tensor", "context"]:
+        """The degree for which a rank has several processes."""
+        return "tensor" if self.tensor > 1 else "context"
+
+    def _check_twins(self) -> None:
+        """Fault unless the engine divides layers and sequences of this model over the processes of a rank."""
         assert self.model is not None
         assert self.training is not None
-        if self.tensor == 1:
+        size, key, length = self.num_twins, self.twin_key, self.training.sequence_length
+        if size == 1:
             return
         if self.chunk_costs is not None or self.model.hugging_face is None:
             what = "data.packing" if self.chunk_costs is not None else "models that transformers does not compute"
-            raise fault(f"tensor parallelism is not for {what}; plan again with layout.tensor = 1", "tensor")
-        if self.training.sequence_length % self.tensor:
-            raise fault(
-                f"{self.tensor} processes share the tokens between layers, but do not divide sequence_length "
-                f"{self.training.sequence_length}; plan again with another layout.tensor",
-                "tensor",
-            )
+            raise fault(f"{key} parallelism is not for {what}; plan again with layout.{key} = 1", key)
+        if length % size:
+            raise fault(f"{size} do not divide sequence_length {length}; plan again with another layout.{key}", key)
 
     def has_gather(self, stage: int) -> bool:
         """True if the replicas of `stage` gather its weights when a step begins."""

@@ -247,8 +247,8 @@ class Job(Request):
 
     def _check_context_exchange(self) -> None:
         method, size = self.layout.context_exchange, (self.layout.tensor or 1) * (self.layout.context or 1)
-        if method is not None and (self.layout.context or 1) == 1:
-            raise fault("no devices share a sequence; give layout.context as well", "layout", "context_exchange")
+        if method is not None and self.layout.context == 1:
+            raise fault("no devices share a sequence; leave it out", "layout", "context_exchange")
         if method == "ulysses" and not self.model.divides_heads(size):
             raise fault(
                 f"'ulysses' gives each of {size} devices (tensor x context) whole heads; the model has "

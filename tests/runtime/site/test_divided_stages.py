@@ -2,20 +2,21 @@
 
 import pytest
 
-from farpipe.plan.engine import WITH_TENSOR
+from farpipe.plan.engine import WITH_CONTEXT, WITH_TENSOR
 from site_processes import run_processes
 
 ORDERS = ("1f1b", "zb-h1", "zb-2p")
 NAMES = ("llama", "qwen3", "gemma3_text", "olmo2", "phi", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2")
-FLOAT32_NORMS = ("gemma3_text",)
-"""Norms whose gains are multiplied in float32: sums over other tokens round otherwise."""
+FLOAT32_PARTS = ("gemma3_text", "deepseek_v3")
+"""Norms whose gains are multiplied in float32, a router that computes so: sums over other tokens round otherwise."""
 
 
-DEGREES = {2: ((2, 1), (1, 2)), 4: ((2, 2), (4, 1))}
+DEGREES = {2: ((2, 1, 1), (1, 2, 1)), 4: ((2, 2, 1), (4, 1, 1))}
+"""(data, tensor, context) by number of processes."""
 
 
 def cases_of(num_processes):
-    """(name, (data, tensor), order, options): every name, with orders and options in turn, and one in all orders."""
+    """(name, degrees, order, options): every name, with orders and options in turn, and one in all orders."""
     options = [{}, {"recompute": "full"}, {"reshard_after_forward": True}, {"zero": 2}]
     options.append({"zero": 3, "reshard_after_forward": True, "recompute": "full"})
     shared, divided = DEGREES[num_processes]
@@ -29,13 +30,29 @@ def cases_of(num_processes):
     yield from (("llama", degrees, method, whole) for degrees in DEGREES[num_processes] for method in ORDERS)
 
 
+def shared_sequences(num_processes):
+    """The same where processes share sequences; with windows of attention and without, grouped heads, experts."""
+    recomputed = [{"recompute": "full"}, {}, {"recompute": "core_attn"}]
+    if num_processes == 2:
+        for at, name in enumerate(WITH_CONTEXT):
+            yield name, (1, 1, 2), ORDERS[at % 3], recomputed[at % 2]
+        whole = {"zero": 3, "reshard_after_forward": True}
+        yield "qwen3", (1, 1, 2), "zb-2p", recomputed[2] | whole
+        return
+    for at, name in enumerate(("llama", "qwen3", "mistral", "gemma3_text")):
+        yield name, (1, 2, 2), ORDERS[at % 3], recomputed[at % 3]
+    yield from ((name, (2, 1, 2), "zb-h1", {}) for name in ("mixtral", "qwen3_moe"))
+    yield "mixtral", (1, 1, 4), "zb-2p", recomputed[0]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("cases_of", [cases_of, shared_sequences])
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_divided_stages_have_the_gradients_of_the_whole_in_every_order(num_processes):
+def test_divided_stages_have_the_gradients_of_the_whole_in_every_order(num_processes, cases_of):
     cases = list(cases_of(num_processes))
     found = run_processes(num_processes, [("errors", *case) for case in cases])
     for case, row in zip(cases, found, strict=True):
-        limit = 1e-6 if case[0] in FLOAT32_NORMS else 1e-10
+        limit = 1e-6 if case[0] in FLOAT32_PARTS else 1e-10
         assert row.get("error", 1.0) <= limit, (case, row)
 
 
@@ -52,8 +69,13 @@ def test_partial_gradients_are_settled_before_anyone_takes_a_norm():
 def test_twins_check_the_very_class_before_they_train():
     cases = [("checks", name, 2, {}) for name in ("qwen3", "gemma3_text", "phi")]
     cases += [("checks", "qwen3", 2, {"wrong": True}), ("checks", "gpt2", 2, {})]
+    shared = {"context": 2}
+    cases += [("checks", name, 2, shared) for name in ("gemma3_text", "gpt2", "deepseek_v3", "gpt_oss", "qwen3_next")]
     said = [row["said"] for row in run_processes(2, cases)]
-    assert said[:3] == [""] * 3
+    assert said[:3] == said[5:8] == [""] * 3
     assert "has another gradient of " in said[3]
     assert "norm.weight than the whole" in said[3]
     assert "transformers has no plan for it; say layout.tensor = 1" in said[4]
+    assert "is of kind 'eager', around which processes can't exchange tokens; say layout.context = 1" in said[8]
+    assert "linear_attn" in said[9], "attention that is in no registry, over a part of the tokens only"
+    assert said[9].endswith("off); say layout.context = 1")

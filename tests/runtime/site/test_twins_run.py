@@ -1,4 +1,4 @@
-"""Trainings whose ranks are tensor-parallel processes, twins, in real processes: those of one process per rank."""
+"""Trainings whose ranks are tensor- or context-parallel processes, twins: those of one process per rank."""
 
 import os
 import signal
@@ -23,9 +23,9 @@ OUTAGE_S = 5.0
 
 @pytest.fixture
 def make(model, text_file):
-    """`make(homes, tensor=..., ...)`: a training of replicas at `homes`, the sites of each, with so many twins."""
+    """`make(homes, tensor=..., context=...)`: a training of replicas at `homes`, the sites of each, with such twins."""
 
-    def training(homes=SITES, tensor=1, num_steps=6, **options):
+    def training(homes=SITES, tensor=1, context=1, num_steps=6, **options):
         fields = {"transport": TransportSettings(outage_s=OUTAGE_S, timeout_s=60), "emulate_links": False}
         spec = make_run(
             text_file,
@@ -36,7 +36,8 @@ def make(model, text_file):
             run_fields=fields,
             **{"method": "zb-h1", "checkpoint_every_steps": 2, "zero": 1} | options,
         )
-        return spec.model_copy(update={"model": model, "sites": homes[0], "replicas": homes, "tensor": tensor})
+        degrees = {"tensor": tensor, "context": context}
+        return spec.model_copy(update={"model": model, "sites": homes[0], "replicas": homes} | degrees)
 
     return training
 
@@ -73,11 +74,11 @@ def test_twins_train_as_one_over_two_sites(make, alone, undisturbed):
 
 
 def test_checkpoints_of_any_degrees_are_read_by_any_others(make, alone, tmp_path):
-    """Written by two replicas of two twins, two twins of which are at each of two sites, and one process; and on."""
+    """Written by two replicas of two twins, two twins at each of two sites, and replicas that share sequences."""
     places = {
         "both": make(((HERE,),) * 2, tensor=2, num_steps=2),
         "twins": make(SITES, tensor=2, num_steps=3, method="1f1b"),
-        "apart": make(((HERE,), (THERE,)), tensor=2, num_steps=4),
+        "apart": make(((HERE,), (THERE,)), context=2, num_steps=4),
     }
     resumed = None
     for name, spec in places.items():

@@ -57,6 +57,10 @@ class Batch:
         """Targets that count, over the whole step and all replicas: what a loss is divided by."""
         return int((self.targets != IGNORED).sum()) if self.num_counted is None else self.num_counted
 
+    def of_tokens(self, part: slice) -> "Batch":
+        """A part of every sequence; what its loss is divided by is that of the whole."""
+        return Batch(self.tokens[..., part], self.targets[..., part], self.num_target_tokens)
+
 
 class SequenceSampler:
     """The sequences, as numbers from 0, of every training batch and every held-out batch; nothing of it is stored.

@@ -296,7 +296,7 @@ class _Writer:
         late = latest_replica(self._run.places, reports, self._offsets()) if len(era.assemblers) > 1 else 0
         timeline = self._timeline(step, era.assemblers[late], reports)
         tokens = num_tokens(plans) if plans else self._run.tokens_per_step
-        figures = step_metrics(timeline, reports, tokens, self._run.num_twins)
+        figures = step_metrics(timeline, reports, tokens, self._run.tensor)
         if self._run.num_twins > 1 and timeline is not None:
             figures["twin_skew_s"] = era.assemblers[late].twin_skew_s(reports, self._offsets())
         self._put(figures | self._further(reports, era.planned, late))

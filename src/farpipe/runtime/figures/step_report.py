@@ -260,7 +260,7 @@ def _link(problem: Problem, name: str | None) -> int:
 
 
 def step_metrics(
-    timeline: Timeline | None, reports: Sequence[StepReport], tokens: int, num_twins: int = 1
+    timeline: Timeline | None, reports: Sequence[StepReport], tokens: int, tensor: int = 1
 ) -> dict[str, Any]:
     """Figures of one step, for its line of ``metrics.jsonl``. `step_s` and `pause_s` are rank 0's.
 
@@ -268,7 +268,7 @@ def step_metrics(
     """
     step_s = (reports[0].end_ns - reports[0].begin_ns) * 1e-9
     loss, evaluation_loss = (
-        _sum_of_finite(getattr(report, name) for report in reports[::num_twins])  # twins have the same
+        _sum_of_finite(getattr(report, name) for report in reports[::tensor])  # those between have the same
         for name in ("loss", "evaluation_loss")
     )
     return {
@@ -314,7 +314,7 @@ def _link_bytes(timeline: Timeline, reports: Sequence[StepReport]) -> dict[str, 
 
 
 def _sum_of_finite(values: Iterable[float]) -> float | None:
-    """Each replica has its share of a loss; None where no rank has one."""
+    """Each replica, and each process that shares its sequences, has its share of a loss; None where no rank has one."""
     found = [value for value in values if math.isfinite(value)]
     return math.fsum(found) if found else None
 

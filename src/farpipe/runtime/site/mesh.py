@@ -13,6 +13,8 @@ from farpipe.errors import InputError
 
 DATA: Final = "data"
 """Mesh dimension of the replicas of a stage that share its weights by FSDP2."""
+CONTEXT: Final = "context"
+"""Mesh dimension of the processes that share every sequence, and the weights as replicas do."""
 TENSOR: Final = "tensor"
 """Mesh dimension of the processes that share every layer of a stage; neighbouring numbers."""
 
@@ -42,16 +44,26 @@ def site_world(store: Store, site: str, process: int, num_processes: int, *, tim
         dist.destroy_process_group()
 
 
-def stage_mesh(device: str, *, data: int, tensor: int = 1) -> DeviceMesh:
-    """The mesh ``(DATA, TENSOR)`` of this process's stage: torch's world in blocks of ``data * tensor`` neighbours.
+def stage_mesh(device: str, *, data: int, context: int = 1, tensor: int = 1) -> DeviceMesh:
+    """The mesh ``(DATA, CONTEXT, TENSOR)`` of this process's stage: torch's world in blocks of so many neighbours.
 
     All processes of the world make it at once. InputError if the world does not divide into such blocks.
     """
     world = dist.get_world_size()
-    if world % (data * tensor):
+    size = data * context * tensor
+    if world % size:
         raise InputError(
-            f"{world} processes of this site can't be divided into stages of {data} replicas x {tensor} "
-            f"tensor-parallel processes; start a multiple of {data * tensor}"
+            f"{world} processes of this site can't be divided into stages of {data} replicas x {context} "
+            f"context-parallel x {tensor} tensor-parallel processes; start a multiple of {size}"
         )
-    names = ("stage", DATA, TENSOR)
-    return init_device_mesh(device, (world // (data * tensor), data, tensor), mesh_dim_names=names)[DATA, TENSOR]
+    names = ("stage", DATA, CONTEXT, TENSOR)
+    every = init_device_mesh(device, (world // size, data, context, tensor), mesh_dim_names=names)
+    return every[DATA, CONTEXT, TENSOR]
+
+
+def shares_in(mesh: DeviceMesh) -> DeviceMesh:
+    """The one dimension of `mesh` over which weights are divided: DATA, with CONTEXT where sequences are shared.
+
+    All processes make it at once.
+    """
+    return mesh[DATA, CONTEXT]._flatten("shares") if mesh[CONTEXT].size() > 1 else mesh[DATA]

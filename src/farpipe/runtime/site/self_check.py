@@ -1,18 +1,22 @@
-"""Check of a model before twins train it: small stages of its class, divided over them, against the small whole."""
+"""Check of a model before twins train it: small stages of its class, shared by them, against the small whole."""
 
 import copy
 from itertools import pairwise
+from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.site.mesh import CONTEXT, TENSOR
 from farpipe.runtime.site.sharding import settle
 from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
+from farpipe.runtime.site.twin_stage import twin_stage
 from farpipe.runtime.stage import Boundary
+from farpipe.runtime.stages.deferred import local_part
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
-from farpipe.runtime.stages.module_stage import ModuleStage
 from farpipe.runtime.stages.self_check import (
     NUM_LAYERS,
     expect_equal,
@@ -22,39 +26,47 @@ from farpipe.runtime.stages.self_check import (
     shrunk,
     worst_error,
 )
-from farpipe.runtime.stages.slices import StageSlice, slices
+from farpipe.runtime.stages.slices import slices
 from farpipe.spec.recompute import Recompute
+
+_LENGTH: Final = 16
+"""Tokens of a sequence: more than shrunk windows of attention."""
 
 
 def check_divided(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recompute = "none") -> None:
     """Cut a shrunk copy of `config`'s model in two, divide it over `twins` and compare loss and gradients.
 
-    All twins call it at once. InputError names the model type and what differs: the class can't be trained so.
+    `twins`: a mesh ``(CONTEXT, TENSOR)``, of which all call it at once. InputError names the model type and what
+    differs: the class can't be trained so.
     """
-    what = f"layout.tensor: models of type {config.model_type!r} can't be divided over {twins.size()} processes"
+    keys = [name for name in (CONTEXT, TENSOR) if twins[name].size() > 1]
+    names, change = ", ".join(f"layout.{key}" for key in keys), " and ".join(f"layout.{key} = 1" for key in keys)
     expect_equal(
-        f"{what}: a small one",
+        f"{names}: models of type {config.model_type!r} can't be divided over {twins.size()} processes: a small one",
         lambda: _error(shrunk(config, twins.size()), twins, recompute),
-        "; say layout.tensor = 1",
+        f"; say {change}",
     )
 
 
 def _error(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recompute) -> tuple[float, str]:
     """The largest relative error of loss and gradients, and what it is of."""
     whole = random_model(config, torch.float64)
-    tokens = torch.randint(config.vocab_size, (2, 2, 16))
+    tokens = torch.randint(config.vocab_size, (2, 2, _LENGTH))
     batch, cuts = Batch(tokens, tokens.roll(-1, -1)), (0, NUM_LAYERS // 2, NUM_LAYERS)
-    stages = [_divided(copy.deepcopy(whole), part, twins, recompute) for part in slices(tuple(pairwise(cuts)))]
+    boundary = Boundary((2, _LENGTH, config.hidden_size), whole.dtype)
+    modules = [HuggingFaceSlice(copy.deepcopy(whole), part, recompute) for part in slices(tuple(pairwise(cuts)))]
+    for module in modules if twins[TENSOR].size() > 1 else ():
+        divide(module, twins[TENSOR])
+        expect_all_divided(module)
+    stages = [twin_stage(module, boundary, twins) for module in modules]
     for stage in stages:
         stage.begin_step(batch)
     run_in_turn(stages, len(tokens))
+    loss, group = torch.tensor(stages[-1].loss, dtype=torch.float64), twins[CONTEXT].get_group()
+    dist.all_reduce(loss, group=group)
     for stage in stages:
         settle(stage.module)
-    return worst_error(stages, whole, reference_loss(whole, batch))
-
-
-def _divided(model: PreTrainedModel, part: StageSlice, twins: DeviceMesh, recompute: Recompute) -> ModuleStage:
-    module = HuggingFaceSlice(model, part, recompute)
-    divide(module, twins)
-    expect_all_divided(module)
-    return ModuleStage(module, Boundary((2, 16 // twins.size(), model.config.hidden_size), model.dtype))
+        for parameter in stage.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(local_part(parameter.grad), group=group)
+    return worst_error(stages, whole, float(loss), reference_loss(whole, batch))

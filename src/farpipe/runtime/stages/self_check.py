@@ -127,7 +127,7 @@ def _error_in_stages(whole: PreTrainedModel, recompute: Recompute) -> tuple[floa
     batch = Batch(tokens, tokens.roll(-1, -1))
     stages = make_stages(whole, batch, recompute)
     run_in_turn(stages, len(tokens))
-    return worst_error(stages, whole, reference_loss(whole, batch))
+    return worst_error(stages, whole, stages[-1].loss, reference_loss(whole, batch))
 
 
 def _error_on_chunks(whole: PreTrainedModel) -> tuple[float, str]:
@@ -148,13 +148,15 @@ def _error_on_chunks(whole: PreTrainedModel) -> tuple[float, str]:
         loss = functional.cross_entropy(logits, document[1:], reduction="sum") / batch.num_target_tokens
         torch.autograd.backward(loss)
         expected += loss.item()
-    return worst_error(stages, whole, expected)
+    return worst_error(stages, whole, stages[-1].loss, expected)
 
 
-def worst_error(stages: Sequence[TorchStage], whole: PreTrainedModel, expected: float) -> tuple[float, str]:
-    """The largest relative error of loss and gradients, and what it is of."""
+def worst_error(
+    stages: Sequence[TorchStage], whole: PreTrainedModel, loss: float, expected: float
+) -> tuple[float, str]:
+    """The largest relative error of `loss` and gradients, and what it is of."""
     found = gradients(stages, whole)
-    errors = {"loss": abs(stages[-1].loss - expected) / expected}
+    errors = {"loss": abs(loss - expected) / expected}
     for name, parameter in whole.named_parameters():
         if parameter.grad is not None:
             errors[f"gradient of {name}"] = _error(found.get(name), parameter.grad)

@@ -1,0 +1,134 @@
+"""Context parallelism of transformers' models by Ulysses (arXiv 2309.14509): a process has a part of every sequence.
+
+All but attention is computed token by token, with the positions that these tokens have in the whole sequence. Around
+attention processes exchange tokens for heads: each attends to all of the sequence with its part of the heads, by the
+function that the model would call anyhow. Weights are the same on all processes, so FSDP2 divides them and sums their
+gradients, as it does for replicas.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface
+
+from farpipe.errors import InputError
+from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.stage import Boundary
+from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
+from farpipe.runtime.stages.module_stage import ModuleStage
+
+_ATTENTION: Final = "farpipe_context"
+"""Name in transformers' registry of attention over sequences that processes share."""
+_HEADS: Final = 1
+_TOKENS: Final = 2
+"""Dimensions of queries, keys and values [batch, heads, tokens, width]."""
+
+
+class _Shared(NamedTuple):
+    """Processes that share a sequence, and the function by which one of them attends to all of it."""
+
+    group: dist.ProcessGroup
+    attend: Any
+
+
+class ContextStage(ModuleStage):
+    """A ModuleStage with one of equally long parts of every sequence; other processes have the rest."""
+
+    module: HuggingFaceSlice
+
+    def __init__(
+        self,
+        module: HuggingFaceSlice,
+        boundary: Boundary,
+        group: dist.ProcessGroup,
+        part: slice,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`part`: this process's tokens; those of `group` are in its order. InputError where nothing can be put around
+        the model's attention.
+        """
+        kind = module.inner.config._attn_implementation
+        functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
+        if kind not in functions:
+            raise InputError(
+                f"layout.context: attention of {type(module.inner).__name__} is of kind {kind!r}, around which "
+                "processes can't exchange tokens; say layout.context = 1"
+            )
+        functions.register(_ATTENTION, _attention)
+        self._shared = _Shared(group, functions[kind])
+        module.inner.set_attn_implementation(_ATTENTION)
+        super().__init__(module, boundary, device)
+        self._part, self._positions = part, torch.arange(part.start, part.stop, device=self.device)[None]
+
+    def begin_step(self, batch: Batch | None) -> None:
+        """Take this process's part of the step's sequences."""
+        super().begin_step(None if batch is None else batch.of_tokens(self._part))
+
+    def _compute(self, microbatch: int, x: Tensor) -> Tensor:
+        y: Tensor = self.module(x, position_ids=self._positions, attention_mask=None, farpipe_context=self._shared)
+        return y
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    farpipe_context: _Shared,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """[batch, heads, tokens / n, width] each -> [batch, tokens / n, heads, width], over sequences of all tokens.
+
+    Heads of queries and of keys divide by the n processes that share a sequence.
+    """
+    group, attend = farpipe_context
+    query, key, value = (_exchange(x, group, _HEADS, _TOKENS) for x in (query, key, value))
+    mask = _window(query, sliding_window)
+    y, _ = attend(module, query, key, value, mask, **options)
+    return _exchange(y, group, 1, 2), None
+
+
+def _window(query: Tensor, length: int | None) -> Tensor | None:
+    """Mask [1, 1, tokens, tokens], true where a token sees another: itself and those up to `length` before.
+
+    None where it sees all tokens before it, of which attention knows without a mask.
+    """
+    num_tokens = query.shape[_TOKENS]
+    if length is None or length >= num_tokens:
+        return None
+    at = torch.arange(num_tokens, device=query.device)
+    before = at[:, None] - at
+    return ((before >= 0) & (before < length))[None, None]
+
+
+def _exchange(x: Tensor, group: dist.ProcessGroup, divided: int, joined: int) -> Tensor:
+    """`x` divided along one dimension over the processes of `group`, whose parts are joined along another."""
+    y: Tensor = _Exchange.apply(x, group, divided, joined)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Exchange(torch.autograd.Function):
+    """An all-to-all, whose backward is the one that goes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, divided: int, joined: int) -> Tensor:
+        ctx.reverse = group, joined, divided
+        return _all_to_all(x, group, divided, joined)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(gy, *ctx.reverse), None, None, None
+
+
+def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: int, joined: int) -> Tensor:
+    sent = torch.stack(x.chunk(group.size(), divided))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(), joined)

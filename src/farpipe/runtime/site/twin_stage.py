@@ -1,0 +1,27 @@
+"""A stage on the processes of a site that share every sequence and every layer."""
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from farpipe.runtime.site.context import ContextStage
+from farpipe.runtime.site.mesh import CONTEXT
+from farpipe.runtime.stage import Boundary
+from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
+from farpipe.runtime.stages.module_stage import ModuleStage
+
+
+def twin_stage(
+    module: HuggingFaceSlice, boundary: Boundary, twins: DeviceMesh, device: torch.device | str = "cpu"
+) -> ModuleStage:
+    """The stage of this process, one of a mesh ``(CONTEXT, TENSOR)``; `boundary` is of whole sequences.
+
+    Activations are ``1 / twins.size()`` of them: the tokens are divided over CONTEXT, each part again over TENSOR, as
+    the layers of `module` are already.
+    """
+    size, length, *rest = boundary.shape
+    own = Boundary((size, length // twins.size(), *rest), boundary.dtype)
+    if (context := twins[CONTEXT]).size() == 1:
+        return ModuleStage(module, own, device)
+    num_tokens, place = length // context.size(), context.get_local_rank()
+    part = slice(place * num_tokens, (place + 1) * num_tokens)
+    return ContextStage(module, own, context.get_group(), part, device)
