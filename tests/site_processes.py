@@ -12,12 +12,14 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import SequenceParallel
 from transformers import AutoConfig
 
 from farpipe.errors import InputError
 from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.divided_stages import twins_in
 from farpipe.runtime.executor import Executor
+from farpipe.runtime.site import tensor_plans
 from farpipe.runtime.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
 from farpipe.runtime.site.self_check import check_divided
 from farpipe.runtime.site.sharding import StepReduction, is_counted, settle, shard
@@ -132,20 +134,41 @@ def errors(name, degrees, method, recompute="none", **sharding):
     return {"error": worst[key], "of": key}
 
 
-def checks(name, num_twins, wrong=False, context=1, **changes):
-    """What the check of twins says: "" where they compute what the whole does; `wrong`: norms are summed again."""
+class SummedInEveryBackward(SequenceParallel):
+    """What transformers does with gains of norms over single heads: sums of earlier microbatches are summed again."""
+
+    def _apply(self, module, mesh):
+        hooked = set()
+
+        def hook(module, _):
+            for parameter in {*module.parameters()} - hooked:  # those that are here at the first forward
+                parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad.to_local()))
+                hooked.add(parameter)
+
+        module.register_forward_pre_hook(hook)
+        return super()._apply(module, mesh)
+
+
+HEADS = "replicated_with_grad_allreduce"
+TRAPS = {
+    "norms summed again": lambda: patch("farpipe.runtime.site.self_check.settle", summed_again),
+    "q_norm": lambda: patch.dict(tensor_plans._STYLES, {HEADS: SummedInEveryBackward(use_local_output=True)}),
+}
+
+
+def summed_again(module):
+    for parameter in (p for p in module.parameters() if p.ndim == 1):
+        parameter.grad = parameter.grad * 2.0
+
+
+def checks(name, num_twins, trap="", context=1, **changes):
+    """What the check of twins says, with one of TRAPS; "" where they compute what the whole does."""
     config = AutoConfig.for_model(name)
     config.update(changes)
     data, tensor = dist.get_world_size() // num_twins, num_twins // context
     mesh = stage_mesh("cpu", data=data, context=context, tensor=tensor)
-
-    def summed_again(module):
-        for parameter in (p for p in module.parameters() if p.ndim == 1):
-            parameter.grad = parameter.grad * 2.0
-
-    replaced = patch("farpipe.runtime.site.self_check.settle", summed_again) if wrong else nullcontext()
     try:
-        with replaced:
+        with TRAPS[trap]() if trap else nullcontext():
             check_divided(config, twins_in(mesh))
     except InputError as error:
         return {"said": str(error)}

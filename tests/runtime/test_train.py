@@ -5,10 +5,11 @@ import torch
 
 from attempts import assert_most_of_five
 from farpipe.errors import InputError, RunError
+from farpipe.runtime.agreement import agree
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.train import agree, run_step, train_rank
+from farpipe.runtime.train import run_step, train_rank
 from farpipe.runtime.work import Trainer
 from farpipe.schedule.library import order
 from farpipe.simulate.timeline import Timeline
@@ -117,6 +118,19 @@ def test_different_plans_on_two_sites_are_found(text_file, tmp_path):
     runs = [make_run(text_file), make_run(text_file, num_steps=7)]
     with pytest.raises(InputError, match=r"ranks 0 and 1 have different run\.json files"):
         run_ranks(2, lambda peers: train_rank(runs[peers.rank], peers, tmp_path))
+
+
+def test_neighbours_that_disagree_on_what_goes_between_them_end_at_once(text_file, tmp_path):
+    run = make_run(text_file)
+
+    def work(peers):
+        learning = Trainer(run, peers)
+        learning._part = f", tensor {peers.rank} of 2"  # as if process 1 were its neighbour's twin
+        agree(run, learning, peers)
+
+    message = r"rank 0 gives \[2, 6, 16\] torch\.float32, tensor 0 of 2 after stage 0, but rank 1 takes .* 1 of 2"
+    with pytest.raises(InputError, match=message):
+        run_ranks(2, work)
 
 
 def test_divergence_ends_the_run(text_file, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.runtime import train as training
+from farpipe.runtime import agreement
 from farpipe.runtime.versions import TESTED, untested, versions_of
 from trainings import make_run, train
 
@@ -23,6 +23,6 @@ def test_only_a_model_of_transformers_needs_it(text_file):
 
 def test_ranks_with_other_versions_of_torch_are_refused_at_start(text_file, tmp_path, monkeypatch):
     versions = iter([{"torch": "2.13.0", "transformers": ""}, {"torch": "2.14.0", "transformers": ""}])
-    monkeypatch.setattr(training, "versions_of", lambda run: next(versions))
+    monkeypatch.setattr(agreement, "versions_of", lambda run: next(versions))
     with pytest.raises(InputError, match="ranks 0 and 1 have different versions of torch; install the same one"):
         train(make_run(text_file), tmp_path / "run")

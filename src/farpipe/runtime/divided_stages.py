@@ -34,6 +34,16 @@ def twins_in(mesh: "DeviceMesh | None") -> "DeviceMesh | None":
     return mesh[CONTEXT, TENSOR] if mesh[CONTEXT, TENSOR].size() > 1 else None
 
 
+def part_of_boundary(mesh: "DeviceMesh | None") -> str:
+    """The part that this process has of what its stages take and give, in words; empty where it has all."""
+    if mesh is None:
+        return ""
+    from farpipe.runtime.site.mesh import DATA
+
+    parts = {name: mesh[name] for name in mesh.mesh_dim_names or () if name != DATA}
+    return "".join(f", {name} {part.get_local_rank()} of {part.size()}" for name, part in parts.items())
+
+
 def check_twins(run: RunSpec, twins: "DeviceMesh | None") -> None:
     """InputError where twins would compute something else than the whole model; on all of them at once."""
     if twins is None:

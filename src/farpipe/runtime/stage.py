@@ -41,12 +41,15 @@ class Boundary:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {self.dtype}"
+
     def expect(self, tensor: Tensor | None, what: str) -> Tensor:
         """`tensor` itself if it fits; RunError says what came instead."""
         if tensor is None or tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
             found = "nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}"
             raise RunError(
-                f"the {what} should be {list(self.shape)} {self.dtype}, but {found} came; "
+                f"the {what} should be {self}, but {found} came; "
                 "do all ranks run the same plan with the same version of farpipe?"
             )
         return tensor

@@ -4,21 +4,18 @@ Between two steps: evaluation, the snapshot of a checkpoint, leaving when SIGTER
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final
 
 import torch
 
-from farpipe import __version__
 from farpipe.emulate import LinkShape
 from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.runtime.agreement import agree
 from farpipe.runtime.checkpoint.checkpointer import Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
@@ -351,34 +348,3 @@ def run_step(
     end_ns, sent = peers.clock.now_ns(), work.link_bytes
     share = events.cpu_share
     return StepReport(step, begin_ns, end_ns, work.loss, grad_norm, events, sync, cpu_share=share, link_bytes=sent)
-
-
-_AGREEMENTS: Final = (
-    ("farpipe", "versions of farpipe", "install the same one on every site"),
-    ("torch", "versions of torch", "install the same one on every site"),
-    ("transformers", "versions of transformers", "install the same one on every site"),
-    ("run", "run.json files", "copy the run directory of one site to the others"),
-    ("data", "training texts", "copy data.source to every site (for stdlib: the same version of Python)"),
-)
-"""Key of what has to agree, its words, and the hint where it does not."""
-
-
-def agree(run: RunSpec, work: Work, peers: Peers) -> str:
-    """Compare what all ranks are about to run; all of them see the same differences and stop.
-
-    The digest of the batches, in hexadecimal; empty for a rehearsal.
-    """
-    mine = {
-        "farpipe": __version__,
-        **versions_of(run),
-        "run": hashlib.sha256(run.to_json().encode()).hexdigest(),
-        "data": work.data_digest.hex(),
-    }
-    answers = peers.exchange("start", json.dumps(mine).encode(), waiting_for="what the others are going to run")
-    found = [json.loads(answer) for answer in answers]
-    for key, what, hint in _AGREEMENTS:
-        first = next((rank for rank, answer in enumerate(found) if answer[key]), 0)
-        other = next((r for r, answer in enumerate(found) if answer[key] and answer[key] != found[first][key]), None)
-        if other is not None:
-            raise InputError(f"ranks {first} and {other} have different {what}; {hint}")
-    return next((str(answer["data"]) for answer in found if answer["data"]), "")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from farpipe.runtime.checkpoint.checkpointer import state_pieces
 from farpipe.runtime.checkpoint.files import Piece
 from farpipe.runtime.data.batches import Batches, Share, load_batches
-from farpipe.runtime.divided_stages import check_twins, divided_stages, mesh_of, twins_in
+from farpipe.runtime.divided_stages import check_twins, divided_stages, mesh_of, part_of_boundary, twins_in
 from farpipe.runtime.executor import message_row, message_table
 from farpipe.runtime.make_stage import check_model, make_stage, numerics_of
 from farpipe.runtime.optimizer import Optimizer, global_norm, learning_rate
@@ -51,6 +52,10 @@ class Work(Protocol):
     def data_digest(self) -> bytes:
         """Equal on all ranks that read the same data; empty on a rank that needs none."""
 
+    @property
+    def boundaries(self) -> Mapping[int, str]:
+        """What each of this rank's stages takes and gives, in words: equal at neighbours; none in a rehearsal."""
+
     def begin_step(self, step: int) -> None:
         """Get ready, before the first action."""
 
@@ -85,6 +90,7 @@ class SleepTrainer:
     """Work of stages that sleep. Everything that a training sends is sent, and steps wait for each other."""
 
     data_digest = b""
+    boundaries: Mapping[int, str] = MappingProxyType({})
     loss = float("nan")
 
     def __init__(self, run: RunSpec, peers: Peers) -> None:
@@ -156,6 +162,7 @@ class Trainer:
             check_model(run.model, run.recompute, on_chunks=self.on_chunks)
         parts, mesh = slices(run.partition), mesh_of(run)
         check_twins(run, twins_in(mesh))
+        self._part = part_of_boundary(mesh)
         make = partial(_make_stage, run, parameters=parameters, on_chunks=self.on_chunks, mesh=mesh)
         self.torch_stages = {stage: make(stage, parts[stage]) for stage in run.problem.stages_of_rank[pipeline.rank]}
         self.stages: Mapping[int, PipelineStage] = self.torch_stages
@@ -187,6 +194,10 @@ class Trainer:
     @property
     def data_digest(self) -> bytes:
         return b"" if self._batches is None else self._batches.digest
+
+    @property
+    def boundaries(self) -> Mapping[int, str]:
+        return {number: f"{stage.boundary}{self._part}" for number, stage in self.torch_stages.items()}
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:

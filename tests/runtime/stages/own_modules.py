@@ -36,6 +36,33 @@ def no_module(part):
     return part
 
 
+class Counting(Stack):
+    """Layers that count their microbatches."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+def counting(part):
+    """A module with a state."""
+    return Counting(part)
+
+
+class Pair(Stack):
+    """Layers that return a tuple."""
+
+    def forward(self, x):
+        return super().forward(x), None
+
+
+def pair(part):
+    """A module of another kind of output."""
+    return Pair(part)
+
+
 def without_layers(part):
     """A module that does not say what its layers are."""
     return nn.Linear(16, 16)

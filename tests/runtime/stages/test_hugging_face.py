@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from farpipe.errors import InputError
 from farpipe.runtime.data.batches import Batch
@@ -141,6 +142,18 @@ def test_a_split_that_computes_something_else_is_refused(monkeypatch):
 
 def _slightly_off(forward):
     return lambda self, x, **options: forward(self, x, **options) * 1.001
+
+
+def test_a_layer_that_keeps_a_state_between_microbatches_is_refused(monkeypatch):
+    forward = LlamaMLP.forward
+
+    def counting(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return forward(self, x) * (1 + 0.1 * self.calls)
+
+    monkeypatch.setattr(LlamaMLP, "forward", counting)
+    with pytest.raises(InputError, match=r"cut into three, has another .* than the whole"):
+        check_split(AutoConfig.for_model("llama"))
 
 
 def test_what_can_t_be_recomputed_by_itself_is_refused():

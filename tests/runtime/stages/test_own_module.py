@@ -87,6 +87,16 @@ def test_functions_that_do_not_build_are_told(name, message):
         own_module(name, PART, 7)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("counting", "own_modules:counting keeps a state between microbatches"), ("pair", "gives tuple, not a tensor")],
+)
+def test_a_module_whose_output_depends_on_more_than_its_input_is_refused(name, message, text_file, tmp_path):
+    model = MODEL.model_copy(update={"module": f"runtime.stages.own_modules:{name}"})
+    with pytest.raises(InputError, match=message):
+        train(make_run(text_file, model=model, num_steps=1), tmp_path / "run")
+
+
 def test_what_can_not_be_done_with_it_is_told():
     with pytest.raises(InputError, match="needs its layers as `layers`"):
         own_module("runtime.stages.own_modules:without_layers", PART, 7, "full")

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from farpipe.errors import InputError
 from farpipe.runtime.stages.module_stage import ModuleSlice
@@ -16,6 +16,8 @@ from farpipe.spec.recompute import Recompute
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Torch's random numbers are those of the whole process."""
+_TOLERANCE: Final = 1e-3
+"""Difference between two outputs for one input, of the largest: kernels of GPUs may add in another order."""
 
 
 def own_module(name: str, part: StageSlice, seed: int, recompute: Recompute = "none") -> ModuleSlice:
@@ -37,6 +39,31 @@ def own_module(name: str, part: StageSlice, seed: int, recompute: Recompute = "n
     if recompute == "full":
         _recompute_layers(name, module)
     return ModuleSlice(module.eval(), part)
+
+
+@torch.no_grad()
+def expect_no_state(name: str, module: ModuleSlice, shape: tuple[int, ...], vocab_size: int) -> None:
+    """InputError where `module` gives another output for a microbatch that it has had before, or no tensor.
+
+    `shape`: [microbatch size, tokens, width] between stages. An order may bring microbatches in any turn, and
+    recomputation twice.
+    """
+    like, numbers = next(module.parameters(), torch.empty(0)), torch.Generator().manual_seed(0)
+
+    def output(seed: int) -> Any:
+        numbers.manual_seed(seed)
+        if module.part.has_embedding:
+            return module(torch.randint(vocab_size, shape[:-1], generator=numbers).to(like.device))
+        return module(torch.randn(shape, generator=numbers).to(like.device, like.dtype))
+
+    first, _, again = (output(seed) for seed in (0, 1, 0))
+    if not isinstance(first, Tensor):
+        raise InputError(f"model.module: the module of {name} gives {type(first).__name__}, not a tensor")
+    if not (first - again).abs().max() <= _TOLERANCE * first.abs().max():
+        raise InputError(
+            f"model.module: the module of {name} keeps a state between microbatches: the first one gives another "
+            "output after the second; let outputs depend on inputs and parameters only"
+        )
 
 
 def _function(name: str) -> Callable[[StageSlice], Any]:

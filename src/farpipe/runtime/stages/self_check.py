@@ -213,9 +213,12 @@ def run_in_turn(stages: Sequence[TorchStage], num_microbatches: int) -> None:
 
 
 def reference_loss(whole: PreTrainedModel, batch: Batch) -> float:
-    """The loss of the whole model, whose gradients are left in it, by plain autograd."""
+    """The loss of the whole model, whose gradients are left in it, by plain autograd.
+
+    Microbatches come in reverse: a module that keeps a state from one to the next computes something else than stages.
+    """
     total = 0.0
-    for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
+    for tokens, targets in zip(batch.tokens.flip(0), batch.targets.flip(0), strict=True):
         logits = whole(input_ids=tokens, use_cache=False).logits
         loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
         loss = loss / batch.num_target_tokens
