@@ -1,8 +1,9 @@
-"""Options of random plans in the argument parser and the validation of a checkout of Megatron-LM; nothing is trained.
+"""Options of random plans in Megatron-LM's argument parser and validation; nothing is trained.
 
-    python -m benchmarks.engine.megatron_options /path/to/Megatron-LM 200
+    python -m benchmarks.engine.megatron_options 200 [/path/to/Megatron-LM]
 
-Needs what that checkout's arguments import: torch, triton, einops, and typing_extensions before Python 3.12.
+Without a checkout the installed megatron-core is asked: 0.19 (Python 3.12) has the parser, 0.16 has not. Needs what its
+arguments import: torch, triton, einops, and typing_extensions before Python 3.12.
 """
 
 import contextlib
@@ -45,7 +46,8 @@ pipeline = {pipeline}
 tensor = {tensor}
 virtual = {virtual}
 context = {context}
-data = 2
+data = {data}
+{replicas}
 {expert}
 [schedule]
 method = "{method}"
@@ -53,6 +55,17 @@ method = "{method}"
 name = "one"
 device = {{ preset = "h100", memory = "9000 GiB" }}
 num_devices = {num_devices}
+{second}
+"""
+SECOND = """
+[[cluster.sites]]
+name = "two"
+device = {{ preset = "h100", memory = "9000 GiB" }}
+num_devices = {num_devices}
+[[cluster.links]]
+between = ["one", "two"]
+latency = "10 ms"
+bandwidth = "100 Gbit/s"
 """
 
 
@@ -60,6 +73,7 @@ def random_plan(draw: random.Random) -> Plan:
     """A plan of one of several models; FarpipeError where the draw is none."""
     pipeline, tensor, virtual = draw.choice(DEGREES)
     context, model = draw.choice((1, 1, 2)), draw.choice(MODELS)
+    num_devices, num_sites = 2 * pipeline * tensor * context, draw.choice((1, 1, 2))
     text = JOB.format(
         model=model,
         batch=draw.choice((16, 64)),
@@ -70,7 +84,10 @@ def random_plan(draw: random.Random) -> Plan:
         precision=draw.choice(("bf16", "bf16", "fp16")),
         expert=f"expert = {draw.choice((1, 2))}" if model.startswith(("mix", "qwen3", "deep")) else "",
         method="interleaved" if virtual > 1 else "1f1b",
-        num_devices=2 * pipeline * tensor * context,
+        num_devices=num_devices,
+        data=2 * num_sites,
+        second=SECOND.format(num_devices=num_devices) if num_sites > 1 else "",
+        replicas='replicas = "across"' if num_sites > 1 else "",
         pipeline=pipeline,
         tensor=tensor,
         virtual=virtual,
@@ -79,13 +96,13 @@ def random_plan(draw: random.Random) -> Plan:
     return make_plan(parse_job(text))
 
 
-def parser_of(checkout: str) -> Any:
-    """The module of arguments of a checkout, on a machine without a GPU."""
+def parser_of(checkout: str | None = None) -> Any:
+    """The module of arguments of a checkout, or of the installed package, on a machine without a GPU."""
     warnings.simplefilter("ignore")
     if not hasattr(typing, "override"):
         typing.override = typing_extensions.override  # type: ignore[attr-defined]
     torch.cuda.get_device_capability = lambda *_: (9, 0)
-    sys.path.insert(0, checkout)
+    sys.path[:0] = [checkout] if checkout else []
     arguments = importlib.import_module("megatron.training.arguments")
     arguments.get_device_arch_version = lambda: 9
     return arguments
@@ -110,9 +127,10 @@ def complaint(arguments: Any, plan: Plan) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     degrees = ("tensor_model", "pipeline_model", "context", "data")
-    read = [*(getattr(found, f"{name}_parallel_size") for name in degrees), layers]
+    read = [*(getattr(found, f"{name}_parallel_size") for name in degrees), found.use_tp_pp_dp_mapping, layers]
     layers_meant = [place.num_layers for place in plan.placements]
-    meant = [at.tensor, at.pipeline, at.context, at.data, layers_meant if len(layers_meant) > 1 else layers]
+    sizes = [at.tensor, at.pipeline, at.context, at.data, bool(at.replica_sites)]
+    meant = [*sizes, layers_meant if len(layers_meant) > 1 else layers]
     return "" if read == meant else f"read {read}, meant {meant}"
 
 
@@ -129,7 +147,7 @@ def _layers(arguments: Any, found: Any) -> list[int]:
 
 def main() -> None:
     """Print how many plans were taken, and each complaint with how often it came."""
-    checkout, count = sys.argv[1], int(sys.argv[2])
+    count, checkout = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     arguments, draw = parser_of(checkout), random.Random(1)
     complaints, refused = Counter[str](), Counter[str]()
     while complaints.total() < count:

@@ -47,10 +47,18 @@ def test_a_second_site_is_planned_with_open_degrees(farpipe, tmp_path):
     (tmp_path / "train.sh").write_text(SMALL)
     options = ("--second-site", "16", "--latency", "5 ms", "--bandwidth", "400 Gbit/s", "-o", "two.toml")
     assert farpipe("import", "train.sh", *options).returncode == 0
-    assert "# pipeline = 2" in (tmp_path / "two.toml").read_text()
+    text = (tmp_path / "two.toml").read_text()
+    assert "# pipeline = 2" in text
+    assert '[schedule]\nmethod = "interleaved"  # orders that Megatron-LM runs' in text
     plan = farpipe("plan", "two.toml", "--no-arms")
     assert plan.returncode == 0, plan.stderr
     assert "second" in plan.stdout
+    options = farpipe("export", "plan.json", "--format", "megatron")
+    assert "# Ranks by site: " in options.stdout, options.stderr
+    (tmp_path / "two.toml").write_text(text.replace('"interleaved"', '"zbv"'))
+    assert farpipe("plan", "two.toml", "--no-arms").returncode == 0
+    refused = farpipe("export", "plan.json", "--format", "megatron")
+    assert 'method = "interleaved" in the job\'s [schedule]' in refused.stderr
 
 
 def test_the_decision_is_one_page(farpipe, tmp_path):

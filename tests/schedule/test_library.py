@@ -239,5 +239,9 @@ def test_what_else_orders_are_not_defined_for():
         order("eager", pipeline(2, 3), extra=[1])
 
 
+def test_interleaved_of_one_stage_per_rank_is_1f1b_whatever_the_number_of_microbatches():
+    assert order("interleaved", pipeline(4, 3)) == order("1f1b", pipeline(4, 3))
+
+
 def test_every_order_is_tested_here():
     assert set(ORDERS) == {*ONE_STAGE_PER_RANK, *V_SHAPE, *ROUND_ROBIN}

@@ -54,7 +54,7 @@ _TRAINING: Final[Plain] = {
 
 
 def _job(settings: Settings, form: str) -> Draft:
-    draft = Draft(form)
+    draft = Draft(form, own_method="interleaved")
     _devices(settings, draft)
     _layout(settings, draft)
     _model(settings, draft)

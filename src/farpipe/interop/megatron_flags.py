@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from farpipe.cost import settle
 from farpipe.errors import InputError
 from farpipe.interop.megatron_launch import launch_notes
+from farpipe.interop.shards import has_whole_optimizers, more_between_sites
 from farpipe.spec import operations_of
 from farpipe.spec.recompute import spelled
 
@@ -25,9 +26,9 @@ _MEGATRON_NARROW = {
 def megatron_flags(plan: "Plan") -> str:
     """Flags of Megatron-LM (core 0.13 or newer, for ``--pipeline-model-parallel-layout``), one a line.
 
-    InputError for what its pipelines can't be: stages in a V, replicas of unlike pipelines.
+    InputError for what its pipelines can't be: stages in a V.
     """
-    _expect_round_robin(plan, "Megatron-LM")
+    _expect_round_robin(plan)
     expect_all_trained(plan, "Megatron-LM")
     at, training = plan.layout, settle(plan.job.training, plan.layout)
     flags = [
@@ -51,11 +52,25 @@ def megatron_flags(plan: "Plan") -> str:
     flags += _latent_attention(plan.job.model)
     flags += [f"--mtp-num-layers {plan.job.model.mtp_num_layers}"] * (plan.job.model.mtp_num_layers > 0)
     flags += _megatron_recompute(plan)
+    flags += _replicas_at_sites(plan)
     method = plan.schedule.method
     if at.pipeline > 1 and method not in _MEGATRON_SCHEDULES:
         runs = "interleaved 1F1B" if at.virtual > 1 else "1F1B"
         flags.insert(0, f"# Megatron-LM runs {runs}; the plan's step time is that of the schedule {method}.")
     return "\n".join([*launch_notes(plan), *flags]) + "\n"
+
+
+def _replicas_at_sites(plan: "Plan") -> list[str]:
+    """Ranks of one replica after those of the other; with ZeRO-1 a whole optimizer at every site that can have one."""
+    num_sites, divides = len(plan.layout.replica_sites), settle(plan.job.training, plan.layout).zero1
+    if not num_sites:
+        return []
+    is_whole = divides and has_whole_optimizers(plan)
+    return [
+        *more_between_sites(plan, "Megatron-LM", is_flat=not is_whole, divides=divides and not is_whole),
+        "--use-tp-pp-dp-mapping",
+        *([f"--num-distributed-optimizer-instances {num_sites}"] * is_whole),
+    ]
 
 
 def _megatron_layout(plan: "Plan") -> str:
@@ -176,15 +191,6 @@ def _spans(plan: "Plan", mode: str) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def expect_one_pipeline(plan: "Plan", framework: str) -> None:
-    """InputError where the pipelines of the plan differ."""
-    if len(set(plan.replicas)) > 1:
-        raise InputError(
-            f"{framework} has no pipelines of unlike sites, and the plan has whole pipelines at each ({plan.where}); "
-            "plan with one site, or a pipeline over all (pipeline = N in the job's [layout])"
-        )
-
-
 def expect_all_trained(plan: "Plan", framework: str) -> None:
     """InputError where the plan has frozen weights."""
     if plan.job.training.lora is not None:
@@ -196,10 +202,9 @@ def is_round_robin(plan: "Plan") -> bool:
     return all(place.rank == index % plan.layout.pipeline for index, place in enumerate(plan.placements))
 
 
-def _expect_round_robin(plan: "Plan", framework: str) -> None:
-    expect_one_pipeline(plan, framework)
+def _expect_round_robin(plan: "Plan") -> None:
     if not is_round_robin(plan):
         raise InputError(
-            f"{framework} has no stages in a V, as the plan's {plan.layout.virtual} per rank stand; plan again with "
-            "virtual = 1 in the job's [layout]"
+            f"Megatron-LM has no stages in a V, as the plan's {plan.layout.virtual} per rank stand; plan again with "
+            'orders that it runs: method = "interleaved" in the job\'s [schedule]'
         )

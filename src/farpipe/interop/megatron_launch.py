@@ -24,27 +24,34 @@ def launch_notes(plan: "Plan") -> list[str]:
     notes = []
     if at.tensor > 1 or at.context > 1:
         notes.append("# Environment: CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron-LM asks for before Blackwell.")
-    sites = plan.sites[: at.pipeline]
+    return [*notes, *rank_notes(plan, replicas_apart=bool(at.replica_sites)), *_sockets(plan)]
+
+
+def rank_notes(plan: "Plan", *, replicas_apart: bool) -> list[str]:
+    """The line that says which site has which ranks of torch; none where all are at one.
+
+    Ranks count up along tensor, context and data, then along the pipeline; `replicas_apart`: along data last.
+    """
+    at = plan.layout
+    places = [(replica, rank) for rank in range(at.pipeline) for replica in range(at.data)]
+    sites = [plan.replicas[replica][rank] for replica, rank in (sorted(places) if replicas_apart else places)]
     if len(set(sites)) == 1:
-        return notes
-    width = at.tensor * at.context * at.data
-    ranks = [
-        f"{site} {width * group[0]}-{width * (group[-1] + 1) - 1}"
-        for site, found in groupby(range(at.pipeline), key=lambda rank: sites[rank])
-        if (group := [*found])
-    ]
-    return [
-        *notes,
-        f"# Ranks by site: {', '.join(ranks)}; number the machines so (node rank). Only neighbours in the "
-        "pipeline cross.",
-        *_sockets(plan, sites, width),
-    ]
+        return []
+    width = at.tensor * at.context
+    blocks = [[*group] for _, group in groupby(range(len(sites)), key=lambda place: sites[place])]
+    ends = [(sites[block[0]], width * block[0], width * (block[-1] + 1) - 1) for block in blocks]
+    ranks = [f"{site} {first}" + f"-{last}" * (last > first) for site, first, last in ends]
+    crosses = "sums of gradients" if at.replica_sites else "neighbours in the pipeline"
+    return [f"# Ranks by site: {', '.join(ranks)}; number the machines so (node rank). Only {crosses} cross."]
 
 
-def _sockets(plan: "Plan", sites: tuple[str, ...], width: int) -> Iterator[str]:
+def _sockets(plan: "Plan") -> Iterator[str]:
     """Lines on the sockets of each pair of sites that messages cross: what is in flight on a link, over its streams."""
-    round_trip = (*sites, sites[0]) if plan.layout.virtual > 1 else sites
-    for one, other in sorted({(min(pair), max(pair)) for pair in pairwise(round_trip) if pair[0] != pair[1]}):
+    at = plan.layout
+    over = at.replica_sites or plan.sites
+    ring = (*over, over[0]) if at.replica_sites or at.virtual > 1 else over
+    width = at.devices_per_rank * (at.pipeline if at.replica_sites else 1)
+    for one, other in sorted({(min(pair), max(pair)) for pair in pairwise(ring) if pair[0] != pair[1]}):
         link = plan.job.cluster.link(one, other) or plan.job.cluster.link(other, one)
         assert link is not None, "neighbours have a link"
         in_flight = link.bandwidth_bytes_per_s * 2 * link.latency_s

@@ -11,7 +11,11 @@ from farpipe.plan import Plan
 _TABLES: Final = {
     "train": ("micro_batch_size", "global_batch_size", "train_iters"),
     "optimizer": ("lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2", "use_distributed_optimizer"),
-    "ddp": ("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32"),
+    "ddp": (
+        *("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32"),
+        "num_distributed_optimizer_instances",
+    ),
+    "dist": ("use_tp_pp_dp_mapping",),
 }
 """Tables of the settings that are none of the model's."""
 _OTHERWISE: Final[dict[str, tuple[str, Any]]] = {

@@ -154,6 +154,8 @@ class Draft:
     tables: dict[str, dict[str, Setting]] = field(default_factory=lambda: {name: {} for name in TABLES})
     num_devices: Setting | None = None
     num_devices_per_machine: Setting | None = None
+    own_method: str | None = None
+    """Method that stands for the orders of the framework's own runtime; None: it has none, or runs any."""
     replica_batch: Setting | None = None
     """Sequences of one replica in a step, where the file has no batch of all of them."""
     notes: list[str] = field(default_factory=list)
@@ -236,15 +238,18 @@ class Draft:
     def to_toml(self, device: str, sites: Sequence[DraftSite] = (), link: Link = USUAL_LINK) -> str:
         """The job.toml, with a comment behind every value; a site's links are the catalogue's for its device.
 
-        On other `sites` than the training's own the degrees are left to the planner, and stand there as comments.
+        On other `sites` than the training's own the degrees are left to the planner, and stand there as comments; the
+        method is one that the framework runs.
         """
         lines = [f"# From settings of {self.form}. Behind each value: where it comes from."]
         lines += [f"# Assumed: {note}" for note in self.notes]
         lines += [f"# Not understood: {text}" for text in self.not_understood]
-        for name in TABLES:
-            if self.tables[name]:
-                is_open = bool(sites) and name in ("layout", "schedule")
-                table = [f"[{name}]", *_lines(self.tables[name])]
+        own = {"method": Setting(self.own_method, f'orders that {self.form} runs; "auto": farpipe\'s own as well')}
+        tables = self.tables | ({"schedule": own} if sites and self.own_method else {})
+        for name, values in tables.items():
+            if values:
+                is_open = bool(sites) and (name == "layout" or values is self.tables["schedule"])
+                table = [f"[{name}]", *_lines(values)]
                 lines += ["", *(f"# {line}" if is_open else line for line in table)]
         lines += cluster_lines(sites or [self.site(device)], link)
         return "\n".join([*lines, ""])

@@ -9,9 +9,11 @@ gradients where weights are sharded again after the forward (``always``), and wr
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from farpipe.cost import JobCosts, settle, step_cost
+from farpipe.cost import settle
 from farpipe.errors import InputError
-from farpipe.interop.megatron_flags import expect_all_trained, expect_one_pipeline, is_round_robin, most_recomputed
+from farpipe.interop.megatron_flags import expect_all_trained, is_round_robin, most_recomputed
+from farpipe.interop.megatron_launch import rank_notes
+from farpipe.interop.shards import has_whole_optimizers, more_between_sites, more_bytes
 from farpipe.simulate import simulate
 from farpipe.spec import operations_of
 from farpipe.step import Action, Schedule
@@ -33,14 +35,15 @@ def torchtitan_config(plan: "Plan") -> str:
     Stages in a V are placed by the name of torch's own V schedule. InputError for what torchtitan can't run, or would
     run in more memory than there is or with wrong gradients.
     """
-    expect_one_pipeline(plan, "torchtitan")
     training = settle(plan.job.training, plan.layout)
     _expect_runnable(plan, training)
     shards = _shards(plan, training)
     at = plan.layout
     tables = [
         f"# Tables of a torchtitan {VERSION} job; later versions are configured in Python, with the same names.",
+        *rank_notes(plan, replicas_apart=False),
         *_notes(plan, training, shards),
+        *_more_between_sites(plan, is_plain=not shards.fsdp),
         "[parallelism]",
         f"tensor_parallel_degree = {at.tensor}",
         *_context(plan),
@@ -67,16 +70,17 @@ def torchtitan_flags(plan: "Plan") -> str:
 
     That cuts the model as planned, and every order is right under its FSDP. InputError for what torchtitan can't run.
     """
-    expect_one_pipeline(plan, "torchtitan")
     training, at = settle(plan.job.training, plan.layout), plan.layout
     _expect_possible(plan, training)
+    replicate = len(at.replica_sites) if has_whole_optimizers(plan) else 1
     values = {
         "parallelism.pipeline_parallel_degree": at.pipeline,
         "parallelism.tensor_parallel_degree": at.tensor,
         "parallelism.context_parallel_degree": at.context,
         "parallelism.expert_parallel_degree": at.expert,
-        "parallelism.data_parallel_shard_degree": at.data,
-        "parallelism.fsdp_reshard_after_forward": "always" if training.zero == 3 else "never",
+        **({"parallelism.data_parallel_replicate_degree": replicate} if replicate > 1 else {}),
+        "parallelism.data_parallel_shard_degree": at.data // replicate,
+        "parallelism.fsdp_reshard_after_forward": _reshard(plan, training),
         "parallelism.pipeline_parallel_microbatch_size": at.microbatch_size,
         "training.local_batch_size": at.microbatch_size * (at.num_microbatches if at.pipeline > 1 else 1),
         "training.global_batch_size": training.global_batch,
@@ -84,7 +88,8 @@ def torchtitan_flags(plan: "Plan") -> str:
         "training.mixed_precision_param": "float32" if training.precision == "fp32" else "bfloat16",
     }
     lines = [f"--{name} {value}" for name, value in values.items()]
-    return "\n".join([*lines, *["--training.disable_cuda_graphs"] * (at.pipeline > 1)]) + "\n"
+    notes = [*rank_notes(plan, replicas_apart=False), *_more_between_sites(plan, is_plain=False)]
+    return "\n".join([*notes, *lines, *["--training.disable_cuda_graphs"] * (at.pipeline > 1)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,18 @@ class _Shards:
 
 
 def _shards(plan: "Plan", training: "Training") -> _Shards:
-    """All replicas divide; plain ones (DDP) torchtitan has only without any other degree."""
+    """All replicas divide, or those of each site; plain ones (DDP) torchtitan has only without any other degree."""
     at = plan.layout
     plain = training.zero == 0 and at.pipeline * at.tensor * at.context * at.expert == 1
-    replicate, shard = (at.data, 1) if plain else (1, at.data)
-    return _Shards(replicate, shard, shard * at.context > 1, "always" if training.zero == 3 else "never")
+    replicate = at.data if plain else len(at.replica_sites) if has_whole_optimizers(plan) else 1
+    shard = at.data // replicate
+    return _Shards(replicate, shard, shard * at.context > 1, _reshard(plan, training))
+
+
+def _reshard(plan: "Plan", training: "Training") -> str:
+    """Weights are gathered again for the backward where the plan does that, and never over several sites."""
+    over_sites = plan.layout.replica_sites and not has_whole_optimizers(plan)
+    return "always" if training.zero == 3 and not over_sites else "never"
 
 
 def _expect_runnable(plan: "Plan", training: "Training") -> None:
@@ -155,20 +167,13 @@ def _whole_backwards(schedule: Schedule) -> Schedule:
 
 def _expect_memory(plan: "Plan", training: "Training") -> None:
     """InputError where a device has too little memory for whole weights and gradients of its stages."""
-    for rank, more in enumerate(_more_bytes(plan, training)):
+    for rank, more in enumerate(more_bytes(plan)):
         limit, needed = plan.problem.ranks[rank].memory_bytes, plan.prediction.peak_memory_bytes[rank] + more
         if limit is not None and needed > limit:
             raise InputError(
                 f"torch's pipeline keeps weights and gradients whole between backwards, also with training.zero = "
                 f"{training.zero}: rank {rank} then needs {format_bytes(needed)} of {format_bytes(limit)}; {_ZERO1}"
             )
-
-
-def _more_bytes(plan: "Plan", training: "Training") -> list[float]:
-    """Bytes on a device of each rank that ZeRO-1 takes more than the plan."""
-    costs = JobCosts(plan.job.model, training.model_copy(update={"zero": 1}))
-    whole = step_cost(costs, plan.layout, plan.placements, plan.job.cluster).problem
-    return [w.static_bytes - p.static_bytes for w, p in zip(whole.ranks, plan.problem.ranks, strict=True)]
 
 
 def _notes(plan: "Plan", training: "Training", shards: _Shards) -> list[str]:
@@ -179,7 +184,7 @@ def _notes(plan: "Plan", training: "Training", shards: _Shards) -> list[str]:
             "beside other degrees torchtitan has no DDP; FSDP divides what the plan keeps whole on each device."
         )
     if training.zero in (2, 3) and shards.fsdp and at.pipeline > 1:
-        more = format_bytes(max(_more_bytes(plan, training)))
+        more = format_bytes(max(more_bytes(plan)))
         notes.append(
             f"torch's pipeline keeps weights and gradients whole between backwards: up to {more} more a device."
         )
@@ -190,6 +195,15 @@ def _notes(plan: "Plan", training: "Training", shards: _Shards) -> list[str]:
     if training.cuda_graphs:
         notes.append("torchtitan has no setting for CUDA graphs, with which the plan counts.")
     return [f"# Not as planned: {note}" for note in notes]
+
+
+def _more_between_sites(plan: "Plan", is_plain: bool) -> list[str]:
+    """FSDP of each site sums over sites whole; without a pipeline it sums in every microbatch."""
+    is_whole = has_whole_optimizers(plan) and not is_plain
+    sums = plan.layout.num_microbatches if plan.layout.pipeline == 1 else 1
+    return more_between_sites(
+        plan, "torchtitan", is_flat=not is_whole, divides=not is_whole and not is_plain, sums_per_step=sums
+    )
 
 
 def _context(plan: "Plan") -> list[str]:

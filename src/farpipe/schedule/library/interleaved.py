@@ -2,6 +2,7 @@
 
 from farpipe.errors import InputError
 from farpipe.schedule.library.chained import chained
+from farpipe.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.schedule.library.placement import require_round_robin
 from farpipe.step import Action, Problem, RankOrder, Schedule
 
@@ -9,8 +10,11 @@ from farpipe.step import Action, Problem, RankOrder, Schedule
 def interleaved(problem: Problem) -> Schedule:
     """Microbatches go in groups of p through every stage of a rank; warm-up is 2(p - 1 - r) + (v - 1)p forwards.
 
-    Defined for v stages per rank placed round robin and a number of microbatches that p divides.
+    Defined for v stages per rank placed round robin and a number of microbatches that p divides. With one stage per
+    rank it is 1F1B, of any number of microbatches, so that its name stands for all that Megatron-LM runs.
     """
+    if problem.num_stages == problem.num_ranks:
+        return one_f_one_b(problem)
     ring = require_round_robin(problem, "interleaved")
     num_ranks, num_microbatches = problem.num_ranks, problem.num_microbatches
     if num_microbatches % num_ranks:
@@ -28,10 +32,6 @@ def _rank_order(position: int, stages: tuple[int, ...], num_ranks: int, num_micr
     groups = range(0, num_microbatches, num_ranks)
     forward = [Action(s, "F", g + j) for g in groups for s in stages for j in range(num_ranks)]
     backward = [Action(s, "B", g + j) for g in groups for s in reversed(stages) for j in range(num_ranks)]
-    if len(stages) == 1:
-        ahead = num_ranks - 1 - position
-    else:
-        ahead = 2 * (num_ranks - 1 - position) + (len(stages) - 1) * num_ranks
-    ahead = min(ahead, len(forward))
+    ahead = min(2 * (num_ranks - 1 - position) + (len(stages) - 1) * num_ranks, len(forward))
     steady = [action for pair in zip(forward[ahead:], backward, strict=False) for action in pair]
     return tuple(forward[:ahead] + steady + backward[len(forward) - ahead :])
