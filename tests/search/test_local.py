@@ -48,7 +48,7 @@ def test_the_critical_path_leads_from_the_first_action_to_the_last_to_end(pair):
     place = np.full(4 * problem.num_stages * problem.num_microbatches, -1, np.int32)
     place[codes] = np.arange(codes.size)
     path = np.empty(codes.size, np.int64)
-    chain = path[: local_kernel._critical_path(codes, begin, step.tables, out, place, path)]
+    chain = path[: local_kernel._critical_path.py_func(codes, begin, step.tables, out, place, path)]
     start_s = out[0][chain]
     end_s = start_s + step.arrays.duration_s.reshape(4, -1)[codes[chain] & 3, codes[chain] >> 2]
     assert end_s[0] == makespan_s

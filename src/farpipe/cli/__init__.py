@@ -12,8 +12,8 @@ INTERRUPTED = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 COLLECTED_AFTER = 1_000_000
-"""Number of new objects after which Python collects garbage; at its own 700 that is a tenth of imports and of a plan, at
-200,000 once while numba loads its first kernel: 0.06 s."""
+"""Number of new objects after which Python collects garbage; its own 700 takes a tenth of imports and of a plan, and
+200,000 once 0.06 s while numba loads its first kernel."""
 
 
 def main() -> None:

@@ -269,17 +269,25 @@ class Lattice:
         bounds = Bounds(allowed, *self.allow, *limits)
         best = np.empty((len(site_sets), most)), np.zeros((len(site_sets), most), np.int64)
         links = LinkTable(self.latency_s, left.rate)
-        compiled(asked, Question(*self._scanned, sites, links, self.tables, bounds), best)
+        scratch = lattice_kernel.new_scratch(self.tables.stages.layer_s, width)
+        compiled(asked, Question(*self._scanned, sites, links, self.tables, bounds), best, scratch)
         return best
 
     @cached_property
     def _scanned(self) -> tuple[Ints, Ints]:
         """`rows` as the kernel reads them, [V, 7], and the order in which it scans them: the least work first."""
-        from farpipe.plan import lattice_kernel
+        return np.stack(self.rows, axis=1), np.argsort(self._least_work_s(), kind="stable")
 
-        least_s: Any = lattice_kernel.least_work_s
-        table = np.stack(self.rows, axis=1)
-        return table, np.argsort(least_s(table, self.tables.stages.layer_s), kind="stable")
+    def _least_work_s(self) -> Floats:
+        """Work of every row with its bubble on the first kind of site, but for the number of layers: [V]."""
+        from farpipe.plan.lattice_kernel import V_BUBBLE
+
+        rows, layer_s = self.rows, self.tables.stages.layer_s[0]
+        f, b, w = layer_s[:, 0].T
+        idle = np.minimum(V_BUBBLE, np.maximum(0.0, f + b - 2 * w) / (f + b + w))[rows.table]
+        low_s = layer_s.sum(axis=2).min(axis=1)[rows.table]
+        work_s: Floats = (rows.num_microbatches + (rows.pipeline - 1) * idle) * low_s / rows.pipeline
+        return work_s
 
     def candidate(self, estimate: Estimate) -> Candidate | None:
         """The candidate of an estimate on the whole cluster; None where it does not fit there after all."""

@@ -13,9 +13,12 @@ with twice as many (arXiv 2401.10241), a share of pace in a V, and the round tri
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farpipe.plan import placement
-from farpipe.step.jit import jit
+from farpipe.step.jit import inner, jit
+
+Floats = NDArray[np.float64]
 
 MAX_STAGES = 1024
 V_BUBBLE = 0.35
@@ -69,10 +72,10 @@ class Scratch(NamedTuple):
     """Ranks that every site of the order can have."""
 
 
-share_ranks = jit(placement.share_ranks)
+share_ranks = inner(placement.share_ranks)
 
 
-@jit
+@jit(inline="always")
 def _group(extra_s, layer_s, most, num_layers, groups):  # type: ignore[no-untyped-def]
     """Stages that are identical, as groups: extra seconds, 1 / seconds of a layer, most layers, how many; their number.
 
@@ -95,7 +98,7 @@ def _group(extra_s, layer_s, most, num_layers, groups):  # type: ignore[no-untyp
     return found + 1
 
 
-@jit
+@inner
 def _capacity(limit_s, groups, size):  # type: ignore[no-untyped-def]
     """Number of layers that all stages hold if none takes longer than `limit_s`; -1 where one holds none."""
     extra, speed, holds, count = groups
@@ -110,7 +113,7 @@ def _capacity(limit_s, groups, size):  # type: ignore[no-untyped-def]
     return total
 
 
-@jit
+@jit(inline="always")
 def _slowest_s(num_layers, groups, size, known_s):  # type: ignore[no-untyped-def]
     """The time of the slowest stage in the best division of layers, about; infinite where memory is too small.
 
@@ -150,7 +153,7 @@ def _held(limit_s, extra_s, layer_s, most):  # type: ignore[no-untyped-def]
     return held
 
 
-@jit
+@inner
 def _travel(site_of_rank, latency_s, rate, size, travel_s):  # type: ignore[no-untyped-def]
     """The busiest link's seconds for one message of all replicas; `travel_s`: there and back below every rank."""
     busiest, round_trip_s = 0.0, 0.0
@@ -174,7 +177,7 @@ def _in_flight(i, shape, target, pipeline, m, travel_s, pace_s):  # type: ignore
     return min(number, m)
 
 
-@jit
+@jit(inline="always")
 def _limits(kinds, row, state, flights, last, memory, most):  # type: ignore[no-untyped-def]
     """`most` [p, mode]: the layers that the memory of every rank holds."""
     layer_bytes, working_bytes, ends_bytes, layer_params, ends_params, limit_bytes = memory
@@ -190,7 +193,7 @@ def _limits(kinds, row, state, flights, last, memory, most):  # type: ignore[no-
             most[i, mode] = int(max(-1.0, free / each + 1e-9))
 
 
-@jit
+@jit(inline="always")
 def _exchange_s(slowest, point, kinds, ranks, ends, sync, beside_s):  # type: ignore[no-untyped-def]
     """Exposed seconds of the slowest rank's exchange: a layer's at least, and all that is longer than `beside_s`."""
     (extra_s, stage_s, most), (layer_params, ends_params) = ranks, ends
@@ -205,7 +208,7 @@ def _exchange_s(slowest, point, kinds, ranks, ends, sync, beside_s):  # type: ig
     return longest
 
 
-@jit
+@jit(inline="always")
 def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore[no-untyped-def]
     """Seconds of a step without exchange and overhead whose slowest stage takes `slowest` for a microbatch."""
     p, shape, travel_s = path.kinds.size, point.shape, path.travel_s
@@ -219,7 +222,7 @@ def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore
     return point.num_microbatches * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * path.hops_s
 
 
-@jit
+@inner
 def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-def]
     """About the step's seconds without overhead; infinite where memory is too small, or where the slowest stage alone
     takes more than `limit_s`.
@@ -233,7 +236,7 @@ def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-
     for i in range(p):
         extra_s[i] = (1 + shape) * base_s[kinds[i], row]
         for mode in range(stage_s.shape[1]):
-            stage_s[i, mode] = layer_s[kinds[i], row, mode, :].sum()
+            stage_s[i, mode] = _whole_s(layer_s, kinds[i], row, mode)
     extra_s[0] += ends_s[kinds[0], row, 0]
     extra_s[last] += ends_s[kinds[last], row, 1]
     best_s, first_s = np.inf, 1.0
@@ -256,6 +259,12 @@ def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-
 
 
 @jit(inline="always")
+def _whole_s(layer_s, kind, row, mode):  # type: ignore[no-untyped-def]
+    """Seconds of a layer's F, I and W; `sum` of an array would be compiled for each of its layouts."""
+    return layer_s[kind, row, mode, 0] + layer_s[kind, row, mode, 1] + layer_s[kind, row, mode, 2]
+
+
+@jit(inline="always")
 def _least_idle(layer_s, kind, row):  # type: ignore[no-untyped-def]
     """Share of a stage's time that filling and draining takes for each rank but one, in the best shape."""
     f, b, w = layer_s[kind, row, 0, 0], layer_s[kind, row, 0, 1], layer_s[kind, row, 0, 2]
@@ -274,7 +283,7 @@ def _keep(step_s, at, best_s, best_at):  # type: ignore[no-untyped-def]
     best_s[place], best_at[place] = step_s, at
 
 
-@jit
+@inner
 def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-untyped-def]
     """Fill, by row of the tables, a layer's seconds on the fastest site of `order` and the first site's idle share."""
     for row in range(low_s.size):
@@ -282,19 +291,10 @@ def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-unty
         idle[row] = _least_idle(layer_s, kind_of_site[order[0]], row)
         for k in range(order.size):
             for mode in range(layer_s.shape[2]):
-                low_s[row] = min(low_s[row], layer_s[kind_of_site[order[k]], row, mode, :].sum())
+                low_s[row] = min(low_s[row], _whole_s(layer_s, kind_of_site[order[k]], row, mode))
 
 
-@jit
-def least_work_s(rows, layer_s):  # type: ignore[no-untyped-def]
-    """Work of every row with its bubble on the first kind of site, but for the number of layers."""
-    low_s, idle = np.empty(layer_s.shape[1]), np.empty(layer_s.shape[1])
-    _fastest(np.zeros(1, np.int64), np.zeros(1, np.int64), layer_s, low_s, idle)
-    return (rows[:, 2] + (rows[:, 3] - 1) * idle[rows[:, 5]]) * low_s[rows[:, 5]] / rows[:, 3]
-
-
-@jit
-def _scratch(layer_s, num_sites):  # type: ignore[no-untyped-def]
+def new_scratch(layer_s: Floats, num_sites: int) -> Scratch:
     """Space for pipelines of up to MAX_STAGES ranks over `num_sites`."""
     rows, modes = layer_s.shape[1], layer_s.shape[2]
     holds, count = np.empty((MAX_STAGES, modes), np.int64), np.empty(MAX_STAGES, np.int64)
@@ -305,7 +305,7 @@ def _scratch(layer_s, num_sites):  # type: ignore[no-untyped-def]
     return Scratch(*ranks, *stages, np.empty(MAX_STAGES, np.int64), groups, *of_rows, *of_sites)
 
 
-@jit
+@inner
 def _place(order, per_rank, num_devices, counts, most, ranks):  # type: ignore[no-untyped-def]
     """Fill the site of every rank; False where the sites of `order` can't hold them."""
     for k in range(order.size):
@@ -320,7 +320,7 @@ def _place(order, per_rank, num_devices, counts, most, ranks):  # type: ignore[n
     return True
 
 
-@jit
+@inner
 def _hops(ranks, kind_of_site, hop_s, row, kinds):  # type: ignore[no-untyped-def]
     """Fill the kind of every rank's site; return the seconds of one message over all hops inside sites."""
     hops_s = 0.0
@@ -330,7 +330,7 @@ def _hops(ranks, kind_of_site, hop_s, row, kinds):  # type: ignore[no-untyped-de
     return hops_s
 
 
-@jit
+@jit(inline="always")
 def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[no-untyped-def]
     """Enter the best points of order `o`; return the least step of them and of `least`."""
     order, times, ring = asked.orders[o][: asked.sizes[o]], asked.times[o], asked.ring[o]
@@ -377,16 +377,16 @@ def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[n
 
 
 @jit
-def estimate(asked, question, best):  # type: ignore[no-untyped-def]
+def estimate(asked, question, best, scratch):  # type: ignore[no-untyped-def]
     """Fill `best` (seconds, points) [O, K]: the least of about a step's seconds of every order, and at which point.
 
-    `asked` is an OrderTable, `question` a Question. Point 2 v is row v with one stage per rank, 2 v + 1 the same in a
-    V. Infinite where fewer than K fit, or where a point's work with its bubble, or its traffic, takes `bounds.slack`
-    times as long as the best of the order; with `bounds.shared`, as the best of all orders so far, the last one first.
+    `asked` is an OrderTable, `question` a Question, `scratch` from `new_scratch`. Point 2 v is row v with one stage per
+    rank, 2 v + 1 the same in a V. Infinite where fewer than K fit, or where a point's work with its bubble, or its
+    traffic, takes `bounds.slack` times as long as the best of the order; with `bounds.shared`, as the best of all
+    orders so far, the last one first.
     """
     best[0][:] = np.inf
     least, number = np.inf, asked.sizes.size
-    scratch = _scratch(question.tables.stages.layer_s, asked.orders.shape[1])
     for turn in range(number):
         o = number - 1 - turn if question.bounds.shared else turn
         known = least if question.bounds.shared else np.inf

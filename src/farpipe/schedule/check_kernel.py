@@ -49,8 +49,21 @@ def all_sound(codes, begin, rank_of_stage, previous, following):  # type: ignore
                 if waiting[there] >= 0:
                     stack[top], top = waiting[there], top + 1
                     waiting[there] = -1
+    return _all_complete(position, begin, done)
+
+
+@jit(inline="always")
+def _all_complete(position, begin, done):  # type: ignore[no-untyped-def]
+    """True if every order was played to its end, and all stages have done F and B, or F and I and W, of everything."""
+    for rank in range(position.size):
+        if position[rank] != begin[rank + 1]:
+            return False
     split, joined = _FORWARD | _INPUT_GRAD | _WEIGHT_GRAD, _FORWARD | _BACKWARD
-    return bool((position == begin[1:]).all() and ((done == split) | (done == joined)).all())
+    for stage in range(done.shape[0]):
+        for microbatch in range(done.shape[1]):
+            if done[stage, microbatch] != split and done[stage, microbatch] != joined:
+                return False
+    return True
 
 
 @jit(inline="always")

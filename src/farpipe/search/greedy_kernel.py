@@ -18,7 +18,7 @@ from farpipe.step.inlined import (
     put,
     slot_of,
 )
-from farpipe.step.jit import jit
+from farpipe.step.jit import inner, jit
 
 FORWARD_FIRST, DEEP_FORWARDS, MIXED, FREE_BY_WEIGHTS, OVERSHOOT, SPLIT = range(6)
 """Places in `rules`. FORWARD_FIRST: prefer F whatever came before. DEEP_FORWARDS: of several stages' forwards the
@@ -54,7 +54,7 @@ def greedy(  # type: ignore[no-untyped-def]
     for at in range(total):
         for rank in stale[:num_stale]:  # one place, few tables: each call copies all that describes its arrays
             next_start[rank], next_code[rank] = _choose(rank, tables, state, limits, in_flight, rules)
-        rank = 0
+        rank = np.int64(0)  # a plain 0 is a type of its own, for which `_do` would be compiled once more
         for other in range(1, num_ranks):
             if next_start[other] < next_start[rank]:
                 rank = other
@@ -68,7 +68,7 @@ def greedy(  # type: ignore[no-untyped-def]
     return _by_rank(codes, owner, num_ranks)
 
 
-@jit
+@inner
 def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
     begin = np.zeros(num_ranks + 1, np.int32)
     for rank in owner:
@@ -82,7 +82,7 @@ def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
     return sorted_codes, begin
 
 
-@jit
+@inner
 def _choose(rank, tables, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(start, code) of what `rank` does next; an infinite start: nothing is known to come."""
     free = state[2][rank]
@@ -120,7 +120,7 @@ def _prefers_forward(last, rules):  # type: ignore[no-untyped-def]
     return rules[FORWARD_FIRST] > 0 or (rules[MIXED] > 0 and last != F)
 
 
-@jit
+@inner
 def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting that has arrived)."""
     done, arrival, free, used, _, opens_s, _ = state
@@ -142,7 +142,7 @@ def _next_forward(rank, state, limits, in_flight, rules):  # type: ignore[no-unt
     return best_s, best, blocked
 
 
-@jit
+@inner
 def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
     """(when it can start, slot, whether memory keeps one waiting); of several stages the earliest, whose gradient has
     the most stages still before it."""
@@ -165,7 +165,7 @@ def _next_backward(rank, state, limits, rules):  # type: ignore[no-untyped-def]
     return best_s, best, blocked
 
 
-@jit
+@inner
 def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
     """The slot whose W frees most memory, or -1."""
     done = state[0]
@@ -180,7 +180,7 @@ def _next_weight(rank, state, limits):  # type: ignore[no-untyped-def]
     return best
 
 
-@jit
+@inner
 def _do(rank, start, code, tables, state, memory):  # type: ignore[no-untyped-def]
     """Do an action, send its message; returns the rank that gets it, or -1."""
     shape, rank_of_stage = tables.shape, tables.rank_of_stage

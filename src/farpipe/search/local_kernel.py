@@ -23,7 +23,7 @@ from farpipe.step.inlined import (
     next_stage,
     slot_of,
 )
-from farpipe.step.jit import jit
+from farpipe.step.jit import inner, jit
 from farpipe.step.player_kernel import makespan
 
 MAX_STRETCH = 64
@@ -89,7 +89,7 @@ def anneal(  # type: ignore[no-untyped-def]
     return best_s, num_evaluations
 
 
-@jit
+@inner
 def _lay_out(codes, begin, memory, level, place):  # type: ignore[no-untyped-def]
     """Bytes in use before every action, and the place of every action in the orders (-1: it does not exist)."""
     place[:] = -1
@@ -101,7 +101,7 @@ def _lay_out(codes, begin, memory, level, place):  # type: ignore[no-untyped-def
             place[codes[at]] = at
 
 
-@jit
+@inner
 def _critical_path(codes, begin, tables, out, place, path):  # type: ignore[no-untyped-def]
     """Write the places of a chain of actions of which each waited for the one before, up to the last to end, into
     `path`; returns how many they are. Only what changes something on this path can make the step shorter."""
@@ -136,7 +136,7 @@ def _critical_path(codes, begin, tables, out, place, path):  # type: ignore[no-u
     return length
 
 
-@jit
+@inner
 def _move(state, undo, cursor, renumber, path):  # type: ignore[no-untyped-def]
     """Make a random move, mostly on the critical path; returns the number of ranks changed: 0 nothing, negative: it
     broke a rule on the last."""
@@ -166,7 +166,7 @@ def _move(state, undo, cursor, renumber, path):  # type: ignore[no-untyped-def]
     return _swap_blocks(state, undo, cursor, renumber, np.int64(0), rank, low, middle, high)
 
 
-@jit
+@inner
 def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped-def]
     """Shift an action and the same microbatch's action of the following stages by the same number of places."""
     codes, begin, _, _, place, num_microbatches, rank_of_stage, _ = state
@@ -193,7 +193,7 @@ def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped
     return touched
 
 
-@jit
+@inner
 def _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high):  # type: ignore[no-untyped-def]
     """Swap codes[low:middle] and codes[middle:high]; returns touched + 1, its negative if a rule is broken, or 0."""
     codes, _, memory, level, place, num_microbatches, _, slices = state
@@ -213,7 +213,7 @@ def _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high
     return touched + 1 if _sound(codes, low, high, memory, level, place, rank, slices) else -touched - 1
 
 
-@jit
+@inner
 def _keep_sequence(codes, low, high, before, cursor, num_microbatches):  # type: ignore[no-untyped-def]
     """Give the actions of each stage and kind the microbatches in the sequence in which they stood before."""
     for at in range(low, high):
@@ -227,7 +227,7 @@ def _keep_sequence(codes, low, high, before, cursor, num_microbatches):  # type:
         cursor[token] = i + 1
 
 
-@jit
+@inner
 def _sound(codes, low, high, memory, level, place, rank, slices):  # type: ignore[no-untyped-def]
     """True if codes[low:high] keep F before I before W, chains, and memory; brings `level` up to date as far as they
     do."""
@@ -263,7 +263,7 @@ def _in_turn(kind, slot, at, place, slices):  # type: ignore[no-untyped-def]
     return kind == F or place[encode(F, slot)] <= at
 
 
-@jit
+@inner
 def _take_back(state, undo, touched):  # type: ignore[no-untyped-def]
     codes, _, memory, level, place, _, _, _ = state
     stretches, saved = undo

@@ -26,7 +26,7 @@ from farpipe.step.inlined import (
     slot_of,
     stage_of,
 )
-from farpipe.step.jit import jit
+from farpipe.step.jit import inner, jit
 from farpipe.step.messages import NOTHING
 
 
@@ -34,7 +34,10 @@ from farpipe.step.messages import NOTHING
 def new_scratch(tables, num_ranks):  # type: ignore[no-untyped-def]
     """Arrays for a play, to be used again: (link_free_s, idle_s, left, position, free_s, waits_for, stack, heap)."""
     num_stages, num_microbatches = tables.shape
-    capacity = 2 * num_stages * num_microbatches + tables.collective_link.size if tables.shared.any() else 0
+    capacity = 0
+    for is_shared in tables.shared:  # sooner compiled than `any`
+        if is_shared:
+            capacity = 2 * num_stages * num_microbatches + tables.collective_link.size
     clocks = (np.empty(tables.shared.size), np.empty(num_ranks))
     left, position = np.empty(num_stages, np.int32), np.empty(num_ranks, np.int32)
     ranks = (np.empty(num_ranks), np.empty(num_ranks, np.int32), np.empty(num_ranks, np.int64))
@@ -60,31 +63,35 @@ def makespan(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[
     if run(codes, begin, tables, out, scratch, idle_limit_s) < codes.size:
         return np.inf
     arrives_after_s, first = tables.collective_arrives_after_s, tables.collective_begin[0]
-    end_s = scratch[4].max()
+    end_s = scratch[4][0]
+    for free_s in scratch[4]:
+        end_s = max(end_s, free_s)
     for at in range(first, arrives_after_s.size):
         end_s = max(end_s, out[3][at] + arrives_after_s[at])
     return end_s
 
 
-@jit
+@inner
 def _begin(begin, tables, out, scratch):  # type: ignore[no-untyped-def]
     """Nothing is there yet but what needs no message: the first forwards, the last backwards."""
     num_microbatches, link_opens_s, gather_s = tables.shape[1], tables.link_opens_s, tables.gather_s
     arrival_s, other_start_s = out[2], out[3]
     link_free_s, idle_s, left, position, free_s, waits_for, stack = scratch[:7]
-    arrival_s[:] = -1.0
-    arrival_s[:num_microbatches] = arrival_s[arrival_s.size - num_microbatches :] = 0.0
-    idle_s[:], free_s[:] = 0.0, 0.0
-    for name in range(link_free_s.size):  # arrays into slices take seconds to compile
+    last = arrival_s.size - num_microbatches
+    for at in range(arrival_s.size):  # loops: filling slices takes as long to compile as all the rest
+        arrival_s[at] = 0.0 if at < num_microbatches or at >= last else -1.0
+    for name in range(link_free_s.size):
         link_free_s[name] = link_opens_s[name]
     for other in range(gather_s.size):
         other_start_s[other] = gather_s[other]
-    left[:], waits_for[:] = num_microbatches, -1
+    for stage in range(left.size):
+        left[stage] = num_microbatches
     for rank in range(stack.size):
         stack[rank], position[rank] = rank, begin[rank]
+        idle_s[rank], free_s[rank], waits_for[rank] = 0.0, 0.0, -1
 
 
-@jit
+@inner
 def _end_stage(stage, now, pending, tables, out, scratch):  # type: ignore[no-untyped-def]
     """The collectives that wait for the last backward of a stage; returns the number of pending messages."""
     shape, link, after, shared = tables.shape, tables.collective_link, tables.collective_begin, tables.shared
@@ -98,7 +105,7 @@ def _end_stage(stage, now, pending, tables, out, scratch):  # type: ignore[no-un
     return pending
 
 
-@jit
+@inner
 def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-untyped-def]  # noqa: C901
     """`play` in memory that is there already; given up (-1) when a rank waits longer than `idle_limit_s`."""
     duration_s, rank_of_stage, link = tables.duration_s, tables.rank_of_stage, tables.link

@@ -116,6 +116,25 @@ def send(kind, stage, j, end, arrival, wires, link_free):  # type: ignore[no-unt
     return target
 
 
+@jit(inline="always")
+def _work_s(duration, stage):  # type: ignore[no-untyped-def]
+    """Seconds of all actions of a stage; loops, for `sum` and `max` of arrays take half a second to compile."""
+    work_s = 0.0
+    for k in range(duration.shape[0]):
+        for j in range(duration.shape[2]):
+            work_s += duration[k, stage, j]
+    return work_s
+
+
+@jit(inline="always")
+def _ends(free, began):  # type: ignore[no-untyped-def]
+    """The end of the last rank, and the longest time of any."""
+    last_s, longest_s = free[0], free[0] - began[0]
+    for rank in range(1, free.size):
+        last_s, longest_s = max(last_s, free[rank]), max(longest_s, free[rank] - began[rank])
+    return last_s, longest_s
+
+
 @jit
 def play(  # type: ignore[no-untyped-def]
     stages_of_rank, rank_of_stage, step, sequence, wires, key, rules, weight_fit, codes, limit_s
@@ -136,7 +155,7 @@ def play(  # type: ignore[no-untyped-def]
     state = (done, arrival, free, used, last, held)
     left, longest_idle = np.zeros(num_ranks), 0.0
     for s in range(num_stages):
-        left[rank_of_stage[s]] += duration[:, s].sum()
+        left[rank_of_stage[s]] += _work_s(duration, s)
     start, choice = np.full(num_ranks, _NEVER), np.full((num_ranks, 2), -1)
     stale, num_stale = np.arange(num_ranks), num_ranks
     for count in range(codes.size):
@@ -171,4 +190,5 @@ def play(  # type: ignore[no-untyped-def]
         stale[0], num_stale = rank, 1
         if consumer >= 0 and rank_of_stage[consumer] != rank:
             stale[1], num_stale = rank_of_stage[consumer], 2
-    return codes.size, free.max(), (free - began).max()
+    last_s, longest_s = _ends(free, began)
+    return codes.size, last_s, longest_s
