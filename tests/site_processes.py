@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import SequenceParallel
 from transformers import AutoConfig
@@ -72,8 +73,11 @@ def batch_of(seed):
 class Site:
     """All stages of a model, each divided over the processes of this world."""
 
-    def __init__(self, whole, mesh, recompute="none", zero=1, **sharding):
+    def __init__(self, whole, mesh, recompute="none", zero=1, hybrid=False, **sharding):
+        """`hybrid`: in two groups of processes that each divide all weights among themselves (HSDP)."""
         shares, twins = shares_in(mesh), twins_in(mesh)
+        if hybrid:
+            shares = init_device_mesh("cpu", (2, shares.size() // 2), mesh_dim_names=("groups", "shares"))
         boundary = Boundary((SIZE, LENGTH, whole.config.hidden_size), whole.dtype)
         self.stages = []
         for part in PARTS:

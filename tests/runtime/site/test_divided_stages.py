@@ -30,6 +30,8 @@ def cases_of(num_processes):
         yield name, degrees, ORDERS[at % 3], options[at % (5 if degrees[0] > 1 else 2)]
     whole = {"zero": 3, "reshard_after_forward": True}
     yield from (("llama", degrees, method, whole) for degrees in DEGREES[num_processes] for method in ORDERS)
+    if num_processes == 4:
+        yield from (("llama", shared, method, whole | {"hybrid": True}) for method in ORDERS)
 
 
 def shared_sequences(num_processes):
