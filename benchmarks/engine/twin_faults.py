@@ -100,7 +100,7 @@ def spec_of(folder: Path, shares: str, num_steps: int, outage_s: float = OUTAGE_
     from farpipe.runtime.run_spec import TransportSettings
 
     keys = f"checkpoint_every_steps = 1\ncheckpoint_every_minutes = 0\nkeep_checkpoints = {num_steps}"
-    plan = plan_of(folder, shares, (8, 2 if shares == "tensor 2" else 1, 16), "zb-h1", keys)
+    plan = plan_of(folder, shares, (8, 1 if shares == "FSDP 2" else 2, 16), "zb-h1", keys)
     transport = TransportSettings(timeout_s=60, outage_s=outage_s)
     return run_spec_of(plan, num_steps=num_steps, emulate_links=emulate, transport=transport)
 

@@ -1,4 +1,5 @@
-"""A small training of two sites with two processes each, which share layers (tensor 2) or weights (FSDP 2)."""
+"""A small training of two sites with two processes each, which share layers (tensor 2), weights (FSDP 2) or sequences
+(context 2)."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +7,13 @@ from typing import Any
 from benchmarks.shared.jobs import two_sites
 
 SITES = ("west", "east")
-SHARES = {"tensor 2": "tensor = 2\ndata = 1", "FSDP 2": 'tensor = 1\ndata = 2\nreplicas = "inside"'}
+SHARES = {
+    "tensor 2": "tensor = 2\ndata = 1",
+    "FSDP 2": 'tensor = 1\ndata = 2\nreplicas = "inside"',
+    "context 2": 'tensor = 1\ndata = 1\ncontext = 2\ncontext_exchange = "ulysses"',
+}
 """Ways to share, and the degrees of a job."""
-ZERO = {"tensor 2": 1, "FSDP 2": 3}
+ZERO = {"tensor 2": 1, "FSDP 2": 3, "context 2": 1}
 JOB = (
     """\
 [model]

@@ -79,6 +79,14 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
             'layout.context_exchange = "ulysses"',
         ),
         ("mixtral", {"expert": 2, "data": 2}, {}, "expert = 2", "layout.expert = 1"),
+        ("qwen3_moe", {"expert": 4, "data": 4, "pipeline": 1}, {}, "expert = 4", "layout.expert = 1"),
+        (
+            "deepseek_v3",
+            {"expert": 2, "context": 2, "context_exchange": "ulysses"},
+            {},
+            "expert = 2",
+            "layout.expert = 1",
+        ),
         ("llama", {}, {"lora": Lora(rank=8)}, "training.lora", "a training of all weights, without training.lora"),
         (
             "opt",
@@ -95,7 +103,7 @@ def test_what_no_model_is_trained_with_is_refused_by_plan_and_train_alike(
     from farpipe.run.spec_of_plan import run_spec_of
 
     request = of_transformers(kind, TRAINING.model_copy(update=training), tensor=1)
-    experts = Experts(num_experts=4, per_token=2, ffn_hidden=512) if kind == "mixtral" else None
+    experts = Experts(num_experts=4, per_token=2, ffn_hidden=512) if "expert" in pins else None
     model, layout = request.model.model_copy(update={"experts": experts}), request.layout.model_copy(update=pins)
     request = request.model_copy(update={"model": model, "layout": layout})
     assert within_engine(request)[0].layout == request.layout, "what the user has pinned stays"
