@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from farpipe.errors import UsageError
+from farpipe.errors import InputError, UsageError
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval, paired_change, t_975
 from farpipe.optical.coupled import Coupled
@@ -134,3 +134,19 @@ def test_a_picture_is_drawn(tmp_path):
     assert "<h1>on nsfnet</h1>" in page
     with pytest.raises(UsageError, match=r"as \.svg or \.png"):
         draw_light(tmp_path / "light.gif", step, shared.table, coupled.log, 80)
+    draw_light(tmp_path / "part.svg", step, shared.table, coupled.log, 80, (0.1, 0.2))
+    assert (tmp_path / "part.svg").read_text().count("<path") < text.count("<path")
+    with pytest.raises(UsageError, match="nothing of it is after 100 s"):
+        draw_light(tmp_path / "part.svg", step, shared.table, coupled.log, 80, (100.0, 101.0))
+
+
+def test_a_trace_that_is_over_before_the_step_harms_nobody():
+    over = replace(SCENARIO, background=SCENARIO.background.draw(tuple(KM4.of_pair), 10, 0), first_s=100.0)
+    run = run_once(over, training_of("1f1b"), STRATEGIES["widen"], 0, num_steps=1, skipped=0)
+    assert (run.harm, run.harm_by_slots) == (0.0, 0.0)
+
+
+def test_a_message_without_bytes_between_different_nodes_is_refused():
+    training = training_of("1f1b")
+    with pytest.raises(InputError, match=r"hops\[1\]: the problem has no bytes between ranks at 4 and 10"):
+        replace(training, nodes=("1", "4", "10", "14"))

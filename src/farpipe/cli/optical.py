@@ -10,6 +10,7 @@ from farpipe.cli.light_options import LightOptions
 from farpipe.cli.optical_blocking import Seeds, blocking
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
+from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,7 @@ class LightOutputs:
 
     plot: Plot = None
     report: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None
+    window: Annotated[str, typer.Option(help="Seconds of the step that the picture shows.")] = "0-1.5"
     light_paths: Annotated[
         Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
     ] = None
@@ -66,11 +68,12 @@ def simulate(
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""
     check_picture(outputs.plot)
+    window_s = _window_s(outputs.window)
     files = (outputs.plot, outputs.report, outputs.light_paths, outputs.log)
     check_folder(*files, keeping=(job, options.paths, options.trace))
     cases, runs = _run(job, options, [policy], seeds)
     facts = _facts(cases, policy, runs.runs[policy])
-    _draw(outputs, cases[0], options.strategy(policy), policy)
+    _draw(outputs, window_s, cases[0], options.strategy(policy), policy)
     if outputs.light_paths is not None:
         _write_light_paths(outputs.light_paths, runs.runs[policy][0])
     if as_json:
@@ -196,7 +199,9 @@ def _cell(key: str, row: dict[str, Any]) -> str:
     return str(value)
 
 
-def _draw(outputs: LightOutputs, case: "Case", strategy: "TransferStrategy", policy: str) -> None:
+def _draw(
+    outputs: LightOutputs, window_s: tuple[float, float], case: "Case", strategy: "TransferStrategy", policy: str
+) -> None:
     """Draw and list the light paths of one step."""
     if outputs.plot is None and outputs.report is None and outputs.log is None:
         return
@@ -211,9 +216,21 @@ def _draw(outputs: LightOutputs, case: "Case", strategy: "TransferStrategy", pol
     )
     drawn = (played.steps[0], shared.table, played.log)
     if outputs.plot is not None:
-        draw_light(outputs.plot, *drawn, shared.grid.num_slots)
+        draw_light(outputs.plot, *drawn, shared.grid.num_slots, window_s)
     if outputs.report is not None:
         title = f"{policy} over {scenario.paths.network.name}"
-        write_light_page(outputs.report, *drawn, shared.grid.num_slots, title=title)
+        write_light_page(outputs.report, *drawn, shared.grid.num_slots, window_s, title=title)
     if outputs.log is not None:
         write_text(outputs.log, "\n".join(light_rows(*drawn)) + "\n")
+
+
+def _window_s(text: str) -> tuple[float, float]:
+    """Begin and end of the part of a step that is drawn."""
+    low, _, high = text.partition("-")
+    try:
+        window = float(low), float(high)
+    except ValueError:
+        window = (0.0, 0.0)
+    if not 0 <= window[0] < window[1]:
+        raise UsageError(f"--window: expected two times in seconds such as 0.5-1.2, the earlier first, found {text!r}")
+    return window

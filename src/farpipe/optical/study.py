@@ -150,6 +150,8 @@ def _harm(shared: Shared, training: LightTraining, played: PlayedSteps) -> tuple
     alone.wait_until(played.steps[-1].end_s)
     low, high = np.searchsorted(traffic.arrival_s, [played.steps[0].begin_s, played.steps[-1].end_s])
     more = (beside[low:high] == -1).astype(float) - (alone.background_path[low:high] == -1)
+    if low == high:  # the trace ends before the steps do
+        return 0.0, 0.0
     slots = traffic.gbit_s[low:high]
     return float(more.mean()), float((more * slots).sum() / slots.sum())
 

@@ -48,7 +48,19 @@ class LightTraining:
             raise InputError(
                 f"{place}: collectives over light paths are not simulated; take a problem with one replica"
             )
+        self._expect_bytes()
         check(self.problem, self.schedule, memory=False)
+
+    def _expect_bytes(self) -> None:
+        """InputError for a message between different nodes that has no bytes."""
+        stages = self.problem.num_stages
+        num_bytes = step_arrays(self.problem).messages.bytes.reshape(2 * stages, -1)
+        for hop, ends in enumerate(self.hops):
+            if ends and not num_bytes[hop].min() > 0:
+                raise InputError(
+                    f"hops[{hop if hop < stages else hop - stages - 1}]: the problem has no bytes between ranks at "
+                    f"{ends[0]} and {ends[1]}; give both ranks one node, or the hop its bytes"
+                )
 
     def expect_in(self, network: Network) -> None:
         """InputError unless every node is one of the network's."""

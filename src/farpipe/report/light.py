@@ -20,7 +20,8 @@ from farpipe.report.views import Picture, RunReport, RunView
 _COLOURS: Final = {0: "#4c78a8", 1: "#f2a65a", 2: "#e3d2a4", 3: "#e07b39"}
 _FORWARD, _BACKWARD, _BACKGROUND, _LATE = "#2a9d5c", "#8e44ad", "#d9d9d9", "#d62728"
 MAX_FIBRES: Final = 4
-WINDOW_S: Final = 1.5
+WINDOW_S: Final = (0.0, 1.5)
+"""Part of a step that is drawn, seconds after its begin."""
 _NOTE: Final = (
     "Above the pipeline with its messages, below the fibres that these hold most, on one time axis: a box is a light "
     "path, so many slots for so long; grey ones are other people's. A red line is a message that waited for spectrum."
@@ -28,9 +29,16 @@ _NOTE: Final = (
 
 
 def draw_light(
-    path: Path | str, step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float = WINDOW_S
+    path: Path | str,
+    step: Step,
+    table: PathTable,
+    log: NDArray[np.float64],
+    num_slots: int,
+    window_s: tuple[float, float] = WINDOW_S,
 ) -> None:
-    """Draw a step, its first `window_s` seconds at most, to an SVG or PNG file.
+    """Draw a step, from `window_s[0]` to `window_s[1]` at most, to an SVG or PNG file.
+
+    UsageError where the step is over before the window begins.
 
     Below the pipeline are the fibres that its messages hold most: every light path is a box of slots and seconds, the
     background's grey. Messages that had to wait for spectrum are marked in red from when they were ready.
@@ -42,10 +50,17 @@ def draw_light(
 
 
 def write_light_page(
-    path: Path | str, step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, *, title: str
+    path: Path | str,
+    step: Step,
+    table: PathTable,
+    log: NDArray[np.float64],
+    num_slots: int,
+    window_s: tuple[float, float] = WINDOW_S,
+    *,
+    title: str,
 ) -> None:
     """Write a report page about a step over light paths: its picture, its timeline, and what its links did."""
-    with _figure(step, table, log, num_slots, WINDOW_S) as figure, io.BytesIO() as text:
+    with _figure(step, table, log, num_slots, window_s) as figure, io.BytesIO() as text:
         figure.savefig(text, format="svg", metadata={"Date": None})
         picture = Picture("Light paths", text.getvalue().decode(), _NOTE)
     view = RunView(f"order {step.training.schedule.method}", lit_problem(step), step.timeline())
@@ -63,9 +78,13 @@ def light_rows(step: Step, table: PathTable, log: NDArray[np.float64]) -> Iterat
 
 
 @contextmanager
-def _figure(step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: float) -> Iterator[Any]:
-    pyplot, window_s = load_pyplot(), min(window_s, step.makespan_s)
-    rows = log[(log[:, 4] < step.begin_s + window_s) & (log[:, 5] > step.begin_s)]
+def _figure(
+    step: Step, table: PathTable, log: NDArray[np.float64], num_slots: int, window_s: tuple[float, float]
+) -> Iterator[Any]:
+    pyplot, from_s, until_s = load_pyplot(), window_s[0], min(window_s[1], step.makespan_s)
+    if from_s >= until_s:
+        raise UsageError(f"--window: the step takes {step.makespan_s:.3g} s, so nothing of it is after {from_s:g} s")
+    rows = log[(log[:, 4] < step.begin_s + until_s) & (log[:, 5] > step.begin_s + from_s)]
     fibres = _busiest(rows, table)
     heights = [3.2] + [1.5] * len(fibres)
     figure, axes = pyplot.subplots(
@@ -77,12 +96,12 @@ def _figure(step: Step, table: PathTable, log: NDArray[np.float64], num_slots: i
         gridspec_kw={"height_ratios": heights},
     )
     pipeline, *below = axes[:, 0]
-    _draw_pipeline(pipeline, step, window_s)
+    _draw_pipeline(pipeline, step, from_s, until_s)
     names = table.network.fibre_names()
     for axis, fibre in zip(below, fibres, strict=True):
         _draw_fibre(axis, step, rows, table, fibre)
         axis.set(ylim=(0, num_slots), ylabel=f"{names[fibre]}\nslot")
-    part = f", the first {window_s:.3g} of {step.makespan_s:.3g} s" if window_s < step.makespan_s else ""
+    part = f", {from_s:.3g} to {until_s:.3g} of {step.makespan_s:.3g}" if until_s - from_s < step.makespan_s else ""
     axes[-1, 0].set_xlabel(f"seconds since the step began{part}")
     figure.tight_layout()
     try:
@@ -104,17 +123,18 @@ def _busiest(rows: NDArray[np.float64], table: PathTable) -> list[int]:
     return sorted(sorted(held, key=lambda fibre: -held[fibre])[:MAX_FIBRES])
 
 
-def _draw_pipeline(axis: Any, step: Step, window_s: float) -> None:
+def _draw_pipeline(axis: Any, step: Step, from_s: float, until_s: float) -> None:
     timeline, nodes = step.timeline(), step.training.nodes
-    for row in timeline.actions[timeline.actions["start_s"] < window_s]:
-        _draw_action(axis, row, window_s)
-    for message in timeline.messages[timeline.messages["ready_s"] < window_s]:
+    actions, messages = timeline.actions, timeline.messages
+    for row in actions[(actions["start_s"] < until_s) & (actions["end_s"] > from_s)]:
+        _draw_action(axis, row, until_s - from_s)
+    for message in messages[(messages["ready_s"] < until_s) & (messages["arrival_s"] > from_s)]:
         waited = message["start_s"] - message["ready_s"] > 1e-9
         colour = _LATE if waited else (_FORWARD if message["kind"] == 0 else _BACKWARD)
         times, ranks = (message["ready_s"], message["arrival_s"]), (message["source"], message["target"])
         axis.plot(times, ranks, color=colour, lw=1.6 if waited else 0.8)
     labels = [f"{rank} at {node}" for rank, node in enumerate(nodes)]
-    axis.set(xlim=(0, window_s), yticks=range(len(nodes)), yticklabels=labels)
+    axis.set(xlim=(from_s, until_s), yticks=range(len(nodes)), yticklabels=labels)
     axis.invert_yaxis()
     axis.set_ylabel("rank at node")
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "frameon": False}
