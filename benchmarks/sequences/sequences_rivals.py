@@ -11,8 +11,9 @@ interval (95 %, Student's t); below 1 the rival is faster. All simulated.
 
 `seq1f1b`: slices of equal time, short sequences packed by tokens, as many chunks in flight to the end; recomputation by
 chunk as ours. `chunkflow`: slices and packed chunks of equal tokens, likewise. `slimpipe`: equal tokens, the attention
-of all chunks shared out evenly between the stages of one pipeline; `free` where the exchange takes no time, else
-queries and outputs of half of the tokens cross the link of a device in every layer, exposed. `infinipipe`: Algorithm 1
+of the chunks that stages of one pipeline have at a time shared out evenly (`shared_attention`); `free` where the
+exchange takes no time, else queries and outputs of half of the tokens cross the link of a device in every layer,
+exposed. `infinipipe`: Algorithm 1
 as printed. `wlb`: whole sequences packed by time, Ulysses inside a stage. `ulysses`: at the paper's degrees (16 at 7B,
 else 32) over NICs of so many GB/s, all states sharded at no cost, and at its best degrees. `dynamic cp`: one stage,
 each sequence on the fewest devices that hold it and keep it below a time that is searched, the longest first on the
@@ -47,11 +48,10 @@ from benchmarks.sequences.sequences_paper import (
     shared,
     ulysses,
 )
-from farpipe.cost.chunk_laws import Law, Laws
-from farpipe.cost.chunks import ChunkCosts
+from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with, shared_out
+from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import BatchOptions, batch_planner, cut, plan_batch, sample_lengths
-from farpipe.sequences.layout import ChunkLayout
+from farpipe.sequences import BatchOptions, cut, plan_batch, sample_lengths
 from farpipe.spec import Cluster, Job, Model, Pins, Training
 
 Step = tuple[float, str]
@@ -99,37 +99,10 @@ def seq1f1b(model: Model, lengths: Any) -> Step:
         return planned(model, lengths, BatchOptions(shrinks=False))
 
 
-def level(costs: ChunkCosts, lengths: Any, *, exposed_bytes: float) -> ChunkCosts:
-    """All tokens cost the same, for attention is shared out; so many bytes of a token cross in a layer."""
-    tokens = lengths.astype(np.float64)
-    pairs_of_token = float((tokens**2 / 2).sum() / tokens.sum())
-    link_s = exposed_bytes / costs.context / NICS[0]
-
-    def even(laws: Laws, layers: int) -> Laws:
-        whole = [replace(law, token_s=law.token_s + law.pair_s * pairs_of_token, pair_s=0.0) for law in laws]
-        there = [replace(law, token_s=law.token_s + layers * link_s) for law in whole[:2]]
-        return Laws(*there, whole[2])
-
-    stages = tuple(
-        replace(stage, laws=even(stage.laws, stage.num_layers), layer=even(stage.layer, 1)) for stage in costs.stages
-    )
-    return replace(costs, stages=stages)
-
-
 def slimpipe(model: Model, lengths: Any, *, exposed: bool) -> Step:
     """One pipeline of equal tokens; queries and outputs of half of the tokens, 16 bit, cross if `exposed`."""
-    sent_bytes = 2 * model.hidden * 2 / 2 if exposed else 0.0
-    plain = batch_planner.chunk_layout
-
-    def layout(*given: Any) -> ChunkLayout:
-        found = plain(*given)
-        return found._replace(costs=level(found.costs, lengths, exposed_bytes=sent_bytes))
-
-    batch_planner.chunk_layout = layout  # type: ignore[attr-defined]
-    try:
+    with planning_with(partial(shared_out, exposed_bytes=exchanged_bytes(model) if exposed else 0.0)):
         return planned(model, lengths, BatchOptions(equal="tokens", shrinks=False), Pins(data=1))
-    finally:
-        batch_planner.chunk_layout = plain  # type: ignore[attr-defined]
 
 
 def dynamic_context(model: Model, lengths: Any) -> Step:

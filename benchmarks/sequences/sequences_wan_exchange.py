@@ -3,11 +3,11 @@
     FARPIPE_DATA=... python -m benchmarks.sequences.sequences_wan_exchange --rows ROWS [--models 7b] [--gbits 100]
 
 Sites, links and batches of `sequences_crossover`. `chunks`: the best pipeline of elastic chunks over both sites.
-SlimPipe (equal tokens, the attention of all chunks shared out evenly between stages, as in `sequences_rivals`) over
-both sites: `inside`: each site shares attention out between its own stages, exposed on their links, as if that were as
-even as over all; `over the WAN`: between all stages, so half of what is exchanged crosses, all stages of a site on one
-link, and every layer of every chunk waits for one round trip, forward and backward. A figure is the step over that of
-`chunks`, the mean of the draws with its interval (95 %); below 1 SlimPipe is faster. All simulated.
+SlimPipe (equal tokens, attention shared out as in `shared_attention`) over both sites: `inside`: each site shares
+attention out between its own stages, exposed on their links; `over the WAN`: between all stages, so half of what is
+exchanged crosses, all stages of a site on one link, and every layer of every chunk waits for one round trip, forward
+and backward. A figure is the step over that of `chunks`, the mean of the draws with its interval (95 %); below 1
+SlimPipe is faster. All simulated.
 """
 
 import argparse
@@ -23,12 +23,12 @@ import numpy as np
 from benchmarks.sequences.sequences_crossover import BATCH, LATENCY_S, job
 from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_paper import models
-from benchmarks.sequences.sequences_rivals import interval, level
+from benchmarks.sequences.sequences_rivals import interval
+from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with, shared_out
 from farpipe.cost.chunk_laws import Laws
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import BatchOptions, batch_planner, plan_batch, sample_lengths
-from farpipe.sequences.layout import ChunkLayout
+from farpipe.sequences import BatchOptions, plan_batch, sample_lengths
 from farpipe.spec import Model, Pins
 
 INSIDE = "slimpipe, inside sites"
@@ -55,20 +55,15 @@ def over_wan(costs: ChunkCosts, sent_bytes: float, bytes_per_s: float) -> ChunkC
 
 def slimpipe_s(model: Model, lengths: Any, gbit: float, *, is_over: bool) -> float:
     """Step of one pipeline of equal tokens over both sites."""
-    sent_bytes = 2 * model.hidden * 2 / 2
-    plain = batch_planner.chunk_layout
+    sent_bytes = exchanged_bytes(model)
 
-    def layout(*given: Any) -> ChunkLayout:
-        found = plain(*given)
-        costs = level(found.costs, lengths, exposed_bytes=sent_bytes)
-        return found._replace(costs=over_wan(costs, sent_bytes, gbit * 1e9 / 8) if is_over else costs)
+    def change(costs: ChunkCosts) -> ChunkCosts:
+        shared = shared_out(costs, sent_bytes, over_sites=is_over)
+        return over_wan(shared, sent_bytes, gbit * 1e9 / 8) if is_over else shared
 
-    batch_planner.chunk_layout = layout  # type: ignore[attr-defined]
-    try:
-        pinned = job(model, gbit).model_copy(update={"layout": _OVER_BOTH})
+    pinned = job(model, gbit).model_copy(update={"layout": _OVER_BOTH})
+    with planning_with(change):
         return plan_batch(pinned, lengths, BatchOptions(equal="tokens", shrinks=False)).step_s
-    finally:
-        batch_planner.chunk_layout = plain  # type: ignore[attr-defined]
 
 
 def row(name: str, cut: int, gbit: float, draw: int) -> dict[str, Any]:
