@@ -8,8 +8,9 @@ import pytest
 
 from cost_jobs import site
 from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
-from farpipe.cost.chunk_laws import Law, Load, fit_law
+from farpipe.cost.chunk_laws import Law, Load, fit_law, model_laws
 from farpipe.cost.chunks import ChunkCosts
+from farpipe.cost.compute import layer_times
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InputError
 from farpipe.sequences import Chunk, Slice
@@ -181,3 +182,18 @@ def test_costs_survive_the_way_to_the_ranks():
     for damaged in (text.replace("token_s", "tokens_s"), text.replace('"context": 2', '"context": 0')):
         with pytest.raises(InputError, match="chunk-costs"):
             ChunkCosts.from_json(damaged)
+
+
+@pytest.mark.parametrize("tensor", [1, 4, 8])
+def test_a_packed_chunk_costs_what_the_cost_model_says_though_no_sequence_is_long(tensor):
+    """A law of lengths up to 16K alone took half of that at tensor 8: it gave tokens' time to pairs."""
+    layout, costs = Layout(1, 1, tensor, 1, 1, 1), JobCosts(MODEL, Training(sequence_length=4096, global_batch=1))
+    home = CLUSTER.sites[0]
+    layer, *_ = model_laws(MODEL, costs.training, layout, home, costs.calibration(home), longest=16384)
+    for count, length in ((16, 1024), (32, 1024), (8, 4096), (1, 16384)):
+        training = costs.training.model_copy(update={"sequence_length": length})
+        job = (replace(layout, microbatch_size=count), home, costs.calibration(home))
+        wanted = layer_times(MODEL, training, *job)
+        tokens = np.array([float(count * length)])
+        found = float(layer.total.seconds(tokens, tokens * length / 2)[0])
+        assert found == pytest.approx(wanted.forward_s + wanted.input_grad_s + wanted.weight_grad_s, rel=0.1)

@@ -28,8 +28,8 @@ Floats = NDArray[np.float64]
 
 _SHORTEST_SHARE: Final = 1 / 256
 """Share of the longest sequence at which the lengths begin that a law is fitted on."""
-_LEAST_LONGEST: Final = 4096
-"""Tokens up to which a law is fitted at least: chunks of short sequences have as many, however short these are."""
+_LEAST_LONGEST: Final = 262144
+"""Tokens up to which a law is fitted at least: below, pairs hardly count, and the fit gives them time of tokens."""
 _NUM_POINTS: Final = 17
 
 
