@@ -181,7 +181,7 @@ def _notes(job: Job, plan: Plan, log: StepLog) -> tuple[str, ...]:
 
 
 def _traced_steps(traces: Sequence[Trace], measured: Measured) -> Iterator[str]:
-    """How much longer the traced steps were than the log's: the profiler's own time, and other work meanwhile."""
+    """Note on the traced steps beside the log's: the profiler takes time, and other work may have run meanwhile."""
     if seconds := [seconds for trace in traces for seconds in trace.step_s]:
         step_s = statistics.median(seconds)
         yield (

@@ -1,4 +1,4 @@
-"""What a framework divides over replicas and sends between sites, beside what a plan has."""
+"""State that a framework divides over replicas, and bytes that it sends between sites, beside those of a plan."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING

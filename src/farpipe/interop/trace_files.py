@@ -56,7 +56,7 @@ class Trace:
     epoch_s: float = 0.0
     """Time of the clock at which the trace's own time is zero."""
     rank: int | None = None
-    """Of torch.distributed; None where the trace does not say it."""
+    """Rank of torch.distributed; None where the trace does not name it."""
 
     @property
     def step_s(self) -> list[float]:
