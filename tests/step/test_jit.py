@@ -87,3 +87,17 @@ def test_a_damaged_kernel_is_compiled_anew(kernel, tmp_path):
     (data,) = tmp_path.rglob("outer.outer*.nbc")
     data.write_bytes(data.read_bytes()[:100])
     assert kernel()(3) == 107
+
+
+def test_a_kernel_that_another_process_compiles_is_waited_for(kernel, monkeypatch):
+    asked = []
+
+    def elsewhere(function):
+        asked.append(function.__name__)
+        return asked.count(function.__name__) < 3
+
+    monkeypatch.setattr(compiling, "compiled_elsewhere", elsewhere)
+    assert kernel()(3) == 107
+    assert asked.count("outer") == 3
+    assert kernel()(3) == 107
+    assert asked.count("outer") == 3, "it was there"

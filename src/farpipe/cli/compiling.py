@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from farpipe.cli.output import log
 
@@ -14,15 +13,20 @@ TOLD: Final = (
     "cache (NUMBA_CACHE_DIR)"
 )
 AHEAD: Final = (sys.executable, "-m", "farpipe.search.compile_ahead")
+MODULES_AHEAD: Final = ("list_kernel", "player_kernel", "greedy_kernel", "local_kernel")
+"""Modules whose kernels that process compiles."""
 
 
 @contextmanager
 def compilation_announced() -> Iterator[None]:
     """Line on stderr at the first kernel that the block compiles; one that numba's cache has is not compiled.
 
-    Kernels that the block needs later are compiled by another process meanwhile; that process ends by itself.
+    Kernels that the block needs later are compiled by another process meanwhile, which ends by itself; where the block
+    is sooner, it waits for them.
     """
     from numba.core import event
+
+    from farpipe.step import jit
 
     class FirstCompilation(event.Listener):
         announced = False
@@ -30,8 +34,7 @@ def compilation_announced() -> Iterator[None]:
         def on_start(self, event: object) -> None:
             if not self.announced:
                 log(TOLD)
-                quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-                threading.Thread(target=subprocess.run, args=[AHEAD], kwargs=quiet, daemon=True).start()
+                jit.compiled_elsewhere = _compiled_ahead()
             self.announced = True
 
         def on_end(self, event: object) -> None:
@@ -39,3 +42,9 @@ def compilation_announced() -> Iterator[None]:
 
     with event.install_listener("numba:compile", FirstCompilation()):
         yield
+
+
+def _compiled_ahead() -> Callable[[Callable[..., Any]], bool]:
+    """Start the process that compiles kernels of the orders; what is returned says of a kernel whether to wait."""
+    process = subprocess.Popen(AHEAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return lambda kernel: kernel.__module__.rpartition(".")[2] in MODULES_AHEAD and process.poll() is None

@@ -6,16 +6,27 @@ is compiled into the kernel, has changed, and it fails on an index that names ty
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from numba import njit
 from numba.core.caching import FunctionCache
 
 Function = Callable[..., Any]
+
+
+def _nowhere(kernel: Function) -> bool:
+    return False
+
+
+compiled_elsewhere: Callable[[Function], bool] = _nowhere
+"""True while another process is about to put this kernel into the cache; who starts such a process says so here."""
+WAIT_S: Final = 0.05
+"""Seconds between two looks into the cache for it."""
 
 
 def jit(function: Function | None = None, **options: Any) -> Any:
@@ -43,6 +54,13 @@ class KernelCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel for these types; None where it has to be compiled."""
+        found = self._load(sig, target_context)
+        while found is None and compiled_elsewhere(self._py_func):
+            time.sleep(WAIT_S)
+            found = self._load(sig, target_context)
+        return found
+
+    def _load(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:  # unpickling fails in any way
