@@ -31,7 +31,7 @@ def cases_of(num_processes):
     whole = {"zero": 3, "reshard_after_forward": True}
     yield from (("llama", degrees, method, whole) for degrees in DEGREES[num_processes] for method in ORDERS)
     if num_processes == 4:
-        yield from (("llama", shared, method, whole | {"hybrid": True}) for method in ORDERS)
+        yield from (("llama", divided, method, whole | {"hybrid": True}) for method in ORDERS)
 
 
 def shared_sequences(num_processes):
