@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final
 
 from farpipe.cli.output import log
@@ -15,6 +16,8 @@ TOLD: Final = (
 AHEAD: Final = (sys.executable, "-m", "farpipe.search.compile_ahead")
 MODULES_AHEAD: Final = ("list_kernel", "player_kernel", "greedy_kernel", "local_kernel")
 """Modules whose kernels that process compiles."""
+LIMIT_S: Final = 120.0
+"""Longest wait for that process in seconds, counted from its start: it takes 17 s of CPU."""
 
 
 @contextmanager
@@ -46,5 +49,13 @@ def compilation_announced() -> Iterator[None]:
 
 def _compiled_ahead() -> Callable[[Callable[..., Any]], bool]:
     """Start the process that compiles kernels of the orders; what is returned says of a kernel whether to wait."""
-    process = subprocess.Popen(AHEAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return lambda kernel: kernel.__module__.rpartition(".")[2] in MODULES_AHEAD and process.poll() is None
+    process, until_s = (
+        subprocess.Popen(AHEAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
+        monotonic() + LIMIT_S,
+    )
+
+    def is_coming(kernel: Callable[..., Any]) -> bool:
+        compiles = kernel.__module__.rpartition(".")[2] in MODULES_AHEAD
+        return compiles and process.poll() is None and monotonic() < until_s
+
+    return is_coming
