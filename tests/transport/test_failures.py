@@ -1,5 +1,6 @@
 """Ranks that die, hang, give up or leave: real processes, real signals."""
 
+import threading
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from farpipe.errors import RunError
 from farpipe.run.launcher import launch
 from farpipe.transport import PeerError, Tag
+from farpipe.transport.health import EXPLANATION_S, Health
 from transports import connected, in_parallel, printed, program
 
 TAG = Tag(4, 1, 7)
@@ -148,3 +150,14 @@ def test_ranks_may_leave_at_different_times_without_a_loss():
         assert receive(ranks[2], 0).data == b"\1"
         ranks[2].close()
         ranks[0].close()
+
+
+def test_the_silent_process_is_blamed_and_not_one_that_left_because_of_it():
+    """Rank 0, through which the word of rank 3 would come, is stopped; rank 3 has given it up a moment earlier."""
+    health = Health(lambda reason: None)
+    health.pause(("its connection", 0))
+    gives_up = threading.Timer(EXPLANATION_S + 0.3, lambda: health.fail(PeerError("rank 0 is lost"), announce=None))
+    gives_up.start()
+    health.lose(3, "nobody listens on its port any more")
+    gives_up.join()
+    assert str(health.error) == "rank 0 is lost"

@@ -20,6 +20,9 @@ LONGEST_WAIT_S: Final = 3600.0
 EXPLANATION_S: Final = 0.5
 """A broken data connection may be the consequence of something that is about to be heard over control."""
 
+OUTAGE_EXPLANATION_S: Final = 2.0
+"""Further time if another peer is silent: whoever has left first may have been a little ahead in giving that one up."""
+
 
 class PeerError(RunError):
     """The run broke because of another rank: it was lost, or it gave up and said why (exit 6)."""
@@ -47,7 +50,7 @@ class Health:
         self._conditions: list[threading.Condition] = []
         self._departed: set[int] = set()
         self._explained = self.condition()
-        self._pauses: Counter[object] = Counter()
+        self._pauses: Counter[tuple[object, int]] = Counter()
         self._paused_s = 0.0
         self._paused_since_s: float | None = None
 
@@ -79,14 +82,17 @@ class Health:
         if announce is not None:
             self._announce(announce)
 
-    def pause(self, who: object) -> None:
-        """`who` has lost a connection and tries to get it back: the limits of waits are extended until `resume`."""
+    def pause(self, who: tuple[object, int]) -> None:
+        """`who` has lost a connection and tries to get it back: the limits of waits are extended until `resume`.
+
+        `who`: ("outage", rank that reports it), or what holds a connection of this process and the rank behind it.
+        """
         with self._lock:
             if not self._pauses:
                 self._paused_since_s = time.monotonic()
             self._pauses[who] += 1
 
-    def resume(self, who: object, *, for_good: bool = False) -> None:
+    def resume(self, who: tuple[object, int], *, for_good: bool = False) -> None:
         """`who` has one connection back that it had lost; `for_good`: no more will be heard of any that it had."""
         with self._lock:
             self._pauses[who] -= self._pauses[who] if for_good else 1
@@ -111,11 +117,21 @@ class Health:
         return peer in self._departed
 
     def lose(self, peer: int, how: str) -> None:
-        """A connection with `peer` broke; unless it is explained within EXPLANATION_S, that breaks the run."""
+        """A connection with `peer` broke; unless it is explained within EXPLANATION_S, that breaks the run.
+
+        The reason that `peer` has sent may be on the far side of a third process that is silent.
+        """
         with self._explained:
-            self._explained.wait_for(lambda: self._error or peer in self._departed, EXPLANATION_S)
+            explained = self._explained.wait_for(lambda: self._error or peer in self._departed, EXPLANATION_S)
+            if not explained and self._has_lost_another(peer):
+                self._explained.wait_for(lambda: self._error or peer in self._departed, OUTAGE_EXPLANATION_S)
         if peer not in self._departed:
             self.fail(PeerError(f"rank {peer} is lost: {how}"), announce=f"rank {peer} is lost: {how}")
+
+    def _has_lost_another(self, peer: int) -> bool:
+        """True while a connection with another peer is interrupted, and was so before any with `peer`."""
+        with self._lock:
+            return next((rank for what, rank in self._pauses if what != "outage"), peer) != peer
 
     def await_departures(self, peers: Collection[int], limit_s: float) -> None:
         """Wait until all of `peers` have said goodbye, but not longer than `limit_s`."""

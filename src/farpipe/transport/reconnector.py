@@ -132,7 +132,7 @@ class Reconnector:
             if self._said_down != up:
                 return
             self._said_down = not up
-            (self._health.resume if up else self._health.pause)(self)
+            (self._health.resume if up else self._health.pause)((self, self.peer.rank))
             self._around.on_outage(not up)
 
     def _keep_dialling(self, deadline_s: float) -> None:
