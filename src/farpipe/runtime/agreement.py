@@ -1,4 +1,4 @@
-"""What all processes of a run have to agree on before its first step."""
+"""Agreement of all processes of a run on what they have to have in common before its first step."""
 
 import hashlib
 import json

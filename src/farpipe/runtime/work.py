@@ -54,7 +54,7 @@ class Work(Protocol):
 
     @property
     def boundaries(self) -> Mapping[int, str]:
-        """What each of this rank's stages takes and gives, in words: equal at neighbours; none in a rehearsal."""
+        """Inputs and outputs of each of this rank's stages in words, equal at neighbours; none in a rehearsal."""
 
     def begin_step(self, step: int) -> None:
         """Get ready, before the first action."""
