@@ -8,8 +8,8 @@ from optical_twin import PlainSpectrum, block_start, choose, slots_on
 RELEASE, REQUEST, ACTION, ARRIVAL = range(4)
 
 
-class PlainCoupled:
-    """Plays steps as `farpipe.optical.coupled.Coupled` does, without requests ahead of time and kept light paths."""
+class PlainPlayer:
+    """Plays steps as `NetworkPlayer` does, without requests ahead of time and kept light paths."""
 
     def __init__(self, shared, training, rule):
         self.shared, self.training, self.rule, self.now = shared, training, rule, 0.0

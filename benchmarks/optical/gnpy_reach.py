@@ -24,7 +24,7 @@ from gnpy.topology.request import PathRequest, propagate
 LIBRARY, KIND = "eqpt_config.json", "Voyager"
 MODES = (("mode 1", 50.0), ("mode 1", 37.5), ("mode 4", 75.0), ("mode 3", 62.5), ("mode 2", 75.0))
 """Modes of the transceiver, and widths of a channel in GHz: the least in the library, and for 100G the usual 50 GHz."""
-SPAN_KM, LOSS_DB_PER_KM, MARGIN_DB, MOST_SPANS = 80, 0.2, 2, 128
+SPAN_KM, LOSS_DB_PER_KM, MARGIN_DB, MAX_SPANS = 80, 0.2, 2, 128
 
 HEAD = """\
 # Reach of transceiver modes, made by: python -m benchmarks.optical.gnpy_reach > src/farpipe/catalog/modes.toml
@@ -74,8 +74,8 @@ def request(equipment: Any, mode: str, width_ghz: float) -> dict[str, Any]:
 
 
 def most(fits: Callable[[int], bool]) -> int:
-    """The largest number up to MOST_SPANS that fits, given that all smaller ones do."""
-    low, high = 0, MOST_SPANS + 1
+    """The largest number up to MAX_SPANS that fits, given that all smaller ones do."""
+    low, high = 0, MAX_SPANS + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -25,10 +25,10 @@ from benchmarks.optical.optical_grid import Setting as Usual
 from benchmarks.optical.optical_training import pipeline_problem, scenario
 from farpipe.optical import find_modulation, find_network
 from farpipe.optical.confidence import mean_interval
-from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.demands import CANDIDATES, TransferStrategy, find_strategy
 from farpipe.optical.joint import joint_order, nominal_problem
 from farpipe.optical.paths import PathTable
+from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.study import random_nodes
 from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule
 from farpipe.schedule.library import order
@@ -37,8 +37,8 @@ from farpipe.step import Problem, Rank, Schedule, retimed
 from farpipe.step.codes import F, I, W, arrival_of, cell_of, direction_of, encode, kind_of, message_of, slot_of
 
 TICK_S = 20e-6
-PART_GBIT, MOST_UNITS = UNIT_GBIT / 6, 36
-MOST_GBIT = MOST_UNITS * PART_GBIT
+PART_GBIT, MAX_UNITS = UNIT_GBIT / 6, 36
+MAX_GBIT = MAX_UNITS * PART_GBIT
 TIMES = {"setup_s": 0.01, "release_s": 0.01, "ahead": True}
 RULE = TransferRule(**TIMES)  # type: ignore[arg-type]
 
@@ -77,7 +77,7 @@ class Case:
 
     problem: Problem
     nodes: tuple[str, ...]
-    shared: Shared
+    shared: SharedNetwork
     begin_s: float
     taken: tuple[Taken, ...] = ()
     rule: TransferRule = RULE
@@ -98,7 +98,7 @@ class Case:
         columns = {name: getattr(traffic, name)[:count] for name in ("arrival_s", "pair", "gbit_s", "holding_s")}
         shared, taken = replace(self.shared, traffic=replace(traffic, **columns)), []
         training = self.training(order("gpipe", self.problem))
-        alone = Coupled(shared, training, TransferRule(), begin_s=self.begin_s, num_logged=count)
+        alone = NetworkPlayer(shared, training, TransferRule(), begin_s=self.begin_s, num_logged=count)
         for owner, path, first, slots, _, until_s in alone.log:
             if until_s == inf:
                 request, fibres = int(-1 - owner), fibres_of(shared.table, int(path))
@@ -116,7 +116,7 @@ class Case:
         for path in range(int(paths.first[pair]), int(paths.first[pair + 1])):
             units = 0
             for slots in range(1, grid.num_slots - grid.guard + 1):
-                before, units = units, min(MOST_UNITS, int(slots * per_slot[path] + 1e-9))
+                before, units = units, min(MAX_UNITS, int(slots * per_slot[path] + 1e-9))
                 if units > before:
                     sent_s, latency_s = gbit / (units * PART_GBIT), float(paths.latency_s[path])
                     found.append(Light(path, units, slots + grid.guard, sent_s, latency_s))
@@ -212,7 +212,7 @@ def add_light(program: Program, message: int, pair: int, gbit: float) -> Any:
     case, model, sent = program.case, program.model, program.sent[message]
     lights = case.lights(pair, gbit)
     if not program.with_spectrum:
-        return sent + ticks(gbit / MOST_GBIT + min(light.latency_s for light in lights))
+        return sent + ticks(gbit / MAX_GBIT + min(light.latency_s for light in lights))
     literals = [model.new_bool_var("") for _ in lights]
     model.add_exactly_one(literals)
     program.chosen[message] = list(zip(lights, literals, strict=True))
@@ -414,7 +414,7 @@ class Setting:
         paths = candidates_of(Usual(), nodes, 8, "km")
         where = scenario(self.load, self.holding_s, modulation="gnpy")
         shared = where.shared(draw, where.begin_s + 60.0, paths)
-        return Case(nominal_problem(problem, nodes, paths, MOST_GBIT), nodes, shared, where.begin_s)
+        return Case(nominal_problem(problem, nodes, paths, MAX_GBIT), nodes, shared, where.begin_s)
 
     def order(self, case: Case, strategy: TransferStrategy) -> Schedule:
         """The order that `farpipe optical` takes, chosen on another background."""
@@ -438,7 +438,7 @@ def step_s(case: Case, schedule: Schedule, strategy: TransferStrategy, rounds: i
     """Time of the step under a strategy; with `rounds` of the same one, from which it learns, the best of them."""
     training, last, best_s = case.training(schedule), None, inf
     for _ in range(rounds):
-        last = Coupled(case.shared, training, strategy.rule, begin_s=case.begin_s).step(
+        last = NetworkPlayer(case.shared, training, strategy.rule, begin_s=case.begin_s).step(
             strategy.demands(training, last)
         )
         best_s = min(best_s, last.makespan_s)

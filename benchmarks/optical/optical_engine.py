@@ -24,11 +24,11 @@ from statistics import median
 from benchmarks.optical.optical_training import pipeline_problem
 from farpipe.emulate.wan import Wan, links_of_problem
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
-from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.demands import find_strategy
 from farpipe.optical.joint import nominal_problem, play_steps
 from farpipe.optical.lit_problem import light_paths
 from farpipe.optical.modulation import Modulation
+from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.study import OpticalSetting
 from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, Step, over_pairs
 from farpipe.run.run import run
@@ -60,7 +60,7 @@ class Phase:
         return over_pairs(training.problem, training.nodes, lambda a, b: self.links[f"{a}>{b}"])
 
 
-def links_of(shared: Shared, step: Step) -> dict[str, Link]:
+def links_of(shared: SharedNetwork, step: Step) -> dict[str, Link]:
     """The light path of every hop: its fibre's delay, and its units' rate."""
     firsts = range(0, step.training.num_messages, step.training.problem.num_microbatches)
     return {
@@ -156,7 +156,7 @@ def make_phases(training: LightTraining, count: int, seed: int) -> tuple[Phase, 
     scenario = make_scenario()
     strategy = find_strategy("earliest", keep_s=1.0, unit_gbit=75 / SCALE)
     shared = scenario.shared(seed, count * 100.0)
-    coupled = Coupled(shared, training, replace(strategy.rule, keep_s=KEEP_S), begin_s=scenario.begin_s)
+    coupled = NetworkPlayer(shared, training, replace(strategy.rule, keep_s=KEEP_S), begin_s=scenario.begin_s)
     demands, phases = strategy.demands(training, None), []
     for _ in range(count):
         lit = coupled.step(demands)  # in the first step of a phase messages wait until light paths are there

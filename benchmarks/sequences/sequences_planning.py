@@ -37,7 +37,7 @@ LATENCIES_S = (0.02, 0.04, 0.06)
 OF_A_CHUNK = (0.17, 1.0)
 """Further one-way times, as parts of a mean chunk's forward and backward."""
 SEARCH_S = 4.0
-MOST_SLICES = 64
+MAX_SLICES = 64
 
 
 def job(pipeline: int, num_sites: int = 1, latency_s: float = 0.0) -> Job:
@@ -68,7 +68,7 @@ def searched_s(plan: SequencePlan, seconds: float = SEARCH_S) -> float:
 
 def is_avoidable(lengths: Any, pipeline: int) -> bool:
     """True if any pinned number of slices has a plan."""
-    for count in range(1, MOST_SLICES + 1):
+    for count in range(1, MAX_SLICES + 1):
         try:
             planned(lengths, pipeline, BatchOptions(num_slices=count))
         except InfeasibleError:

@@ -72,7 +72,7 @@ def main() -> None:
 
 def plan_of(loss: float, method: str) -> Any:
     from farpipe.cost import MeasuredPart, completed_profile
-    from farpipe.plan.planner import make_plan
+    from farpipe.plan.find_plans import make_plan
     from farpipe.spec import parse_job
 
     ends = MeasuredPart(1e-4, 1e-4)

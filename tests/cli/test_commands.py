@@ -8,7 +8,7 @@ import pytest
 from farpipe.cli.plan import number_of_tokens, plan
 from farpipe.errors import RunInterruptedError, UsageError
 from farpipe.plan import Plan
-from farpipe.plan.planner import FoundPlans
+from farpipe.plan.find_plans import FoundPlans
 from farpipe.schedule import check
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline

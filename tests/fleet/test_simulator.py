@@ -18,7 +18,7 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import RATE_STEP, PlannerQuotes, StopCosts, request_of
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
-from farpipe.plan.service import Planner
+from farpipe.plan.planner import Planner
 from farpipe.spec import Cluster, Prices, preset_site
 from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs

@@ -8,9 +8,9 @@ import pytest
 from farpipe.errors import InputError, UsageError
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval, paired_change, t_975
-from farpipe.optical.coupled import Coupled
 from farpipe.optical.demands import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
 from farpipe.optical.joint import joint_order, nominal_problem
+from farpipe.optical.shared_network import NetworkPlayer
 from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s, run_once
 from farpipe.optical.transfers import LightTraining
 from farpipe.report.light import draw_light, write_light_page
@@ -50,7 +50,7 @@ def test_bounds_are_in_order():
 def test_cba_labels_what_the_pipeline_waited_for():
     training = training_of("1f1b")
     alone = replace(SCENARIO, background=None)
-    step = Coupled(alone.shared(0, 1.0), training, Fixed(1).rule).step(Fixed(1).demands(training, None))
+    step = NetworkPlayer(alone.shared(0, 1.0), training, Fixed(1).rule).step(Fixed(1).demands(training, None))
     bound = communication_bound(step)
     assert (bound | ~first_microbatch(training)).all()  # microbatch 0 always
     assert bound.sum() > first_microbatch(training).sum()
@@ -64,7 +64,7 @@ def test_cba_labels_what_the_pipeline_waited_for():
 def test_cba_asks_for_fewer_where_it_was_refused():
     training = training_of("1f1b")
     strategy = Cba(start=6)
-    coupled = Coupled(SCENARIO.shared(1, 60.0), training, strategy.rule, begin_s=2.0)
+    coupled = NetworkPlayer(SCENARIO.shared(1, 60.0), training, strategy.rule, begin_s=2.0)
     step = coupled.step(strategy.demands(training, None))
     assert step.num_refused > 0
     refused = step.out.refused
@@ -123,7 +123,7 @@ def test_unknown_strategies_are_refused(name, says):
 def test_a_picture_is_drawn(tmp_path):
     training = training_of("1f1b", 4)
     shared = SCENARIO.shared(0, 60.0)
-    coupled = Coupled(shared, training, Fixed(6).rule, begin_s=2.0, num_logged=100_000)
+    coupled = NetworkPlayer(shared, training, Fixed(6).rule, begin_s=2.0, num_logged=100_000)
     step = coupled.step(Fixed(6).demands(training, None))
     draw_light(tmp_path / "light.svg", step, shared.table, coupled.log, 80)
     text = (tmp_path / "light.svg").read_text()

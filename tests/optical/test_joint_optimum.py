@@ -7,9 +7,9 @@ import pytest
 from benchmarks.optical.joint_optimum import RULE, TICK_S, TIMES, Case, Setting, Taken, program_of, solve, step_s
 from benchmarks.optical.optical_training import pipeline_problem
 from farpipe.optical import Grid, find_modulation, find_network, k_shortest
-from farpipe.optical.coupled import Shared
 from farpipe.optical.demands import find_strategy
 from farpipe.optical.joint import nominal_problem
+from farpipe.optical.shared_network import SharedNetwork
 from farpipe.schedule.library import order
 
 FORWARD_S, BACKWARD_S, SLOT_S = 0.02, 0.03, 0.12
@@ -26,7 +26,7 @@ def tiny(tmp_path):
     problem = pipeline_problem([FORWARD_S] * 2, [BACKWARD_S] * 2, 2, ("x", "y"), SLOT_S * 75e9 / 8)
     stages = [stage.model_copy(update={"input_grad_s": BACKWARD_S, "weight_grad_s": 0.0}) for stage in problem.stages]
     problem = nominal_problem(problem.model_copy(update={"stages": tuple(stages)}), ("x", "y"), paths, 450.0)
-    shared = Shared(paths, Grid(2, guard=0), find_modulation("64qam"))
+    shared = SharedNetwork(paths, Grid(2, guard=0), find_modulation("64qam"))
     return Case(problem, ("x", "y"), shared, 0.0, (Taken(frozenset({0}), 0, 1, STANDING),))
 
 

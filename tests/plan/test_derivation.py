@@ -6,7 +6,7 @@ import pytest
 
 from farpipe.cost import compute
 from farpipe.plan.derivation import costs_of, parts_of_step, stage_lines, step_lines
-from farpipe.plan.planner import find_plans
+from farpipe.plan.find_plans import find_plans
 from farpipe.report.plan_tables import derivation_tables
 from farpipe.spec import parse_job
 

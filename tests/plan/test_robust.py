@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.cost.lossy_links import lateness_s, lossy_link
+from farpipe.plan.find_plans import make_plan, refine
 from farpipe.plan.orders import try_orders
-from farpipe.plan.planner import make_plan, refine
 from farpipe.plan.step_samples import SEED, StepSamples, spread_of
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate

@@ -13,9 +13,9 @@ from farpipe.cost import JobCosts
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.changes import COSTS, WORTH_LISTING, changes_that_help, still_helping
 from farpipe.plan.decided import decided
+from farpipe.plan.find_plans import find_plans, refine, reorder
 from farpipe.plan.limits import limit_of
 from farpipe.plan.plan import Change
-from farpipe.plan.planner import find_plans, refine, reorder
 from farpipe.plan.refine import predicted, refined
 from farpipe.plan.search import quick_best, quick_search, search
 from farpipe.plan.separate_sites import planned_in_full, separate_sites, shares_of_batch

@@ -26,7 +26,7 @@ def pareto(
     """Show the layouts that no other beats in one objective without losing in another."""
     from farpipe.plan import objective
     from farpipe.plan.decided import left_out_note
-    from farpipe.plan.service import Planner
+    from farpipe.plan.planner import Planner
     from farpipe.report import to_rich
     from farpipe.report.plan_tables import front_data, front_table
     from farpipe.spec import load_job

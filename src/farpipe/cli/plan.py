@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from farpipe.cli.planned import Measured
     from farpipe.cost import JobCosts
     from farpipe.plan import Plan
+    from farpipe.plan.find_plans import FoundPlans
     from farpipe.plan.objective import Objective
-    from farpipe.plan.planner import FoundPlans
     from farpipe.spec import Job
 
 MAX_TOKENS: Final = 1e21
@@ -171,7 +171,7 @@ def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
 def _pinned_by(objective: "Objective", job: "Job", profiles: "Measured") -> "Job":
     """The job pinned to the layout that is best for `objective` by estimates; the job itself for step time."""
     from farpipe.plan.objective import choose, options, pinned_to
-    from farpipe.plan.service import Planner
+    from farpipe.plan.planner import Planner
 
     return job if objective == "time" else pinned_to(job, choose(options(Planner(profiles), job), objective))
 

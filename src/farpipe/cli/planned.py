@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
-    from farpipe.plan.planner import FoundPlans
+    from farpipe.plan.find_plans import FoundPlans
     from farpipe.spec import Job
     from farpipe.step import Problem, Schedule
 
@@ -58,7 +58,7 @@ def _planned_on_chunks(
 def find_plans_of(job: "Job", path: Path, profiles: "Measured" = (), **options: Any) -> "FoundPlans":
     """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
     from farpipe.cost import JobCosts
-    from farpipe.plan.planner import FoundPlans, find_plans
+    from farpipe.plan.find_plans import FoundPlans, find_plans
 
     if job.data.packing is not None:
         plan, _, better = _planned_on_chunks(job, path, profiles)

@@ -88,7 +88,7 @@ class RunOptions:
 
     def _plan_of_file(self) -> "Plan":
         from farpipe.plan import Plan
-        from farpipe.plan.planner import reorder
+        from farpipe.plan.find_plans import reorder
 
         plan = Plan.load(self.job)
         if self.profile:

@@ -29,7 +29,7 @@ SHARE: Final = 0.5
 LEAST_S: Final = 0.1
 SEARCH_SHARE: Final = 0.75
 """Share of the same time after which the search for a faster order of the next step ends."""
-MOST_SEARCH_S: Final = 1.0
+MAX_SEARCH_S: Final = 1.0
 PATIENCE_S: Final = 0.25
 """Time for which the end of a step waits for a late plan."""
 LATE_S: Final = 60.0
@@ -63,7 +63,7 @@ class ChunkPlanning:
             self._start()
         self._lengths[step] = lengths
         budget_s = min(BUDGET_S, max(LEAST_S, SHARE * self._predicted_s))
-        self.beside.send(question(step, lengths, budget_s, min(MOST_SEARCH_S, SEARCH_SHARE * self._predicted_s)))
+        self.beside.send(question(step, lengths, budget_s, min(MAX_SEARCH_S, SEARCH_SHARE * self._predicted_s)))
 
     def answer(self, step: int, *, patient: bool) -> PlannedStep:
         lengths = self._lengths.pop(step)

@@ -35,15 +35,15 @@ Floats = NDArray[np.float64]
 SEGMENT_BYTES: Final = 1448
 """Data in a packet of 1500 bytes, with IPv4, TCP and time stamps."""
 LEAST_TIMEOUT_S: Final = 0.2
-MOST_RETRANSMISSIONS: Final = 16
+MAX_RETRANSMISSIONS: Final = 16
 """Largest number of losses of one packet that are computed; at a loss of one half that is one packet in 65,536."""
 _BURSTS_PER_S: Final = 1024
 """Linux hands over what a connection may send in about a millisecond at once (`tcp_tso_autosize`)."""
-_MOST_BURSTS: Final = 32
+_MAX_BURSTS: Final = 32
 _WINDOW_BYTES: Final = 1 << 20
 _SMALLEST_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 32 << 10, 1 << 20
 _MEAN_SHAPE: Final = (64, 32)
-_MOST_MESSAGES: Final = 256
+_MAX_MESSAGES: Final = 256
 """Drawn in a row; longer rows repeat them."""
 
 
@@ -118,7 +118,7 @@ def lateness_s(link: LossyLink, num_bytes: float, gap_s: float, shape: tuple[int
     gives the same draws, whatever the gap.
     """
     rows, row = shape
-    drawn = (rows, min(row, _MOST_MESSAGES))
+    drawn = (rows, min(row, _MAX_MESSAGES))
     rng = np.random.default_rng(seed)
     late_s = _by_losses(link, num_bytes, gap_s, drawn, rng)
     late_s += _by_jitter(link, num_bytes, drawn, rng)
@@ -152,7 +152,7 @@ def _by_losses(
     noticed_s = np.where(is_tail, min(2 * round_s + LEAST_TIMEOUT_S, gap_s + round_s), round_s)
     there_s = place * send_s + noticed_s
     again = lost
-    for _ in range(MOST_RETRANSMISSIONS):
+    for _ in range(MAX_RETRANSMISSIONS):
         if not (again := rng.binomial(again, link.loss)).any():
             break
         there_s += np.where(again, min(max(gap_s, round_s), round_s + LEAST_TIMEOUT_S), 0.0)
@@ -169,7 +169,7 @@ def _by_jitter(link: LossyLink, num_bytes: float, shape: tuple[int, int], rng: n
     burst_bytes = max(2 * SEGMENT_BYTES, link.bandwidth_bytes_per_s / link.num_connections / _BURSTS_PER_S)
     apart_s = occupied_s(link, burst_bytes)
     that_matter = min(math.ceil(link.jitter_s / apart_s), math.ceil(num_bytes / burst_bytes))
-    count = min(max(1, that_matter), _MOST_BURSTS)
+    count = min(max(1, that_matter), _MAX_BURSTS)
     earlier_s = np.arange(count) * (apart_s * max(1.0, that_matter / count))
     late_s = rng.random((*shape, count)) * link.jitter_s - earlier_s
     return np.asarray(late_s.max(axis=2))

@@ -13,8 +13,8 @@ from farpipe.cost import Layout
 from farpipe.cost.memory import optimizer_bytes
 from farpipe.errors import InfeasibleError
 from farpipe.fleet.job import JobPlacement, Kind
+from farpipe.plan.planner import Planner
 from farpipe.plan.quote import Quote
-from farpipe.plan.service import Planner
 from farpipe.spec import Cluster, Model, Prices, Request, Site, Training, load_model, preset_model
 from farpipe.strict import seen_from
 

@@ -13,7 +13,7 @@ from farpipe.interop.trace_files import Trace, of_one_rank
 from farpipe.interop.traced_steps import timeline_of
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.derivation import parts_of_step
-from farpipe.plan.planner import FoundPlans, find_plans
+from farpipe.plan.find_plans import FoundPlans, find_plans
 from farpipe.simulate import Timeline
 from farpipe.spec import Job, Site
 from farpipe.units import format_seconds

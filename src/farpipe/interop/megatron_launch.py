@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 _BUFFER_PER_BYTE: Final = 1.5
 """Bytes of a socket's buffer per byte in flight: about two thirds of Linux' buffers hold data."""
-_MOST_BUFFER: Final = 64 * 2**20
+_MAX_BUFFER: Final = 64 * 2**20
 """Bytes of one socket's buffer beyond which more sockets share the link."""
-_MOST_SOCKETS: Final = 64
+_MAX_SOCKETS: Final = 64
 """Sockets that NCCL opens to a neighbour at most: threads times sockets of a thread (NVIDIA's NCCL user guide)."""
-_MOST_THREADS: Final = 4
+_MAX_THREADS: Final = 4
 
 
 def launch_notes(plan: "Plan") -> list[str]:
@@ -57,9 +57,9 @@ def _sockets(plan: "Plan") -> Iterator[str]:
         in_flight = link.bandwidth_bytes_per_s * 2 * link.latency_s
         needed = _BUFFER_PER_BYTE * in_flight / width
         sockets = 1
-        while needed / sockets > _MOST_BUFFER and sockets < _MOST_SOCKETS:
+        while needed / sockets > _MAX_BUFFER and sockets < _MAX_SOCKETS:
             sockets *= 2
-        threads, size = min(sockets, _MOST_THREADS), max(131072, round(needed / sockets))
+        threads, size = min(sockets, _MAX_THREADS), max(131072, round(needed / sockets))
         yield (
             f"# {one} to {other}: {format_rate(link.bandwidth_bytes_per_s)} x {format_seconds(2 * link.latency_s)} "
             f"round trip = {format_bytes(in_flight)} in flight, of {width} neighbours: NCCL_SOCKET_NTHREADS={threads} "

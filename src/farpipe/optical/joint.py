@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
-from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.demands import TransferStrategy
 from farpipe.optical.paths import PathTable
+from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.transfers import BYTES_PER_GBIT, UNIT_GBIT, LightTraining, Step, over_pairs
 from farpipe.schedule import check
 from farpipe.schedule.library import order
@@ -19,7 +19,7 @@ from farpipe.schedule.library.eager import eager
 from farpipe.step import Link, Problem, Schedule
 
 ZERO_BUBBLE: Final = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
-MOST_EXTRA: Final = 3
+MAX_EXTRA: Final = 3
 """Most extra forwards in flight per hop between nodes."""
 
 
@@ -30,9 +30,9 @@ class PlayedSteps:
     schedule: Schedule
     steps: tuple[Step, ...]
     background_path: NDArray[np.int32]
-    """Outcome of the background: see `Coupled.background_path`."""
+    """Outcome of the background: see `NetworkPlayer.background_path`."""
     log: NDArray[np.float64]
-    """Light paths of the steps: see `Coupled.log`."""
+    """Light paths of the steps: see `NetworkPlayer.log`."""
 
     @property
     def mean_s(self) -> float:
@@ -41,7 +41,7 @@ class PlayedSteps:
 
 
 def play_steps(
-    shared: Shared,
+    shared: SharedNetwork,
     training: LightTraining,
     strategy: TransferStrategy,
     *,
@@ -51,11 +51,12 @@ def play_steps(
     num_logged: int = 0,
 ) -> PlayedSteps:
     """`num_steps` steps after `skipped` more, in which a strategy that learns from steps settles."""
-    coupled, last, steps = Coupled(shared, training, strategy.rule, begin_s=begin_s, num_logged=num_logged), None, []
+    player = NetworkPlayer(shared, training, strategy.rule, begin_s=begin_s, num_logged=num_logged)
+    last, steps = None, []
     for _ in range(skipped + num_steps):
-        last = coupled.step(strategy.demands(training, last))
+        last = player.step(strategy.demands(training, last))
         steps.append(last)
-    return PlayedSteps(training.schedule, tuple(steps[skipped:]), coupled.background_path, coupled.log)
+    return PlayedSteps(training.schedule, tuple(steps[skipped:]), player.background_path, player.log)
 
 
 def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gbit_s: float) -> Problem:
@@ -81,7 +82,7 @@ def candidate_orders(problem: Problem, nodes: Sequence[str]) -> list[Schedule]:
     between = [int(a != b) for a, b in itertools.pairwise(nodes)]
     splits = ZERO_BUBBLE if all(np.min(stage.weight_grad_s) > 0 for stage in problem.stages) else ()
     orders = [order(name, problem) for name in ("gpipe", "1f1b", "eager", *splits)]
-    for extra in range(1, MOST_EXTRA + 1):
+    for extra in range(1, MAX_EXTRA + 1):
         of_stage = [extra * sum(between[stage:]) for stage in range(problem.num_stages)]
         orders.append(eager(problem, of_stage))
     return [schedule for schedule in orders if _fits(problem, schedule)]
@@ -96,7 +97,7 @@ def _fits(problem: Problem, schedule: Schedule) -> bool:
 
 
 def joint_order(
-    shared: Shared,
+    shared: SharedNetwork,
     problem: Problem,
     nodes: tuple[str, ...],
     strategy: TransferStrategy,

@@ -12,12 +12,12 @@ import numpy as np
 
 from farpipe.errors import InputError
 from farpipe.optical.confidence import Interval, mean_interval, paired_change
-from farpipe.optical.coupled import Coupled, Shared
 from farpipe.optical.demands import TransferStrategy
 from farpipe.optical.joint import PlayedSteps, nominal_problem, play_steps
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.network import Network
 from farpipe.optical.paths import PathTable, k_shortest
+from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import MAX_REQUESTS, PoissonTraffic, Traffic, expect_few
 from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule
@@ -50,9 +50,9 @@ class OpticalSetting:
             return self.first_s or 0.0
         return SETTLE_S * self.background.mean_holding_s
 
-    def shared(self, seed: int, until_s: float, paths: PathTable | None = None) -> Shared:
+    def shared(self, seed: int, until_s: float, paths: PathTable | None = None) -> SharedNetwork:
         """The network with background traffic of `seed` that lasts until `until_s` at least."""
-        return Shared(
+        return SharedNetwork(
             paths or self.paths,
             self.grid,
             self.modulation,
@@ -141,12 +141,12 @@ def run_once(
         until_s = 1.5 * max(until_s, end_s)
 
 
-def _harm(shared: Shared, training: LightTraining, played: PlayedSteps) -> tuple[float, float]:
+def _harm(shared: SharedNetwork, training: LightTraining, played: PlayedSteps) -> tuple[float, float]:
     """Additional share of the background that was refused because of the training, by request and by slots."""
     traffic = shared.traffic
     if traffic is None:
         return 0.0, 0.0
-    alone, beside = Coupled(shared, training, TransferRule()), played.background_path
+    alone, beside = NetworkPlayer(shared, training, TransferRule()), played.background_path
     alone.wait_until(played.steps[-1].end_s)
     low, high = np.searchsorted(traffic.arrival_s, [played.steps[0].begin_s, played.steps[-1].end_s])
     more = (beside[low:high] == -1).astype(float) - (alone.background_path[low:high] == -1)

@@ -18,9 +18,9 @@ from farpipe.units import format_bytes
 MAX_SITES_IN_FULL: Final = 3
 MAX_DEVICES_IN_FULL: Final = 64
 """Largest cluster all of whose candidates are tried for memory; for larger ones the lattice's estimate is taken."""
-MOST_DEVICES: Final = 64
+MAX_DEVICES: Final = 64
 """Largest factor by which the number of devices is changed."""
-MOST_MEMORY: Final = 64.0
+MAX_MEMORY: Final = 64.0
 """Largest factor by which the memory of a device is changed."""
 
 
@@ -42,13 +42,13 @@ def smallest_changes(job: Job, costs: JobCosts) -> Iterator[tuple[str, Job]]:
     freed = with_pins(job, **dict.fromkeys(type(job.layout).model_fields))
     lightest = with_training(freed, recompute="full", zero=1)
     yield 'training.recompute = "full" and training.zero = 1, without pins in layout', lightest
-    most = min(MOST_DEVICES, job.model.num_layers // (job.layout.pipeline or 1))  # a pinned pipeline grows with them
+    most = min(MAX_DEVICES, job.model.num_layers // (job.layout.pipeline or 1))  # a pinned pipeline grows with them
     factor = _least(lambda times: _fits(_more_devices(job, times), costs), most)
     if factor is not None:
         changed = _more_devices(job, factor)
         yield f"{factor} times the devices at every site{_new_pins(job, changed)}", changed
     gib = min(site.device.memory_bytes for site in job.cluster.sites) / 2**30
-    sizes = [math.ceil(gib) + more for more in range(math.ceil(gib * (MOST_MEMORY - 1)))]
+    sizes = [math.ceil(gib) + more for more in range(math.ceil(gib * (MAX_MEMORY - 1)))]
     index = _least(lambda number: _fits(_more_memory(job, sizes[number - 1] * 2.0**30), costs), len(sizes))
     for size in sizes[index - 1 :][:3] if index is not None else []:
         yield f"devices with {format_bytes(size * 2.0**30)} of memory", _more_memory(job, size * 2.0**30)

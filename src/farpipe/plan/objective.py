@@ -5,8 +5,8 @@ from typing import Final
 
 from farpipe.errors import InfeasibleError
 from farpipe.plan.decided import largest_sites
+from farpipe.plan.planner import Planner
 from farpipe.plan.quote import OBJECTIVES, Objective, Quote
-from farpipe.plan.service import Planner
 from farpipe.spec import Job, Pins
 
 __all__ = ["OBJECTIVES", "Objective", "choose", "is_known", "known", "options", "pareto", "pinned_to"]

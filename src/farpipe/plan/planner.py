@@ -1,219 +1,143 @@
-"""The planner: search the best layout of a job, refine it, explain it."""
+"""Planner: plans (`find_plans`) and quotes for many requests on many clusters, with one cache of stage costs."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from farpipe.cost import JobCosts, Layout, Profile, busy_notes
-from farpipe.errors import InfeasibleError, InputError, UsageError
-from farpipe.plan.changes import LIMIT_S, changes_that_help, still_helping
-from farpipe.plan.decided import expect_devices, largest_sites, left_out_note
-from farpipe.plan.evaluate import Evaluated, Rejected
-from farpipe.plan.infeasible import explain_infeasible
-from farpipe.plan.limits import limit_of, limits_in_words, trust_of
-from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
-from farpipe.plan.plan import Plan, Strategy
-from farpipe.plan.quote import quote_of
-from farpipe.plan.refine import best_refined, predict, predicted, rank_robustly
-from farpipe.plan.search import Progress, search_stages_of_zero
-from farpipe.plan.strategies import LOCAL_STEPS, strategies_of
-from farpipe.plan.why_not import other_sites, runners_up, use_of_sites
-from farpipe.schedule.bounds import lower_bound_s
-from farpipe.search import SEARCHES, FoundOrder
-from farpipe.search import Progress as SearchProgress
-from farpipe.spec import Job
-from farpipe.units import format_percent
+from farpipe.cost import JobCosts, Profile
+from farpipe.errors import InfeasibleError
+from farpipe.plan.candidates import Candidate, placed
+from farpipe.plan.decided import decided
+from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
+from farpipe.plan.find_plans import as_plan, make_plan
+from farpipe.plan.lattice import Estimate, Lattice, Left
+from farpipe.plan.orders import QUICK
+from farpipe.plan.plan import Plan
+from farpipe.plan.quote import Quote, estimated_quote, quote_of
+from farpipe.spec import Cluster, Job, Request
+
+NEAR: Final = 1.1
+"""Factor over the best estimate up to which a quote considers others; if none of them fits in memory, all points."""
+MAX_KEPT: Final = 256
+"""Largest number of pairs of a request and a cluster whose costs are kept; the oldest goes first."""
 
 
-def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None) -> Plan:
-    """The plan with the shortest predicted step, with the runners-up and why each lost.
+class Planner:
+    """Answers "this request on this cluster, or on what is left of it".
 
-    Estimates guide the search, see `search`. Raises InputError for an unknown schedule, InfeasibleError,
-    with the binding constraint and the smallest change that would help, when no candidate works.
+    What stages cost is asked for once for every pair of a request and a cluster; give the same objects again.
     """
-    return find_plans(job, profiles, progress).plans[0]
 
+    def __init__(self, profiles: Sequence[Profile] = ()) -> None:
+        self._profiles = tuple(profiles)
+        self._known: dict[tuple[int, int], tuple[Request, Cluster, Lattice]] = {}
 
-@dataclass(frozen=True)
-class FoundPlans:
-    """The plans of a job, the fastest first, and what the strategies and changes of the first are worked out from."""
+    def plan(self, request: Request, cluster: Cluster) -> Plan:
+        """The best plan; errors as for `make_plan`."""
+        return make_plan(request.on(cluster), self._profiles_of(cluster))
 
-    plans: list[Plan]
-    job: Job
-    """Settled: no setting of it is open."""
-    costs: JobCosts
-    ranked: Sequence[Evaluated] = ()
-    """The first plan, and the candidates behind it; empty where it has no strategies."""
-    notes: Callable[[], tuple[str, ...]] = tuple
-    """Makes further sentences for a plan without strategies, for which a person waits no longer than for these."""
+    def quote(
+        self,
+        request: Request,
+        cluster: Cluster,
+        *,
+        devices: Mapping[str, int] | None = None,
+        bytes_per_s: Mapping[str, float] | None = None,
+        max_devices: int | None = None,
+        simulated: int = 0,
+    ) -> Quote:
+        """Quote for `request` at its best on `cluster`, or on what is left of it.
 
-    def advised(self, local_steps: int | None, progress: Progress | None = None, limit_s: float = LIMIT_S) -> Plan:
-        """The first plan with its strategies and the cheapest changes, each within `limit_s`.
-
-        `local_steps` is the interval of parameter averaging in the local-SGD strategy (None: LOCAL_STEPS), `progress`
-        is of the changes.
+        `devices` by site and `bytes_per_s` by directed link (``a>b``) say what is left; what is not named is free as it
+        is, 0 is nothing. `max_devices`: in use at all sites. `simulated`: so many of the best points are simulated, and
+        the quote is the best of them; with 0 it is an estimate by closed forms. InfeasibleError when nothing fits.
         """
-        if not self.ranked:
-            return self.plans[0].model_copy(update={"advice": (*self.plans[0].advice, *self.notes())})
-        plan, job, costs = self.plans[0], self.job, self.costs
-        strategies, unsearched = strategies_of(job, costs, self.ranked, local_steps or LOCAL_STEPS, limit_s)
-        changes, untried = changes_that_help(job, costs, self.ranked, plan.prediction.step_s, progress, limit_s)
-        left = {"Strategies that there was no time to search for": unsearched}
-        left |= {"Changes that there was no time to try": untried}
-        advice = (*plan.advice, *(f"{what}: {', '.join(names)}." for what, names in left.items() if names))
-        update = {"strategies": tuple(strategies), "changes": tuple(changes), "advice": advice}
-        return plan.model_copy(update=update)
+        lattice = self._lattice(request, cluster)
+        left = lattice.left(devices or {}, bytes_per_s or {})
+        most = max(1, simulated)
+        quotes = self._best(lattice, left, most, lattice.estimates(left, 1, NEAR, max_devices, shared=True))
+        if len(quotes) < most:  # what is near the best does not fit after all
+            quotes = self._best(lattice, left, most, lattice.estimates(left, 1, 1.0, max_devices))
+        if not quotes:
+            raise InfeasibleError("no layout of this request fits what is left of the cluster")
+        if not simulated:
+            return quotes[0]
+        job = lattice.job.model_copy(update={"cluster": left_of(cluster, devices or {}, bytes_per_s or {})})
+        found = [self._simulated(job, lattice.costs, quote) for quote in quotes[:simulated]]
+        return min((quote for quote in found if quote is not None), key=lambda q: q.step_s, default=quotes[0])
+
+    def quotes(
+        self,
+        request: Request,
+        cluster: Cluster,
+        *,
+        max_devices: int | None = None,
+        most: int = 4,
+    ) -> list[Quote]:
+        """The best point of each of the `most` best site sets by closed forms, the fastest first; arguments as for
+        `quote`."""
+        lattice = self._lattice(request, cluster)
+        left = lattice.left({}, {})
+        return self._best(lattice, left, most, lattice.estimates(left, 1, 1.0, max_devices))
+
+    def _best(self, lattice: Lattice, left: Left, most: int, found: Sequence[Sequence[Estimate]]) -> list[Quote]:
+        """The `most` best of the first of every site set that fit, the fastest first."""
+        quotes: list[Quote] = []
+        for estimate in sorted((of_set[0] for of_set in found), key=lambda one: one.step_s):
+            if len(quotes) >= most:
+                break
+            quote = _estimated(lattice, estimate, left.num_devices.tolist())
+            quotes += [quote] if quote is not None else []
+        return quotes
+
+    def _lattice(self, request: Request, cluster: Cluster) -> Lattice:
+        key = (id(request), id(cluster))
+        if key not in self._known:
+            job = decided(request.on(cluster))
+            profiles = {profile.device: profile for profile in self._profiles_of(cluster)}
+            if len(self._known) >= MAX_KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[key] = (request, cluster, Lattice(job, JobCosts(job.model, job.training, profiles)))
+        return self._known[key][2]
+
+    def _profiles_of(self, cluster: Cluster) -> list[Profile]:
+        names = {site.device.name for site in cluster.sites}
+        return [profile for profile in self._profiles if profile.device in names]
+
+    def _simulated(self, job: Job, costs: JobCosts, quote: Quote) -> Quote | None:
+        order = [job.cluster.site(name) for name in quote.sites]
+        candidate = placed(job, order, quote.layout, quote.in_v)
+        found = None if candidate is None else evaluate(job, candidate, costs, method=QUICK)
+        return quote_of(as_plan(job, whole(found))) if isinstance(found, Evaluated) else None
 
 
-def find_plans(
-    job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None, num_plans: int = 1
-) -> FoundPlans:
-    """The plan of `make_plan`, and after it up to `num_plans` - 1 of the next best layouts, each as good as it gets.
-
-    The bound that leaves candidates out may leave fewer than were asked for. Strategies and changes come later, by
-    `FoundPlans.advised`: a person waits for the plan first. Errors as for `make_plan`.
-    """
-    _expect_known_schedule(job)
-    known = _by_device(job, profiles)
-    settled, costs, (evaluated, rejected) = search_stages_of_zero(largest_sites(job), known, progress)
-    if not evaluated:
-        raise InfeasibleError(explain_infeasible(settled, rejected, costs))
-    evaluated, pairs = rank_robustly(settled, evaluated), []
-    for first in evaluated[:num_plans]:
-        ranked = [first, *(e for e in evaluated if e is not first)]
-        named, best = best_refined(settled, ranked if num_plans == 1 else ranked[:1], costs)
-        ranked = [best, *(e for e in ranked if e.candidate is not best.candidate)]
-        pairs.append((_explained(settled, costs, named, ranked, rejected), ranked))
-    pairs.sort(key=lambda pair: pair[0].prediction.step_s)
-    notes = tuple(busy_notes(profiles))
-    if job.layout.sites is None and (left_out := left_out_note(len(job.cluster.sites))):
-        notes = (left_out, *notes)
-    plans = [plan.model_copy(update={"advice": (*notes, *plan.advice)}) for plan, _ in pairs]
-    return FoundPlans(plans, settled, costs, pairs[0][1])
-
-
-def _explained(
-    job: Job, costs: JobCosts, named: Evaluated, evaluated: list[Evaluated], rejected: list[Rejected]
-) -> Plan:
-    """The first of `evaluated` as a plan, which was `named` with a named order; the others are its runners-up."""
-    best = evaluated[0]
-    notes = (*_on_short_search(named, best), *_on_settings(job))
-    plan = as_plan(job, best).model_copy(
-        update={
-            "runners_up": tuple(runners_up(best, evaluated, rejected)),
-            "advice": (*notes, *other_sites(job, best, evaluated), *limits_in_words(job, best)),
-            **trust_of(costs, best.candidate.sites, best.candidate.layout),
-        }
-    )
-    plan = reorder(plan, job.schedule) if job.schedule in SEARCHES else plan
-    return plan.model_copy(update={"verdict": use_of_sites(job, best, evaluated), "limited_by": limit_of(best)})
-
-
-def as_plan(job: Job, best: Evaluated) -> Plan:
-    """The plan of an evaluated candidate, without runners-up and advice."""
-    return Plan(
-        job=job,
-        layout=best.candidate.layout,
-        placements=best.placements,
-        problem=best.problem,
-        schedule=best.schedule,
-        prediction=predicted(job, best),
-    )
-
-
-def _on_settings(job: Job) -> list[str]:
-    """Settings that would save memory or time and that the user has pinned to off."""
-    better = {"zero": "1", "sequence_parallel": "true"}
-    off = [f"training.{key} = {value}" for key, value in better.items() if not getattr(job.training, key)]
-    return [f"Not used, as the job asks: {setting}." for setting in off]
-
-
-def _expect_known_schedule(job: Job) -> None:
+def _estimated(lattice: Lattice, estimate: Estimate, num_devices: Sequence[int]) -> Quote | None:
+    """None where the layers do not fit after all: the estimate looks at the whole pipeline, not at every stage."""
+    sites = [
+        lattice.sites[index].model_copy(update={"num_devices": num_devices[index]}) for index in estimate.site_set.order
+    ]
+    candidate: Candidate | None = placed(lattice.job, sites, estimate.layout, estimate.in_v, linked=True)
+    if candidate is None:
+        return None
     try:
-        expect_known(job.schedule or AUTO)
-    except UsageError as error:
-        raise InputError(f"schedule.method: {error}") from None
+        peak = peak_bytes(lattice.job, candidate, lattice.costs)
+    except InfeasibleError:
+        return None
+    return estimated_quote(lattice.job, candidate, lattice.costs, estimate.step_s, peak)
 
 
-def _by_device(job: Job, profiles: Sequence[Profile]) -> dict[str, Profile]:
-    expect_devices(job, profiles)
-    for profile in profiles:
-        _expect_same_job(job, profile)
-    return {profile.device: profile for profile in profiles}
+def left_of(cluster: Cluster, devices: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> Cluster:
+    """`cluster` with `devices` at its sites (by name; 0 leaves a site out) and `bytes_per_s` on its links (``a>b``).
 
-
-def _expect_same_job(job: Job, profile: Profile) -> None:
-    """InputError where the profile is of another model, precision or length, whatever the layout."""
-    device = next(site.device for site in job.cluster.sites if site.device.name == profile.device)
-    training, tensor = job.training, job.layout.tensor or 1
-    if training.recompute == "auto":  # then the planner chooses among the modes in the profile
-        training = training.model_copy(update={"recompute": profile.recompute})
-    layout = Layout(pipeline=1, data=1, tensor=tensor, virtual=1, microbatch_size=1, num_microbatches=1)
-    profile.expect(job.model, training, layout, device)
-
-
-def reorder(plan: Plan, method: str) -> Plan:
-    """The same layout, placement and partition with the order of another method; errors as for `best_order`."""
-    schedule, timeline = best_order(plan.problem, method)
-    prediction = predict(plan.job, plan.problem, schedule, timeline, plan.prediction.overhead_s)
-    gone: dict[str, object] = dict.fromkeys(("runners_up", "advice", "strategies", "changes"), ())
-    return plan.model_copy(
-        update={"schedule": schedule, "prediction": prediction, "verdict": "", "limited_by": "", **gone}
-    )
-
-
-def refine(
-    plan: Plan, time_limit_s: float, on_progress: Callable[[SearchProgress], None] = lambda progress: None
-) -> Plan:
-    """The same plan with the best order that a search of `time_limit_s` seconds finds, if that is faster.
-
-    The advice says how near it is to the best there can be, and whether the clock cut the search.
+    What is not named stays as it is; a link with a rate of 0 is left out. InfeasibleError when no device is left.
     """
-    found = find_order(plan.problem, time_limit_s=time_limit_s, on_progress=on_progress)
-    advice = (*plan.advice, _on_search(plan, found))
-    prediction = predict(plan.job, plan.problem, found.schedule, found.timeline, plan.prediction.overhead_s)
-    if prediction.step_s >= plan.prediction.step_s:
-        return plan.model_copy(update={"advice": advice})
-    changes = still_helping(plan.changes, prediction.step_s / plan.prediction.step_s)
-    update = {"schedule": found.schedule, "prediction": prediction, "advice": advice, "changes": changes}
-    searched = plan.model_copy(update=update)
-    return searched.model_copy(update={"strategies": _with_new_step(searched, plan)})
-
-
-def _with_new_step(searched: Plan, before: Plan) -> tuple[Strategy, ...]:
-    """The strategies `before` the search, with the new step in the plan's own one, the fastest first."""
-    own = next((one for one in before.strategies if one.same_training and one.where == before.where), None)
-    quote = quote_of(searched)
-    new = {
-        "step_s": quote.step_s,
-        "tokens_per_s": quote.tokens_per_s,
-        "usd_per_million_tokens": quote.per_million_tokens.total_usd,
-    }
-    strategies = [one.model_copy(update=new) if one is own else one for one in before.strategies]
-    return tuple(sorted(strategies, key=lambda one: one.step_s))
-
-
-def _on_search(plan: Plan, found: FoundOrder) -> str:
-    makespan_s = min(found.timeline.makespan_s, plan.prediction.makespan_s)
-    gain = 1 - makespan_s / plan.prediction.makespan_s
-    gap = max(makespan_s / found.lower_bound_s - 1, 0.0) if found.lower_bound_s else 0.0
-    end = "Search stopped at the time limit" if found.cut_by_clock else "Search finished"
-    result = f"found an order that is {_gain(gain)} faster" if gain > 0 else "no faster order found"
-    return f"{end}: {result}; {_gap(gap, is_proven=found.proven)}."
-
-
-def _gap(gap: float, *, is_proven: bool) -> str:
-    share = format_percent(gap)
-    return f"none can be faster (gap {share})" if is_proven else f"none can be more than {share} faster"
-
-
-def _gain(share: float) -> str:
-    return format_percent(share) if share >= 0.0005 else "less than 0.1 %"
-
-
-def _on_short_search(named: Evaluated, best: Evaluated) -> list[str]:
-    if best is named:
-        return []
-    gain = 1 - best.timeline.makespan_s / named.timeline.makespan_s
-    gap = max(best.timeline.makespan_s / lower_bound_s(best.problem) - 1, 0.0)
-    result = f"Order: a short search made the best named order, {named.schedule.method}, {_gain(gain)} faster"
-    return [f"{result}; {_gap(gap, is_proven=gap < 1e-9)}."]
+    names = [site.name for site in cluster.sites if devices.get(site.name, site.num_devices)]
+    if not names:
+        raise InfeasibleError("no device is left at any site")
+    part = cluster.within(names)
+    sites = [s.model_copy(update={"num_devices": devices.get(s.name, s.num_devices)}) for s in part.sites]
+    rated = [
+        link.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s.get(link.name, link.bandwidth_bytes_per_s)})
+        for link in part.links
+    ]
+    links = tuple(link for link in rated if link.bandwidth_bytes_per_s > 0)
+    return part.model_copy(update={"sites": tuple(sites), "links": links})

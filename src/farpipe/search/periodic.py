@@ -26,7 +26,7 @@ _SHORT_MICROBATCHES: Final = 256
 _SHORT_PER_STAGE: Final = 16
 _WORTH_IT: Final = 4
 """The least ratio of the whole step to the short one."""
-_MOST_PERIODS: Final = 4
+_MAX_PERIODS: Final = 4
 """Candidates of one order: what looks fastest need not be when it is repeated, so the simulator judges a few."""
 
 
@@ -103,7 +103,7 @@ def _fastest_pairs(states: NDArray[np.int64], done: NDArray[np.int64], moments: 
         if count > 0:
             rate = float(f"{(moments[high] - moments[low]) / count:.9g}")
             best[rate] = min(best.get(rate, (count, low, high)), (count, low, high))
-    return [best[rate][1:] for rate in sorted(best)[:_MOST_PERIODS]]
+    return [best[rate][1:] for rate in sorted(best)[:_MAX_PERIODS]]
 
 
 def extended(step: SearchStep, orders: CodedSchedule, period: Period, num_microbatches: int) -> CodedSchedule:

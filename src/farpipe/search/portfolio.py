@@ -43,9 +43,9 @@ SEARCHES: Final[dict[str, tuple[str, ...]]] = {
 _CLOSE: Final = 1e-9
 _PLAYED_ACTIONS_PER_S: Final = 8e7
 """Sets how many evaluations a second of time limit is worth: about what two slow or busy cores do."""
-_MOST_PLAYS_PER_ACTION: Final = 2000
+_MAX_PLAYS_PER_ACTION: Final = 2000
 """More don't help steps that are so small."""
-_MOST_ACTIONS_IN_A_ROUND: Final = 2e7
+_MAX_ACTIONS_IN_A_ROUND: Final = 2e7
 """About half a second of local search, after which it looks at the clock."""
 _FINISH_S_PER_ACTION: Final = 8e-6
 """Time for making, checking and playing the schedule when the search is over."""
@@ -55,7 +55,7 @@ _LOCAL_SHARE, _LOCAL_SHARE_OF_SMALL, _EFFORT_SHARE = 0.7, 0.2, 0.2
 """Shares of the time limit, by the size of the step, not by the other methods: one more must never make it worse."""
 _SHORT_SHARE: Final = 0.6
 """Share of the time limit for the short step whose steady state a long one repeats."""
-_MOST_REPEATED: Final = 6
+_MAX_REPEATED: Final = 6
 """Orders of the short step whose steady states are tried."""
 _MAX_EXACT_ACTIONS: Final = 1500
 """Larger steps are left to the local search, which does better there, unless `always_exact`."""
@@ -205,7 +205,7 @@ def _repeat(best: _Best, count: int, chosen: Sequence[str], time_limit_s: float,
     best.cut_by_clock |= short.cut_by_clock
     found = [(short.makespan_s, short.orders), *short.seeds] if short.orders is not None else short.seeds
     player, short_player = Player(best.step.arrays), Player(step.arrays)
-    for makespan_s, orders in sorted(found, key=lambda pair: pair[0])[:_MOST_REPEATED]:
+    for makespan_s, orders in sorted(found, key=lambda pair: pair[0])[:_MAX_REPEATED]:
         whole = _split(step, makespan_s, orders)[1] if split else orders
         for period in find_periods(step, whole, short_player.start_s(whole)):
             repeated = extended(step, whole, period, best.step.problem.num_microbatches)
@@ -278,13 +278,13 @@ def _greedy(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
 def _local(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
     share = _LOCAL_SHARE_OF_SMALL if best.small else _LOCAL_SHARE
     num_actions = best.step.num_actions
-    plays = min(share * time_limit_s * _PLAYED_ACTIONS_PER_S / num_actions, _MOST_PLAYS_PER_ACTION * num_actions)
+    plays = min(share * time_limit_s * _PLAYED_ACTIONS_PER_S / num_actions, _MAX_PLAYS_PER_ACTION * num_actions)
 
     def report(makespan_s: float, orders: CodedSchedule) -> bool:
         best.offer("local", makespan_s, orders)
         return best.go_on()
 
-    rounds = min(max(8, int(plays * num_actions / _MOST_ACTIONS_IN_A_ROUND)), 64)
+    rounds = min(max(8, int(plays * num_actions / _MAX_ACTIONS_IN_A_ROUND)), 64)
     seeds = _seeds(best, split)
     improve(
         best.step, seeds, num_evaluations=int(plays), num_rounds=rounds, seed=seed, target_s=best.bound_s, report=report

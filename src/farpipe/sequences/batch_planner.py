@@ -26,10 +26,10 @@ from farpipe.sequences.pipelines import planning_time
 from farpipe.sequences.planner import BatchOptions, SequencePlan, estimated_cuts, plan_sequences
 from farpipe.spec import Job, Site
 
-MOST_PLANNED: Final = 5
+MAX_PLANNED: Final = 5
 """Number of layouts of each kind that are planned to the end and come out about as estimated; they share the budget of
 a plan."""
-_MOST_TRIED: Final = 20
+_MAX_TRIED: Final = 20
 """Number of layouts of each kind that are planned at all: estimates do not know which numbers of slices fit memory."""
 _NEAR: Final = 1.1
 """Ratio to the fastest plan up to which the best of a kind is planned once more, with all of the budget."""
@@ -161,7 +161,7 @@ def plan_batch(
         raise InputError("lengths: a batch needs at least one sequence")
     with planning_time() as gone_s:
         candidates, errors = _candidates(job, sizes, devices_per_stage)
-        part = replace(options, budget=options.budget // min(MOST_PLANNED, len(candidates)))
+        part = replace(options, budget=options.budget // min(MAX_PLANNED, len(candidates)))
         best = _searched(candidates, sizes, part, errors)
         if not best:
             raise errors[-1]
@@ -188,7 +188,7 @@ def _searched(
             best[one.kind].step_s, _FAR * min(plan.step_s for plan in best.values())
         ):
             continue
-        if num_planned[one.kind] == MOST_PLANNED or num_tried[one.kind] == _MOST_TRIED:
+        if num_planned[one.kind] == MAX_PLANNED or num_tried[one.kind] == _MAX_TRIED:
             continue
         try:
             if is_estimated:

@@ -24,11 +24,11 @@ from farpipe.units import format_bytes
 CheckpointRule = Literal["chunk", "uniform", "full", "none"]
 _GAP: Final = 0.005
 _TOLERANCE: Final = 1e-9
-_MOST_ROWS: Final = 150
+_MAX_ROWS: Final = 150
 """Constraints of the program that gives a bound, about; neighbours hardly differ."""
-_MOST_ENTRIES: Final = 2_000_000
+_MAX_ENTRIES: Final = 2_000_000
 """Largest number of constraints times diagonals of a program; beyond, every stage and chunk recomputes equally much."""
-_MOST_INTEGER_ENTRIES: Final = 30_000
+_MAX_INTEGER_ENTRIES: Final = 30_000
 """Largest number of them in an integer program; its root takes seconds beyond and gains at most 1.4 %."""
 
 
@@ -173,7 +173,7 @@ def _binding(model: MemoryModel) -> tuple[Ints, Ints, Floats]:
 def _solve(model: MemoryModel) -> Ints:
     """The integer program at the root of its search tree, where it is small, or its relaxation rounded up and refined,
     whichever costs less."""
-    if _binding(model)[0].size * (int(model.diagonals.max()) + 1) > _MOST_ENTRIES:
+    if _binding(model)[0].size * (int(model.diagonals.max()) + 1) > _MAX_ENTRIES:
         return _uniform(model)
     price, rows, least, bound = diagonal_program(model)
     if not least.size:  # only what recomputing itself takes is too much: one layer of the dearest diagonal is enough
@@ -181,7 +181,7 @@ def _solve(model: MemoryModel) -> Ints:
     relaxed = solve_program(price, rows, least, bound, integer=False)
     rounded = bound if relaxed is None else refined(price, rows, least, np.ceil(relaxed - 1e-6))
     counts = rounded
-    if relaxed is not None and rows.size <= _MOST_INTEGER_ENTRIES and price @ rounded > price @ relaxed * (1 + _GAP):
+    if relaxed is not None and rows.size <= _MAX_INTEGER_ENTRIES and price @ rounded > price @ relaxed * (1 + _GAP):
         exact = solve_program(price, rows, least, bound, integer=True)
         counts = rounded if exact is None or price @ exact > price @ rounded else np.rint(exact)
     layers = model.layers_of(np.minimum(counts, bound))
@@ -258,7 +258,7 @@ def recomputation_bound_s(model: MemoryModel) -> float:
         return 0.0
     if not model.fits(np.broadcast_to(model.num_layers[:, None], model.held.shape)):
         return np.inf
-    price, rows, least, bound = diagonal_program(model, _MOST_ROWS)
+    price, rows, least, bound = diagonal_program(model, _MAX_ROWS)
     found = solve_program(price, rows, least, bound, integer=False) if least.size else 0 * price
     return float(price @ (bound if found is None else found))
 

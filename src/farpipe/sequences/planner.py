@@ -27,18 +27,18 @@ from farpipe.sequences.pipelines import (
 )
 from farpipe.sequences.virtual_stages import interleaved
 
-MOST_CHUNKS_PER_STAGE: Final = 40
+MAX_CHUNKS_PER_STAGE: Final = 40
 """Most chunks per stage that are tried; more only added fixed times in all batches tried."""
-MOST_SLICES: Final = 2048
+MAX_SLICES: Final = 2048
 """Most slices of the longest sequence, where nothing coarser fits memory."""
-MOST_CHUNKS: Final = 1 << 17
+MAX_CHUNKS: Final = 1 << 17
 """Most chunks of a batch, where nothing coarser fits memory."""
 _TARGETS_PER_DOUBLING: Final = 3
-_MOST_PLANNED: Final = 3
+_MAX_PLANNED: Final = 3
 """Number of cuts that are planned to the end, the best by the estimate."""
 _ORDER_S: Final = 0.1
 """Seconds for the search of orders of ranks with several stages, at least."""
-_MOST_ORDER_S: Final = 60.0
+_MAX_ORDER_S: Final = 60.0
 """Seconds for that search without a limit: all orders that are tried take less."""
 _FEW_SLICES: Final = 4
 """Most slices for which targets between those of equal slices are tried, too: a slice more is much there."""
@@ -158,7 +158,7 @@ def plan_sequences(
     with planning_time() as gone_s:
         found = _searched(costs.folded, sizes, options)
         if costs.folded is not costs:
-            found = _over_stages(costs, found, min(_MOST_ORDER_S, options.limit_s - gone_s()))
+            found = _over_stages(costs, found, min(_MAX_ORDER_S, options.limit_s - gone_s()))
         return replace(found, planning_s=gone_s())
 
 
@@ -173,7 +173,7 @@ def _searched(costs: ChunkCosts, sizes: Ints, options: BatchOptions) -> Sequence
     if not grouped:
         raise _infeasible(costs, ranked, options)
     plans: list[SequencePlan] = []
-    for one in grouped[:_MOST_PLANNED]:
+    for one in grouped[:_MAX_PLANNED]:
         is_late = time.perf_counter() > began_s + options.limit_s
         if plans and (is_late or one.seconds >= min(plan.step_s for plan in plans) * _NOT_WORTH):
             break
@@ -263,10 +263,10 @@ def _finer(
     longest = int(sizes.max())
     longest_s = law.pair_s * longest**2 / 2 + law.token_s * longest
     slices = 2 * max(num_slices_within(longest, one.cut, law) for one in ranked)
-    while slices <= min(longest, MOST_SLICES):
+    while slices <= min(longest, MAX_SLICES):
         cut = Cut(longest_s / slices, limit, options.rule)
         batch = cut_batch(sizes, cut, law)
-        if batch.num_chunks > MOST_CHUNKS:
+        if batch.num_chunks > MAX_CHUNKS:
             break
         found = _grouped(costs, [_fallback(costs, cut, batch)], replace(options, hide_links=False), budget)
         if found:
@@ -362,7 +362,7 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
     seconds = law.pair_s * sizes.astype(np.float64) ** 2 / 2 + law.token_s * sizes
     total_s, longest_s, longest = float(seconds.sum()), float(seconds.max()), int(sizes.max())
     cut_s = law.of_slices.pair_s * float(longest) ** 2 / 2 + law.token_s * longest
-    counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MOST_CHUNKS_PER_STAGE)) + 1)
+    counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MAX_CHUNKS_PER_STAGE)) + 1)
     targets = [total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING)) for power in counts]
     if (options.num_slices or 1) > longest:
         raise InfeasibleError(

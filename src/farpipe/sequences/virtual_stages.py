@@ -13,7 +13,7 @@ from farpipe.sequences.chunk import Ints, SliceTable
 from farpipe.sequences.pipelines import ChunkPipeline
 
 METHODS: Final = ("named", "greedy")
-_MOST_MORE: Final = 3
+_MAX_MORE: Final = 3
 """Largest number of further layers that a rank recomputes of every chunk."""
 
 
@@ -41,9 +41,9 @@ def _interleaved(
     after the other.
     """
     found: list[ChunkPipeline] = []
-    for more in range(_MOST_MORE + 1):
+    for more in range(_MAX_MORE + 1):
         with suppress(InfeasibleError):  # more recomputed layers need working memory
-            found.append(_recomputing(costs, batch, folded, more, ends, limit_s / (_MOST_MORE + 1)))
+            found.append(_recomputing(costs, batch, folded, more, ends, limit_s / (_MAX_MORE + 1)))
         if found and (found[-1].makespan_s <= folded.makespan_s or not folded.recomputed.any()):
             break
     if not found:

@@ -26,7 +26,7 @@ Arguments = tuple[Any, ...]
 Played = tuple[tuple[float, float], NDArray[np.int64]]
 """((makespan, longest time of any rank) to nine digits, codes of the actions, of every rank in its order)."""
 
-MOST_ACTIONS_TO_PLAY: Final = 1_500_000
+MAX_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
 FIRST_RULES, FAR_ABOVE = 4, 1.1
 """Number of rules after which an order counts as too slow, and by what factor; rules seldom differ by more."""
@@ -83,7 +83,7 @@ def list_schedule(
 
 def _best_of(problem: Problem, arguments: Arguments, key: Floats, rules: Sequence[Rules], limit_s: float) -> Played:
     """The best of what the rules give; no codes where memory leaves nothing to start under any of them."""
-    affordable = max(1, MOST_ACTIONS_TO_PLAY // _num_actions(problem))
+    affordable = max(1, MAX_ACTIONS_TO_PLAY // _num_actions(problem))
     best = (np.inf, np.inf), np.empty(0, np.int64)
     for tried, rule in enumerate(rules[:affordable]):
         if tried == FIRST_RULES and FAR_ABOVE * limit_s < best[0][0] < np.inf:

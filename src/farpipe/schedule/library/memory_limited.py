@@ -24,7 +24,7 @@ _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
 _CLOSE: Final = 1e-9
 """Relative difference of makespans below which they are equal."""
-MOST_ACTIONS: Final = 20_000
+MAX_ACTIONS: Final = 20_000
 """Stages times microbatches up to which the fixed patterns are tried too: longer steps are ruled by the list."""
 
 
@@ -52,7 +52,7 @@ def memory_limited(problem: Problem, limit: float, method: str, limit_s: float =
     key[0] = 1.0
     headroom = memory_headroom(problem, wanted)
     found = list_schedule(problem, key, headroom, RULES, method, limit_s=limit_s)
-    few = problem.num_stages * problem.num_microbatches <= MOST_ACTIONS
+    few = problem.num_stages * problem.num_microbatches <= MAX_ACTIONS
     return _or_shorter(problem, found, headroom) if few and not has_chains and np.isinf(limit_s) else found
 
 

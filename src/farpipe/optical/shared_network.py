@@ -23,7 +23,7 @@ PENDING = -2
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedNetwork:
     """A network that a training shares with background traffic, with the candidate paths of both."""
 
     paths: PathTable
@@ -45,7 +45,7 @@ class Shared:
         )
 
 
-class Coupled:
+class NetworkPlayer:
     """Plays steps of a training on a shared network; time goes on from step to step.
 
     Refused messages wait and try again whenever a light path ends, in order of priority and asking. Background requests
@@ -53,7 +53,13 @@ class Coupled:
     """
 
     def __init__(
-        self, shared: Shared, training: LightTraining, rule: TransferRule, *, begin_s: float = 0.0, num_logged: int = 0
+        self,
+        shared: SharedNetwork,
+        training: LightTraining,
+        rule: TransferRule,
+        *,
+        begin_s: float = 0.0,
+        num_logged: int = 0,
     ) -> None:
         training.expect_in(shared.paths.network)
         self.training, self.rule, self.shared = training, rule, shared
@@ -127,7 +133,7 @@ class Coupled:
         )
 
 
-def _net(shared: Shared) -> Net:
+def _net(shared: SharedNetwork) -> Net:
     paths, grid = shared.table, shared.grid
     spectrum = grid.empty(paths.network.num_fibres)
     return Net(
@@ -142,7 +148,7 @@ def _net(shared: Shared) -> Net:
     )
 
 
-def _background(shared: Shared) -> Background:
+def _background(shared: SharedNetwork) -> Background:
     traffic, paths = shared.traffic, shared.table
     per_slot = shared.background_modulation.gbit_per_slot(paths.km, shared.grid.slot_ghz)
     if traffic is None:
@@ -159,7 +165,7 @@ def _background(shared: Shared) -> Background:
     return Background(traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s, per_slot, codes, path)
 
 
-def _state(shared: Shared, training: LightTraining, num_logged: int) -> State:
+def _state(shared: SharedNetwork, training: LightTraining, num_logged: int) -> State:
     places = shared.paths.network.num_fibres * shared.grid.num_slots + 1
     hops = 2 * training.problem.num_stages
     counters = np.zeros(NUM_COUNTERS, np.int64)

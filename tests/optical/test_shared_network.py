@@ -15,9 +15,9 @@ from farpipe.optical import (
     load_paths,
     load_trace,
 )
-from farpipe.optical.coupled import PENDING, Coupled, Shared
 from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.network import build_network
+from farpipe.optical.shared_network import PENDING, NetworkPlayer, SharedNetwork
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import Demands, LightTraining, TransferRule
@@ -25,7 +25,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.spec.cluster import SECONDS_PER_KM
 from optical_data import BY_KM, LINKS, TRACE, pipeline_problem
-from optical_pipeline_twin import PlainCoupled, close
+from optical_pipeline_twin import PlainPlayer, close
 
 NODES = ("1", "4", "4", "10", "6", "14", "8", "12")
 
@@ -47,9 +47,9 @@ def training_of(name="gpipe", nodes=NODES, num_microbatches=16, num_bytes=512e6,
 )
 def test_the_frozen_coupled_check(units, seconds, refused, carried):
     network = find_network(str(LINKS))
-    shared = Shared(load_paths(BY_KM, network), Grid(70), traffic=load_trace(TRACE, network))
+    shared = SharedNetwork(load_paths(BY_KM, network), Grid(70), traffic=load_trace(TRACE, network))
     training = training_of()
-    coupled = Coupled(shared, training, TransferRule(), begin_s=50.0)
+    coupled = NetworkPlayer(shared, training, TransferRule(), begin_s=50.0)
     steps = [coupled.step(Demands.same(training, units)) for _ in range(15)]
     coupled.wait_until(200.0)
     assert coupled.now_s == 200.0
@@ -95,7 +95,7 @@ def settings_of_a_run(draw):
     modulation = find_modulation(draw(st.sampled_from(["64qam", "deeprmsa"])))
     if modulation.name == "deeprmsa":  # 6 units of 75 Gbit/s do not fit 14 slots at 1 bit/s/Hz
         grid = Grid(70)
-    shared = Shared(paths, grid, modulation, traffic, background_modulation=find_modulation("bpsk"))
+    shared = SharedNetwork(paths, grid, modulation, traffic, background_modulation=find_modulation("bpsk"))
     return shared, training, rule, demands
 
 
@@ -103,7 +103,7 @@ def settings_of_a_run(draw):
 @given(settings_of_a_run())
 def test_compiled_and_plain_simulator_agree_message_by_message(run):
     shared, training, rule, demands = run
-    plain, compiled = PlainCoupled(shared, training, rule), Coupled(shared, training, rule)
+    plain, compiled = PlainPlayer(shared, training, rule), NetworkPlayer(shared, training, rule)
     for _ in range(2):
         expected = plain.step(demands)
         step = compiled.step(demands)
@@ -124,8 +124,8 @@ def test_a_step_is_what_the_simulator_says_of_its_light_paths(name):
     network = find_network("nsfnet")
     paths = k_shortest(network)
     traffic = PoissonTraffic(60.0, 0.2, 4, 20).draw(tuple(paths.of_pair), 4000, seed=1)
-    shared = Shared(paths, Grid(80), traffic=traffic, background_modulation=find_modulation("bpsk"))
-    step = Coupled(shared, training, TransferRule(), begin_s=1.0).step(Demands.same(training, 3, 1))
+    shared = SharedNetwork(paths, Grid(80), traffic=traffic, background_modulation=find_modulation("bpsk"))
+    step = NetworkPlayer(shared, training, TransferRule(), begin_s=1.0).step(Demands.same(training, 3, 1))
     problem = lit_problem(step)
     assert simulate(problem, training.schedule).makespan_s == pytest.approx(step.makespan_s, rel=1e-9)
     assert step.timeline().makespan_s == pytest.approx(step.makespan_s, rel=1e-9)
@@ -134,7 +134,7 @@ def test_a_step_is_what_the_simulator_says_of_its_light_paths(name):
 def alone(rule, wishes_of, nodes=("a", "b"), num_microbatches=1, slots=20, **options):
     """A step on the ring without any background."""
     training = training_of("gpipe", nodes, num_microbatches, 75e9 / 8 * 0.1, **options)  # 0.1 s on one unit
-    coupled = Coupled(Shared(k_shortest(RING, k=2), Grid(slots, guard=0)), training, rule, num_logged=100)
+    coupled = NetworkPlayer(SharedNetwork(k_shortest(RING, k=2), Grid(slots, guard=0)), training, rule, num_logged=100)
     return coupled.step(wishes_of(training)), coupled
 
 
@@ -159,13 +159,13 @@ def test_those_who_wait_try_again_at_releases_or_periodically(retry_s, waits_s):
     training = training_of("gpipe", ("a", "b"), 1, 75e9 / 8 * 0.1)
     pair = np.zeros(1, np.int32)  # all 4 slots are taken until 5 ms after the message is ready
     taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([50.0]), np.array([1.0 + 0.026 + 0.005]))
-    shared = Shared(
+    shared = SharedNetwork(
         k_shortest(RING, k=1), Grid(4, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
     )
-    step = Coupled(shared, training, TransferRule(retry_s=retry_s), begin_s=1.0).step(Demands.same(training, 4))
+    step = NetworkPlayer(shared, training, TransferRule(retry_s=retry_s), begin_s=1.0).step(Demands.same(training, 4))
     assert step.wait_s == pytest.approx([waits_s, 0.0])
     with pytest.raises(InfeasibleError, match="never finds 5 units"):
-        Coupled(shared, training, TransferRule(retry_s=retry_s)).step(Demands.same(training, 5))
+        NetworkPlayer(shared, training, TransferRule(retry_s=retry_s)).step(Demands.same(training, 5))
 
 
 def test_a_kept_light_path_is_set_up_once():
@@ -186,11 +186,11 @@ def test_a_kept_light_path_is_replaced_by_a_wider_one():
     training = training_of("gpipe", ("a", "b"), 6, 75e9 / 8 * 0.1, forward=0.08)
     pair, ends_s = np.zeros(1, np.int32), 1.25  # 4 of 5 slots are taken until then
     taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([50.0]), np.array([ends_s]))
-    shared = Shared(
+    shared = SharedNetwork(
         k_shortest(RING, k=1), Grid(5, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
     )
     rule = TransferRule(earliest=True, widen=True, keep_s=9.0, setup_s=0.01, release_s=0.02)
-    coupled = Coupled(shared, training, rule, begin_s=1.0, num_logged=9)
+    coupled = NetworkPlayer(shared, training, rule, begin_s=1.0, num_logged=9)
     step = coupled.step(Demands.same(training, 4, 1))
     narrow, wide = (row for row in coupled.log if 0 <= row[0] < 6)
     assert (narrow[3], wide[3], wide[4]) == (1, 4, ends_s)
@@ -217,12 +217,12 @@ def test_nobody_overtakes_at_a_hop_of_one_light_path(rule):
     training = training_of("gpipe", ("a", "b"), 3, 75e9 / 8 * 0.1, forward=0.001)
     pair = np.zeros(1, np.int32)  # 3 of 4 slots are taken until 2 s: the first message does not fit, those behind would
     taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([37.5]), np.array([2.0]))
-    shared = Shared(
+    shared = SharedNetwork(
         k_shortest(RING, k=1), Grid(4, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
     )
     want = np.ones(training.num_messages, np.int64)
     want[0] = 4
-    step = Coupled(shared, training, TransferRule(**rule), begin_s=1.0).step(Demands(want, want, 0 * want))
+    step = NetworkPlayer(shared, training, TransferRule(**rule), begin_s=1.0).step(Demands(want, want, 0 * want))
     grants = step.out.grant_s[:3]
     assert grants[0] == 2.0
     assert (np.diff(grants) >= 0).all()
@@ -251,7 +251,7 @@ def test_more_than_there_is_is_refused_with_the_message():
 def test_wrong_trainings_are_refused():
     training = training_of()
     with pytest.raises(InputError, match="there is no node '1'"):
-        Coupled(Shared(k_shortest(RING), Grid()), training, TransferRule())
+        NetworkPlayer(SharedNetwork(k_shortest(RING), Grid()), training, TransferRule())
     with pytest.raises(InputError, match="expected one per rank, 8, found 2"):
         LightTraining(training.problem, training.schedule, ("a", "b"))
 
@@ -278,7 +278,8 @@ def test_the_earliest_block_weighs_width_against_length():
     paths = k_shortest(RING, k=3, by="hops")
     rules = [TransferRule(earliest=earliest) for earliest in (False, True)]
     plain, earliest = (
-        Coupled(Shared(paths, Grid(20)), training, rule).step(Demands.same(training, 6, 1)) for rule in rules
+        NetworkPlayer(SharedNetwork(paths, Grid(20)), training, rule).step(Demands.same(training, 6, 1))
+        for rule in rules
     )
     assert earliest.out.arrival_s[0] == pytest.approx(plain.out.arrival_s[0] - 100 * SECONDS_PER_KM)
     assert paths.km[earliest.out.path[0]] == 800
@@ -297,10 +298,10 @@ def test_a_light_path_that_ends_widens_a_message(rule, units, seconds):
     training = training_of("gpipe", ("a", "b"), 1, 75e9 / 8 * 0.1)
     begin_s, pair = 1.0, np.zeros(1, np.int32)  # 3 of 4 slots are taken until 5 ms after the message is ready
     taken = Traffic((("a", "b"),), np.zeros(1), pair, np.array([37.5]), np.array([begin_s + 0.026 + 0.005]))
-    shared = Shared(
+    shared = SharedNetwork(
         k_shortest(RING, k=1), Grid(4, guard=0), traffic=taken, background_modulation=find_modulation("bpsk")
     )
-    coupled = Coupled(shared, training, TransferRule(earliest=True, **rule), begin_s=begin_s)
+    coupled = NetworkPlayer(shared, training, TransferRule(earliest=True, **rule), begin_s=begin_s)
     step = coupled.step(Demands.same(training, 4, 1))
     assert step.out.units[0] == units
     assert step.out.arrival_s[0] - step.out.ready_s[0] == pytest.approx(seconds + 500 * SECONDS_PER_KM)
@@ -313,14 +314,14 @@ def test_the_background_may_have_candidates_of_its_own():
     flat, few, many = find_modulation("bpsk"), k_shortest(RING, k=1), k_shortest(RING, k=3)
     refused = []
     for background in (few, many):
-        shared = Shared(few, Grid(24), traffic=traffic, background_paths=background, background_modulation=flat)
-        coupled = Coupled(shared, training, TransferRule())
+        shared = SharedNetwork(few, Grid(24), traffic=traffic, background_paths=background, background_modulation=flat)
+        coupled = NetworkPlayer(shared, training, TransferRule())
         coupled.wait_until(50.0)
         refused.append((coupled.background_path == -1).sum())
     assert refused[1] < refused[0]
     with pytest.raises(InputError, match="background: there is no path from b to d"):
-        Coupled(
-            Shared(few, Grid(), traffic=traffic, background_paths=k_shortest(RING, [("a", "c")])),
+        NetworkPlayer(
+            SharedNetwork(few, Grid(), traffic=traffic, background_paths=k_shortest(RING, [("a", "c")])),
             training,
             TransferRule(),
         )
