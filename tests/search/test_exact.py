@@ -1,4 +1,5 @@
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -6,11 +7,12 @@ from hypothesis import strategies as st
 
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
-from farpipe.search.exact import solve
+from farpipe.search.exact import _orders_of, solve
 from farpipe.search.greedy import greedy_orders, one_by_one
 from farpipe.search.step import fits_memory, search_step, to_orders, to_schedule
 from farpipe.simulate import simulate
 from farpipe.step import Action, Problem, Rank, Schedule, least_activation_bytes
+from farpipe.step.codes import B, F, I, W, encode
 from farpipe.step.player import Player
 from strategies import POSITIVE_SECONDS, problems
 from two_sites import two_sites
@@ -173,3 +175,14 @@ def test_durations_without_a_common_tick_still_give_a_bound():
     )
     result = exactly(problem)
     assert result.lower_bound_s <= result.makespan_s <= result.lower_bound_s * 1.001
+
+
+@given(problems(max_ranks=3, max_stages=4, max_microbatches=4), st.sampled_from([I, B]))
+@settings(max_examples=50, deadline=None)
+def test_actions_without_a_time_that_begin_together_come_in_a_valid_order(problem, back):
+    """The solver's times leave their order open: slices of a sequence, and stages of one rank, need theirs."""
+    step, kinds = search_step(problem), (F, I, W) if back == I else (F, B)
+    cells = itertools.product(range(problem.num_stages), range(problem.num_microbatches))
+    codes = [encode(kind, s * problem.num_microbatches + j) for s, j in cells for kind in kinds]
+    built = SimpleNamespace(step=step, size=dict.fromkeys(codes, 0), back=back)
+    check(problem, to_schedule(_orders_of(dict.fromkeys(codes, 0), built), problem.num_microbatches, "exact"))

@@ -361,12 +361,22 @@ def _watcher(cp_model: Any, built: _Model, best_s: float, on_better: Callable[[f
 
 
 def _orders_of(start: dict[int, int], built: _Model) -> CodedSchedule:
-    """The order of start times on every rank; of equal ones what takes no time comes first."""
+    """The order of start times on every rank; of equal ones what takes no time comes first.
+
+    Of these the forwards come first, by stage and slice, then the backwards in the opposite order.
+    """
     num_microbatches = built.step.shape[1]
+    backwards = np.argsort(built.step.problem.chains.backwards).tolist()
+
+    def in_turn(code: int) -> tuple[Any, ...]:
+        kind, (stage, j) = kind_of(code), cell_of(code, num_microbatches)
+        turn = (-stage, backwards[j]) if kind == built.back else (stage, j)
+        return (start[code], built.size[code] > 0, kind, *turn)
+
     of_rank: list[list[int]] = [[] for _ in range(built.step.arrays.num_ranks)]
     for code in start:
         of_rank[built.step.arrays.rank_of_stage[cell_of(code, num_microbatches)[0]]].append(code)
     for codes in of_rank:
-        codes.sort(key=lambda code: (start[code], built.size[code] > 0, kind_of(code), code))
+        codes.sort(key=in_turn)
     begin = np.concatenate(([0], np.cumsum([len(codes) for codes in of_rank]))).astype(np.int32)
     return np.array([code for codes in of_rank for code in codes], np.int32), begin
