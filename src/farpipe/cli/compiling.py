@@ -49,10 +49,8 @@ def compilation_announced() -> Iterator[None]:
 
 def _compiled_ahead() -> Callable[[Callable[..., Any]], bool]:
     """Start the process that compiles kernels of the orders; what is returned says of a kernel whether to wait."""
-    process, until_s = (
-        subprocess.Popen(AHEAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
-        monotonic() + LIMIT_S,
-    )
+    process = subprocess.Popen(AHEAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until_s = monotonic() + LIMIT_S
 
     def is_coming(kernel: Callable[..., Any]) -> bool:
         compiles = kernel.__module__.rpartition(".")[2] in MODULES_AHEAD

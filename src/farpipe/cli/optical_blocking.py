@@ -34,7 +34,7 @@ Slots = Annotated[int, typer.Option(min=1, help="Slots per fibre.")]
 SlotGhz = Annotated[float, typer.Option(help="Width of a slot in GHz.")]
 Guard = Annotated[int, typer.Option(min=0, help="Guard slots beside every light path.")]
 Modulation = Annotated[str, typer.Option(help="deeprmsa, gnpy, 64qam, bpsk, or a CSV file reach_km,bit_s_hz.")]
-SharedNetwork = Annotated[bool, typer.Option("--shared", help="Both directions of an edge share one spectrum.")]
+Shared = Annotated[bool, typer.Option("--shared", help="Both directions of an edge share one spectrum.")]
 Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Independent runs of random traffic, side by side.")]
 
 
@@ -51,7 +51,7 @@ class BlockingOptions:
     slot_ghz: SlotGhz = 12.5
     guard: Guard = 1
     modulation: Modulation = "deeprmsa"
-    shared: SharedNetwork = False
+    shared: Shared = False
     seeds: Seeds = 5
     defragment: Annotated[
         bool, typer.Option("--defragment", help="Move light paths to lower slots when a request does not fit.")

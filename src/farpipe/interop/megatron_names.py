@@ -111,14 +111,8 @@ WITHOUT_EFFECT: Final = (
     *("normalize_attention*", "rotary_percentage", "apply_rope_fusion", "attention_type", "contiguous_param*"),
     *("seconds_to_sleep", "tp_only_amax*", "reduce_amax", "scale_positional*", "enable_model_summary", "fsdp_grad*"),
     *("fsdp_sharding*", "fsdp_sharded*", "use_emha", "index_mapping*", "every_n_*", "sentencepiece*", "validate_orig*"),
-    *(
-        "attention_softmax*",
-        "accumulate_allreduce*",
-        "memory_centric*",
-        "deepspeed_config",
-        "deepspeed_mpi",
-        "use_tp_pp_dp*",
-    ),
+    *("attention_softmax*", "accumulate_allreduce*", "memory_centric*", "deepspeed_config", "deepspeed_mpi"),
+    "use_tp_pp_dp*",
 )
 """Options that change neither the seconds nor the bytes of a step, or by less than is counted here."""
 _ZERO_STAGE: Final = re.compile(r'"zero_optimization"\s*:\s*\{[^}]*?"stage"\s*:\s*([^\s,}]+)')

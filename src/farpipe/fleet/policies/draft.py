@@ -1,4 +1,4 @@
-"""Draft: who gets which devices in one decision of farpipe's policy, while it is being made."""
+"""Draft of one decision of farpipe's policy while it is being made: who gets which devices."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import Space
 
 
-class Draft:
+class DecisionDraft:
     """The free space of a decision, what has been decided, and where a job would go best."""
 
     def __init__(self, view: View, worth: Worth) -> None:

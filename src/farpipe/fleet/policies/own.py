@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, sizes
-from farpipe.fleet.policies.draft import Draft
+from farpipe.fleet.policies.draft import DecisionDraft
 from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.queueing import LOOKED_AT
@@ -76,13 +76,13 @@ class OwnPolicy:
 
     def decide(self, view: View) -> Iterator[Decision]:
         worth = Worth(view, self.objective)
-        draft = Draft(view, worth)
+        draft = DecisionDraft(view, worth)
         waiting = self._start_queued(view, draft)
         yield from draft.decisions()
         if not draft.changed and not waiting:
             yield from improved(view, worth, draft, AllowedChanges(self.moves_per_event, self.grows, self.moves))
 
-    def _start_queued(self, view: View, draft: Draft) -> int:
+    def _start_queued(self, view: View, draft: DecisionDraft) -> int:
         """Start who can be started, and stop who has to make room; how many still want to start."""
         queue = sorted(zip(self.keys(view, view.queue), range(len(view.queue)), view.queue, strict=True))
         victims = self._victims(view) if self.preempts and queue else []
@@ -162,7 +162,7 @@ def _settled(view: View) -> list[JobState]:
     return [job for job in view.active if job.phase == "running" and view.now_s - job.since_s >= MIN_RUN_S]
 
 
-def improved(view: View, worth: Worth, draft: Draft, limits: AllowedChanges) -> Iterator[Decision]:
+def improved(view: View, worth: Worth, draft: DecisionDraft, limits: AllowedChanges) -> Iterator[Decision]:
     """Moves and growth that repay their stops, the jobs with least work left first."""
     running = _settled(view)
     left = limits.moves_per_event
@@ -178,7 +178,7 @@ def improved(view: View, worth: Worth, draft: Draft, limits: AllowedChanges) -> 
 
 
 def _better(
-    view: View, worth: Worth, draft: Draft, limits: AllowedChanges, job: JobState, here: JobPlacement
+    view: View, worth: Worth, draft: DecisionDraft, limits: AllowedChanges, job: JobState, here: JobPlacement
 ) -> JobPlacement | None:
     """The best other placement if it repays the stop, taken out of the space."""
     trial = draft.space.copy()

@@ -91,7 +91,7 @@ def _attention(
     query, key, value = (_exchange(x, group, _HEADS, _TOKENS) for x in (query, key, value))
     mask = _window(query, sliding_window)
     y, _ = attend(module, query, key, value, mask, **options)
-    return _exchange(y, group, 1, 2), None
+    return _exchange(y, group, 1, 2), None  # [batch, tokens, heads, width]: the dimensions the other way round
 
 
 def _window(query: Tensor, length: int | None) -> Tensor | None:
