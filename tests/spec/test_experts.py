@@ -3,7 +3,7 @@
 import pytest
 
 from farpipe.catalog import model_row
-from farpipe.errors import InputError
+from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import make_plan
 from farpipe.spec import Model, parse_job, preset_model
 from farpipe.spec.hugging_face import model_fields
@@ -64,6 +64,13 @@ def test_more_experts_per_token_than_there_are_is_an_error_that_names_the_place(
 def test_a_degree_that_divides_nothing_is_an_error_that_names_those_that_would(pins, message):
     with pytest.raises(InputError, match=message):
         parse_job(MIXTRAL.format(pins=pins))
+
+
+def test_a_degree_that_no_rank_can_share_says_which_and_what_would():
+    job = parse_job(MIXTRAL.format(pins="expert = 8\ntensor = 2\npipeline = 4"))
+    message = r"layout.expert: 8 does not divide the devices \(data x context x tensor\) .* 4 at most; 1, 2, 4 would"
+    with pytest.raises(InfeasibleError, match=message):
+        make_plan(job)
 
 
 def test_experts_of_a_dense_model_are_an_input_error():

@@ -130,6 +130,16 @@ MISTAKES = [
         "cluster.sites[0].device: v100-16gb has no rate for bf16 (training.precision), only",
     ),
     (
+        changed(('"h100"', '"a100"'), ("[training]", '[training]\nmatmul = "fp8"')),
+        "cluster.sites[0].device: a100-80gb has no rate for fp8 (training.matmul); set training.matmul to 'same' or",
+    ),
+    (
+        added("training", 'matmul = "nvfp4"'),
+        "cluster.sites[0].device: h100-sxm has no rate for nvfp4 (training.matmul); set training.matmul to "
+        "'same' or 'tf32' or 'fp8', or choose a device that has nvfp4",
+    ),
+    (added("layout", "context = 3"), "layout.context: 3 does not divide training.sequence_length 4096; 2 and 4 would"),
+    (
         changed(('"h100"', '{ preset = "h100", memory = "80 Gib" }')),
         "cluster.sites[0].device.memory: unknown unit 'Gib'",
     ),

@@ -228,10 +228,27 @@ def why_none(job: Job) -> str:
             'layout.replicas = "across": data and training.global_batch must be multiples of the number of sites, and '
             "every site must have pipeline x tensor devices for each of its replicas"
         )
+    if obstacle := _why_no_experts(job):
+        return obstacle
     return (
         f"layout: no placement of the pinned degrees on the {len(job.cluster.sites)} sites: every pipeline rank needs "
         f"its {(pins.tensor or 1) * (pins.data or 1)} devices on one site, every site in the order at least one rank, "
         f"and every stage at least one of the {job.model.num_layers} layers"
+    )
+
+
+def _why_no_experts(job: Job) -> str:
+    """Reason why no rank that the other pins and the devices allow can share the pinned experts; empty if one can."""
+    pins, degree, experts = job.layout, job.layout.expert or 1, job.model.experts
+    most = job.cluster.num_devices // (pins.pipeline or 1)
+    widths = [t * c for t in tensor_degrees(job, job.cluster.sites) for c in context_degrees(job, most)]
+    shares = {data * width for width in widths for data in data_degrees(job, most // width)}
+    if experts is None or not shares or any(size % degree == 0 for size in shares):
+        return ""
+    able = [e for e in range(1, degree) if not experts.num_experts % e and any(size % e == 0 for size in shares)]
+    return (
+        f"layout.expert: {degree} does not divide the devices (data x context x tensor) that a rank can have, "
+        f"{max(shares)} at most; {', '.join(map(str, able))} would"
     )
 
 

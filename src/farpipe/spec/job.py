@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -11,7 +11,7 @@ from farpipe.spec.lora import possible_modules
 from farpipe.spec.model import Model
 from farpipe.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.spec.recompute import operations_of, possible_operations
-from farpipe.spec.training import ContextExchange, Data, MetricsSettings, Training
+from farpipe.spec.training import ContextExchange, Data, Matmul, MetricsSettings, Training
 from farpipe.spec.write import as_toml, link_table, site_table
 from farpipe.strict import nearest
 from farpipe.units import format_bytes
@@ -106,6 +106,7 @@ class Job(Request):
             self._check_site(index, site)
         self._check_pinned_layers()
         self._check_pinned_tensor()
+        self._check_context()
         self._check_context_exchange()
         self._check_expert()
         self._check_batch()
@@ -186,8 +187,11 @@ class Job(Request):
             )
         wanted = precision if self.training.matmul == "same" else self.training.matmul
         if wanted not in device.peak_flops:
+            able = " or ".join(repr(m) for m in get_args(Matmul) if m == "same" or m in device.peak_flops)
             raise fault(
-                f"{device.name} has no rate for {wanted} (training.matmul)", *("cluster", "sites", index, "device")
+                f"{device.name} has no rate for {wanted} (training.matmul); set training.matmul to {able}, or choose a "
+                f"device that has {wanted}",
+                *("cluster", "sites", index, "device"),
             )
         num_shares = self.layout.tensor or site.devices_per_machine
         share_bytes = self.model.num_layer_params * self.training.num_bytes_per_param / num_shares
@@ -244,6 +248,16 @@ class Job(Request):
         for name in ("num_heads", "ffn_hidden"):
             if getattr(model, name) % tensor:
                 raise fault(f"{tensor} does not divide model.{name} {getattr(model, name)}", "layout", "tensor")
+
+    def _check_context(self) -> None:
+        degree, length = self.layout.context or 1, self.training.sequence_length
+        if length % degree:
+            able = [c for c in range(1, length + 1) if not length % c]
+            near = [str(c) for c in (max(c for c in able if c < degree), *(c for c in able if c > degree))][:2]
+            raise fault(
+                f"{degree} does not divide training.sequence_length {length}; {' and '.join(near)} would",
+                *("layout", "context"),
+            )
 
     def _check_context_exchange(self) -> None:
         method, size = self.layout.context_exchange, (self.layout.tensor or 1) * (self.layout.context or 1)
