@@ -238,7 +238,30 @@ def test_names_of_early_versions_of_torchtitan_count(tmp_path):
     assert draft.value("training", "matmul") == "fp8"
     assert draft.value("training", "kernels") is None
     assert draft.tables["layout"]["tensor"].origin == "training.tensor_parallel_degree"
-    assert draft.not_understood == [
-        "model.norm_type: rmsnorm",
-        "experimental.pipeline_parallel_split_points: layers.63",
-    ]
+    assert draft.not_understood == ["experimental.pipeline_parallel_split_points: layers.63"]
+
+
+def test_a_torchtitan_of_2024_has_its_own_float8_and_microbatches(tmp_path):
+    """As llama3_405b.toml of wfu-fb/torchtitan (3247841): its products in 8 bit were listed and counted in 16."""
+    path = tmp_path / "llama3_405b.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "405B"\nnorm_type = "np_layernorm"\n[training]\nbatch_size = 32\n'
+        "warmup_steps = 600\n[experimental]\npipeline_parallel_degree = 8\nenable_async_tensor_parallel = false\n"
+        "[float8]\nenable_float8_linear = true\nenable_fsdp_float8_all_gather = true\nscaling_type_input = 'dynamic'\n"
+    )
+    draft = read_draft([path])
+    found = [draft.value(*place) for place in (("training", "matmul"), ("training", "microbatch_size"))]
+    assert found == ["fp8", 4]
+    assert draft.value("model", "norm") == "layernorm"
+    assert draft.not_understood == ["float8.enable_fsdp_float8_all_gather: True"]
+
+
+def test_number_formats_of_torchtitan_are_read_or_said(tmp_path):
+    """As llama3_32b-8xb200-65k.toml of pytorch/torchtitan (46a5985): both had been passed over without a word."""
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\ndtype = "bfloat16"\nmixed_precision_reduce = "bfloat16"\n'
+    )
+    draft = read_draft([path])
+    assert draft.value("training", "grad_reduce_in_fp32") is False
+    assert draft.not_understood == ["training.dtype: bfloat16: weights and Adam's state are counted in float32"]

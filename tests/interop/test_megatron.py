@@ -248,7 +248,7 @@ def test_scripts_of_megatron_2_and_deepspeed_are_read():
     assert model["positions"] == "rotary"
     assert "experts" not in model
     assert (training["recompute"], training["zero"], training["precision"]) == ("full", 1, "fp16")
-    assert draft.not_understood == ["--topk, line 14: 2"]
+    assert draft.not_understood == []
 
 
 def test_machines_without_tasks_each_are_those_of_the_batch_script():
@@ -393,3 +393,50 @@ def test_what_megatron_bridge_dumps_is_read():
 )
 def test_references_whose_value_stands_in_the_file_are_put_in(text, expected):
     assert interpolated({"top": 7, "t": {"a": text, "b": 3}})["t"]["a"] == expected
+
+
+# Options as the scripts of deepspeedai/Megatron-DeepSpeed (4efb479) have them.
+EXPERTS = """
+EXPERTS={experts}
+run="deepspeed pretrain_gpt.py --deepspeed --num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 128 \\
+  --num-key-value-heads 2 --max-position-embeddings 128 --micro-batch-size 1 --moe-expert-parallel-size 4 --bf16 \\
+  --global-batch-size 8 --num-experts $EXPERTS --deepspeed-activation-checkpointing &> out/$NAME.log"
+eval $run
+"""
+
+
+def test_experts_and_key_heads_of_megatron_deepspeed():
+    """Its experts stand in every second layer and take one expert a token; its key heads need no switch."""
+    draft = read_script_of_megatron(EXPERTS.replace("{experts}", "'8 8'"), "moe.sh")
+    draft.settle()
+    model = tables(draft)["model"]
+    assert (model["num_kv_heads"], model["experts"]["num_experts"], model["experts"]["per_token"]) == (2, 8, 1)
+    assert tables(draft)["training"]["recompute"] == "full"
+    assert draft.not_understood == ["default: experts in one of 2 layers are counted in all"]
+    assert draft.num_devices.value == 4
+    assert draft.missing() == []
+    pyramid = read_script_of_megatron(EXPERTS.replace("{experts}", "'8 16'"), "moe.sh")
+    assert pyramid.missing() == ["model.experts"]
+
+
+def test_models_that_are_no_decoders_are_named():
+    command = (
+        "python -m torch.distributed.launch --nproc_per_node 8 pretrain_t5.py --num-layers 12 --hidden-size 768 "
+        "--encoder-seq-length 512 --decoder-seq-length 128 --tokenizer-type BertWordPieceCase"
+    )
+    draft = read_script_of_megatron(command, "t5.sh")
+    assert (
+        draft.not_understood[0]
+        == "pretrain_t5.py: its model is no decoder alone; its layers are counted as a decoder's"
+    )
+    assert draft.value("model", "vocab_size") == math.ceil(30522 / 128) * 128
+    assert "pretrain" not in str(read_script_of_megatron(command.replace("_t5", "_gpt2"), "x.sh").not_understood)
+
+
+def test_experts_over_devices_need_as_many_replicas():
+    """As mixtral-8x7b-256gpus-bf16.yaml of AI-Hypercomputer/gpu-recipes, which has no number of machines."""
+    model = {"num_layers": 32, "hidden_size": 64, "num_attention_heads": 8, "num_moe_experts": 8}
+    degrees = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 4, "expert_model_parallel_size": 8}
+    draft = read_tables_of_megatron({"model": model | degrees}, "m.yaml")
+    draft.settle()
+    assert (draft.num_devices.value, draft.value("layout", "data")) == (32, 4)

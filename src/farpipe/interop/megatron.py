@@ -4,24 +4,14 @@ Defaults are those of Megatron-Core 0.15: layer norm, learned positions, tied em
 say otherwise (megatron/training/arguments.py).
 """
 
-import math
 import re
 from typing import Any, Final
 
 from farpipe.interop.megatron_names import settings_of_script, settings_of_tables, without_effect
 from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag
+from farpipe.interop.vocabulary import put_vocabulary
 from farpipe.spec.recompute import OPERATIONS
 
-_TOKENIZERS: Final = {
-    r"gpt2": 50257,
-    r"llama-?2|mistral|mixtral": 32000,
-    r"llama-?3|llama3": 128256,
-    r"qwen": 151936,
-    r"deepseek-?v[23]": 129280,
-}
-"""Sizes of well-known vocabularies, by a pattern of the tokenizer's name."""
-_TOKENIZER_NAMES: Final = ("tokenizer_type", "tokenizer_model", "tokenizer_name_or_path", "type", "model")
-_USUAL_VOCABULARY: Final = 128256
 _RECIPES: Final = {"mxfp8": "mxfp8"}
 """Recipes of Transformer Engine for which farpipe has a number format of its own; others count as ``fp8``."""
 _SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -164,9 +154,12 @@ def _model(settings: Settings, draft: Draft) -> None:
     is_switched = settings.flag("group_query_attention") or not settings.origin("hidden_size").startswith("--")
     if groups is not None and is_switched:  # files of NeMo have no switch
         draft.put("model", "num_kv_heads", groups, settings.origin("num_query_groups"))
+    elif settings.has("num_key_value_heads"):  # Megatron-DeepSpeed
+        groups = settings.take("num_key_value_heads", as_count)
+        draft.put("model", "num_kv_heads", groups, settings.origin("num_key_value_heads"))
     draft.put("model", "ffn_hidden", _ffn_hidden(settings, hidden, gated), settings.origin("ffn_hidden_size"))
     draft.put("model", "gated_mlp", gated, settings.origin("swiglu", "activation"))
-    _vocabulary(settings, draft)
+    put_vocabulary(settings, draft)
     _norms_and_biases(settings, draft)
     _positions(settings, draft)
     _experts(settings, draft)
@@ -179,26 +172,6 @@ def _ffn_hidden(settings: Settings, hidden: int | None, gated: bool) -> int | No
     if given is not None or hidden is None:
         return given
     return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-
-
-def _vocabulary(settings: Settings, draft: Draft) -> None:
-    """The vocabulary, padded as for the tensor-parallel devices."""
-    size, origin = settings.take("vocab_size", as_count), settings.origin("vocab_size")
-    padded = settings.take("padded_vocab_size", as_count)
-    if padded is not None:
-        draft.put("model", "vocab_size", padded, settings.origin("padded_vocab_size"))
-        return
-    if size is None:
-        told = " ".join(
-            str(settings.values[name].value) for name in _TOKENIZER_NAMES if name in settings.values
-        ).lower()
-        told += " gpt2" * ("merge_file" in settings.values)  # pairs of characters: GPT-2's tokenizer
-        size = next((known for pattern, known in _TOKENIZERS.items() if re.search(pattern, told)), _USUAL_VOCABULARY)
-        origin = "assumed"
-        draft.notes.append(f"the vocabulary is not in the file: {size} assumed; change model.vocab_size")
-    size += settings.take("tokenizer_type") == "NullTokenizer"
-    multiple = settings.take("make_vocab_size_divisible_by", as_count, default=128) * draft.degree("tensor")
-    draft.put("model", "vocab_size", math.ceil(size / multiple) * multiple, f"{origin}, to a multiple of {multiple}")
 
 
 def _norms_and_biases(settings: Settings, draft: Draft) -> None:
@@ -239,20 +212,34 @@ def _positions(settings: Settings, draft: Draft) -> None:
 
 
 def _experts(settings: Settings, draft: Draft) -> None:
-    count = settings.take("num_experts", as_count)
+    count = settings.take("num_experts", _num_experts)
+    if count is None and settings.has("num_experts"):
+        draft.unreadable.append("model.experts")
+    of_deepspeed = settings.flag("deepspeed")
     if not count or count == 1:  # Megatron-DeepSpeed writes 1 for a dense model
         settings.take("moe_router_topk")
         return
     experts = {
         "num_experts": count,
-        "per_token": settings.take("moe_router_topk", as_count, default=2),
+        "per_token": settings.take("moe_router_topk", as_count, default=1 if of_deepspeed else 2),
         "ffn_hidden": settings.take("moe_ffn_hidden_size", as_count) or draft.value("model", "ffn_hidden"),
         "shared_ffn_hidden": settings.take("moe_shared_expert_intermediate_size", as_count) or 0,
         "num_dense_layers": settings.take("moe_layer_freq", num_dense_layers, default=0),
         "router_bias": int(settings.flag("moe_router_enable_expert_bias")),
     }
+    if of_deepspeed and (every := settings.take("expert_interval", as_count, default=2)) > 1:
+        origin = settings.origin("expert_interval")
+        settings.problems.append(f"{origin}: experts in one of {every} layers are counted in all")
     settings.flag("moe_grouped_gemm")
     draft.put("model", "experts", experts, settings.origin("num_experts"))
+
+
+def _num_experts(value: Any) -> int:
+    """The number of experts of all layers; ValueError where layers have different numbers."""
+    counts = {as_count(count) for count in (value if isinstance(value, list) else [value])}
+    if len(counts) > 1:
+        raise ValueError(value)
+    return counts.pop()
 
 
 def num_dense_layers(text: Any) -> int:

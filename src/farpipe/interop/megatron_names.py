@@ -16,6 +16,8 @@ MARKS: Final = ("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor
 ALIASES: Final = {
     "activations_checkpoint_granularity": "recompute_granularity",
     "context_parallel_comm_type": "cp_comm_type",
+    "moe_expert_parallel_size": "expert_model_parallel_size",
+    "topk": "moe_router_topk",
     "encoder_seq_length": "seq_length",
     "encoder_num_layers": "num_layers",
     "fp8": "fp8_format",
@@ -115,6 +117,8 @@ WITHOUT_EFFECT: Final = (
     "use_tp_pp_dp*",
 )
 """Options that change neither the seconds nor the bytes of a step, or by less than is counted here."""
+_NO_DECODERS: Final = re.compile(r"(?:[^/]*_)?(bert|t5|ict|retro|mamba|hybrid|vision|vlm|mimo)(?:_[^/]*)?\.py")
+"""Programs that train other models than a decoder alone."""
 _ZERO_STAGE: Final = re.compile(r'"zero_optimization"\s*:\s*\{[^}]*?"stage"\s*:\s*([^\s,}]+)')
 _SHORT: Final = ("-N", "-n")
 """Options of one letter that count: numbers of machines and tasks of srun."""
@@ -136,13 +140,16 @@ def settings_of_script(text: str, source: str, known: Mapping[str, str] | None =
     InputError where there is no such command; of several the last one is read, and a note says so.
     """
     script = read_script(text, {**_slurm_variables(text), **(known or {})})
-    options = [*_directives(text), *_options(_command(script, source)), *_deepspeed_stage(text, script)]
+    command = _command(script, source)
+    options = [*_directives(text), *_options(command), *_deepspeed_stage(text, script)]
     lines = _lines_of_options(text)
     values: dict[str, Setting] = {}
     for option, value in options:
         line = lines.get(option)
         values[_name(option)] = Setting(value, option + (f", line {line}" if line else ""))
-    return Settings(source, values, notes=script.notes, unset=script.open_names)
+    programs = [name for word in command if _NO_DECODERS.fullmatch(name := word.rpartition("/")[2])]
+    problems = [f"{name}: its model is no decoder alone; its layers are counted as a decoder's" for name in programs]
+    return Settings(source, values, notes=script.notes, problems=problems, unset=script.open_names)
 
 
 def _command(script: Script, source: str) -> list[str]:

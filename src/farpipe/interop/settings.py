@@ -1,5 +1,6 @@
 """Settings of another framework on their way to a job.toml, each with the place that it comes from."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -198,8 +199,8 @@ class Draft:
         """Derive the data-parallel degree, the number of devices and the batch from each other."""
         model_devices = self.degree("pipeline", "tensor", "context")
         if self.num_devices is None:
-            known = self.value("layout", "data")
-            count = model_devices * (known or 1)
+            known, experts = self.value("layout", "data"), self.degree("expert")
+            count = model_devices * (known or experts // math.gcd(experts, self.degree("tensor", "context")))
             self.num_devices = Setting(count, "the smallest number for these degrees")
             if known is None:
                 self.notes.append(

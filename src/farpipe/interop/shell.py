@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Final
 
 from farpipe.interop.shell_words import Token, Word, tokenize
@@ -16,6 +17,8 @@ _ARITHMETIC: Final = re.compile(r"[-+*/%() \d]+")
 _NUMERIC: Final = {"-eq": "__eq__", "-ne": "__ne__", "-gt": "__gt__", "-ge": "__ge__", "-lt": "__lt__", "-le": "__le__"}
 _OF_THE_PROCESS: Final = re.compile("RANK|PORT|ADDR|CUDA|NCCL|NVTE|LOG")
 """Variables that differ from process to process, or set up their libraries: of no interest here."""
+_REDIRECTION: Final = re.compile(r"(\d|&)?>|\|$")
+"""Beginning of a word by which output goes elsewhere, in a command that ``eval`` runs."""
 _LOOPS: Final = ("for", "while", "until")
 _OPENING: Final = ("if", "case", *_LOOPS)
 _TURNING: Final = ("then", "do", "else", "elif", "fi", "done", "esac")
@@ -302,7 +305,7 @@ def _is_esac(statement: list[Token]) -> bool:
 
 
 def flags_of(words: list[str]) -> list[str]:
-    """`words` with those cut that hold several, as the argument of ``bash -c`` does."""
+    """`words` with those cut that hold several, as the argument of ``bash -c`` does, up to where output goes."""
     found: list[str] = []
     for word in words:
         if re.search(r"\s", word) and re.search(r"(^|\s)--\w", word):
@@ -312,4 +315,4 @@ def flags_of(words: list[str]) -> list[str]:
                 found += word.split()
         else:
             found.append(word)
-    return found
+    return [*takewhile(lambda word: not _REDIRECTION.match(word), found)]

@@ -44,7 +44,7 @@ WITHOUT_EFFECT: Final = re.compile(
     r"(job|profiling|metrics|checkpoint|validation|comm|compile|fault_tolerance|debug|memory_estimation)\."
     r"|quantize\.|(model\.)?(hf_assets_path|tokenizer_path|print_after_conversion)|optimizer\.(eps|implementation|name)"
     r"|parallelism\.(spmd_backend|enable_fsdp_symm_mem|context_parallel_(load_balancer|ptrr_mask_key))"
-    r"|lr_scheduler\.|training\.(dataset|dataset_path|seed|deterministic|gc_freq|gc_debug|disable_cuda_graphs)"
+    r"|lr_scheduler\.|training\.warmup_steps|float8\.(?!enable)|training\.(dataset|dataset_path|seed|deterministic|gc_freq|gc_debug|disable_cuda_graphs)"
     r"|optimizer\.(pattern|optimizer_name|fused|foreach|betas|weight_decay)"
 )
 """Settings that change neither the seconds nor the bytes of a step, or by less than is counted here."""
@@ -70,6 +70,7 @@ EARLIER: Final = {
         for name in (
             "pipeline_parallel_degree",
             "pipeline_parallel_schedule",
+            "pipeline_parallel_microbatches",
             "context_parallel_degree",
             "enable_async_tensor_parallel",
         )
@@ -78,12 +79,23 @@ EARLIER: Final = {
 """Names of 2024 and early 2025, in whose place their settings have those of later versions."""
 
 
+SWITCHES: Final = (
+    "parallelism.enable_async_tensor_parallel",
+    *(f"float8.enable_{name}" for name in ("float8_linear", "fsdp_float8_all_gather")),
+)
+"""Switches that are off by default."""
+_ON: Final = Setting(True, "")
+
+
 def read_torchtitan(data: Mapping[str, Any], source: str) -> Draft:
     """The job of a torchtitan TOML, already parsed."""
     settings = settings_by_path(data, source)
     for earlier, name in EARLIER.items():
         if earlier in settings.values:
             settings.values.setdefault(name, settings.values.pop(earlier))
+    for name in SWITCHES:
+        if settings.values.get(name, _ON).value is False:
+            del settings.values[name]
     draft = Draft(FORM)
     _layout(settings, draft)
     _model(settings, draft)
@@ -187,6 +199,8 @@ def _stages(settings: Settings, draft: Draft) -> None:
 def _model(settings: Settings, draft: Draft) -> None:
     name, flavor = settings.take("model.name", str, ""), str(settings.take("model.flavor", str, "")).lower()
     origin = settings.origin("model.flavor", "model.name")
+    if settings.take("model.norm_type", str, "rmsnorm").endswith("layernorm"):
+        draft.put("model", "norm", "layernorm", "model.norm_type")
     plain = re.sub(r"_(flex|varlen)(_attn)?$", "", flavor)
     if (name, plain) in PRESETS:
         draft.put("model", "preset", PRESETS[name, plain], origin)
@@ -217,23 +231,27 @@ def _training(settings: Settings, draft: Draft) -> None:
     by_tokens = settings.take("parallelism.enable_sequence_parallel", as_flag, default=True)
     tensor = draft.degree("tensor") > 1 and by_tokens
     draft.put("training", "sequence_parallel", tensor, settings.origin("parallelism.tensor_parallel_degree"))
-    dtype = settings.take("training.mixed_precision_param", str, "bfloat16")
-    settings.take("training.dtype")
-    settings.take("training.mixed_precision_reduce")
-    draft.put(
-        "training",
-        "precision",
-        "fp32" if dtype == "float32" else "bf16",
-        settings.origin("training.mixed_precision_param"),
-    )
+    _precision(settings, draft)
     converters = settings.take("model.converters", lambda found: [found] if isinstance(found, str) else [*found], [])
     narrow = next((_CONVERTERS[part] for text in converters for part in text.split(".") if part in _CONVERTERS), None)
-    draft.put("training", "matmul", narrow, settings.origin("model.converters"))
+    if settings.flag("float8.enable_float8_linear"):  # until 2025
+        narrow = "fp8"
+    draft.put("training", "matmul", narrow, settings.origin("model.converters", "float8.enable_float8_linear"))
     unknown = [text for text in converters if not {*text.split(".")} & _CONVERTERS.keys()]
     settings.problems += [f"model.converters: {text}" for text in unknown]
     if not settings.flag("compile.enable"):
         draft.put("training", "kernels", "eager", settings.origin("compile.enable"))
     _recompute(settings, draft)
+
+
+def _precision(settings: Settings, draft: Draft) -> None:
+    origin = settings.origin("training.mixed_precision_param")
+    is_wide = settings.take("training.mixed_precision_param", str, "bfloat16") == "float32"
+    draft.put("training", "precision", "fp32" if is_wide else "bf16", origin)
+    if settings.take("training.mixed_precision_reduce", str, "float32") == "bfloat16" and not is_wide:
+        draft.put("training", "grad_reduce_in_fp32", value=False, origin="training.mixed_precision_reduce")
+    if (stored := settings.take("training.dtype", str, "float32")) != "float32":
+        settings.problems.append(f"training.dtype: {stored}: weights and Adam's state are counted in float32")
 
 
 def _batch(settings: Settings, draft: Draft) -> None:
@@ -244,8 +262,11 @@ def _batch(settings: Settings, draft: Draft) -> None:
     local = settings.take("training.local_batch_size", as_count, default=8)
     whole = settings.take("training.global_batch_size", as_count, default=-1)
     each = settings.take("parallelism.pipeline_parallel_microbatch_size", as_count, default=1)
-    origin = settings.origin("training.local_batch_size")
-    draft.put("training", "microbatch_size", each if draft.degree("pipeline") > 1 else local, origin)
+    origin, pipeline = settings.origin("training.local_batch_size"), draft.degree("pipeline")
+    if settings.origin("parallelism.pipeline_parallel_degree").startswith("experimental"):  # until 2025
+        count = settings.take("parallelism.pipeline_parallel_microbatches", as_count, default=pipeline)
+        each = max(1, local // count)
+    draft.put("training", "microbatch_size", each if pipeline > 1 else local, origin)
     if whole > 0:
         draft.put("training", "global_batch", whole, settings.origin("training.global_batch_size"))
     else:
