@@ -265,3 +265,49 @@ def test_number_formats_of_torchtitan_are_read_or_said(tmp_path):
     draft = read_draft([path])
     assert draft.value("training", "grad_reduce_in_fp32") is False
     assert draft.not_understood == ["training.dtype: bfloat16: weights and Adam's state are counted in float32"]
+
+
+def test_accelerate_and_a_recipe_do_not_contradict_each_other(files):
+    """As recipes/accelerate_configs/fsdp.yaml of huggingface/open-r1 (1416fa0) beside a recipe that checkpoints."""
+    accelerate = ACCELERATE + (
+        "fsdp_config: {fsdp_activation_checkpointing: false, fsdp_sharding_strategy: FULL_SHARD, "
+        "fsdp_offload_params: true, fsdp_use_orig_params: true}\n"
+    )
+    draft = read_draft(files(fsdp_yaml=accelerate, recipe_yaml=TRAINER))
+    assert (draft.value("training", "recompute"), draft.value("training", "zero")) == ("full", 3)
+    assert draft.not_understood == ["fsdp_config.fsdp_offload_params: True: state in host memory is not planned"]
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"),
+    [
+        ("fsdp: [full_shard, auto_wrap]", 3),
+        ("fsdp: shard_grad_op auto_wrap", 2),
+        ("fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}", 3),
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: false}", 2),
+        ("fsdp: ''", None),
+    ],
+)
+def test_every_spelling_of_fsdp_counts(text, stage, files):
+    """The Trainer's words, Accelerate's second version, axolotl's: they had been listed, and nothing was sharded."""
+    draft = read_draft(files(train_yaml=TRAINER + text))
+    assert draft.value("training", "zero") == stage
+
+
+def test_adapters_of_a_fine_tuning_are_read(files):
+    """As examples/mistral/mistral-qlora-fsdp.yml of axolotl (067b021) and LLaMA-Factory's (ff6d4d1): it had been a
+    training of all weights."""
+    text = "bf16: auto\nadapter: qlora\nlora_r: 32\nlora_alpha: 16\nlora_dropout: 0.05\nrl: dpo\nstage: sft\n"
+    draft = read_draft(
+        files(one_yaml=TRAINER + text + "lora_target_modules: [q_proj, v_proj, down_proj, embed_tokens]")
+    )
+    assert draft.value("training", "lora") == {
+        "rank": 32, "target_modules": ["linear_qkv", "linear_fc2"], "dropout": 0.05, "base_weights": "nf4",
+    }  # fmt: skip
+    assert draft.value("training", "precision") == "bf16"
+    assert draft.not_understood == ["rl: dpo: counted as one pass over each sequence", "adapters of embed_tokens"]
+    whole = read_draft(files(two_yaml=TRAINER + "finetuning_type: full\nstage: dpo\nlora_rank: 8\n"))
+    assert whole.value("training", "lora") is None
+    assert whole.not_understood == ["stage: dpo: counted as one pass over each sequence", "lora_rank: 8"]
+    every = read_draft(files(three_yaml=TRAINER + "finetuning_type: lora\nlora_target: all\n"))
+    assert len(every.value("training", "lora")["target_modules"]) == 4

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.catalog import model_names
+from farpipe.interop.adapters import put_adapters
 from farpipe.interop.megatron_names import settings_by_path, settings_of_tables
-from farpipe.interop.settings import Draft, Setting, Settings, as_count
+from farpipe.interop.settings import Draft, Setting, Settings, as_count, as_flag
 from farpipe.spec.hugging_face import model_fields
 from farpipe.spec.model import Model
 from farpipe.strict import validate
@@ -41,7 +42,11 @@ _WITHOUT_EFFECT_OF_TRAINER: Final = (
         "model_type",
         "tokenizer_type",
         "test_split",
-        "stage",
+        "num_epochs",
+        "use_reentrant",
+        "zero3_",
+        *(f"fsdp_{name}" for name in ("auto_wrap", "state_dict", "sync_module", "use_orig", "cpu_ram", "transformer")),
+        *("fsdp_backward_prefetch", "fsdp_forward_prefetch"),
     ),
 )
 """Beginnings of names of what changes neither the seconds nor the bytes of a step."""
@@ -146,10 +151,11 @@ def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
     draft.copy(settings, "training", same)
     clip = settings.take("max_grad_norm", float)
     draft.put("training", "clip_norm", "none" if clip == 0 else clip, settings.origin("max_grad_norm"))
-    full = settings.flag("gradient_checkpointing") or settings.flag("fsdp_activation_checkpointing")
-    origin = settings.origin("gradient_checkpointing", "fsdp_activation_checkpointing")
-    draft.put("training", "recompute", "full" if full else "none", origin)
+    full = [name for name in ("gradient_checkpointing", "fsdp_activation_checkpointing") if settings.flag(name)]
+    draft.put("training", "recompute", "full" if full else "none", settings.origin(*full))
     _trainer_devices(settings, draft)
+    _expect_next_tokens(settings)
+    put_adapters(settings, draft)
     draft.close(settings, _beginning(settings, _WITHOUT_EFFECT_OF_TRAINER, ()))
     return draft
 
@@ -166,7 +172,8 @@ def _named_model(settings: Settings, draft: Draft) -> None:
 
 def _trainer_precision(settings: Settings, draft: Draft) -> None:
     named = str(settings.take("mixed_precision", str, "no"))
-    kind = next((kind for kind in ("bf16", "fp16") if settings.flag(kind) or named == kind), None)
+    kinds = [kind for kind in ("bf16", "fp16") if settings.take(kind, _flag_or_auto) or named == kind]
+    kind = next(iter(kinds), None)
     if kind or "mixed_precision" in settings.values:
         origin = settings.origin("bf16", "fp16", "mixed_precision")
         draft.put("training", "precision", kind or ("bf16" if named == "fp8" else "fp32"), origin)
@@ -180,12 +187,40 @@ def _trainer_devices(settings: Settings, draft: Draft) -> None:
         draft.num_devices = Setting(count, settings.origin("num_processes"))
         if machines > 1 and count % machines == 0:
             draft.num_devices_per_machine = Setting(count // machines, settings.origin("num_machines"))
-    strategy = str(settings.take("fsdp_sharding_strategy", str, "")).upper()
-    stage = settings.take("zero_stage", as_count, _STAGES.get(strategy))
-    draft.put("training", "zero", stage, settings.origin("zero_stage", "fsdp_sharding_strategy"))
+    origin = settings.origin("zero_stage", "fsdp_sharding_strategy", "fsdp", "fsdp_version")
+    draft.put("training", "zero", settings.take("zero_stage", as_count, _fsdp_stage(settings)), origin)
+    for name in ("fsdp_offload_params", "offload_params", "offload_optimizer_device", "offload_param_device"):
+        if (place := settings.take(name)) not in (None, "False", "none"):
+            settings.problems.append(f"{settings.origin(name)}: {place}: state in host memory is not planned")
     for key, name in (("tensor", "tp_degree"), ("pipeline", "pp_degree")):
         origin = settings.origin(f"megatron_lm_{name}", name)
         draft.put("layout", key, settings.take(f"megatron_lm_{name}", as_count), origin)
+
+
+def _fsdp_stage(settings: Settings) -> int | None:
+    """Stage of ZeRO by the settings of FSDP: of Accelerate, of the Trainer (words), of its second version."""
+    told = settings.take("fsdp_sharding_strategy", str, "") or settings.take("fsdp", _words, "")
+    if stages := [_STAGES[word] for word in told.upper().split() if word in _STAGES]:
+        return stages[0]
+    if settings.take("fsdp_version", str, "") != "2":
+        return None
+    names = ("fsdp_reshard_after_forward", "reshard_after_forward")
+    return 3 if all(settings.take(name, as_flag, default=True) for name in names) else 2
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _flag_or_auto(value: Any) -> bool:
+    return value == "auto" or as_flag(value)
+
+
+def _expect_next_tokens(settings: Settings) -> None:
+    """Note what is trained otherwise than one pass over each sequence."""
+    for name, plain in (("stage", ("pt", "sft")), ("rl", ())):
+        if (kind := settings.take(name)) not in (None, *plain):
+            settings.problems.append(f"{settings.origin(name)}: {kind}: counted as one pass over each sequence")
 
 
 def _beginning(settings: Settings, beginnings: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
