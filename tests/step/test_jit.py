@@ -1,11 +1,13 @@
 """Kernels' caches: nothing stale is run, and nothing that can't be read stops a command."""
 
+import errno
 import importlib.util
 import os
 import pickle
 
 import numba
 import pytest
+from numba.core import caching
 
 from farpipe.step import jit as compiling
 
@@ -87,6 +89,23 @@ def test_a_damaged_kernel_is_compiled_anew(kernel, tmp_path):
     (data,) = tmp_path.rglob("outer.outer*.nbc")
     data.write_bytes(data.read_bytes()[:100])
     assert kernel()(3) == 107
+
+
+@pytest.mark.parametrize("place", ["read-only", "full"])
+def test_without_a_cache_kernels_are_compiled_and_nothing_is_waited_for(place, kernel, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if place == "full":
+        monkeypatch.setattr(caching.IndexDataCacheFile, "save", full)
+    else:
+        monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+    monkeypatch.setattr(compiling, "not_kept", None)
+    monkeypatch.setattr(compiling, "compiled_elsewhere", lambda function: function.__name__ == "outer")
+    outer = kernel()
+    assert importlib.sys.modules["inner_of_kernel"].inner(3) == 7
+    assert outer(3) == 107
+    assert compiling.not_kept
 
 
 def test_a_kernel_that_another_process_compiles_is_waited_for(kernel, monkeypatch):

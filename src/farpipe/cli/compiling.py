@@ -13,6 +13,9 @@ TOLD: Final = (
     "compiling kernels, once after an installation: half a minute of CPU on two cores; they are then kept in numba's "
     "cache (NUMBA_CACHE_DIR)"
 )
+NOT_KEPT: Final = (
+    "kernels can't be kept, so each command compiles them: point NUMBA_CACHE_DIR to a folder that has room"
+)
 AHEAD: Final = (sys.executable, "-m", "farpipe.search.compile_ahead")
 MODULES_AHEAD: Final = ("list_kernel", "player_kernel", "greedy_kernel", "local_kernel")
 """Modules whose kernels that process compiles."""
@@ -37,7 +40,8 @@ def compilation_announced() -> Iterator[None]:
         def on_start(self, event: object) -> None:
             if not self.announced:
                 log(TOLD)
-                jit.compiled_elsewhere = _compiled_ahead()
+                if not jit.not_kept:
+                    jit.compiled_elsewhere = _compiled_ahead()
             self.announced = True
 
         def on_end(self, event: object) -> None:
@@ -45,6 +49,8 @@ def compilation_announced() -> Iterator[None]:
 
     with event.install_listener("numba:compile", FirstCompilation()):
         yield
+    if jit.not_kept:
+        log(f"{NOT_KEPT} ({jit.not_kept})")
 
 
 def _compiled_ahead() -> Callable[[Callable[..., Any]], bool]:

@@ -27,6 +27,8 @@ compiled_elsewhere: Callable[[Function], bool] = _nowhere
 """True while another process is about to put this kernel into the cache; who starts such a process says so here."""
 WAIT_S: Final = 0.05
 """Seconds between two looks into the cache for it."""
+not_kept: Exception | None = None
+"""Reason why a kernel could not be put into the cache, if one could not."""
 
 
 def jit(function: Function | None = None, **options: Any) -> Any:
@@ -35,8 +37,16 @@ def jit(function: Function | None = None, **options: Any) -> Any:
         return partial(jit, **options)
     dispatcher = njit(**options)(function)
     if dispatcher is not function:  # numba is not switched off
-        dispatcher._cache = KernelCache(function)  # type: ignore[no-untyped-call]
+        try:
+            dispatcher._cache = KernelCache(function)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # no folder that can be written to
+            _note(error)
     return dispatcher
+
+
+def _note(error: Exception) -> None:
+    global not_kept, compiled_elsewhere
+    not_kept, compiled_elsewhere = error, _nowhere
 
 
 def inner(function: Function) -> Any:
@@ -59,6 +69,13 @@ class KernelCache(FunctionCache):
             time.sleep(WAIT_S)
             found = self._load(sig, target_context)
         return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a compiled kernel; without room for it each process compiles anew."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            _note(error)
 
     def _load(self, sig: Any, target_context: Any) -> Any:
         try:
