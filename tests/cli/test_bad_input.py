@@ -293,6 +293,13 @@ def test_a_disk_that_fills_up_leaves_what_stood_there(farpipe_process, problem_f
     assert (full_disk / "old.json").read_text() == old
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_a_closed_output_stops_nothing(problem_file, tmp_path, closed):
+    command = f'exec "$0" -m farpipe schedule "$1" --method 1f1b -o order.json {closed}'
+    subprocess.run(["sh", "-c", command, sys.executable, problem_file], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "order.json").exists()
+
+
 def test_a_file_that_is_no_schedule_is_not_replaced_by_one(farpipe, problem_file, tmp_path):
     (tmp_path / "notes.json").write_text("mine")
     expect_error(

@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 import traceback
+from pathlib import Path
 
 from farpipe.errors import FarpipeError, RunError
 
@@ -19,6 +20,9 @@ COLLECTED_AFTER = 1_000_000
 def main() -> None:
     """Run the command line; every error that a user can make ends in one clear message and its exit code."""
     gc.set_threshold(COLLECTED_AFTER, *gc.get_threshold()[1:])
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as a cron job may leave them
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     try:
         _run()
     except FarpipeError as error:
