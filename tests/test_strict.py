@@ -196,12 +196,14 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
 def test_what_cannot_be_read_is_told_by_name(tmp_path, monkeypatch):
     (tmp_path / "empty").touch()
     (tmp_path / "latin").write_bytes("Zürich".encode("latin-1"))
+    (tmp_path / "packed").write_bytes(b"\x1f\x8b\x08")
     (tmp_path / "large").write_text("1234567890")
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(strict, "MAX_FILE_BYTES", 9)
     messages = {
         "absent": "can't be read: No such file or directory",
         "empty": "the file is empty",
+        "packed": r"not UTF-8 text \(byte 1\); unpack it \(gunzip\)",
         "latin": r"not UTF-8 text \(byte 1\); save the file as UTF-8",
         "large": "larger than 0 MiB",
         "pipe": "not a plain file",

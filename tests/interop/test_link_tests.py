@@ -35,6 +35,11 @@ SENDRECV = """#       size         count      type   redop    root     time   al
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)
    134217728      33554432     float    none      -1   5621.3   23.88   23.88       0
 """
+LABELLED = "\n".join(f"0: {line}" for line in NCCL.splitlines())
+SLOW_FIRST = NCCL.replace(
+    " 134217728      33554432",
+    "        16             4     float     sum      -1    166.7    0.00    0.00\n 134217728      33554432",
+).replace("36.10", "983.2")
 PERFTEST = """ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
  65536      5000             11820.0            11800.5            0.188808
 """
@@ -106,6 +111,8 @@ BOTH_WAYS = "                    RDMA_Write Bidirectional BW Test\n" + GBITS
         (OLD_SENDRECV, "nccl-tests", None, 3.24e9),
         (OLD_BROADCAST, "nccl-tests", 45.82e-6, 5.97e9),
         (TAGGED, "nccl-tests", 36.1e-6, 234.8e9),
+        (LABELLED, "nccl-tests", 36.1e-6, 234.8e9),
+        (SLOW_FIRST, "nccl-tests", 166.7e-6, 234.8e9),
         (LATENCY, "perftest", 1.14e-6, None),
         (TIMED_LATENCY, "perftest", 1.16e-6, None),
         (QPERF_RUNS, "qperf", None, 315e6),

@@ -158,6 +158,28 @@ def test_blocks_of_mlperf_tell_their_mean_step(tmp_path):
     assert measured(log, "x").step_s == pytest.approx(199.434 / 6)
 
 
+def block(key, at_s, samples, step):
+    metadata = {"samples_count": samples, "step": step}
+    return ":::MLLOG " + json.dumps({"time_ms": 1000 * at_s, "key": key, "value": None, "metadata": metadata})
+
+
+def test_blocks_may_count_their_own_samples(tmp_path):
+    """As NVIDIA's llama2_70b_lora in mlcommons/training_results_v5.1 (theia_ngpu8), which had no step."""
+    lines = [block("block_start", 0, 1536, 0), block("block_stop", 142.634, 1536, 192)]
+    lines += [block("block_start", 149.244, 384, 192), block("block_stop", 185.03, 384, 240)]
+    lines += [block("block_start", 191.735, 384, 240), block("block_stop", 227.526, 384, 288)]
+    (found,) = read(tmp_path, lines).attempts
+    assert [*found.steps] == [24, 30, 36]  # of 64 samples here, of 8 there
+    assert [*found.seconds] == pytest.approx([8 * 0.7429, 8 * 0.7455, 8 * 0.7456], rel=1e-3)
+
+
+def test_means_over_blocks_count_only_where_no_step_is_told(tmp_path):
+    """As Cisco's hpf_n16 of llama31_8b there: each mean had been a step of its own, and a restart."""
+    mean = mlperf(0, 2.5).replace('"train_step_time"', '"throughput": 123.5, "train_step_time"')
+    assert [len(attempt) for attempt in read(tmp_path, [*map(mlperf, range(1, 9)), mean, mlperf(9)]).attempts] == [9]
+    assert read(tmp_path, [mean]).framework == "MLPerf (means over blocks)"
+
+
 TABLES = {
     "wandb": '"Step","run - iteration-time","run - iteration-time__MIN","run - iteration-time__MAX"',
     "lightning": "step,train_step_timing in s,reduced_train_loss,x",

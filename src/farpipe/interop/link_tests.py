@@ -24,8 +24,8 @@ _PERFTEST: Final = re.compile(r"BW average\s*\[(MB|MiB|Gb)/sec\]")
 _PERFTEST_LATENCY: Final = re.compile(r"#bytes\s+#iterations\s.*(?:t_typical|t_avg)\[usec\].*")
 _NO_ANSWER: Final = re.compile(r"packets transmitted, 0 (?:packets )?received")
 _NCCL: Final = re.compile(r"#\s+(size\s+count\s+type.*)\n#\s+\(B\).*\(us\)\s+\((\S+)\)", re.MULTILINE)
-_OF_MPI: Final = re.compile(r"^\[\d+,\d+\]<std\w+>:", re.MULTILINE)
-"""Prefix of every line by mpirun --tag-output."""
+_OF_TASKS: Final = re.compile(r"^[ \t]*(?:\[\d+,\d+\]<std\w+>:|\d+: )", re.MULTILINE)
+"""Prefix of every line by mpirun --tag-output and by srun --label."""
 _ADDRESS: Final = re.compile(r"\d+(?:\.\d+){3}")
 _UNITS: Final = {
     "MiB": 2.0**20,
@@ -72,7 +72,7 @@ class LinkTest:
 
 def read_link_test(path: Path) -> LinkTest | None:
     """The figures in the file at `path`; None for a file of no known tool, InputError for a test that failed."""
-    text, name = _OF_MPI.sub("", read_text(path)), path.name
+    text, name = _OF_TASKS.sub("", read_text(path)), path.name
     if text.lstrip().startswith("{"):
         data = _stream(text) or parse_json(text, str(path))
         return next((found for read in (_iperf3, _mtr) if (found := read(data, name, str(path)))), None)
@@ -128,7 +128,7 @@ def _ping(text: str, name: str) -> LinkTest | None:
 
 
 def _nccl(text: str, name: str) -> LinkTest | None:
-    """Bus bandwidth of the largest message, time of the smallest: what a link carries, whatever the collective."""
+    """Bus bandwidth of the largest message, least time of a short one: what a link carries, whatever the collective."""
     head = _NCCL.search(text)
     if head is None:
         return None
@@ -138,11 +138,11 @@ def _nccl(text: str, name: str) -> LinkTest | None:
     rows = [row for row in rows if len(row) > rate and row[rate] != "N/A"]
     if not rows:
         raise InputError(f"{name}: nccl-tests printed no row of figures")
-    smallest, largest = (min(rows, key=_num_bytes), max(rows, key=_num_bytes))
+    largest = max(rows, key=_num_bytes)
     if not float(largest[rate]):
         raise InputError(f"{name}: nccl-tests measured 0 {head[2]}: every process ran alone (build it with MPI=1)")
-    latency_s = float(smallest[time]) * 1e-6 if _num_bytes(smallest) <= _SHORT_BYTES else None
-    return LinkTest("nccl-tests", name, latency_s, float(largest[rate]) * _unit(head[2], name))
+    times = [float(row[time]) * 1e-6 for row in rows if _num_bytes(row) <= _SHORT_BYTES]
+    return LinkTest("nccl-tests", name, min(times, default=None), float(largest[rate]) * _unit(head[2], name))
 
 
 def _num_bytes(row: list[str]) -> int:

@@ -40,7 +40,8 @@ _OF_BLOCKS: Final = "MLPerf (blocks)"
 _OF_EPOCHS: Final = "Lightning's progress bar (mean over an epoch's batches so far)"
 _RATES: Final = ("torchtitan", "DeepSpeed (rate)", _OF_BLOCKS)
 """Kinds of lines that tell the time of a token or a sequence, not of a step."""
-_COARSE: Final = (*_RATES, _OF_BARS, _OF_EPOCHS)
+_OF_MEANS: Final = "MLPerf (means over blocks)"
+_COARSE: Final = (_OF_MEANS, *_RATES, _OF_BARS, _OF_EPOCHS)
 """Kinds of lines that count where no line tells the seconds of a step; a later one where no earlier one does."""
 _STEP_KEYS: Final = ("train_step_timing in s", "train_step_time")
 _DLLOGGER: Final = "DLLL {"
@@ -121,8 +122,8 @@ class StepLog:
     """Lines that begin like a step's and break off."""
     total: int = 0
     """Number at the end of a progress bar: that of the training is the largest."""
-    block: tuple[float, float] | None = None
-    """Samples and milliseconds at the start of a block of MLPerf's log."""
+    block: tuple[float, float, float] | None = None
+    """Samples, step and milliseconds at the start of a block of MLPerf's log."""
 
     def add(self, framework: str, step: int, seconds: float) -> None:
         """Take in a step: one that falls back begins an attempt, one that is there already is another rank's."""
@@ -319,19 +320,27 @@ def _read_mlperf(line: str, log: StepLog) -> None:
         entry = json.loads(line.partition(_MLPERF)[2])
         key, value, metadata = entry["key"], entry["value"], entry.get("metadata", {})
         if key == "tracked_stats" and isinstance(value, dict) and "train_step_time" in value:
-            log.add("MLPerf", int(metadata["step"]), float(value["train_step_time"]))
+            if "step" in metadata:
+                kind = _OF_MEANS if "throughput" in value else "MLPerf"
+                log.add(kind, int(metadata["step"]), float(value["train_step_time"]))
         elif key in ("block_start", "block_stop") and "samples_count" in metadata:
-            _read_block(key, float(metadata["samples_count"]), float(entry["time_ms"]), log)
+            place = float(metadata["samples_count"]), float(metadata.get("step", 0))
+            _read_block(key, *place, float(entry["time_ms"]), log)
     except (ValueError, KeyError, TypeError):
         log.num_unreadable += 1
 
 
-def _read_block(key: str, samples: float, at_ms: float, log: StepLog) -> None:
-    """The mean time of a sample of a block."""
+def _read_block(key: str, samples: float, step: float, at_ms: float, log: StepLog) -> None:
+    """The mean time of a sample of a block, whose counts are those so far or (NVIDIA) its own at both ends."""
     if key == "block_start":
-        log.block = (samples, at_ms)
-    elif log.block is not None and samples > log.block[0]:
-        log.add(_OF_BLOCKS, round(samples), (at_ms - log.block[1]) * 1e-3 / (samples - log.block[0]))
+        log.block = (samples, step, at_ms)
+    elif log.block is not None:
+        before, first_step, begun_ms = log.block
+        is_own = samples == before and step > first_step
+        count = samples if is_own else samples - before
+        done = count + (log.attempts[-1].steps[-1] if is_own and log.attempts else 0)
+        if count > 0:
+            log.add(_OF_BLOCKS, round(done if is_own else samples), (at_ms - begun_ms) * 1e-3 / count)
 
 
 def _read_dllogger(line: str, log: StepLog) -> None:
