@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from farpipe.runtime.stages.deferred import WeightGradStore, defer
+from farpipe.runtime.stages.slices import Again
 
 
 class Renamed(nn.Linear):
@@ -63,6 +65,17 @@ def test_the_gradient_goes_to_the_parameter_of_its_own_forward():
     store.compute(0)
     assert layer.weight.grad is None
     torch.testing.assert_close(used.grad, x.sum(0).expand(2, 3))
+
+
+def test_recomputation_ends_before_the_last_product_of_a_block():
+    """What no gradient needs is not computed again: a down projection, a twentieth of a Llama's step."""
+    block, x = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(4, 3, requires_grad=True)
+    defer(block, WeightGradStore())
+    block.forward = Again(block)
+    with FlopCounterMode(display=False) as recomputed:
+        block(x).sum().backward()
+    forward = 2 * 4 * (3 * 5 + 5 * 2)
+    assert recomputed.get_total_flops() == 3 * forward + 2 * 4 * 3 * 5
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])

@@ -220,26 +220,49 @@ def _add_grad(parameter: Tensor, grad: Tensor) -> None:
 
 def deferred_linear(x: Tensor, layer: LinearLayer, store: WeightGradStore) -> Tensor:
     """The output of `layer`, whose backward hands the weight gradient to `store`."""
-    y: Tensor = _DeferredLinear.apply(x, layer.weight, layer, store)  # type: ignore[no-untyped-call]
+    gys: list[Tensor] = []
+    kept = _KeptInput.apply(x, layer.weight, layer, store, gys)  # type: ignore[no-untyped-call]
+    y: Tensor = _Product.apply(kept, layer, gys, x.requires_grad)  # type: ignore[no-untyped-call]
     return y
 
 
-class _DeferredLinear(torch.autograd.Function):
-    """The weight is an input only so that the output always requires a gradient; none is returned for it."""
+class _KeptInput(torch.autograd.Function):
+    """The input of a layer as it is, kept for W before the layer computes.
+
+    Recomputation of a block ends with the last tensor that is kept in it. One function would keep the input after its
+    product, and a block's last product would be computed once more for nothing: 5 % of a Llama's step.
+    The weight is an input only so that the output always requires a gradient; none is returned for it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: LinearLayer, store: WeightGradStore) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, layer: LinearLayer, store: WeightGradStore, gys: list[Tensor]
+    ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.layer, ctx.store = layer, store
-        return layer.output(x)
+        ctx.set_materialize_grads(False)
+        ctx.layer, ctx.store, ctx.gys = layer, store, gys
+        return x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, gx: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         (x,) = ctx.saved_tensors
-        gx = ctx.layer.input_grad(gy) if ctx.needs_input_grad[0] else None
-        ctx.store.add(Deferred(ctx.layer, x, gy))
-        return gx, None, None, None
+        ctx.store.add(Deferred(ctx.layer, x, ctx.gys.pop()))
+        return gx, None, None, None, None
+
+
+class _Product(torch.autograd.Function):
+    """The output of a layer; leaves the gradient of the output to the `_KeptInput` before it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: LinearLayer, gys: list[Tensor], needs_gx: bool) -> Tensor:
+        ctx.layer, ctx.gys, ctx.needs_gx = layer, gys, needs_gx
+        return layer.output(x)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        ctx.gys.append(gy)
+        return ctx.layer.input_grad(gy) if ctx.needs_gx else None, None, None, None
 
 
 class _EmbeddingForward:
