@@ -63,12 +63,12 @@ def loaded(path, mesh, count):
     module = HuggingFaceSlice(build(config, torch.float32), WHOLE)
     if mesh is not None:
         divide_module(module, mesh, torch.float32)
-    slices_of = hugging_face_weights._slices
+    stored = hugging_face_weights._stored
 
     def counted(*arguments):
-        return {key: Counting(found, count) for key, found in slices_of(*arguments).items()}
+        return {key: Counting(found, count) for key, found in stored(*arguments).items()}
 
-    with patch.object(hugging_face_weights, "_slices", counted):
+    with patch.object(hugging_face_weights, "_stored", counted):
         hugging_face_weights.load(module, path)
     return module.to("cpu")
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +148,22 @@ def test_a_stage_reads_its_own_tensors_only(tmp_path, monkeypatch):
     load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
     assert len(read) == 9
     assert all(name.startswith("model.layers.1.") for name in read)
+
+
+def test_pages_of_files_leave_memory_with_what_was_read_of_them(tmp_path, monkeypatch):
+    write_model(tmp_path / "m", CONFIGS["llama 3, grouped"])
+    whole = hugging_face_weights.convert_and_load_state_dict_in_model
+    mapped = []
+
+    def listening(model, slices, settings):
+        for tensor in slices.values():
+            assert tensor[...].shape == torch.Size(tensor.get_shape())
+            mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
+        return whole(model, slices, settings)
+
+    monkeypatch.setattr(hugging_face_weights, "convert_and_load_state_dict_in_model", listening)
+    load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
+    assert mapped == [False] * 9
 
 
 def test_files_of_other_stages_need_not_be_there(tmp_path):

@@ -7,7 +7,7 @@ form (experts in one tensor), transformers' own conversions stand between.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,11 @@ def load(module: HuggingFaceSlice, folder: Path | str) -> None:
     conversions = get_model_conversion_mapping(model)
     wanted = _wanted(model, files.names, conversions, module.shared_names)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with ExitStack() as stack:
-        slices = _slices(files, wanted, stack)
-        settings = LoadStateDictConfig(dtype=model.dtype, weight_mapping=conversions)  # type: ignore[arg-type]
-        try:
-            info, _ = convert_and_load_state_dict_in_model(model, slices, settings)
-        except SafetensorError as error:
-            raise InputError(f"{folder}: not a whole safetensors file: {error}") from None
+    settings = LoadStateDictConfig(dtype=model.dtype, weight_mapping=conversions)  # type: ignore[arg-type]
+    try:
+        info, _ = convert_and_load_state_dict_in_model(model, _stored(files, wanted), settings)
+    except SafetensorError as error:
+        raise InputError(f"{folder}: not a whole safetensors file: {error}") from None
     if module.part.has_embedding and module.part.has_head:
         model.tie_weights()
     _expect_all(model, info, folder)
@@ -86,16 +84,42 @@ def _wanted(
     return found
 
 
-def _slices(files: Files, wanted: Mapping[str, str], stack: ExitStack) -> dict[str, Any]:
-    """Slices by name, none of which is read yet."""
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file, read by parts as transformers reads its slices.
+
+    The file is opened for each part: pages that one has mapped would count to this process's memory until it is closed.
+    """
+
+    path: Path
+    name: str
+    shape: list[int]
+    dtype: str
+
+    def get_shape(self) -> list[int]:
+        return self.shape
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        with safe_open(self.path, framework="pt") as file:
+            part: Tensor = file.get_slice(self.name)[index]
+        return part
+
+
+def _stored(files: Files, wanted: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """Tensors by name, none of which is read yet; InputError for a file that can't be."""
     by_file: dict[Path, list[tuple[str, str]]] = defaultdict(list)
     for name, stored in wanted.items():
         by_file[files.path_of(stored)].append((name, stored))
-    found: dict[str, Any] = {}
+    found: dict[str, StoredTensor] = {}
     for path, rows in by_file.items():
         try:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-            found |= {name: file.get_slice(stored) for name, stored in rows}
+            with safe_open(path, framework="pt") as file:
+                for name, stored in rows:
+                    tensor = file.get_slice(stored)
+                    found[name] = StoredTensor(path, stored, tensor.get_shape(), tensor.get_dtype())
         except SafetensorError as error:
             raise InputError(f"{path}: not a whole safetensors file, or not that of its index: {error}") from None
         except OSError as error:
