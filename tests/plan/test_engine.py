@@ -53,7 +53,7 @@ def test_layers_of_tested_models_are_divided_by_plan_and_train_alike(of_transfor
 @pytest.mark.parametrize(
     ("kind", "training", "obstacle", "change"),
     [
-        ("opt", {"sequence_parallel": True}, "tensor = 2", "layout.tensor = 1"),
+        ("olmo", {"sequence_parallel": True}, "tensor = 2", "layout.tensor = 1"),
         (
             "llama",
             {"sequence_parallel": False},
@@ -70,7 +70,7 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
 @pytest.mark.parametrize(
     ("kind", "pins", "training", "obstacle", "change"),
     [
-        ("opt", {"context": 2}, {}, "context = 2", "layout.context = 1"),
+        ("olmo", {"context": 2}, {}, "context = 2", "layout.context = 1"),
         (
             "llama",
             {"context": 2, "context_exchange": "ring"},
@@ -89,7 +89,7 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
         ),
         ("llama", {}, {"lora": Lora(rank=8)}, "training.lora", "a training of all weights, without training.lora"),
         (
-            "opt",
+            "olmo",
             {"context": 2},
             {"lora": Lora(rank=8)},
             "context = 2, training.lora",
@@ -130,7 +130,7 @@ LONG = TRAINING.model_copy(update={"sequence_length": 32768, "global_batch": 2})
             'layout.context_exchange = "ulysses"',
         ),
         ("mixtral", TRAINING, {"context": 2, "data": 1}, 'layout.tensor = 1, layout.context_exchange = "ulysses"'),
-        ("opt", LONG, {}, "layout.tensor = 1, layout.context = 1"),
+        ("olmo", LONG, {}, "layout.tensor = 1, layout.context = 1"),
     ],
 )
 def test_sequences_are_shared_where_the_engine_can_by_the_method_that_it_has(
@@ -145,7 +145,7 @@ def test_sequences_are_shared_where_the_engine_can_by_the_method_that_it_has(
     plan.save(tmp_path / "plan.json")
     spec, at = run_spec_of(type(plan).load(tmp_path / "plan.json"), num_steps=1), plan.layout
     assert spec.num_processes == at.pipeline * at.data * at.tensor * at.context
-    assert (at.context > 1) == (kind != "opt")
+    assert (at.context > 1) == (kind != "olmo")
 
 
 def test_key_heads_that_the_degree_does_not_divide_are_refused_with_both_numbers(of_transformers):
@@ -209,6 +209,11 @@ def test_a_model_that_only_the_cost_model_knows_has_no_remedy():
     plan = make_plan(job([site("a")], tensor=1))
     changed = plan.job.model_copy(update={"model": plan.job.model.model_copy(update={"qk_norm": True})})
     assert plan_obstacle(plan.model_copy(update={"job": changed})) == ("model.qk_norm", "")
+
+
+def test_a_class_that_can_not_be_cut_into_stages_is_told_with_the_plan(of_transformers):
+    change = "another type, or model.module with stages of your own"
+    assert plan_obstacle(make_plan(of_transformers("opt", TRAINING, tensor=1))) == ("a model of type 'opt'", change)
 
 
 def test_the_precisions_of_the_filter_are_those_of_the_engine():

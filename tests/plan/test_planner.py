@@ -151,6 +151,11 @@ def test_too_few_devices_for_the_pins_are_told(pins, message):
         make_plan(job([site("a")], **pins))
 
 
+def test_a_site_with_too_few_devices_for_a_rank_is_named():
+    with pytest.raises(InfeasibleError, match=r"needs 2 devices .* at its site, b has 1; give it more"):
+        make_plan(job([site("a"), site("b", 1)], both_ways("a", "b"), pipeline=2, tensor=2, sites=("a", "b")))
+
+
 def test_sites_without_a_link_are_used_one_at_a_time():
     plan = make_plan(job([site("a"), site("b", 8)]))
     assert set(plan.sites) == {"b"}

@@ -214,6 +214,12 @@ def why_none(job: Job) -> str:
         )
     if pins.replicas == "across" and (obstacle := why_no_replicas(job)):
         return f'layout.replicas = "across": {obstacle}'
+    twins = (pins.tensor or 1) * (pins.context or 1)
+    if small := [name for name in pins.sites or () if job.cluster.site(name).num_devices < twins]:
+        return (
+            f"layout: every pipeline rank needs {twins} devices (tensor x context) at its site, {small[0]} has "
+            f"{job.cluster.site(small[0]).num_devices}; give it more or leave it out of layout.sites"
+        )
     sequences = (pins.num_microbatches or 0) * (job.training.microbatch_size or 0)
     data = pins.data or (job.training.global_batch // sequences if sequences else 1)
     needed = (pins.pipeline or 1) * (pins.tensor or 1) * data

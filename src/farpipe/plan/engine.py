@@ -25,6 +25,8 @@ WITH_TENSOR: Final = (
 """Types of transformers' models whose layers the engine divides over tensor-parallel processes, each tested."""
 WITH_CONTEXT: Final = (*WITH_TENSOR, "mixtral", "qwen3_moe", "deepseek_v3", "olmo2", "olmoe", "gpt2")
 """Types whose sequences the engine divides over context-parallel processes, by Ulysses, each tested."""
+UNCUT: Final = ("opt", "bloom", "falcon")
+"""Types that can't be cut into stages: the check before a training refuses them, as it does others of their kind."""
 TRAINABLE: Final = ("fp32", "bf16")
 """Precisions without loss scaling."""
 PLANNED_ONLY: Final = ("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks", "mtp_num_layers")
@@ -77,20 +79,26 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     at = plan.layout
     tensor, context = (1 if key in degrees else getattr(at, key) for key in ("tensor", "context"))
     layout |= _twin_obstacles(plan.job.model, training, replace(at, tensor=tensor, context=context))
-    changes = layout | of_training
+    kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
+    uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
+    changes = uncut | layout | of_training
     return ", ".join([*model, *changes]), "" if model else ", ".join(changes.values())
 
 
 def divided(job: Job) -> tuple[str, ...]:
     """The degrees by which the engine divides this job's model over processes of a rank."""
-    folder = job.model.hugging_face
-    if folder is None or job.data.packing is not None:
-        return ()
-    try:
-        kind = type_of(folder)
-    except InputError:  # a plan that is read where the folder is not
-        return ()
+    kind = _type_of(job.model) if job.data.packing is None else None
     return tuple(key for key, kinds in {"tensor": WITH_TENSOR, "context": WITH_CONTEXT}.items() if kind in kinds)
+
+
+def _type_of(model: Model) -> str | None:
+    """The type of a model of transformers; None for others, and where its folder is not."""
+    if model.hugging_face is None:
+        return None
+    try:
+        return type_of(model.hugging_face)
+    except InputError:  # a plan that is read elsewhere
+        return None
 
 
 def _twin_obstacles(model: Model, training: Training, layout: Layout) -> dict[str, str]:

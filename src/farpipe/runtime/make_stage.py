@@ -14,7 +14,7 @@ from farpipe.runtime.model.decoder import Numerics, StageModule, compute_dtype, 
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.stages.deferred import WeightGradStore
 from farpipe.runtime.stages.module_stage import ModuleStage
-from farpipe.runtime.stages.own_module import expect_no_state, own_module
+from farpipe.runtime.stages.own_module import check_outputs, own_module
 from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec import Model, Training
 from farpipe.spec.recompute import Recompute
@@ -97,7 +97,7 @@ def make_stage(
         if mesh is not None:
             divide_module(own, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
         stage = ModuleStage(own, boundary, device)
-        expect_no_state(model.module, stage.module, boundary.shape, model.vocab_size)
+        check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
         return stage
     store = WeightGradStore()
     module = StageModule(model, part, training.sequence_length, store, numerics)

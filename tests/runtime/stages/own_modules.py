@@ -1,6 +1,7 @@
 """Functions that ``[model] module`` may name, good and bad ones."""
 
 from torch import nn
+from torch.nn import functional
 
 
 class Stack(nn.Module):
@@ -61,6 +62,39 @@ class Pair(Stack):
 def pair(part):
     """A module of another kind of output."""
     return Pair(part)
+
+
+class Tuples(Stack):
+    """Layers that return tuples to each other."""
+
+    def __init__(self, part):
+        super().__init__(part)
+        for layer in self.layers.values():
+            layer.register_forward_hook(lambda _, __, y: (y,))
+
+
+def tuples(part):
+    """A module that breaks in its forward."""
+    return Tuples(part)
+
+
+def narrow(part):
+    """A module with too few logits."""
+    module = Stack(part)
+    module.head = nn.Linear(16, 100) if part.has_head else module.head
+    return module
+
+
+class Dropping(Stack):
+    """Layers with a dropout that is on in evaluation too."""
+
+    def forward(self, x):
+        return functional.dropout(super().forward(x), training=True)
+
+
+def dropping(part):
+    """A module that draws random numbers."""
+    return Dropping(part)
 
 
 def without_layers(part):

@@ -89,9 +89,15 @@ def test_functions_that_do_not_build_are_told(name, message):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("counting", "own_modules:counting keeps a state between microbatches"), ("pair", "gives tuple, not a tensor")],
+    [
+        ("counting", "own_modules:counting keeps a state between microbatches"),
+        ("dropping", "draws random numbers, as dropout does"),
+        ("pair", "gives tuple, not a tensor; let it return the hidden states alone"),
+        ("tuples", r"breaks in its forward \(TypeError: .*; each layer takes and gives one tensor"),
+        ("narrow", r"gives \[\d+, \d+, 100\], not \[\d+, \d+, 256\]: sequences, tokens, model.vocab_size"),
+    ],
 )
-def test_a_module_whose_output_depends_on_more_than_its_input_is_refused(name, message, text_file, tmp_path):
+def test_a_module_whose_output_is_not_what_stages_need_is_refused(name, message, text_file, tmp_path):
     model = MODEL.model_copy(update={"module": f"runtime.stages.own_modules:{name}"})
     with pytest.raises(InputError, match=message):
         train(make_run(text_file, model=model, num_steps=1), tmp_path / "run")

@@ -26,6 +26,8 @@ from farpipe.spec.recompute import Recompute, operations_of
 
 RECOMPUTED: Final = ("core_attn", "mlp", "moe")
 """Operations of a layer that can be recomputed by themselves in any model of transformers."""
+INSTEAD: Final = '; use a class that can, or [model] module = "package.module:function" with stages of your own'
+"""Remedy where a class of transformers can't be cut into stages."""
 _RECOMPUTED_ATTENTION: Final = "farpipe_recomputed"
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Models are built under patches of torch and transformers, which hold for all threads."""
@@ -133,7 +135,7 @@ def layers_of(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     if base is model or len(found) != 1:
         raise InputError(
             f"{type(model).__name__}: can't be cut into stages: expected one list of {count} layers right under its "
-            f"base model, found {len(found)}"
+            f"base model, found {len(found)}{INSTEAD}"
         )
     return found[0]
 

@@ -35,20 +35,42 @@ def own_module(name: str, part: StageSlice, seed: int, recompute: Recompute = "n
         except Exception as problem:  # whatever code of the user may raise
             raise InputError(f"model.module: {name}({part}) raises {type(problem).__name__}: {problem}") from problem
     if not isinstance(module, nn.Module):
-        raise InputError(f"model.module: {name} returns {type(module).__name__}, not a torch.nn.Module")
+        kind = type(module).__name__
+        raise InputError(f"model.module: {name} returns {kind}, not a torch.nn.Module; let it return the slice's")
     if recompute == "full":
         _recompute_layers(name, module)
     return ModuleSlice(module.eval(), part)
 
 
-@torch.no_grad()
-def expect_no_state(name: str, module: ModuleSlice, shape: tuple[int, ...], vocab_size: int) -> None:
-    """InputError where `module` gives another output for a microbatch that it has had before, or no tensor.
+def check_outputs(name: str, module: ModuleSlice, shape: tuple[int, ...], vocab_size: int) -> None:
+    """InputError unless `module` gives a tensor of the right shape, and the same one for a microbatch seen before.
 
     `shape`: [microbatch size, tokens, width] between stages. An order may bring microbatches in any turn, and
     recomputation twice.
     """
-    like, numbers = next(module.parameters(), torch.empty(0)), torch.Generator().manual_seed(0)
+    what = f"model.module: the module of {name}"
+    try:
+        first, again = _outputs(module, shape, vocab_size)
+    except Exception as problem:  # whatever code of the user may raise
+        reason = f"{type(problem).__name__}: {problem}"
+        raise InputError(f"{what} breaks in its forward ({reason}); each layer takes and gives one tensor") from problem
+    if not isinstance(first, Tensor):
+        raise InputError(f"{what} gives {type(first).__name__}, not a tensor; let it return the hidden states alone")
+    key, width = ("vocab_size", vocab_size) if module.part.has_head else ("hidden", shape[-1])
+    if first.shape != (*shape[:-1], width):
+        expected = f"{[*shape[:-1], width]}: sequences, tokens, model.{key}"
+        raise InputError(f"{what} gives {list(first.shape)}, not {expected}")
+    if not (first - again).abs().max() <= _TOLERANCE * first.abs().max():
+        raise InputError(
+            f"{what} keeps a state between microbatches or draws random numbers, as dropout does: the first one gives "
+            "another output after the second; let outputs depend on inputs and parameters only"
+        )
+
+
+@torch.no_grad()
+def _outputs(module: ModuleSlice, shape: tuple[int, ...], vocab_size: int) -> tuple[Any, Any]:
+    """Outputs for a microbatch before and after another one."""
+    numbers, like = torch.Generator(), next(module.parameters(), torch.empty(0))
 
     def output(seed: int) -> Any:
         numbers.manual_seed(seed)
@@ -57,13 +79,7 @@ def expect_no_state(name: str, module: ModuleSlice, shape: tuple[int, ...], voca
         return module(torch.randn(shape, generator=numbers).to(like.device, like.dtype))
 
     first, _, again = (output(seed) for seed in (0, 1, 0))
-    if not isinstance(first, Tensor):
-        raise InputError(f"model.module: the module of {name} gives {type(first).__name__}, not a tensor")
-    if not (first - again).abs().max() <= _TOLERANCE * first.abs().max():
-        raise InputError(
-            f"model.module: the module of {name} keeps a state between microbatches: the first one gives another "
-            "output after the second; let outputs depend on inputs and parameters only"
-        )
+    return first, again
 
 
 def _function(name: str) -> Callable[[StageSlice], Any]:
