@@ -311,3 +311,10 @@ def test_adapters_of_a_fine_tuning_are_read(files):
     assert whole.not_understood == ["stage: dpo: counted as one pass over each sequence", "lora_rank: 8"]
     every = read_draft(files(three_yaml=TRAINER + "finetuning_type: lora\nlora_target: all\n"))
     assert len(every.value("training", "lora")["target_modules"]) == 4
+
+
+def test_what_deepspeed_leaves_to_the_trainer_contradicts_nothing(files):
+    """As deepspeed_configs/zero3.json of axolotl (067b021): fp16 of the Trainer was refused beside its two ``auto``."""
+    auto = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    assert read_draft(files(train_yaml=TRAINER + "fp16: true\n", ds_json=auto)).value("training", "precision") == "fp16"
+    assert read_draft(files(alone_json=auto)).value("training", "precision") == "bf16"

@@ -1,5 +1,6 @@
 """Logs of training frameworks: seconds of steps, restarts, warm-up, outliers; broken ones."""
 
+import gzip
 import json
 import tracemalloc
 
@@ -424,3 +425,10 @@ def test_other_files_are_no_logs(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     assert not is_log(tmp_path / name)
     assert not is_log(tmp_path)
+
+
+def test_a_packed_log_is_told_apart(tmp_path):
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(gzip.compress(megatron(1).encode()))
+    with pytest.raises(InputError, match=r"train.log.gz: not plain text; unpack it \(gunzip\)"):
+        read_log(path)

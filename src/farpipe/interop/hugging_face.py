@@ -86,7 +86,7 @@ def read_deepspeed(data: Mapping[str, Any], source: str) -> Draft:
         draft.replica_batch = Setting(each * (steps or 1), origin)
     stage = settings.take("zero_optimization.stage", as_count, default=0)
     draft.put("training", "zero", stage, settings.origin("zero_optimization.stage"))
-    draft.put("training", "precision", _precision(settings), settings.origin("bf16.enabled", "fp16.enabled"))
+    draft.put("training", "precision", *_precision(settings))
     _optimizer(settings, draft, "optimizer.params.", "gradient_clipping")
     settings.take("zero_optimization.overlap_comm")
     for name in settings.values:
@@ -101,9 +101,13 @@ def _count_or_auto(value: Any) -> int | None:
     return None if value == "auto" else as_count(value)
 
 
-def _precision(settings: Settings) -> str:
-    enabled = [kind for kind in ("bf16", "fp16") if settings.take(f"{kind}.enabled", str, "False") in ("True", "auto")]
-    return enabled[0] if enabled else "fp32"
+def _precision(settings: Settings) -> tuple[str, str]:
+    """The precision, and where it stands; ``auto``, which the Trainer fills in, goes behind what other files say."""
+    told = {kind: settings.take(f"{kind}.enabled", str, "False") for kind in ("bf16", "fp16")}
+    for wanted in ("True", "auto"):
+        if found := [kind for kind, value in told.items() if value == wanted]:
+            return found[0], "default" if wanted == "auto" else settings.origin(f"{found[0]}.enabled")
+    return "fp32", settings.origin("bf16.enabled", "fp16.enabled")
 
 
 def _optimizer(settings: Settings, draft: Draft, place: str, clipping: str) -> None:

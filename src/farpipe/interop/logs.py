@@ -193,6 +193,9 @@ def _read(path: Path, log: StepLog) -> Iterator[None]:
             yield
         return
     try:
+        with path.open("rb") as packed:
+            if packed.read(2) == b"\x1f\x8b":
+                raise InputError(f"{path}: not plain text; unpack it (gunzip)")
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             for line in _lines(file):
                 _read_line(line, log)
