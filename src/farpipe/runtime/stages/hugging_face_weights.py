@@ -29,6 +29,7 @@ from transformers.utils import logging
 from farpipe.errors import InputError
 from farpipe.runtime.model.hugging_face import MAX_SHARD_BYTES, Files, carry_over, new_folder, write_tensors
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build, fill
+from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec.hugging_face import CONFIG_NAME
 
 _STD = 0.02
@@ -57,7 +58,7 @@ def load(module: HuggingFaceSlice, folder: Path | str) -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings = LoadStateDictConfig(dtype=model.dtype, weight_mapping=conversions)  # type: ignore[arg-type]
     try:
-        info, _ = convert_and_load_state_dict_in_model(model, _stored(files, wanted), settings)
+        info, _ = convert_and_load_state_dict_in_model(model, _stored(files, wanted, module.part), settings)
     except SafetensorError as error:
         raise InputError(f"{folder}: not a whole safetensors file: {error}") from None
     if module.part.has_embedding and module.part.has_head:
@@ -108,8 +109,8 @@ class StoredTensor:
         return part
 
 
-def _stored(files: Files, wanted: Mapping[str, str]) -> dict[str, StoredTensor]:
-    """Tensors by name, none of which is read yet; InputError for a file that can't be."""
+def _stored(files: Files, wanted: Mapping[str, str], part: StageSlice) -> dict[str, StoredTensor]:
+    """Tensors of a stage by name, none of which is read yet; InputError for a file that can't be."""
     by_file: dict[Path, list[tuple[str, str]]] = defaultdict(list)
     for name, stored in wanted.items():
         by_file[files.path_of(stored)].append((name, stored))
@@ -123,7 +124,8 @@ def _stored(files: Files, wanted: Mapping[str, str]) -> dict[str, StoredTensor]:
         except SafetensorError as error:
             raise InputError(f"{path}: not a whole safetensors file, or not that of its index: {error}") from None
         except OSError as error:
-            raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
+            needed = f"the stage of layers {part.first_layer} to {part.end_layer - 1} needs it at this site"
+            raise InputError(f"{path}: can't be read: {error.strerror or error}; {needed}") from None
     return found
 
 
