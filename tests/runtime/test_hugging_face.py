@@ -150,6 +150,19 @@ def test_a_stage_reads_its_own_tensors_only(tmp_path, monkeypatch):
     assert all(name.startswith("model.layers.1.") for name in read)
 
 
+def test_files_of_another_class_are_refused(tmp_path):
+    """Those of Qwen3 beside a config of Llama would train a model without the norms of queries and keys."""
+    path = tmp_path / "m" / "model.safetensors"
+    write_model(tmp_path / "m", CONFIGS["llama 3, grouped"])
+    tensors = load_file(path) | {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
+    save_file(tensors, path, metadata={"format": "pt"})
+    load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
+    save_file(tensors | {"model.layers.1.self_attn.q_norm.weight": torch.zeros(2)}, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"LlamaForCausalLM has no model\.layers\.1\.self_attn\.q_norm\.weight"):
+        load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
+    load_stage(tmp_path / "m", StageSlice(0, 1, True, False))
+
+
 def test_pages_of_files_leave_memory_with_what_was_read_of_them(tmp_path, monkeypatch):
     write_model(tmp_path / "m", CONFIGS["llama 3, grouped"])
     whole = hugging_face_weights.convert_and_load_state_dict_in_model

@@ -5,6 +5,7 @@ form (experts in one tensor), transformers' own conversions stand between.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build, fill
 from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec.hugging_face import CONFIG_NAME
 
+_OLD_BUFFERS = (r"rotary_emb\.inv_freq", r"attn\.(masked_)?bias$", r"attention\.(masked_)?bias$")
+"""Names of tensors in older files that are computed today."""
 _STD = 0.02
 """Standard deviation of random weights, for measuring times only."""
 
@@ -55,6 +58,7 @@ def load(module: HuggingFaceSlice, folder: Path | str) -> None:
     model, files = module.inner, Files(Path(folder))
     conversions = get_model_conversion_mapping(model)
     wanted = _wanted(model, files.names, conversions, module.shared_names)
+    _expect_no_others(model, files.names, wanted, folder)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings = LoadStateDictConfig(dtype=model.dtype, weight_mapping=conversions)  # type: ignore[arg-type]
     try:
@@ -83,6 +87,16 @@ def _wanted(
         if (inner in state or name in state) and inner not in tied:
             found[name] = name
     return found
+
+
+def _expect_no_others(model: PreTrainedModel, names: Iterable[str], wanted: Iterable[str], folder: Path | str) -> None:
+    """InputError for a tensor of the slice's layers that their class does not have: another model would be trained."""
+    known, ignored = {*wanted}, "|".join([*(model._keys_to_ignore_on_load_unexpected or ()), *_OLD_BUFFERS])
+    layers = {_layer_of(name) for name in known}
+    for name in names:
+        if name not in known and _layer_of(name) in layers and not re.search(ignored, name):
+            kind = type(model).__name__
+            raise InputError(f"{folder}: {kind} has no {name}; {CONFIG_NAME} is of another class than the files")
 
 
 @dataclass(frozen=True)
@@ -189,7 +203,12 @@ def _groups(names: Iterable[str]) -> list[list[str]]:
     """Names that belong together in files: those of a layer, and each of the others."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        words = name.split(".")
-        number = next((place for place, word in enumerate(words) if word.isdigit()), len(words))
-        found[".".join(words[: number + 1])].append(name)
+        found[_layer_of(name)].append(name)
     return list(found.values())
+
+
+def _layer_of(name: str) -> str:
+    """The beginning of a tensor's name that its layer's tensors share; all of it outside layers."""
+    words = name.split(".")
+    number = next((place for place, word in enumerate(words) if word.isdigit()), len(words))
+    return ".".join(words[: number + 1])
