@@ -318,3 +318,12 @@ def test_what_deepspeed_leaves_to_the_trainer_contradicts_nothing(files):
     auto = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
     assert read_draft(files(train_yaml=TRAINER + "fp16: true\n", ds_json=auto)).value("training", "precision") == "fp16"
     assert read_draft(files(alone_json=auto)).value("training", "precision") == "bf16"
+
+
+def test_what_one_file_assumes_another_may_say(files):
+    """As the two YAML of OpenSeek-Small-v1 (FlagAI-Open/OpenSeek, 50212ea): model and machines apart."""
+    model = "num_layers: 4\nhidden_size: 64\nnum_attention_heads: 4\nvocab_size: 151851\nseq_length: 64\n"
+    machines = "runner: {nnodes: 2, nproc_per_node: 8}\nsystem: {tensor_model_parallel_size: 1}\n"
+    for paths in (files(a_yaml=model, b_yaml=machines), files(b_yaml=machines, a_yaml=model)):
+        draft = read_draft(paths, "megatron")
+        assert (draft.num_devices.value, draft.value("model", "vocab_size")) == (16, 151936)

@@ -91,11 +91,11 @@ def _joined(one: Draft, other: Draft) -> Draft:
     for name, table in other.tables.items():
         for key, found in table.items():
             known = one.tables[name].get(key)
-            if known is not None and known.value != found.value and "default" not in (known.origin, found.origin):
+            if known is not None and known.value != found.value and not (known.is_open or found.is_open):
                 raise InputError(
                     f"{name}.{key}: {known.value!r} by {known.origin}, but {found.value!r} by {found.origin}"
                 )
-            if known is None or known.origin == "default":
+            if known is None or known.is_open:
                 one.tables[name][key] = found
     for field in ("num_devices", "num_devices_per_machine", "replica_batch"):
         if getattr(one, field) is None:

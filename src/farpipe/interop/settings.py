@@ -25,6 +25,11 @@ class Setting:
     value: Any
     origin: str
 
+    @property
+    def is_open(self) -> bool:
+        """True for a value that no file says."""
+        return self.origin.startswith(("default", "assumed"))
+
 
 @dataclass
 class Settings:
