@@ -1,11 +1,16 @@
 """Candidate paths: the k best in a stated order, and tables of them."""
 
+from itertools import pairwise
+
 import networkx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farpipe.errors import InputError, UsageError
 from farpipe.optical import find_modulation, find_network, k_shortest, load_paths
 from farpipe.optical.network import build_network
+from farpipe.optical.simple_paths import SimplePaths
 from optical_data import BY_HOPS, BY_KM, LINKS
 
 
@@ -36,12 +41,28 @@ def test_a_reverse_path_has_the_same_place():
         assert paths == tuple(nodes[::-1] for nodes in table.of_pair[b, a])
 
 
-def test_large_networks_get_the_same_paths_as_listing_all(monkeypatch):
-    network = find_network("nsfnet")
-    listed = {by: k_shortest(network, [("1", "12"), ("4", "9")], k=5, by=by).of_pair for by in ("km", "hops")}
-    monkeypatch.setattr("farpipe.optical.paths._MAX_CYCLES", 0)
-    for by, expected in listed.items():
-        assert k_shortest(network, [("1", "12"), ("4", "9")], k=5, by=by).of_pair == expected
+@given(
+    edges=st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), max_size=14),
+    target=st.integers(1, 6),
+)
+def test_simple_paths_are_all_of_them_in_ascending_length(edges, target):
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(7))
+    graph.add_edges_from((a, b, {"km": float(km)}) for (a, b), km in edges.items() if a != b)
+    near = {node: {other: edge["km"] for other, edge in graph[node].items()} for node in graph}
+    found = list(SimplePaths(near).between(0, target))
+    assert sorted(found) == sorted(map(tuple, networkx.all_simple_paths(graph, 0, target)))
+    lengths = [sum(near[a][b] for a, b in pairwise(path)) for path in found]
+    assert lengths == sorted(lengths)
+
+
+def test_of_many_paths_with_equal_hops_the_shortest_come_first():
+    graph = networkx.convert_node_labels_to_integers(networkx.grid_2d_graph(6, 6))
+    network = network_of([(f"n{a}", f"n{b}", 1.0 + (7 * a + 13 * b) % 101) for a, b in graph.edges])
+    found = k_shortest(network, [("n0", "n35")], k=3, by="hops").of_pair["n0", "n35"]
+    ways = networkx.all_shortest_paths(graph, 0, 35)  # 252 of 10 hops each
+    lengths = sorted(network.path_km([f"n{node}" for node in way]) for way in ways)
+    assert [network.path_km(nodes) for nodes in found] == lengths[:3]
 
 
 @pytest.mark.parametrize(("path", "by"), [(BY_KM, "km"), (BY_HOPS, "hops")])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.network import Network, number, read_rows
+from farpipe.optical.simple_paths import SimplePaths
 from farpipe.spec.cluster import SECONDS_PER_KM
 from farpipe.strict import nearest, read_text
 
@@ -24,7 +25,7 @@ Table = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray
 PATH_ORDERS: Final = ("km", "hops", "efficiency")
 MAX_K: Final = 1000
 MAX_PAIRS: Final = 50_000
-"""Pairs of nodes whose paths are found when all are asked for: minutes; those of 1,000 nodes would take hours."""
+"""Pairs of nodes whose paths are found when all are asked for: a minute; those of 1,000 nodes would take an hour."""
 _MAX_CYCLES: Final = 12
 """Most independent cycles of a network whose simple paths are all listed: at most a few thousand for a pair."""
 
@@ -170,15 +171,16 @@ class _Candidates:
     """Finds and sorts paths, each pair of nodes once for both directions."""
 
     def __init__(self, network: Network, k: int, by: str, modulation: Modulation | None) -> None:
-        import networkx  # here, for it takes a fifth of a second to import
-
-        self._networkx, self._graph = networkx, networkx.Graph()
-        for edge in network.edges:
-            self._graph.add_edge(edge.a, edge.b, km=edge.km)
         self._network, self._k, self._by, self._modulation = network, k, by, modulation
         self._listed = len(network.edges) - len(network.nodes) + 1 <= _MAX_CYCLES
-        self._rank = {node: index for index, node in enumerate(sorted(network.nodes))}
+        self._names = sorted(network.nodes)
+        self._rank = {node: index for index, node in enumerate(self._names)}
         self._found: dict[Pair, tuple[Nodes, ...]] = {}
+        neighbours: dict[int, dict[int, float]] = {index: {} for index in range(len(self._names))}
+        hop_km = 2.0 * sum(edge.km for edge in network.edges)
+        for (a, b), km in network.km.items():
+            neighbours[self._rank[a]][self._rank[b]] = 1.0 + km / hop_km if by == "hops" else km
+        self._simple_paths = SimplePaths(neighbours)
 
     def of(self, pair: Pair) -> tuple[Nodes, ...]:
         """The best paths of `pair`."""
@@ -200,27 +202,24 @@ class _Candidates:
         return (hops / bits if bits else float("inf"), km, hops, names)
 
     def _pool(self, source: str, target: str) -> Iterator[Nodes]:
-        """Enough paths to hold the best k: all of them in a small network, else generated shortest first.
+        """Enough paths to hold the best k: the shortest ones, and at most 4 k + 8 of them.
 
-        Then at most 4 k + 8: of more that are as long as the k-th, networkx's order decides. By efficiency the pool is
-        the 4 k shortest, for what takes least spectrum is not far from these.
+        By efficiency these are all in a small network, else the 4 k shortest: what takes least spectrum is not far from
+        these.
         """
-        if self._listed:
-            yield from map(tuple, self._networkx.all_simple_paths(self._graph, source, target))
-            return
-        weight = None if self._by == "hops" else "km"
-        generated = self._networkx.shortest_simple_paths(self._graph, source, target, weight=weight)
+        found = self._simple_paths.between(self._rank[source], self._rank[target])
+        generated = (tuple(self._names[index] for index in path) for path in found)
         if self._by == "efficiency":
-            yield from map(tuple, islice(generated, 4 * self._k))
+            yield from generated if self._listed else islice(generated, 4 * self._k)
             return
         worst = float("inf")
         for count, nodes in enumerate(islice(generated, 4 * self._k + 8), start=1):  # ties with the k-th
-            cost = self._key(tuple(nodes))[0]
+            cost = self._key(nodes)[0]
             if cost > worst * (1 + 1e-12):
                 return
             if count == self._k:
                 worst = cost
-            yield tuple(nodes)
+            yield nodes
 
 
 def load_paths(path: Path | str, network: Network) -> PathTable:
