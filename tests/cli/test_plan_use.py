@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from farpipe.cli.efficiency import cost_line, use_line, use_of
+from farpipe.cli.efficiency import cost_line, of_a_device, use_line, use_of
 from farpipe.cli.output import check_folder, keep_earlier
 from farpipe.cli.plan import plan as plan_command
 from farpipe.cli.profile import _write as write_profile
@@ -73,6 +73,12 @@ def test_the_peak_is_the_rate_of_the_products_in_use(pipeline):
     fp8 = pipeline.job.training.model_copy(update={"matmul": "fp8"})
     plan = pipeline.model_copy(update={"job": pipeline.job.model_copy(update={"training": fp8})})
     assert use_of(plan).peak_flops_per_s == pytest.approx(2 * use_of(pipeline).peak_flops_per_s, rel=1e-2)
+
+
+def test_a_module_of_the_users_own_has_no_mfu_for_nobody_counts_its_flops(pipeline):
+    job = pipeline.job.model_copy(update={"model": pipeline.job.model.model_copy(update={"module": "mine:build"})})
+    assert "device_flops" in of_a_device(pipeline)
+    assert of_a_device(pipeline.model_copy(update={"job": job})) == {"num_devices": 4}
 
 
 def test_megatron_gets_the_layers_of_every_stage(pipeline):

@@ -66,11 +66,11 @@ def use_of(plan: "Plan") -> DeviceUse:
 
 def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, Any]:
     """`device_flops`, `causal_share`, `device_peak` and `num_devices` of a RunView, `device` as in RunSpec; no
-    FLOPs with `data.packing`, where they follow from the documents of each step."""
+    FLOPs with `data.packing`, where they follow from the documents of each step, nor of a module of the user's own."""
     if device == "sleep":
         return {}
     use = use_of(plan)
-    if plan.job.data.packing is not None:
+    if plan.job.data.packing is not None or plan.job.model.module is not None:
         return {"num_devices": use.num_devices}
     names = {site.device.name for site in plan.job.cluster.sites}
     as_planned = device in (None, "cuda") or names == {device}

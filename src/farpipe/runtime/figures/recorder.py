@@ -359,13 +359,14 @@ class _Writer:
 
 def utilisation(run: RunSpec, step_s: float) -> dict[str, float | None]:
     """The part of the devices' peak that the model's own FLOPs take, with attention in full and with its causal half;
-    None for a rehearsal or an unknown peak.
+    None for a rehearsal, an unknown peak, or a module of the user's own, whose FLOPs nobody counts.
 
     Recomputed activations don't count: what the model needs, divided by what the devices could do (PaLM, arXiv
     2204.02311, appendix B).
     """
-    if run.peak_flops_per_s is None or run.model is None or run.training is None or run.device == "sleep":
+    peak, model, training = run.peak_flops_per_s, run.model, run.training
+    if peak is None or model is None or model.module is not None or training is None or run.device == "sleep":
         return {"model_flops_utilisation": None}
-    length = run.training.sequence_length
-    full = step_flops(run.model, length, run.training.global_batch) / step_s / run.peak_flops_per_s
-    return {"model_flops_utilisation": full, "causal_utilisation": full * causal_share(run.model, length)}
+    length = training.sequence_length
+    full = step_flops(model, length, training.global_batch) / step_s / peak
+    return {"model_flops_utilisation": full, "causal_utilisation": full * causal_share(model, length)}
