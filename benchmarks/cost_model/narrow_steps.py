@@ -308,7 +308,7 @@ NARROW: Final[dict[str, tuple[float, float | None, str, Reader]]] = {
     "mlperf-amd": (0.12, None, "MLPerf Training v5.1, MI350X and MI355X", partial(mlperf, lambda d, m: d[:2] == "mi")),
     "lora": (0.10, 0.06, "MLPerf Training v4.0 to v5.1, LoRA of Llama-2-70B", mlperf_lora),
     "bridge-dense": (0.10, None, "Megatron-Bridge's performance pages, Llama", partial(bridge, _dense)),
-    "bridge-experts": (0.11, None, "Megatron-Bridge's performance pages, experts", partial(bridge, _experts)),
+    "bridge-experts": (0.10, None, "Megatron-Bridge's performance pages, experts", partial(bridge, _experts)),
     "b200-experts": (0.10, 0.06, "SimuMax's public table, DeepSeek cut to 4 layers", partial(simumax, "DeepSeek")),
     "b200-context": (0.06, 0.05, "SimuMax's public table, context parallelism", partial(simumax, "Llama")),
 }

@@ -285,9 +285,10 @@ LEFT_OUT: Final[dict[str, float]] = {
     "mlperf-hopper": 0.038,
     "mlperf-blackwell": 0.063,
     "bridge-dense": 0.050,
-    "b200": 0.079,
-    "b200-experts": 0.049,
-    "b200-context": 0.069,
+    "bridge-experts": 0.087,
+    "b200": 0.027,
+    "b200-experts": 0.025,
+    "b200-context": 0.024,
     "sailor-opt-350-gh200": 0.081,
 }
 """Mean error when the constants were fitted to other sources alone (fit_efficiency.py). SC21, zero-bubble and the

@@ -24,6 +24,7 @@ experts = {num_experts = 8, per_token = 2, ffn_hidden = 1408, shared_ffn_hidden 
 latent_attention = {kv_rank = 512, query_rank = 768, nope_dim = 128, rope_dim = 64, value_dim = 128}
 """)
 )
+LAW = calibration_of(site().device)
 SBH, SCORES = 2048 * 4 * 4096, 5 * 32 * 2048 * 2048 * 4
 """Of the closed forms: s b h, and 5 a s^2 b."""
 
@@ -34,6 +35,21 @@ def kept(recompute, tensor=1, model=None, **how):
     return memory.layer_activation_bytes(
         model or gpt(hidden=4096, num_heads=32), asked, layout(1, tensor=tensor, microbatch_size=4)
     )
+
+
+def test_a_dense_layer_among_those_with_experts_computes_none_of_them_again():
+    assert EXPERTS.experts is not None
+    with_dense = EXPERTS.experts.model_copy(update={"num_dense_layers": 1})
+    (_, mixed), (_, dense) = EXPERTS.model_copy(update={"experts": with_dense}).kinds()
+    modes = [training(recompute=mode) for mode in ("moe", "none")]
+    sizes, times = ([], [])
+    for kind in (mixed, dense):
+        again, kept = (memory.kept_bytes(kind, asked, layout()) for asked in modes)
+        sizes.append(again < kept)
+        assert again <= kept
+        slow, fast = (compute.layer_times(kind, a, layout(), site(), LAW).input_grad_s for a in modes)
+        times.append(slow > fast)
+    assert sizes == times == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from farpipe.errors import InputError
 from farpipe.spec import LocalLink, load_job, parse_job, preset_device
 from job_files import PLAIN, added, changed
 
+RACKS = ("gb200", "GB300", "gb300-nvl72")
+
 
 def test_presets_units_and_defaults_become_a_job_in_si_units():
     job = parse_job(PLAIN)
@@ -65,6 +67,14 @@ def test_machines_have_eight_devices_and_the_last_may_have_fewer(num_devices, de
     job = parse_job(changed(("num_devices = 8", f"num_devices = {num_devices}")))
     assert job.cluster.sites[0].devices_per_machine == devices_per_machine
     assert parse_job(job.model_copy(update={"text": ""}).to_toml()).cluster == job.cluster
+
+
+@pytest.mark.parametrize(("num_devices", "joined"), [(16, 16), (72, 72), (144, 72), (512, 64), (74, 37), (73, 8)])
+def test_nvlink_joins_the_devices_of_a_rack(num_devices, joined):
+    texts = [changed(('"h100"', f'"{name}"'), ("num_devices = 8", f"num_devices = {num_devices}")) for name in RACKS]
+    assert {parse_job(text).cluster.sites[0].devices_per_machine for text in texts} == {joined}
+    small = texts[0].replace(f"num_devices = {num_devices}", f"num_devices = {num_devices}\ndevices_per_machine = 1")
+    assert parse_job(small).cluster.sites[0].devices_per_machine == 1
 
 
 def test_clipping_is_switched_off_with_the_word_none():

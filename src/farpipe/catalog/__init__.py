@@ -15,6 +15,7 @@ from farpipe.catalog.rows import (
     model_names,
     model_row,
     price_row,
+    rack_sizes,
     region_names,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "model_names",
     "model_row",
     "price_row",
+    "rack_sizes",
     "region_names",
 ]

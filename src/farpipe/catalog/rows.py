@@ -91,6 +91,13 @@ def device_names() -> tuple[str, ...]:
     return tuple(_table("device"))
 
 
+@cache
+def rack_sizes() -> Mapping[str, int]:
+    """Devices of a rack over which NVLink reaches, by the names and aliases of the devices that have such."""
+    racks = {name: row for name, row in _table("device").items() if "nvlink_devices" in row}
+    return {name: row["nvlink_devices"] for key, row in racks.items() for name in (key, *row.get("aliases", ()))}
+
+
 def model_names() -> tuple[str, ...]:
     """The models of the catalogue, without aliases."""
     return tuple(_table("model"))

@@ -14,6 +14,7 @@ from typing import Final
 
 from farpipe.cost import adapters, flops, memory
 from farpipe.cost.calibration import Calibration
+from farpipe.cost.experts import expert_traffic_bytes
 from farpipe.cost.flops import Product
 from farpipe.cost.layout import Layout
 from farpipe.cost.speed import Speed, attention_speed, core_speed
@@ -26,7 +27,7 @@ from farpipe.cost.transfer import (
     ring_bytes,
     tensor_collective_s,
 )
-from farpipe.spec import Model, Site, Training, operations_of
+from farpipe.spec import Model, Site, Training, recomputed_of
 
 FORWARD_PASSES: Final = 2
 """Times that a kept activation crosses memory in the forward."""
@@ -85,7 +86,7 @@ def layer_parts(
     forward = max(computed + idle, launch)
     late = max(0.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s) - 1)
     again = forward if training.recompute == "full" else 0.0
-    for operation in operations_of(training.recompute):
+    for operation in recomputed_of(model, training.recompute):
         if operation == "core_attn":
             again += core_s
         else:
@@ -119,7 +120,7 @@ def _offloading_times(
 
 def again_share(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
     """Part of a layer's modelled forward that its backward computes again; 1 of all of it."""
-    if not operations_of(training.recompute):
+    if not recomputed_of(model, training.recompute):
         return 1.0
     plain = training.model_copy(update={"recompute": "none"})
     some, none = (layer_times(model, asked, layout, site, calibration) for asked in (training, plain))
@@ -146,6 +147,8 @@ def again_s(
     seconds = speed.products_s(products.get(operation, ()))
     made = memory.freed_bytes(model, training, layout, operation) * _passes(training, calibration)
     seconds += speed.traffic_s(FORWARD_PASSES * made)
+    if operation == "moe":
+        seconds += speed.traffic_s(expert_traffic_bytes(model, training, layout)[0])
     if operation in ("mlp", "moe", "shared_experts"):
         seconds += residual_collective_s(model, training, layout, site, calibration)
     return seconds + (_expert_exchange_s(model, training, layout, site, calibration) if operation == "moe" else 0.0)
@@ -260,7 +263,8 @@ def linear_times(model: Model, training: Training, layout: Layout, speed: Speed)
     traffic = _traffic_times(_passes(training, speed.calibration) * kept, speed)
     widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
     made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
-    return made + Times(widened_s, widened_s, 0.0) + traffic
+    there, back = map(speed.traffic_s, expert_traffic_bytes(model, training, layout))
+    return made + Times(widened_s + there, widened_s + back, 0.0) + traffic
 
 
 def linear_products(model: Model, training: Training, layout: Layout) -> tuple[Product, ...]:

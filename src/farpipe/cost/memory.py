@@ -11,7 +11,7 @@ from typing import Final
 
 from farpipe.cost.adapters import layout_adapted
 from farpipe.cost.layout import Layout
-from farpipe.spec import Device, Lora, Matmul, Model, Precision, Training, operations_of
+from farpipe.spec import Device, Lora, Matmul, Model, Precision, Training, recomputed_of
 from farpipe.spec.lora import attention_modules
 from farpipe.spec.training import QUANTIZED
 
@@ -259,7 +259,7 @@ def layer_activation_bytes(model: Model, training: Training, layout: Layout) -> 
 
 def kept_bytes(model: Model, training: Training, layout: Layout) -> float:
     """Bytes of one layer and one microbatch that are kept on the device or in the host's memory."""
-    again = operations_of(training.recompute)
+    again = recomputed_of(model, training.recompute)
     scores = 0.0 if "core_attn" in again else score_activation_bytes(model, training, layout)
     freed = sum(freed_bytes(model, training, layout, operation) for operation in again if operation != "core_attn")
     return linear_activation_bytes(model, training, layout) + scores - freed
@@ -292,7 +292,7 @@ def working_bytes(model: Model, training: Training, layout: Layout) -> float:
         return linear_activation_bytes(model, training, layout) + score_activation_bytes(model, training, layout)
     if training.cpu_offloading_num_layers:  # two layers leave or come back, when the others' activations are not there
         return max(0, 2 + training.cpu_offloading_num_layers - model.num_layers) * kept_bytes(model, training, layout)
-    again = operations_of(training.recompute)
+    again = recomputed_of(model, training.recompute)
     return float(sum(freed_bytes(model, training, layout, operation) for operation in again))
 
 

@@ -14,12 +14,10 @@ from farpipe.interop.settings import Draft, Setting
 from farpipe.interop.torchtitan import read_python_of_torchtitan, read_saved_torchtitan, read_torchtitan
 from farpipe.interop.torchtitan_python import is_python_of_torchtitan
 from farpipe.interop.yaml_files import yaml_documents
+from farpipe.spec import rack_share
 from farpipe.strict import parse_json, parse_toml, read_text
 
 Form = Literal["auto", "megatron", "torchtitan", "nemo", "deepspeed", "hugging-face", "torch-csv"]
-RACKS: Final = ("gb200", "gb300")
-"""Devices whose NVLink reaches beyond a machine, over a rack."""
-RACK_DEVICES: Final = 72
 _MARKS: Final = {
     "torchtitan": ("model_spec",),
     "hugging-face": (
@@ -115,8 +113,6 @@ def draft_of_devices(draft: Draft, num_devices: int | None, device: str = "") ->
         draft.num_devices = Setting(num_devices, "--num-devices")
         draft.tables["layout"].pop("data", None)
     draft.settle()
-    if device.lower().startswith(RACKS) and draft.num_devices is not None:
-        count = draft.num_devices.value
-        inside = next(size for size in range(RACK_DEVICES, 0, -1) if count % size == 0)
-        draft.num_devices_per_machine = Setting(inside, f"NVLink reaches {RACK_DEVICES} devices of a rack")
+    if draft.num_devices is not None and (inside := rack_share(device, draft.num_devices.value)):
+        draft.num_devices_per_machine = Setting(inside, "NVLink reaches over a rack")
     return draft

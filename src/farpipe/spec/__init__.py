@@ -1,6 +1,6 @@
 """The user's input: the model, its training, the cluster, and the job that joins them."""
 
-from farpipe.spec.cluster import Cluster, CongestionControl, Device, LocalLink, Prices, Site, SiteLink
+from farpipe.spec.cluster import Cluster, CongestionControl, Device, LocalLink, Prices, Site, SiteLink, rack_share
 from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import (
     job_of,
@@ -15,7 +15,7 @@ from farpipe.spec.load import (
 )
 from farpipe.spec.lora import Lora, possible_modules
 from farpipe.spec.model import Model, RotaryScaling
-from farpipe.spec.recompute import Recompute, operations_of, possible_operations
+from farpipe.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
 from farpipe.spec.training import (
     ContextExchange,
     Data,
@@ -64,4 +64,6 @@ __all__ = [
     "preset_device",
     "preset_model",
     "preset_site",
+    "rack_share",
+    "recomputed_of",
 ]

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from farpipe.catalog import rack_sizes
 from farpipe.spec.part import (
     BytesPerSecond,
     Count,
@@ -85,9 +86,23 @@ class LocalLink(Part):
     bandwidth_bytes_per_s: BytesPerSecond
 
 
+def rack_share(device: str, num_devices: int) -> int | None:
+    """Devices of each of the largest equal parts of `num_devices` that NVLink reaches, where `device` is one of the
+    catalogue's whose NVLink reaches over a rack.
+
+    512 devices of racks of 72 are eight times 64: jobs leave some of each rack out.
+    """
+    reached = rack_sizes().get(device.lower())
+    most = max((size for size in range(1, (reached or 0) + 1) if num_devices % size == 0), default=0)
+    return most if most > USUAL_MACHINE else None
+
+
 def _usual_machines(known: dict[str, Any]) -> int:
-    """Eight devices, or all where there are fewer; the last machine may have fewer."""
-    return min(USUAL_MACHINE, int(known.get("num_devices", 1)))
+    """A rack's share where NVLink reaches over it; else eight devices, or all where there are fewer, and the last
+    machine may have fewer."""
+    count = int(known.get("num_devices", 1))
+    inside = rack_share(known["device"].name, count) if "device" in known else None
+    return inside or min(USUAL_MACHINE, count)
 
 
 def _usual_reserve(known: dict[str, Any]) -> float:

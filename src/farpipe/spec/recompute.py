@@ -69,3 +69,8 @@ def possible_operations(model: "Model") -> tuple[str, ...]:
         return ()
     known = OPERATIONS if model.hugging_face is None else _OF_TRANSFORMERS
     return tuple(operation for operation in known if not missing.get(operation))
+
+
+def recomputed_of(model: "Model", recompute: str) -> tuple[str, ...]:
+    """The names of what `recompute` selects that layers of `model` have; dense ones have no experts' operations."""
+    return tuple(name for name in operations_of(recompute) if name in possible_operations(model))
