@@ -22,8 +22,7 @@ import numpy as np
 from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_paper import models
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import sample_lengths
-from farpipe.sequences.batch_planner import BatchPlan, plan_batch
+from farpipe.sequences import BatchPlan, plan_batch, sample_lengths
 from farpipe.spec import Cluster, Job, Model, SiteLink, Training, preset_model, preset_site
 
 CUTS = (49152, 131072, 262144)

@@ -174,13 +174,12 @@ def shared(model: Model, longest: int, devices: int, nic: float = NICS[0]) -> tu
     return chunks, room / stage.activation_bytes, room / least
 
 
-def seconds_of(chunks: ChunkCosts, lengths: Any, model: Model, *, again: bool) -> Any:
+def seconds_of(chunks: ChunkCosts, lengths: Any, *, again: bool) -> Any:
     """Forward and backward of every sequence on the devices that share it, without what is fixed."""
-    stage, heads = chunks.stages[0], math.ceil(model.num_heads / chunks.context)
+    stage = chunks.stages[0]
     laws = [*stage.laws, *([stage.layer_forward.times(stage.num_layers)] if again else [])]
     tokens = lengths.astype(np.float64)
-    pairs = tokens**2 / 2 * heads * chunks.context / model.num_heads
-    return sum(law.seconds(tokens, pairs) - law.fixed_s for law in laws)
+    return sum(law.seconds(tokens, tokens**2 / 2) - law.fixed_s for law in laws)
 
 
 def ulysses(
@@ -205,7 +204,7 @@ def ulysses(
             if capacity < lengths.max() or devices > model.num_heads or (short and not again):
                 continue
             busy = np.zeros(NUM_DEVICES // devices)
-            for seconds in sorted(seconds_of(chunks, lengths, model, again=again), reverse=True):
+            for seconds in sorted(seconds_of(chunks, lengths, again=again), reverse=True):
                 busy[busy.argmin()] += seconds
             packs = math.ceil(lengths.sum() / (lengths.max() if short else capacity) / busy.size)
             fixed = sum(law.fixed_s for law in chunks.stages[0].laws) * packs
@@ -224,7 +223,7 @@ def flexsp(model: Model, lengths: Any) -> tuple[float, str]:
         chunks, *fits = shared(model, int(lengths.max()), devices)
         overhead_s = min(overhead_s, chunks.overhead_s)
         for again, capacity in zip((False, True), fits, strict=True):
-            cost = devices * seconds_of(chunks, lengths, model, again=again)
+            cost = devices * seconds_of(chunks, lengths, again=again)
             least = np.where(lengths <= capacity, np.minimum(least, cost), least)
     return float(least.sum()) / NUM_DEVICES + overhead_s, "ideal"
 

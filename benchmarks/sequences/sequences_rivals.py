@@ -6,8 +6,8 @@
 InfiniPipe's machines and models as in `sequences_paper`: 32 A800, 512 documents a step. Corpora: code files, Wikipedia
 articles, and `sft`: a stand-in for the lengths of fine-tuning, lognormal with a median of 1,000 tokens and sigma 1.6,
 one document as long as the cut (synthetic). Rivals that cut or pack have farpipe's search of layouts (stages, degrees,
-replicas, ZeRO). A figure is the step of a rival over farpipe's on the same batch, the mean of the draws with its
-interval (95 %, Student's t); below 1 the rival is faster. All simulated.
+replicas, ZeRO) but for groups of several degrees. A figure is the step of a rival over farpipe's on the same batch, the
+mean of the draws with its interval (95 %, Student's t); below 1 the rival is faster. All simulated.
 
 `seq1f1b`: slices of equal time, short sequences packed by tokens, as many chunks in flight to the end; recomputation by
 chunk as ours. `chunkflow`: slices and packed chunks of equal tokens, likewise. `slimpipe`: equal tokens, the attention
@@ -52,6 +52,7 @@ from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import BatchOptions, cut, plan_batch, sample_lengths
+from farpipe.sequences.device_groups import MOST_TIMES, grouped
 from farpipe.spec import Cluster, Job, Model, Pins, Training
 
 Step = tuple[float, str]
@@ -59,7 +60,8 @@ CUTS = (49152, 98304, 262144)
 NOTHING: Step = (math.inf, "nothing fits")
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}
 """Quantile of Student's t for so many draws."""
-_TRIED_TIMES = np.geomspace(1, 64, 13)
+_ONE_DEGREE = BatchOptions(dynamic_context=False, shrinks=False)
+"""Options of rivals, whose replicas have one context degree."""
 
 
 def planned(model: Model, lengths: Any, options: BatchOptions = BatchOptions(), pins: Pins = Pins()) -> Step:  # noqa: B008
@@ -96,13 +98,13 @@ def packing_by_tokens() -> Iterator[None]:
 def seq1f1b(model: Model, lengths: Any) -> Step:
     """Slices of equal time, packed by tokens."""
     with packing_by_tokens():
-        return planned(model, lengths, BatchOptions(shrinks=False))
+        return planned(model, lengths, _ONE_DEGREE)
 
 
 def slimpipe(model: Model, lengths: Any, *, exposed: bool) -> Step:
     """One pipeline of equal tokens; queries and outputs of half of the tokens, 16 bit, cross if `exposed`."""
     with planning_with(partial(shared_out, exposed_bytes=exchanged_bytes(model) if exposed else 0.0)):
-        return planned(model, lengths, BatchOptions(equal="tokens", shrinks=False), Pins(data=1))
+        return planned(model, lengths, replace(_ONE_DEGREE, equal="tokens"), Pins(data=1))
 
 
 def dynamic_context(model: Model, lengths: Any) -> Step:
@@ -112,7 +114,7 @@ def dynamic_context(model: Model, lengths: Any) -> Step:
     overhead_s = max(costs.overhead_s for costs, *_ in each)
     found = [NOTHING]
     for again in (False, True):
-        seconds = np.stack([seconds_of(costs, lengths, model, again=again) for costs, *_ in each])
+        seconds = np.stack([seconds_of(costs, lengths, again=again) for costs, *_ in each])
         capacity = np.array([fits[again] for _, *fits in each])
         fixed = np.array([sum(law.fixed_s for law in costs.stages[0].laws) for costs, *_ in each])
         seconds = seconds + (fixed / capacity)[:, None] * lengths  # packed with others into as much as fits
@@ -120,30 +122,16 @@ def dynamic_context(model: Model, lengths: Any) -> Step:
         if not np.isfinite(seconds).any(axis=0).all():
             continue
         mean_s = float(np.min(seconds * np.array(degrees)[:, None], axis=0).sum()) / NUM_DEVICES
-        found += [
-            (scheduled_s(seconds, degrees, mean_s / share) + overhead_s, f"below 1/{share:.0f}, again {again}")
-            for share in _TRIED_TIMES
-        ]
+        for share in MOST_TIMES:
+            step_s = grouped(seconds, degrees, NUM_DEVICES, mean_s / share)[0] + overhead_s
+            found.append((step_s, f"below 1/{share:.0f}, again {again}"))
     return min(found)
-
-
-def scheduled_s(seconds: Any, degrees: Sequence[int], most_s: float) -> float:
-    """Makespan when each sequence has the fewest devices that take at most `most_s`, or those that are fastest."""
-    free_s = np.zeros(NUM_DEVICES)
-    is_short = seconds <= most_s
-    chosen = np.where(is_short.any(axis=0), is_short.argmax(axis=0), seconds.argmin(axis=0))
-    time_s = np.take_along_axis(seconds, chosen[None], 0)[0]
-    for index in np.lexsort((-time_s, -chosen)):
-        groups = free_s.reshape(-1, degrees[chosen[index]])
-        group = int(groups.max(axis=1).argmin())
-        groups[group] = groups[group].max() + time_s[index]
-    return float(free_s.max())
 
 
 def work_s(model: Model, lengths: Any) -> float:
     """Forward and backward of all sequences, divided over the devices."""
     alone = shared(model, int(lengths.max()), 1)[0]
-    return float(seconds_of(alone, lengths, model, again=False).sum()) / NUM_DEVICES
+    return float(seconds_of(alone, lengths, again=False).sum()) / NUM_DEVICES
 
 
 def ulysses_of_paper(model: Model, lengths: Any) -> Step:
@@ -155,11 +143,11 @@ def ulysses_of_paper(model: Model, lengths: Any) -> Step:
 METHODS: dict[str, Callable[[Model, Any], Step]] = {
     "farpipe": planned,
     "seq1f1b": seq1f1b,
-    "chunkflow": partial(planned, options=BatchOptions(equal="tokens", shrinks=False)),
+    "chunkflow": partial(planned, options=replace(_ONE_DEGREE, equal="tokens")),
     "slimpipe, free": partial(slimpipe, exposed=False),
     "slimpipe": partial(slimpipe, exposed=True),
-    "infinipipe": partial(planned, options=BatchOptions(rule="literal", shrinks=False)),
-    "wlb": partial(planned, options=BatchOptions(num_slices=1, shrinks=False)),
+    "infinipipe": partial(planned, options=replace(_ONE_DEGREE, rule="literal")),
+    "wlb": partial(planned, options=replace(_ONE_DEGREE, num_slices=1)),
     "ulysses, 12.5 GB/s": ulysses_of_paper,
     "ulysses, best": ulysses,
     "dynamic cp": dynamic_context,

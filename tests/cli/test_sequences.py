@@ -73,6 +73,20 @@ def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
     assert "4 stages of 1 device each, 4 devices in all: zurich (4)" in shown.stdout
 
 
+def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, job):
+    wide = JOB.replace("hidden = 1024", "hidden = 4096").replace("num_devices = 4", "num_devices = 8")
+    job.write_text(wide.replace("pipeline = 4", ""))
+    lengths = [60_000, 24_000, 9_000, 8_000, *[4_000] * 4, *range(500, 2_500, 50)]
+    (job.parent / "skewed.txt").write_text("\n".join(map(str, lengths)))
+    shown = farpipe("sequences", "plan", job, "--lengths", "skewed.txt", "--html", "page.html")
+    assert "one stage, groups of 1, " in shown.stdout, shown.stderr
+    assert "Groups of devices, the largest first" in shown.stdout
+    assert "layout.context" in shown.stdout
+    assert (job.parent / "page.html").read_text().count("tokens 0 to") >= len(lengths)
+    data = json.loads(farpipe("sequences", "plan", job, "--lengths", "skewed.txt", "--json").stdout)
+    assert len(data["groups"]) == len(data["replicas"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

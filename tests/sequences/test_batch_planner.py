@@ -64,7 +64,7 @@ def test_layouts_whose_slices_do_not_fit_do_not_keep_others_from_being_planned()
     big = Model(num_layers=60, hidden=6656, num_heads=52, ffn_hidden=17920, vocab_size=32000)
     one_site = Cluster(sites=(preset_site("a", "a100-80gb", 32),))
     free = Job(model=big, training=Training(sequence_length=262144, global_batch=8), cluster=one_site)
-    plan = plan_batch(free, [262144] * 2 + [100_000] * 6)
+    plan = plan_batch(free, [262144] * 2 + [100_000] * 6, BatchOptions(dynamic_context=False))
     assert plan.num_slices > 1
     assert plan.step_s < 210
 

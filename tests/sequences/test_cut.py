@@ -35,6 +35,16 @@ def test_every_token_is_in_one_chunk_and_no_chunk_has_two_tails(lengths, law, sh
 
 
 @settings(deadline=None, max_examples=40)
+@given(LENGTHS, LAWS, st.integers(1, 30_000))
+def test_short_sequences_fill_chunks_up_to_a_limit_and_longer_ones_stay_alone_and_whole(lengths, law, limit):
+    total_s = sum(seconds_upto(law, length) for length in lengths)
+    chunks = cut_batch(lengths, Cut(total_s, max(lengths), fill_limit=limit), law).chunks()
+    check_chunks(chunks, lengths)
+    assert all(chunk.num_tokens <= limit or len(chunk.slices) == 1 for chunk in chunks)
+    assert sum(len(chunk.slices) for chunk in chunks) == len(lengths)
+
+
+@settings(deadline=None, max_examples=40)
 @given(LENGTHS, LAWS, st.floats(1e-3, 1.0), st.integers(64, 30_000))
 def test_best_fit_keeps_the_time_target_but_for_the_rounding_of_a_slice(lengths, law, share, limit):
     target = share * sum(seconds_upto(law, length) for length in lengths)

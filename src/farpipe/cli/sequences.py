@@ -107,9 +107,9 @@ def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
     from farpipe.simulate import simulate
 
     views = []
-    for index, replica in enumerate(plan.replicas):
+    for index, (replica, layout) in enumerate(zip(plan.replicas, plan.layouts, strict=True)):
         step = step_plan(replica)
-        problem = step.problem(plan.layout.costs)
+        problem = step.problem(layout.costs)
         view = RunView(
             f"replica {index}" if len(plan.replicas) > 1 else step.schedule.method,
             problem,
@@ -165,16 +165,18 @@ def _show(plan: "BatchPlan", uncompared: tuple[str, ...]) -> None:
     )
     where = " > ".join(f"{site} ({number})" for site, number in layout.devices.items())
     replicas = f"{len(plan.replicas)} replicas of " if len(plan.replicas) > 1 else ""
-    out.print(
-        f"{replicas}{counted(len(layout.placements), 'stage')} of {counted(layout.devices_per_stage, 'device')} each, "
-        f"{counted(layout.num_devices, 'device')} in all: {where}"
-    )
+    each = f"{replicas}{counted(len(layout.placements), 'stage')} of {counted(layout.devices_per_stage, 'device')} each"
+    if plan.places:
+        each = f"one stage, {plan.degrees}"
+    out.print(f"{each}, {counted(layout.num_devices, 'device')} in all: {where}")
     kinds = [chunk.kind for chunk in chunks]
     out.print(", ".join(f"{kinds.count(kind)} {kind}" for kind in ("split", "hybrid", "batched")))
     out.print(plan.why)
     if plan.others:
         out.print(to_rich(_kind_table(plan)))
-    out.print(to_rich(_pipeline_table(plan)))
+    out.print(to_rich(_group_table(plan) if plan.places else _pipeline_table(plan)))
+    if plan.places:
+        out.print("`train` runs none of them; for a plan of one degree pin layout.context or give --devices-per-stage.")
     peak = max(max(each.peak_memory_bytes) for each in plan.replicas)
     out.print(f"peak memory {format_bytes(peak)}; planned in {format_seconds(plan.planning_s)}")
     if uncompared:
@@ -198,6 +200,23 @@ def _kind_table(plan: "BatchPlan") -> "TableView":
     )
     columns = ("layout", "replicas x stages x devices", "slices", "step", "ratio", "exposed sum of gradients")
     return TableView("The best of every kind", columns, rows, frozenset(range(2, 6)), chosen=0, expendable=(5, 2))
+
+
+def _group_table(plan: "BatchPlan") -> "TableView":
+    from farpipe.report import TableView
+    from farpipe.units import format_seconds
+
+    rows, tensor = [], plan.layout.layout.tensor
+    for context, count in reversed(plan.contexts.items()):
+        pairs = zip(plan.places, plan.replicas, strict=True)
+        mine = [(place, each) for place, each in pairs if place.layout.costs.context == context]
+        lengths = [int(n) for _, each in mine for n in each.batch.sequence_length]
+        num_documents, num_chunks = len(lengths), sum(len(each.chunks) for _, each in mine)
+        end_s = max(place.begin_s + each.step_s for place, each in mine)
+        figures = (context * tensor, count, num_documents, f"{min(lengths):,} to {max(lengths):,}", num_chunks)
+        rows.append((*map(str, figures), format_seconds(end_s)))
+    columns = ("devices", "groups", "documents", "tokens of a document", "chunks", "done after")
+    return TableView("Groups of devices, the largest first", columns, tuple(rows), frozenset(range(6)))
 
 
 def _pipeline_table(plan: "BatchPlan") -> "TableView":

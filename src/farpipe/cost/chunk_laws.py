@@ -8,6 +8,7 @@ and W none of it. They are fitted to the cost model of `compute`, which is affin
 arithmetic.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
@@ -175,7 +176,8 @@ def model_laws(
 ) -> tuple[Laws, Laws, Laws]:
     """The laws of one layer, of the embedding and of the head, fitted to the cost model up to `longest` tokens or more.
 
-    A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same.
+    A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same. Where `context` does not divide
+    the heads, the devices with most of them set the pace of attention.
     """
     longest = max(longest, _LEAST_LONGEST)
     lengths = np.unique(np.geomspace(longest * _SHORTEST_SHARE, longest, _NUM_POINTS).astype(np.int64))
@@ -193,7 +195,10 @@ def model_laws(
     pairs = [tokens**2 / 2, np.zeros_like(tokens), np.zeros_like(tokens)]
     layer, embedding, head = (_laws(tokens, p, row) for p, row in zip(pairs, rows, strict=True))
     exchange = _all_to_all(model, training, layout, site, calibration, context)
-    layer = _spread(layer, context).plus(Laws(exchange, exchange, Law()))
+    heads = model.num_heads / layout.tensor
+    uneven = math.ceil(heads / context) * context / heads
+    layer = Laws(*(replace(law, pair_s=law.pair_s * uneven) for law in _spread(layer, context)))
+    layer = layer.plus(Laws(exchange, exchange, Law()))
     layer = layer.plus(_sharded(layer, traffic, is_beside=is_beside))
     return layer, _spread(embedding, context), _spread(head, context)
 

@@ -15,7 +15,7 @@ from farpipe.plan.decided import expect_devices
 from farpipe.plan.plan import Plan
 from farpipe.plan.refine import predict
 from farpipe.sequences import BatchPlan, StepPlan, options_of, plan_batch, plan_sequences, shares, step_plan
-from farpipe.sequences.batch_planner import plan_whole, why_cut
+from farpipe.sequences.batch_plan import plan_whole, why_cut
 from farpipe.sequences.checkpointing import token_limit
 from farpipe.sequences.layout import ChunkLayout, chunk_layout
 from farpipe.simulate import simulate

@@ -1,11 +1,13 @@
 """Long contexts: sequences of all lengths cut and packed into chunks, ordered, grouped, and what each recomputes."""
 
-from farpipe.sequences.batch_planner import BatchPlan, plan_batch
+from farpipe.sequences.batch_options import BatchOptions
+from farpipe.sequences.batch_plan import BatchPlan
+from farpipe.sequences.batch_planner import plan_batch
 from farpipe.sequences.chunk import Chunk, Slice, followed
 from farpipe.sequences.layout import chunk_costs, shares
 from farpipe.sequences.length_summary import gain_of_chunks, summarize
 from farpipe.sequences.lengths import has_texts, read_lengths, sample_lengths
-from farpipe.sequences.planner import BatchOptions, SequencePlan, plan_sequences, plan_with_cut
+from farpipe.sequences.planner import SequencePlan, plan_sequences, plan_with_cut
 from farpipe.sequences.step_plan import Packing, StepPlan, options_of, step_plan
 
 __all__ = [

@@ -10,20 +10,21 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
+from farpipe.sequences.batch_options import BatchOptions
+from farpipe.sequences.batch_plan import BatchPlan, exchange_s, plan_whole
 from farpipe.sequences.checkpointing import token_limit
 from farpipe.sequences.chunk import Ints, SliceTable
+from farpipe.sequences.device_groups import plan_groups
 from farpipe.sequences.layout import ChunkLayout, chunk_layout, sequence_seconds, shares
 from farpipe.sequences.pipelines import planning_time
-from farpipe.sequences.planner import BatchOptions, SequencePlan, estimated_cuts, plan_sequences
+from farpipe.sequences.planner import estimated_cuts, plan_sequences
 from farpipe.spec import Job, Site
 
 MAX_PLANNED: Final = 5
@@ -49,105 +50,6 @@ class _Candidate(NamedTuple):
     bound_s: float
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """One batch: a layout, the plan of every replica, and what other kinds of layouts would take."""
-
-    kind: str
-    """``one site``, ``pipeline over sites`` or ``replicas across sites``; ``, no pipeline`` is added for one stage."""
-    zero: int
-    layout: ChunkLayout
-    replicas: tuple[SequencePlan, ...]
-    """The hardest first: the longest sequence, then most work. Sequences have the numbers of the whole batch."""
-    planning_s: float = 0.0
-    others: "tuple[BatchPlan, ...]" = ()
-    """The best plan of every other kind, the fastest first."""
-    whole_step_s: float | None = None
-    """Step of the hardest replica in this layout with every sequence whole, infinite where that does not fit; None: not
-    asked."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step: those of the replica that ends last."""
-        return max(plan.step_s for plan in self.replicas)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the batch."""
-        return sum(plan.num_tokens for plan in self.replicas)
-
-    @property
-    def num_slices(self) -> int:
-        """Slices of the longest sequence."""
-        return max(self.replicas, key=lambda plan: int(plan.batch.sequence_length.max())).num_slices
-
-    @property
-    def use(self) -> str:
-        """Use of the sites: `kind` without its stages."""
-        return self.kind.partition(",")[0]
-
-    @cached_property
-    def exchange_s(self) -> float:
-        """Exposed seconds of the replicas' exchange before and after the first stage's actions."""
-        return _exchange_s(self.layout)
-
-    @property
-    def degrees(self) -> str:
-        """``2 replicas x 4 stages x 8 devices (tensor 2), ZeRO-3``."""
-        at, costs = self.layout.layout, self.layout.costs
-        each = f"{costs.num_stages} x {self.layout.devices_per_stage}"
-        tensor = f" (tensor {at.tensor})" if at.tensor > 1 else ""
-        return (f"{at.data} x " if at.data > 1 else "") + each + tensor + (f", ZeRO-{self.zero}" if self.zero else "")
-
-    @property
-    def why(self) -> str:
-        """One sentence: why the documents are cut, or why not, and why the sites are used so."""
-        reason = why_cut(self.replicas[0], self.whole_step_s)
-        rivals = {other.use: other for other in reversed(self.others) if other.use != self.use}
-        rivals = rivals or {other.kind: other for other in self.others[:1]}
-        return f"{reason}{''.join(map(self._beside, rivals.values()))}."
-
-    def _beside(self, other: "BatchPlan") -> str:
-        exchange = f", {other.exchange_s:.3g} s of it to sum gradients" if other.exchange_s > other.step_s / 100 else ""
-        return f"; {other.kind} ({other.degrees}) takes {other.step_s / self.step_s:.2f} times as long{exchange}"
-
-    def to_data(self) -> dict[str, Any]:
-        """Document that ``farpipe sequences plan --json`` prints: that of a replica, or those of all, joined.
-
-        Chunks are counted over all replicas; `replicas` has the numbers of each one's pipelines.
-        """
-        plans = [plan.to_data() for plan in self.replicas]
-        first = np.cumsum([0, *(len(plan["chunks"]) for plan in plans)]).tolist()
-        joined = {
-            name: [one for plan in plans for one in plan[name]]
-            for name in ("chunks", "problems", "schedules", "recomputed_layers", "makespan_s")
-        }
-        pipelines = [
-            [[i + begin for i in one] for one in p["pipelines"]] for begin, p in zip(first, plans, strict=False)
-        ]
-        counts = np.cumsum([0, *map(len, pipelines)]).tolist()
-        peaks = zip(*(plan.peak_memory_bytes for plan in self.replicas), strict=True)
-        return joined | {
-            "pipelines": [one for mine in pipelines for one in mine],
-            "replicas": [list(range(a, b)) for a, b in pairwise(counts)],
-            "overhead_s": plans[0]["overhead_s"],
-            "step_s": self.step_s,
-            "tokens_per_s": self.num_tokens / self.step_s,
-            "num_slices": self.num_slices,
-            "peak_memory_bytes": [max(peak) for peak in peaks],
-            "planning_s": self.planning_s,
-            **self.to_figures(),
-            "why": self.why,
-            "others": [other.to_figures() | {"step_s": other.step_s} for other in self.others],
-        }
-
-    def to_figures(self) -> dict[str, Any]:
-        """The layout's figures: `kind`, `zero`, `tensor`, `num_replicas`, those of `ChunkLayout.to_figures`."""
-        at = self.layout.layout
-        figures = {"kind": self.kind, "zero": self.zero, "tensor": at.tensor, "num_replicas": at.data}
-        return figures | self.layout.to_figures()
-
-
 def plan_batch(
     job: Job, lengths: Sequence[int] | Ints, options: BatchOptions | None = None, devices_per_stage: int | None = None
 ) -> BatchPlan:
@@ -167,8 +69,11 @@ def plan_batch(
             raise errors[-1]
         near_s = _NEAR * min(plan.step_s for plan in best.values())
         plans = [_finished(plan, sizes, options) if plan.step_s <= near_s else plan for plan in best.values()]
-        fastest, *others = _of_all_replicas(plans, candidates, sizes, options)
-        whole_s = _whole_s(fastest, options)
+        plans = _of_all_replicas(plans, candidates, sizes, options)
+        jobs = _jobs_of_groups(job) if devices_per_stage is None and options.packs_to_memory else []
+        in_groups = plan_groups(jobs, sizes, options, plans[0].step_s)
+        fastest, *others = [in_groups, *plans] if in_groups else plans
+        whole_s = None if fastest.places else _whole_s(fastest, options)
         return replace(fastest, others=tuple(others), whole_step_s=whole_s, planning_s=gone_s())
 
 
@@ -237,6 +142,21 @@ def _choices(job: Job) -> Iterator[tuple[Job, int]]:
                 yield job.model_copy(update={"layout": settled}), context
 
 
+def _jobs_of_groups(job: Job) -> list[Job]:
+    """Jobs with one stage and a replica on every device, for ZeRO-1 and 3 where that is open; none for pinned degrees.
+
+    Tensors are divided only where that is pinned.
+    """
+    pins = job.layout
+    if {pins.context, pins.data} != {None}:
+        return []
+    plain = job.model_copy(update={"layout": pins.model_copy(update={"tensor": pins.tensor or 1})})
+    settled = [one for one, context in _choices(plain) if context == 1 and one.layout.pipeline == 1]
+    widest = {(one.layout.sites, one.layout.replicas): one for one in settled}
+    trainings = dict.fromkeys((job.training.decided(), job.training.decided(3)))
+    return [one.model_copy(update={"training": each}) for one in widest.values() for each in trainings]
+
+
 def _site_sets(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Names in pipeline order, and ``inside`` or ``across``: all sites, and each alone unless sites are pinned."""
     every = job.layout.sites or tuple(site.name for site in job.cluster.sites)
@@ -299,7 +219,7 @@ def _candidate(job: Job, context: int, sizes: Ints) -> _Candidate:
     work_s = [float(sequence_seconds(costs, sizes[mine]).sum()) for mine in parts]
     hardest = sorted(range(len(parts)), key=lambda index: (-sizes[parts[index]].max(), -work_s[index]))
     assert settled.zero != "auto"
-    bound_s = max(work_s) + costs.overhead_s + _exchange_s(layout)
+    bound_s = max(work_s) + costs.overhead_s + exchange_s(layout)
     return _Candidate(_kind(layout), settled.zero, layout, [parts[index] for index in hardest], bound_s)
 
 
@@ -307,7 +227,7 @@ def _estimated_s(one: _Candidate, sizes: Ints, options: BatchOptions) -> float:
     """The best of all cuts with about what it recomputes; InfeasibleError where the longest sequence fits in none."""
     costs, mine = one.layout.costs.folded, sizes[one.parts[0]]
     cuts = estimated_cuts(costs, mine, token_limit(costs, int(sizes.max())), options)
-    return min(cut.seconds + _recomputed_s(costs, cut.batch) for cut in cuts) + _exchange_s(one.layout)
+    return min(cut.seconds + _recomputed_s(costs, cut.batch) for cut in cuts) + exchange_s(one.layout)
 
 
 def _recomputed_s(costs: ChunkCosts, batch: SliceTable) -> float:
@@ -327,15 +247,8 @@ def _kind(found: ChunkLayout) -> str:
     return kind + ", no pipeline" * (found.costs.num_stages == 1)
 
 
-def _exchange_s(found: ChunkLayout) -> float:
-    """Exposed seconds of the first stage's gather and reduce, which no action of a step runs beside."""
-    traffic = found.costs.base.traffic
-    reduces = traffic.collectives.arrives_after_s[slice(*traffic.collectives.begin[:2].tolist())]
-    return float(traffic.opening.stage_s[0] + reduces.max(initial=0.0))
-
-
 def _planned(one: _Candidate, parts: Sequence[Ints], sizes: Ints, options: BatchOptions) -> BatchPlan:
-    plans = [_numbered(plan_sequences(one.layout.costs, sizes[mine], options), mine) for mine in parts]
+    plans = [plan_sequences(one.layout.costs, sizes[mine], options).numbered(mine) for mine in parts]
     return BatchPlan(one.kind, one.zero, one.layout, tuple(plans))
 
 
@@ -343,13 +256,8 @@ def _finished(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> BatchPlan:
     """The same layout with all of the budget for its hardest replica."""
     first, *rest = plan.replicas
     mine = np.unique(first.batch.sequence)
-    again = _numbered(plan_sequences(plan.layout.costs, sizes[mine], options), mine)
+    again = plan_sequences(plan.layout.costs, sizes[mine], options).numbered(mine)
     return replace(plan, replicas=(min(first, again, key=lambda one: one.step_s), *rest))
-
-
-def _numbered(plan: SequencePlan, sequences: Ints) -> SequencePlan:
-    """The plan with the numbers that its sequences have in the whole batch."""
-    return replace(plan, batch=replace(plan.batch, sequence=sequences[plan.batch.sequence]))
 
 
 def _of_all_replicas(
@@ -368,26 +276,3 @@ def _of_all_replicas(
 def _whole_s(plan: BatchPlan, options: BatchOptions) -> float | None:
     """Step of the hardest replica with every sequence whole, where it is cut and the number of slices is free."""
     return plan_whole(plan.layout.costs, plan.replicas[0], options) if options.num_slices is None else None
-
-
-def plan_whole(costs: ChunkCosts, plan: SequencePlan, options: BatchOptions) -> float | None:
-    """Step of the same sequences uncut, infinite where they do not fit so; None where `plan` cuts none of them."""
-    if plan.num_slices == 1:
-        return None
-    sizes = np.zeros(int(plan.batch.sequence.max()) + 1, np.int64)
-    sizes[plan.batch.sequence] = plan.batch.sequence_length
-    try:
-        return plan_sequences(costs, sizes[sizes > 0], replace(options, num_slices=1)).step_s
-    except InfeasibleError:
-        return math.inf
-
-
-def why_cut(plan: SequencePlan, whole_step_s: float | None) -> str:
-    """Reason for which documents are cut, or not: a clause without its full stop; `whole_step_s` of `plan_whole`."""
-    if (number := plan.num_slices) == 1:
-        return "No chunks: every sequence stays whole, and no number of slices was faster"
-    if whole_step_s is None:
-        return f"Chunks: the longest sequence in {number} slices"
-    reason = f"Chunks, the longest sequence in {number} slices: with every sequence whole "
-    fits = math.isfinite(whole_step_s)
-    return reason + (f"this layout takes {whole_step_s / plan.step_s:.2f} times as long" if fits else "it does not fit")

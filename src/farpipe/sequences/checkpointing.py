@@ -291,6 +291,14 @@ def token_limit(costs: ChunkCosts, longest: int) -> int:
     return int(min(*limits, 1 << 50))
 
 
+def unrecomputed_tokens(costs: ChunkCosts) -> int:
+    """The most tokens of a chunk of whole sequences that fits every stage alone with nothing recomputed."""
+    one = Load(*(np.array([value]) for value in (1.0, 0.0, False, 0.0, False, 0.0, 0.0)))
+    headrooms = costs.headroom_bytes(one, np.zeros((costs.num_stages, 1), np.int64)).tolist()
+    each = [float(stage.held_bytes(one, 0)[0]) + stage.logit_bytes for stage in costs.stages]
+    return int(min(1 << 50, *(room / need for room, need in zip(headrooms, each, strict=True))))
+
+
 def _too_long(costs: ChunkCosts, rank: int, headroom: float, per_token: float, longest: int) -> InfeasibleError:
     if headroom <= 0:
         return InfeasibleError(

@@ -117,6 +117,12 @@ def followed(chunks: Sequence[Chunk]) -> tuple[int | None, ...]:
     return tuple(found)
 
 
+def as_load(sizes: Ints) -> Load:
+    """Every sequence as a chunk of its own: [num]."""
+    tokens, none = sizes.astype(np.float64), np.zeros(sizes.size)
+    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none, none)
+
+
 def load_of(chunks: Sequence[Chunk]) -> Load:
     """Load that chunks put on a device."""
     slices = np.array([part for chunk in chunks for part in chunk.slices], np.int64).reshape(-1, 4)

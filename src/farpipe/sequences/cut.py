@@ -29,6 +29,8 @@ class Cut:
     target_s: float
     token_limit: int
     rule: PackRule = "best-fit"
+    fill_limit: int | None = None
+    """Tokens up to which short sequences are packed, where that is less than what a sequence alone may have."""
 
 
 def slice_offsets(length: int, num_slices: int, law: Law, target_s: float = 0.0) -> Ints:
@@ -85,7 +87,8 @@ def cut_batch(lengths: Sequence[int] | Ints, cut: Cut, law: Law) -> SliceTable:
     shorts = shorts[np.argsort(-sizes[shorts], kind="stable")]
     table = _slices(longs, sizes[longs], offsets)
     tails = np.cumsum(np.bincount(np.repeat(np.arange(longs.size), _counts(sizes[longs], offsets)))) - 1
-    fill = replace(cut, token_limit=min(cut.token_limit, int(offsets[0]))) if cut.rule == "literal" else cut
+    most = int(offsets[0]) if cut.rule == "literal" else cut.fill_limit or cut.token_limit
+    fill = replace(cut, token_limit=min(cut.token_limit, most))
     bins = pack(sizes[shorts], np.stack([table.start[tails], table.length[tails]], 1), fill, law)
     chunk = np.where(bins < longs.size, np.append(tails, 0)[np.minimum(bins, longs.size)], 0)
     chunk = np.where(bins < longs.size, chunk, bins - longs.size + table.sequence.size)

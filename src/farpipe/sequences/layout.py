@@ -63,15 +63,17 @@ def chunk_costs(job: Job, longest: int, context: int | None = None) -> ChunkCost
     return chunk_layout(settled, longest, context or job.layout.context or 1).costs
 
 
-def chunk_layout(job: Job, longest: int, context: int = 1, profiles: Profiles | None = None) -> ChunkLayout:
+def chunk_layout(
+    job: Job, longest: int, context: int = 1, profiles: Profiles | None = None, *, uneven: bool = False
+) -> ChunkLayout:
     """The stages of a job for chunks: pinned degrees, else one rank for each device (or `context` of them).
 
     Ranks are on the sites in their order, as many as devices; layers so that the slowest stage is as fast as can be.
     Stages go round the ranks `layout.virtual` times; with replicas across sites each of them has whole pipelines.
-    InputError for pins that chunks can't keep and a `context` that divides neither heads nor devices, InfeasibleError
-    when there are too few devices.
+    InputError for pins that chunks can't keep and a `context` that divides neither heads nor devices (`uneven`: that
+    does not divide devices or exceeds the heads), InfeasibleError when there are too few devices.
     """
-    layout, sites = _layout(job, context)
+    layout, sites = _layout(job, context, uneven)
     costs = JobCosts(job.model, job.training)
     layers = job.layout.layers or _balanced(job, costs, layout, sites, longest, context, profiles)
     placements = place_evenly([site.name for site in sites], layers)
@@ -79,7 +81,7 @@ def chunk_layout(job: Job, longest: int, context: int = 1, profiles: Profiles | 
     return ChunkLayout(layout, placements, found)
 
 
-def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
+def _layout(job: Job, context: int, uneven: bool) -> tuple[Layout, list[Site]]:
     pins = job.layout
     tensor, data, virtual = pins.tensor or 1, pins.data or 1, pins.virtual or 1
     order = [job.cluster.site(name) for name in pins.sites or [site.name for site in job.cluster.sites]]
@@ -97,7 +99,8 @@ def _layout(job: Job, context: int) -> tuple[Layout, list[Site]]:
             f"{num_ranks or 1} ranks of {each} devices each need {(num_ranks or 1) * each}; the sites "
             f"{', '.join(f'{site.name} ({site.num_devices})' for site in order)} have room for {sum(ranks)} ranks"
         )
-    _expect_shared(job, tensor, context, order)
+    if not (uneven and job.model.num_kv_heads >= tensor * context):
+        _expect_shared(job, tensor, context, order)
     sites = [site for site, count in zip(order, _shared_out(num_ranks, ranks), strict=True) for _ in range(count)]
     return Layout(num_ranks, data, tensor, virtual, 1, 1, homes), sites
 
@@ -170,13 +173,18 @@ def shares(costs: ChunkCosts, lengths: Ints, num_replicas: int) -> list[Ints]:
         raise InfeasibleError(f"{num_replicas} replicas can't share {lengths.size} sequences; each needs one")
     if num_replicas == 1:
         return [np.arange(lengths.size)]
-    seconds = sequence_seconds(costs, lengths)
-    found: list[list[int]] = [[] for _ in range(num_replicas)]
-    busy = [(0.0, 0, replica) for replica in range(num_replicas)]
+    return longest_first(sequence_seconds(costs, lengths), np.zeros(num_replicas))
+
+
+def longest_first(seconds: Floats, free_s: Floats) -> list[Ints]:
+    """Numbers of the tasks of every machine, ascending, where machine m is free from `free_s` [m] on: Graham's LPT."""
+    found: list[list[int]] = [[] for _ in free_s]
+    busy = [(begin_s, 0, machine) for machine, begin_s in enumerate(free_s.tolist())]
+    heapq.heapify(busy)
     for index in np.argsort(-seconds, kind="stable").tolist():
-        total_s, count, replica = heapq.heappop(busy)
-        found[replica].append(index)
-        heapq.heappush(busy, (total_s + float(seconds[index]), count + 1, replica))
+        total_s, count, machine = heapq.heappop(busy)
+        found[machine].append(index)
+        heapq.heappush(busy, (total_s + float(seconds[index]), count + 1, machine))
     return [np.array(sorted(mine), np.int64) for mine in found]
 
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 
 from farpipe.errors import InfeasibleError
+from farpipe.sequences.batch_options import BatchOptions
 from farpipe.sequences.batch_planner import plan_batch
 from farpipe.sequences.chunk import Ints
-from farpipe.sequences.planner import BatchOptions
 from farpipe.spec import Job
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)

@@ -5,16 +5,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
 from farpipe.cost.chunk_laws import Law, Load
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.sequences.checkpointing import CheckpointRule, token_limit
-from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable
-from farpipe.sequences.cut import Cut, PackRule, cut_batch, num_slices_within, slice_offsets
+from farpipe.sequences.batch_options import BatchOptions
+from farpipe.sequences.checkpointing import token_limit, unrecomputed_tokens
+from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable, as_load
+from farpipe.sequences.cut import Cut, cut_batch, num_slices_within, slice_offsets
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.sequences.pipelines import (
     CandidateBudget,
@@ -44,28 +45,6 @@ _FEW_SLICES: Final = 4
 """Most slices for which targets between those of equal slices are tried, too: a slice more is much there."""
 _NOT_WORTH: Final = 1.02
 """Ratio to the best plan above which a cut's estimate is dropped: estimates are about so exact."""
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """Pins of a batch's plan by the user; the rest is searched."""
-
-    num_slices: int | None = None
-    """Slices of the longest sequence."""
-    rule: PackRule = "best-fit"
-    equal: Literal["time", "tokens"] = "time"
-    """Measure that the slices of a sequence have in common and that chunks are filled up to; tokens is Seq1F1B's."""
-    checkpointing: CheckpointRule = "chunk"
-    several_pipelines: bool = True
-    shrinks: bool = True
-    """Fewer chunks in flight where the longest sequences are over; Seq1F1B and InfiniPipe have as many to the end."""
-    hide_links: bool = True
-    """Extra warm-up upstream of hops that take time."""
-    budget: int = 30_000
-    """Chunks of the candidates (cuts, groups) whose recomputation is priced; a candidate has tens to hundreds."""
-    limit_s: float = math.inf
-    """Seconds of planning, half of them for pricing. No further cut is planned to the end when they are over; the first
-    always is. A plan that it cuts short depends on the clock."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +80,10 @@ class SequencePlan:
     def num_tokens(self) -> int:
         """Tokens of the batch."""
         return int(self.batch.length.sum())
+
+    def numbered(self, sequences: Ints) -> Self:
+        """The same with the numbers that its sequences have in the whole batch."""
+        return replace(self, batch=replace(self.batch, sequence=sequences[self.batch.sequence]))
 
     def to_data(self) -> dict[str, Any]:
         """Document that ``farpipe sequences plan --json`` prints.
@@ -197,7 +180,7 @@ def plan_with_cut(
 
 def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -> SequencePlan:
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
-    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
+    law = _cut_law(total_law(costs, as_load(sizes)), sizes, options)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
     ranked = [_fallback(costs, cut, batch)]
     grouped = _grouped(costs, ranked, replace(options, several_pipelines=False), CandidateBudget(0))
@@ -259,7 +242,7 @@ def _finer(
     has found to fit. Of equal time, the first slices of the next sequence come in longer than the last ones of the one
     before go out, which takes up to 1.41 times the longest sequence however many they are.
     """
-    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, replace(options, equal="tokens"))
+    law = _cut_law(total_law(costs, as_load(sizes)), sizes, replace(options, equal="tokens"))
     longest = int(sizes.max())
     longest_s = law.pair_s * longest**2 / 2 + law.token_s * longest
     slices = 2 * max(num_slices_within(longest, one.cut, law) for one in ranked)
@@ -324,7 +307,7 @@ def total_law(costs: ChunkCosts, load: Load) -> Law:
 
 def estimated_cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> Iterator[_Estimated]:
     """Every cut that is different from those before it, with an estimate."""
-    law = _cut_law(total_law(costs, _as_load(sizes)), sizes, options)
+    law = _cut_law(total_law(costs, as_load(sizes)), sizes, options)
     seen: set[tuple[int, int]] = set()
     for cut in _candidates(costs, sizes, limit, options, law):
         batch = cut_batch(sizes, cut, law)
@@ -344,13 +327,8 @@ def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
     """
     if options.equal == "time" and law.pair_s + law.token_s > 0:
         return law
-    load = _as_load(sizes)
+    load = as_load(sizes)
     return Law(token_s=float(law.of_load(load).sum() / load.tokens.sum()) or 1.0)
-
-
-def _as_load(sizes: Ints) -> Load:
-    tokens, none = sizes.astype(np.float64), np.zeros(sizes.size)
-    return Load(tokens, tokens**2 / 2, none > 0, none, none > 0, none, none)
 
 
 def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, law: Law) -> Iterator[Cut]:
@@ -369,6 +347,8 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
             f"{options.num_slices} slices: the longest sequence has {longest} tokens, and a slice at least one; "
             f"take at most {longest}"
         )
+    if costs.num_stages == 1 and options.packs_to_memory and longest <= limit:
+        yield Cut(total_s, limit, fill_limit=max(1, unrecomputed_tokens(costs)))
     for wanted_s in (longest_s, *targets):
         slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
         cut = Cut(max(wanted_s, longest_s) if slices == 1 else cut_s / slices, limit, options.rule)

@@ -14,8 +14,9 @@ import numpy as np
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.document import Document
 from farpipe.errors import InputError
+from farpipe.sequences.batch_options import BatchOptions
 from farpipe.sequences.chunk import Chunk, Ints, followed, load_of
-from farpipe.sequences.planner import BatchOptions, SequencePlan
+from farpipe.sequences.planner import SequencePlan
 from farpipe.step import Action, Problem, Schedule
 
 Packing = Literal["elastic", "fixed", "none"]

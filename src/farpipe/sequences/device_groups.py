@@ -1,0 +1,174 @@
+"""Documents on groups of neighbouring devices whose context degrees follow their lengths, in one stage.
+
+As Megatron's dynamic context parallelism and FlexSP (arXiv 2412.01523): every document has the fewest devices that keep
+it below a time, which is searched; larger groups come first, and smaller ones begin on devices that are done with them.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from farpipe.cost.chunks import ChunkCosts
+from farpipe.errors import FarpipeError, InfeasibleError
+from farpipe.sequences.batch_options import BatchOptions
+from farpipe.sequences.batch_plan import BatchPlan, GroupPlace, exchange_s
+from farpipe.sequences.checkpointing import unrecomputed_tokens
+from farpipe.sequences.chunk import Floats, Ints, as_load
+from farpipe.sequences.layout import ChunkLayout, chunk_layout, longest_first, sequence_seconds
+from farpipe.sequences.planner import SequencePlan, plan_sequences
+from farpipe.spec import Job
+
+MOST_TIMES: Final = np.geomspace(1, 64, 25)
+"""Tried limits of a document's time: the batch's time, if all devices were always busy, over these."""
+_MAX_PLANNED: Final = 4
+"""Number of assignments of documents to groups that are planned to the end, the best by the estimate."""
+_NOT_WORTH: Final = 1.02
+"""Ratio of an assignment's estimate to the step to beat above which it is dropped: estimates are about so exact."""
+
+
+class DeviceGroup(NamedTuple):
+    """Documents that `degree` neighbouring devices share."""
+
+    first_device: int
+    degree: int
+    documents: Ints
+
+
+class _Family(NamedTuple):
+    """Layouts that differ in their context degree alone, ascending, and what each document takes in each."""
+
+    zero: int
+    layouts: list[ChunkLayout]
+    seconds: Floats
+    """[num_degrees, num_documents]"""
+
+    @property
+    def degrees(self) -> list[int]:
+        return [layout.costs.context for layout in self.layouts]
+
+    @property
+    def num_devices(self) -> int:
+        """Devices, of which each counts as one with those that share its tensors."""
+        return self.layouts[0].num_devices // self.layouts[0].layout.tensor
+
+    @property
+    def outside_s(self) -> float:
+        """Seconds of a step outside the documents."""
+        return max(layout.costs.overhead_s + exchange_s(layout) for layout in self.layouts)
+
+    @property
+    def ideal_s(self) -> float:
+        """Seconds of the documents, each on the devices that make it cheapest, if all devices are always busy."""
+        return float((self.seconds * np.array(self.degrees)[:, None]).min(axis=0).sum()) / self.num_devices
+
+
+def document_seconds(costs: ChunkCosts, sizes: Ints) -> Floats:
+    """Forward and backward of every document in one stage, infinite where it does not fit: [num].
+
+    Packed with others up to the tokens that recompute nothing; longer ones are alone and recompute as many layers as
+    they have to.
+    """
+    stage, rank, load = costs.stages[0], costs.base.ranks[0], as_load(sizes)
+    room = math.inf if rank.memory_bytes is None else rank.memory_bytes - rank.static_bytes
+    limit = max(1, unrecomputed_tokens(costs))
+    fixed_s = stage.laws.total.fixed_s * np.minimum(1.0, sizes / limit)
+    beside = max(stage.working_bytes, stage.logit_bytes) * load.tokens
+    missing = np.maximum(0.0, stage.held_bytes(load, 0) + beside - room)
+    layers = np.where(sizes > limit, np.ceil(missing / stage.saved_of(load)), 0.0)
+    seconds = sequence_seconds(costs, sizes) + fixed_s + layers * stage.layer_forward.of_load(load)
+    return np.where(layers > stage.num_layers, np.inf, seconds)
+
+
+def grouped(
+    seconds: Floats, degrees: Sequence[int], num_devices: int, most_s: float
+) -> tuple[float, list[DeviceGroup]]:
+    """(makespan, groups, the largest first) if each document has the fewest devices that take at most `most_s` for it,
+    else those that are fastest; those of one degree the longest first, each to the group that is free first.
+
+    `seconds`: [num_degrees, num_documents], `degrees` ascending, each a divisor of `num_devices`.
+    """
+    is_short = seconds <= most_s
+    chosen = np.where(is_short.any(axis=0), is_short.argmax(axis=0), seconds.argmin(axis=0))
+    free_s, groups = np.zeros(num_devices), []
+    for number in reversed(range(len(degrees))):
+        mine, degree = np.flatnonzero(chosen == number), degrees[number]
+        free_of_groups = free_s.reshape(-1, degree).max(axis=1)
+        for index, part in enumerate(longest_first(seconds[number, mine], free_of_groups)):
+            if part.size:
+                groups.append(DeviceGroup(index * degree, degree, mine[part]))
+                end_s = free_of_groups[index] + seconds[number, mine[part]].sum()
+                free_s[index * degree : (index + 1) * degree] = end_s
+    return float(free_s.max()), groups
+
+
+def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan | None:
+    """The best plan of a batch on groups of several degrees; None where it is not below `below_s`.
+
+    `jobs`: with one stage on every device, for each stage of ZeRO and each use of the sites that is to be tried.
+    """
+    families = [one for job in jobs if (one := _family(job, sizes)) and one.ideal_s + one.outside_s < below_s]
+    tried = [
+        (least_s + one.outside_s, number, groups)
+        for number, one in enumerate(families)
+        for share in MOST_TIMES
+        for least_s, groups in [grouped(one.seconds, one.degrees, one.num_devices, one.ideal_s / share)]
+    ]
+    best = None
+    for estimate_s, number, groups in sorted(tried, key=lambda each: each[:2])[:_MAX_PLANNED]:
+        if estimate_s > _NOT_WORTH * below_s:
+            break
+        try:
+            found = _planned(families[number], groups, sizes, options)
+        except InfeasibleError:
+            continue
+        if found.step_s < below_s:
+            best, below_s = found, found.step_s
+    return best
+
+
+def _family(job: Job, sizes: Ints) -> _Family | None:
+    """All degrees of a job; None for less than two, and where a document fits in none."""
+    layouts = list(_layouts(job, int(sizes.max())))
+    seconds = np.array([document_seconds(layout.costs, sizes) for layout in layouts])
+    assert job.training.zero != "auto"
+    is_one = len(layouts) > 1 and bool(np.isfinite(seconds).any(axis=0).all())
+    return _Family(job.training.zero, layouts, seconds) if is_one else None
+
+
+def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
+    replicas = job.layout.data or 1
+    for degree in range(1, replicas + 1):
+        if replicas % degree:
+            continue
+        pins = job.layout.model_copy(update={"data": replicas // degree})
+        try:
+            yield chunk_layout(job.model_copy(update={"layout": pins}), longest, degree, uneven=True)
+        except FarpipeError:
+            continue
+
+
+def _planned(family: _Family, groups: Sequence[DeviceGroup], sizes: Ints, options: BatchOptions) -> BatchPlan:
+    """Chunks of whole documents in every group; it begins when all of its devices are done with the larger ones."""
+    free_s, found = np.zeros(family.num_devices), []
+    whole = replace(options, num_slices=1, several_pipelines=False)
+    for group in groups:
+        layout = family.layouts[family.degrees.index(group.degree)]
+        plan = plan_sequences(layout.costs, sizes[group.documents], whole).numbered(group.documents)
+        devices = slice(group.first_device, group.first_device + group.degree)
+        place = GroupPlace(group.first_device, float(free_s[devices].max()), layout)
+        free_s[devices] = place.begin_s + _work_s(plan)
+        found.append((place, plan))
+    found.sort(key=lambda one: (-int(one[1].batch.sequence_length.max()), -one[1].step_s))
+    places, plans = zip(*found, strict=True)
+    largest = max(places, key=lambda place: place.layout.costs.context).layout
+    kind = "replicas across sites" if largest.layout.replica_sites else "one site"
+    return BatchPlan(f"{kind}, groups of devices", family.zero, largest, plans, places=places)
+
+
+def _work_s(plan: SequencePlan) -> float:
+    """Seconds of a plan's actions in its one stage."""
+    stages = [pipeline.problem.stages[0] for pipeline in plan.pipelines]
+    return sum(sum(map(np.sum, (one.forward_s, one.input_grad_s, one.weight_grad_s))) for one in stages)

@@ -1,0 +1,123 @@
+"""Documents on groups of devices of several context degrees: sound, never slower, and only where degrees are free."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farpipe.sequences import BatchOptions, chunk_costs, plan_batch, plan_sequences
+from farpipe.sequences.batch_plan import exchange_s
+from farpipe.sequences.checkpointing import unrecomputed_tokens
+from farpipe.sequences.device_groups import document_seconds, grouped
+from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
+from sound_chunks import check_chunks
+
+MODEL = Model(num_layers=8, hidden=4096, num_heads=32, ffn_hidden=11008, vocab_size=32000)
+SKEWED = [60_000, 24_000, 9_000, 8_000, *[4_000] * 4, *range(500, 2_500, 50)]
+PLAIN = BatchOptions(dynamic_context=False)
+
+
+def job(devices=8, num_sites=1, model=MODEL, **pins):
+    links = tuple(SiteLink(source=a, target=b, latency_s=0.001, bandwidth_bytes_per_s=1e11) for a, b in ("ab", "ba"))
+    return Job(
+        model=model,
+        training=Training(sequence_length=65536, global_batch=64),
+        cluster=Cluster(
+            sites=tuple(preset_site(name, "a100-80gb", devices) for name in "ab"[:num_sites]),
+            links=links if num_sites > 1 else (),
+        ),
+        layout=Pins(**pins),
+    )
+
+
+@given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=40), st.floats(0.1, 50.0))
+def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, most_s):
+    degrees, num_devices = [1, 2, 4, 8], 8
+    seconds = np.array([[each * (1 / degree + 0.05 * (degree > 1)) for each in work_s] for degree in degrees])
+    makespan_s, groups = grouped(seconds, degrees, num_devices, most_s)
+    assert sorted(index for group in groups for index in group.documents) == list(range(len(work_s)))
+    assert [group.degree for group in groups] == sorted((group.degree for group in groups), reverse=True)
+    free_s = [0.0] * num_devices
+    for first, degree, documents in groups:
+        assert first % degree == 0
+        for index in documents:
+            mine = seconds[:, index]
+            fewest = next((d for d, each in zip(degrees, mine, strict=True) if each <= most_s), None)
+            assert degree == (fewest or degrees[int(mine.argmin())])
+            end_s = max(free_s[first : first + degree]) + mine[degrees.index(degree)]
+            free_s[first : first + degree] = [end_s] * degree
+    assert makespan_s == pytest.approx(max(free_s))
+
+
+@pytest.mark.parametrize("num_sites", [1, 2])
+def test_a_plan_in_groups_is_sound_and_faster_than_any_of_one_degree(num_sites):
+    sizes, free = SKEWED * num_sites**2, job(num_sites=num_sites)
+    plan, plain = plan_batch(free, sizes), plan_batch(free, sizes, PLAIN)
+    assert plan.kind.endswith("groups of devices")
+    assert plan.step_s < plain.step_s
+    assert "groups of 1, " in plan.degrees
+    assert "on few devices" in plan.why
+    check_chunks([chunk for each in plan.replicas for chunk in each.chunks], sizes)
+    free_s, ends_s = [0.0] * 8 * num_sites, []
+    order = sorted(range(len(plan.places)), key=lambda i: (-plan.layouts[i].costs.context, plan.places[i].first_device))
+    for index in order:
+        (first, begin_s, layout), each = plan.places[index], plan.replicas[index]
+        degree = layout.costs.context
+        assert first // 8 == (first + degree - 1) // 8, "a group spans sites"
+        assert begin_s == pytest.approx(max(free_s[first : first + degree]))
+        spent_s = work_s(each)
+        assert sum(one.makespan_s for one in each.pipelines) - exchange_s(layout) <= spent_s * (1 + 1e-9)
+        free_s[first : first + degree] = [begin_s + spent_s] * degree
+        ends_s.append(begin_s + each.step_s)
+        assert each.peak_memory_bytes[0] <= layout.costs.base.ranks[0].memory_bytes
+    assert plan.step_s == pytest.approx(max(ends_s))
+    groups = plan.to_data()["groups"]
+    assert [group["context"] for group in groups] == [one.costs.context for one in plan.layouts]
+    assert plan.contexts == {degree: sum(g["context"] == degree for g in groups) for degree in plan.contexts}
+
+
+def work_s(plan):
+    stages = [one.problem.stages[0] for one in plan.pipelines]
+    return sum(sum(map(sum, (one.forward_s, one.input_grad_s, one.weight_grad_s))) for one in stages)
+
+
+@pytest.mark.parametrize("pins", [{"context": 2}, {"data": 2}, {"pipeline": 4}])
+def test_pinned_degrees_have_no_groups(pins):
+    assert not plan_batch(job(**pins), SKEWED).places
+
+
+def test_devices_per_stage_and_other_packings_have_no_groups():
+    assert not plan_batch(job(), SKEWED, None, 2).places
+    for options in (BatchOptions(rule="literal"), BatchOptions(equal="tokens"), BatchOptions(num_slices=4)):
+        assert not plan_batch(job(), SKEWED, options).places
+
+
+def test_documents_of_one_chunk_take_what_the_estimate_says():
+    costs = chunk_costs(job(pipeline=1, data=4), 65536, 2)
+    for length in (500, 8_000, 60_000):
+        alone = plan_sequences(costs, [length], BatchOptions(num_slices=1))
+        fixed_s = costs.stages[0].laws.total.fixed_s * (1 - min(1, length / unrecomputed_tokens(costs)))
+        assert document_seconds(costs, np.array([length]))[0] == pytest.approx(work_s(alone) - fixed_s, rel=0.01)
+
+
+def test_what_does_not_fit_takes_for_ever():
+    costs = chunk_costs(job(pipeline=1, data=8), 65536)
+    assert math.isinf(document_seconds(costs, np.array([10_000_000]))[0])
+
+
+def test_nothing_is_recomputed_up_to_the_limit_of_tokens():
+    costs = chunk_costs(job(pipeline=1, data=8), 65536)
+    limit = unrecomputed_tokens(costs)
+    for length, again in ((limit, False), (limit + 10, True)):
+        plan = plan_sequences(costs, [length], BatchOptions(num_slices=1))
+        assert bool(plan.pipelines[0].recomputed.any()) == again
+
+
+def test_devices_with_most_heads_set_the_pace_of_attention():
+    uneven = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
+    plan = plan_batch(job(model=uneven), SKEWED)
+    pairs = {layout.costs.context: layout.costs.stages[0].layer.forward.pair_s for layout in plan.layouts}
+    assert set(pairs) > {1, 4}
+    assert pairs[4] == pytest.approx(pairs[1] * 7 / 26)
