@@ -1,5 +1,6 @@
 """What single events do to the core: attempts, losses, checkpoints, and events that can't be."""
 
+import dataclasses
 import io
 import json
 import math
@@ -21,10 +22,11 @@ from farpipe.fleet.events import (
     StepReported,
     Tick,
 )
-from farpipe.fleet.job import FleetJob, Kind
+from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.policies.protocol import Decision
 from farpipe.fleet.quotes import StopCosts
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.snapshot import Ended
 from farpipe.fleet.state import first_state
@@ -193,3 +195,11 @@ def test_a_job_that_stops_and_starts_in_one_moment_has_a_line_for_each():
     lines = [json.loads(line) for line in log.getvalue().splitlines() if json.loads(line)["time_s"] == 50.0]
     found = [(line["event"], line["phase"], line["devices"]) for line in lines]
     assert found == [("preempt", "queued", {}), ("start", "starting", {"b": 8})]
+
+
+def test_replacing_is_that_of_dataclasses():
+    job = JobState(FleetJob("a", Kind("llama-3-8b", 512, 64), 0.0, 10, 1, 1), num_done=2.0)
+    before = vars(job).copy()
+    other = replace(job, phase="running", since_s=5.0)
+    assert other == dataclasses.replace(job, phase="running", since_s=5.0)
+    assert vars(job) == before

@@ -148,3 +148,11 @@ def test_another_horizon_shows_in_the_figures_of_the_default_policy(monkeypatch)
 def test_another_ageing_of_bace_shows_in_its_figures():
     policy = QueuePolicy("bace", partial(bace_priority, ageing_s=7 * 24 * HOUR_S), places.bace)
     assert figures(policy, "busy") != pytest.approx(FROZEN["bace", "busy"], rel=1e-6)
+
+
+@pytest.mark.parametrize("case", ["busy", "calm"])
+def test_running_jobs_that_are_not_looked_at_in_full_would_not_have_moved(monkeypatch, case):
+    thrifty = OwnPolicy(hour_value=8.0)
+    expected = figures(thrifty, case)
+    monkeypatch.setattr(own, "_may_repay", lambda *args: True)
+    assert figures(thrifty, case) == expected

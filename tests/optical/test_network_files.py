@@ -122,6 +122,7 @@ START = {"from_node": "r", "to_node": "x"}
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
+        ("n.json", gnpy_json().replace('"to_node": "fibre ab"', '"to_node": "fibre aa"'), "no element 'fibre aa'; did"),
         ("n.graphml", graphml(head=BOMB), r"document type \(DTD\) is not read"),
         ("n.graphml", "<graphml", "not a network in the format of its name: ParseError"),
         ("n.xml", "<html/>", "at least one edge"),

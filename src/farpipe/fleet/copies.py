@@ -5,9 +5,9 @@ takes its checkpoints along until it is back.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 from farpipe.fleet.job import JobPlacement, JobState
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import Snapshot, State, placed, settled
 
 

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 from farpipe.errors import InputError
@@ -32,6 +31,7 @@ from farpipe.fleet.events import (
 from farpipe.fleet.job import MAX_STEPS, FleetJob, JobPlacement, JobState, Phase, sizes
 from farpipe.fleet.policies.places import across, alone, max_sites
 from farpipe.fleet.quotes import Devices
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import Snapshot, Space, State, placed, queued, settled
 from farpipe.fleet.stops import planned, stopped, without_reservations
 from farpipe.spec.part import MAX_BANDWIDTH, MAX_DEVICES

@@ -1,12 +1,13 @@
 """Cost of resources over time: integrals of prices, so that a job's bill is two readings and a difference."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.events import Price
 from farpipe.fleet.job import JobPlacement, Phase, Spent
+from farpipe.fleet.replacing import replace
 
 JOULES_PER_KWH: Final = 3.6e6
 

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import FleetJob, JobState, Spent
+from farpipe.fleet.replacing import replace
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Simulation of a scenario and a trace under a policy."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, TextIO
 
 from farpipe.errors import InputError
@@ -12,6 +11,7 @@ from farpipe.fleet.policies import policy_of
 from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes, Quotes
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.scenario import Scenario
 from farpipe.fleet.series import MAX_GAP_S
 from farpipe.fleet.simulator import Simulator

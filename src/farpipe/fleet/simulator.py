@@ -80,7 +80,6 @@ class Simulator:
         self.records: dict[str, JobRecord] = {}
         self._idle = self._idle_at_end = dict.fromkeys(self.state.sites, (0.0, 0.0))
         self._idle_until_s = self.state.now_s
-        self._free = self.state.space().devices
         self.num_refused = 0
         self.changes: list[Allocation] = []
         self.prices = {site: [(self.state.now_s, t.price.usd_per_mwh)] for site, t in self.state.tariffs.items()}
@@ -119,7 +118,6 @@ class Simulator:
         before = self.state.jobs
         self._count_idle(event.time_s)
         self.state, commands = self.state.handle(event)
-        self._free = self.state.space().devices
         self.num_refused += len(self.state.refusals)
         if isinstance(event, PriceChanged):
             for site, price in event.prices.items():
@@ -188,12 +186,12 @@ class Simulator:
     def _count_idle(self, now_s: float) -> None:
         """Energy (kWh) and its price of the devices that nobody has had since the last event."""
         seconds = now_s - self._idle_until_s
-        if seconds <= 0:
+        if seconds <= 0 or not self.idle_power:
             return
-        self._idle, self._idle_until_s = dict(self._idle), now_s
+        self._idle, self._idle_until_s, free = dict(self._idle), now_s, self.state.space().devices
         for site, watts in self.idle_power.items():
             tariff, (kwh, usd) = self.state.tariffs[site], self._idle[site]
-            more = max(0, self._free[site]) * watts * tariff.pue * seconds / JOULES_PER_KWH
+            more = max(0, free[site]) * watts * tariff.pue * seconds / JOULES_PER_KWH
             self._idle[site] = kwh + more, usd + more / 1e3 * tariff.price.usd_per_mwh
 
     def _write_event(self, event: Event, before: Mapping[str, JobState]) -> None:

@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar
 
 from farpipe.errors import InputError
 from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind, Phase
 from farpipe.fleet.meter import Reading, SiteTariff, bill
 from farpipe.fleet.quotes import Devices, Quotes, StopCosts
+from farpipe.fleet.replacing import replace
 from farpipe.strict import nearest
 
 ROUNDING: Final = 1e-6
@@ -155,15 +156,17 @@ class Snapshot:
     def with_job(self, job: JobState) -> Self:
         """Replace the job of that name; its meters are read now."""
         jobs = {**self.jobs, job.name: job}
-        meters = {name: readings for name, readings in self.meters.items() if name != job.name}
+        meters = dict(self.meters)
+        meters.pop(job.name, None)
         if job.placement is not None:
             meters[job.name] = {site: self.tariffs[site].read(self.now_s) for site in job.placement.sites}
         return replace(self, jobs=jobs, meters=meters)
 
     def without_job(self, job: JobState) -> Self:
         """Remove a settled job, which has ended."""
-        jobs = {name: other for name, other in self.jobs.items() if name != job.name}
-        meters = {name: readings for name, readings in self.meters.items() if name != job.name}
+        jobs, meters = dict(self.jobs), dict(self.meters)
+        del jobs[job.name]
+        meters.pop(job.name, None)
         return replace(self, jobs=jobs, meters=meters, ended=self.ended.plus(job.job), closed=(*self.closed, job))
 
 
@@ -204,7 +207,7 @@ def start_on(world: World, space: Space, job: JobState, devices: Devices) -> Job
     """The job starting on `devices` out of `space`, with what its start takes; None if it can't."""
     if not space.has(devices):
         return None
-    stored_at = job.stop_site
+    stored_at, state_bytes = job.stop_site, world.quotes.state_bytes(job.job.kind)
     rates, sent = space.rates, dict[str, float]()
     seconds = 0.0
     if stored_at is not None and all(stored_at != site for site, _ in devices):
@@ -213,14 +216,14 @@ def start_on(world: World, space: Space, job: JobState, devices: Devices) -> Job
         if rate <= 0:
             return None
         sent[link], rates = rate, {**rates, link: rates[link] - rate}
-        seconds = world.quotes.state_bytes(job.job.kind) / rate
+        seconds = state_bytes / rate
     placement = world.quotes.placement(job.job.kind, devices, rates)
     if placement is None:
         return None
-    seconds += startup_s(world.stops, world.quotes.state_bytes(job.job.kind), job, placement.num_devices)
+    seconds += startup_s(world.stops, state_bytes, job, placement.num_devices)
     steps = placement.link_bytes_per_s
     both = {link: steps.get(link, 0.0) + sent.get(link, 0.0) for link in {**steps, **sent}} if sent else steps
-    moved = dict.fromkeys(sent, world.quotes.state_bytes(job.job.kind))
+    moved = dict.fromkeys(sent, state_bytes)
     return replace(placement, startup_s=seconds, startup_bytes_per_s=both, moved_bytes=moved)
 
 

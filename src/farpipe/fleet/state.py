@@ -6,7 +6,7 @@ core runs the simulator and a service.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from farpipe.cost.money import egress_of
@@ -17,6 +17,7 @@ from farpipe.fleet.job import JobPlacement, JobState, devices_in_words
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import Quotes, StopCosts
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import SiteState, Snapshot, Space, State, World, queued, settled, start_on
 from farpipe.fleet.stops import as_planned, planned, start_reserved, started, stopped
 from farpipe.spec import Cluster

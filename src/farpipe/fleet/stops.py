@@ -5,10 +5,10 @@ a reservation are taken. So a decision to stop one job for another needs no seco
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from farpipe.fleet.events import Command, Start
 from farpipe.fleet.job import JobPlacement, JobState
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import ROUNDING, Snapshot, Space, State, placed, queued, settled
 
 

@@ -1,11 +1,11 @@
 """Reason for which a job waits, and the smallest change that would start it: asked of the policy that decides."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from farpipe.fleet.events import Start
 from farpipe.fleet.job import JobState
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.state import FleetState, decide
 
 LOOKED_AT: Final = 16

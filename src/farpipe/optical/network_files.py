@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from farpipe.errors import InputError
 from farpipe.optical.network import Network, build_network, load_network, number
-from farpipe.strict import parse_json, read_text
+from farpipe.strict import nearest, parse_json, read_text
 
 Attributes = Mapping[str, Any]
 Position = tuple[Any, Any]
@@ -213,7 +213,10 @@ def _spans(data: dict[str, Any], source: str) -> list[tuple[str, str, float]]:
     """Edges between sites from gnpy's chain of elements: the fibres and amplifiers between two ROADMs added up."""
     kinds = {element["uid"]: element for element in data["elements"]}
     after: dict[str, list[str]] = {}
-    for link in data["connections"]:
+    for index, link in enumerate(data["connections"]):
+        for uid in (link["from_node"], link["to_node"]):
+            if uid not in kinds:
+                raise InputError(f"{source}: connections[{index}]: there is no element {uid!r}{nearest(uid, kinds)}")
         after.setdefault(link["from_node"], []).append(link["to_node"])
     edges: dict[frozenset[str], tuple[str, str, float]] = {}
     for uid, element in kinds.items():

@@ -13,9 +13,11 @@ from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, sizes
 from farpipe.fleet.policies.draft import DecisionDraft
 from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
+from farpipe.fleet.policies.places import alone
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.queueing import LOOKED_AT
 from farpipe.fleet.policies.worth import Objective, Worth
+from farpipe.fleet.snapshot import Space
 
 URGENT = -1e18
 """Added to the key of a job that has waited too long: it goes first, the longest wait before the others."""
@@ -184,8 +186,12 @@ def _better(
     trial = draft.space.copy()
     trial.give(here, job.phase)
     numbers = sizes(job.job) if limits.grows else [here.num_devices]
+    if not _may_repay(view, worth, trial, job, here, numbers):
+        return None
     there = draft.best(trial, job, numbers)
-    if there is None or there.devices == here.devices or not _repays(view, worth, job, here, there):
+    if there is None or there.devices == here.devices:
+        return None
+    if not _repays(view, worth, job, here, there, there.startup_s or view.stop_s(job, there)):
         return None
     if not limits.moves and set(there.sites) != set(here.sites):
         return None
@@ -194,11 +200,32 @@ def _better(
     return there
 
 
-def _repays(view: View, worth: Worth, job: JobState, here: JobPlacement, there: JobPlacement) -> bool:
-    """True if what the rest saves within the horizon is at least twice what the stop costs."""
-    left_s = job.left_at(view.now_s) * here.step_s
-    seconds = min(left_s, worth.objective.horizon_s)
+def _may_repay(
+    view: View, worth: Worth, space: Space, job: JobState, here: JobPlacement, numbers: Sequence[int]
+) -> bool:
+    """False only if no place in `space` repays a restart alone; looking at all of them in full is dear.
+
+    A job that has its largest size at one site finds it there, so places over several are not looked at. What is saved
+    is counted a little too high, for `_repays` rounds in another order.
+    """
+    if len(here.devices) > 1 or here.num_devices < numbers[0]:
+        return True
+    hours = min(job.left_at(view.now_s) * here.step_s, worth.objective.horizon_s) / SECONDS_PER_HOUR / here.step_s
+    restart_h, now = view.state.world.stops.restart_s / SECONDS_PER_HOUR, worth.of_step(here)
+    for number in numbers:
+        for devices in alone(space, number):
+            there = view.quotes.placement(job.job.kind, devices, {})
+            if there is not None:
+                usd_per_h = worth.usd_per_h(there) + worth.hour_usd
+                saved_usd = (now - usd_per_h * there.step_s) * hours
+                if usd_per_h < 0 or saved_usd * (1 + 1e-9) > 2 * restart_h * usd_per_h:
+                    return True
+    return False
+
+
+def _repays(view: View, worth: Worth, job: JobState, here: JobPlacement, there: JobPlacement, stop_s: float) -> bool:
+    """True if what the rest saves within the horizon is at least twice what a stop of `stop_s` seconds costs."""
+    seconds = min(job.left_at(view.now_s) * here.step_s, worth.objective.horizon_s)
     saved = (worth.of_step(here) - worth.of_step(there)) / here.step_s * seconds
-    stop_s = there.startup_s or view.stop_s(job, there)
     stop_usd = stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(there) + worth.hour_usd) + worth.transfer_usd(there)
     return saved / SECONDS_PER_HOUR > 2 * stop_usd

@@ -1,5 +1,6 @@
 """Places of a job of a given size, one site or a pipeline over several, and rules for which of them it gets."""
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
@@ -95,8 +96,10 @@ def _widest(space: Space, sites: Sequence[str]) -> tuple[str, ...]:
 
 def narrowest(space: Space, path: Sequence[str]) -> float:
     """Bytes/s left on the narrowest link of a path, both directions of every hop counted."""
-    names = (name for a, b in pairwise(path) for name in (f"{a}>{b}", f"{b}>{a}"))
-    return min((space.rates.get(name, 0.0) for name in names), default=float("inf"))
+    rates, least = space.rates, math.inf
+    for a, b in pairwise(path):
+        least = min(least, rates.get(f"{a}>{b}", 0.0), rates.get(f"{b}>{a}", 0.0))
+    return least
 
 
 def is_stall_free(view: View, space: Space, job: JobState, devices: Devices) -> bool:

@@ -32,8 +32,10 @@ class QueuePolicy:
     One for which there would be no place in an empty fleet either delays nobody."""
 
     def decide(self, view: View) -> Iterator[Decision]:
+        if not view.queue:
+            return
         space, finder = view.space(), Finder(view, self.place, self.fastest)
-        if space.num_devices < min((job.job.min_devices for job in view.queue), default=1):
+        if space.num_devices < min(job.job.min_devices for job in view.queue):
             return
         shadow: _Shadow | None = None
         num_free = space.num_devices

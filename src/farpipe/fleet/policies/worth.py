@@ -53,6 +53,19 @@ class Worth:
 
     def usd_per_h(self, placement: JobPlacement) -> float:
         """Money of a job per hour on `placement`, at the present prices."""
+        if placement.link_bytes_per_s:
+            return self._usd_per_h(placement)
+        key = placement.devices, *placement.power_w.values()
+        if key not in self._at_one_site:
+            self._at_one_site[key] = self._usd_per_h(placement)
+        return self._at_one_site[key]
+
+    @cached_property
+    def _at_one_site(self) -> dict[tuple[object, ...], float]:
+        """Money per hour of placements without links, by devices and power: many jobs ask for the same ones."""
+        return {}
+
+    def _usd_per_h(self, placement: JobPlacement) -> float:
         total = sum(w / 1e6 * self.view.usd_per_mwh(site) for site, w in placement.power_w.items())
         if self.objective.carbon_usd_per_t:
             carbon = sum(w / 1e3 * self.view.carbon_g_per_kwh(site) for site, w in placement.power_w.items())
@@ -70,7 +83,7 @@ class Worth:
 
     def transfer_usd(self, placement: JobPlacement) -> float:
         """Egress of the checkpoint that is moved to where the job starts."""
-        if not self.objective.egress:
+        if not self.objective.egress or not placement.moved_bytes:
             return 0.0
         moved = placement.moved_bytes.items()
         return sum(size / BYTES_PER_GB * self.view.egress_usd_per_gb(link) for link, size in moved)
