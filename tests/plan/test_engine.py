@@ -205,10 +205,13 @@ def test_the_change_that_is_named_makes_a_plan_that_runs():
     run_spec_of(runnable, num_steps=1)
 
 
-def test_a_model_that_only_the_cost_model_knows_has_no_remedy():
+def test_a_model_that_only_the_cost_model_knows_is_one_for_transformers():
     plan = make_plan(job([site("a")], tensor=1))
     changed = plan.job.model_copy(update={"model": plan.job.model.model_copy(update={"qk_norm": True})})
-    assert plan_obstacle(plan.model_copy(update={"job": changed})) == ("model.qk_norm", "")
+    assert plan_obstacle(plan.model_copy(update={"job": changed})) == (
+        "model.qk_norm",
+        "model.hugging_face, the folder of such a model",
+    )
 
 
 def test_a_class_that_can_not_be_cut_into_stages_is_told_with_the_plan(of_transformers):

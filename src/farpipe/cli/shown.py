@@ -60,10 +60,8 @@ def engine_lines(plan: "Plan") -> tuple[str, ...]:
     from farpipe.plan.engine import plan_obstacle
 
     obstacle, change = plan_obstacle(plan)
-    if not obstacle:
-        return ()
-    hint = f"with {change} in the job it can" if change else "it can only be planned and simulated"
-    return (f"farpipe's engine can't run this plan yet ({obstacle}); {hint}.",)
+    line = f"farpipe's engine can't run this plan yet ({obstacle}); with {change} in the job it can."
+    return (line,) if obstacle else ()
 
 
 def _headline(plan: "Plan") -> str:

@@ -64,13 +64,10 @@ def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str,
 
 
 def plan_obstacle(plan: "Plan") -> tuple[str, str]:
-    """The part of a plan that the engine can't run, and the key of the job to change; both empty where it can run all.
-
-    There is nothing to change where only the cost model knows the model.
-    """
+    """The part of a plan that the engine can't run, and what to change in the job; both empty where it can run all."""
     is_ours = plan.job.model.hugging_face is None and plan.job.model.module is None
-    special = PLANNED_ONLY if is_ours else ()
-    model = [f"model.{key}" for key in special if getattr(plan.job.model, key)]
+    special = [f"model.{key}" for key in PLANNED_ONLY if is_ours and getattr(plan.job.model, key)]
+    model = dict.fromkeys(special, "model.hugging_face, the folder of such a model")
     free = divided(plan.job)
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
     shares_weights, training = not is_ours and plan.job.data.packing is None, settle(plan.job.training, plan.layout)
@@ -81,8 +78,8 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     layout |= _twin_obstacles(plan.job.model, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
-    changes = uncut | layout | of_training
-    return ", ".join([*model, *changes]), "" if model else ", ".join(changes.values())
+    changes = model | uncut | layout | of_training
+    return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
 
 
 def divided(job: Job) -> tuple[str, ...]:

@@ -22,8 +22,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     layout = plan.layout
     obstacle, change = plan_obstacle(plan)
     if obstacle:
-        hint = f"; plan again with {change}" if change else ""
-        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}{hint}")
+        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
     training = settle(plan.job.training, layout)
     return RunSpec(
         problem=plan.problem,

@@ -89,6 +89,21 @@ def test_a_weight_gradient_outside_the_step_is_refused():
         pass
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_gradients_are_summed_once_a_step_or_in_every_backward_as_zero_says(zero):
+    module, store, _ = make_stage()
+    shards = list(module.parameters())  # later forwards put gathered parameters in their places
+    reduction = StepReduction(module, store, zero=zero)
+    for _ in range(2):
+        for part in shards:
+            part.grad = None
+        reduction.begin()
+        run_step(module, store, late=False)
+        assert [part.grad is not None for part in shards] == [zero == 2] * len(shards)
+        reduction.end()
+        assert all(part.grad is not None for part in shards)
+
+
 def test_a_step_does_not_end_before_the_last_w():
     module, store, _ = make_stage()
     reduction = StepReduction(module, store)
