@@ -61,8 +61,8 @@ def read_text(path: Path | str) -> str:
             raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; this can't be one of farpipe's files")
         text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")  # some editors put this mark first
     except UnicodeDecodeError as error:
-        remedy = "unpack it (gunzip)" if error.object.startswith(b"\x1f\x8b") else "save the file as UTF-8"
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); {remedy}") from None
+        advice = "unpack it (gunzip)" if error.object.startswith(b"\x1f\x8b") else "save the file as UTF-8"
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); {advice}") from None
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the path

@@ -27,7 +27,7 @@ from farpipe.spec.recompute import Recompute, operations_of
 RECOMPUTED: Final = ("core_attn", "mlp", "moe")
 """Operations of a layer that can be recomputed by themselves in any model of transformers."""
 INSTEAD: Final = '; use a class that can, or [model] module = "package.module:function" with stages of your own'
-"""Remedy where a class of transformers can't be cut into stages."""
+"""Advice where a class of transformers can't be cut into stages."""
 _RECOMPUTED_ATTENTION: Final = "farpipe_recomputed"
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Models are built under patches of torch and transformers, which hold for all threads."""
