@@ -141,6 +141,20 @@ def test_the_directory_of_a_run_is_a_log(imported, farpipe, tmp_path):
     assert "the log is of farpipe" in data["notes"]
 
 
+def test_the_page_and_the_table_have_one_measured_step(imported, farpipe, tmp_path):
+    """The median of the steady steps, 1.00 s, not that of all but the first three, 1.02 s."""
+    seconds = [1.0] * 7 + [1.02] * 4 + [1.6]
+    lines = [json.dumps({"step": step, "step_s": step_s, "attempt": 0}) for step, step_s in enumerate(seconds)]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = farpipe("check", "job.toml", "--log", "run", "--json", "--html", "page.html")
+    assert json.loads(found.stdout)["measured_step_s"] == 1.0
+    page = (tmp_path / "page.html").read_text()
+    assert "<dt>measured step</dt><dd>1.00 s</dd>" in page
+    assert "1.02 s" not in page
+    assert "without the first" not in page
+
+
 def test_a_run_that_would_not_fit_is_compared_and_calibrated(imported, farpipe, tmp_path):
     text = (tmp_path / "job.toml").read_text()
     small = text.replace('device = "h100"', 'device = { preset = "h100", memory = "3 GiB" }')

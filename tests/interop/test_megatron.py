@@ -167,23 +167,31 @@ def test_a_file_without_options_is_refused(text):
         read_script_of_megatron(text, "x.sh")
 
 
-SHAPES = ("llama-3.2-1b", "qwen2.5-7b", "gpt2", "mixtral-8x7b", "qwen3-30b-a3b")
+WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b")
+SHAPES = ("llama-3.2-1b", "qwen2.5-7b", "gpt2", *WITH_EXPERTS)
 
 
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from(SHAPES),
     st.sampled_from([(1, 1, 1), (2, 1, 1), (4, 2, 1), (2, 1, 2)]),
-    st.sampled_from([0, 1]),
+    st.sampled_from([0, 1, 2, 3]),
     st.sampled_from(["none", "full", "selective", "layernorm"]),
     st.booleans(),
     st.sampled_from([16, 64]),
+    st.sampled_from(["alltoall", "flex"]),
 )
-def test_a_plan_goes_out_and_comes_back(shape, degrees, zero, recompute, overlap, batch):
+def test_a_plan_goes_out_and_comes_back(shape, degrees, zero, recompute, overlap, batch, dispatcher):
     """Options of a plan, read again, are the model, the degrees and the settings of the plan."""
     pipeline, tensor, virtual = degrees
     training = Training(
-        sequence_length=1024, global_batch=batch, microbatch_size=1, zero=zero, recompute=recompute, overlap=overlap
+        sequence_length=1024,
+        global_batch=batch,
+        microbatch_size=1,
+        zero=zero,
+        recompute=recompute,
+        overlap=overlap,
+        moe_token_dispatcher_type=dispatcher if shape in WITH_EXPERTS else "alltoall",
     )
     big = device().model_copy(update={"memory_bytes": 1e13})
     pins = {"pipeline": pipeline, "tensor": tensor, "virtual": virtual, "data": 2, "context": 1, "expert": 1}
@@ -201,7 +209,8 @@ def test_options_come_with_what_a_launch_needs():
     training = Training(sequence_length=1024, global_batch=16, microbatch_size=1)
     links = both_ways("a", "b", latency_s=0.05, gbit_per_s=400)
     places = [site("a", 4), site("b", 4)]
-    found = make_plan(job(places, links, training, "1f1b", pipeline=4, tensor=2, data=1, virtual=1))
+    asked = job(places, links, training, "1f1b", pipeline=4, tensor=2, data=1, virtual=1)
+    found = make_plan(asked)
     text = megatron_flags(found)
     assert "--max-position-embeddings 1024" in text
     assert text.splitlines()[:3] == [
@@ -209,12 +218,32 @@ def test_options_come_with_what_a_launch_needs():
         f"# Ranks by site: {found.sites[0]} 0-3, {found.sites[-1]} 4-7; number the machines so (node rank). "
         "Only neighbours in the pipeline cross.",
         "# a to b: 400 Gbit/s x 100 ms round trip = 4.66 GiB in flight, of 2 neighbours: NCCL_SOCKET_NTHREADS=4 "
-        'NCCL_NSOCKS_PERTHREAD=16, and on the hosts net.ipv4.tcp_rmem and tcp_wmem = "4096 131072 58593750".',
+        'NCCL_NSOCKS_PERTHREAD=16, and on the hosts net.ipv4.tcp_rmem and tcp_wmem = "4096 131072 58593750"; '
+        "NCCL_NET=Socket where NCCL finds InfiniBand, which does not reach the other site.",
     ]
     assert read_script_of_megatron(text, "flags.txt").not_understood == []
     bridge = yaml.safe_load(nemo_config(found))
     assert "max_position_embeddings" not in bridge["model"], "no field of Megatron-Bridge's GPTModelProvider"
     assert None not in bridge.values()
+    tied = make_plan(asked.model_copy(update={"model": asked.model.model_copy(update={"tied_embeddings": True})}))
+    assert "Only neighbours in the pipeline and gradients of the embedding" in megatron_flags(tied)
+
+
+def test_options_say_what_the_defaults_of_megatron_lm_would_change():
+    """Tokens sent by all-to-all, a router with a bias, ZeRO-3, and who shares the embedding."""
+    training = Training(sequence_length=1024, global_batch=16, microbatch_size=1, zero=3)
+    big = device().model_copy(update={"memory_bytes": 1e14})
+    places = [site("a", 8, big), site("b", 8, big)]
+    asked = job(places, both_ways("a", "b", latency_s=0.01, gbit_per_s=400), training, "1f1b", pipeline=2, virtual=1)
+    pins = {"tensor": 1, "data": 8, "expert": 8}
+    layout = asked.layout.model_copy(update=pins)
+    found = make_plan(asked.model_copy(update={"layout": layout, "model": preset_model("deepseek-v3")}))
+    words = megatron_flags(found)
+    assert "--moe-token-dispatcher-type alltoall" in words
+    assert "--moe-router-enable-expert-bias --moe-router-score-function sigmoid" in words
+    assert "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params" in words
+    assert "CUDA_DEVICE_MAX_CONNECTIONS not 1" in words
+    assert "Only neighbours in the pipeline cross." in words
 
 
 def expect_settings_of(draft, found, recompute, zero):
@@ -236,6 +265,7 @@ def expect_settings_of(draft, found, recompute, zero):
         assert read["layout"]["layers"] == [place.num_layers for place in found.placements]
     for key in ("sequence_length", "global_batch", "microbatch_size", "precision", "zero", "overlap", "learning_rate"):
         assert read["training"][key] == getattr(settled, key), key
+    assert read["training"].get("moe_token_dispatcher_type", "alltoall") == settled.moe_token_dispatcher_type
     assert read["training"]["recompute"] in (recompute, "core_attn" if recompute == "selective" else recompute)
 
 

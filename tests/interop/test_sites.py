@@ -103,6 +103,34 @@ def test_groups_without_names_count_by_their_total(tmp_path):
     assert figures(found.sites) == [("beta", "h200", 96, 8)]
 
 
+@pytest.mark.parametrize("state", ["IDLE*", "IDLE+NOT_RESPONDING", "MIXED+NO_RESPOND+CLOUD"])
+@pytest.mark.parametrize("form", ["text", "one line", "scontrol"])
+def test_a_node_that_does_not_respond_is_left_out(form, state, tmp_path):
+    nodes = [("a", H100, "IDLE"), ("b", H100, state)]
+    assert figures(read_sites(write(tmp_path, FORMS[form](nodes)), "b200").sites) == [("alpha", "h100-sxm", 8, 8)]
+
+
+def test_a_node_of_slurm_before_23_02_that_does_not_respond_is_left_out(tmp_path):
+    """The state and its flags apart, as the fake report of mila-iqia/clockwork's tests has them."""
+    lost = {"name": "b", "gres": H100, "state": "idle", "state_flags": ["NOT_RESPONDING"]}
+    text = json.dumps({"nodes": [old_node("a", H100, "IDLE"), lost]})
+    assert figures(read_sites(write(tmp_path, text), "b200").sites) == [("alpha", "h100-sxm", 8, 8)]
+
+
+@pytest.mark.parametrize("kind", ["1g.10gb", "a100_3g.20gb", "nvidia_a100_80gb_pcie_1g.10gb"])
+def test_parts_of_a_gpu_are_no_gpus(kind, tmp_path):
+    found = read_sites(write(tmp_path, text_of([("a", H100, "IDLE"), ("b", f"gpu:{kind}:7", "IDLE")])), "b200")
+    assert [site.num_devices.value for site in found.sites] == [8]
+    assert kind in found.notes[0]
+
+
+def test_resources_that_are_called_like_gpus_are_none(tmp_path):
+    gres = f"vgpu:4,gpu_mem:80,{H100},shard:h100:32"
+    assert figures(read_sites(write(tmp_path, text_of([("a", gres, "IDLE")])), "b200").sites) == [
+        ("alpha", "h100-sxm", 8, 8)
+    ]
+
+
 SKY = """name: west
 num_nodes: 4
 resources:
@@ -129,6 +157,7 @@ def test_tasks_of_skypilot_are_sites_that_a_job_can_have(tmp_path):
     [
         (text_of([("a", H100, "DOWN*")]), "x.txt", "no node that is up has GPUs of the catalogue.*1 nodes left out"),
         (text_of([("a", "(null)", "IDLE")]), "x.txt", "no node that is up has GPUs"),
+        ('{"sinfo": [{"nodes": {"total": 4}, "gres": "gpu:a100:4"}]}', "x.json", "x.json: sinfo: expected groups with"),
         ("resources: {accelerators: {H100: 8, A100: 8}}", "x.yaml", "expected one kind such as H100:8"),
         ("resources: {any_of: [{accelerators: H100}]}", "x.yaml", "several choices"),
         ("resources: {cpus: 4}", "x.yaml", "expected one kind such as H100:8, found None"),

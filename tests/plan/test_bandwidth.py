@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from hypothesis import given
 
 from farpipe.plan import make_plan
 from farpipe.plan.bandwidth import bandwidth_sensitivity, link_bounds, link_bytes, with_bandwidth
@@ -10,6 +11,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import Timeline, simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from plan.jobs import both_ways, job, site
+from strategies import problems
 
 
 def two_sites(gbit_per_s, latency_s=0.002, **pins):
@@ -49,6 +51,12 @@ def test_only_links_between_sites_are_changed():
         times = 1.0 if ":" in name else 3.0
         assert scaled.links[name].bandwidth_bytes_per_s == times * link.bandwidth_bytes_per_s
         assert scaled.links[name].latency_s == link.latency_s
+
+
+@given(problems(with_sync=True, with_chains=True))
+def test_nothing_but_links_is_changed(problem):
+    """Exchanges of tied embeddings and chains stay: half of a bandwidth is no faster than all of it."""
+    assert with_bandwidth(problem, 1.0).to_json() == problem.to_json()
 
 
 def test_the_plan_tells_what_bandwidth_is_worth():

@@ -1,13 +1,17 @@
 """Derivations: parts add up to the figures of the plan."""
 
 from dataclasses import astuple
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from farpipe.cost import compute
 from farpipe.plan.derivation import costs_of, parts_of_step, stage_lines, step_lines
 from farpipe.plan.find_plans import find_plans
+from farpipe.plan.limits import breakdown_s
 from farpipe.report.plan_tables import derivation_tables
+from farpipe.simulate import simulate
 from farpipe.spec import parse_job
 
 JOB = """
@@ -72,6 +76,38 @@ def test_stages_have_the_problem_s_seconds(planned):
     }
     for index, stage in enumerate(plan.problem.stages):
         assert found[index] == pytest.approx((stage.forward_s, stage.input_grad_s, stage.weight_grad_s))
+
+
+def test_stages_are_their_layers_and_ends(planned):
+    """Every second of F, I and W is followed: no part of a stage is without a line of its own."""
+    plan, costs = planned
+    wholes = [(line, np.array(line.seconds)) for line in stage_lines(plan, costs) if not line.depth]
+    found = {n: seconds for line, seconds in wholes if line.what.startswith("stage") for n in stages(line)}
+    lines = {line.what.partition(",")[0]: seconds for line, seconds in wholes}
+    for index, placement in enumerate(plan.placements):
+        site = plan.job.cluster.site(placement.site)
+        fixed_s = costs.calibration(site).action_overhead_s
+        own = placement.num_layers * lines[f"layer on {site.device.name}"] + [fixed_s, fixed_s, 0.0]
+        own += lines[f"embedding on {site.device.name}"] if index == 0 else 0.0
+        own += lines[f"head on {site.device.name}"] if index == len(plan.placements) - 1 else 0.0
+        assert found[index] == pytest.approx(own)
+
+
+@pytest.mark.parametrize("overhead_s", [0.1, 0.009, 1e-5])
+def test_rounding_is_no_exposed_time(planned, overhead_s):
+    """What a difference of sums leaves is 0, not -0.00 ns."""
+    plan, costs = planned
+    makespan_s = plan.prediction.step_s - plan.prediction.overhead_s
+    rounded = plan.prediction.model_copy(update={"step_s": makespan_s + overhead_s, "overhead_s": overhead_s})
+    parts = parts_of_step(plan.model_copy(update={"prediction": rounded}), costs)
+    assert parts["exposed_between_sites"] == breakdown_s(_played(plan))["for the links between sites"]
+
+
+def _played(plan):
+    timeline = simulate(plan.problem, plan.schedule)
+    return SimpleNamespace(
+        problem=plan.problem, schedule=plan.schedule, timeline=timeline, overhead_s=plan.prediction.overhead_s
+    )
 
 
 def stages(line):

@@ -125,7 +125,8 @@ def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":
         for attempt in log.attempts
         for step, seconds in zip(attempt.steps, attempt.seconds, strict=True)
     ]
-    view = planned_view(comparison.plan, measured=comparison.timeline, metrics=lines)
+    step_s = comparison.measured.step_s
+    view = planned_view(comparison.plan, measured=comparison.timeline, measured_s=step_s, metrics=lines)
     report = plan_report(comparison.plan, [view], costs=comparison.costs)
     return replace(report, plan_tables=(table_of(comparison), *report.plan_tables))
 

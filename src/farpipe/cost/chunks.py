@@ -114,7 +114,7 @@ class ChunkCosts(Document):
             return self
         stages = tuple(_as_one(self.stages[rank::num_ranks]) for rank in range(num_ranks))
         first_pass = {"stages": self.base.stages[:num_ranks], "hops": self.base.hops[: num_ranks - 1]}
-        base = _changed(self.base, first_pass | {"sync": None, "exchanges": ()})
+        base = self.base.changed(**first_pass, sync=None, exchanges=())
         return ChunkCosts(stages, base, self.context, self.overhead_s)
 
     def headroom_bytes(self, load: Load, recomputed: Ints) -> Floats:
@@ -144,7 +144,7 @@ class ChunkCosts(Document):
     def _trip_lines(self) -> tuple[tuple[Floats, Floats], ...]:
         """There and back over every hop: (seconds of no token, further seconds of PROBE_TOKENS)."""
         two = {"num_microbatches": 2, "hops": self._hops(np.array([0.0, 1.0])), "sync": None, "exchanges": ()}
-        arrives_s = _changed(self.base, two).traffic.messages.arrives_after_s
+        arrives_s = self.base.changed(**two).traffic.messages.arrives_after_s
         rows = arrives_s[FORWARD, :-1], arrives_s[BACKWARD, 1:]
         return tuple((row[:, 0], row[:, 1] - row[:, 0]) for row in rows)
 
@@ -216,11 +216,6 @@ class ChunkCosts(Document):
             Rank(memory_bytes=rank.memory_bytes, static_bytes=rank.static_bytes + float(more))
             for rank, more in zip(self.base.ranks, working_bytes, strict=True)
         )
-
-
-def _changed(base: Problem, fields: dict[str, Any]) -> Problem:
-    """A Problem of its own: a copy would keep what `base` has found out of its fields."""
-    return Problem(**{name: getattr(base, name) for name in Problem.model_fields} | fields)
 
 
 def _as_one(stages: Sequence[StageChunks]) -> StageChunks:

@@ -133,8 +133,11 @@ def again_s(
     """Seconds of one of a layer's operations but attention's core, computed again by a device that launches it in time.
 
     An MLP that divides its layer gathers its input and sums its result anew, and experts exchange their tokens anew:
-    Megatron-LM checkpoints all of the module. Of the norms and the nonlinearity only traffic counts.
+    Megatron-LM checkpoints all of the module. Of the norms and the nonlinearity only traffic counts. Dense layers of a
+    model with experts have none of what experts compute.
     """
+    if model.experts is None and operation in ("moe", "moe_act", "shared_experts"):
+        return 0.0
     tokens = memory.microbatch_tokens(training, layout)
     products: dict[str, tuple[Product, ...]] = {
         "mlp": flops.mlp_linear(model, tokens, layout.tensor),

@@ -199,7 +199,7 @@ def freed_widths(model: Model, training: Training, operation: str) -> tuple[floa
     widths = {
         "layernorm": (_norm_bytes(model, training), 0.0),
         "mlp": (0.0, _mlp_bytes(model, training)),
-        "moe": (0.0, _mlp_bytes(model, training)),
+        "moe": (0.0, _mlp_bytes(model, training) if at else 0.0),
         "moe_act": (0.0, at.per_token * at.ffn_hidden * made if at else 0.0),
         "shared_experts": (0.0, _inner_bytes(model, training, at.shared_ffn_hidden) if at else 0.0),
     }

@@ -1,7 +1,7 @@
 """A plan as the flags of Megatron-LM, and what the settings of all frameworks have in common."""
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from farpipe.cost import settle
 from farpipe.errors import InputError
@@ -21,6 +21,11 @@ _MEGATRON_NARROW = {
     "nvfp4": ["--fp4-format e2m1 --fp4-recipe nvfp4"],
 }
 """Flags of narrow products; delayed scaling, Megatron-LM's default, can't recompute norms and nonlinearities."""
+_FSDP: Final[dict[object, list[str]]] = {
+    stage: [f"--use-megatron-fsdp --data-parallel-sharding-strategy {shared} --ckpt-format fsdp_dtensor"]
+    for stage, shared in ((2, "optim_grads"), (3, "optim_grads_params"))
+}
+"""Flags of ZeRO-2 and 3: the distributed optimizer alone is ZeRO-1. FSDP asks for its own format of checkpoints."""
 
 
 def megatron_flags(plan: "Plan") -> str:
@@ -89,8 +94,12 @@ def _training(training: "Training") -> list[str]:
         *(["--fp8-param-gather"] * training.fp8_param_gather),
         *(["--grad-reduce-in-bf16"] * (training.precision == "bf16" and training.grad_reduce_in_fp32 is False)),
         *(["--use-distributed-optimizer"] * training.zero1),
+        *_FSDP.get(training.zero, []),
         *(["--sequence-parallel"] * (training.sequence_parallel is True)),
         *(["--tp-comm-overlap"] * training.tp_comm_overlap),
+        *(["--overlap-moe-expert-parallel-comm"] * training.overlap_moe_expert_parallel_comm),
+        *(["--fp8-dot-product-attention"] * training.fp8_dot_product_attention),
+        *(["--activation-func-fp8-input-store"] * training.activation_func_fp8_input_store),
         *(["--overlap-grad-reduce"] * training.overlap),
         *(["--overlap-param-gather"] * (training.overlap and training.zero1)),
         *(["--attention-backend unfused"] * (not training.flash_attention)),
@@ -146,7 +155,8 @@ def _megatron_experts(plan: "Plan") -> list[str]:
         f"--moe-ffn-hidden-size {experts.ffn_hidden}",
         *([f"--moe-shared-expert-intermediate-size {experts.shared_ffn_hidden}"] * (experts.shared_ffn_hidden > 0)),
         *([f'--moe-layer-freq "([0]*{dense}+[1]*{num_layers - dense})"'] * (dense > 0)),
-        *(["--moe-router-enable-expert-bias"] * experts.router_bias),
+        f"--moe-token-dispatcher-type {plan.job.training.moe_token_dispatcher_type}",
+        *(["--moe-router-enable-expert-bias --moe-router-score-function sigmoid"] * experts.router_bias),
         "--moe-grouped-gemm",
         *([f"--expert-model-parallel-size {at.expert}"] * (at.expert > 1)),
     ]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
+from farpipe.cost import settle
 from farpipe.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ def launch_notes(plan: "Plan") -> list[str]:
     """Comment lines on the environment of a plan's processes; none where Megatron-LM needs nothing."""
     at = plan.layout
     notes = []
-    if at.tensor > 1 or at.context > 1:
+    if settle(plan.job.training, at).zero in (2, 3):
+        notes.append("# Environment: CUDA_DEVICE_MAX_CONNECTIONS not 1, which Megatron-FSDP refuses.")
+    elif at.tensor > 1 or at.context > 1:
         notes.append("# Environment: CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron-LM asks for before Blackwell.")
     return [*notes, *rank_notes(plan, replicas_apart=bool(at.replica_sites)), *_sockets(plan)]
 
@@ -41,7 +44,9 @@ def rank_notes(plan: "Plan", *, replicas_apart: bool) -> list[str]:
     blocks = [[*group] for _, group in groupby(range(len(sites)), key=lambda place: sites[place])]
     ends = [(sites[block[0]], width * block[0], width * (block[-1] + 1) - 1) for block in blocks]
     ranks = [f"{site} {first}" + f"-{last}" * (last > first) for site, first, last in ends]
-    crosses = "sums of gradients" if at.replica_sites else "neighbours in the pipeline"
+    model = plan.job.model
+    tied = " and gradients of the embedding, which the last stage has too," if model.repeats_embedding else ""
+    crosses = "sums of gradients" if at.replica_sites else f"neighbours in the pipeline{tied}"
     return [f"# Ranks by site: {', '.join(ranks)}; number the machines so (node rank). Only {crosses} cross."]
 
 
@@ -64,5 +69,5 @@ def _sockets(plan: "Plan") -> Iterator[str]:
             f"# {one} to {other}: {format_rate(link.bandwidth_bytes_per_s)} x {format_seconds(2 * link.latency_s)} "
             f"round trip = {format_bytes(in_flight)} in flight, of {width} neighbours: NCCL_SOCKET_NTHREADS={threads} "
             f"NCCL_NSOCKS_PERTHREAD={sockets // threads}, and on the hosts net.ipv4.tcp_rmem and tcp_wmem = "
-            f'"4096 131072 {size}".'
+            f'"4096 131072 {size}"; NCCL_NET=Socket where NCCL finds InfiniBand, which does not reach the other site.'
         )

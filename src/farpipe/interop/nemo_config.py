@@ -13,9 +13,10 @@ _TABLES: Final = {
     "optimizer": ("lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2", "use_distributed_optimizer"),
     "ddp": (
         *("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32"),
-        "num_distributed_optimizer_instances",
+        *("num_distributed_optimizer_instances", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
     ),
     "dist": ("use_tp_pp_dp_mapping",),
+    "checkpoint": ("ckpt_format",),
 }
 """Tables of the settings that are none of the model's."""
 _OTHERWISE: Final[dict[str, tuple[str, Any]]] = {

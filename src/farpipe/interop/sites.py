@@ -14,9 +14,13 @@ from farpipe.interop.yaml_files import yaml_documents
 from farpipe.strict import parse_json, read_text
 
 _NODE: Final = re.compile(r"^NodeName=", re.MULTILINE)
-_GPUS: Final = re.compile(r"gpu(?::([^:,()\s]+))?:(\d+)")
+_GPUS: Final = re.compile(r"\bgpu(?::([^:,()\s]+))?:(\d+)")
 _AWAY: Final = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "NO_RESPOND", "INVAL"})
 """States of a node on which nothing is started (slurm.schedmd.com/sinfo.html)."""
+_NOT_RESPONDING: Final = re.compile(r"\*|NOT_RESPONDING", re.IGNORECASE)
+"""``NO_RESPOND`` as texts and versions before 23.02 write it."""
+_SLICE: Final = re.compile(r"(^|[_-])\d+g\.\d+gb", re.IGNORECASE)
+"""A part of a GPU (MIG), such as ``a100_3g.20gb``."""
 _NO_DEVICE: Final = re.compile(r"^(nvidia|tesla|amd|instinct|geforce)$|^(sxm|hbm)\d?e?$|^pcie$")
 """Words of a device's name that the catalogue does not use."""
 
@@ -48,7 +52,7 @@ def read_sites(path: Path, device: str) -> FoundSites | None:
         return FoundSites([_of_task(task, path, number) for number, task in enumerate(tasks)], []) if tasks else None
     data = parse_json(text, str(path)) if text.lstrip().startswith("{") else None
     if isinstance(data, Mapping):
-        nodes, cluster = _nodes_of_json(data), _cluster_of(data)
+        nodes, cluster = _nodes_of_json(data, path), _cluster_of(data)
     else:
         nodes, cluster = _nodes_of_text(text), ""
     return None if nodes is None else _of_slurm(nodes, cluster or path.name.partition(".")[0], path, device)
@@ -65,7 +69,7 @@ def _nodes_of_text(text: str) -> list[Node] | None:
     return found
 
 
-def _nodes_of_json(data: Mapping[str, Any]) -> list[Node] | None:
+def _nodes_of_json(data: Mapping[str, Any], path: Path) -> list[Node] | None:
     """Nodes of ``scontrol show nodes --json`` (and of sinfo before 23.02), or groups of nodes of ``sinfo --json``."""
     if isinstance(nodes := data.get("nodes"), list) and all(isinstance(node, Mapping) for node in nodes):
         return [
@@ -74,17 +78,26 @@ def _nodes_of_json(data: Mapping[str, Any]) -> list[Node] | None:
         ]
     if not isinstance(groups := data.get("sinfo"), list):
         return None
-    found = []
-    for group in groups:
-        names, states = group["nodes"].get("nodes") or (), _states(group["node"].get("state"))
-        gres = group["gres"]["total"]
-        found += [Node(name, states, gres) for name in names] or [Node("", states, gres, group["nodes"]["total"])]
-    return found
+    return [node for group in groups for node in _nodes_of_group(group, path)]
+
+
+def _nodes_of_group(group: Any, path: Path) -> list[Node]:
+    try:
+        nodes, states, gres = group["nodes"], _states(group["node"]["state"]), str(group["gres"]["total"])
+        if isinstance(names := nodes.get("nodes"), list) and names:
+            return [Node(name, states, gres) for name in names]
+        return [Node("", states, gres, int(nodes["total"]))]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{path}: sinfo: expected groups with nodes.total, node.state and gres.total, as sinfo --json writes them, "
+            f"found {str(group)[:80]}; `scontrol show nodes` will do as well"
+        ) from None
 
 
 def _states(value: Any) -> frozenset[str]:
     words = value if isinstance(value, list) else [value or ""]
-    return frozenset(part.upper() for word in words for part in re.split(r"[+*~#$@^!%-]", str(word)) if part)
+    parts = (re.split(r"[+~#$@^!%-]", _NOT_RESPONDING.sub("+NO_RESPOND", str(word))) for word in words)
+    return frozenset(part.upper() for each in parts for part in each if part)
 
 
 def _cluster_of(data: Mapping[str, Any]) -> str:
@@ -122,7 +135,12 @@ def _of_slurm(nodes: Iterable[Node], cluster: str, path: Path, device: str) -> F
 
 
 def _device(kind: str) -> str:
-    """The catalogue's name for a scheduler's, or none: words that it does not use are left out, then the last ones."""
+    """The catalogue's name for a scheduler's, or none: words that it does not use are left out, then the last ones.
+
+    Parts of a GPU have none.
+    """
+    if _SLICE.search(kind):
+        return ""
     words = kind.lower().replace("_", "-").split("-")
     short = [word for word in words if not _NO_DEVICE.match(word)]
     for parts in (words, *(short[:end] for end in range(len(short), 0, -1))):

@@ -90,6 +90,4 @@ def with_bandwidth(problem: Problem, factor: float) -> Problem:
             return link
         return link.model_copy(update={"bandwidth_bytes_per_s": min(link.bandwidth_bytes_per_s * factor, 1e300)})
 
-    links = {name: change(name, link) for name, link in problem.links.items()}
-    rest = {name: getattr(problem, name) for name in ("num_microbatches", "ranks", "stages", "hops", "sync")}
-    return Problem(**rest, links=links)
+    return problem.changed(links={name: change(name, link) for name, link in problem.links.items()})

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.cost import JobCosts, Layout, Placement, StageCost, compute, memory
+from farpipe.cost import JobCosts, Layout, Placement, StageCost, compute, flops, memory
 from farpipe.cost.compute import Times
 from farpipe.cost.flops import Product
-from farpipe.cost.speed import Speed
+from farpipe.cost.speed import Speed, core_speed
 from farpipe.cost.step import overhead_parts
 from farpipe.cost.transfer import ring_link
 from farpipe.plan.limits import breakdown_s
@@ -22,6 +22,8 @@ from farpipe.spec import Model, Site, Training
 from farpipe.step import Problem, Schedule, Stage, Transfer
 from farpipe.units import counted, format_bytes, format_flops, format_percent, format_rate, format_seconds
 
+Seconds = tuple[float, float, float]
+"""Seconds of F, I and W."""
 EXCHANGES: Final = ("context exchange", "tensor and expert exchange", "ZeRO")
 """Parts of a layer that are communication between the devices of one rank."""
 
@@ -76,13 +78,13 @@ def parts_of_step(plan: Plan, costs: JobCosts) -> dict[str, float]:
     timeline = simulate(plan.problem, plan.schedule, checked=True)
     parts = breakdown_s(_Played(plan.problem, plan.schedule, timeline, expected.overhead_s))
     inside = _exchange_s(plan, costs)
+    late_s = expected.step_s - expected.overhead_s - timeline.makespan_s
     return {
         "compute": parts["computing"] - inside,
         "collectives_in_layers": inside,
         "bubble": parts["idle in the pipeline"],
         "exposed_inside_sites": parts["for the links inside sites"],
-        "exposed_between_sites": expected.step_s - expected.overhead_s - timeline.makespan_s
-        + parts["for the links between sites"],
+        "exposed_between_sites": parts["for the links between sites"] + (late_s if abs(late_s) > _ROUNDING_S else 0.0),
         "overhead": expected.overhead_s,
     }  # fmt: skip
 
@@ -96,6 +98,8 @@ def _exchange_s(plan: Plan, costs: JobCosts) -> float:
     return total * plan.layout.num_microbatches / plan.layout.pipeline
 
 
+_ROUNDING_S: Final = 1e-9
+"""Seconds below which a difference of sums is taken for rounding."""
 _ZERO: Final = Times(0.0, 0.0, 0.0)
 
 
@@ -187,6 +191,7 @@ def stage_lines(plan: Plan, costs: JobCosts) -> Iterator[DerivedQuantity]:
         yield _stage_line(plan, costs, indices)
     for (device, _), placement in layers.items():
         yield from _layer_lines(plan, costs, placement, device)
+    yield from _end_lines(plan, costs)
 
 
 def _stage_line(plan: Plan, costs: JobCosts, indices: Sequence[int]) -> DerivedQuantity:
@@ -203,24 +208,32 @@ def _stage_line(plan: Plan, costs: JobCosts, indices: Sequence[int]) -> DerivedQ
 
 def _stage_cost(plan: Plan, costs: JobCosts, index: int) -> StageCost:
     placement, last = plan.placements[index], len(plan.placements) - 1
-    return costs.stage(
-        *(plan.layout, plan.job.cluster.site(placement.site), placement.num_layers, placement.recompute),
-        embedding=index == 0,
-        head=index == last,
-    )
+    return _cost(plan, costs, placement, placement.num_layers, embedding=index == 0, head=index == last)
 
 
-def _seconds(cost: StageCost | Times) -> tuple[float, float, float]:
+def _cost(plan: Plan, costs: JobCosts, placement: Placement, num_layers: int, **ends: bool) -> StageCost:
+    """Costs of a stage of so many layers where `placement` is; `ends`: ``embedding``, ``head``."""
+    site = plan.job.cluster.site(placement.site)
+    chosen = {"embedding": False, "head": False} | ends
+    return costs.stage(plan.layout, site, num_layers, placement.recompute, **chosen)
+
+
+def _part_s(plan: Plan, costs: JobCosts, placement: Placement, num_layers: int = 0, **ends: bool) -> Seconds:
+    """F, I and W of layers, or of an end of the model, without the fixed time of an action."""
+    whole, fixed = _cost(plan, costs, placement, num_layers, **ends), _cost(plan, costs, placement, 0)
+    forward_s, input_grad_s, weight_grad_s = (a - b for a, b in zip(_seconds(whole), _seconds(fixed), strict=True))
+    return forward_s, input_grad_s, weight_grad_s
+
+
+def _seconds(cost: StageCost | Times) -> Seconds:
     return cost.forward_s, cost.input_grad_s, cost.weight_grad_s
 
 
 def _layer_lines(plan: Plan, costs: JobCosts, placement: Placement, device: str) -> Iterator[DerivedQuantity]:
     """One layer and its parts; for measured devices the profile's figures alone."""
     training = _training(plan, costs, placement)
-    if profile := costs.profiles.get(device):
-        yield DerivedQuantity(
-            0, f"layer on {device}", _seconds(profile.layer.times(1.0)), "measured: the profile's own figures"
-        )
+    if device in costs.profiles:
+        yield DerivedQuantity(0, f"layer on {device}", _part_s(plan, costs, placement, 1), _MEASURED)
         return
     site = plan.job.cluster.site(placement.site)
     recompute = "" if placement.recompute == "none" else f", recompute {placement.recompute}"
@@ -233,6 +246,21 @@ def _layer_lines(plan: Plan, costs: JobCosts, placement: Placement, device: str)
             if any(_seconds(times)):
                 yield DerivedQuantity(1, name, _seconds(times), at.how(name))
                 yield from at.products() if name == "matrix products" else ()
+
+
+def _end_lines(plan: Plan, costs: JobCosts) -> Iterator[DerivedQuantity]:
+    """The embedding and the head, each where it is."""
+    for name, placement in (("embedding", plan.placements[0]), ("head", plan.placements[-1])):
+        site = plan.job.cluster.site(placement.site)
+        seconds, is_measured = _part_s(plan, costs, placement, **{name: True}), site.device.name in costs.profiles
+        at = _Layer(plan.job.model, _training(plan, costs, placement), plan.layout, site, costs)
+        how = _MEASURED if is_measured else at.embedding_how() if name == "embedding" else ""
+        yield DerivedQuantity(0, f"{name} on {site.device.name}", seconds, how)
+        if name == "head" and not is_measured:
+            yield from at.head(seconds)
+
+
+_MEASURED: Final = "measured: the profile's own figures"
 
 
 @dataclass(frozen=True)
@@ -276,25 +304,51 @@ class _Layer:
         """Every matrix product, and the memory traffic between them."""
         calibration, training = self.costs.calibration(self.site), self.training
         speed = Speed.of(self.site.device, calibration, training.precision, training.matmul)
-        products, frozen = compute.linear_products(self.model, training, self.layout), training.lora is not None
+        whole = _seconds(compute.linear_times(self.model, training, self.layout, speed))
+        products = compute.linear_products(self.model, training, self.layout)
+        yield from self._parted(2, products, speed, whole, "traffic between products", _memory_rate(speed))
+
+    def head(self, whole: Seconds) -> Iterator[DerivedQuantity]:
+        """The logits' product, and the loss and exchanges that are the rest of the head's seconds."""
+        calibration, tokens = self.costs.calibration(self.site), memory.microbatch_tokens(self.training, self.layout)
+        speed = core_speed(self.training, self.site.device, calibration)
+        modules = f" and {counted(n, 'module')} of multi-token prediction" if (n := self.model.mtp_num_layers) else ""
+        how = f"{calibration.loss_passes:g} passes over the logits in 32 bit {_memory_rate(speed)}{self._reduced()}"
+        products = flops.head_linear(self.model, tokens, self.layout.tensor)
+        yield from self._parted(1, products, speed, whole, f"loss{modules}", how)
+
+    def embedding_how(self) -> str:
+        """Figures of the embedding: rows looked up, and their gradients added up."""
+        speed = core_speed(self.training, self.site.device, self.costs.calibration(self.site))
+        rows = format_bytes(memory.residual_bytes(self.model, self.training, self.layout))
+        return f"{rows} of rows, 2 passes in F and 3 in W {_memory_rate(speed)}{self._reduced()}"
+
+    def _reduced(self) -> str:
+        return "" if self.layout.tensor == 1 else f", and a reduction over {self.layout.tensor} devices{self._rate()}"
+
+    def _parted(
+        self, depth: int, products: tuple[Product, ...], speed: Speed, whole: Seconds, rest: str, how: str
+    ) -> Iterator[DerivedQuantity]:
+        """A line for each product, and one for what is left of `whole`."""
+        frozen = self.training.lora is not None
         for product in products:
             shape = f"[{product.rows:g} x {product.depth:g}] x [{product.depth:g} x {product.columns:g}]"
             count = f"{product.count:g} times " if product.count != 1 else ""
             seconds = _seconds(compute.product_times((product,), speed, frozen=frozen))
-            yield DerivedQuantity(2, f"{count}{shape}", seconds, _roofline(product, speed))
-        whole = compute.linear_times(self.model, training, self.layout, speed)
+            yield DerivedQuantity(depth, f"{count}{shape}", seconds, _roofline(product, speed))
         all_products = _seconds(compute.product_times(products, speed, frozen=frozen))
-        between = tuple(a - b for a, b in zip(_seconds(whole), all_products, strict=True))
-        yield DerivedQuantity(
-            2, "traffic between products", between, f"at {speed.bytes_per_s / 1e9:,.0f} GB/s of memory"
-        )
+        left = tuple(a - b for a, b in zip(whole, all_products, strict=True))
+        yield DerivedQuantity(depth, rest, left, how)
+
+
+def _memory_rate(speed: Speed) -> str:
+    return f"at {speed.bytes_per_s / 1e9:,.0f} GB/s of memory"
 
 
 def _roofline(product: Product, speed: Speed) -> str:
     """Factors of the device's constants in the seconds of a product's forward."""
     if speed.product_s(product) > speed.multiply_s(product):
-        num_bytes = product.elements * speed.element_bytes
-        return f"memory-bound: {format_bytes(num_bytes)} at {speed.bytes_per_s / 1e9:,.0f} GB/s"
+        return f"memory-bound: {format_bytes(product.elements * speed.element_bytes)} {_memory_rate(speed)}"
     reached = format_percent(speed.flops_per_s / speed.peak_flops_per_s, 0)
     return (
         f"{product.flops / 1e12:.3g} TFLOP at {reached} of {format_flops(speed.peak_flops_per_s)}, "

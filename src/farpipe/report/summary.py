@@ -48,6 +48,8 @@ class StepRow:
     """Sentences on how far the prediction can be trusted."""
     compute_ratio: float | None = None
     """Measured time of all actions divided by the predicted one."""
+    is_steady: bool = False
+    """True where the measured step is of those that were found to be steady, and not of all but the first."""
 
     @property
     def device_flops_per_s(self) -> float | None:
@@ -80,7 +82,7 @@ def step_row(view: RunView) -> StepRow:
     """
     timeline = view.measured or view.predicted
     inter, intra = timeline.exposed_s.mean(axis=0)
-    measured = typical(view, "step_s")
+    measured = view.measured_s or typical(view, "step_s")
     if measured is None and view.measured is not None:
         measured = view.measured.makespan_s + view.step_overhead_s
     _, losses = metric(view.metrics, "loss")
@@ -102,6 +104,7 @@ def step_row(view: RunView) -> StepRow:
         typical(view, "cpu_share"),
         view.trust if view.measured is not None else "",
         compute_ratio(view),
+        view.measured_s is not None,
     )
 
 
@@ -158,10 +161,9 @@ def step_time_view(rows: Sequence[StepRow]) -> TableView:
 def _step_note(rows: Sequence[StepRow]) -> str:
     note = "Exposed: communication that a rank waited for, per step, mean over the ranks."
     if any(row.measured_s is not None for row in rows):
-        note += (
-            f" Measured: medians over the steps without the first {NUM_SKIPPED_STEPS} (at most half of them). Error: "
-            "(predicted - measured) / measured."
-        )
+        if any(not row.is_steady for row in rows):
+            note += f" Measured: medians over the steps without the first {NUM_SKIPPED_STEPS} (at most half of them)."
+        note += " Error: (predicted - measured) / measured."
     if any(row.model_flops_utilisation is not None for row in rows):
         note += " MFU: with attention in full, as torchtitan counts it, and with its causal half."
     for row in rows:

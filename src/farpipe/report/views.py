@@ -60,6 +60,8 @@ class RunView:
     num_devices: int = 0
     trust: str = ""
     """Sentences on how far the prediction can be trusted."""
+    measured_s: float | None = None
+    """Seconds of a measured step where they are not the median of those in `metrics`."""
 
 
 @dataclass(frozen=True)

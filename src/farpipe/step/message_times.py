@@ -46,9 +46,7 @@ def stagger(problem: Problem, num_replicas: int) -> Problem:
         for name, link in problem.links.items()
     }
     hops = tuple(hop and _one_replicas_hop(problem, hop, num_replicas, chosen) for hop in problem.hops)
-    kept = ("num_microbatches", "ranks", "stages", "sync", "exchanges", "follows")
-    rest = {name: getattr(problem, name) for name in kept}
-    staggered = Problem(**rest, links=changed, hops=hops)
+    staggered = problem.changed(links=changed, hops=hops)
     if not any(transfer.has_times for _, transfer in problem.transfers()):
         return staggered
     messages, of_link = problem.traffic.messages, [num_replicas if name in chosen else 1 for name in problem.links]

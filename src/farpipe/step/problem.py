@@ -161,6 +161,10 @@ class Problem(Document, ProblemPart):
                 users[name].add(place.startswith("hops"))
         return tuple(name for name, kinds in users.items() if len(kinds) == 2)
 
+    def changed(self, **fields: Any) -> Self:
+        """The same step with other `fields`, checked anew; a copy would keep what the old one has found out."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | fields)
+
     def over(self, links: Mapping[str, Link], hops: Sequence[tuple[LinkNames, LinkNames] | None]) -> Self:
         """The same step with its messages over `links`, those named in `hops` (forward, backward), and no others.
 
