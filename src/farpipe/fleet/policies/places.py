@@ -181,8 +181,9 @@ def wide(view: View, space: Space, job: JobState, num_devices: int, preference: 
 
 
 def _free_of_stalls(view: View, space: Space, job: JobState, num_devices: int) -> Iterator[Devices]:
-    pipelines = wide(view, space, job, num_devices, view.usd_per_mwh)
-    return (devices for devices in pipelines if is_stall_free(view, space, job, devices))
+    if view.quotes.needed_rate(job.job.kind, num_devices) is not None:
+        pipelines = wide(view, space, job, num_devices, view.usd_per_mwh)
+        yield from (devices for devices in pipelines if is_stall_free(view, space, job, devices))
 
 
 def _first(placed: Iterable[JobPlacement], cost: Callable[[JobPlacement], float]) -> Devices | None:
