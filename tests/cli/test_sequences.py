@@ -82,7 +82,10 @@ def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, jo
     assert "one stage, groups of 1, " in shown.stdout, shown.stderr
     assert "Groups of devices, the largest first" in shown.stdout
     assert "layout.context" in shown.stdout
-    assert (job.parent / "page.html").read_text().count("tokens 0 to") >= len(lengths)
+    page = (job.parent / "page.html").read_text()
+    assert page.count("tokens 0 to") >= len(lengths)
+    assert "devices 0 to 7, from 0 s on" in page
+    assert "tokens of a document" in page
     data = json.loads(farpipe("sequences", "plan", job, "--lengths", "skewed.txt", "--json").stdout)
     assert len(data["groups"]) == len(data["replicas"])
 

@@ -111,7 +111,7 @@ def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
         step = step_plan(replica)
         problem = step.problem(layout.costs)
         view = RunView(
-            f"replica {index}" if len(plan.replicas) > 1 else step.schedule.method,
+            _run_name(plan, index, step.schedule.method),
             problem,
             simulate(problem, step.schedule),
             step_overhead_s=replica.overhead_s,
@@ -119,8 +119,19 @@ def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
             recomputed=step.recomputed,
         )
         views.append(view)
-    tables = (_kind_table(plan),) if plan.others else ()
+    tables = (_kind_table(plan),) * bool(plan.others) + (_group_table(plan),) * bool(plan.places)
     write_report(RunReport(name, tuple(views), plan.why, plan_tables=tables), path)
+
+
+def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
+    from farpipe.units import format_seconds
+
+    if not plan.places:
+        return f"replica {index}" if len(plan.replicas) > 1 else method
+    place, tensor = plan.places[index], plan.layout.layout.tensor
+    first, number = place.first_device * tensor, place.layout.devices_per_stage
+    devices = f"device {first}" if number == 1 else f"devices {first} to {first + number - 1}"
+    return f"{devices}, from {format_seconds(place.begin_s)} on"
 
 
 def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
