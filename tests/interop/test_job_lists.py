@@ -143,6 +143,7 @@ def test_lines_of_sacct_with_a_bar_at_the_end_and_days_are_read(tmp_path):
         (SACCT.replace("gres/gpu=16", "gres/gpu=N/A"), "line 2: AllocTRES: expected a number"),
         (SACCT.replace("102_7|", "101|"), "job '101' is there twice"),
         ("JobID|Submit|End|ElapsedRaw|AllocTRES\n", "no job that ran on devices"),
+        ('{"apiVersion": "v1", "items": [], "kind": "List"}', "no job that ran on devices"),
         ([{"attempts": [{"start_time": "2017-10-07 01:12:09"}]}], "list of Philly, but has a record of another shape"),
     ],
 )

@@ -231,6 +231,7 @@ _JSON_FORMS: Final[tuple[tuple[str, str, Reader], ...]] = (
     ('"submitted_at"', "SkyPilot", _skypilot),
     ("kueue.x-k8s.io/", "Kueue", _kubernetes),
     ("batch.volcano.sh/", "Volcano", _kubernetes),
+    ('"kind": "List"', "Kubernetes", _kubernetes),
 )
 """Key of a record, or part of its apiVersion, by which a list is known."""
 

@@ -65,6 +65,8 @@ def _draw_prices(axis: Any, outcome: FleetOutcome) -> None:
         times = [time_s / HOUR_S for time_s, _ in shown] + [outcome.end_s / HOUR_S]
         axis.step(times, [usd for _, usd in shown] + [shown[-1][1]], where="post", linewidth=0.9, label=site)
     axis.set_ylabel("USD/MWh")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.4 * (high - low))  # room for the legend
     axis.legend(fontsize=7, loc="upper right", ncols=min(6, len(outcome.prices)))
 
 
@@ -105,7 +107,7 @@ def _draw_marks(axis: Any, outcome: FleetOutcome, bars: Sequence[Bar], bases: Ma
                 *zip(*places, strict=True), marker=marker, s=16, color="black", linewidths=0.8, zorder=3, label=word
             )
     if any(change.event in MARKS for change in outcome.changes):
-        axis.legend(fontsize=7, loc="upper right")
+        axis.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(MARKS), frameon=False)
 
 
 def _bars(outcome: FleetOutcome) -> list[Bar]:
