@@ -72,15 +72,16 @@ def test_a_training_resumed_under_another_cut_and_exported_is_that_of_one_proces
         short = hf_run(folder, text_file, num_steps=2)
         train(short, tmp_path / "first")
         other = {"placement": (0,)} if name == "gpt2" else {"placement": (0, 1, 0, 1), "method": "interleaved"}
-        rest = hf_run(folder, text_file, **other)
+        rest = hf_run(folder, text_file, num_steps=10, **other)
         train(rest.model_copy(update={"resume": str(tmp_path / "first")}), tmp_path / "rest")
         losses, model = train_whole(folder, rest)
         assert losses_of(tmp_path / "first") + losses_of(tmp_path / "rest") == pytest.approx(losses, rel=1e-5)
-        assert export_to_hugging_face(tmp_path / "rest", tmp_path / "out") == 4
+        assert export_to_hugging_face(tmp_path / "rest", tmp_path / "out") == 10
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
         assert relative_error(loaded(TOKENS).logits, model(TOKENS).logits) < 1e-3
     for (parameter, found), expected in zip(loaded.named_parameters(), model.parameters(), strict=True):
-        assert relative_error(found, expected) < 1e-2, parameter
+        limit = 1e-2 if parameter.endswith("c_attn.bias") else 1e-4  # keys' biases have no gradient but rounding
+        assert relative_error(found, expected) < limit, parameter
 
 
 def test_bf16_keeps_float32_weights_however_many_replicas_share_them(text_file, tmp_path):
